@@ -1,0 +1,23 @@
+"""Errors that end a command with one line and a documented exit code.
+
+Codes: 0 done, 1 unexpected, 2 usage or config, 3 data, 4 checkpoint, 5 diverged, 75 preempted, 130 interrupted.
+`vil.cli.main` prints any exception that has an `exit_code` as one line; all others keep their traceback.
+"""
+
+
+class DataError(RuntimeError):
+    """A dataset that is missing, empty or broken beyond what the config tolerates."""
+
+    exit_code = 3
+
+
+class CheckpointError(RuntimeError):
+    """A weight file or checkpoint that is missing, damaged or made for another model."""
+
+    exit_code = 4
+
+
+class DivergedError(RuntimeError):
+    """The loss is no longer a finite number."""
+
+    exit_code = 5
