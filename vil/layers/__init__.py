@@ -1,0 +1,1 @@
+"""Layers: attention modules, position embeddings, patch embedding and the transformer block."""

@@ -1,0 +1,1 @@
+"""The model, its architecture grammar, weight files and the named models."""

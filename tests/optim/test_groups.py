@@ -1,0 +1,44 @@
+"""Weight decay reaches the parameters it reached in the original, and each parameter once."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from vil.optim import decay_groups
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "weight_decay_groups.json").read_text())
+SPARED = (  # parts of the names that the original spares
+    *("pos_embed", "cls_token", "norm.weight", "norm.bias", "norm_embed"),
+    *("head.bias", "relative_position"),
+)
+
+
+def names(group):
+    return [name for name, _ in group["params"]]
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda c: c["attn_type"] + c["arch"][-2:])
+@pytest.mark.parametrize("as_function", [True, False])
+def test_the_split_is_the_originals(case, as_function):
+    parameters = [(name, nn.Parameter(torch.zeros(1))) for name in case["decay"] + case["no_decay"]]
+    spare = (lambda name: any(part in name for part in SPARED)) if as_function else case["no_decay"]
+    decay, no_decay = decay_groups(parameters, 0.05, 0.0, spare)
+    assert (names(decay), decay["weight_decay"]) == (case["decay"], 0.05)
+    assert (names(no_decay), no_decay["weight_decay"]) == (case["no_decay"], 0.0)
+
+
+def test_frozen_parameters_are_left_out_and_shared_ones_count_once():
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    first.bias.requires_grad_(False)
+    second.weight = first.weight
+    parameters = [*first.named_parameters("a"), *second.named_parameters("b")]
+    (group,) = decay_groups(parameters, 0.1, 0.0)
+    assert names(group) == ["a.weight", "b.bias"]
+
+
+def test_a_frozen_model_has_no_groups():
+    model = nn.Linear(2, 2).requires_grad_(False)
+    assert decay_groups(model.named_parameters(), 0.1, 0.0) == []

@@ -1,0 +1,48 @@
+"""The learning rates are the original's, float for float, and depend on nothing but the step."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vil.optim import SCHEDULES, Schedule
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "lr_schedules.json").read_text())
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda c: f"{c['policy']}-{c['epochs']}")
+def test_every_rate_is_the_originals(case):
+    settings = dict(case)
+    expected = settings.pop("lrs")
+    schedule = Schedule(**settings)
+    stride = schedule.steps_per_epoch if schedule.epoch_based else 1
+    assert [schedule.lr_at(i * stride) for i in range(len(expected))] == expected
+
+
+@pytest.mark.parametrize("policy", SCHEDULES)
+def test_a_rate_depends_on_the_step_alone(policy):
+    schedule = Schedule(policy, lr=0.1, steps_per_epoch=3, epochs=7, warmup_epochs=0.5, drop_freq=2)
+    forward = [schedule.lr_at(step) for step in range(21)]
+    assert [schedule.lr_at(step) for step in reversed(range(21))] == forward[::-1]
+    assert all(0 <= rate <= 0.1 for rate in forward)
+
+
+def test_an_epoch_based_rate_stays_for_the_epoch():
+    schedule = Schedule("cosine", lr=1.0, steps_per_epoch=4, epochs=3, epoch_based=True)
+    rates = [schedule.lr_at(step) for step in range(12)]
+    assert [len(set(rates[i : i + 4])) for i in (0, 4, 8)] == [1, 1, 1]
+    assert len(set(rates)) == 3
+
+
+def test_the_constant_policy_neither_warms_up_nor_falls():
+    schedule = Schedule("", lr=0.3, steps_per_epoch=2, epochs=2, warmup_epochs=1, warmup_factor=0.1)
+    assert [schedule.lr_at(step) for step in range(4)] == [0.3] * 4
+
+
+def test_wrong_settings_are_refused_with_the_choices():
+    with pytest.raises(ValueError, match="did you mean 'cosine'"):
+        Schedule("cosin", lr=0.1, steps_per_epoch=1, epochs=1)
+    with pytest.raises(ValueError, match="linear, constant"):
+        Schedule("cosine", lr=0.1, steps_per_epoch=1, epochs=1, warmup_method="quadratic")
+    with pytest.raises(ValueError, match="drop_freq >= 1"):
+        Schedule("multistep", lr=0.1, steps_per_epoch=1, epochs=1, drop_freq=0)

@@ -1,0 +1,400 @@
+"""Every configuration key: its default and its meaning. This file is the manual.
+
+The tree contains that of the 2021 original, so that its YAML files and command lines work. A key's
+comment (behind it or above it) says meaning, unit and special values, its default's type is its
+type, CHECKS below says what is allowed. `vil config --docs docs/config.md` makes a page of it.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from yacs.config import CfgNode
+
+from vil.config.legacy import HISTORIC
+
+_C = CfgNode()
+
+_C.INPUT = CfgNode()  # What the network is shown.
+_C.INPUT.MEAN = [0.485, 0.456, 0.406]  # Subtracted from each RGB channel of an image in 0..1.
+_C.INPUT.STD = [0.229, 0.224, 0.225]  # Each channel is divided by it afterwards.
+_C.INPUT.IMAGE_SIZE = 224  # Side of the square crop the model is built for, in pixels.
+# Part of the resized image that the evaluation crop keeps: the shorter side becomes
+# int(IMAGE_SIZE / CROP_PCT) first. Fine-tuning resizes its training images in the same way.
+_C.INPUT.CROP_PCT = 0.875
+_C.INPUT.INTERPOLATION = 2  # How images are resized: 2 bilinear, 3 bicubic.
+
+_C.AMP = CfgNode()  # Mixed precision and memory layout.
+_C.AMP.ENABLED = False  # Compute forward and loss in AMP.DTYPE (autocast).
+_C.AMP.DTYPE = "bfloat16"  # float16 scales the loss, bfloat16 does not need it.
+_C.AMP.TF32 = True  # Allow TF32 in float32 matrix products and convolutions on CUDA.
+_C.AMP.MEMORY_FORMAT = "nchw"  # nhwc: channels-last weights and images.
+
+_C.AUG = CfgNode()  # Augmentation of training images.
+_C.AUG.SCALE = (0.08, 1.0)  # Random resized crop: smallest and largest part of the area.
+_C.AUG.RATIO = (3 / 4, 4 / 3)  # Random resized crop: smallest and largest aspect ratio.
+# Brightness, contrast, saturation, hue, and the probability of applying them; not used when
+# TIMM_AUG.USE_TRANSFORM is on.
+_C.AUG.COLOR_JITTER = [0.4, 0.4, 0.4, 0.1, 0.0]
+_C.AUG.GRAY_SCALE = 0.0  # Probability of dropping the colours; not with TIMM_AUG.USE_TRANSFORM.
+_C.AUG.GAUSSIAN_BLUR = 0.0  # Probability of a blur; not with TIMM_AUG.USE_TRANSFORM.
+_C.AUG.DROPBLOCK_LAYERS = [3, 4]  # Layers of DropBlock.
+_C.AUG.DROPBLOCK_KEEP_PROB = 1.0  # Keep probability of DropBlock.
+_C.AUG.DROPBLOCK_BLOCK_SIZE = 7  # Block side of DropBlock.
+_C.AUG.MIXUP_PROB = 0.0  # Probability that a batch is mixed (mixup or cutmix); 0 switches both off.
+_C.AUG.MIXUP = 0.0  # Mixup's alpha; 0 switches mixup off.
+_C.AUG.MIXCUT = 0.0  # Cutmix's alpha; 0 switches cutmix off.
+_C.AUG.MIXCUT_MINMAX = []  # Cutmix's smallest and largest ratio instead of its alpha.
+_C.AUG.MIXUP_SWITCH_PROB = 0.5  # Where both are on: probability of cutmix.
+_C.AUG.MIXUP_MODE = "batch"  # One mixing ratio per batch, per pair of images or per element.
+_C.AUG.MIXCUT_AND_MIXUP = False  # Mixup and cutmix on the same batch.
+_C.AUG.REPEATED_AUG = False  # Repeated augmentation: an epoch shows N/3 images three times each.
+# timm's training transform. Open: further names are accepted.
+_C.AUG.TIMM_AUG = CfgNode()
+_C.AUG.TIMM_AUG.USE_TRANSFORM = False  # Use timm's transform instead of the plain one.
+_C.AUG.TIMM_AUG.RE_PROB = 0.25  # Random erasing: probability.
+_C.AUG.TIMM_AUG.RE_MODE = "pixel"  # Random erasing: fill with zeros, one colour or pixel noise.
+_C.AUG.TIMM_AUG.RE_COUNT = 1  # Random erasing: largest number of boxes per image.
+_C.AUG.TIMM_AUG.HFLIP = 0.5  # Probability of a horizontal flip.
+_C.AUG.TIMM_AUG.VFLIP = 0.0  # Probability of a vertical flip.
+_C.AUG.TIMM_AUG.COLOR_JITTER = 0.4  # Colour jitter; timm ignores it while AUTO_AUGMENT is set.
+_C.AUG.TIMM_AUG.AUTO_AUGMENT = "rand-m9-mstd0.5-inc1"  # timm's policy string; empty: none.
+_C.AUG.TIMM_AUG.RE_SPLIT = False  # Random erasing in splits of the batch.
+
+_C.DATA = CfgNode()  # What is trained and evaluated on.
+# Names of the training sets, which are joined: a registered dataset or a TSV set's `x.yaml`.
+_C.DATA.TRAIN = ("imagenet",)
+_C.DATA.TEST = ("imagenet",)  # Names of the evaluation sets; the first one decides what is best.
+_C.DATA.NUM_CLASSES = 1000  # Classes of the head.
+# JSON file, relative to DATA.PATH, that maps the model's classes to the test set's names.
+_C.DATA.TARGETMAP = ""
+_C.DATA.PATH = "./datasets"  # Root folder of the data; the flag --data sets it.
+_C.DATA.DATA_DIR = "./data"  # Second place where MODEL.MODEL_PATH is looked for.
+_C.DATA.MAX_BAD_FRACTION = 0.01  # Unreadable images tolerated, as a part of the set.
+# Arguments handed to the dataset as they stand. Open: any name.
+_C.DATA.KWARGS = CfgNode()
+
+_C.LOSS = CfgNode()  # What is minimised.
+_C.LOSS.LOSS = "xentropy"  # Name of the loss.
+_C.LOSS.LABEL_SMOOTHING = 0.0  # Share of the target spread over all classes.
+_C.LOSS.FOCAL = CfgNode()  # The focal loss.
+_C.LOSS.FOCAL.NORMALIZE = True  # Divide by the sum of the weights.
+_C.LOSS.FOCAL.ALPHA = 1.0  # Weight of the positives.
+_C.LOSS.FOCAL.GAMMA = 0.5  # Exponent that turns away from easy examples.
+
+_C.DATALOADER = CfgNode()  # How samples become batches.
+_C.DATALOADER.BSZ = 128  # Images per step over ALL processes together.
+_C.DATALOADER.RE = "no"  # Rare-example sampling.
+_C.DATALOADER.WORKERS = 0  # Loader processes per training process; 0 loads in the process itself.
+
+_C.OPTIM = CfgNode()  # The optimiser and the length of the run.
+_C.OPTIM.OPT = "adamw"  # Name of the optimiser; apex_* need NVIDIA's apex.
+_C.OPTIM.LR = 1.0  # Peak learning rate, not scaled by the batch size.
+_C.OPTIM.MOM = 0.9  # Momentum of sgd, lars, larc and qhm.
+_C.OPTIM.NU = 1.0  # QHM's nu: share of the momentum in the step.
+_C.OPTIM.WD = 5e-4  # Weight decay.
+_C.OPTIM.WD0 = 0.0  # Weight decay of norms, embeddings and relative-bias tables.
+_C.OPTIM.EPOCHS = 150  # Length of the run, in epochs.
+_C.OPTIM.WARMUP = 0  # Warm-up in epochs; SOLVER.WARMUP_EPOCHS is the one that works.
+_C.OPTIM.DROP_FREQ = 50  # multistep: epochs between two drops of the learning rate.
+_C.OPTIM.DROP_FACTOR = 10.0  # multistep and VAL: what the learning rate is divided by.
+# sgd and qhm without LR_POLICY: non-zero drops the learning rate after every epoch that is not the
+# best so far.
+_C.OPTIM.VAL = 0
+_C.OPTIM.TEST_FREQ = 1000  # Iterations between tests.
+_C.OPTIM.ADAM = CfgNode()  # The Adam family.
+_C.OPTIM.ADAM.BETA1 = 0.9  # Decay of the first moment.
+_C.OPTIM.ADAM.BETA2 = 0.999  # Decay of the second moment.
+_C.OPTIM.ADAM.EPS = 1e-8  # Added to the denominator.
+
+_C.SOLVER = CfgNode()  # The learning-rate schedule.
+_C.SOLVER.LR_POLICY = ""  # Shape of the schedule; empty: a constant rate, without warm-up.
+_C.SOLVER.WARMUP_FACTOR = 1.0 / 3  # The warm-up starts at this part of OPTIM.LR.
+_C.SOLVER.WARMUP_EPOCHS = 5.0  # Length of the warm-up in epochs; fractions are allowed.
+_C.SOLVER.WARMUP_METHOD = "linear"  # linear rises to OPTIM.LR, constant stays at the factor.
+_C.SOLVER.MIN_LR = 0.0  # Where cosine and linear end.
+_C.SOLVER.DETECT_ANOMALY = False  # torch's anomaly mode: names the operation that made a NaN; slow.
+_C.SOLVER.EPOCH_BASED_SCHEDULE = False  # Change the rate per epoch instead of per iteration.
+_C.SOLVER.USE_LARC = False  # Wrap sgd in LARC, layer-wise adaptive rate clipping.
+
+_C.MODEL = CfgNode()  # The network.
+_C.MODEL.ARCH = "msvit"  # msvit, a torchvision model's name, or timm/<name>.
+_C.MODEL.NONLINEARITY = "celu"  # Activation of the convolutional networks.
+# Weights to evaluate or to start from: a file, as given or below DATA.DATA_DIR; empty: none.
+_C.MODEL.MODEL_PATH = ""
+_C.MODEL.PRETRAINED = False  # Pretrained weights of a torchvision or timm model.
+_C.MODEL.FREEZE_CONV_BODY_AT = -1  # Stages of a convolutional network that are not trained.
+# Recompute the blocks in the backward pass: less memory, about a third more time.
+_C.MODEL.GRAD_CHECKPOINT = False
+_C.MODEL.VIT = CfgNode()  # Vision transformers.
+_C.MODEL.VIT.DROP = 0.0  # Dropout after embedding, attention output and both MLP layers.
+_C.MODEL.VIT.DROP_PATH = 0.1  # Stochastic depth of the last block; rises from 0 over the blocks.
+_C.MODEL.VIT.NORM_EMBED = True  # LayerNorm in the patch embeddings.
+_C.MODEL.VIT.AVG_POOL = False  # Classify the mean of all tokens, not the first global token.
+# Images of another size than the position tables: resize the tables, or crop their top-left part.
+_C.MODEL.VIT.POS_RESIZE = "interpolate"
+_C.MODEL.VIT.MSVIT = CfgNode()  # The multi-scale vision transformer.
+# Stages joined by `_`, each a list of letter and number: l stage, h heads, d width, n blocks,
+# s 1 sparse or 0 full attention, g global tokens, p patch side, f the attention's own number
+# (window side, projected length, features, reduction), a 1 absolute or 0 relative position.
+_C.MODEL.VIT.MSVIT.ARCH = (
+    "l1,h1,d48,n1,s1,g1,p4,f7,a0_l2,h3,d96,n1,s1,g1,p2,f7,a0"
+    "_l3,h3,d192,n9,s0,g1,p2,f7,a0_l4,h6,d384,n1,s0,g0,p2,f7,a0"
+)
+_C.MODEL.VIT.MSVIT.SHARE_W = True  # Local and global tokens share their projections.
+# The attention of stages with s1. longformerhand, longformerauto and longformer_cuda are the
+# original's names and pin the longformer's backend.
+_C.MODEL.VIT.MSVIT.ATTN_TYPE = "longformer"
+# Who computes longformer attention: auto, a backend's name (`vil info` lists them), or
+# forward+backward. Never changes the result.
+_C.MODEL.VIT.MSVIT.BACKEND = "auto"
+_C.MODEL.VIT.MSVIT.SHARE_KV = True  # linformer: keys and values share one projection.
+_C.MODEL.VIT.MSVIT.ONLY_GLOBAL = False  # longformer: local tokens see only the global ones.
+# longformer's window: 1 exact, |dx| and |dy| <= f; 0 the 3 x 3 chunks, cut at the border; -1 the
+# 3 x 3 chunks, wrapped around the image.
+_C.MODEL.VIT.MSVIT.SW_EXACT = 0
+_C.MODEL.VIT.MSVIT.LN_EPS = 1e-6  # Epsilon of every LayerNorm. The original ignored it.
+# longformer's chunks: 0 all nine, -1 only the query's own, above 0 the own one and a random
+# neighbour while training (random shift).
+_C.MODEL.VIT.MSVIT.MODE = 0
+_C.MODEL.VIT.MSVIT.VIL_MODE_SWITCH = 0.75  # Part of the epochs after which random shift ends.
+
+_C.FINETUNE = CfgNode()  # Starting from trained weights.
+_C.FINETUNE.FINETUNE = False  # Train on resized random crops only, without further augmentation.
+_C.FINETUNE.USE_TRAIN_AUG = False  # Fine-tune with the full augmentation after all.
+# A head of another size than the weights': keep refuses it, new starts afresh, rows:FILE takes the
+# rows of the old head whose numbers stand in FILE.
+_C.FINETUNE.HEAD = "keep"
+
+_C.RUN = CfgNode()  # What happens between epochs.
+_C.RUN.EVAL_EVERY = 1  # Epochs between evaluations.
+_C.RUN.SAVE_EVERY = 1  # Epochs between checkpoints.
+_C.RUN.KEEP = 2  # Checkpoints kept besides the best one.
+
+_C.OUTPUT_DIR = "runs/default"  # Folder of the run; the flag --output_dir sets it.
+_C.BACKUP_LOG_DIR = ""  # Second folder for logs.
+_C.LOG_FREQ = 10  # Iterations between two log lines.
+_C.EVALUATE = False  # Evaluate only.
+_C.OUTPUT_PERCLASS_ACC = False  # Evaluation reports the accuracy of every class.
+_C.ONLY_SAVE_LAST = 0  # Non-zero: keep only the newest checkpoint besides the best one.
+_C.DISTRIBUTED_BACKEND = "nccl"  # Process group between GPUs; CPU runs use gloo.
+_C.GATHER_ON_CPU = False  # Gather predictions in main memory when evaluating with many processes.
+_C.DEVICE = "auto"  # auto: the first of cuda, mps, cpu that is there.
+_C.SEED = 0  # Seed of every random draw; runs are always seeded. The flag --seed sets it.
+_C.DETERMINISTIC = False  # Only deterministic kernels: same bits on the same machine, slower.
+_C.VERSION = 1  # Version of this tree; a file that says so is not taken for one of 2021.
+
+# Nodes in which a file or the command line may add keys of its own.
+OPEN = ("AUG.TIMM_AUG", "DATA.KWARGS")
+
+# Accepted because old files hold them; they never did anything. Setting one earns a warning.
+DEAD = {
+    "AUG.DROPBLOCK_LAYERS": "no DropBlock was ever built",
+    "AUG.DROPBLOCK_KEEP_PROB": "no DropBlock was ever built",
+    "AUG.DROPBLOCK_BLOCK_SIZE": "no DropBlock was ever built",
+    "AUG.MIXCUT_AND_MIXUP": "AUG.MIXUP_SWITCH_PROB decides",
+    "AUG.TIMM_AUG.RE_SPLIT": "needs repeated batches, which were never built",
+    "DATALOADER.RE": "no such sampler was ever built",
+    "OPTIM.WARMUP": "SOLVER.WARMUP_EPOCHS decides",
+    "OPTIM.TEST_FREQ": "RUN.EVAL_EVERY decides",
+    "MODEL.NONLINEARITY": "belonged to networks that were never published",
+    "MODEL.FREEZE_CONV_BODY_AT": "belonged to networks that were never published",
+    "BACKUP_LOG_DIR": "logs have one place, OUTPUT_DIR",
+}
+
+
+class Rule(NamedTuple):
+    """What values of one key are allowed, for the machine and for the reader."""
+
+    holds: Callable[[Any], bool]
+    sentence: str
+
+
+def one_of(*choices: Any) -> Rule:
+    shown = ", ".join(str(choice) if choice != "" else "''" for choice in choices)
+    return Rule(lambda value: value in choices, f"one of {shown}")
+
+
+def at_least(low: float) -> Rule:
+    return Rule(lambda value: value >= low, f"at least {low}")
+
+
+def between(low: float, high: float) -> Rule:
+    return Rule(lambda value: low <= value <= high, f"between {low} and {high}")
+
+
+def matches(pattern: str, sentence: str) -> Rule:
+    return Rule(lambda value: re.fullmatch(pattern, value) is not None, sentence)
+
+
+def is_range(value: tuple[float, ...]) -> bool:
+    return len(value) == 2 and 0 < value[0] <= value[1]
+
+
+positive = Rule(lambda value: value > 0, "above 0")
+share = between(0, 1)
+below_one = Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")
+filled = Rule(lambda value: len(value) > 0 and "" not in value, "not empty")
+folder = Rule(lambda value: value != "", "not empty")
+
+MSVIT = "MODEL.VIT.MSVIT"
+ATTENTIONS = ("longformer", "full", "linformer", "performer", "srformer", "global")
+OPTIMIZERS = (
+    "adamw", "adam", "sgd", "lamb", "lars", "larc", "qhm", "apex_lamb", "apex_adam",
+)
+
+# One row per key whose type alone does not say what is allowed.
+CHECKS = {
+    "INPUT.MEAN": Rule(lambda value: len(value) in (1, 3), "one or three numbers"),
+    "INPUT.STD": Rule(lambda v: len(v) in (1, 3) and min(v) > 0, "one or three numbers above 0"),
+    "INPUT.IMAGE_SIZE": at_least(1),
+    "INPUT.CROP_PCT": Rule(lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "INPUT.INTERPOLATION": one_of(2, 3),
+    "AMP.DTYPE": one_of("bfloat16", "float16"),
+    "AMP.MEMORY_FORMAT": one_of("nchw", "nhwc"),
+    "AUG.SCALE": Rule(lambda v: is_range(v) and v[1] <= 1, "two numbers, 0 < low <= high <= 1"),
+    "AUG.RATIO": Rule(is_range, "two numbers, 0 < low <= high"),
+    "AUG.COLOR_JITTER": Rule(
+        lambda v: len(v) == 5 and min(v) >= 0 and v[3] <= 0.5 and v[4] <= 1,
+        "five numbers from 0; hue at most 0.5, probability at most 1",
+    ),
+    "AUG.GRAY_SCALE": share,
+    "AUG.GAUSSIAN_BLUR": share,
+    "AUG.MIXUP_PROB": share,
+    "AUG.MIXUP": at_least(0),
+    "AUG.MIXCUT": at_least(0),
+    "AUG.MIXCUT_MINMAX": Rule(
+        lambda v: not v or (is_range(v) and v[1] <= 1), "empty, or two numbers, 0 < low <= high <= 1"
+    ),
+    "AUG.MIXUP_SWITCH_PROB": share,
+    "AUG.MIXUP_MODE": one_of("batch", "pair", "elem"),
+    "AUG.TIMM_AUG.RE_PROB": share,
+    "AUG.TIMM_AUG.RE_MODE": one_of("const", "rand", "pixel"),
+    "AUG.TIMM_AUG.RE_COUNT": at_least(1),
+    "AUG.TIMM_AUG.HFLIP": share,
+    "AUG.TIMM_AUG.VFLIP": share,
+    "AUG.TIMM_AUG.COLOR_JITTER": at_least(0),
+    "AUG.TIMM_AUG.AUTO_AUGMENT": matches(
+        r"|(rand|augmix|originalr?|v0r?|3a)(-.*)?", "empty, or a policy: rand-..., augmix-..., v0"
+    ),
+    "DATA.TRAIN": filled,
+    "DATA.TEST": filled,
+    "DATA.NUM_CLASSES": at_least(1),
+    "DATA.PATH": folder,
+    "DATA.MAX_BAD_FRACTION": share,
+    "LOSS.LOSS": one_of("xentropy", "sigmoid", "focal", "multisoftmax", "bce", "mse"),
+    "LOSS.LABEL_SMOOTHING": below_one,
+    "LOSS.FOCAL.ALPHA": at_least(0),
+    "LOSS.FOCAL.GAMMA": at_least(0),
+    "DATALOADER.BSZ": at_least(1),
+    "DATALOADER.WORKERS": at_least(0),
+    "OPTIM.OPT": one_of(*OPTIMIZERS),
+    "OPTIM.LR": positive,
+    "OPTIM.MOM": below_one,
+    "OPTIM.NU": share,
+    "OPTIM.WD": at_least(0),
+    "OPTIM.WD0": at_least(0),
+    "OPTIM.EPOCHS": at_least(1),
+    "OPTIM.DROP_FREQ": at_least(1),
+    "OPTIM.DROP_FACTOR": positive,
+    "OPTIM.VAL": at_least(0),
+    "OPTIM.ADAM.BETA1": below_one,
+    "OPTIM.ADAM.BETA2": below_one,
+    "OPTIM.ADAM.EPS": positive,
+    "SOLVER.LR_POLICY": one_of("", "multistep", "cosine", "linear"),
+    "SOLVER.WARMUP_FACTOR": share,
+    "SOLVER.WARMUP_EPOCHS": at_least(0),
+    "SOLVER.WARMUP_METHOD": one_of("linear", "constant"),
+    "SOLVER.MIN_LR": at_least(0),
+    "MODEL.ARCH": matches(r"[a-z][a-z0-9_]*|timm/\S+", "msvit, a torchvision name or timm/<name>"),
+    "MODEL.VIT.DROP": below_one,
+    "MODEL.VIT.DROP_PATH": below_one,
+    "MODEL.VIT.POS_RESIZE": one_of("interpolate", "crop"),
+    f"{MSVIT}.ARCH": matches(
+        r"[a-z]\d+(,[a-z]\d+)*(_[a-z]\d+(,[a-z]\d+)*)*", "stages such as l1,h3,d96,n1 joined by _"
+    ),
+    f"{MSVIT}.ATTN_TYPE": one_of(*ATTENTIONS, *HISTORIC),
+    f"{MSVIT}.BACKEND": matches(r"[a-z]\w*(\+[a-z]\w*)?", "auto, a name, or forward+backward"),
+    f"{MSVIT}.SW_EXACT": one_of(-1, 0, 1),
+    f"{MSVIT}.LN_EPS": positive,
+    f"{MSVIT}.MODE": between(-1, 8),
+    f"{MSVIT}.VIL_MODE_SWITCH": share,
+    "FINETUNE.HEAD": matches(r"keep|new|rows:.+", "keep, new or rows:FILE"),
+    "RUN.EVAL_EVERY": at_least(1),
+    "RUN.SAVE_EVERY": at_least(1),
+    "RUN.KEEP": at_least(1),
+    "OUTPUT_DIR": folder,
+    "LOG_FREQ": at_least(1),
+    "ONLY_SAVE_LAST": at_least(0),
+    "DISTRIBUTED_BACKEND": one_of("nccl", "gloo", "mpi"),
+    "DEVICE": matches(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, mps, cuda or cuda:N"),
+    "SEED": between(0, 2**32 - 1),
+    "VERSION": one_of(1),
+}
+
+
+class Conflict(NamedTuple):
+    """Keys whose values, each allowed alone, do not go together."""
+
+    keys: tuple[str, ...]
+    found: Callable[..., bool]  # takes the keys' values in order
+    sentence: str
+
+
+CONFLICTS = (
+    Conflict(
+        (f"{MSVIT}.SW_EXACT", f"{MSVIT}.MODE"),
+        lambda exact, mode: exact == 1 and mode != 0,
+        "exact window with random shift: SW_EXACT 1 has no chunks to choose from and needs MODE 0",
+    ),
+    Conflict(
+        (f"{MSVIT}.ATTN_TYPE", f"{MSVIT}.BACKEND"),
+        lambda name, backend: name in HISTORIC and backend != "auto",
+        "this ATTN_TYPE already pins a backend; write ATTN_TYPE longformer to choose another",
+    ),
+    Conflict(
+        ("AUG.MIXUP_PROB", "AUG.MIXUP", "AUG.MIXCUT", "AUG.MIXCUT_MINMAX"),
+        lambda prob, mixup, cutmix, minmax: prob > 0 and not (mixup or cutmix or minmax),
+        "there is nothing to mix with: set AUG.MIXUP or AUG.MIXCUT above 0",
+    ),
+    Conflict(
+        ("SOLVER.LR_POLICY", "SOLVER.WARMUP_EPOCHS", "OPTIM.EPOCHS"),
+        lambda policy, warmup, epochs: policy != "" and warmup > epochs,
+        "the warm-up is longer than the run",
+    ),
+    Conflict(
+        ("SOLVER.MIN_LR", "OPTIM.LR"),
+        lambda low, peak: low > peak,
+        "the schedule would end above its peak",
+    ),
+)
+
+
+def leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{dotted key: value} of a tree, in its order."""
+    found = {}
+    for name, value in node.items():
+        inner = isinstance(value, CfgNode)
+        found |= leaves(value, f"{prefix}{name}.") if inner else {prefix + name: value}
+    return found
+
+
+def defaults() -> CfgNode:
+    """A fresh copy of the tree, free to be changed."""
+    return _C.clone()
+
+
+def meanings() -> dict[str, str]:
+    """{key or node: its comment}, read from the source of this file, the only place they stand."""
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for line in Path(__file__).read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            above.append(line[2:])
+            continue
+        key = re.match(r"_C\.([\w.]+) = .*?(?:  # (.*))?$", line)
+        if key:
+            found[key[1]] = key[2] or " ".join(above)
+        above.clear()
+    return found

@@ -1,0 +1,56 @@
+"""What a loader gives: a batch, with the reports of the pictures that could not be read."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+
+class Unreadable(NamedTuple):
+    """A picture that could not be read; it travels from the worker in its batch."""
+
+    index: int
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """B samples of one step. `indices` stay on the host: they only lead back to the names."""
+
+    images: Tensor  # (B, 3, H, W) float32
+    targets: Tensor  # (B,) int64, or (B, K) float32 once mixed
+    indices: Tensor  # (B,) int64: the samples that are inside, substitutes included
+    epoch: int = 0
+    step: int = 0
+    unreadable: tuple[Unreadable, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def pin_memory(self) -> "Batch":
+        """Called by DataLoader's pin-memory thread."""
+        return replace(
+            self, images=self.images.pin_memory(), targets=self.targets.pin_memory()
+        )
+
+    def to(
+        self,
+        device: torch.device | str,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> "Batch":
+        """Images and targets on the device, without waiting for the copy."""
+        images = self.images.to(device, non_blocking=True, memory_format=memory_format)
+        return replace(self, images=images, targets=self.targets.to(device, non_blocking=True))
+
+
+def collate(rows: list[tuple[tuple | None, list[Unreadable]]]) -> Batch:
+    """Rows are (sample (image, target, index) or None, reports); the Nones are left out."""
+    samples = [sample for sample, _ in rows if sample is not None]
+    unreadable = tuple(report for _, reports in rows for report in reports)
+    if not samples:
+        nothing = torch.empty(0, dtype=torch.int64)
+        return Batch(torch.empty(0), nothing, nothing, unreadable=unreadable)
+    return Batch(*default_collate(samples), unreadable=unreadable)

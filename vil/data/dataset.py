@@ -1,0 +1,45 @@
+"""What every row of DATASETS gives: pictures with one class each, by index."""
+
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image
+from torch.utils.data import Dataset
+
+from vil.utils.table import lookup
+
+# The number keeps the two splits apart where a dataset is generated.
+SPLITS = {"train": 0, "val": 1}
+
+
+class ImageDataset(Dataset):
+    """ds[i] -> (image, target): a PIL RGB image, or what `transform` makes of it, and an int.
+
+    A subclass sets the two fields and writes `image` and `sample_name`. A picture that cannot be
+    read is an OSError, which the loaders count and forgive; every other error ends the run.
+    """
+
+    classes: list[str]
+    targets: np.ndarray  # (N,) int64: one buffer, whose pages forked workers share for good
+
+    def __init__(self, split: str, transform: Callable | None = None):
+        lookup(SPLITS, split, "split")
+        self.split = split
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple:
+        image = self.image(index)
+        if self.transform is not None:
+            image = self.transform(image)
+        return image, int(self.targets[index])
+
+    def image(self, index: int) -> Image.Image:
+        """The RGB picture before any transform."""
+        raise NotImplementedError
+
+    def sample_name(self, index: int) -> str:
+        """What a person would look for: a path below the root, a member of an archive."""
+        raise NotImplementedError

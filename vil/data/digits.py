@@ -1,0 +1,62 @@
+"""The embedded real dataset: 1,797 scanned digits of 8 x 8 pixels that come with scikit-learn.
+
+E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image
+
+from vil.data.dataset import ImageDataset
+from vil.utils.errors import DataError
+
+
+class Digits(ImageDataset):
+    """1,437 digits to train with and 360 to validate, the same for every run and seed.
+
+    Enlarged to `size` x `size` RGB, so that crops and rotations work on real pixels.
+    """
+
+    def __init__(
+        self, root: object, split: str, transform: Callable | None = None, *, size: int = 64
+    ):
+        """root is not used: the digits come with scikit-learn."""
+        super().__init__(split, transform)
+        pixels, targets = load()
+        self.size = size
+        self.indices = split_indices(targets, split)
+        self.pixels = pixels[self.indices]
+        self.targets = targets[self.indices]
+        self.classes = [str(digit) for digit in range(10)]
+
+    def image(self, index: int) -> Image.Image:
+        """size x size pixels."""
+        small = Image.fromarray(self.pixels[index])
+        return small.resize((self.size, self.size), Image.Resampling.BICUBIC).convert("RGB")
+
+    def sample_name(self, index: int) -> str:
+        """The digit's number in scikit-learn's table."""
+        return f"digits/{self.indices[index]}"
+
+
+def load() -> tuple[np.ndarray, np.ndarray]:
+    """Pixels (1797, 8, 8) uint8, 16 grey levels spread over 0..255, and targets (1797,) int64."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise DataError("the digits come with scikit-learn: pip install vil[demo]") from error
+    table = load_digits()
+    pixels = np.round(table.images * (255 / 16)).astype(np.uint8)
+    return pixels, table.target.astype(np.int64)
+
+
+def split_indices(targets: np.ndarray, split: str) -> np.ndarray:
+    """Every fifth sample, shuffled and then ordered by class, validates: the classes stay balanced.
+
+    RandomState, whose numbers numpy promises never to change, makes the split a constant.
+    """
+    shuffle = np.random.RandomState(0).permutation(len(targets))
+    by_class = shuffle[np.argsort(targets[shuffle], kind="stable")]
+    validates = np.arange(len(targets)) % 5 == 0
+    return np.sort(by_class[validates if split == "val" else ~validates])

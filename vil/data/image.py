@@ -1,0 +1,39 @@
+"""Read a picture as 8-bit RGB, or raise the one error that means "this file is broken"."""
+
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image
+
+
+class UnreadableImage(OSError):
+    """A file that is missing, is no picture, ends too early or would fill the memory."""
+
+
+def read_image(source: str | Path | BinaryIO) -> Image.Image:
+    """The whole picture, decoded. Raises UnreadableImage."""
+    try:
+        with Image.open(source) as image:
+            refuse_bomb(image)
+            return to_rgb(image)
+    except Exception as error:
+        # PIL has no common type for a broken file (OSError, SyntaxError, ValueError, struct.error,
+        # zlib.error, EOFError, DecompressionBombError, ...), and only PIL runs inside this try.
+        raise UnreadableImage(f"{type(error).__name__}: {error}") from error
+
+
+def refuse_bomb(image: Image.Image) -> None:
+    """Raise where PIL only warns; a warnings filter per image would revive all shown warnings."""
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and image.width * image.height > limit:
+        raise Image.DecompressionBombError(
+            f"{image.width} x {image.height} pixels, more than PIL's limit of {limit}"
+        )
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any mode -> RGB. 16-bit grey is scaled: PIL's own conversion cuts it off at 255."""
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+    return image.convert("RGB")

@@ -1,0 +1,65 @@
+"""Which sample comes when: pure functions of (seed, epoch, position) and of nothing else.
+
+Letters: N samples, B batch per process, R processes ("world"), r one of them ("rank").
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from vil.data.seeding import entropy
+
+
+class Position(NamedTuple):
+    """A place in the order of an epoch, over all processes, and the sample that stands there."""
+
+    epoch: int
+    position: int
+    index: int
+
+
+def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
+    """The permutation (N,) int64 of one epoch.
+
+    RandomState, whose numbers numpy promises never to change: a run can resume under another numpy.
+    """
+    return np.random.RandomState(np.random.MT19937(entropy("order", seed, epoch))).permutation(n)
+
+
+def train_batches(
+    n: int,
+    *,
+    batch_size: int,
+    start: int,
+    stop: int,
+    seed: int = 0,
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[list[Position]]:
+    """This process's B positions of every step in [start, stop), across epochs.
+
+    A step takes B * R consecutive positions and each process a slice of them, so that R processes
+    see together what one process with their common batch sees. The rest of an epoch is dropped.
+    """
+    everyone = batch_size * world
+    order, order_epoch = None, None
+    for step in range(start, stop):
+        epoch, batch = divmod(step, n // everyone)
+        if epoch != order_epoch:
+            order, order_epoch = epoch_order(n, seed, epoch), epoch
+        first = batch * everyone + rank * batch_size
+        yield [Position(epoch, p, int(order[p])) for p in range(first, first + batch_size)]
+
+
+def eval_indices(n: int, rank: int = 0, world: int = 1) -> range:
+    """This process's share: over all processes every index once, none twice, no padding."""
+    return range(rank, n, world)
+
+
+def eval_batches(
+    n: int, *, batch_size: int, rank: int = 0, world: int = 1
+) -> list[list[Position]]:
+    """This process's share in batches of B, the last one shorter."""
+    share = [Position(0, index, index) for index in eval_indices(n, rank, world)]
+    return [share[first : first + batch_size] for first in range(0, len(share), batch_size)]

@@ -1,0 +1,120 @@
+"""From a PIL picture to a normalised float32 tensor (3, S, S).
+
+Three ways to train: timm's chain, torchvision's, and the plain one for fine-tuning at another size.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from timm.data import create_transform
+from torchvision.transforms import v2
+
+from vil.utils.table import lookup
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+INTERPOLATIONS = {
+    "bilinear": v2.InterpolationMode.BILINEAR,
+    "bicubic": v2.InterpolationMode.BICUBIC,
+}
+BLUR_SIGMA = (0.1, 2.0)
+BLUR_KERNEL = 13  # three of the widest sigma on each side
+
+
+def train_transform(
+    image_size: int,
+    *,
+    use_timm: bool = False,
+    finetune: bool = False,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    interpolation: str = "bilinear",
+    crop_pct: float = 0.875,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    hflip: float = 0.5,
+    vflip: float = 0.0,
+    color_jitter: float | Sequence[float] = (0.4, 0.4, 0.4, 0.1, 0.0),
+    gray_scale: float = 0.0,
+    gaussian_blur: float = 0.0,
+    auto_augment: str | None = None,
+    re_prob: float = 0.0,
+    re_mode: str = "pixel",
+    re_count: int = 1,
+) -> Callable:
+    """hflip, vflip, gray_scale, gaussian_blur and re_prob are probabilities.
+
+    color_jitter: brightness, contrast, saturation, hue and the probability, or one strength for the
+    first three, always applied. auto_augment (which replaces the jitter) and re_* need use_timm.
+    finetune resizes by crop_pct, crops and flips, and does nothing else; use_timm goes before it.
+    """
+    interpolation_mode = lookup(INTERPOLATIONS, interpolation, "interpolation")
+    strengths, jitter_prob = jitter(color_jitter)
+    if use_timm:
+        return create_transform(
+            image_size,
+            is_training=True,
+            scale=scale,
+            ratio=ratio,
+            hflip=hflip,
+            vflip=vflip,
+            color_jitter=strengths,
+            color_jitter_prob=jitter_prob,
+            grayscale_prob=gray_scale,
+            gaussian_blur_prob=gaussian_blur,
+            auto_augment=auto_augment,
+            interpolation=interpolation,
+            mean=tuple(mean),
+            std=tuple(std),
+            re_prob=re_prob,
+            re_mode=re_mode,
+            re_count=re_count,
+        )
+    flips = [v2.RandomHorizontalFlip(hflip), v2.RandomVerticalFlip(vflip)]
+    if finetune:
+        resize = v2.Resize(int(image_size / crop_pct), interpolation_mode)
+        return v2.Compose([resize, v2.RandomCrop(image_size), *flips, *to_tensor(mean, std)])
+    return v2.Compose([
+        v2.RandomResizedCrop(image_size, scale, ratio, interpolation_mode),
+        *flips,
+        v2.RandomApply([v2.ColorJitter(*strengths)], jitter_prob),
+        v2.RandomGrayscale(gray_scale),
+        v2.RandomApply([v2.GaussianBlur(BLUR_KERNEL, BLUR_SIGMA)], gaussian_blur),
+        *to_tensor(mean, std),
+    ])
+
+
+def eval_transform(
+    image_size: int,
+    *,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    interpolation: str = "bilinear",
+    crop_pct: float = 0.875,
+) -> Callable:
+    """The shorter side to image_size / crop_pct, rounded down, then the centre."""
+    mode = lookup(INTERPOLATIONS, interpolation, "interpolation")
+    resize = v2.Resize(int(image_size / crop_pct), mode)
+    return v2.Compose([resize, v2.CenterCrop(image_size), *to_tensor(mean, std)])
+
+
+def to_tensor(mean: Sequence[float], std: Sequence[float]) -> list[Callable]:
+    """0..255 -> 0..1 -> normalised per channel."""
+    return [
+        v2.PILToTensor(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(list(mean), list(std)),
+    ]
+
+
+def jitter(color_jitter: float | Sequence[float]) -> tuple[tuple[float, ...], float]:
+    """(brightness, contrast, saturation, hue), probability."""
+    if isinstance(color_jitter, (int, float)):
+        return (color_jitter, color_jitter, color_jitter, 0.0), 1.0
+    if len(color_jitter) != 5:
+        raise ValueError(
+            "color_jitter is one strength, or brightness, contrast, saturation, hue and "
+            f"probability; given {color_jitter!r}"
+        )
+    *strengths, probability = color_jitter
+    return tuple(strengths), probability

@@ -1,0 +1,68 @@
+"""Worker processes: how they start, which signals they leave to the parent, and how they end."""
+
+import atexit
+import signal
+import weakref
+
+import torch
+from torch.utils.data import DataLoader
+
+from vil.data.batch import collate
+from vil.data.unreadable import Samples
+
+
+def data_loader(
+    samples: Samples,
+    batches,
+    *,
+    workers: int,
+    pin_memory: bool,
+    context: str | None,
+    persistent: bool = False,
+) -> DataLoader:
+    """A DataLoader over lists of Position that leaves the global generators alone.
+
+    torch gives every worker one thread. Its own generator only seeds workers, where every sample
+    is seeded again.
+    """
+    return DataLoader(
+        samples,
+        batch_sampler=batches,
+        num_workers=workers,
+        collate_fn=collate,
+        pin_memory=pin_memory,
+        worker_init_fn=leave_signals_to_parent,
+        multiprocessing_context=context if workers else None,
+        persistent_workers=persistent and workers > 0,
+        generator=torch.Generator(),
+    )
+
+
+def leave_signals_to_parent(worker_id: int) -> None:
+    """A signal to the whole job must not take the data away from a parent that wants to save.
+
+    The first SIGTERM is survived, the second is not, so that a stuck worker can still be ended.
+    """
+    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
+def stop_workers(iterator: object) -> None:
+    """End a DataLoader iterator's workers now.
+
+    Dropping the last reference does the same, but a traceback that somebody keeps is a reference.
+    """
+    if hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
+
+
+def stop_at_exit(iterator: object) -> None:
+    """Also end them when the program ends by an error outside of our reach.
+
+    multiprocessing would send one SIGTERM, which they survive, and wait for ever. To be called
+    after the start of the workers: exit handlers run in reverse, and torch's own wait 5 s a worker.
+    """
+    reference = weakref.ref(iterator)
+    atexit.register(lambda: stop_workers(reference()))

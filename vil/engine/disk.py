@@ -1,0 +1,80 @@
+"""Files that are either whole or not there, whenever the process dies or the power fails.
+
+Everything is written aside, synced, renamed into place, and the folder that holds it synced. What
+is in place can still rot (a flipped bit loads silently), so a checkpoint's manifest holds the size
+and SHA-256 of each file.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file in one piece: readers see the old text or the new one."""
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.write_text(text)
+    sync(aside)
+    os.replace(aside, path)
+    sync(path.parent)
+
+
+def begin_folder(final: Path) -> Path:
+    """An empty folder beside `final` to fill; what killed processes left there is removed."""
+    for leftover in final.parent.glob(".*.tmp"):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    aside = final.with_name(f".{final.name}.tmp")
+    aside.mkdir(parents=True)
+    return aside
+
+
+def publish_folder(aside: Path, final: Path, **facts: object) -> None:
+    """Sync the files in `aside`, describe them and `facts` in a manifest, rename to `final`."""
+    files = sorted(aside.iterdir())
+    manifest = {"format": FORMAT, **facts, "files": {f.name: fingerprint(f) for f in files}}
+    for file in files:
+        sync(file)
+    replace_text(aside / MANIFEST, json.dumps(manifest, indent=1))
+    if final.exists():  # only if it was found damaged when the run resumed from an older one
+        shutil.rmtree(final)
+    os.rename(aside, final)
+    sync(final.parent)
+
+
+def fingerprint(file: Path) -> dict[str, int | str]:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return {"bytes": file.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def damage(folder: Path) -> str | None:
+    """Why a published folder cannot be used, None if it is as it was written."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        version, files = manifest["format"], manifest["files"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} is unreadable ({type(error).__name__})"
+    if version != FORMAT:
+        return f"it has format {version}, this version reads {FORMAT}"
+    for name, expected in files:
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if fingerprint(folder / name) != expected:
+            return f"{name} is not as it was written (size or SHA-256 differs)"
+    return None

@@ -1,0 +1,118 @@
+"""Where this process stands among its peers, and the few collectives the engine needs.
+
+torchrun tells a process its place in environment variables. Without them the process is alone: then
+there is no process group, no variable has to be set, and every collective returns at once.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from vil.utils.table import lookup
+
+T = TypeVar("T")
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+MEETING_POINT = ("MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among all (rank of world), and among those of its machine (local_rank)."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+
+    @property
+    def is_main(self) -> bool:
+        """The one process that writes files and prints."""
+        return self.rank == 0
+
+
+def read_environment(environment: Mapping[str, str]) -> Ranks:
+    """The place torchrun gave this process; ValueError if only a part of its variables is there."""
+    if not any(name in environment for name in PLACE):
+        return Ranks()
+    missing = [name for name in PLACE + MEETING_POINT if name not in environment]
+    if missing:
+        raise ValueError(
+            f"torchrun's environment is incomplete: {', '.join(missing)} not set "
+            f"(start with torchrun, or unset {', '.join(PLACE)} to run a single process)"
+        )
+    place = {name: environment[name] for name in PLACE}
+    if not all(value.isdecimal() for value in place.values()):
+        raise ValueError(f"torchrun's environment must hold whole numbers, given {place}")
+    rank, world, local_rank = map(int, place.values())
+    if rank >= world:
+        raise ValueError(f"RANK {rank} must be below WORLD_SIZE {world}")
+    return Ranks(rank, world, local_rank)
+
+
+def start(backend: str | None, device: torch.device) -> Ranks:
+    """Join the other processes, if there are any. `backend` None: gloo on CPU, nccl on CUDA."""
+    ranks = read_environment(os.environ)
+    if device.type == "cuda":
+        if ranks.local_rank >= torch.cuda.device_count():
+            raise ValueError(
+                f"LOCAL_RANK {ranks.local_rank} has no GPU: {torch.cuda.device_count()} visible"
+            )
+        torch.cuda.set_device(ranks.local_rank if device.index is None else device.index)
+    if ranks.world > 1:
+        backend = backend or lookup(BACKENDS, device.type, "device for several processes")
+        dist.init_process_group(backend, rank=ranks.rank, world_size=ranks.world)
+    return ranks
+
+
+def stop() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def wrap(model: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:
+    """The model as it is trained: under DDP when there are several ranks.
+
+    Buffers are not broadcast: ours are constants, or redrawn alike on every rank.
+    """
+    if ranks.world == 1:
+        return model
+    devices = [torch.cuda.current_device()] if device.type == "cuda" else None
+    return DistributedDataParallel(
+        model, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
+    )
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The plain model inside DDP and torch.compile: the one whose parameter names are ours."""
+    for name in ("module", "_orig_mod"):
+        if isinstance(inner := getattr(model, name, None), nn.Module):
+            return unwrap(inner)
+    return model
+
+
+def all_reduce_sum(tensor: Tensor) -> Tensor:
+    """Add up `tensor` over the ranks, in place."""
+    if dist.is_initialized():
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def from_main(value: T) -> T:
+    """Rank 0's `value`, on every rank."""
+    if not dist.is_initialized():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def barrier() -> None:
+    if dist.is_initialized():
+        dist.barrier()

@@ -1,0 +1,151 @@
+"""The folder of one run: locked while in use, and telling afterwards how it was made and ended.
+
+    run.lock      held by the process that writes here; a second one is refused
+    command.txt   every command that ran here       env.txt   versions, device, git commit of each
+    status.json   {state, code, step, checkpoint, reason, time}, for schedulers (torchrun returns 1
+                  for every failure) and for people
+    log.txt metrics.jsonl tb/ checkpoints/           see log.py and state.py
+"""
+
+import fcntl
+import json
+import os
+import platform
+import shlex
+import socket
+import subprocess
+import sys
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from vil.engine.disk import replace_text
+from vil.engine.distributed import Ranks
+from vil.engine.log import Log
+from vil.engine.state import pointer
+
+PACKAGES = ("vil", "torch", "torchvision", "timm", "numpy", "safetensors")
+INTERRUPTED = 130
+
+
+class RunInUseError(RuntimeError):
+    """Another process is writing into the run's folder."""
+
+    exit_code = 2
+
+
+class Run:
+    """`with Run(folder, ranks, device) as run:` opens the folder and, at the end, says how it went.
+
+    Only rank 0 touches the disk.
+    """
+
+    def __init__(self, folder: str | Path, ranks: Ranks, device: torch.device):
+        self.folder = Path(folder)
+        self.checkpoints = self.folder / "checkpoints"
+        self.writes = ranks.is_main
+        self.step = 0
+        if self.writes:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.lock = lock(self.folder / "run.lock")
+            append(self.folder / "command.txt", shlex.join(sys.argv))
+            append(self.folder / "env.txt", environment(ranks, device))
+        self.log = Log(self.folder, enabled=self.writes)
+        self.status("running")
+
+    def status(self, state: str, code: int | None = None, reason: str = "") -> None:
+        """Replace status.json. `code` is the exit code, null while the run goes on."""
+        if not self.writes:
+            return
+        last = pointer(self.checkpoints, "last")
+        facts = {
+            "state": state,
+            "code": code,
+            "step": self.step,
+            "checkpoint": str(last) if last else None,
+            "reason": reason,
+            "time": now(),
+        }
+        replace_text(self.folder / "status.json", json.dumps(facts, indent=1) + "\n")
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        self.log.close()
+        self.status(*verdict(error))
+        if self.writes:
+            self.lock.close()
+
+
+def verdict(error: BaseException | None) -> tuple[str, int, str]:
+    """state, exit code and reason of a run that ended with `error`."""
+    if error is None:
+        return "finished", 0, ""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", INTERRUPTED, "Ctrl-C"
+    return "failed", getattr(error, "exit_code", 1), f"{type(error).__name__}: {error}"
+
+
+def lock(file: Path):
+    """Hold `file` until it is closed or the process is gone; RunInUseError if another one does.
+
+    A POSIX record lock: the workers of a killed run, which may outlive it for seconds, do not
+    inherit it, so a restart is not refused.
+    """
+    stream = file.open("a+")
+    try:
+        fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        stream.seek(0)
+        holder = stream.read().strip()
+        raise RunInUseError(f"{file.parent} is in use by {holder}: choose another") from error
+    stream.truncate(0)
+    stream.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}\n")
+    stream.flush()
+    return stream
+
+
+def append(file: Path, text: str) -> None:
+    """Add a dated entry: a run that was resumed has several."""
+    with file.open("a") as stream:
+        stream.write(f"# {now()}\n{text}\n")
+
+
+def environment(ranks: Ranks, device: torch.device) -> str:
+    """What the numbers of this run may depend on, one fact per line."""
+    name = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
+    versions = [f"{package} {version(package)}" for package in PACKAGES]
+    facts = [
+        f"python {platform.python_version()} on {platform.platform()}, {socket.gethostname()}",
+        *versions,
+        f"device {device.type} {name}, cuda {torch.version.cuda}",
+        f"ranks {ranks.world}, threads {torch.get_num_threads()}, cores {os.cpu_count()}",
+        f"git {git_commit()}",
+    ]
+    return "\n".join(facts)
+
+
+def version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def git_commit() -> str:
+    """The commit of the source tree this file lies in, with -dirty if it was changed."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        answer = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "none"
+    return answer.stdout.strip() or "none"
+
+
+def now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")

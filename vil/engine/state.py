@@ -1,0 +1,204 @@
+"""Checkpoints: what a run needs to go on as if it had never stopped.
+
+    <run>/checkpoints/step-00001234/model.safetensors   weights, under the plain model's names
+                                    state.pt            optimizer, GradScaler, State
+                                    manifest.json       size and SHA-256 of both, step, versions
+    <run>/checkpoints/last, best                        text files with a folder's name
+
+No random generator is saved: the loop seeds torch's at every step from (seed, step, rank). The
+optimizer's state is kept by parameter name, not by index, so that it survives another split into
+groups, another order of modules and newly frozen or unfrozen parts; its settings (weight decay,
+betas, ..) are the config's, not the checkpoint's, and the learning rate is a function of the step.
+`state.pt` is read with weights_only=True: it can hold data, never code.
+"""
+
+import platform
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from vil.engine.disk import begin_folder, damage, publish_folder, replace_text
+from vil.engine.distributed import Ranks, barrier, from_main
+from vil.engine.weights import check_finite, load_weights, save_weights
+from vil.utils.errors import CheckpointError
+
+WEIGHTS = "model.safetensors"
+STATE = "state.pt"
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands. Its shape comes first: a step means nothing without it."""
+
+    seed: int
+    world: int
+    batch_size: int  # images per step, all ranks together
+    steps_per_epoch: int
+    step: int = 0  # steps done
+    best: float | None = None  # the best evaluation figure so far
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+        return self.step // self.steps_per_epoch
+
+
+# ------------------------------------------------------------------------------------------- saving
+
+
+def save(
+    folder: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    scaler: GradScaler,
+    state: State,
+    *,
+    ranks: Ranks,
+    keep: int,
+    is_best: bool = False,
+) -> Path:
+    """Write the checkpoint of `state.step` into `folder`; rank 0 writes, the others wait.
+
+    Then keep the `keep` newest ones and the best. Raises DivergedError, on every rank, rather than
+    write a weight that is not a finite number.
+    """
+    check_finite(model, state.step)
+    final = folder / f"step-{state.step:08d}"
+    if ranks.is_main:
+        aside = begin_folder(final)
+        save_weights(model, aside / WEIGHTS)
+        torch.save(
+            {
+                "state": asdict(state),
+                "optimizer": optimizer_state(optimizer),
+                "scaler": scaler.state_dict(),
+            },
+            aside / STATE,
+        )
+        versions = {"python": platform.python_version(), "torch": torch.__version__}
+        publish_folder(aside, final, step=state.step, epoch=state.epoch, versions=versions)
+        replace_text(folder / "last", f"{final.name}\n")
+        if is_best:
+            replace_text(folder / "best", f"{final.name}\n")
+        prune(folder, state.step, keep)
+    barrier()
+    return final
+
+
+def optimizer_state(optimizer: Optimizer) -> dict[str, dict]:
+    """Momenta and counters by parameter name (`decay_groups` gave the optimizer the names)."""
+    return {
+        name: optimizer.state[parameter]
+        for group in optimizer.param_groups
+        for name, parameter in zip(group["param_names"], group["params"])
+        if parameter in optimizer.state
+    }
+
+
+def prune(folder: Path, step: int, keep: int) -> None:
+    """Remove all but the `keep` newest checkpoints and the best.
+
+    Newer ones than `step` stand aside: they were found damaged, and must not push out whole ones.
+    """
+    best = pointer(folder, "best")
+    for checkpoint in [c for c in checkpoints(folder) if step_of(c) <= step][max(keep, 1) :]:
+        if checkpoint != best:
+            shutil.rmtree(checkpoint)
+
+
+# ------------------------------------------------------------------------------------------ loading
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """All checkpoints in `folder`, newest first, damaged ones too."""
+    named = [path for path in folder.glob("step-*") if path.name[len("step-") :].isdecimal()]
+    return sorted(named, key=step_of, reverse=True)
+
+
+def pointer(folder: Path, name: str) -> Path | None:
+    """The checkpoint that the text file `last` or `best` names, None before the first one."""
+    file = folder / name
+    return folder / file.read_text().strip() if file.exists() else None
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def newest_valid(folder: Path, warn: Callable[[str], None] = warnings.warn) -> Path | None:
+    """The newest checkpoint whose files are as they were written; None where there is none at all.
+
+    Steps back past damaged ones with a warning each. If no valid one is left, CheckpointError:
+    starting over in silence would throw the run away.
+    """
+    found = checkpoints(folder)
+    for checkpoint in found:
+        reason = damage(checkpoint)
+        if reason is None:
+            return checkpoint
+        warn(f"checkpoint {checkpoint} skipped: {reason}")
+    if found:
+        raise CheckpointError(
+            f"none of the {len(found)} checkpoints in {folder} is whole; delete the folder to "
+            "start over"
+        )
+    return None
+
+
+def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> State:
+    """Put a checkpoint of the same model into the three objects, and return its State."""
+    load_weights(model, checkpoint / WEIGHTS)
+    try:
+        saved = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise CheckpointError(f"{checkpoint / STATE} cannot be read: {first_line}") from error
+    load_optimizer_state(optimizer, saved["optimizer"])
+    if saved["scaler"]:  # empty unless the run was in float16; GradScaler refuses an empty one
+        scaler.load_state_dict(saved["scaler"])
+    return State(**saved["state"])
+
+
+def load_optimizer_state(optimizer: Optimizer, saved: dict[str, dict]) -> None:
+    """Undo `optimizer_state`. Parameters the file does not know start afresh (newly unfrozen)."""
+    current = optimizer.state_dict()
+    names = [name for group in current["param_groups"] for name in group["param_names"]]
+    current["state"] = {index: saved[name] for index, name in enumerate(names) if name in saved}
+    optimizer.load_state_dict(current)  # torch moves every tensor to its parameter's device
+
+
+def resume(
+    folder: Path,
+    fresh: State,
+    model: nn.Module,
+    optimizer: Optimizer,
+    scaler: GradScaler,
+    *,
+    ranks: Ranks,
+    say: Callable[[str], None],
+) -> State:
+    """The state to go on from: that of the newest valid checkpoint, or `fresh` if there is none.
+
+    Rank 0 chooses for all, so the folder must be visible to every machine. Another number of ranks
+    or another seed is only mentioned; another epoch length would make the step a lie: refused.
+    """
+    checkpoint = from_main(newest_valid(folder, say) if ranks.is_main else None)
+    if checkpoint is None:
+        return fresh
+    saved = load(checkpoint, model, optimizer, scaler)
+    say(f"resuming from {checkpoint}")
+    for name in ("batch_size", "steps_per_epoch"):
+        if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
+            raise CheckpointError(f"{checkpoint} was made with {name} {old}, this run has {new}")
+    for name in ("seed", "world"):
+        if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
+            say(f"{name} was {old} and is {new} from here: not the same numbers bit for bit")
+    return replace(saved, seed=fresh.seed, world=fresh.world)

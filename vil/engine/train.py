@@ -1,0 +1,128 @@
+"""The training loop: one function, read from top to bottom. All that happens at a step is a line.
+
+Nothing in it is random: dropout and drop path draw from torch's generator, which is seeded at every
+step from (seed, step, rank), and all else is a function of the step. So a run that resumes, in the
+middle of an epoch too, computes the numbers it would have computed.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from vil.engine.distributed import Ranks, unwrap
+from vil.engine.meter import Meter
+from vil.engine.run import Run
+from vil.engine.state import State, resume, save
+from vil.engine.task import Task, autocast
+from vil.utils.errors import DivergedError
+from vil.utils.progress import Progress
+
+
+class Loader(Protocol):
+    """What `train` asks of a loader: this rank's batches of the steps start .. stop - 1."""
+
+    steps_per_epoch: int
+
+    def batches(self, start_step: int, stop_step: int) -> Iterable[Any]: ...
+
+
+class Schedule(Protocol):
+    """What `train` asks of a schedule: the learning rate, from the step alone."""
+
+    def lr_at(self, step: int) -> float: ...
+
+
+def train(
+    task: Task,
+    model: nn.Module,
+    loader: Loader,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    *,
+    run: Run,
+    ranks: Ranks,
+    device: torch.device,
+    epochs: int,
+    seed: int,
+    batch_size: int,
+    set_progress: Callable[[nn.Module, Progress], None],
+    log_freq: int = 10,
+    eval_every: int = 1,
+    save_every: int = 1,
+    keep: int = 2,
+    max_steps: int | None = None,
+    draw: Callable[[Path], Any] | None = None,
+) -> State:
+    """Train from the newest checkpoint in the run's folder, or from the start, to the end.
+
+    `batch_size` counts the images of a step on all ranks; `log_freq` is in steps, `eval_every` and
+    `save_every` in epochs, and the last step always logs, evaluates and saves. `draw` is called
+    with the run's folder after each evaluation. Raises DivergedError when the loss is not finite.
+    """
+    plain, per_epoch = unwrap(model), loader.steps_per_epoch
+    end = min(epochs * per_epoch, max_steps or epochs * per_epoch)
+    scaler = torch.amp.GradScaler(device.type, enabled=task.amp_dtype is torch.float16)
+    state = State(seed, ranks.world, batch_size, per_epoch)
+    state = resume(run.checkpoints, state, plain, optimizer, scaler, ranks=ranks, say=run.log.say)
+    run.step = state.step
+    if state.step >= end:
+        run.log.say(f"nothing to do: {state.step} of {end} steps are done")
+        return state
+    run.log.begin(state.step, end, steps_per_epoch=per_epoch, batch_size=batch_size)
+    meter = Meter(ranks)
+    model.train()
+
+    for batch in meter.watch(loader.batches(state.step, end)):
+        set_progress(plain, Progress(seed, state.step, state.epoch, epochs, per_epoch))
+        seed_step(seed, state.step, ranks.rank)
+        lr = schedule.lr_at(state.step)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+
+        with autocast(device, task.amp_dtype):
+            loss, figures = task.loss(model, batch)
+        optimizer.zero_grad(set_to_none=True)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+        state = replace(state, step=state.step + 1)
+        run.step = state.step
+        meter.add({"loss": loss, **figures})
+        run.log.tick(state.step)
+        done, epoch_ends = state.step == end, state.step % per_epoch == 0
+
+        if state.step % log_freq == 0 or epoch_ends or done:
+            figures = meter.read()  # the only place where the host waits for the device
+            if not math.isfinite(figures["loss"]):
+                raise DivergedError(f"the loss is {figures['loss']} at step {state.step}")
+            run.log.training(state.step, lr, figures)
+
+        improved = False
+        if done or (epoch_ends and state.epoch % eval_every == 0):
+            results = task.evaluate(plain)
+            run.log.evaluation(state.step, results)
+            figure = next(iter(results.values()))[task.best]  # of the first test set
+            improved = state.best is None or figure > state.best
+            state = replace(state, best=figure) if improved else state
+            if draw and ranks.is_main:
+                draw(run.folder)
+
+        if done or improved or (epoch_ends and state.epoch % save_every == 0):
+            how = {"ranks": ranks, "keep": keep, "is_best": improved}
+            save(run.checkpoints, plain, optimizer, scaler, state, **how)
+            run.status("running")
+    return state
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed torch's generators, on the CPU and on every accelerator, for one step of one rank."""
+    digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest()
+    torch.manual_seed(int.from_bytes(digest, "big"))

@@ -1,0 +1,82 @@
+"""Vision Longformer attention: each local token sees its 2-D window and the global tokens (arXiv:2103.15358).
+
+Letters: B images, N heads, D channels of a head, L local tokens, G global tokens, w window.
+"""
+
+import random
+
+from torch import Tensor
+
+from vil.layers.attention.base import GlobalLocalAttention
+from vil.layers.position import register_relative_bias
+from vil.ops import LocalBias, Window, local_attention
+from vil.ops.window import mode_offsets
+from vil.utils.progress import Progress
+
+
+class LongformerAttention(GlobalLocalAttention):
+    """Local tokens attend to the window and the global tokens, global tokens to everything.
+
+    window: w, the chunk side. sw_exact: 1 exact window, 0 chunks cut at the border, -1 cyclic.
+    mode: 0 all nine chunks; -1 the own chunk; above 0 random shift (section 3.3): in training the own chunk and one
+    neighbour drawn anew at each step, in evaluation all nine. mode_switch: the share of epochs after which random
+    shift gives way to all nine in training too. The relative bias table does not depend on the grid.
+    """
+
+    def __init__(self, dim: int, num_heads: int, *, window: int, grid: tuple[int, int] | None = None,
+                 sw_exact: int = 0, mode: int = 0, mode_switch: float = 1.0, backend: str = "auto",
+                 num_global: int = 1, rel_pos: bool = False, **common) -> None:
+        super().__init__(dim, num_heads, num_global=num_global, rel_pos=rel_pos, **common)
+        Window.from_mode((1, 1), window, sw_exact, 1 if mode > 0 else mode)    # refuses what does not fit together
+        self.window_size, self.sw_exact, self.backend = window, sw_exact, backend
+        self.mode, self.mode_switch = mode, mode_switch
+        self.progress, self.index = Progress(), 0
+        if rel_pos:
+            register_relative_bias(self, (4 * window - 1,) * 2, num_heads, num_global)
+
+    def local_rows(self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid: Tensor | None) -> Tensor:
+        """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
+        return local_attention(q, k, v, self.window(grid), num_global=self.num_global, bias=self.bias(), valid=valid,
+                               scale=self.scale, dropout_p=self.attn_drop if self.training else 0.0,
+                               backend=self.backend)
+
+    def bias(self) -> LocalBias | None:
+        """The learned bias of local rows, or None."""
+        if not self.rel_pos:
+            return None
+        to_global = self.g2l_relative_position_bias[1] if self.num_global else None
+        return LocalBias(self.local_relative_position_bias_table.mT, to_global)
+
+    def window(self, grid: tuple[int, int]) -> Window:
+        """Who sees whom at this moment of training or evaluation."""
+        return Window.from_mode(grid, self.window_size, self.sw_exact, self.current_mode())
+
+    def current_mode(self) -> int:
+        """The neighbour mode in force: -1, 0, or 1..8."""
+        if self.mode <= 0:
+            return self.mode
+        return self.sample_mode() if self.training and not self.switched(self.progress) else 0
+
+    def sample_mode(self) -> int:
+        """A neighbour 1..8: a pure function of (seed, step, module), so equal on all ranks and when recomputed."""
+        draw = random.Random(f"random shift {self.progress.seed} {self.progress.step} {self.index}")
+        return draw.randint(1, 8)
+
+    def switched(self, progress: Progress) -> bool:
+        """Whether random shift is over: from epoch mode_switch * epochs on (the reference's rule)."""
+        return self.mode > 0 and progress.epoch >= self.mode_switch * progress.epochs
+
+    def set_progress(self, progress: Progress, index: int) -> str | None:
+        """Take note of the step; says when random shift ends."""
+        ended = self.switched(progress) and (progress.step == 0 or not self.switched(self.progress))
+        self.progress, self.index = progress, index
+        return f"random shift is over, all nine chunks from epoch {progress.epoch}" if ended else None
+
+    def local_macs(self, grid: tuple[int, int]) -> int:
+        """Scores and values of all chunks of the mode in evaluation, as the published counts have it."""
+        keys = len(mode_offsets(min(self.mode, 0))) * self.window_size ** 2 + self.num_global
+        return 2 * grid[0] * grid[1] * keys * self.dim
+
+    def extra_repr(self) -> str:
+        return (f"{super().extra_repr()}, window={self.window_size}, sw_exact={self.sw_exact}, mode={self.mode}, "
+                f"rel_pos={self.rel_pos}, backend={self.backend}")

@@ -1,0 +1,31 @@
+"""The transformer block: attention and MLP, each normalised before, dropped by path and added.
+
+Letters: B images, T tokens (global and local), C width.
+"""
+
+from timm.layers import DropPath, Mlp
+from torch import Tensor, nn
+
+from vil.layers.attention.base import Attention
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)) with a hidden width of 4C and exact GELU."""
+
+    def __init__(self, attn: Attention, *, drop: float = 0.0, drop_path: float = 0.0, norm_eps: float = 1e-6) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(attn.dim, eps=norm_eps)
+        self.attn = attn
+        self.norm2 = nn.LayerNorm(attn.dim, eps=norm_eps)
+        self.mlp = Mlp(attn.dim, 4 * attn.dim, drop=drop)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
+        """x (B, T, C), valid (B, 2) real rows and columns -> (B, T, C)."""
+        x = x + self.drop_path(self.attn(self.norm1(x), grid, valid))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+    def macs(self, grid: tuple[int, int]) -> int:
+        """Multiply-accumulates of one image."""
+        tokens = self.attn.num_global + grid[0] * grid[1]
+        return self.attn.macs(grid) + 8 * tokens * self.attn.dim ** 2

@@ -1,0 +1,88 @@
+"""Where a token is: absolute embeddings, relative bias tables, and their resizing to other grids.
+
+Letters: B images, X Y grid, L = X*Y local tokens, G global tokens, C channels, N heads, w window.
+Parameter names are the 2021 reference's, so that its weights load by name.
+"""
+
+import torch
+import torch.nn.functional as F
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+RESIZES = ("interpolate", "crop")
+STD = 0.02
+
+
+def small_normal(*shape: int) -> nn.Parameter:
+    """A parameter drawn from a truncated normal of standard deviation 0.02."""
+    return nn.Parameter(trunc_normal_(torch.empty(shape), std=STD))
+
+
+def resize_line(x: Tensor, length: int) -> Tensor:
+    """(1, n, C) -> (1, length, C): linear, corners not aligned (the reference's rule for absolute embeddings)."""
+    return F.interpolate(x.mT, size=length, mode="linear", align_corners=False).mT
+
+
+def resize_table(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """(old rows * old columns, N) -> (new rows * new columns, N): bilinear, corners not aligned."""
+    image = table.unflatten(0, old).permute(2, 0, 1)[None]
+    image = F.interpolate(image, size=new, mode="bilinear", align_corners=False)
+    return image[0].permute(1, 2, 0).flatten(0, 1)
+
+
+class AbsoluteEmbedding(nn.Module):
+    """A row and a column embedding side by side for local tokens, one vector for each global token.
+
+    resize: what happens on a grid of another size: "interpolate" the embeddings, or "crop" their first rows and
+    columns (the reference's detection code; a grid larger than `grid` is then refused).
+    """
+
+    def __init__(self, dim: int, grid: tuple[int, int], num_global: int, *, resize: str = "interpolate") -> None:
+        super().__init__()
+        if dim % 2:
+            raise ValueError(f"an absolute embedding needs an even width, got {dim}")
+        if resize not in RESIZES:
+            raise ValueError(f"resize must be one of {', '.join(RESIZES)}, got {resize!r}")
+        self.resize = resize
+        self.cls_pos_embed = small_normal(1, num_global, dim)
+        self.x_pos_embed = small_normal(1, grid[0], dim // 2)
+        self.y_pos_embed = small_normal(1, grid[1], dim // 2)
+
+    def forward(self, grid: tuple[int, int]) -> Tensor:
+        """-> (1, G+L, C), global tokens first."""
+        rows, cols = self._fit(self.x_pos_embed, grid[0]), self._fit(self.y_pos_embed, grid[1])
+        local = torch.cat([rows[:, :, None].expand(-1, -1, grid[1], -1),
+                           cols[:, None].expand(-1, grid[0], -1, -1)], dim=-1)
+        return torch.cat([self.cls_pos_embed, local.flatten(1, 2)], dim=1)
+
+    def _fit(self, line: Tensor, length: int) -> Tensor:
+        if length == line.shape[1]:
+            return line
+        if self.resize == "interpolate":
+            return resize_line(line, length)
+        if length > line.shape[1]:
+            raise ValueError(f"a grid of {length} is larger than the {line.shape[1]} embeddings that crop can take")
+        return line[:, :length]
+
+    def extra_repr(self) -> str:
+        return f"grid=({self.x_pos_embed.shape[1]}, {self.y_pos_embed.shape[1]}), resize={self.resize}"
+
+
+def register_relative_bias(module: nn.Module, table: tuple[int, int] | None, heads: int, num_global: int) -> None:
+    """Give an attention module its bias parameters: (rows*cols, N) of `table`, and two for G > 0 global tokens.
+
+    g2l_relative_position_bias (2, N, G): [0] from global queries to local keys, [1] from local queries to global
+    keys. g2g_relative_position_bias (N, G, G): among global tokens.
+    """
+    if table is not None:
+        module.local_relative_position_bias_table = small_normal(table[0] * table[1], heads)
+    if num_global:
+        module.g2l_relative_position_bias = small_normal(2, heads, num_global)
+        module.g2g_relative_position_bias = small_normal(heads, num_global, num_global)
+
+
+def dense_bias(table: Tensor, grid: tuple[int, int]) -> Tensor:
+    """((2X-1)*(2Y-1), N) -> (N, L, L): the bias of every pair of tokens, by query position minus key position."""
+    rows, cols = grid
+    pairs = table.unflatten(0, (2 * rows - 1, 2 * cols - 1)).unfold(0, rows, 1).unfold(1, cols, 1)
+    return pairs.flip(-2, -1).permute(2, 0, 1, 3, 4).flatten(3).flatten(1, 2)  # a reversed run is key X-1 .. 0

@@ -1,0 +1,52 @@
+"""The chunk layout: a grid of tokens cut into chunks of w x w, zero-padded at the bottom and right.
+
+Letters: B images, N heads, L tokens of a grid of X x Y, R x C chunks of W = w*w tokens, D channels.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vil.ops.window import Window
+
+
+def to_chunks(x: Tensor, window: Window) -> Tensor:
+    """(B, N, L, D), row-major -> (B, N, R, C, W, D)."""
+    (grid_rows, grid_cols), (rows, cols), w = window.grid, window.chunks, window.size
+    x = x.unflatten(2, window.grid)
+    x = F.pad(x, (0, 0, 0, cols * w - grid_cols, 0, rows * w - grid_rows))
+    x = x.unflatten(3, (cols, w)).unflatten(2, (rows, w))                      # (B, N, R, w, C, w, D)
+    return x.transpose(3, 4).flatten(4, 5)
+
+
+def from_chunks(x: Tensor, window: Window) -> Tensor:
+    """(B, N, R, C, W, D) -> (B, N, L, D), padding dropped."""
+    w = window.size
+    x = x.unflatten(4, (w, w)).transpose(3, 4).flatten(4, 5).flatten(2, 3)     # (B, N, R*w, C*w, D)
+    return x[:, :, :window.grid[0], :window.grid[1]].flatten(2, 3)
+
+
+def neighbour(x: Tensor, offset: tuple[int, int]) -> Tensor:
+    """The chunk at `offset` of every chunk, wrapped around; x (B, N, R, C, ...)."""
+    return torch.roll(x, (-offset[0], -offset[1]), dims=(2, 3))
+
+
+def send_back(x: Tensor, offset: tuple[int, int]) -> Tensor:
+    """The inverse of `neighbour`: what each chunk holds goes to the chunk at `offset` from it."""
+    return torch.roll(x, offset, dims=(2, 3))
+
+
+def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tensor:
+    """Softmax over the last dimension of the visible scores, in fp32 or better.
+
+    The smallest finite number stands for minus infinity, which would give NaN gradients where a row sees nothing;
+    such rows (only if `may_be_empty`) become zeros.
+    """
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
+    return weights.masked_fill(~visible, 0.0) if may_be_empty else weights
+
+
+def can_be_empty(num_global: int, valid: Tensor | None) -> bool:
+    """A query sees its own chunk, if not itself: only padding without global tokens leaves it with nothing."""
+    return valid is not None and num_global == 0

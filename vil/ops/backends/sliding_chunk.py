@@ -1,0 +1,107 @@
+"""Sliding chunks (arXiv:2103.15358, section 3.2): products of each chunk with its rolled neighbours.
+
+`chunk_autograd` leaves the backward pass to autograd, which keeps every rolled copy of k and v. `chunk_handgrad`
+does the same sums with a backward written out, which keeps only the inputs of each product and rolls again.
+
+Letters: B images, N heads, L tokens, R x C chunks of W tokens, K offsets, G global tokens, D channels.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from vil.ops.backends.chunks import (
+    can_be_empty,
+    from_chunks,
+    masked_softmax,
+    neighbour,
+    send_back,
+    to_chunks,
+)
+from vil.ops.bias import LocalBias, tile_bias
+from vil.ops.window import Window
+
+
+def scores_autograd(q: Tensor, k: Tensor, offsets: tuple) -> Tensor:
+    """q, k (B, N, R, C, W, D) -> (B, N, R, C, W, K*W)."""
+    return torch.cat([q @ neighbour(k, offset).mT for offset in offsets], dim=-1)
+
+
+def values_autograd(weights: Tensor, v: Tensor, offsets: tuple) -> Tensor:
+    """weights (B, N, R, C, W, K*W), v (B, N, R, C, W, D) -> (B, N, R, C, W, D)."""
+    parts = weights.chunk(len(offsets), dim=-1)
+    return sum(part @ neighbour(v, offset) for part, offset in zip(parts, offsets))
+
+
+class HandScores(Function):
+    """`scores_autograd` with a backward that keeps only q and k."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, offsets: tuple) -> Tensor:
+        ctx.save_for_backward(q, k)
+        ctx.offsets = offsets
+        return scores_autograd(q, k, offsets)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        q, k = ctx.saved_tensors
+        parts = grad.chunk(len(ctx.offsets), dim=-1)
+        grad_q = values_autograd(grad, k, ctx.offsets)
+        grad_k = sum(send_back(part.mT @ q, offset) for part, offset in zip(parts, ctx.offsets))
+        return grad_q, grad_k, None
+
+
+class HandValues(Function):
+    """`values_autograd` with a backward that keeps only the weights and v."""
+
+    @staticmethod
+    def forward(ctx, weights: Tensor, v: Tensor, offsets: tuple) -> Tensor:
+        ctx.save_for_backward(weights, v)
+        ctx.offsets = offsets
+        return values_autograd(weights, v, offsets)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        weights, v = ctx.saved_tensors
+        parts = weights.chunk(len(ctx.offsets), dim=-1)
+        grad_weights = scores_autograd(grad, v, ctx.offsets)
+        grad_v = sum(send_back(part.mT @ grad, offset) for part, offset in zip(parts, ctx.offsets))
+        return grad_weights, grad_v, None
+
+
+def attend_autograd(q: Tensor, k: Tensor, v: Tensor, window: Window, **options) -> Tensor:
+    """See `vil.ops.local_attention`; k and v must have their rolled copies kept for the backward pass."""
+    return _attend(q, k, v, window, scores_autograd, values_autograd, **options)
+
+
+def attend_handgrad(q: Tensor, k: Tensor, v: Tensor, window: Window, **options) -> Tensor:
+    """See `vil.ops.local_attention`; a second derivative raises."""
+    return _attend(q, k, v, window, HandScores.apply, HandValues.apply, **options)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, window: Window, scores, values, *, num_global: int,
+            bias: LocalBias, valid: Tensor | None, scale: float, dropout_p: float) -> Tensor:
+    q = to_chunks(q * scale, window)
+    k_global, k_local = k.split([num_global, window.length], dim=2)
+    v_global, v_local = v.split([num_global, window.length], dim=2)
+    logits = scores(q, to_chunks(k_local, window), window.offsets)             # (B, N, R, C, W, K*W)
+    table = tile_bias(bias, window)
+    if table is not None:
+        logits = logits + table[:, None, None]
+    visible = window.visible(valid, q.device)[:, None]
+    if num_global:
+        to_global = q @ k_global[:, :, None, None].mT                          # (B, N, R, C, W, G)
+        if bias.to_global is not None:
+            to_global = to_global + bias.to_global[:, None, None, None]
+        logits = torch.cat([to_global, logits], dim=-1)
+        visible = F.pad(visible, (num_global, 0), value=True)
+    weights = masked_softmax(logits, visible, can_be_empty(num_global, valid))
+    weights = F.dropout(weights, dropout_p).to(v.dtype)
+    out = values(weights[..., num_global:], to_chunks(v_local, window), window.offsets)
+    if num_global:
+        out = out + weights[..., :num_global] @ v_global[:, :, None, None]
+    return from_chunks(out, window)
