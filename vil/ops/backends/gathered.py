@@ -1,7 +1,7 @@
 """Each chunk with its neighbours gathered beside it, then one scaled_dot_product_attention over all chunks.
 
-Plain tensor operations: it can be exported with symbolic grid sizes and differentiated twice. It keeps K copies of
-k and v. Offsets that lie outside the grid for every chunk are not computed.
+Plain tensor operations, so it can be exported with symbolic grid sizes. It keeps K copies of k and v. Offsets that
+lie outside the grid for every chunk are not computed. No second derivative: torch's fused attention has none.
 
 Letters: B images, N heads, R x C chunks of W tokens, K offsets, G global tokens, D channels.
 """

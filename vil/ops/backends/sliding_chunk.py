@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from vil.ops.backends.chunks import (
     can_be_empty,
@@ -45,8 +44,8 @@ class HandScores(Function):
         return scores_autograd(q, k, offsets)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        _refuse_graph()
         q, k = ctx.saved_tensors
         parts = grad.chunk(len(ctx.offsets), dim=-1)
         grad_q = values_autograd(grad, k, ctx.offsets)
@@ -64,13 +63,19 @@ class HandValues(Function):
         return values_autograd(weights, v, offsets)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        _refuse_graph()
         weights, v = ctx.saved_tensors
         parts = weights.chunk(len(ctx.offsets), dim=-1)
         grad_weights = scores_autograd(grad, v, ctx.offsets)
         grad_v = sum(send_back(part.mT @ grad, offset) for part, offset in zip(parts, ctx.offsets))
         return grad_weights, grad_v, None
+
+
+def _refuse_graph() -> None:
+    """The written-out backward is not differentiable: without this a second derivative would be silently wrong."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("chunk_handgrad has no second derivative: use backend='chunk_autograd' with create_graph")
 
 
 def attend_autograd(q: Tensor, k: Tensor, v: Tensor, window: Window, **options) -> Tensor:
