@@ -83,6 +83,9 @@ def register_relative_bias(module: nn.Module, table: tuple[int, int] | None, hea
 
 def dense_bias(table: Tensor, grid: tuple[int, int]) -> Tensor:
     """((2X-1)*(2Y-1), N) -> (N, L, L): the bias of every pair of tokens, by query position minus key position."""
-    rows, cols = grid
-    pairs = table.unflatten(0, (2 * rows - 1, 2 * cols - 1)).unfold(0, rows, 1).unfold(1, cols, 1)
-    return pairs.flip(-2, -1).permute(2, 0, 1, 3, 4).flatten(3).flatten(1, 2)  # a reversed run is key X-1 .. 0
+    image = table.mT.unflatten(1, (2 * grid[0] - 1, 2 * grid[1] - 1))         # (N, 2X-1, 2Y-1)
+    for axis, size in enumerate(grid, start=1):
+        line = torch.arange(size, device=table.device)
+        index = line[:, None] - line + size - 1                               # of query and key along this axis
+        image = image.index_select(2 * axis - 1, index.flatten()).unflatten(2 * axis - 1, (size, size))
+    return image.transpose(2, 3).flatten(3).flatten(1, 2)                      # from (N, X, X, Y, Y)

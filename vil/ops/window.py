@@ -12,7 +12,7 @@ cheap enough to be made anew for every grid.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -70,6 +70,11 @@ class Window:
         return self.exact == -1
 
     @property
+    def symbolic(self) -> bool:
+        """Whether the grid has sizes that torch.export left open."""
+        return any(isinstance(n, torch.SymInt) for n in self.grid)
+
+    @property
     def length(self) -> int:
         """L, the number of tokens."""
         return self.grid[0] * self.grid[1]
@@ -92,11 +97,11 @@ class Window:
 
     def without_absent(self) -> Window:
         """The same window less the offsets that lie outside the grid for every chunk."""
-        rows, cols = self.chunks
-        if self.cyclic or self.exact == 1 or (rows > 1 and cols > 1):
+        if self.cyclic or self.exact == 1 or self.symbolic:
             return self
+        rows, cols = self.chunks
         offsets = tuple(o for o in self.offsets if abs(o[0]) < rows and abs(o[1]) < cols)
-        return Window(self.grid, self.size, self.exact, offsets)
+        return replace(self, offsets=offsets)
 
     def bias_index(self, device: torch.device | str = "cpu") -> Tensor:
         """(W, K*W) int64: where in a table of (4w-1)**2 the bias of a query and key of the tile stands.

@@ -13,6 +13,8 @@ from vil.ops.window import Window
 def to_chunks(x: Tensor, window: Window) -> Tensor:
     """(B, N, L, D), row-major -> (B, N, R, C, W, D)."""
     (grid_rows, grid_cols), (rows, cols), w = window.grid, window.chunks, window.size
+    if window.symbolic:
+        return x.index_select(2, _token_at_place(window, x.device)).unflatten(2, (rows, cols, w * w))
     x = x.unflatten(2, window.grid)
     x = F.pad(x, (0, 0, 0, cols * w - grid_cols, 0, rows * w - grid_rows))
     x = x.unflatten(3, (cols, w)).unflatten(2, (rows, w))                      # (B, N, R, w, C, w, D)
@@ -22,8 +24,27 @@ def to_chunks(x: Tensor, window: Window) -> Tensor:
 def from_chunks(x: Tensor, window: Window) -> Tensor:
     """(B, N, R, C, W, D) -> (B, N, L, D), padding dropped."""
     w = window.size
+    if window.symbolic:
+        return x.flatten(2, 4).index_select(2, _place_of_token(window, x.device))
     x = x.unflatten(4, (w, w)).transpose(3, 4).flatten(4, 5).flatten(2, 3)     # (B, N, R*w, C*w, D)
     return x[:, :, :window.grid[0], :window.grid[1]].flatten(2, 3)
+
+
+def _token_at_place(window: Window, device: torch.device) -> Tensor:
+    """(R*C*W) int64: the token at each place of the chunk layout; padding repeats the last row or column.
+
+    Export traces this instead of padding and cropping, whose graphs would hold for one remainder of X / w only.
+    """
+    lines = [torch.arange(n * window.size, device=device).clamp(max=size - 1).unflatten(0, (n, window.size))
+             for n, size in zip(window.chunks, window.grid)]
+    return (lines[0][:, None, :, None] * window.grid[1] + lines[1][None, :, None, :]).flatten()
+
+
+def _place_of_token(window: Window, device: torch.device) -> Tensor:
+    """(L) int64: where each token stands in the chunk layout."""
+    w, (row, col) = window.size, (torch.arange(n, device=device) for n in window.grid)
+    row, col = row[:, None], col[None, :]
+    return ((row // w * window.chunks[1] + col // w) * w * w + row % w * w + col % w).flatten()
 
 
 def neighbour(x: Tensor, offset: tuple[int, int]) -> Tensor:

@@ -18,7 +18,7 @@ from vil.ops.window import Window
 def attend(q: Tensor, k: Tensor, v: Tensor, window: Window, *, num_global: int, bias: LocalBias,
            valid: Tensor | None, scale: float, dropout_p: float) -> Tensor:
     """See `vil.ops.local_attention`."""
-    window = window if torch.compiler.is_compiling() else window.without_absent()
+    window = window.without_absent()
     rows, cols = window.chunks
     queries = _by_chunk(to_chunks(q, window))                                  # (B*R*C, N, W, D)
     keys, values = _gather(k, window, num_global), _gather(v, window, num_global)
