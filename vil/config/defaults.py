@@ -5,6 +5,7 @@ comment (behind it or above it) says meaning, unit and special values, its defau
 type, CHECKS below says what is allowed. `vil config --docs docs/config.md` makes a page of it.
 """
 
+import difflib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -79,13 +80,13 @@ _C.LOSS = CfgNode()  # What is minimised.
 _C.LOSS.LOSS = "xentropy"  # Name of the loss.
 _C.LOSS.LABEL_SMOOTHING = 0.0  # Share of the target spread over all classes.
 _C.LOSS.FOCAL = CfgNode()  # The focal loss.
-_C.LOSS.FOCAL.NORMALIZE = True  # Divide by the sum of the weights.
+_C.LOSS.FOCAL.NORMALIZE = True  # Normalise the loss over the batch.
 _C.LOSS.FOCAL.ALPHA = 1.0  # Weight of the positives.
-_C.LOSS.FOCAL.GAMMA = 0.5  # Exponent that turns away from easy examples.
+_C.LOSS.FOCAL.GAMMA = 0.5  # Exponent: the larger, the less easy examples count.
 
 _C.DATALOADER = CfgNode()  # How samples become batches.
 _C.DATALOADER.BSZ = 128  # Images per step over ALL processes together.
-_C.DATALOADER.RE = "no"  # Rare-example sampling.
+_C.DATALOADER.RE = "no"  # Without a known meaning.
 _C.DATALOADER.WORKERS = 0  # Loader processes per training process; 0 loads in the process itself.
 
 _C.OPTIM = CfgNode()  # The optimiser and the length of the run.
@@ -194,12 +195,12 @@ DEAD = {
     "AUG.DROPBLOCK_KEEP_PROB": "no DropBlock was ever built",
     "AUG.DROPBLOCK_BLOCK_SIZE": "no DropBlock was ever built",
     "AUG.MIXCUT_AND_MIXUP": "AUG.MIXUP_SWITCH_PROB decides",
-    "AUG.TIMM_AUG.RE_SPLIT": "needs repeated batches, which were never built",
-    "DATALOADER.RE": "no such sampler was ever built",
+    "AUG.TIMM_AUG.RE_SPLIT": "nothing hands it to timm",
+    "DATALOADER.RE": "nothing reads it",
     "OPTIM.WARMUP": "SOLVER.WARMUP_EPOCHS decides",
     "OPTIM.TEST_FREQ": "RUN.EVAL_EVERY decides",
-    "MODEL.NONLINEARITY": "belonged to networks that were never published",
-    "MODEL.FREEZE_CONV_BODY_AT": "belonged to networks that were never published",
+    "MODEL.NONLINEARITY": "the networks fix their activations",
+    "MODEL.FREEZE_CONV_BODY_AT": "nothing reads it",
     "BACKUP_LOG_DIR": "logs have one place, OUTPUT_DIR",
 }
 
@@ -265,7 +266,7 @@ CHECKS = {
     "AUG.MIXUP": at_least(0),
     "AUG.MIXCUT": at_least(0),
     "AUG.MIXCUT_MINMAX": Rule(
-        lambda v: not v or (is_range(v) and v[1] <= 1), "empty, or two numbers, 0 < low <= high <= 1"
+        lambda v: not v or (is_range(v) and v[1] <= 1), "empty, or 0 < low <= high <= 1"
     ),
     "AUG.MIXUP_SWITCH_PROB": share,
     "AUG.MIXUP_MODE": one_of("batch", "pair", "elem"),
@@ -380,9 +381,41 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def defaults() -> CfgNode:
+def tree() -> CfgNode:
     """A fresh copy of the tree, free to be changed."""
     return _C.clone()
+
+
+KEYS = leaves(_C)  # {key: default}
+SECTIONS = {key[: dot.start()] for key in KEYS for dot in re.finditer(r"\.", key)} | {*OPEN}
+
+
+def is_known(key: str) -> bool:
+    """Whether a key is declared or may be added. A new name in an open node that looks like a
+    declared one is a typing error, and would be a silent one."""
+    if key in KEYS or key in SECTIONS:
+        return True
+    node, _, name = key.rpartition(".")
+    if node not in OPEN or not name.isidentifier():
+        return False
+    declared = [last(key) for key in KEYS if key.startswith(f"{node}.")]
+    return not any(likeness(name, other) >= 0.8 for other in declared)
+
+
+def nearest(key: str) -> str | None:
+    """The declared key most like `key`, if one is: by whole path and by last name, so that `LR`
+    finds OPTIM.LR."""
+    scores = {name: likeness(key, name) + likeness(last(key), last(name)) for name in KEYS}
+    best = max(scores, key=scores.__getitem__)
+    return best if scores[best] > 1 else None
+
+
+def last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def likeness(given: str, name: str) -> float:
+    return difflib.SequenceMatcher(None, given[:80].upper(), name, autojunk=False).ratio()
 
 
 def meanings() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What the 2021 original wrote differently: its names, its spellings, the keys it added at run time.
+"""What the 2021 original wrote differently: names, spellings, and keys it added at run time.
 
 Old files load as they are. Whatever is dropped or read differently is said in one warning.
 """
@@ -55,6 +55,5 @@ def warn_revived(cfg: CfgNode, sources: dict[str, str]) -> None:
     """LN_EPS did nothing in the original, so a file of its time may hold any value."""
     key = "MODEL.VIT.MSVIT.LN_EPS"
     if "VERSION" not in sources and cfg.MODEL.VIT.MSVIT.LN_EPS != 1e-6:
-        log.warning(
-            "%s: %s: the original ignored LN_EPS (it used 1e-6); it is honoured here", sources[key], key
-        )
+        note = "the original ignored LN_EPS and used 1e-6; it is honoured here"
+        log.warning("%s: %s: %s", sources[key], key, note)

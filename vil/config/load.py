@@ -1,9 +1,9 @@
-"""From a YAML file and KEY VALUE pairs to one checked, frozen tree that knows where its values are from.
+"""From a YAML file and KEY VALUE pairs to one checked, frozen tree and the origin of each value.
 
 Every source becomes a list of settings, values still as written; the type of a key's default then
 decides how its text is read. So `1` is a fine float, `1e-3` is a number and `RE: no` is a word,
 whatever YAML would make of them. Later settings win: environment, base files, file, command line.
-Nothing is evaluated or executed, and whatever is refused is refused in one line that names its place.
+Nothing is evaluated or executed; what is refused is refused in one line that names its place.
 """
 
 import ast
@@ -11,7 +11,6 @@ import difflib
 import logging
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +18,7 @@ from typing import Any, NamedTuple
 import yaml
 from yacs.config import CfgNode
 
-from vil.config import legacy
-from vil.config.defaults import CHECKS, CONFLICTS, DEAD, OPEN, defaults, leaves
+from vil.config import defaults, legacy
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +29,8 @@ MAX_NODES = 10_000  # of one file with its aliases written out
 MAX_DEPTH = 20
 COMMAND_LINE = "command line"
 
-KEYS = leaves(defaults())
-SECTIONS = {key[: match.start()] for key in KEYS for match in re.finditer(r"\.", key)} | set(OPEN)
 TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-NOTHING = ("none", "null", "~")
+NOTHING = ("None", "null", "Null", "NULL", "~")
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -43,9 +39,12 @@ class ConfigError(ValueError):
 
     exit_code = 2
 
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split("\n")))
+
 
 class Setting(NamedTuple):
-    """One key with its value as somebody wrote it: text, or a list of texts and lists."""
+    """One dotted key with its value as somebody wrote it: text, or a list of texts and lists."""
 
     key: str
     value: Any
@@ -58,10 +57,10 @@ class Quoted(str):
 
 def get_config(file: str | Path | None = None, opts: Sequence[str] = ()) -> CfgNode:
     """The frozen config made of the defaults, a file and options (KEY VALUE or KEY=VALUE)."""
-    return load(file, opts)[0]
+    return load_config(file, opts)[0]
 
 
-def load(
+def load_config(
     file: str | Path | None = None,
     opts: Sequence[str] = (),
     fallbacks: Mapping[str, str] | None = None,
@@ -73,9 +72,11 @@ def load(
     settings = [Setting(key, value, "environment") for key, value in (fallbacks or {}).items()]
     if file:
         settings += _from_file(find(file))
-    settings += legacy.modernise(list(_from_options(opts)), is_known)
-    cfg, sources = defaults(), {}
+    settings += legacy.modernise(list(_from_options(opts)), defaults.is_known)
+    cfg, sources = defaults.tree(), {}
     for setting in settings:
+        if setting.key in defaults.SECTIONS and setting.value == "":
+            continue  # a section whose lines are all commented out
         _assign(cfg, setting)
         sources[setting.key] = setting.where
     _check(cfg, sources)
@@ -96,19 +97,26 @@ def packaged_root() -> Path:
 
 def find(name: str | Path, folder: Path | None = None) -> Path:
     """The config file `name`: relative to `folder` (here), else below the packaged configs/."""
-    given = Path(name).expanduser()
+    given = Path(os.path.expanduser(name))
     if given.suffix not in SUFFIXES:
-        raise ConfigError(f"{name}: a config is a {', '.join(SUFFIXES)} file; nothing else is read")
-    parts = given.parts[1:] if given.parts[0] == "configs" else given.parts
-    for candidate in ((folder or Path()) / given, packaged_root().joinpath(*parts)):
+        raise ConfigError(f"{name}: a config ends in {', '.join(SUFFIXES)}; nothing else is read")
+    root = packaged_root()
+    below = Path(*given.parts[1:]) if given.parts[0] == "configs" else given
+    for candidate in ((folder or Path()) / given, root / below):
         if os.path.isfile(candidate):  # False, not an error, for names no file can have
             return candidate.resolve()
-    known = [path.relative_to(packaged_root()).as_posix() for path in packaged_root().rglob("*.yaml")]
-    near = difflib.get_close_matches(Path(*parts).as_posix(), known, n=1)
-    raise ConfigError(f"{name}: no such config file{_did_you_mean(near)}")
+    known = [path.relative_to(root).as_posix() for path in root.rglob("*.yaml")]
+    near = difflib.get_close_matches(below.as_posix(), known, n=1)
+    raise ConfigError(f"{name}: no such config file{_did_you_mean(*near)}")
 
 
-def _from_file(path: Path, below: tuple[Path, ...] = (), roots: Sequence[Path] = ()) -> list[Setting]:
+def _did_you_mean(name: str | None = None) -> str:
+    return f"; did you mean {name}?" if name else ""
+
+
+def _from_file(
+    path: Path, below: tuple[Path, ...] = (), roots: Sequence[Path] = ()
+) -> list[Setting]:
     """The settings of a file after those of its bases. `below` are the files that led here."""
     if path in below:
         chain = " -> ".join(_shown(step) for step in (*below, path))
@@ -123,7 +131,7 @@ def _from_file(path: Path, below: tuple[Path, ...] = (), roots: Sequence[Path] =
         for name in names:
             base = _find_base(str(name), path, setting.where, roots)
             inherited += _from_file(base, (*below, path), roots)
-    return inherited + legacy.modernise(own, is_known)
+    return inherited + legacy.modernise(own, defaults.is_known)
 
 
 def _roots(path: Path) -> list[Path]:
@@ -138,9 +146,10 @@ def _find_base(name: str, path: Path, where: str, roots: Sequence[Path]) -> Path
     except ConfigError as error:
         raise ConfigError(f"{where}: _BASE_ {error}") from None
     if not any(base.is_relative_to(root) for root in roots):
+        allowed = " and ".join(map(str, roots))
         raise ConfigError(
-            f"{where}: _BASE_ {name}: outside {' and '.join(map(str, roots))}; a config that is passed"
-            " on must not pull in files from elsewhere"
+            f"{where}: _BASE_ {name}: lies outside {allowed}; refused, so that a config"
+            " from somebody else cannot make you read other files"
         )
     return base
 
@@ -154,7 +163,7 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"{_shown(path)}: cannot be read: {error}") from None
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{_shown(path)}: larger than {MAX_BYTES} bytes, so it is no config")
-    return text.replace("\t", " ") if path.suffix == ".json" else text  # YAML forbids JSON's tabs
+    return text
 
 
 def _shown(path: Path) -> str:
@@ -173,7 +182,7 @@ def read_yaml(text: str, label: str) -> list[Setting]:
     except yaml.YAMLError as error:
         line = f":{error.problem_mark.line + 1}" if getattr(error, "problem_mark", None) else ""
         problem = getattr(error, "problem", None) or error
-        raise ConfigError(f"{label}{line}: not valid YAML: {' '.join(str(problem).split())}") from None
+        raise ConfigError(f"{label}{line}: not valid YAML: {problem}") from None
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
@@ -185,15 +194,13 @@ def _screen(text: str, label: str) -> None:
     """Refuse tags and deep nesting before anything recursive sees the text."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
+        where = f"{label}:{event.start_mark.line + 1}"
         if getattr(event, "tag", None):
-            line = event.start_mark.line + 1
-            raise ConfigError(f"{label}:{line}: YAML tag {event.tag}: tags are refused, write the value")
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
+            raise ConfigError(f"{where}: {event.tag}: tags are refused, write the plain value")
+        opens, closes = yaml.CollectionStartEvent, yaml.CollectionEndEvent
+        depth += isinstance(event, opens) - isinstance(event, closes)
         if depth > MAX_DEPTH:
-            raise ConfigError(f"{label}:{event.start_mark.line + 1}: nested deeper than {MAX_DEPTH}")
+            raise ConfigError(f"{where}: nested deeper than {MAX_DEPTH}")
 
 
 class _Walk:
@@ -267,59 +274,24 @@ def _option(key: str, value: Any) -> Iterator[Setting]:
     yield Setting(key, value, COMMAND_LINE)
 
 
-# Keys
-
-
-def is_known(key: str) -> bool:
-    """Whether a key is declared or may be added. A new name in an open node that looks like a
-    declared one is a typing error, and would be a silent one."""
-    if key in KEYS or key in SECTIONS:
-        return True
-    opened = [node for node in OPEN if key.startswith(f"{node}.")]
-    if not opened or not all(name.isidentifier() for name in key.split(".")):
-        return False
-    declared = [name for name in KEYS if name.startswith(f"{opened[0]}.")]
-    return not any(_alike(_last(key), _last(name)) >= 0.8 for name in declared)
-
-
-def nearest(key: str) -> list[str]:
-    """The declared key most like `key`, or none: by whole path and by last name, so that `LR` finds
-    OPTIM.LR."""
-
-    def likeness(known: str) -> float:
-        return _alike(key, known) + _alike(_last(key), _last(known))
-
-    best = max([*KEYS, *OPEN], key=likeness)
-    return [best] if likeness(best) > 1 else []
-
-
-def _alike(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one.upper(), other, autojunk=False).ratio()
-
-
-def _last(key: str) -> str:
-    return key.rpartition(".")[2]
-
-
-def _did_you_mean(near: Sequence[str]) -> str:
-    return f"; did you mean {near[0]}?" if near else ""
+# One setting
 
 
 def _assign(cfg: CfgNode, setting: Setting) -> None:
     key, value, where = setting
-    if key in SECTIONS:
-        if value == "":  # its lines are all commented out
-            return
-        raise ConfigError(f"{where}: {key}: expected a section of keys, got {value!r}")
+    if key in defaults.SECTIONS:
+        raise ConfigError(f"{where}: {key}: expected a section of keys, got {value!r:.80}")
+    if not defaults.is_known(key):
+        raise ConfigError(f"{where}: {key}: unknown key{_did_you_mean(defaults.nearest(key))}")
     node = cfg
-    for name in key.split(".")[:-1]:
-        node = node.setdefault(name, CfgNode()) if isinstance(node, CfgNode) else None
-    if not is_known(key) or not isinstance(node, CfgNode):
-        raise ConfigError(f"{where}: {key}: unknown key{_did_you_mean(nearest(key))}")
+    *path, name = key.split(".")
+    for step in path:
+        node = node[step]
     try:
-        node[_last(key)] = coerce(value, KEYS[key]) if key in KEYS else free(value)
+        node[name] = coerce(value, defaults.KEYS[key]) if key in defaults.KEYS else free(value)
     except ValueError:
-        raise ConfigError(f"{where}: {key}: expected {kind(KEYS[key])}, got {value!r}") from None
+        wanted = f"expected {kind(defaults.KEYS[key])}, got {value!r:.80}"
+        raise ConfigError(f"{where}: {key}: {wanted}") from None
 
 
 # Values
@@ -342,7 +314,7 @@ def free(value: Any) -> Any:
         return [free(item) for item in value]
     if isinstance(value, Quoted):
         return str(value)
-    if value.lower() in NOTHING:
+    if value in NOTHING:
         return None
     for read in (_truth, int, _number, lambda text: free(_items(text))):
         try:
@@ -373,28 +345,21 @@ def _number(text: str) -> float:
 
 
 def _text(text: str) -> str:
-    """Text as it stands; the shell keeps the inner quotes of "'no'", they are taken off here."""
+    """Text as it stands. A shell keeps the inner quotes of "'no'"; they are taken off here."""
     if isinstance(text, Quoted):
         return str(text)
-    if text.lower() in NOTHING:
+    if text in NOTHING:
         raise ValueError(text)
     quoted = text[:1] in ("'", '"') and text[-1:] == text[:1] and len(text) > 1
-    return str(_literal(text)) if quoted else text
+    return text[1:-1] if quoted else text
 
 
 def _items(text: str) -> list[Any]:
     """The items of (1, 2) or [1, 2] written as text."""
-    items = _literal(text) if text[:1] in ("(", "[") else None
-    if not isinstance(items, tuple | list):
+    if text[:1] not in ("(", "[") or len(text) > MAX_LITERAL:
         raise ValueError(text)
-    return _as_written(items)
-
-
-def _literal(text: str) -> Any:
-    if len(text) > MAX_LITERAL:
-        raise ValueError("too long")
     try:
-        return ast.literal_eval(text)
+        return _as_written(list(ast.literal_eval(text)))
     except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(text) from error
 
@@ -413,20 +378,20 @@ READERS: dict[type, Callable[[str], Any]] = {bool: _truth, int: int, float: _num
 
 
 def _check(cfg: CfgNode, sources: Mapping[str, str]) -> None:
-    values = leaves(cfg)
-    for key, rule in CHECKS.items():
+    values = defaults.leaves(cfg)
+    for key, rule in defaults.CHECKS.items():
         if not rule.holds(values[key]):
             where = sources.get(key, "default")
-            raise ConfigError(f"{where}: {key}: expected {rule.sentence}, got {values[key]!r}")
-    for keys, found, sentence in CONFLICTS:
+            raise ConfigError(f"{where}: {key}: expected {rule.sentence}, got {values[key]!r:.80}")
+    for keys, found, sentence in defaults.CONFLICTS:
         if found(*(values[key] for key in keys)):
             given = [f"{key} {values[key]!r} ({sources.get(key, 'default')})" for key in keys]
             raise ConfigError(f"{', '.join(given)}: {sentence}")
 
 
 def _warn(cfg: CfgNode, sources: Mapping[str, str]) -> None:
-    values = leaves(cfg)
-    dead = [f"{key} ({why})" for key, why in DEAD.items() if values[key] != KEYS[key]]
+    changed = diff(cfg, defaults.tree())
+    dead = [f"{key} ({why})" for key, why in defaults.DEAD.items() if key in changed]
     if dead:
         log.warning("keys that never had an effect: %s", ", ".join(dead))
     legacy.warn_revived(cfg, sources)
@@ -434,17 +399,14 @@ def _warn(cfg: CfgNode, sources: Mapping[str, str]) -> None:
 
 def diff(cfg: CfgNode, other: CfgNode) -> dict[str, tuple[Any, Any]]:
     """{key: (value in cfg, value in other)} where they differ; None where a key is missing."""
-    mine, theirs = leaves(cfg), leaves(other)
+    mine, theirs = defaults.leaves(cfg), defaults.leaves(other)
     pairs = {key: (mine.get(key), theirs.get(key)) for key in {**mine, **theirs}}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def dump(node: Any) -> str:
-    """YAML that loads back to the same tree; of any part of it, too."""
-    return yaml.dump(
-        node, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=math.inf,
-        allow_unicode=True,
-    )
+def dump(cfg: CfgNode) -> str:
+    """YAML that loads back to the same tree, one line per key."""
+    return yaml.dump(cfg, Dumper=_Dumper, sort_keys=False, width=math.inf, allow_unicode=True)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -454,9 +416,19 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
     """Quoted where it would otherwise be read as something else, on one line always."""
-    style = None if free(text) == text and "\n" not in text else '"'
+    style = None if free(text) == text and text.isprintable() else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
 
 
+def _represent_node(dumper: _Dumper, node: CfgNode) -> yaml.Node:
+    return dumper.represent_mapping("tag:yaml.org,2002:map", node.items(), flow_style=not node)
+
+
+def _represent_items(dumper: _Dumper, items: Sequence[Any]) -> yaml.Node:
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
+
+
 _Dumper.add_representer(str, _represent_text)
-_Dumper.add_representer(CfgNode, _Dumper.represent_dict)
+_Dumper.add_representer(list, _represent_items)
+_Dumper.add_representer(tuple, _represent_items)
+_Dumper.add_representer(CfgNode, _represent_node)

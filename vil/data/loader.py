@@ -12,7 +12,7 @@ from vil.data.batch import Batch
 from vil.data.dataset import ImageDataset
 from vil.data.samplers import eval_batches, train_batches
 from vil.data.unreadable import Ledger, Samples
-from vil.data.workers import data_loader, stop_at_exit, stop_workers
+from vil.data.workers import data_loader, receive, stop_at_exit, stop_workers
 from vil.utils.errors import DataError
 
 # How many successive samples are tried in place of one that cannot be read.
@@ -60,7 +60,7 @@ class TrainLoader:
         iterator = iter(data_loader(self.samples, order, **self.options))
         stop_at_exit(iterator)
         try:
-            for step, batch in zip(steps, iterator):
+            for step, batch in zip(steps, receive(iterator)):
                 self.ledger.record(batch.unreadable)
                 self.refuse_gaps(batch)
                 yield replace(batch, epoch=step // self.steps_per_epoch, step=step)
@@ -114,7 +114,7 @@ class EvalLoader:
         if iterator is not self.started:  # the same object again once there are workers
             self.started = iterator
             stop_at_exit(iterator)
-        for step, batch in enumerate(iterator):
+        for step, batch in enumerate(receive(iterator)):
             self.ledger.record(batch.unreadable)
             if len(batch):
                 yield replace(batch, step=step)

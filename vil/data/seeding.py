@@ -26,7 +26,7 @@ def entropy(stream: str, *key: int) -> np.random.SeedSequence:
 def seeded(stream: str, *key: int) -> Iterator[None]:
     """Inside, the three global generators start from the key; outside, nothing has happened.
 
-    About 40 us. torch.manual_seed is not used: it would also reseed the accelerators.
+    About 0.1 ms. torch.manual_seed is not used: it would also reseed the accelerators.
     """
     saved = random.getstate(), np.random.get_state(), torch.get_rng_state()
     words = entropy(stream, *key).generate_state(4)

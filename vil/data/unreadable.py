@@ -51,19 +51,20 @@ class Ledger:
 
     def record(self, reports: Iterable[Unreadable]) -> None:
         """Report what is new. DataError when more than max_fraction of the dataset is broken."""
-        for report in reports:
-            if report.index not in self.seen:
-                self.seen.add(report.index)
-                self.write(f"{report.name}\t{report.reason}")
-        if len(self.seen) > self.max_fraction * self.total:
-            raise DataError(
-                f"{len(self.seen)} of {self.total} images cannot be read, and only a fraction of "
-                f"{self.max_fraction} may be; the last: {report.name} ({report.reason})"
-            )
+        for index, name, reason in reports:
+            if index in self.seen:
+                continue
+            self.seen.add(index)
+            self.write(f"{name}\t{reason}")
+            if len(self.seen) > self.max_fraction * self.total:
+                raise DataError(
+                    f"{len(self.seen)} of {self.total} images cannot be read, more than the "
+                    f"allowed fraction of {self.max_fraction}; the last: {name} ({reason})"
+                )
 
     def write(self, line: str) -> None:
         """One warning, and one line at the end of the file."""
-        logger.warning("unreadable image %d of %d: %s", len(self.seen), self.total, line)
+        logger.warning("unreadable image (%d of %d so far): %s", len(self.seen), self.total, line)
         if self.file is not None:
             with open(self.file, "a", encoding="utf-8", errors="surrogateescape") as file:
                 file.write(line + "\n")

@@ -2,18 +2,21 @@
 
 import atexit
 import signal
+import time
 import weakref
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.utils.data import DataLoader
 
-from vil.data.batch import collate
+from vil.data.batch import Batch, collate
+from vil.data.samplers import Position
 from vil.data.unreadable import Samples
 
 
 def data_loader(
     samples: Samples,
-    batches,
+    batches: Iterable[list[Position]],
     *,
     workers: int,
     pin_memory: bool,
@@ -47,6 +50,18 @@ def leave_signals_to_parent(worker_id: int) -> None:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
+def receive(iterator: Iterator[Batch]) -> Iterator[Batch]:
+    """The iterator's batches. RuntimeError, with the worker's id, when a worker has died.
+
+    Its sockets close before its parent is told: torch's SIGCHLD handler raises during the sleep.
+    """
+    try:
+        yield from iterator
+    except (ConnectionError, EOFError):
+        time.sleep(1)
+        raise
 
 
 def stop_workers(iterator: object) -> None:

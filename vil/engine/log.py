@@ -20,7 +20,17 @@ import torch
 
 from vil.engine.disk import replace_text
 
-FORMATS = {"loss": ".4f", "lr": ".3e", "time": ".3f", "data": ".3f", "img/s": ".1f", "mem": ".0f"}
+FORMATS = {
+    "loss": ".4f",
+    "top1": ".2f",
+    "top5": ".2f",
+    "lr": ".3e",
+    "time": ".3f",
+    "data": ".3f",
+    "img/s": ".1f",
+    "mem": ".0f",
+}
+REDRAW_SECONDS = 0.2
 
 
 class Log:
@@ -29,6 +39,7 @@ class Log:
     def __init__(self, folder: Path, *, enabled: bool):
         self.folder, self.enabled = folder, enabled
         self.bar = self.metrics = self.tensorboard = None
+        self.drawn = 0.0
         self.text = open(folder / "log.txt", "a", buffering=1) if enabled else None  # noqa: SIM115
 
     def begin(self, step: int, end: int, *, steps_per_epoch: int, batch_size: int) -> None:
@@ -57,8 +68,12 @@ class Log:
 
     def tick(self, step: int) -> None:
         """Move the progress bar."""
-        if self.bar:
-            self.bar.update(self.bar.task_ids[0], completed=step)
+        if not self.bar:
+            return
+        due = time.monotonic() - self.drawn > REDRAW_SECONDS
+        self.bar.update(self.bar.task_ids[0], completed=step, refresh=due)
+        if due:
+            self.drawn = time.monotonic()
 
     def training(self, step: int, lr: float, figures: dict[str, float]) -> None:
         """The means since the last line, as `Meter.read` gives them: the task's, time, data."""
@@ -129,11 +144,15 @@ def step_of(line: str) -> float:
 
 
 def open_bar(step: int, end: int):
-    """A started rich progress bar with one task."""
+    """A started rich progress bar with one task.
+
+    It draws itself only when told to: rich's thread could hold the terminal's lock while loader
+    workers are forked, and a worker that warns would then wait for ever.
+    """
     from rich import progress
 
     columns = (progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeRemainingColumn())
-    bar = progress.Progress(*columns, transient=True)
+    bar = progress.Progress(*columns, transient=True, auto_refresh=False)
     bar.add_task("train", completed=step, total=end)
     bar.start()
     return bar

@@ -1,10 +1,10 @@
 """The folder of one run: locked while in use, and telling afterwards how it was made and ended.
 
-    run.lock      held by the process that writes here; a second one is refused
-    command.txt   every command that ran here       env.txt   versions, device, git commit of each
-    status.json   {state, code, step, checkpoint, reason, time}, for schedulers (torchrun returns 1
-                  for every failure) and for people
-    log.txt metrics.jsonl tb/ checkpoints/           see log.py and state.py
+run.lock      held by the process that writes here; a second one is refused
+command.txt   every command that ran here       env.txt   versions, device, git commit of each
+status.json   {state, code, step, checkpoint, reason, time}, for schedulers (torchrun returns 1
+              for every failure) and for people
+log.txt metrics.jsonl tb/ checkpoints/           see log.py and state.py
 """
 
 import fcntl
@@ -54,6 +54,11 @@ class Run:
             append(self.folder / "env.txt", environment(ranks, device))
         self.log = Log(self.folder, enabled=self.writes)
         self.status("running")
+
+    def tick(self, step: int) -> None:
+        """`step` steps are done."""
+        self.step = step
+        self.log.tick(step)
 
     def status(self, state: str, code: int | None = None, reason: str = "") -> None:
         """Replace status.json. `code` is the exit code, null while the run goes on."""

@@ -62,16 +62,16 @@ def train(
 ) -> State:
     """Train from the newest checkpoint in the run's folder, or from the start, to the end.
 
-    `batch_size` counts the images of a step on all ranks; `log_freq` is in steps, `eval_every` and
-    `save_every` in epochs, and the last step always logs, evaluates and saves. `draw` is called
-    with the run's folder after each evaluation. Raises DivergedError when the loss is not finite.
+    `batch_size` counts the images of a step on all ranks; `eval_every` and `save_every` are in
+    epochs, and the last step always logs, evaluates and saves. `draw` is called with the run's
+    folder after each evaluation. Raises DivergedError when the loss is not finite.
     """
     plain, per_epoch = unwrap(model), loader.steps_per_epoch
     end = min(epochs * per_epoch, max_steps or epochs * per_epoch)
     scaler = torch.amp.GradScaler(device.type, enabled=task.amp_dtype is torch.float16)
     state = State(seed, ranks.world, batch_size, per_epoch)
     state = resume(run.checkpoints, state, plain, optimizer, scaler, ranks=ranks, say=run.log.say)
-    run.step = state.step
+    run.tick(state.step)
     if state.step >= end:
         run.log.say(f"nothing to do: {state.step} of {end} steps are done")
         return state
@@ -94,9 +94,8 @@ def train(
         scaler.update()
 
         state = replace(state, step=state.step + 1)
-        run.step = state.step
+        run.tick(state.step)
         meter.add({"loss": loss, **figures})
-        run.log.tick(state.step)
         done, epoch_ends = state.step == end, state.step % per_epoch == 0
 
         if state.step % log_freq == 0 or epoch_ends or done:
@@ -116,8 +115,8 @@ def train(
                 draw(run.folder)
 
         if done or improved or (epoch_ends and state.epoch % save_every == 0):
-            how = {"ranks": ranks, "keep": keep, "is_best": improved}
-            save(run.checkpoints, plain, optimizer, scaler, state, **how)
+            where = run.checkpoints
+            save(where, plain, optimizer, scaler, state, ranks=ranks, keep=keep, is_best=improved)
             run.status("running")
     return state
 

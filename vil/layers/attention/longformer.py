@@ -5,11 +5,12 @@ Letters: B images, N heads, D channels of a head, L local tokens, G global token
 
 import random
 
+import torch
 from torch import Tensor
 
 from vil.layers.attention.base import GlobalLocalAttention
 from vil.layers.position import register_relative_bias
-from vil.ops import LocalBias, Window, local_attention
+from vil.ops import Case, LocalBias, Window, local_attention
 from vil.ops.window import mode_offsets
 from vil.utils.progress import Progress
 
@@ -50,6 +51,11 @@ class LongformerAttention(GlobalLocalAttention):
     def window(self, grid: tuple[int, int]) -> Window:
         """Who sees whom at this moment of training or evaluation."""
         return Window.from_mode(grid, self.window_size, self.sw_exact, self.current_mode())
+
+    def case(self, grid: tuple[int, int], batch: int, dtype: torch.dtype, device: str) -> Case:
+        """What a backend is asked for on this grid, for `explain` and `choose`."""
+        return Case(self.window(grid), batch, self.num_heads, self.dim // self.num_heads, self.num_global, dtype,
+                    device, self.rel_pos, self.rel_pos and self.num_global > 0, dropout=self.attn_drop > 0)
 
     def current_mode(self) -> int:
         """The neighbour mode in force: -1, 0, or 1..8."""

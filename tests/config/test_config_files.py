@@ -1,0 +1,143 @@
+"""Files from anywhere: what is found, what a base may be, and that hostile files do nothing."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from vil.config import ConfigError, dump, get_config
+from vil.config.load import packaged_root
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def refusal(file):
+    with pytest.raises(ConfigError) as caught:
+        get_config(file)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_packaged_configs_are_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = get_config("_base_/classification.yaml")
+    assert cfg == get_config("configs/_base_/classification.yaml")
+    assert cfg.OPTIM.EPOCHS == 300
+    shutil.copy(packaged_root() / "_base_/classification.yaml", tmp_path / "mine.yaml")
+    assert get_config("mine.yaml") == cfg
+
+
+def test_a_missing_file_is_answered_with_the_nearest():
+    message = refusal("configs/_base_/clasification.yaml")
+    assert message.endswith("no such config file; did you mean _base_/classification.yaml?")
+
+
+def test_json_is_read(write):
+    text = json.dumps({"OPTIM": {"LR": 1e-3}, "DATA": {"TRAIN": ["digits"]}}, indent="\t")
+    cfg = get_config(write("x.json", text))
+    assert (cfg.OPTIM.LR, cfg.DATA.TRAIN) == (1e-3, ("digits",))
+
+
+def test_later_bases_win_and_the_file_wins_over_all(write):
+    write("sub/a.yaml", "OPTIM: {LR: 1, WD: 0.1, MOM: 0.1}")
+    write("b.yaml", "_BASE_: sub/a.yaml\nOPTIM: {LR: 2, WD: 0.2}")
+    top = write("top.yaml", "OPTIM: {LR: 3}\n_BASE_: [sub/a.yaml, b.yaml]")
+    optim = get_config(top).OPTIM
+    assert (optim.LR, optim.WD, optim.MOM) == (3.0, 0.2, 0.1)
+
+
+def test_a_base_may_be_anywhere_below_configs_or_packaged(write):
+    write("configs/_base_/b.yaml", "OPTIM: {EPOCHS: 7}")
+    assert get_config(write("configs/x/y/t.yaml", "_BASE_: ../../_base_/b.yaml")).OPTIM.EPOCHS == 7
+    assert get_config(write("u.yaml", "_BASE_: _base_/classification.yaml")).OPTIM.EPOCHS == 300
+
+
+def test_bases_in_a_circle(write):
+    write("a.yaml", "_BASE_: b.yaml")
+    assert "circle" in refusal(write("b.yaml", "_BASE_: a.yaml"))
+    assert "circle" in refusal(write("c.yaml", "_BASE_: c.yaml"))
+
+
+def test_a_base_cannot_leave_its_tree(write, tmp_path):
+    secret = write("elsewhere/secret.yaml", "OPTIM: {LR: 2}")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/link.yaml").symlink_to(secret)
+    for base in ("../elsewhere/secret.yaml", str(secret), "link.yaml"):
+        message = refusal(write("mine/top.yaml", f"OPTIM: {{WD: 0}}\n_BASE_: {base}"))
+        assert "mine/top.yaml:2: _BASE_" in message
+        assert "lies outside" in message
+    assert "no such config file" in refusal(write("mine/top.yaml", "_BASE_: nothing.yaml"))
+
+
+HOSTILE = {
+    "python tag": ("OPTIM: !!python/object/apply:os.system ['touch canary']", "tags are refused"),
+    "any tag": ("OPTIM:\n  LR: !!float 1", "x.yaml:2: tag:yaml.org,2002:float: tags are refused"),
+    "duplicate key": ("OPTIM:\n  LR: 1\n  LR: 2", "x.yaml:3: OPTIM.LR: given twice, first in l"),
+    "duplicate section": ("OPTIM: {LR: 1}\nOPTIM: {WD: 1}", "x.yaml:2: OPTIM: given twice"),
+    "dotted duplicate": ("OPTIM: {LR: 1}\nOPTIM.LR: 2", "x.yaml:2: OPTIM.LR: given twice"),
+    "alias to itself": ("DATA: &a\n  KWARGS: *a", "too large"),
+    "list in itself": ("DATA: {KWARGS: {a: &a [*a]}}", "too large"),
+    "not a mapping": ("- 1\n- 2", "mapping of keys"),
+    "list as key": ("[a, b]: 1", "a key is a word"),
+    "mapping in a list": ("DATA: {TRAIN: [{a: 1}]}", "plain values"),
+    "two documents": ("OPTIM: {LR: 1}\n---\nOPTIM: {LR: 2}", "not valid YAML"),
+    "broken": ("OPTIM:\n  LR: [1\nMODEL: {}", "x.yaml:3: not valid YAML"),
+    "nested": ("DATA: {KWARGS: {a: " + "[" * 5000, "nested deeper"),
+    "binary": ("\0\1\2", "not valid YAML"),
+    "huge": ("#" * (1 << 20) + "\n", "larger than"),
+    "section as value": ("OPTIM: 5", "x.yaml:1: OPTIM: expected a section"),
+    "value as section": ("OPTIM: {LR: {a: 1}}", "x.yaml:1: OPTIM.LR.a: unknown key"),
+    "bytes of brackets": (f"AUG: {{SCALE: '{'(' * 9000}'}}", "AUG.SCALE: expected tuple of float"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_files_are_refused(write, tmp_path, monkeypatch, text, words):
+    monkeypatch.chdir(tmp_path)
+    assert words in refusal(write("x.yaml", text))
+    assert not (tmp_path / "canary").exists()
+
+
+def test_an_alias_bomb_is_refused(write):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)]
+    assert "too large" in refusal(write("bomb.yaml", "\n".join(lines)))
+
+
+def test_a_plain_alias_is_fine(write):
+    cfg = get_config(write("x.yaml", "DATA:\n  TRAIN: &sets [digits]\n  TEST: *sets"))
+    assert cfg.DATA.TEST == ("digits",)
+    assert "*" not in dump(cfg)
+
+
+def test_python_is_never_executed(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = write("x.py", "open('canary', 'w')\ncfg = {}")
+    assert "nothing else is read" in refusal(code)
+    assert "nothing else is read" in refusal(write("top.yaml", "_BASE_: x.py"))
+    call = "__import__('pathlib').Path('canary').touch()"
+    assert call in dump(get_config(write("y.yaml", f'MODEL: {{MODEL_PATH: "{call}"}}')))
+    with pytest.raises(ConfigError):
+        get_config(opts=["AUG.SCALE", f"({call}, 1)"])
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize("option", ["OPTIM.LRR=1", "OPTIM.LR=x", "OPTIM.LR=-1", "SOLVER.MIN_LR=2"])
+def test_refusals_survive_optimised_python(option):
+    """python -O drops asserts, so none may guard a config."""
+    code = f"from vil.config import get_config; get_config(opts=[{option!r}])"
+    folder = packaged_root().parent
+    done = subprocess.run([sys.executable, "-O", "-c", code], cwd=folder, capture_output=True)
+    assert b"ConfigError" in done.stderr

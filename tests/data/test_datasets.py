@@ -1,0 +1,148 @@
+"""The datasets: what is in them, what they are called, and what their errors tell the user."""
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vil.data import DATASETS, build_dataset
+from vil.utils.errors import DataError
+
+
+def save(path, colour=(200, 30, 30)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (12, 9), colour).save(path)
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Two classes; val has one of them only."""
+    for name in ("train/dog/b.PNG", "train/dog/a.jpg", "train/cat/c.webp", "val/dog/d.tif"):
+        save(tmp_path / name)
+    (tmp_path / "train" / "dog" / "notes.txt").write_text("not a picture")
+    (tmp_path / "train" / "dog" / "._a.jpg").write_text("a Mac's shadow of a.jpg")
+    return tmp_path
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_dataset_keeps_the_contract(name, split, root):
+    dataset = build_dataset(name, root, split)
+    image, target = dataset[len(dataset) - 1]
+    assert isinstance(image, Image.Image)
+    assert image.mode == "RGB"
+    assert type(target) is int
+    assert 0 <= target < len(dataset.classes)
+    assert len({dataset.sample_name(i) for i in range(len(dataset))}) == len(dataset)
+    assert len(dataset.targets) == len(dataset)
+    transformed = build_dataset(name, root, split, lambda image: image.size)
+    assert transformed[0] == (dataset[0][0].size, dataset[0][1])
+
+
+def test_wrong_names_are_answered_with_the_right_ones():
+    with pytest.raises(ValueError, match="did you mean 'digits'"):
+        build_dataset("digit", "", "train")
+    with pytest.raises(ValueError, match="train, val"):
+        build_dataset("fake", "", "test")
+
+
+def test_digits_split_is_disjoint_complete_and_balanced():
+    train, val = (build_dataset("digits", "", split) for split in ("train", "val"))
+    assert (len(train), len(val)) == (1437, 360)
+    assert sorted([*train.indices, *val.indices]) == list(range(1797))
+    share = np.bincount(val.targets) / np.bincount(np.concatenate([train.targets, val.targets]))
+    assert np.abs(share - 0.2).max() < 0.01
+    assert list(val.indices[:4]) == list(build_dataset("digits", "", "val").indices[:4])
+
+
+def test_digits_split_is_the_one_of_published_numbers():
+    """A changed split would silently change every accuracy in the documentation."""
+    val = build_dataset("digits", "", "val")
+    assert val.sample_name(0) == "digits/9"
+    assert int(val.indices.sum()) == 337431
+
+
+def test_digits_are_real_pixels_of_the_size_asked_for():
+    image, target = build_dataset("digits", "", "train", size=48)[0]
+    pixels = np.asarray(image)
+    assert pixels.shape == (48, 48, 3)
+    assert pixels.max() > 200
+    assert len(np.unique(pixels)) > 50  # interpolated, not 17 grey levels
+    assert target == 0  # the first digit of the table
+
+
+def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(DataError, match=r"pip install vil\[demo\]"):
+        build_dataset("digits", "", "train")
+
+
+def test_fake_is_a_function_of_split_and_index():
+    one, two = build_dataset("fake", "", "train", n=8), build_dataset("fake", "", "train", n=99)
+    assert np.array_equal(one[5][0], two[5][0])
+    assert not np.array_equal(one[5][0], build_dataset("fake", "", "val", n=8)[5][0])
+
+
+def test_fake_classes_can_be_learnt():
+    """The nearest mean colour tells the class of nearly every picture of the other split."""
+
+    def colours(split):
+        dataset = build_dataset("fake", "", split, n=100, size=16, num_classes=5)
+        mean = np.array([np.asarray(image).mean((0, 1)) for image, _ in dataset_items(dataset)])
+        return mean / np.linalg.norm(mean, axis=1, keepdims=True), dataset.targets
+
+    (train, targets), (val, answers) = colours("train"), colours("val")
+    centres = np.array([train[targets == c].mean(0) for c in range(5)])
+    guesses = ((val[:, None] - centres) ** 2).sum(-1).argmin(1)
+    assert (guesses == answers).mean() > 0.95
+
+
+def dataset_items(dataset):
+    return (dataset[i] for i in range(len(dataset)))
+
+
+def test_folder_sorts_classes_and_files(root):
+    train, val = build_dataset("folder", root, "train"), build_dataset("folder", root, "val")
+    assert train.classes == val.classes == ["cat", "dog"]
+    names = [train.sample_name(i) for i in range(len(train))]
+    assert names == ["train/cat/c.webp", "train/dog/a.jpg", "train/dog/b.PNG"]
+    assert train.targets.tolist() == [0, 1, 1]
+    assert val.targets.tolist() == [1]  # train's number, though val has no cat
+
+
+def test_folder_reads_names_in_any_script(tmp_path):
+    save(tmp_path / "train" / "katze ä" / "图 1.png")
+    dataset = build_dataset("folder", tmp_path, "train")
+    assert dataset.sample_name(0) == "train/katze ä/图 1.png"
+    assert dataset[0][0].size == (12, 9)
+
+
+def test_folder_draws_the_layout_when_there_is_none(tmp_path):
+    with pytest.raises(DataError) as caught:
+        build_dataset("folder", tmp_path / "nowhere", "train")
+    assert str(tmp_path / "nowhere" / "train") in str(caught.value)
+    assert "├── train" in str(caught.value)
+    assert "└── val" in str(caught.value)
+    (tmp_path / "train").mkdir()
+    with pytest.raises(DataError, match="no class folders"):
+        build_dataset("folder", tmp_path, "train")
+
+
+def test_folder_names_an_empty_class(root):
+    (root / "train" / "emu").mkdir()
+    with pytest.raises(DataError, match=str(root / "train" / "emu")):
+        build_dataset("folder", root, "train")
+
+
+def test_folder_refuses_classes_never_trained(root):
+    save(root / "val" / "emu" / "1.jpg")
+    save(root / "val" / "yak" / "1.jpg")
+    with pytest.raises(DataError, match="emu, yak"):
+        build_dataset("folder", root, "val")
+
+
+def test_folder_evaluates_without_a_train_folder(root, caplog):
+    (root / "train").rename(root / "elsewhere")
+    assert build_dataset("folder", root, "val").classes == ["dog"]
+    assert "classes are those of val" in caplog.text

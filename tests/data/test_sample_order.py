@@ -1,0 +1,90 @@
+"""The order of samples: a pure function of seed, epoch and position."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from vil.data.samplers import epoch_order, eval_batches, eval_indices, train_batches
+from vil.data.seeding import seeded
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 1000])
+def test_an_epoch_is_a_permutation_of_its_own(n):
+    order = epoch_order(n, seed=3, epoch=5)
+    assert sorted(order) == list(range(n))
+    assert np.array_equal(order, epoch_order(n, seed=3, epoch=5))
+
+
+def test_seed_and_epoch_change_the_order():
+    orders = {tuple(epoch_order(50, s, e)) for s, e in itertools.product(range(5), range(5))}
+    assert len(orders) == 25
+
+
+def test_the_order_is_the_one_of_runs_already_made():
+    """A changed order would break the resumption of every stored checkpoint."""
+    assert epoch_order(8, seed=0, epoch=0).tolist() == [1, 6, 0, 3, 7, 4, 2, 5]
+
+
+@pytest.mark.parametrize(("n", "batch"), [(10, 10), (11, 4), (25, 2)])
+@pytest.mark.parametrize("world", [1, 2])
+def test_ranks_together_see_what_one_process_sees(n, batch, world):
+    steps = {"start": 0, "stop": 9, "seed": 7}
+    alone = list(train_batches(n, batch_size=batch, **steps))
+    shares = [
+        list(train_batches(n, batch_size=batch // world, rank=r, world=world, **steps))
+        for r in range(world)
+    ]
+    assert [sum(step, []) for step in zip(*shares)] == alone
+
+
+def test_an_epoch_repeats_nothing_and_drops_the_rest():
+    batches = list(train_batches(11, batch_size=4, start=0, stop=4))
+    assert [{p.epoch for p in batch} for batch in batches] == [{0}, {0}, {1}, {1}]
+    for epoch in (batches[:2], batches[2:]):
+        positions = sum(epoch, [])
+        assert [p.position for p in positions] == list(range(8))
+        assert len({p.index for p in positions}) == 8
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 3, 5, 8])
+def test_any_step_can_be_the_first(start):
+    everything = list(train_batches(11, batch_size=4, start=0, stop=9))
+    assert list(train_batches(11, batch_size=4, start=start, stop=9)) == everything[start:]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("n", [0, 1, 2, 361])
+def test_evaluation_meets_every_sample_exactly_once(n, world):
+    shares = [list(eval_indices(n, rank, world)) for rank in range(world)]
+    assert sorted(sum(shares, [])) == list(range(n))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    for rank, share in enumerate(shares):
+        batches = eval_batches(n, batch_size=7, rank=rank, world=world)
+        assert [p.index for batch in batches for p in batch] == share
+
+
+def draw():
+    return random.random(), np.random.rand(), torch.rand(()).item()
+
+
+def test_seeded_repeats_all_three_generators_and_leaves_them_alone():
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(0)
+    draws = [draw() for _ in range(3)]
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(0)
+    inside = []
+    for key in ((0, 0), (0, 0), (0, 0, 0), (0, 1)):
+        with seeded("augment", *key):
+            inside.append(draw())
+    with seeded("mix", 0, 0):
+        inside.append(draw())
+    with pytest.raises(KeyError), seeded("augment", 9):
+        raise KeyError
+    assert [draw() for _ in range(3)] == draws
+    assert inside[0] == inside[1]
+    for numbers in zip(*inside):
+        assert len(set(numbers)) >= 3  # (0, 1) and the other stream differ from (0, 0)

@@ -1,0 +1,99 @@
+"""Workers as the operating system sees them: signals, sudden death, and nobody left behind."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from vil.data import build_dataset
+from vil.data.loader import EvalLoader, TrainLoader
+from vil.data.transforms import eval_transform
+
+# Saves five more batches after a SIGTERM to the whole group, then fails with its workers alive.
+SCRIPT = """
+import multiprocessing, signal, time
+from vil.data import build_dataset
+from vil.data.loader import EvalLoader, TrainLoader
+from vil.data.transforms import eval_transform
+dataset = build_dataset("fake", "", "train", eval_transform(8), n=64, size=8)
+evaluation = iter(EvalLoader(dataset, batch_size=8, workers=1))
+next(evaluation)
+batches = TrainLoader(dataset, batch_size=8, workers=2).batches(0, 1000)
+next(batches)
+stopped = []
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+print("ready", *[child.pid for child in multiprocessing.active_children()], flush=True)
+while not stopped:
+    time.sleep(0.01)
+for _ in range(5):
+    next(batches)
+next(evaluation)
+print("saved", flush=True)
+raise RuntimeError("out of reach")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+def test_a_signal_to_the_group_leaves_the_workers_to_the_parent():
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    ready, *children = process.stdout.readline().split()
+    assert ready == "ready"
+    assert len(children) == 3
+    asked = time.monotonic()
+    os.killpg(process.pid, signal.SIGTERM)
+    output, errors = process.communicate(timeout=30)
+    assert output == "saved\n"
+    assert "out of reach" in errors
+    assert process.returncode == 1
+    assert time.monotonic() - asked < 5
+    assert not [child for child in children if os.path.exists(f"/proc/{child}")]
+
+
+def loader(**options):
+    dataset = build_dataset("fake", "", "train", eval_transform(8), n=64, size=8)
+    return TrainLoader(dataset, batch_size=8, workers=2, **options)
+
+
+def test_closing_the_batches_ends_their_workers():
+    others = set(multiprocessing.active_children())
+    batches = loader().batches(0, 1000)
+    next(batches)
+    assert len(set(multiprocessing.active_children()) - others) == 2
+    batches.close()
+    assert set(multiprocessing.active_children()) == others
+
+
+def test_workers_stay_for_the_run_and_between_evaluations():
+    others = set(multiprocessing.active_children())
+    batches = loader().batches(0, 40)
+    evaluation = EvalLoader(loader().samples.dataset, batch_size=8, workers=1)
+    met = set()
+    for step, _ in enumerate(batches):  # five epochs
+        if step % 8 == 7:
+            assert sum(len(batch) for batch in evaluation) == 64
+            met |= set(multiprocessing.active_children()) - others
+    assert len(met) == 3
+
+
+def test_a_worker_that_dies_is_named():
+    others = set(multiprocessing.active_children())
+    batches = loader().batches(0, 1000)
+    next(batches)
+    victim = (set(multiprocessing.active_children()) - others).pop()
+    os.kill(victim.pid, signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match=str(victim.pid)) as caught:
+        for _ in batches:
+            pass
+    assert time.monotonic() - started < 10
+    assert set(multiprocessing.active_children()) == others, caught  # whoever keeps the traceback

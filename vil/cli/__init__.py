@@ -1,0 +1,54 @@
+"""The command line: `vil COMMAND ...`. One file per command; this one finds it and turns errors into exit codes.
+
+Each command's module has a docstring (its help), `add_arguments(parser)` and `run(args) -> exit code`.
+"""
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import vil
+
+COMMANDS = {
+    "train": "train from a config, or go on with a run",
+    "evaluate": "evaluate weights on the test sets",
+    "config": "print the resolved config, and where each value came from",
+    "info": "versions, devices, and which attention backend runs in each stage",
+    "analyze": "parameters and multiply-accumulates of each stage",
+}
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code. See `vil.utils.errors` for the codes."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["--version"]:
+        print(vil.__version__)
+        return 0
+    if not words or words[0] not in COMMANDS:
+        print(overview(), file=sys.stdout if words[:1] in (["-h"], ["--help"]) else sys.stderr)
+        return 0 if words[:1] in (["-h"], ["--help"]) else 2
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    module = importlib.import_module(f"vil.cli.{words[0]}")
+    parser = argparse.ArgumentParser(f"vil {words[0]}", description=module.__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    module.add_arguments(parser)
+    try:
+        return module.run(parser.parse_args(words[1:]))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        if not hasattr(error, "exit_code"):
+            raise
+        rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
+        print(f"vil {words[0]}{rank}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def overview() -> str:
+    """The list of commands."""
+    lines = [f"  {name:10} {about}" for name, about in COMMANDS.items()]
+    return "\n".join(["usage: vil COMMAND [--help] ...", "", *lines])

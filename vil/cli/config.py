@@ -1,0 +1,112 @@
+"""Print the config that a command line asks for, and where each of its values is from.
+
+  vil config --config-file imagenet/vil_tiny.yaml OPTIM.LR 1e-3    the whole tree, as YAML
+  vil config --config-file imagenet/vil_tiny.yaml --diff           what differs from the defaults
+  vil config --config-file mine.yaml --diff=imagenet/vil_tiny.yaml what differs from another config
+  vil config --docs docs/config.md                                 write the manual of all keys
+
+Both outputs are configs themselves: redirect one to a file and pass it to --config-file.
+"""
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from vil.cli.arguments import config_arguments, resolve_with_sources
+from vil.config import defaults, diff, dump, get_config
+from vil.config.load import kind
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    config_arguments(parser)
+    parser.add_argument("--diff", nargs="?", const="", metavar="FILE",
+                        help="print only what differs from the defaults, or from another config")
+    parser.add_argument("--docs", metavar="PATH", help="write the manual of all keys to PATH")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.docs:
+        Path(args.docs).write_text(manual(), encoding="utf-8")
+        return 0
+    cfg, sources = resolve_with_sources(args)
+    if args.diff is None:
+        print(annotated(cfg, sources), end="")
+    else:
+        print(differences(cfg, sources, get_config(args.diff)), end="")
+    return 0
+
+
+def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
+    """The tree as YAML; behind each value that somebody gave stands who."""
+    lines, path = [], []
+    for line in dump(cfg).splitlines():
+        indent, name = re.match(r"( *)[\"']?(\w+)", line).groups()
+        path[len(indent) // 2 :] = [name]
+        where = sources.get(".".join(path))
+        lines.append(f"{line}  # {where}\n" if where else f"{line}\n")
+    return "".join(lines)
+
+
+def differences(cfg: CfgNode, sources: dict[str, str], other: CfgNode) -> str:
+    """`KEY: value` per difference; behind it the other value and who gave ours."""
+    lines = []
+    for key, (value, was) in diff(cfg, other).items():
+        line = dump(CfgNode({key: value})).rstrip()
+        lines.append(f"{line}  # not {was!r}; from {sources.get(key, 'default')}\n")
+    return "".join(lines)
+
+
+HEAD = """# Every key of the config
+
+<!-- Written by `vil config --docs docs/config.md` from vil/config/defaults.py. Edit that file. -->
+
+Set a key in a YAML file (`OPTIM:` and below it `LR: 1e-3`) or on the command line, as
+`OPTIM.LR 1e-3` or `OPTIM.LR=1e-3`. `vil config` prints what a command line amounts to.
+"""
+
+
+def manual() -> str:
+    """docs/config.md: a table per section, the combinations refused, and the dead keys."""
+    sections: dict[str, list[str]] = {}
+    for key in defaults.KEYS:
+        if key not in defaults.DEAD:
+            sections.setdefault(key.rpartition(".")[0].split(".")[0], []).append(key)
+    for key in defaults.OPEN:
+        sections[key.split(".")[0]].append(f"{key}.*")
+    top = sections.pop("")
+    meanings = defaults.meanings()
+    parts = [HEAD, *(_section(name, meanings[name], keys) for name, keys in sections.items())]
+    parts.append(_section("Without a section", "The run as a whole.", top))
+    rows = [[", ".join(map(_code, keys)), sentence] for keys, _, sentence in defaults.CONFLICTS]
+    parts.append("## Refused together\n\n" + _table(["Keys", "Why"], rows))
+    rows = [[_code(key), why] for key, why in defaults.DEAD.items()]
+    note = "Accepted, because old files hold them; setting one to anything else earns a warning."
+    parts.append(f"## Without effect\n\n{note}\n\n" + _table(["Key", "Why"], rows))
+    return "\n".join(parts)
+
+
+def _section(name: str, meaning: str, keys: list[str]) -> str:
+    head = ["Key", "Type", "Default", "Allowed", "Meaning"]
+    return f"## {name}\n\n{meaning}\n\n" + _table(head, [_row(key) for key in keys])
+
+
+def _row(key: str) -> list[str]:
+    node, _, name = key.rpartition(".")
+    if name == "*":
+        return [_code(key), "any", "", "any name", defaults.meanings()[node]]
+    default = defaults.KEYS[key]
+    allowed = defaults.CHECKS[key].sentence if key in defaults.CHECKS else ""
+    return [_code(key), kind(default), _code(repr(default)), allowed, defaults.meanings()[key]]
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def _table(head: list[str], rows: list[list[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in escaped)

@@ -1,0 +1,63 @@
+"""Learning curves of a run as pictures, drawn from its metrics.jsonl: no server, no dependency.
+
+plots/loss.png, plots/accuracy.png and plots/lr.png, training and test sets in the same picture.
+A figure that the run never logged has no picture.
+"""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+# picture -> (label of its y axis, the figures in it)
+PICTURES = {
+    "loss": ("loss (cross entropy)", ("loss",)),
+    "accuracy": ("accuracy (%)", ("top1", "top5")),
+    "lr": ("learning rate", ("lr",)),
+}
+TRAIN = "train"
+
+
+def draw_curves(folder: Path) -> list[Path]:
+    """Draw what the run in `folder` has logged so far; returns the files written."""
+    series = read_series(Path(folder) / "metrics.jsonl")
+    (Path(folder) / "plots").mkdir(exist_ok=True)
+    written = []
+    for picture, (label, figures) in PICTURES.items():
+        curves = {key: points for key, points in series.items() if key[1] in figures}
+        if curves:
+            file = Path(folder) / "plots" / f"{picture}.png"
+            draw(curves, label).savefig(file, dpi=120)
+            written.append(file)
+    return written
+
+
+def read_series(file: Path) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """(split, figure) -> [(epoch, value), ..]; a last line still being written is passed over."""
+    series = defaultdict(list)
+    for line in file.read_text().splitlines():
+        try:
+            point = json.loads(line)
+        except ValueError:
+            continue
+        for _, figures in PICTURES.values():
+            for figure in figures:
+                if point.get(figure) is not None:
+                    series[point["split"], figure].append((point["epoch"], point[figure]))
+    return series
+
+
+def draw(curves: dict[tuple[str, str], list[tuple[float, float]]], label: str) -> Figure:
+    """One picture: training thin, since it is noisy; test sets with a mark per evaluation."""
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.add_subplot(xlabel="epoch", ylabel=label)
+    for (split, name), points in curves.items():
+        style = {"linewidth": 1} if split == TRAIN else {"linewidth": 2, "marker": "o"}
+        text = split if len({figure for _, figure in curves}) == 1 else f"{split} {name}"
+        axes.plot(*zip(*points), label=text, markersize=3, **style)
+    axes.grid(alpha=0.3)
+    axes.margins(x=0.02)
+    if len(curves) > 1:
+        axes.legend()
+    return figure
