@@ -62,7 +62,7 @@ class Log:
         line = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {text}"
         self.text.write(f"{line}\n")
         if self.bar:
-            self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self.bar.console.out(line, highlight=False)
         else:
             print(line, flush=True)
 

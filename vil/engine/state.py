@@ -42,6 +42,7 @@ class State:
     world: int
     batch_size: int  # images per step, all ranks together
     steps_per_epoch: int
+    optimizer: str  # name of its class
     step: int = 0  # steps done
     best: float | None = None  # the best evaluation figure so far
 
@@ -188,14 +189,15 @@ def resume(
     """The state to go on from: that of the newest valid checkpoint, or `fresh` if there is none.
 
     Rank 0 chooses for all, so the folder must be visible to every machine. Another number of ranks
-    or another seed is only mentioned; another epoch length would make the step a lie: refused.
+    or another seed is only mentioned; another epoch length would make the step a lie, and another
+    optimizer's momenta mean something else: refused.
     """
     checkpoint = from_main(newest_valid(folder, say) if ranks.is_main else None)
     if checkpoint is None:
         return fresh
     saved = load(checkpoint, model, optimizer, scaler)
     say(f"resuming from {checkpoint}")
-    for name in ("batch_size", "steps_per_epoch"):
+    for name in ("batch_size", "steps_per_epoch", "optimizer"):
         if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
             raise CheckpointError(f"{checkpoint} was made with {name} {old}, this run has {new}")
     for name in ("seed", "world"):

@@ -51,25 +51,24 @@ def train(
     device: torch.device,
     epochs: int,
     seed: int,
-    batch_size: int,
+    batch_size: int,  # images of a step, all ranks together
     set_progress: Callable[[nn.Module, Progress], None],
     log_freq: int = 10,
     eval_every: int = 1,
     save_every: int = 1,
     keep: int = 2,
     max_steps: int | None = None,
-    draw: Callable[[Path], Any] | None = None,
+    draw: Callable[[Path], Any] | None = None,  # given the run's folder after each evaluation
 ) -> State:
     """Train from the newest checkpoint in the run's folder, or from the start, to the end.
 
-    `batch_size` counts the images of a step on all ranks; `eval_every` and `save_every` are in
-    epochs, and the last step always logs, evaluates and saves. `draw` is called with the run's
-    folder after each evaluation. Raises DivergedError when the loss is not finite.
+    `eval_every` and `save_every` are in epochs; the last step always logs, evaluates and saves.
+    Raises DivergedError when the loss is not finite.
     """
     plain, per_epoch = unwrap(model), loader.steps_per_epoch
     end = min(epochs * per_epoch, max_steps or epochs * per_epoch)
     scaler = torch.amp.GradScaler(device.type, enabled=task.amp_dtype is torch.float16)
-    state = State(seed, ranks.world, batch_size, per_epoch)
+    state = State(seed, ranks.world, batch_size, per_epoch, type(optimizer).__name__)
     state = resume(run.checkpoints, state, plain, optimizer, scaler, ranks=ranks, say=run.log.say)
     run.tick(state.step)
     if state.step >= end:

@@ -19,7 +19,7 @@ PICTURES = {
 TRAIN = "train"
 
 
-def draw_curves(folder: Path) -> list[Path]:
+def draw(folder: Path) -> list[Path]:
     """Draw what the run in `folder` has logged so far; returns the files written."""
     series = read_series(Path(folder) / "metrics.jsonl")
     (Path(folder) / "plots").mkdir(exist_ok=True)
@@ -28,7 +28,7 @@ def draw_curves(folder: Path) -> list[Path]:
         curves = {key: points for key, points in series.items() if key[1] in figures}
         if curves:
             file = Path(folder) / "plots" / f"{picture}.png"
-            draw(curves, label).savefig(file, dpi=120)
+            chart(curves, label).savefig(file, dpi=120)
             written.append(file)
     return written
 
@@ -48,7 +48,7 @@ def read_series(file: Path) -> dict[tuple[str, str], list[tuple[float, float]]]:
     return series
 
 
-def draw(curves: dict[tuple[str, str], list[tuple[float, float]]], label: str) -> Figure:
+def chart(curves: dict[tuple[str, str], list[tuple[float, float]]], label: str) -> Figure:
     """One picture: training thin, since it is noisy; test sets with a mark per evaluation."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot(xlabel="epoch", ylabel=label)

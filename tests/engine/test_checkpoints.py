@@ -1,0 +1,267 @@
+"""Checkpoints survive crashes, rot and strangers: what is loaded is what was saved, or an error."""
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from engine_toy import CLASSES, DTYPE, toy_model, toy_optimizer
+from torch import nn
+
+from vil.engine.disk import MANIFEST, damage, fingerprint, replace_text
+from vil.engine.distributed import Ranks
+from vil.engine.state import State, load, newest_valid, pointer, save
+from vil.engine.weights import load_weights
+from vil.optim import build_optimizer, decay_groups
+from vil.utils.errors import CheckpointError, DivergedError
+
+SCALER = torch.amp.GradScaler("cpu", enabled=False)
+FILES = ("model.safetensors", "state.pt", MANIFEST)
+
+
+def trained(seed=0):
+    """A toy model after a step, with its optimizer."""
+    model = toy_model()
+    optimizer = toy_optimizer(model)
+    images = torch.randn(4, 3, 2, 2, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
+    model(images).square().mean().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def save_steps(folder, *steps, best=None, keep=9):
+    model, optimizer = trained()
+    for step in steps:
+        state = State(0, 1, 8, 5, "AdamW", step=step, best=float(step))
+        save(
+            folder, model, optimizer, SCALER, state, ranks=Ranks(), keep=keep, is_best=step == best
+        )
+    return model, optimizer
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_loaded_is_what_was_saved(tmp_path):
+    model, optimizer = save_steps(tmp_path, 7)
+    other, other_optimizer = trained(seed=1)
+    state = load(newest_valid(tmp_path), other, other_optimizer, SCALER)
+    assert state == State(0, 1, 8, 5, "AdamW", step=7, best=7.0)
+    assert state.epoch == 1
+    for ours, theirs in zip(model.parameters(), other.parameters()):
+        assert torch.equal(ours, theirs)
+        for key, value in optimizer.state[ours].items():
+            assert torch.equal(value, other_optimizer.state[theirs][key])
+
+
+def test_the_optimizer_follows_names_not_places(tmp_path):
+    """Another split into groups, settings from the config, and a parameter that is new."""
+    model, optimizer = save_steps(tmp_path, 1)
+    groups = decay_groups(reversed(list(model.named_parameters())), 0.3, 0.0, {"1.weight"})
+    other = build_optimizer("adamw", groups, lr=0.5)
+    saved = torch.load(newest_valid(tmp_path) / "state.pt", weights_only=True)
+    assert set(saved["optimizer"]) == {name for name, _ in model.named_parameters()}
+    load(newest_valid(tmp_path), model, other, SCALER)
+    assert [group["weight_decay"] for group in other.param_groups] == [0.3, 0.0]
+    for parameter in model.parameters():
+        assert torch.equal(other.state[parameter]["exp_avg"], optimizer.state[parameter]["exp_avg"])
+
+
+def test_shared_and_transposed_weights_are_saved(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    model[0].bias = nn.Parameter(torch.arange(6.0).view(3, 2).t()[1])
+    optimizer = build_optimizer("sgd", decay_groups(model.named_parameters(), 0, 0), lr=0.1)
+    save(
+        tmp_path,
+        model,
+        optimizer,
+        SCALER,
+        State(0, 1, 8, 5, "AdamW", step=1),
+        ranks=Ranks(),
+        keep=1,
+    )
+    other = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    load_weights(other, newest_valid(tmp_path) / "model.safetensors")
+    assert torch.equal(other[1].weight, model[0].weight)
+    assert other[0].bias.tolist() == [1, 3, 5]
+
+
+def truncate(file):
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip_a_bit(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES = {"truncated": truncate, "flipped": flip_a_bit, "missing": Path.unlink}
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_checkpoint_is_stepped_over_with_a_warning(tmp_path, file, how):
+    save_steps(tmp_path, 1, 2)
+    DAMAGES[how](tmp_path / "step-00000002" / file)
+    warnings = []
+    found = newest_valid(tmp_path, warnings.append)
+    if (file, how) == (MANIFEST, "flipped") and not warnings:
+        return  # the bit hit a version number or a blank: nothing that matters
+    assert found.name == "step-00000001"
+    assert len(warnings) == 1
+    assert "step-00000002 skipped" in warnings[0]
+
+
+def test_no_checkpoint_is_a_fresh_start_but_none_whole_is_an_error(tmp_path):
+    assert newest_valid(tmp_path / "never") is None
+    save_steps(tmp_path, 1)
+    truncate(tmp_path / "step-00000001" / "state.pt")
+    with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
+        newest_valid(tmp_path, lambda text: None)
+
+
+def test_a_newer_format_is_not_guessed_at(tmp_path):
+    save_steps(tmp_path, 1)
+    file = tmp_path / "step-00000001" / MANIFEST
+    replace_text(file, file.read_text().replace('"format": 1', '"format": 2'))
+    assert "format 2" in damage(tmp_path / "step-00000001")
+
+
+class KilledError(BaseException):
+    """Stands for SIGKILL: nothing of ours catches it."""
+
+
+def test_a_save_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path, monkeypatch):
+    """Die at the first, second, .. system call that makes something durable."""
+    calls = {name: getattr(os, name) for name in ("fsync", "replace", "rename")}
+    deaths = finished = 0
+    while not finished:
+        folder = tmp_path / str(deaths)
+        save_steps(folder, 1, best=1)
+        left = deaths
+
+        def mortal(name):
+            def call(*args):
+                nonlocal left
+                if left == 0:
+                    raise KilledError
+                left -= 1
+                return calls[name](*args)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in calls:
+                patch.setattr(os, name, mortal(name))
+            try:
+                save_steps(folder, 2, best=2)
+                finished = True
+            except KilledError:
+                deaths += 1
+        found = newest_valid(folder, pytest.fail)
+        assert found.name in ("step-00000001", "step-00000002")
+        assert all(damage(pointer(folder, name)) is None for name in ("last", "best"))
+        save_steps(folder, 3)
+        leftovers = [name for name in names(folder) if name.startswith(".")]
+        assert leftovers == []
+    assert deaths >= 10
+
+
+def test_pruning_keeps_the_newest_and_the_best(tmp_path):
+    save_steps(tmp_path, 1, 2, 3, 4, 5, best=2, keep=2)
+    assert names(tmp_path) == ["best", "last", "step-00000002", "step-00000004", "step-00000005"]
+    assert pointer(tmp_path, "best").name == "step-00000002"
+    assert pointer(tmp_path, "last").name == "step-00000005"
+
+
+def test_a_damaged_newer_checkpoint_pushes_no_whole_one_out_and_is_replaced(tmp_path):
+    save_steps(tmp_path, 1, 9)
+    truncate(tmp_path / "step-00000009" / "state.pt")
+    save_steps(tmp_path, 2, keep=1)
+    assert newest_valid(tmp_path, lambda text: None).name == "step-00000002"
+    save_steps(tmp_path, 9, keep=1)
+    assert newest_valid(tmp_path, pytest.fail).name == "step-00000009"
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    model, optimizer = trained()
+    nn.init.constant_(model[1].bias, float("inf"))
+    with pytest.raises(DivergedError, match="not finite"):
+        save(
+            tmp_path,
+            model,
+            optimizer,
+            SCALER,
+            State(0, 1, 8, 5, "AdamW", step=3),
+            ranks=Ranks(),
+            keep=1,
+        )
+    assert names(tmp_path) == []
+
+
+def test_weights_of_another_model_are_refused_key_by_key(tmp_path):
+    save_steps(tmp_path, 1)
+    file = tmp_path / "step-00000001" / "model.safetensors"
+    other = nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.Identity(), nn.Linear(16, 4))
+    other.append(nn.Linear(16, CLASSES + 1))
+    before = other[1].weight.clone()
+    with pytest.raises(CheckpointError) as caught:
+        load_weights(other, file)
+    assert str(caught.value).splitlines()[1:] == [
+        "  missing 3.weight (4, 16)",
+        "  missing 3.bias (4,)",
+        "  resized 4.weight: (7, 16) in the file, (8, 16) in the model",
+        "  resized 4.bias: (7,) in the file, (8,) in the model",
+    ]
+    assert torch.equal(other[1].weight, before)
+
+
+def test_a_long_list_of_keys_is_cut_to_a_count(tmp_path):
+    save_steps(tmp_path, 1)
+    deep = nn.Sequential(*(nn.Linear(2, 2) for _ in range(20)))
+    with pytest.raises(CheckpointError) as caught:
+        load_weights(deep, tmp_path / "step-00000001" / "model.safetensors")
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 14
+    assert lines[-1] == "  and 28 more"  # 36 missing, 4 resized
+
+
+class Payload:
+    """Pickles to a call that creates a file."""
+
+    def __init__(self, canary):
+        self.canary = canary
+
+    def __reduce__(self):
+        return (open, (str(self.canary), "w"))
+
+
+WRITERS = [torch.save, lambda o, file: file.write_bytes(pickle.dumps(o, protocol=2))]
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=["zip", "pickle"])
+def test_a_hostile_state_file_is_refused_and_not_run(tmp_path, write):
+    """Its manifest is forged too: the hashes agree."""
+    model, optimizer = save_steps(tmp_path, 1)
+    folder, canary = tmp_path / "step-00000001", tmp_path / "canary"
+    write({"optimizer": Payload(canary)}, folder / "state.pt")
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"]["state.pt"] = fingerprint(folder / "state.pt")
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="state.pt cannot be read"):
+        load(newest_valid(tmp_path, pytest.fail), model, optimizer, SCALER)
+    assert not canary.exists()
+
+
+def test_other_folders_beside_the_checkpoints_are_left_alone(tmp_path):
+    save_steps(tmp_path, 1)
+    shutil.copytree(tmp_path / "step-00000001", tmp_path / "step-mine")
+    save_steps(tmp_path, 2, keep=1)
+    assert newest_valid(tmp_path, pytest.fail).name == "step-00000002"
+    assert "step-mine" in names(tmp_path)

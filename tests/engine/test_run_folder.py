@@ -1,0 +1,153 @@
+"""What a run leaves behind for people and for scripts, and what it does not write twice."""
+
+import json
+import math
+import re
+import sys
+
+import pytest
+from engine_toy import CPU, metrics, toy_train
+
+from vil.engine.distributed import Ranks
+from vil.engine.log import Log, pairs
+from vil.engine.run import Run
+from vil.utils.errors import DataError
+
+FIGURES = {"loss": 2.30259, "top1": 12.5, "time": 0.25, "data": 0.01}
+
+
+def opened(folder, step=0):
+    log = Log(folder, enabled=True)
+    log.begin(step, 100, steps_per_epoch=20, batch_size=16)
+    return log
+
+
+def test_a_log_line_is_pairs_in_a_fixed_order_behind_a_time_stamp(tmp_path):
+    log = opened(tmp_path)
+    log.training(30, 5e-4, {**FIGURES, "grad_norm": 1.5})
+    log.close()
+    (line,) = (tmp_path / "log.txt").read_text().splitlines()
+    stamp, split, *words = line.split(" ")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", stamp)
+    assert split == "train"
+    found = dict(zip(words[::2], words[1::2]))
+    assert float(found.pop("mem")) > 0
+    assert found == {
+        "epoch": "1.50/5",
+        "step": "30/100",
+        "eta": "0:00:18",
+        "loss": "2.3026",
+        "top1": "12.50",
+        "grad_norm": "1.5",
+        "lr": "5.000e-04",
+        "time": "0.250",
+        "data": "0.010",
+        "img/s": "64.0",
+    }
+    assert list(found)[:4] == ["epoch", "step", "eta", "loss"]
+
+
+def test_an_evaluation_has_a_line_per_test_set_and_no_tables(tmp_path):
+    log = opened(tmp_path)
+    sets = {"a": {"top1": 50.0, "per_class": {"right": [1]}}, "b": {"top1": math.nan}}
+    log.evaluation(20, sets)
+    log.close()
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert [line.split(" ", 1)[1] for line in lines] == [
+        "val epoch 1.00/5 step 20/100 set a top1 50.00",
+        "val epoch 1.00/5 step 20/100 set b top1 nan",
+    ]
+    assert [(m["split"], m["top1"]) for m in metrics(tmp_path)] == [("val/a", 50), ("val/b", None)]
+
+
+def test_resuming_drops_later_lines_and_a_torn_one(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = opened(tmp_path)
+    for step in (10, 20, 30, 40):
+        log.training(step, 0.1, {**FIGURES, "loss": float(step)})
+    log.metrics.write('{"step": 15, "epo')
+    log.close()
+    log = opened(tmp_path, step=20)
+    for step in (30, 40):
+        log.training(step, 0.1, {**FIGURES, "loss": -float(step)})
+    log.close()
+    expected = [(10, 10), (20, 20), (30, -30), (40, -40)]
+    assert [(m["step"], m["loss"]) for m in metrics(tmp_path)] == expected
+    events = EventAccumulator(str(tmp_path / "tb")).Reload().Scalars("loss/train")
+    assert [(event.step, event.value) for event in events] == expected
+
+
+def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    log = opened(tmp_path)
+    log.tick(1)
+    log.say("[bold] and :smile: stay as they are")
+    log.close()
+    assert "[bold] and :smile: stay" in capsys.readouterr().out
+    assert "[bold] and :smile: stay" in (tmp_path / "log.txt").read_text()
+
+
+def test_only_rank_0_writes(tmp_path):
+    folder = tmp_path / "run"
+    with Run(folder, Ranks(1, 2, 1), CPU) as run:
+        run.log.begin(0, 10, steps_per_epoch=5, batch_size=8)
+        run.log.say("unheard")
+        run.tick(1)
+        run.log.training(1, 0.1, FIGURES)
+        run.log.evaluation(1, {"set": {"top1": 1.0}})
+        run.status("running")
+    assert not folder.exists()
+
+
+ENDINGS = [
+    (None, "finished", 0, ""),
+    (DataError("no images"), "failed", 3, "DataError: no images"),
+    (KeyError("x"), "failed", 1, "KeyError: 'x'"),
+    (KeyboardInterrupt(), "interrupted", 130, "Ctrl-C"),
+]
+
+
+@pytest.mark.parametrize(("error", "state", "code", "reason"), ENDINGS, ids=lambda e: repr(e)[:20])
+def test_the_status_tells_how_a_run_ended(tmp_path, error, state, code, reason):
+    def read():
+        return json.loads((tmp_path / "status.json").read_text())
+
+    def end():
+        with Run(tmp_path, Ranks(), CPU) as run:
+            assert (read()["state"], read()["code"]) == ("running", None)
+            run.tick(3)
+            if error is not None:
+                raise error
+
+    if error is None:
+        end()
+    else:
+        with pytest.raises(type(error)):
+            end()
+    status = read()
+    assert [status[k] for k in ("state", "code", "step", "reason")] == [state, code, 3, reason]
+
+
+def test_commands_and_versions_are_kept_for_every_start(tmp_path):
+    for _ in range(2):
+        with Run(tmp_path, Ranks(), CPU):
+            pass
+    environment = (tmp_path / "env.txt").read_text()
+    assert environment.count("\ntorch ") == environment.count("\ngit ") == 2
+    assert (tmp_path / "command.txt").read_text().count(sys.argv[0]) == 2
+
+
+def test_numbers_without_a_format_of_their_own_are_short():
+    assert pairs({"loss": 1, "grad_norm": 0.123456}) == "loss 1.0000 grad_norm 0.1235"
+
+
+def test_the_curves_are_drawn_from_what_a_run_logged(tmp_path):
+    from vil.report.curves import draw
+
+    toy_train(tmp_path, draw=draw)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1, "epo')
+    files = draw(tmp_path)
+    assert [file.name for file in files] == ["loss.png", "accuracy.png", "lr.png"]
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
