@@ -1,4 +1,6 @@
-"""Package metadata. `pip install .` installs the library, the `vil` command and the configs (as `vil.configs`)."""
+"""Package metadata. `pip install .` installs the library, the `vil` command and the configs (as
+`vil.configs`).
+"""
 
 import re
 from pathlib import Path
@@ -15,13 +17,19 @@ EXTRAS = {
     "demo": ["scikit-learn>=1.3"],
     "detection": ["pycocotools>=2.0.7", "faster-coco-eval>=1.6"],
     "export": ["onnx>=1.16", "onnxscript>=0.2", "onnxruntime>=1.18"],
-    "dev": ["pytest>=8", "ruff>=0.6", "hypothesis>=6.100", "build>=1.2", "scikit-learn>=1.3"],
+    "dev": [
+        "pytest>=8",
+        "pytest-xdist>=3.5",
+        "ruff>=0.6",
+        "hypothesis>=6.100",
+        "scikit-learn>=1.3",
+    ],
 }
 
 setup(
     name="vil",
     version=VERSION,
-    description="Train multi-scale vision transformers with local 2-D attention (Vision Longformer)",
+    description="Train vision transformers with local 2-D attention (Vision Longformer)",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
@@ -30,9 +38,17 @@ setup(
     package_dir={"vil.configs": "configs"},
     package_data={name: ["*.yaml"] for name in CONFIGS},
     install_requires=[
-        "torch>=2.6", "torchvision>=0.21", "timm>=1.0.20,<2", "yacs>=0.1.8", "pyyaml>=6",
-        "numpy>=1.26", "pillow>=10", "safetensors>=0.4.3", "tensorboard>=2.14",
-        "matplotlib>=3.8", "rich>=13",
+        "torch>=2.6",
+        "torchvision>=0.21",
+        "timm>=1.0.20,<2",
+        "yacs>=0.1.8",
+        "pyyaml>=6",
+        "numpy>=1.26",
+        "pillow>=10",
+        "safetensors>=0.4.3",
+        "tensorboard>=2.14",
+        "matplotlib>=3.8",
+        "rich>=13",
     ],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["vil = vil.cli:main"]},

@@ -1,4 +1,5 @@
-"""vil: multi-scale vision transformers with local 2-D attention (Vision Longformer), trained from a config.
+"""vil: multi-scale vision transformers with local 2-D attention (Vision Longformer), trained from a
+config.
 
 Importing the package is cheap: torch is loaded when one of the names below is first used.
 """
@@ -8,7 +9,11 @@ import importlib
 __version__ = "0.1.0"
 __all__ = ["build_attention", "get_model", "list_models"]
 
-_HOMES = {"build_attention": "vil.layers.attention", "get_model": "vil.models.zoo", "list_models": "vil.models.zoo"}
+_HOMES = {
+    "build_attention": "vil.layers.attention",
+    "get_model": "vil.models.zoo",
+    "list_models": "vil.models.zoo",
+}
 
 
 def __getattr__(name: str):

@@ -1,7 +1,7 @@
 """The bridge from a config to objects. Only here and in the commands is the config seen.
 
-Each function reads the keys it needs and calls with explicit arguments. A setting that the objects refuse becomes a
-ConfigError, so that every command ends with one line and the same exit code.
+Each function reads the keys it needs and calls with explicit arguments. A setting that the objects
+refuse becomes a ConfigError, so that every command ends with one line and the same exit code.
 """
 
 import functools
@@ -34,8 +34,16 @@ from vil.utils.table import lookup
 
 # Keys of the tree whose feature is still to come: setting one is refused rather than ignored.
 PENDING = (
-    "AUG.REPEATED_AUG", "DATA.TARGETMAP", "LOSS.FOCAL.NORMALIZE", "LOSS.FOCAL.ALPHA", "LOSS.FOCAL.GAMMA", "OPTIM.NU",
-    "OPTIM.VAL", "SOLVER.USE_LARC", "MODEL.PRETRAINED", "MODEL.VIT.MSVIT.SHARE_KV",
+    "AUG.REPEATED_AUG",
+    "DATA.TARGETMAP",
+    "LOSS.FOCAL.NORMALIZE",
+    "LOSS.FOCAL.ALPHA",
+    "LOSS.FOCAL.GAMMA",
+    "OPTIM.NU",
+    "OPTIM.VAL",
+    "SOLVER.USE_LARC",
+    "MODEL.PRETRAINED",
+    "MODEL.VIT.MSVIT.SHARE_KV",
 )
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -46,6 +54,7 @@ ARCHS = ("msvit",)
 
 def refuses(build: Callable) -> Callable:
     """What the objects refuse with a ValueError is a fault of the config."""
+
     @functools.wraps(build)
     def wrapped(*args, **kwargs):
         try:
@@ -54,12 +63,13 @@ def refuses(build: Callable) -> Callable:
             raise
         except ValueError as error:
             raise ConfigError(str(error)) from error
+
     return wrapped
 
 
 @refuses
 def set_up(cfg: CfgNode) -> torch.device:
-    """The device, with torch's global switches set. Refuses keys whose feature does not exist yet."""
+    """The device, with torch's switches set. Refuses keys whose feature does not exist yet."""
     for key in PENDING:
         value = functools.reduce(getattr, key.split("."), cfg)
         if value != KEYS[key]:
@@ -74,12 +84,18 @@ def set_up(cfg: CfgNode) -> torch.device:
 
 
 def _device(name: str) -> torch.device:
-    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    found = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
     if name == "auto":
         return torch.device(next(kind for kind, there in found.items() if there))
     device = torch.device(name)
     if not found[device.type]:
-        raise ConfigError(f"DEVICE {name} is not there (available: {', '.join(k for k, v in found.items() if v)})")
+        raise ConfigError(
+            f"DEVICE {name} is not there (available: {', '.join(k for k, v in found.items() if v)})"
+        )
     if (device.index or 0) >= max(torch.cuda.device_count(), 1):
         raise ConfigError(f"DEVICE {name} is not there ({torch.cuda.device_count()} CUDA devices)")
     return device
@@ -94,15 +110,28 @@ def build_model(cfg: CfgNode) -> MsViT:
     if msvit.ONLY_GLOBAL and attention == "longformer":
         attention = "global"
     own = {
-        "longformer": dict(share_weights=msvit.SHARE_W, sw_exact=msvit.SW_EXACT, mode=msvit.MODE,
-                           mode_switch=msvit.VIL_MODE_SWITCH, backend=HISTORIC.get(msvit.ATTN_TYPE, msvit.BACKEND)),
+        "longformer": dict(
+            share_weights=msvit.SHARE_W,
+            sw_exact=msvit.SW_EXACT,
+            mode=msvit.MODE,
+            mode_switch=msvit.VIL_MODE_SWITCH,
+            backend=HISTORIC.get(msvit.ATTN_TYPE, msvit.BACKEND),
+        ),
         "global": dict(share_weights=msvit.SHARE_W),
     }
     torch.manual_seed(cfg.SEED)
     return MsViT(
-        parse_arch(msvit.ARCH, attention), img_size=cfg.INPUT.IMAGE_SIZE, num_classes=cfg.DATA.NUM_CLASSES,
-        drop_rate=vit.DROP, drop_path_rate=vit.DROP_PATH, norm_embed=vit.NORM_EMBED, norm_eps=msvit.LN_EPS,
-        avg_pool=vit.AVG_POOL, pos_resize=vit.POS_RESIZE, attention_args=own, grad_checkpoint=cfg.MODEL.GRAD_CHECKPOINT,
+        parse_arch(msvit.ARCH, attention),
+        img_size=cfg.INPUT.IMAGE_SIZE,
+        num_classes=cfg.DATA.NUM_CLASSES,
+        drop_rate=vit.DROP,
+        drop_path_rate=vit.DROP_PATH,
+        norm_embed=vit.NORM_EMBED,
+        norm_eps=msvit.LN_EPS,
+        avg_pool=vit.AVG_POOL,
+        pos_resize=vit.POS_RESIZE,
+        attention_args=own,
+        grad_checkpoint=cfg.MODEL.GRAD_CHECKPOINT,
     )
 
 
@@ -113,16 +142,22 @@ def place(model: nn.Module, cfg: CfgNode, device: torch.device) -> nn.Module:
 
 @refuses
 def load_model_path(model: MsViT, cfg: CfgNode) -> Report:
-    """Load MODEL.MODEL_PATH (as it stands, or below DATA.DATA_DIR) and say what became of every key."""
+    """Load MODEL.MODEL_PATH (as it stands, or below DATA.DATA_DIR) and say what became of every
+    key.
+    """
     given = Path(cfg.MODEL.MODEL_PATH)
     path = next((p for p in (given, Path(cfg.DATA.DATA_DIR, given)) if p.exists()), None)
     if path is None:
-        raise CheckpointError(f"no weights at {given} (MODEL.MODEL_PATH), nor at {Path(cfg.DATA.DATA_DIR, given)}")
+        raise CheckpointError(
+            f"no weights at {given} (MODEL.MODEL_PATH), nor at {Path(cfg.DATA.DATA_DIR, given)}"
+        )
     return load_weights(model, read_weights(path), head=cfg.FINETUNE.HEAD)
 
 
 @refuses
-def build_train_loader(cfg: CfgNode, ranks: Ranks, device: torch.device, bad_file: Path | None = None) -> TrainLoader:
+def build_train_loader(
+    cfg: CfgNode, ranks: Ranks, device: torch.device, bad_file: Path | None = None
+) -> TrainLoader:
     """The training batches of one rank; DATALOADER.BSZ counts the images of all ranks."""
     if len(cfg.DATA.TRAIN) > 1:
         raise ConfigError("DATA.TRAIN: several training sets at once are not available yet")
@@ -130,78 +165,153 @@ def build_train_loader(cfg: CfgNode, ranks: Ranks, device: torch.device, bad_fil
     if size % ranks.world:
         raise ConfigError(f"DATALOADER.BSZ {size} does not divide by the {ranks.world} processes")
     dataset = _dataset(cfg, cfg.DATA.TRAIN[0], "train", _train_transform(cfg))
-    return TrainLoader(dataset, batch_size=size // ranks.world, seed=cfg.SEED, rank=ranks.rank, world=ranks.world,
-                       bad_file=bad_file, **_loading(cfg, device))
+    return TrainLoader(
+        dataset,
+        batch_size=size // ranks.world,
+        seed=cfg.SEED,
+        rank=ranks.rank,
+        world=ranks.world,
+        bad_file=bad_file,
+        **_loading(cfg, device),
+    )
 
 
 @refuses
-def build_test_loaders(cfg: CfgNode, ranks: Ranks, device: torch.device,
-                       bad_file: Path | None = None) -> dict[str, EvalLoader]:
+def build_test_loaders(
+    cfg: CfgNode, ranks: Ranks, device: torch.device, bad_file: Path | None = None
+) -> dict[str, EvalLoader]:
     """The test sets by name, each rank its own part."""
     size = -(-cfg.DATALOADER.BSZ // ranks.world)
-    transform = eval_transform(cfg.INPUT.IMAGE_SIZE, crop_pct=cfg.INPUT.CROP_PCT, **_normalisation(cfg))
-    return {name: EvalLoader(_dataset(cfg, name, "val", transform), batch_size=size, rank=ranks.rank,
-                             world=ranks.world, bad_file=bad_file, **_loading(cfg, device)) for name in cfg.DATA.TEST}
+    transform = eval_transform(
+        cfg.INPUT.IMAGE_SIZE, crop_pct=cfg.INPUT.CROP_PCT, **_normalisation(cfg)
+    )
+    return {
+        name: EvalLoader(
+            _dataset(cfg, name, "val", transform),
+            batch_size=size,
+            rank=ranks.rank,
+            world=ranks.world,
+            bad_file=bad_file,
+            **_loading(cfg, device),
+        )
+        for name in cfg.DATA.TEST
+    }
 
 
 def _loading(cfg: CfgNode, device: torch.device) -> dict[str, Any]:
-    return dict(workers=cfg.DATALOADER.WORKERS, pin_memory=device.type == "cuda",
-                max_bad_fraction=cfg.DATA.MAX_BAD_FRACTION)
+    return dict(
+        workers=cfg.DATALOADER.WORKERS,
+        pin_memory=device.type == "cuda",
+        max_bad_fraction=cfg.DATA.MAX_BAD_FRACTION,
+    )
 
 
 def _dataset(cfg: CfgNode, name: str, split: str, transform: Callable):
     dataset = build_dataset(name, cfg.DATA.PATH, split, transform, **cfg.DATA.KWARGS)
     if len(dataset.classes) != cfg.DATA.NUM_CLASSES:
-        raise ConfigError(f"DATA.NUM_CLASSES is {cfg.DATA.NUM_CLASSES}, but {name} has {len(dataset.classes)} classes")
+        raise ConfigError(
+            f"DATA.NUM_CLASSES is {cfg.DATA.NUM_CLASSES}, "
+            f"but {name} has {len(dataset.classes)} classes"
+        )
     return dataset
 
 
 def _normalisation(cfg: CfgNode) -> dict[str, Any]:
-    return dict(mean=cfg.INPUT.MEAN, std=cfg.INPUT.STD, interpolation=INTERPOLATIONS[cfg.INPUT.INTERPOLATION])
+    return dict(
+        mean=cfg.INPUT.MEAN,
+        std=cfg.INPUT.STD,
+        interpolation=INTERPOLATIONS[cfg.INPUT.INTERPOLATION],
+    )
 
 
 def _train_transform(cfg: CfgNode) -> Callable:
     timm, aug = cfg.AUG.TIMM_AUG, cfg.AUG
-    by_timm = dict(use_timm=True, hflip=timm.HFLIP, vflip=timm.VFLIP, color_jitter=timm.COLOR_JITTER,
-                   auto_augment=timm.AUTO_AUGMENT or None, re_prob=timm.RE_PROB, re_mode=timm.RE_MODE,
-                   re_count=timm.RE_COUNT)
-    plain = dict(finetune=cfg.FINETUNE.FINETUNE and not cfg.FINETUNE.USE_TRAIN_AUG, crop_pct=cfg.INPUT.CROP_PCT,
-                 color_jitter=aug.COLOR_JITTER, gray_scale=aug.GRAY_SCALE, gaussian_blur=aug.GAUSSIAN_BLUR)
-    return train_transform(cfg.INPUT.IMAGE_SIZE, scale=tuple(aug.SCALE), ratio=tuple(aug.RATIO), **_normalisation(cfg),
-                           **(by_timm if timm.USE_TRANSFORM else plain))
+    by_timm = dict(
+        use_timm=True,
+        hflip=timm.HFLIP,
+        vflip=timm.VFLIP,
+        color_jitter=timm.COLOR_JITTER,
+        auto_augment=timm.AUTO_AUGMENT or None,
+        re_prob=timm.RE_PROB,
+        re_mode=timm.RE_MODE,
+        re_count=timm.RE_COUNT,
+    )
+    plain = dict(
+        finetune=cfg.FINETUNE.FINETUNE and not cfg.FINETUNE.USE_TRAIN_AUG,
+        crop_pct=cfg.INPUT.CROP_PCT,
+        color_jitter=aug.COLOR_JITTER,
+        gray_scale=aug.GRAY_SCALE,
+        gaussian_blur=aug.GAUSSIAN_BLUR,
+    )
+    return train_transform(
+        cfg.INPUT.IMAGE_SIZE,
+        scale=tuple(aug.SCALE),
+        ratio=tuple(aug.RATIO),
+        **_normalisation(cfg),
+        **(by_timm if timm.USE_TRANSFORM else plain),
+    )
 
 
 @refuses
-def build_task(cfg: CfgNode, ranks: Ranks, device: torch.device, test_loaders: dict) -> ClassificationTask:
+def build_task(
+    cfg: CfgNode, ranks: Ranks, device: torch.device, test_loaders: dict
+) -> ClassificationTask:
     """The loss, the mixing and the evaluation."""
     lookup(dict.fromkeys(LOSSES), cfg.LOSS.LOSS, "LOSS.LOSS")
     mix = None
     if cfg.AUG.MIXUP_PROB > 0:
-        mix = Mix(cfg.DATA.NUM_CLASSES, mixup_alpha=cfg.AUG.MIXUP, cutmix_alpha=cfg.AUG.MIXCUT,
-                  cutmix_minmax=tuple(cfg.AUG.MIXCUT_MINMAX) or None, prob=cfg.AUG.MIXUP_PROB,
-                  switch_prob=cfg.AUG.MIXUP_SWITCH_PROB, mode=cfg.AUG.MIXUP_MODE,
-                  label_smoothing=cfg.LOSS.LABEL_SMOOTHING, seed=cfg.SEED)
+        mix = Mix(
+            cfg.DATA.NUM_CLASSES,
+            mixup_alpha=cfg.AUG.MIXUP,
+            cutmix_alpha=cfg.AUG.MIXCUT,
+            cutmix_minmax=tuple(cfg.AUG.MIXCUT_MINMAX) or None,
+            prob=cfg.AUG.MIXUP_PROB,
+            switch_prob=cfg.AUG.MIXUP_SWITCH_PROB,
+            mode=cfg.AUG.MIXUP_MODE,
+            label_smoothing=cfg.LOSS.LABEL_SMOOTHING,
+            seed=cfg.SEED,
+        )
     return ClassificationTask(
-        device=device, test_loaders=test_loaders, classes=cfg.DATA.NUM_CLASSES,
-        label_smoothing=cfg.LOSS.LABEL_SMOOTHING, mix=mix and partial(mix, rank=ranks.rank),
+        device=device,
+        test_loaders=test_loaders,
+        classes=cfg.DATA.NUM_CLASSES,
+        label_smoothing=cfg.LOSS.LABEL_SMOOTHING,
+        mix=mix and partial(mix, rank=ranks.rank),
         amp_dtype=AMP_DTYPES[cfg.AMP.DTYPE] if cfg.AMP.ENABLED else None,
-        memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT], per_class=cfg.OUTPUT_PERCLASS_ACC,
+        memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT],
+        per_class=cfg.OUTPUT_PERCLASS_ACC,
     )
 
 
 @refuses
 def build_optimizer(cfg: CfgNode, model: MsViT) -> Optimizer:
-    """The optimizer over two groups: with OPTIM.WD, and norms, positions and tokens with OPTIM.WD0."""
-    groups = decay_groups(model.named_parameters(), cfg.OPTIM.WD, cfg.OPTIM.WD0, model.no_weight_decay())
-    return optimizer_by_name(cfg.OPTIM.OPT, groups, lr=cfg.OPTIM.LR, momentum=cfg.OPTIM.MOM,
-                             betas=(cfg.OPTIM.ADAM.BETA1, cfg.OPTIM.ADAM.BETA2), eps=cfg.OPTIM.ADAM.EPS)
+    """Two groups: with OPTIM.WD; norms, positions, tokens and the head's bias with OPTIM.WD0."""
+    groups = decay_groups(
+        model.named_parameters(), cfg.OPTIM.WD, cfg.OPTIM.WD0, model.no_weight_decay()
+    )
+    return optimizer_by_name(
+        cfg.OPTIM.OPT,
+        groups,
+        lr=cfg.OPTIM.LR,
+        momentum=cfg.OPTIM.MOM,
+        betas=(cfg.OPTIM.ADAM.BETA1, cfg.OPTIM.ADAM.BETA2),
+        eps=cfg.OPTIM.ADAM.EPS,
+    )
 
 
 @refuses
 def build_schedule(cfg: CfgNode, steps_per_epoch: int) -> Schedule:
     """The learning rate of every step."""
-    return Schedule(cfg.SOLVER.LR_POLICY, cfg.OPTIM.LR, steps_per_epoch, cfg.OPTIM.EPOCHS,
-                    warmup_epochs=cfg.SOLVER.WARMUP_EPOCHS, warmup_factor=cfg.SOLVER.WARMUP_FACTOR,
-                    warmup_method=cfg.SOLVER.WARMUP_METHOD, min_lr=cfg.SOLVER.MIN_LR,
-                    drop_freq=cfg.OPTIM.DROP_FREQ, drop_factor=cfg.OPTIM.DROP_FACTOR,
-                    epoch_based=cfg.SOLVER.EPOCH_BASED_SCHEDULE)
+    return Schedule(
+        cfg.SOLVER.LR_POLICY,
+        cfg.OPTIM.LR,
+        steps_per_epoch,
+        cfg.OPTIM.EPOCHS,
+        warmup_epochs=cfg.SOLVER.WARMUP_EPOCHS,
+        warmup_factor=cfg.SOLVER.WARMUP_FACTOR,
+        warmup_method=cfg.SOLVER.WARMUP_METHOD,
+        min_lr=cfg.SOLVER.MIN_LR,
+        drop_freq=cfg.OPTIM.DROP_FREQ,
+        drop_factor=cfg.OPTIM.DROP_FACTOR,
+        epoch_based=cfg.SOLVER.EPOCH_BASED_SCHEDULE,
+    )

@@ -33,9 +33,17 @@ def test_logits_and_gradients_of_the_reference(name, backend):
     full = meta["attn_type"] == "full"
     if full and backend != "masked":
         pytest.skip("has no backend: once is enough")
-    model = MsViT(parse_arch(meta["arch"], "full" if full else "longformer"), img_size=meta["image_size"],
-                  num_classes=meta["num_classes"], norm_embed=meta["norm_embed"],
-                  attention_args={"longformer": {"backend": backend}}).double().eval()
+    model = (
+        MsViT(
+            parse_arch(meta["arch"], "full" if full else "longformer"),
+            img_size=meta["image_size"],
+            num_classes=meta["num_classes"],
+            norm_embed=meta["norm_embed"],
+            attention_args={"longformer": {"backend": backend}},
+        )
+        .double()
+        .eval()
+    )
     assert load_original(model, params).complete
     logits = model(tensors["x"])
     loss = torch.nn.functional.cross_entropy(logits, tensors["target"])
@@ -50,9 +58,17 @@ def test_logits_and_gradients_of_the_reference(name, backend):
 
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry["name"])
 def test_published_state_dicts_load_strictly(entry):
-    attention = "full" if entry["attn_type"] == "full" else "global" if "global" in entry["name"] else "longformer"
+    attention = (
+        "full"
+        if entry["attn_type"] == "full"
+        else "global"
+        if "global" in entry["name"]
+        else "longformer"
+    )
     own = {name: {"share_weights": entry["share_w"]} for name in ("longformer", "global")}
-    model = MsViT(parse_arch(entry["arch"], attention), img_size=entry["image_size"], attention_args=own)
+    model = MsViT(
+        parse_arch(entry["arch"], attention), img_size=entry["image_size"], attention_args=own
+    )
     state = {key: torch.full(shape, 0.25) for key, shape in entry["keys"].items()}
     report = load_original(model, state)
     assert report.complete
@@ -81,8 +97,10 @@ def test_another_size_and_window_are_resized_and_reported():
     report = load_weights(target, source.state_dict())
     assert report.complete
     assert [line.split()[0] for line in report.resized] == [
-        "stages.0.embed.position.x_pos_embed", "stages.0.embed.position.y_pos_embed",
-        "stages.1.blocks.0.attn.local_relative_position_bias_table"]
+        "stages.0.embed.position.x_pos_embed",
+        "stages.0.embed.position.y_pos_embed",
+        "stages.1.blocks.0.attn.local_relative_position_bias_table",
+    ]
     assert "(49, 2) -> (121, 2)" in report.resized[-1]
 
 
@@ -93,7 +111,10 @@ def test_heads_of_another_size(tmp_path):
         load_weights(build(num_classes=2), source.state_dict())
     target = build(num_classes=2)
     before = target.head.weight.clone()
-    assert load_weights(target, source.state_dict(), head="new").fresh == ["head.weight", "head.bias"]
+    assert load_weights(target, source.state_dict(), head="new").fresh == [
+        "head.weight",
+        "head.bias",
+    ]
     assert torch.equal(target.head.weight, before)
     load_weights(target, source.state_dict(), head=f"rows:{rows}")
     assert torch.equal(target.head.weight, source.head.weight[[4, 0]])
@@ -111,8 +132,11 @@ def test_what_does_not_fit_is_listed_and_nothing_is_loaded():
     del state["norm.bias"]
     with pytest.raises(CheckpointError) as caught:
         load_weights(model, state)
-    for line in ("missing: norm.bias", "unexpected: surprise",
-                 "mismatched: stages.0.blocks.0.attn.query.weight (9, 9) -> (8, 8)"):
+    for line in (
+        "missing: norm.bias",
+        "unexpected: surprise",
+        "mismatched: stages.0.blocks.0.attn.query.weight (9, 9) -> (8, 8)",
+    ):
         assert line in str(caught.value)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
@@ -132,10 +156,15 @@ def test_separate_global_weights_are_no_aliases():
         load_original(build(), state)
 
 
-@pytest.mark.parametrize("wrap", [
-    lambda state: state, lambda state: {"net": state, "arch": "msvit", "epoch": 3},
-    lambda state: {"model": {f"module.{key}": value for key, value in state.items()}},
-], ids=["bare", "net", "module"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: state,
+        lambda state: {"net": state, "arch": "msvit", "epoch": 3},
+        lambda state: {"model": {f"module.{key}": value for key, value in state.items()}},
+    ],
+    ids=["bare", "net", "module"],
+)
 def test_layouts_of_pt_files(tmp_path, wrap):
     model = build()
     state = {original_names(model)[key]: value for key, value in model.state_dict().items()}
@@ -160,8 +189,14 @@ def test_bad_files_are_refused_in_one_line(tmp_path, monkeypatch):
     Path("text.pth").write_text("hello")
     torch.save({"net": Trap()}, "trap.pth")
     torch.save({"net": [1, 2]}, "list.pth")
-    messages = {"absent.pth": "no weight file", "cut.safetensors": "damaged", "cut.pth": "damaged",
-                "text.pth": "text.pth", "trap.pth": "pickled objects", "list.pth": "not a state dict"}
+    messages = {
+        "absent.pth": "no weight file",
+        "cut.safetensors": "damaged",
+        "cut.pth": "damaged",
+        "text.pth": "text.pth",
+        "trap.pth": "pickled objects",
+        "list.pth": "not a state dict",
+    }
     for name, message in messages.items():
         with pytest.raises(CheckpointError, match=message) as caught:
             read_weights(name)

@@ -13,7 +13,7 @@ from vil.models.msvit import MsViT
 from vil.models.zoo import ARCHS
 from vil.utils.progress import Progress
 
-SMALL = ("l1,h1,d8,n1,s1,g1,p4,f3,a0_l2,h2,d16,n2,s1,g2,p2,f2,a1_l3,h2,d16,n1,s0,g0,p2,f2,a0")
+SMALL = "l1,h1,d8,n1,s1,g1,p4,f3,a0_l2,h2,d16,n2,s1,g2,p2,f2,a1_l3,h2,d16,n1,s0,g0,p2,f2,a0"
 
 
 def small(**kwargs) -> MsViT:
@@ -27,7 +27,9 @@ def test_any_image_size(size):
     x = torch.randn(2, 3, *size)
     assert model(x).shape == (2, 5)
     grids = [(size[0] // p, size[1] // p) for p in (4, 8, 16)]
-    assert [tuple(m.shape) for m in model.forward_stages(x)] == [(2, d, *g) for d, g in zip((8, 16, 16), grids)]
+    assert [tuple(m.shape) for m in model.forward_stages(x)] == [
+        (2, d, *g) for d, g in zip((8, 16, 16), grids)
+    ]
 
 
 def test_an_image_smaller_than_its_patches_is_refused():
@@ -38,21 +40,35 @@ def test_an_image_smaller_than_its_patches_is_refused():
 
 
 def test_padding_of_a_batch_is_never_attended_to():
-    """Stage maps of an image inside a larger zero-padded one, with `valid`, equal those of the image alone."""
-    model = MsViT(parse_arch(SMALL.replace("a1", "a0").replace("s0", "s1")), img_size=64).double().eval()
+    """Stage maps of an image inside a larger zero-padded one, with `valid`, equal those of the
+    image alone.
+    """
+    model = (
+        MsViT(parse_arch(SMALL.replace("a1", "a0").replace("s0", "s1")), img_size=64)
+        .double()
+        .eval()
+    )
     x = torch.randn(1, 3, 48, 32, dtype=torch.float64)
     padded = nn.functional.pad(x, (0, 32, 0, 16))
     batch = torch.cat([padded, torch.randn(1, 3, 64, 64, dtype=torch.float64)])
     maps = model.forward_stages(batch, valid=torch.tensor([[48, 32], [64, 64]]))
     for found, wanted in zip(maps, model.forward_stages(x)):
-        assert torch.allclose(found[:1, :, :wanted.shape[2], :wanted.shape[3]], wanted)
+        assert torch.allclose(found[:1, :, : wanted.shape[2], : wanted.shape[3]], wanted)
 
 
 def test_gradient_checkpointing_changes_no_gradient_of_a_random_shift_model():
     x, grads = torch.randn(2, 3, 40, 40, dtype=torch.float64), []
     for grad_checkpoint in (False, True):
-        model = small(grad_checkpoint=grad_checkpoint, drop_path_rate=0.3, drop_rate=0.1,
-                      attention_args={"longformer": {"mode": 1}}).double().train()
+        model = (
+            small(
+                grad_checkpoint=grad_checkpoint,
+                drop_path_rate=0.3,
+                drop_rate=0.1,
+                attention_args={"longformer": {"mode": 1}},
+            )
+            .double()
+            .train()
+        )
         set_progress(model, Progress(seed=3, step=17))
         torch.manual_seed(5)
         model(x).square().sum().backward()
@@ -71,21 +87,29 @@ def test_every_parameter_gets_a_gradient():
 def test_export_with_symbolic_image_size(positions):
     model = small(attention_args={"longformer": {"backend": "gathered"}}, **positions).eval()
     rows, cols = (torch.export.Dim(name, min=2, max=64) for name in ("rows", "cols"))
-    exported = torch.export.export(model, (torch.randn(2, 3, 96, 160),),
-                                   dynamic_shapes={"x": {2: 16 * rows, 3: 16 * cols}}).module()
+    exported = torch.export.export(
+        model, (torch.randn(2, 3, 96, 160),), dynamic_shapes={"x": {2: 16 * rows, 3: 16 * cols}}
+    ).module()
     for size in ((96, 160), (64, 64), (144, 48)):
         x = torch.randn(2, 3, *size)
         assert torch.allclose(exported(x), model(x), atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "attention", "params", "published"), [
-    ("vil_tiny", "longformer", 6_707_080, 1.43), ("vil_tiny_rpb", "longformer", 6_719_698, 1.43),
-    ("vil_small", "longformer", 24_635_752, 5.12), ("vil_small_rpb", "longformer", 24_657_328, 5.12),
-    ("vil_medium_deep", "longformer", 39_721_192, 9.1), ("vil_medium_deep_rpb", "longformer", 39_782_296, 9.1),
-    ("vil_medium_wide", "longformer", 39_776_488, 11.3), ("vil_small", "full", 24_635_752, 6.95),
-])
+@pytest.mark.parametrize(
+    ("name", "attention", "params", "published"),
+    [
+        ("vil_tiny", "longformer", 6_707_080, 1.43),
+        ("vil_tiny_rpb", "longformer", 6_719_698, 1.43),
+        ("vil_small", "longformer", 24_635_752, 5.12),
+        ("vil_small_rpb", "longformer", 24_657_328, 5.12),
+        ("vil_medium_deep", "longformer", 39_721_192, 9.1),
+        ("vil_medium_deep_rpb", "longformer", 39_782_296, 9.1),
+        ("vil_medium_wide", "longformer", 39_776_488, 11.3),
+        ("vil_small", "full", 24_635_752, 6.95),
+    ],
+)
 def test_published_counts(name, attention, params, published):
-    """Parameters exactly, multiply-accumulates at 224 pixels within 0.5 % of the published figures."""
+    """Parameters exactly, multiply-accumulates at 224 px within 0.5 % of the published."""
     with torch.device("meta"):
         model = vil.get_model(name, attention=attention)
     assert sum(p.numel() for p in model.parameters()) == params
@@ -114,7 +138,7 @@ def test_what_the_head_reads():
     by_token = SMALL.replace("g0", "g1")
     assert torch.equal(MsViT(parse_arch(by_token), img_size=40).pool(tokens), first)
     assert torch.equal(MsViT(parse_arch(by_token), img_size=40, avg_pool=True).pool(tokens), mean)
-    assert torch.equal(small().pool(tokens), mean)                  # no global token in the last stage
+    assert torch.equal(small().pool(tokens), mean)  # no global token in the last stage
 
 
 def test_full_attention_in_one_stage_does_not_stick():
@@ -127,13 +151,19 @@ def test_architectures_survive_a_round_trip(name):
     assert format_arch(parse_arch(ARCHS[name])) == ARCHS[name]
 
 
-@pytest.mark.parametrize(("arch", "message"), [
-    ("l1,h3,d96,z4", r"stage 1 \('l1,h3,d96,z4'\): unknown letter 'z' \(letters: l number"),
-    ("l1,h3,d97", "3 heads .letter h. do not divide the width 97"),
-    ("l1_l3", "the letter l says 3, but it is stage 2"), ("l1,h3,h3", "'h' stands twice"),
-    ("l1,d", "'d' is not a letter followed by a number"), ("", "'' is not a letter"),
-    ("l1,p0", r"p \(patch side\) must be at least 1"), ("l1,d9.5", "'d9.5' is not"),
-])
+@pytest.mark.parametrize(
+    ("arch", "message"),
+    [
+        ("l1,h3,d96,z4", r"stage 1 \('l1,h3,d96,z4'\): unknown letter 'z' \(letters: l number"),
+        ("l1,h3,d97", "3 heads .letter h. do not divide the width 97"),
+        ("l1_l3", "the letter l says 3, but it is stage 2"),
+        ("l1,h3,h3", "'h' stands twice"),
+        ("l1,d", "'d' is not a letter followed by a number"),
+        ("", "'' is not a letter"),
+        ("l1,p0", r"p \(patch side\) must be at least 1"),
+        ("l1,d9.5", "'d9.5' is not"),
+    ],
+)
 def test_malformed_architectures_are_refused(arch, message):
     with pytest.raises(ValueError, match=message):
         parse_arch(arch)

@@ -1,4 +1,6 @@
-"""The cases that every backend is tested on: a table that holds every pair of values, and the full product."""
+"""The cases that every backend is tested on: a table that holds every pair of values, and the full
+product.
+"""
 
 import itertools
 import random
@@ -8,9 +10,12 @@ import torch
 from vil.ops import Case, Window
 
 FACTORS = {
-    "kind": [(1, 0), *((exact, mode) for exact in (0, -1) for mode in range(-1, 9))],      # (SW_EXACT, MODE)
+    "kind": [
+        (1, 0),
+        *((exact, mode) for exact in (0, -1) for mode in range(-1, 9)),
+    ],  # (SW_EXACT, MODE)
     "grid": [(1, 1), (1, 9), (7, 8), (5, 13), (14, 14)],
-    "window": [2, 3, 4, 7, 15],                             # smaller and larger than the grids, dividing them or not
+    "window": [2, 3, 4, 7, 15],  # smaller and larger than the grids, dividing them or not
     "num_global": [0, 1, 3],
     "bias": [(False, False), (True, False), (False, True), (True, True)],
     "valid": [False, True],
@@ -19,8 +24,17 @@ FACTORS = {
 
 
 def make_case(kind, grid, window, num_global, bias, valid, dtype) -> Case:
-    return Case(Window.from_mode(grid, window, *kind), batch=2, heads=2, head_dim=4, num_global=num_global,
-                dtype=dtype, table_bias=bias[0], global_bias=bias[1] and num_global > 0, valid=valid)
+    return Case(
+        Window.from_mode(grid, window, *kind),
+        batch=2,
+        heads=2,
+        head_dim=4,
+        num_global=num_global,
+        dtype=dtype,
+        table_bias=bias[0],
+        global_bias=bias[1] and num_global > 0,
+        valid=valid,
+    )
 
 
 def all_cases() -> list[Case]:
@@ -32,7 +46,12 @@ def pairwise_rows(tries: int = 40) -> list[tuple]:
     """A greedy covering array: every value of a factor meets every value of every other factor."""
     draw, values = random.Random(0), list(FACTORS.values())
     columns = list(itertools.combinations(range(len(values)), 2))
-    open_pairs = {(i, j, a, b) for i, j in columns for a in range(len(values[i])) for b in range(len(values[j]))}
+    open_pairs = {
+        (i, j, a, b)
+        for i, j in columns
+        for a in range(len(values[i]))
+        for b in range(len(values[j]))
+    }
     rows = []
     while open_pairs:
         i, j, a, b = min(open_pairs)
@@ -53,6 +72,10 @@ PAIRWISE = [make_case(*row) for row in pairwise_rows()]
 def name_of(case: Case) -> str:
     window = case.window
     bias = "t" * case.table_bias + "g" * case.global_bias
-    offsets = "all" if len(window.offsets) == 9 else "+".join(f"{dx}{dy}" for dx, dy in window.offsets)
-    return (f"{window.grid[0]}x{window.grid[1]}-w{window.size}-exact{window.exact}-{offsets}-G{case.num_global}"
-            f"-bias{bias or 0}-valid{int(case.valid)}-{str(case.dtype)[6:]}")
+    offsets = (
+        "all" if len(window.offsets) == 9 else "+".join(f"{dx}{dy}" for dx, dy in window.offsets)
+    )
+    return (
+        f"{window.grid[0]}x{window.grid[1]}-w{window.size}-exact{window.exact}-{offsets}-G{case.num_global}"
+        f"-bias{bias or 0}-valid{int(case.valid)}-{str(case.dtype)[6:]}"
+    )

@@ -12,7 +12,7 @@ from vil.ops import BACKENDS, Case, LocalBias, Window, choose, definition, expla
 from vil.ops.dispatch import MAX_MASKED_LENGTH
 from vil.ops.testing import errors, make_inputs
 
-MUST_ACCEPT = {                         # the promise of each backend; whatever it does not name must be accepted
+MUST_ACCEPT = {  # the promise of each backend; whatever it does not name must be accepted
     "masked": lambda case: not case.window.repeats() and case.window.length <= MAX_MASKED_LENGTH,
     "chunk_autograd": lambda case: True,
     "chunk_handgrad": lambda case: True,
@@ -22,8 +22,11 @@ LARGE = [Case(Window((91, 91), 7), 1, 1, 8), Case(Window((40, 300), 7, -1), 1, 1
 
 
 def test_the_table_holds_every_pair_of_values():
-    met = {(i, j, repr(row[i]), repr(row[j])) for row in pairwise_rows()
-           for i, j in itertools.combinations(range(len(row)), 2)}
+    met = {
+        (i, j, repr(row[i]), repr(row[j]))
+        for row in pairwise_rows()
+        for i, j in itertools.combinations(range(len(row)), 2)
+    }
     columns = list(FACTORS.values())
     for i, j in itertools.combinations(range(len(columns)), 2):
         for a, b in itertools.product(columns[i], columns[j]):
@@ -42,8 +45,18 @@ def test_backends_equal_the_definition_on_the_full_product():
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.tuples(*(st.sampled_from(values) for name, values in FACTORS.items() if name not in ("grid", "window"))),
-       st.tuples(st.integers(1, 11), st.integers(1, 11)), st.integers(1, 13), st.integers(0, 999))
+@given(
+    st.tuples(
+        *(
+            st.sampled_from(values)
+            for name, values in FACTORS.items()
+            if name not in ("grid", "window")
+        )
+    ),
+    st.tuples(st.integers(1, 11), st.integers(1, 11)),
+    st.integers(1, 13),
+    st.integers(0, 999),
+)
 def test_backends_equal_the_definition_on_cases_drawn_at_random(rest, grid, window, seed):
     check(make_case(rest[0], grid, window, *rest[1:]), seed)
 
@@ -52,7 +65,9 @@ def check(case: Case, seed: int = 0) -> None:
     for name in BACKENDS:
         if MUST_ACCEPT[name](case):
             for key, (error, bound) in errors(name, case, seed).items():
-                assert error <= bound, f"{name}: {key} is off by {error:.2e} (bound {bound:.2e}) in {name_of(case)}"
+                assert error <= bound, (
+                    f"{name}: {key} is off by {error:.2e} (bound {bound:.2e}) in {name_of(case)}"
+                )
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -70,8 +85,16 @@ def test_inputs_are_left_alone(name, case):
         pytest.skip("; ".join(BACKENDS[name].unsupported(case)))
     inputs = make_inputs(case)
     kept = [tensor.clone() for tensor in (inputs.q, inputs.k, inputs.v)]
-    local_attention(inputs.q, inputs.k, inputs.v, case.window, num_global=case.num_global, valid=inputs.valid,
-                    bias=LocalBias(inputs.table, inputs.to_global), backend=name)
+    local_attention(
+        inputs.q,
+        inputs.k,
+        inputs.v,
+        case.window,
+        num_global=case.num_global,
+        valid=inputs.valid,
+        bias=LocalBias(inputs.table, inputs.to_global),
+        backend=name,
+    )
     assert all(torch.equal(a, b) for a, b in zip(kept, (inputs.q, inputs.k, inputs.v)))
 
 
@@ -92,10 +115,16 @@ def test_dropout_keeps_the_mean_and_drops_whole_keys(name):
     window = Window((3, 3), 3)
     q, k = torch.zeros(1, 1, 9, 1), torch.zeros(1, 1, 10, 1)
     v = torch.ones(1, 1, 10, 1)
-    outs = torch.stack([local_attention(q, k, v, window, num_global=1, dropout_p=0.5, backend=name)
-                        for _ in range(400)])
+    outs = torch.stack(
+        [
+            local_attention(q, k, v, window, num_global=1, dropout_p=0.5, backend=name)
+            for _ in range(400)
+        ]
+    )
     assert outs.mean().item() == pytest.approx(1.0, abs=0.03)
-    assert (outs * 5).round().sub(outs * 5).abs().max() < 1e-5      # ten keys of weight 1/10, doubled where kept
+    assert (outs * 5).round().sub(
+        outs * 5
+    ).abs().max() < 1e-5  # ten keys of weight 1/10, doubled where kept
     assert outs.std() > 0.1
 
 
@@ -112,7 +141,8 @@ def test_autocast_does_not_change_the_computation(name):
 def test_second_derivatives(name):
     q, k, v = (torch.randn(1, 1, 6, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
     assert torch.autograd.gradgradcheck(
-        lambda q, k, v: local_attention(q, k, v, Window((2, 3), 2), backend=name), (q, k, v))
+        lambda q, k, v: local_attention(q, k, v, Window((2, 3), 2), backend=name), (q, k, v)
+    )
 
 
 def test_a_second_derivative_by_hand_is_refused_in_words():
@@ -129,13 +159,15 @@ def test_the_definition_is_plain_attention_where_the_window_covers_the_grid():
 
 
 def test_a_key_met_twice_counts_twice():
-    """On a cyclic grid of one chunk the own chunk stands at all nine offsets: the same as seeing it once."""
+    """On a cyclic grid of one chunk the own chunk stands at all nine offsets: the same as seeing it
+    once.
+    """
     q, k, v = (torch.randn(1, 1, 9, 4, dtype=torch.float64) for _ in range(3))
     once, nine = Window.from_mode((3, 3), 3, -1, -1), Window((3, 3), 3, -1)
     assert nine.repeats()
     assert not once.repeats()
     table = torch.zeros(1, 121, dtype=torch.float64)
-    table[0, :60] = 1.0                                             # but the bias of the offset tells them apart
+    table[0, :60] = 1.0  # but the bias of the offset tells them apart
     plain, biased = (definition.attend(q, k, v, nine, bias=LocalBias(t)) for t in (None, table))
     assert torch.allclose(plain, definition.attend(q, k, v, once))
     assert not torch.allclose(plain, biased)
@@ -149,29 +181,46 @@ def test_choice_and_reasons():
     assert "keys repeat" in listing["masked"]
     with pytest.raises(ValueError, match="'masked' cannot run here: keys repeat"):
         choose(case, "masked")
-    with pytest.raises(ValueError, match=r"unknown backend 'maskd'; did you mean 'masked'\? \(choices: masked,"):
+    with pytest.raises(
+        ValueError, match=r"unknown backend 'maskd'; did you mean 'masked'\? \(choices: masked,"
+    ):
         choose(case, "maskd")
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"q": torch.zeros(1, 2, 11, 4)}, "q has 11 tokens, the grid"),
-    ({"k": torch.zeros(1, 2, 12, 4)}, r"k and v must be \(1, 2, 13, 4\)"),
-    ({"v": torch.zeros(1, 2, 13, 4, dtype=torch.float64)}, "one floating-point type"),
-    ({"bias": LocalBias(torch.zeros(2, 48))}, r"the bias must have shape \(2, 49\)"),
-    ({"bias": LocalBias(None, torch.zeros(2, 2))}, r"the bias must have shape \(2, 1\)"),
-    ({"valid": torch.ones(2, 2)}, r"valid must be \(batch, 2\)"),
-], ids=lambda value: "" if isinstance(value, str) else next(iter(value)))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": torch.zeros(1, 2, 11, 4)}, "q has 11 tokens, the grid"),
+        ({"k": torch.zeros(1, 2, 12, 4)}, r"k and v must be \(1, 2, 13, 4\)"),
+        ({"v": torch.zeros(1, 2, 13, 4, dtype=torch.float64)}, "one floating-point type"),
+        ({"bias": LocalBias(torch.zeros(2, 48))}, r"the bias must have shape \(2, 49\)"),
+        ({"bias": LocalBias(None, torch.zeros(2, 2))}, r"the bias must have shape \(2, 1\)"),
+        ({"valid": torch.ones(2, 2)}, r"valid must be \(batch, 2\)"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
 def test_wrong_arguments_are_refused(change, message):
-    arguments = {"q": torch.zeros(1, 2, 12, 4), "k": torch.zeros(1, 2, 13, 4), "v": torch.zeros(1, 2, 13, 4)} | change
+    arguments = {
+        "q": torch.zeros(1, 2, 12, 4),
+        "k": torch.zeros(1, 2, 13, 4),
+        "v": torch.zeros(1, 2, 13, 4),
+    } | change
     with pytest.raises(ValueError, match=message):
         local_attention(window=Window((3, 4), 2), num_global=1, **arguments)
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (((0, 3), 2, 0, 0), "must be positive"), (((3, 3), 0, 0, 0), "must be positive"),
-    (((3, 3), 2, 2, 0), "exact must be"), (((3, 3), 2, 0, 9), "mode must be"), (((3, 3), 2, 0, -2), "mode must be"),
-    (((3, 3), 2, 1, 3), "needs all nine chunks"), (((3, 3), 2, 1, -1), "needs all nine chunks"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((0, 3), 2, 0, 0), "must be positive"),
+        (((3, 3), 0, 0, 0), "must be positive"),
+        (((3, 3), 2, 2, 0), "exact must be"),
+        (((3, 3), 2, 0, 9), "mode must be"),
+        (((3, 3), 2, 0, -2), "mode must be"),
+        (((3, 3), 2, 1, 3), "needs all nine chunks"),
+        (((3, 3), 2, 1, -1), "needs all nine chunks"),
+    ],
+)
 def test_wrong_windows_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Window.from_mode(*arguments)
@@ -179,5 +228,41 @@ def test_wrong_windows_are_refused(arguments, message):
 
 def test_the_bias_index_is_the_reference_order():
     index = Window((4, 4), 2).bias_index()
-    assert index[0].tolist() == [40, 39, 33, 32, 38, 37, 31, 30, 36, 35, 29, 28, 26, 25, 19, 18, 24, 23, 17, 16,
-                                 22, 21, 15, 14, 12, 11, 5, 4, 10, 9, 3, 2, 8, 7, 1, 0]
+    assert index[0].tolist() == [
+        40,
+        39,
+        33,
+        32,
+        38,
+        37,
+        31,
+        30,
+        36,
+        35,
+        29,
+        28,
+        26,
+        25,
+        19,
+        18,
+        24,
+        23,
+        17,
+        16,
+        22,
+        21,
+        15,
+        14,
+        12,
+        11,
+        5,
+        4,
+        10,
+        9,
+        3,
+        2,
+        8,
+        7,
+        1,
+        0,
+    ]

@@ -12,7 +12,9 @@ from vil.layers.attention.base import Attention
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)) with a hidden width of 4C and exact GELU."""
 
-    def __init__(self, attn: Attention, *, drop: float = 0.0, drop_path: float = 0.0, norm_eps: float = 1e-6) -> None:
+    def __init__(
+        self, attn: Attention, *, drop: float = 0.0, drop_path: float = 0.0, norm_eps: float = 1e-6
+    ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(attn.dim, eps=norm_eps)
         self.attn = attn
@@ -28,4 +30,4 @@ class Block(nn.Module):
     def macs(self, grid: tuple[int, int]) -> int:
         """Multiply-accumulates of one image."""
         tokens = self.attn.num_global + grid[0] * grid[1]
-        return self.attn.macs(grid) + 8 * tokens * self.attn.dim ** 2
+        return self.attn.macs(grid) + 8 * tokens * self.attn.dim**2

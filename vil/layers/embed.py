@@ -1,6 +1,7 @@
 """The entrance of a stage: patches, global tokens and absolute positions.
 
-Letters: B images, c input channels, H W their size, X Y grid of patches, L = X*Y, G global tokens, C width.
+Letters: B images, c input channels, H W their size, X Y grid of patches, L = X*Y, G global
+tokens, C width.
 """
 
 import torch
@@ -10,13 +11,23 @@ from vil.layers.position import AbsoluteEmbedding, small_normal
 
 
 class PatchEmbed(nn.Module):
-    """A convolution whose kernel is its stride, then fresh global tokens, then the absolute position if any.
+    """A convolution whose kernel is its stride, fresh global tokens, the absolute position if any.
 
-    Sizes that the patch does not divide lose their last rows and columns. norm_eps: None for no LayerNorm on patches.
+    Sizes that the patch does not divide lose their last rows and columns. norm_eps: None for no
+    LayerNorm on patches.
     """
 
-    def __init__(self, in_chans: int, dim: int, patch: int, *, num_global: int, position: AbsoluteEmbedding | None,
-                 norm_eps: float | None, drop: float) -> None:
+    def __init__(
+        self,
+        in_chans: int,
+        dim: int,
+        patch: int,
+        *,
+        num_global: int,
+        position: AbsoluteEmbedding | None,
+        norm_eps: float | None,
+        drop: float,
+    ) -> None:
         super().__init__()
         self.patch = patch
         self.proj = nn.Conv2d(in_chans, dim, patch, patch)
@@ -28,12 +39,17 @@ class PatchEmbed(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """x (B, c, H, W) -> tokens (B, G+L, C), global ones first, and the grid (X, Y)."""
         if min(x.shape[-2:]) < self.patch:
-            raise ValueError(f"a map of {tuple(x.shape[-2:])} is smaller than the patch {self.patch}: use larger images")
+            raise ValueError(
+                f"a map of {tuple(x.shape[-2:])} is smaller than the patch {self.patch}: "
+                "use larger images"
+            )
         x = self.proj(x)
         grid = (x.shape[2], x.shape[3])
         tokens = self.norm_embed(x.flatten(2).mT)
         if self.cls_token is not None:
-            tokens = torch.cat([self.cls_token.expand(len(tokens), -1, -1).to(tokens.dtype), tokens], dim=1)
+            tokens = torch.cat(
+                [self.cls_token.expand(len(tokens), -1, -1).to(tokens.dtype), tokens], dim=1
+            )
         if self.position is not None:
             tokens = tokens + self.position(grid)
         return self.drop(tokens), grid

@@ -19,7 +19,9 @@ def small_normal(*shape: int) -> nn.Parameter:
 
 
 def resize_line(x: Tensor, length: int) -> Tensor:
-    """(1, n, C) -> (1, length, C): linear, corners not aligned (the reference's rule for absolute embeddings)."""
+    """(1, n, C) -> (1, length, C): linear, corners not aligned (the reference's rule for absolute
+    embeddings).
+    """
     return F.interpolate(x.mT, size=length, mode="linear", align_corners=False).mT
 
 
@@ -33,11 +35,14 @@ def resize_table(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> T
 class AbsoluteEmbedding(nn.Module):
     """A row and a column embedding side by side for local tokens, one vector for each global token.
 
-    resize: what happens on a grid of another size: "interpolate" the embeddings, or "crop" their first rows and
-    columns (the reference's detection code; a grid larger than `grid` is then refused).
+    resize: what happens on a grid of another size: "interpolate" the embeddings, or "crop" their
+    first rows and columns (the reference's detection code; a grid larger than `grid` is then
+    refused).
     """
 
-    def __init__(self, dim: int, grid: tuple[int, int], num_global: int, *, resize: str = "interpolate") -> None:
+    def __init__(
+        self, dim: int, grid: tuple[int, int], num_global: int, *, resize: str = "interpolate"
+    ) -> None:
         super().__init__()
         if dim % 2:
             raise ValueError(f"an absolute embedding needs an even width, got {dim}")
@@ -51,8 +56,13 @@ class AbsoluteEmbedding(nn.Module):
     def forward(self, grid: tuple[int, int]) -> Tensor:
         """-> (1, G+L, C), global tokens first."""
         rows, cols = self._fit(self.x_pos_embed, grid[0]), self._fit(self.y_pos_embed, grid[1])
-        local = torch.cat([rows[:, :, None].expand(-1, -1, grid[1], -1),
-                           cols[:, None].expand(-1, grid[0], -1, -1)], dim=-1)
+        local = torch.cat(
+            [
+                rows[:, :, None].expand(-1, -1, grid[1], -1),
+                cols[:, None].expand(-1, grid[0], -1, -1),
+            ],
+            dim=-1,
+        )
         return torch.cat([self.cls_pos_embed, local.flatten(1, 2)], dim=1)
 
     def _fit(self, line: Tensor, length: int) -> Tensor:
@@ -61,18 +71,25 @@ class AbsoluteEmbedding(nn.Module):
         if self.resize == "interpolate":
             return resize_line(line, length)
         if length > line.shape[1]:
-            raise ValueError(f"a grid of {length} is larger than the {line.shape[1]} embeddings that crop can take")
+            raise ValueError(
+                f"a grid of {length} is larger than the {line.shape[1]} embeddings to crop"
+            )
         return line[:, :length]
 
     def extra_repr(self) -> str:
-        return f"grid=({self.x_pos_embed.shape[1]}, {self.y_pos_embed.shape[1]}), resize={self.resize}"
+        return (
+            f"grid=({self.x_pos_embed.shape[1]}, {self.y_pos_embed.shape[1]}), resize={self.resize}"
+        )
 
 
-def register_relative_bias(module: nn.Module, table: tuple[int, int] | None, heads: int, num_global: int) -> None:
-    """Give an attention module its bias parameters: (rows*cols, N) of `table`, and two for G > 0 global tokens.
+def register_relative_bias(
+    module: nn.Module, table: tuple[int, int] | None, heads: int, num_global: int
+) -> None:
+    """Give an attention module its bias parameters: (rows*cols, N) of `table`, and two for G > 0
+    global tokens.
 
-    g2l_relative_position_bias (2, N, G): [0] from global queries to local keys, [1] from local queries to global
-    keys. g2g_relative_position_bias (N, G, G): among global tokens.
+    g2l_relative_position_bias (2, N, G): [0] from global queries to local keys, [1] from local
+    queries to global keys. g2g_relative_position_bias (N, G, G): among global tokens.
     """
     if table is not None:
         module.local_relative_position_bias_table = small_normal(table[0] * table[1], heads)
@@ -82,10 +99,14 @@ def register_relative_bias(module: nn.Module, table: tuple[int, int] | None, hea
 
 
 def dense_bias(table: Tensor, grid: tuple[int, int]) -> Tensor:
-    """((2X-1)*(2Y-1), N) -> (N, L, L): the bias of every pair of tokens, by query position minus key position."""
-    image = table.mT.unflatten(1, (2 * grid[0] - 1, 2 * grid[1] - 1))         # (N, 2X-1, 2Y-1)
+    """((2X-1)*(2Y-1), N) -> (N, L, L): the bias of every pair of tokens, by query position minus
+    key position.
+    """
+    image = table.mT.unflatten(1, (2 * grid[0] - 1, 2 * grid[1] - 1))  # (N, 2X-1, 2Y-1)
     for axis, size in enumerate(grid, start=1):
         line = torch.arange(size, device=table.device)
-        index = line[:, None] - line + size - 1                               # of query and key along this axis
-        image = image.index_select(2 * axis - 1, index.flatten()).unflatten(2 * axis - 1, (size, size))
-    return image.transpose(2, 3).flatten(3).flatten(1, 2)                      # from (N, X, X, Y, Y)
+        index = line[:, None] - line + size - 1  # of query and key along this axis
+        image = image.index_select(2 * axis - 1, index.flatten()).unflatten(
+            2 * axis - 1, (size, size)
+        )
+    return image.transpose(2, 3).flatten(3).flatten(1, 2)  # from (N, X, X, Y, Y)

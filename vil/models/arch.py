@@ -1,8 +1,10 @@
-"""The architecture grammar: 'l1,h3,d96,n1,s1,g1,p4,f7,a0_l2,...', a stage per part, a letter and a number per item.
+"""The architecture grammar: 'l1,h3,d96,n1,s1,g1,p4,f7,a0_l2,...', a stage per part, a letter and a
+number per item.
 
-l number of the stage, h heads, d width, n blocks, s 0: full attention in this stage, else the configured one;
-g global tokens, p patch side, f feature of the attention (longformer: window w), a 0: relative bias, else absolute
-position. Left-out letters take the defaults below (the 2021 reference's grammar).
+l number of the stage, h heads, d width, n blocks, s 0: full attention in this stage, else the
+configured one; g global tokens, p patch side, f feature of the attention (longformer: window w), a
+0: relative bias, else absolute position. Left-out letters take the defaults below (the 2021
+reference's grammar).
 """
 
 import re
@@ -11,8 +13,15 @@ from dataclasses import dataclass
 
 DEFAULTS = {"l": 1, "h": 3, "d": 192, "n": 1, "s": 1, "g": 1, "p": 2, "f": 7, "a": 1}
 MEANING = {
-    "l": "number of the stage", "h": "heads", "d": "width", "n": "blocks", "s": "0 for full attention",
-    "g": "global tokens", "p": "patch side", "f": "window or other feature", "a": "absolute position",
+    "l": "number of the stage",
+    "h": "heads",
+    "d": "width",
+    "n": "blocks",
+    "s": "0 for full attention",
+    "g": "global tokens",
+    "p": "patch side",
+    "f": "window or other feature",
+    "a": "absolute position",
 }
 MINIMUM = {"h": 1, "d": 1, "p": 1, "f": 1}
 
@@ -31,7 +40,9 @@ class StageSpec:
 
     def __post_init__(self) -> None:
         if self.dim % self.num_heads:
-            raise ValueError(f"{self.num_heads} heads (letter h) do not divide the width {self.dim} (letter d)")
+            raise ValueError(
+                f"{self.num_heads} heads (letter h) do not divide the width {self.dim} (letter d)"
+            )
 
 
 def parse_arch(arch: str, attention: str = "longformer") -> list[StageSpec]:
@@ -39,14 +50,20 @@ def parse_arch(arch: str, attention: str = "longformer") -> list[StageSpec]:
 
     Raises ValueError that names the stage, and the letter, for anything malformed.
     """
-    return [_stage(number, part, attention) for number, part in enumerate(arch.strip().split("_"), start=1)]
+    return [
+        _stage(number, part, attention)
+        for number, part in enumerate(arch.strip().split("_"), start=1)
+    ]
 
 
 def format_arch(stages: Sequence[StageSpec]) -> str:
     """The ARCH string of stages whose blocks have one attention each."""
     return "_".join(
-        f"l{number},h{s.num_heads},d{s.dim},n{len(s.attention)},s{int('full' not in s.attention)},g{s.num_global},"
-        f"p{s.patch},f{s.feature},a{int(s.absolute)}" for number, s in enumerate(stages, start=1))
+        f"l{number},h{s.num_heads},d{s.dim},n{len(s.attention)},"
+        f"s{int('full' not in s.attention)},g{s.num_global},"
+        f"p{s.patch},f{s.feature},a{int(s.absolute)}"
+        for number, s in enumerate(stages, start=1)
+    )
 
 
 def _stage(number: int, part: str, attention: str) -> StageSpec:
@@ -63,14 +80,24 @@ def _stage(number: int, part: str, attention: str) -> StageSpec:
         if letter in seen:
             raise ValueError(f"{where}: the letter {letter!r} stands twice")
         if value < MINIMUM.get(letter, 0):
-            raise ValueError(f"{where}: {letter} ({MEANING[letter]}) must be at least {MINIMUM[letter]}, got {value}")
+            raise ValueError(
+                f"{where}: {letter} ({MEANING[letter]}) must be at least {MINIMUM[letter]}, "
+                f"got {value}"
+            )
         seen.add(letter)
         items[letter] = value
     if items["l"] != number:
         raise ValueError(f"{where}: the letter l says {items['l']}, but it is stage {number}")
     name = attention if items["s"] else "full"
     try:
-        return StageSpec(dim=items["d"], num_heads=items["h"], attention=(name,) * items["n"], num_global=items["g"],
-                         patch=items["p"], feature=items["f"], absolute=bool(items["a"]))
+        return StageSpec(
+            dim=items["d"],
+            num_heads=items["h"],
+            attention=(name,) * items["n"],
+            num_global=items["g"],
+            patch=items["p"],
+            feature=items["f"],
+            absolute=bool(items["a"]),
+        )
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None

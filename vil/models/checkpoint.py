@@ -1,8 +1,8 @@
-"""Weight files: reading them safely, our names and the 2021 reference's, resizing, and a report of every key.
+"""Weight files: reading them safely, our names and the 2021 reference's, resizing, and a report.
 
-Names are mapped exactly. What the reference stores besides weights (aliases of shared projections, index buffers,
-tables it never used) is listed as ignored; whatever else is left over, absent or of another size is an error unless
-the caller says otherwise.
+Names are mapped exactly. What the reference stores besides weights (aliases of shared projections,
+index buffers, tables it never used) is listed as ignored; whatever else is left over, absent or of
+another size is an error unless the caller says otherwise.
 """
 
 from __future__ import annotations
@@ -31,15 +31,23 @@ HEAD = ("head.weight", "head.bias")
 
 @dataclass
 class Report:
-    """What became of every key. Names are those of the file, but for `missing` and `fresh`, which the model has."""
+    """What became of every key. Names are those of the file, but for `missing` and `fresh`, which
+    the model has.
+    """
 
     loaded: list[str] = field(default_factory=list)
-    resized: list[str] = field(default_factory=list)        # "name (old shape) -> (new shape)"; loaded too
-    ignored: list[str] = field(default_factory=list)        # aliases, index buffers, unused tables
-    fresh: list[str] = field(default_factory=list)          # kept as initialised because the caller asked for it
+    resized: list[str] = field(
+        default_factory=list
+    )  # "name (old shape) -> (new shape)"; loaded too
+    ignored: list[str] = field(default_factory=list)  # aliases, index buffers, unused tables
+    fresh: list[str] = field(
+        default_factory=list
+    )  # kept as initialised because the caller asked for it
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
-    mismatched: list[str] = field(default_factory=list)     # of another shape, and no rule to resize it
+    mismatched: list[str] = field(
+        default_factory=list
+    )  # of another shape, and no rule to resize it
 
     @property
     def complete(self) -> bool:
@@ -56,8 +64,9 @@ class Report:
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a .safetensors file, of a checkpoint folder of ours, or of a .pt/.pth file.
 
-    A .pt file is read without unpickling objects; the reference's {net, arch, ...} and the usual {model, ...} and
-    {state_dict, ...} are unwrapped, and a prefix `module.` that all keys share is dropped.
+    A .pt file is read without unpickling objects; the reference's {net, arch, ...} and the usual
+    {model, ...} and {state_dict, ...} are unwrapped, and a prefix `module.` that all keys share is
+    dropped.
     Raises CheckpointError for a file that is absent, damaged, or holds anything but tensors.
     """
     path = Path(path)
@@ -65,17 +74,29 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise CheckpointError(f"no weight file at {path}")
     try:
-        found = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+        found = (
+            load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, "cpu", weights_only=True)
+        )
     except pickle.UnpicklingError:
-        raise CheckpointError(f"{path} holds pickled objects, which could run code: refused. Save a plain "
-                              "state dict (tensors only) instead") from None
+        raise CheckpointError(
+            f"{path} holds pickled objects, which could run code: refused. Save a plain "
+            "state dict (tensors only) instead"
+        ) from None
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path} is damaged or not a weight file: {_first_line(error)}") from None
+        raise CheckpointError(
+            f"{path} is damaged or not a weight file: {_first_line(error)}"
+        ) from None
     for key in ("net", "model", "state_dict"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]
             break
-    if not isinstance(found, dict) or not found or not all(isinstance(value, Tensor) for value in found.values()):
+    if (
+        not isinstance(found, dict)
+        or not found
+        or not all(isinstance(value, Tensor) for value in found.values())
+    ):
         raise CheckpointError(f"{path} is not a state dict: it must map names to tensors")
     if all(key.startswith("module.") for key in found):
         found = {key.removeprefix("module."): value for key, value in found.items()}
@@ -90,20 +111,25 @@ def original_names(model: nn.Module) -> dict[str, str]:
     return {name: _original_name(name) for name in model.state_dict()}
 
 
-def load_original(module: nn.Module, state_dict: Mapping[str, Tensor], strict: bool = True) -> Report:
+def load_original(
+    module: nn.Module, state_dict: Mapping[str, Tensor], strict: bool = True
+) -> Report:
     """Load weights with the reference's names into an MsViT or an attention module.
 
-    Position tables of another size are resized by the reference's rules. strict: raise CheckpointError, with the
-    report, if anything is missing, unexpected or of another shape.
+    Position tables of another size are resized by the reference's rules. strict: raise
+    CheckpointError, with the report, if anything is missing, unexpected or of another shape.
     """
     return _load(module, state_dict, original_names(module), strict)
 
 
-def load_weights(model: MsViT, state_dict: Mapping[str, Tensor], *, head: str = "keep", strict: bool = True) -> Report:
+def load_weights(
+    model: MsViT, state_dict: Mapping[str, Tensor], *, head: str = "keep", strict: bool = True
+) -> Report:
     """Load weights with our names or the reference's. See `load_original`.
 
-    head: "keep" the file's head, which must have the model's classes; "new": leave the model's as initialised;
-    "rows:FILE": take the rows of the file's head that FILE lists, one class index per line.
+    head: "keep" the file's head, which must have the model's classes; "new": leave the model's as
+    initialised; "rows:FILE": take the rows of the file's head that FILE lists, one class index per
+    line.
     """
     original = any(key.startswith("layer1.") for key in state_dict)
     names = original_names(model) if original else {name: name for name in model.state_dict()}
@@ -124,7 +150,9 @@ def _original_name(name: str) -> str:
     return f"{layer}.{number}.{re.sub('^norm[12]', 'norm', rest)}"
 
 
-def _load(module: nn.Module, state: Mapping[str, Tensor], names: Mapping[str, str], strict: bool) -> Report:
+def _load(
+    module: nn.Module, state: Mapping[str, Tensor], names: Mapping[str, str], strict: bool
+) -> Report:
     """names: ours -> the file's. Nothing is changed in the module if strict loading fails."""
     report, target, fitted = Report(), module.state_dict(), {}
     for ours, theirs in names.items():
@@ -153,7 +181,9 @@ def _load(module: nn.Module, state: Mapping[str, Tensor], names: Mapping[str, st
 
 
 def _is_surplus(key: str, state: Mapping[str, Tensor], unused: set[str]) -> bool:
-    """Whether a key carries no weight of its own: an index buffer, an unused table, an alias of equal value."""
+    """Whether a key carries no weight of its own: an index buffer, an unused table, an alias of
+    equal value.
+    """
     if key.endswith(INDEX_BUFFERS) or key in unused:
         return True
     twin = state.get(re.sub(r"(query|kv|proj)_global\b", r"\1", key))
@@ -161,19 +191,26 @@ def _is_surplus(key: str, state: Mapping[str, Tensor], unused: set[str]) -> bool
 
 
 def _unused_tables(module: nn.Module) -> set[str]:
-    """Bias tables that the reference stored for global-memory attention and never read (its names)."""
-    return {_original_name(f"{name}.local_relative_position_bias_table".removeprefix("."))
-            for name, part in module.named_modules() if isinstance(part, GlobalOnlyAttention)}
+    """Bias tables the reference stored for global-memory attention, never read (its names)."""
+    return {
+        _original_name(f"{name}.local_relative_position_bias_table".removeprefix("."))
+        for name, part in module.named_modules()
+        if isinstance(part, GlobalOnlyAttention)
+    }
 
 
 def _resized(name: str, value: Tensor, shape: torch.Size) -> Tensor | None:
-    """The value in the wanted shape, resized if it is a position table; None where that cannot be."""
+    """The value in the wanted shape, position tables resized; None where that cannot be."""
     if value.shape == shape:
         return value
     leaf = name.rpartition(".")[2]
     if leaf in ("x_pos_embed", "y_pos_embed") and value.ndim == 3 and value.shape[2] == shape[2]:
         return resize_line(value.float(), shape[1])
-    if leaf == "local_relative_position_bias_table" and value.ndim == 2 and value.shape[1] == shape[1]:
+    if (
+        leaf == "local_relative_position_bias_table"
+        and value.ndim == 2
+        and value.shape[1] == shape[1]
+    ):
         old, new = math.isqrt(value.shape[0]), math.isqrt(shape[0])
         if old * old == value.shape[0] and new * new == shape[0]:
             return resize_table(value.float(), (old, old), (new, new))
@@ -181,11 +218,13 @@ def _resized(name: str, value: Tensor, shape: torch.Size) -> Tensor | None:
 
 
 def _fit_head(state: dict[str, Tensor], head: str) -> tuple[dict[str, Tensor], list[str]]:
-    """The state with its head kept, taken out ("new"; its names come second) or cut to listed rows."""
+    """The state with its head kept, taken out ("new"; its names come second) or cut to rows."""
     if head == "new":
         return {key: value for key, value in state.items() if key not in HEAD}, list(HEAD)
     if head.startswith("rows:"):
-        rows = _read_rows(Path(head.removeprefix("rows:")), len(state["head.bias"]) if "head.bias" in state else 0)
+        rows = _read_rows(
+            Path(head.removeprefix("rows:")), len(state["head.bias"]) if "head.bias" in state else 0
+        )
         state |= {key: state[key][rows] for key in HEAD}
     elif head != "keep":
         raise ValueError(f"the head must be keep, new or rows:FILE, got {head!r}")
@@ -196,15 +235,19 @@ def _read_rows(path: Path, count: int) -> Sequence[int]:
     try:
         rows = [int(line) for line in path.read_text().split()]
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"rows of the head: {path} must hold one class index per line ({error})") from None
+        raise CheckpointError(
+            f"rows of the head: {path} must hold one class index per line ({error})"
+        ) from None
     if not rows or min(rows) < 0 or max(rows) >= count:
-        raise CheckpointError(f"rows of the head: {path} must hold indices of the file's {count} classes")
+        raise CheckpointError(
+            f"rows of the head: {path} must hold indices of the file's {count} classes"
+        )
     return rows
 
 
 def _head_hint(report: Report) -> str:
     if any(line.startswith("head.") for line in report.mismatched):
-        return "\n  (a head of another size: FINETUNE.HEAD new, or rows:FILE with the class indices to keep)"
+        return "\n  (a head of another size: set FINETUNE.HEAD to new, or to rows:FILE)"
     return ""
 
 

@@ -1,6 +1,7 @@
-"""MsViT, the multi-scale vision transformer: stages of blocks, each stage on a coarser grid with fresh global tokens.
+"""MsViT, the multi-scale vision transformer: stages on ever coarser grids, each with fresh globals.
 
-Letters: B images, c channels, H W image size, i stage, X Y its grid, L = X*Y, G its global tokens, d its width.
+Letters: B images, c channels, H W image size, i stage, X Y its grid, L = X*Y, G its global tokens,
+d its width.
 Source: Vision Longformer, arXiv:2103.15358, section 3.
 """
 
@@ -21,16 +22,24 @@ from vil.models.arch import StageSpec
 class Stage(nn.Module):
     """A patch embedding and its blocks."""
 
-    def __init__(self, embed: PatchEmbed, blocks: Sequence[Block], *, grad_checkpoint: bool) -> None:
+    def __init__(
+        self, embed: PatchEmbed, blocks: Sequence[Block], *, grad_checkpoint: bool
+    ) -> None:
         super().__init__()
         self.embed, self.blocks = embed, nn.ModuleList(blocks)
         self.grad_checkpoint = grad_checkpoint
 
-    def forward(self, x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, tuple[int, int], Tensor | None]:
-        """x (B, c, H, W), valid (B, 2) in its pixels -> tokens (B, G+L, d), the grid, valid in its tokens."""
+    def forward(
+        self, x: Tensor, valid: Tensor | None = None
+    ) -> tuple[Tensor, tuple[int, int], Tensor | None]:
+        """x (B, c, H, W), valid (B, 2) in its pixels -> tokens (B, G+L, d), the grid, valid in its
+        tokens.
+        """
         tokens, grid = self.embed(x)
         if valid is not None:
-            valid = (-(-valid // self.embed.patch)).clamp(max=torch.tensor(grid, device=valid.device))
+            valid = (-(-valid // self.embed.patch)).clamp(
+                max=torch.tensor(grid, device=valid.device)
+            )
         for block in self.blocks:
             if self.grad_checkpoint and torch.is_grad_enabled():
                 tokens = checkpoint(block, tokens, grid, valid, use_reentrant=False)
@@ -42,36 +51,78 @@ class Stage(nn.Module):
 class MsViT(nn.Module):
     """A classifier and a backbone over images of any size.
 
-    img_size: the usual image side, for which position parameters are made; others are resized to on the fly.
-    num_classes: 0 for no head. norm_embed: a LayerNorm after each patch convolution. avg_pool: the head reads the mean
-    of all tokens instead of the first global token. pos_resize: `interpolate` or `crop` for absolute embeddings.
-    attention_args: own arguments by attention name, such as {"longformer": {"mode": 1}}; see `build_attention`.
-    grad_checkpoint: recompute each block in the backward pass instead of keeping its activations.
-    Raises ValueError for stages that do not fit together.
+    img_size: the usual image side, for which position parameters are made; others are resized to on
+    the fly. num_classes: 0 for no head. norm_embed: a LayerNorm after each patch convolution.
+    avg_pool: the head reads the mean of all tokens instead of the first global token. pos_resize:
+    `interpolate` or `crop` for absolute embeddings. attention_args: own arguments by attention
+    name, such as {"longformer": {"mode": 1}}; see `build_attention`. grad_checkpoint: recompute
+    each block in the backward pass instead of keeping its activations. Raises ValueError for stages
+    that do not fit together.
     """
 
-    def __init__(self, stages: Sequence[StageSpec], *, img_size: int = 224, in_chans: int = 3, num_classes: int = 1000,
-                 qkv_bias: bool = True, drop_rate: float = 0.0, attn_drop_rate: float = 0.0, drop_path_rate: float = 0.0,
-                 norm_embed: bool = True, norm_eps: float = 1e-6, avg_pool: bool = False,
-                 pos_resize: str = "interpolate", attention_args: Mapping[str, Mapping] | None = None,
-                 grad_checkpoint: bool = False) -> None:
+    def __init__(
+        self,
+        stages: Sequence[StageSpec],
+        *,
+        img_size: int = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        qkv_bias: bool = True,
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        norm_embed: bool = True,
+        norm_eps: float = 1e-6,
+        avg_pool: bool = False,
+        pos_resize: str = "interpolate",
+        attention_args: Mapping[str, Mapping] | None = None,
+        grad_checkpoint: bool = False,
+    ) -> None:
         super().__init__()
         depths = [len(spec.attention) for spec in stages]
-        drop_paths = torch.linspace(0, drop_path_rate, max(sum(depths), 1), device="cpu").split(depths)
+        drop_paths = torch.linspace(0, drop_path_rate, max(sum(depths), 1), device="cpu").split(
+            depths
+        )
         self.specs, self.avg_pool = tuple(stages), avg_pool
         self.stages = nn.ModuleList()
         for spec, rates in zip(stages, drop_paths):
             grid = (img_size // spec.patch,) * 2
             if grid[0] < 1:
-                raise ValueError(f"stage {len(self.stages) + 1} has no token left: image or map too small ({img_size})")
-            position = AbsoluteEmbedding(spec.dim, grid, spec.num_global, resize=pos_resize) if spec.absolute else None
-            embed = PatchEmbed(in_chans, spec.dim, spec.patch, num_global=spec.num_global, position=position,
-                               norm_eps=norm_eps if norm_embed else None, drop=drop_rate)
-            common = dict(dim=spec.dim, num_heads=spec.num_heads, num_global=spec.num_global, grid=grid,
-                          rel_pos=not spec.absolute, qkv_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=drop_rate)
+                raise ValueError(
+                    f"stage {len(self.stages) + 1} has no token left of a map of {img_size}"
+                )
+            position = (
+                AbsoluteEmbedding(spec.dim, grid, spec.num_global, resize=pos_resize)
+                if spec.absolute
+                else None
+            )
+            embed = PatchEmbed(
+                in_chans,
+                spec.dim,
+                spec.patch,
+                num_global=spec.num_global,
+                position=position,
+                norm_eps=norm_eps if norm_embed else None,
+                drop=drop_rate,
+            )
+            common = dict(
+                dim=spec.dim,
+                num_heads=spec.num_heads,
+                num_global=spec.num_global,
+                grid=grid,
+                rel_pos=not spec.absolute,
+                qkv_bias=qkv_bias,
+                attn_drop=attn_drop_rate,
+                proj_drop=drop_rate,
+            )
             blocks = [
-                Block(build_attention(name, **common, **_own(name, spec, attention_args)), drop=drop_rate,
-                      drop_path=rate, norm_eps=norm_eps) for name, rate in zip(spec.attention, rates.tolist())
+                Block(
+                    build_attention(name, **common, **_own(name, spec, attention_args)),
+                    drop=drop_rate,
+                    drop_path=rate,
+                    norm_eps=norm_eps,
+                )
+                for name, rate in zip(spec.attention, rates.tolist())
             ]
             self.stages.append(Stage(embed, blocks, grad_checkpoint=grad_checkpoint))
             in_chans, img_size = spec.dim, grid[0]
@@ -85,9 +136,11 @@ class MsViT(nn.Module):
         return self.head(self.pool(self.norm(self.last_tokens(x))))
 
     def forward_stages(self, x: Tensor, valid: Tensor | None = None) -> list[Tensor]:
-        """The local tokens of each stage as maps, not normalised: x (B, c, H, W) -> (B, d_i, X_i, Y_i) each.
+        """The local tokens of each stage as maps, not normalised: x (B, c, H, W) -> (B, d_i, X_i,
+        Y_i) each.
 
-        valid (B, 2): height and width of each image's real pixels; tokens wholly beyond are never attended to.
+        valid (B, 2): height and width of each image's real pixels; tokens wholly beyond are never
+        attended to.
         """
         maps = []
         for stage, spec in zip(self.stages, self.specs):
@@ -104,18 +157,30 @@ class MsViT(nn.Module):
         return tokens
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """(B, G+L, d) -> (B, d): the first global token, or the mean of all where there is none or avg_pool says so."""
+        """(B, G+L, d) -> (B, d): the first global token, or the mean of all where there is none or
+        avg_pool says so.
+        """
         return tokens.mean(1) if self.avg_pool or not self.specs[-1].num_global else tokens[:, 0]
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that are not decayed: norms, tokens, positions and the head's bias."""
-        norms = {f"{name}.{leaf}" for name, module in self.named_modules() if isinstance(module, nn.LayerNorm)
-                 for leaf, _ in module.named_parameters(recurse=False)}
+        """Names of the parameters that are not decayed: norms, tokens, positions and the head's
+        bias.
+        """
+        norms = {
+            f"{name}.{leaf}"
+            for name, module in self.named_modules()
+            if isinstance(module, nn.LayerNorm)
+            for leaf, _ in module.named_parameters(recurse=False)
+        }
         kinds = ("cls_token", "pos_embed", "relative_position", "head.bias")
-        return norms | {name for name, _ in self.named_parameters() if any(kind in name for kind in kinds)}
+        return norms | {
+            name for name, _ in self.named_parameters() if any(kind in name for kind in kinds)
+        }
 
     def macs(self, img_size: tuple[int, int]) -> list[int]:
-        """Multiply-accumulates of one image of that size: one figure per stage, and the head's last."""
+        """Multiply-accumulates of one image of that size: one figure per stage, and the head's
+        last.
+        """
         size, counts = img_size, []
         for stage in self.stages:
             size = tuple(n // stage.embed.patch for n in size)
@@ -125,7 +190,9 @@ class MsViT(nn.Module):
 
 
 def _own(name: str, spec: StageSpec, attention_args: Mapping[str, Mapping] | None) -> dict:
-    """The own arguments of a stage's attention: the letter f under its name, and what the caller gave."""
+    """The own arguments of a stage's attention: the letter f under its name, and what the caller
+    gave.
+    """
     feature = {FEATURE[name]: spec.feature} if name in FEATURE else {}
     return feature | dict((attention_args or {}).get(name, {}))
 

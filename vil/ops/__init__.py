@@ -1,8 +1,19 @@
-"""Pure tensor functions: local attention, its windows, its definition and its backends. No modules, no config."""
+"""Pure tensor functions: local attention, its windows, its definition and its backends. No modules,
+no config.
+"""
 
 from vil.ops.bias import LocalBias
 from vil.ops.dispatch import BACKENDS, Backend, Case, choose, explain
 from vil.ops.local_attention import local_attention
 from vil.ops.window import Window
 
-__all__ = ["BACKENDS", "Backend", "Case", "LocalBias", "Window", "choose", "explain", "local_attention"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "Case",
+    "LocalBias",
+    "Window",
+    "choose",
+    "explain",
+    "local_attention",
+]

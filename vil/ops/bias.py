@@ -1,4 +1,5 @@
-"""The learned bias of local attention: by relative position among local tokens, by token towards globals.
+"""The learned bias of local attention: by relative position among local tokens, by token towards
+globals.
 
 Letters: N heads, G global tokens, w chunk side, W = w*w, K number of chunk offsets.
 """
@@ -14,7 +15,8 @@ from vil.ops.window import Window
 class LocalBias(NamedTuple):
     """What is added to the scores of local queries; either part may be missing.
 
-    table (N, (4w-1)**2): by query position minus key position. to_global (N, G): towards each global key.
+    table (N, (4w-1)**2): by query position minus key position. to_global (N, G): towards each
+    global key.
     """
 
     table: Tensor | None = None
@@ -25,7 +27,9 @@ NO_BIAS = LocalBias()
 
 
 def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
-    """(N, W, K*W): the table spread over the query and key positions of a chunk; None without a table."""
+    """(N, W, K*W): the table spread over the query and key positions of a chunk; None without a
+    table.
+    """
     if bias.table is None:
         return None
     index = window.bias_index(bias.table.device)
@@ -33,7 +37,9 @@ def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
 
 
 def joined_bias(bias: LocalBias, window: Window, num_global: int) -> Tensor | None:
-    """(N, W, G + K*W): both parts, global keys first, zeros for a missing one; None when both are missing."""
+    """(N, W, G + K*W): both parts, global keys first, zeros for a missing one; None when both are
+    missing.
+    """
     local = tile_bias(bias, window)
     if not num_global or (local is None and bias.to_global is None):
         return local

@@ -1,6 +1,8 @@
-"""Which backend computes local attention: the table of backends, what each cannot do, and the choice.
+"""Which backend computes local attention: the table of backends, what each cannot do, and the
+choice.
 
-A backend never changes the result, only who computes it. It refuses a case with reasons, in sentences.
+A backend never changes the result, only who computes it. It refuses a case with reasons, in
+sentences.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from vil.ops.bias import LocalBias
 from vil.ops.window import Window
 from vil.utils.table import lookup
 
-MAX_MASKED_LENGTH = 8192      # tokens; the scores of one head would pass 256 MiB
+MAX_MASKED_LENGTH = 8192  # tokens; the scores of one head would pass 256 MiB
 
 
 @dataclass(frozen=True)
 class Case:
-    """The static facts of a call that a backend may refuse by. Shapes: q (batch, heads, L, head_dim)."""
+    """The static facts of a call that a backend may refuse by. Shapes: q (batch, heads, L,
+    head_dim).
+    """
 
     window: Window
     batch: int
@@ -37,12 +41,30 @@ class Case:
     needs_grad: bool = True
 
     @classmethod
-    def of(cls, q: Tensor, window: Window, num_global: int, bias: LocalBias, valid: Tensor | None,
-           dropout_p: float) -> Case:
+    def of(
+        cls,
+        q: Tensor,
+        window: Window,
+        num_global: int,
+        bias: LocalBias,
+        valid: Tensor | None,
+        dropout_p: float,
+    ) -> Case:
         """The case of a call with q (B, N, L, D)."""
-        return cls(window, q.shape[0], q.shape[1], q.shape[3], num_global, q.dtype, q.device.type,
-                   bias.table is not None, bias.to_global is not None, valid is not None, dropout_p > 0,
-                   torch.is_grad_enabled())
+        return cls(
+            window,
+            q.shape[0],
+            q.shape[1],
+            q.shape[3],
+            num_global,
+            q.dtype,
+            q.device.type,
+            bias.table is not None,
+            bias.to_global is not None,
+            valid is not None,
+            dropout_p > 0,
+            torch.is_grad_enabled(),
+        )
 
 
 @dataclass(frozen=True)
@@ -63,23 +85,33 @@ def _masked_unsupported(case: Case) -> list[str]:
     if case.window.repeats():
         reasons.append("keys repeat: the cyclic grid has fewer chunks than the window spans")
     if case.window.length > MAX_MASKED_LENGTH:
-        reasons.append(f"{case.window.length} tokens are more than {MAX_MASKED_LENGTH}: it stores all scores")
+        reasons.append(
+            f"{case.window.length} tokens are more than {MAX_MASKED_LENGTH}: it stores all scores"
+        )
     return reasons
 
 
 BACKENDS: dict[str, Backend] = {
     "masked": Backend(masked.attend, _masked_unsupported, "full scores under the boolean mask"),
-    "chunk_autograd": Backend(sliding_chunk.attend_autograd, _nothing, "sliding chunks, backward by autograd"),
-    "chunk_handgrad": Backend(sliding_chunk.attend_handgrad, _nothing, "sliding chunks, backward by hand"),
-    "gathered": Backend(gathered.attend, _nothing, "neighbours gathered, one fused attention; exportable"),
+    "chunk_autograd": Backend(
+        sliding_chunk.attend_autograd, _nothing, "sliding chunks, backward by autograd"
+    ),
+    "chunk_handgrad": Backend(
+        sliding_chunk.attend_handgrad, _nothing, "sliding chunks, backward by hand"
+    ),
+    "gathered": Backend(
+        gathered.attend, _nothing, "neighbours gathered, one fused attention; exportable"
+    ),
 }
 PREFERENCE = ("chunk_handgrad", "gathered", "chunk_autograd", "masked")
 
 
 def choose(case: Case, backend: str = "auto") -> str:
-    """The backend for a case: the pinned one, or the first of PREFERENCE that has no reason against it.
+    """The backend for a case: the pinned one, or the first of PREFERENCE that has no reason against
+    it.
 
-    Raises ValueError for an unknown name (with the choices) and for a pinned backend that cannot run (its reasons).
+    Raises ValueError for an unknown name (with the choices) and for a pinned backend that cannot
+    run (its reasons).
     """
     if backend != "auto":
         reasons = lookup(BACKENDS, backend, "backend").unsupported(case)
@@ -95,5 +127,7 @@ def choose(case: Case, backend: str = "auto") -> str:
 def explain(case: Case, backend: str = "auto") -> dict[str, str]:
     """For each backend "chosen", "could run", or the reasons why it cannot."""
     chosen = choose(case, backend)
-    return {name: "chosen" if name == chosen else "; ".join(entry.unsupported(case)) or "could run"
-            for name, entry in BACKENDS.items()}
+    return {
+        name: "chosen" if name == chosen else "; ".join(entry.unsupported(case)) or "could run"
+        for name, entry in BACKENDS.items()
+    }

@@ -1,4 +1,6 @@
-"""Made-up inputs, gradients and error bounds of local attention: shared by tests, the tuner and the benchmark."""
+"""Made-up inputs, gradients and error bounds of local attention: shared by tests, the tuner and the
+benchmark.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,17 @@ from vil.ops import definition
 from vil.ops.bias import LocalBias
 from vil.ops.dispatch import BACKENDS, Case
 
-MULTIPLE = 4.0          # of the error that the type's own rounding makes on the same inputs
-FLOOR_ULPS = {torch.float64: 256.0}     # others 4: where that error is nearly nothing, as with a single key
-
+MULTIPLE = 4.0  # of the error that the type's own rounding makes on the same inputs
+FLOOR_ULPS = {
+    torch.float64: 256.0
+}  # others 4: where that error is nearly nothing, as with a single key
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """A call's tensors: q (B, N, L, D), k and v (B, N, G+L, D), the bias, valid (B, 2), cotangent (B, N, L, D)."""
+    """A call's tensors: q (B, N, L, D), k and v (B, N, G+L, D), the bias, valid (B, 2), cotangent
+    (B, N, L, D).
+    """
 
     q: Tensor
     k: Tensor
@@ -30,8 +35,14 @@ class Inputs:
 
     def to(self, dtype: torch.dtype) -> Inputs:
         """The same numbers in another floating-point type."""
-        return replace(self, **{name: t.to(dtype) for name, t in vars(self).items()
-                                if t is not None and t.is_floating_point()})
+        return replace(
+            self,
+            **{
+                name: t.to(dtype)
+                for name, t in vars(self).items()
+                if t is not None and t.is_floating_point()
+            },
+        )
 
 
 def make_inputs(case: Case, seed: int = 0) -> Inputs:
@@ -39,41 +50,59 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
     source = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=source, dtype=torch.float64).to(case.dtype).to(case.device)
+        return (
+            torch.randn(shape, generator=source, dtype=torch.float64).to(case.dtype).to(case.device)
+        )
 
     window, lead = case.window, (case.batch, case.heads)
     valid = None
     if case.valid:
         share = torch.rand(case.batch, 2, generator=source)
         valid = 1 + (share * torch.tensor(window.grid)).long()
-        valid[-1] = torch.tensor(window.grid)                                  # one image without padding
+        valid[-1] = torch.tensor(window.grid)  # one image without padding
         valid = valid.clamp(max=torch.tensor(window.grid)).to(case.device)
     keys = case.num_global + window.length
     return Inputs(
-        q=draw(*lead, window.length, case.head_dim), k=draw(*lead, keys, case.head_dim),
+        q=draw(*lead, window.length, case.head_dim),
+        k=draw(*lead, keys, case.head_dim),
         v=draw(*lead, keys, case.head_dim),
         table=draw(case.heads, (4 * window.size - 1) ** 2) if case.table_bias else None,
         to_global=draw(case.heads, case.num_global) if case.global_bias else None,
-        valid=valid, cotangent=draw(*lead, window.length, case.head_dim),
+        valid=valid,
+        cotangent=draw(*lead, window.length, case.head_dim),
     )
 
 
 def run(attend, case: Case, inputs: Inputs) -> dict[str, Tensor]:
     """The output and the gradients of q, k, v and both bias terms, by name."""
-    leaves = {name: getattr(inputs, name).detach().clone().requires_grad_()
-              for name in ("q", "k", "v", "table", "to_global") if getattr(inputs, name) is not None}
-    out = attend(leaves["q"], leaves["k"], leaves["v"], case.window, num_global=case.num_global,
-                 bias=LocalBias(leaves.get("table"), leaves.get("to_global")), valid=inputs.valid,
-                 scale=case.head_dim ** -0.5, dropout_p=0.0)
-    grads = torch.autograd.grad(out, list(leaves.values()), inputs.cotangent, materialize_grads=True)
+    leaves = {
+        name: getattr(inputs, name).detach().clone().requires_grad_()
+        for name in ("q", "k", "v", "table", "to_global")
+        if getattr(inputs, name) is not None
+    }
+    out = attend(
+        leaves["q"],
+        leaves["k"],
+        leaves["v"],
+        case.window,
+        num_global=case.num_global,
+        bias=LocalBias(leaves.get("table"), leaves.get("to_global")),
+        valid=inputs.valid,
+        scale=case.head_dim**-0.5,
+        dropout_p=0.0,
+    )
+    grads = torch.autograd.grad(
+        out, list(leaves.values()), inputs.cotangent, materialize_grads=True
+    )
     return {"out": out.detach(), **{f"grad of {name}": grad for name, grad in zip(leaves, grads)}}
 
 
 def errors(name: str, case: Case, seed: int = 0) -> dict[str, tuple[float, float]]:
-    """For each tensor of a backend's run: its error against the fp64 definition, and the bound for it.
+    """For each tensor of a backend's run: its error against the fp64 definition, and the bound for
+    it.
 
-    The bound is a small multiple of the error that plain `masked` attention, or the definition itself where that
-    cannot run, makes in the case's type on the same inputs; never below a few
+    The bound is a small multiple of the error that plain `masked` attention, or the definition
+    itself where that cannot run, makes in the case's type on the same inputs; never below a few
     units in the last place.
     """
     inputs = make_inputs(case, seed)
@@ -83,11 +112,18 @@ def errors(name: str, case: Case, seed: int = 0) -> dict[str, tuple[float, float
     rounding = run(eager, case, inputs) if case.dtype != torch.float64 else truth
     found = run(BACKENDS[name].attend, case, inputs)
     floor = FLOOR_ULPS.get(case.dtype, 4.0) * torch.finfo(case.dtype).eps
-    return {key: (distance(found[key], truth[key]),
-                  max(floor, MULTIPLE * distance(rounding[key], truth[key]))) for key in truth}
+    return {
+        key: (
+            distance(found[key], truth[key]),
+            max(floor, MULTIPLE * distance(rounding[key], truth[key])),
+        )
+        for key in truth
+    }
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """Norm of the difference over the norm of b (or 1, where b is smaller); infinite where a is not finite."""
+    """Norm of the difference over the norm of b (or 1, where b is smaller); infinite where a is not
+    finite.
+    """
     value = (a.double() - b.double()).norm() / b.double().norm().clamp(min=1.0)
     return value.item() if value.isfinite() else float("inf")

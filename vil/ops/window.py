@@ -1,13 +1,13 @@
 """Who may see whom: the 2-D window of local attention, its neighbour modes and its masks.
 
-Letters: B images, N heads, X Y grid rows and columns, w chunk side, W = w*w tokens of a chunk, R C rows and
-columns of the chunk grid (R = ceil(X / w)), K number of offsets.
+Letters: B images, N heads, X Y grid rows and columns, w chunk side, W = w*w tokens of a chunk, R C
+rows and columns of the chunk grid (R = ceil(X / w)), K number of offsets.
 
-The grid is cut into chunks of w x w tokens. A query sees chunks at given offsets from its own, its own always
-among them (Vision Longformer, arXiv:2103.15358, section 3.1). This file alone knows the three mask kinds
-(exact, chunks cut at the border, cyclic) and the neighbour modes (section 3.3, random shift). All masks are a
-tile of W x K*W, the same for every chunk, plus what is real along rows and along columns: never L x L, and
-cheap enough to be made anew for every grid.
+The grid is cut into chunks of w x w tokens. A query sees chunks at given offsets from its own, its
+own always among them (Vision Longformer, arXiv:2103.15358, section 3.1). This file alone knows the
+three mask kinds (exact, chunks cut at the border, cyclic) and the neighbour modes (section 3.3,
+random shift). All masks are a tile of W x K*W, the same for every chunk, plus what is real along
+rows and along columns: never L x L, and cheap enough to be made anew for every grid.
 """
 
 from __future__ import annotations
@@ -18,31 +18,39 @@ from itertools import product
 import torch
 from torch import Tensor
 
-ALL_NINE = tuple(product((-1, 0, 1), repeat=2))      # (rows, columns) in chunks, row-major
+ALL_NINE = tuple(product((-1, 0, 1), repeat=2))  # (rows, columns) in chunks, row-major
 OWN = (0, 0)
-NEIGHBOURS = tuple(offset for offset in ALL_NINE if offset != OWN)      # neighbour mode m is NEIGHBOURS[m - 1]
-KINDS = {1: "exact", 0: "chunks", -1: "cyclic"}      # the values of SW_EXACT
+NEIGHBOURS = tuple(
+    offset for offset in ALL_NINE if offset != OWN
+)  # neighbour mode m is NEIGHBOURS[m - 1]
+KINDS = {1: "exact", 0: "chunks", -1: "cyclic"}  # the values of SW_EXACT
 
 
 def mode_offsets(mode: int) -> tuple[tuple[int, int], ...]:
-    """Chunk offsets of a neighbour mode: 0 all nine, -1 the own chunk, 1..8 the own chunk and one neighbour."""
+    """Chunk offsets of a neighbour mode: 0 all nine, -1 the own chunk, 1..8 the own chunk and one
+    neighbour.
+    """
     if mode == 0:
         return ALL_NINE
     if mode == -1:
         return (OWN,)
     if 1 <= mode <= 8:
         return (OWN, NEIGHBOURS[mode - 1])
-    raise ValueError(f"mode must be -1 (own chunk), 0 (all nine chunks) or 1..8 (one neighbour), got {mode}")
+    raise ValueError(
+        f"mode must be -1 (own chunk), 0 (all nine chunks) or 1..8 (one neighbour), got {mode}"
+    )
 
 
 @dataclass(frozen=True)
 class Window:
     """The window of every token of a grid.
 
-    grid: rows and columns of tokens. size: w, the chunk side and the one-sided reach of the exact window.
-    exact: 1 tokens with |dx|, |dy| <= w; 0 the chunks at `offsets`, cut at the border; -1 the same, wrapped around.
-    Raises ValueError for sizes below one, an unknown kind, offsets without the own chunk, and the exact window
-    with fewer than nine offsets, which would not be exact.
+    grid: rows and columns of tokens.
+    size: w, the chunk side and the one-sided reach of the exact window.
+    exact: 1 tokens with |dx|, |dy| <= w; 0 the chunks at `offsets`, cut at the border; -1 the same
+    chunks, wrapped around.
+    Raises ValueError for sizes below one, an unknown kind, offsets without the own chunk, and the
+    exact window with fewer than nine offsets, which would not be exact.
     """
 
     grid: tuple[int, int]
@@ -52,13 +60,21 @@ class Window:
 
     def __post_init__(self) -> None:
         if min(self.grid) < 1 or self.size < 1:
-            raise ValueError(f"grid and window must be positive, got grid {self.grid}, window {self.size}")
+            raise ValueError(
+                f"grid and window must be positive, got grid {self.grid}, window {self.size}"
+            )
         if self.exact not in KINDS:
-            raise ValueError(f"exact must be 1 (exact), 0 (chunks) or -1 (cyclic), got {self.exact}")
+            raise ValueError(
+                f"exact must be 1 (exact), 0 (chunks) or -1 (cyclic), got {self.exact}"
+            )
         if OWN not in self.offsets or not set(self.offsets) <= set(ALL_NINE):
-            raise ValueError(f"offsets must be chunk offsets with (0, 0) among them, got {self.offsets}")
+            raise ValueError(
+                f"offsets must be chunk offsets with (0, 0) among them, got {self.offsets}"
+            )
         if self.exact == 1 and self.offsets != ALL_NINE:
-            raise ValueError("the exact window (exact=1) needs all nine chunks: use mode 0, or exact 0 or -1")
+            raise ValueError(
+                "the exact window (exact=1) needs all nine chunks: use mode 0, or exact 0 or -1"
+            )
 
     @classmethod
     def from_mode(cls, grid: tuple[int, int], size: int, exact: int = 0, mode: int = 0) -> Window:
@@ -104,7 +120,8 @@ class Window:
         return replace(self, offsets=offsets)
 
     def bias_index(self, device: torch.device | str = "cpu") -> Tensor:
-        """(W, K*W) int64: where in a table of (4w-1)**2 the bias of a query and key of the tile stands.
+        """(W, K*W) int64: where in a table of (4w-1)**2 the bias of a query and key of the tile
+        stands.
 
         Rows of the table are query row minus key row plus 2w-1, columns likewise (reference order).
         """
@@ -118,9 +135,13 @@ class Window:
         valid (B, 2): the number of real rows and columns of each image; None: the whole grid.
         """
         rows, cols = self._real(0, valid, device), self._real(1, valid, device)
-        real = torch.stack([
-            rows[:, :, None, dx + 1, :, None] & cols[:, None, :, dy + 1, None, :] for dx, dy in self.offsets
-        ], dim=3)                                                              # (B, R, C, K, w, w)
+        real = torch.stack(
+            [
+                rows[:, :, None, dx + 1, :, None] & cols[:, None, :, dy + 1, None, :]
+                for dx, dy in self.offsets
+            ],
+            dim=3,
+        )  # (B, R, C, K, w, w)
         real = real.flatten(3).unsqueeze(3)
         return real & self.reach(device) if self.exact == 1 else real
 
@@ -130,20 +151,26 @@ class Window:
         return ((qx - kx).abs() <= self.size) & ((qy - ky).abs() <= self.size)
 
     def _tile_positions(self, device) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Rows and columns of queries (W, 1) and keys (1, K*W), counted from the query chunk's first token."""
+        """Rows and columns of queries (W, 1) and keys (1, K*W), counted from the query chunk's
+        first token.
+        """
         inside = torch.arange(self.size, device=device)
         query = [a.reshape(-1, 1) for a in torch.meshgrid(inside, inside, indexing="ij")]
-        shifts = torch.tensor(self.offsets, device=device) * self.size         # (K, 2)
+        shifts = torch.tensor(self.offsets, device=device) * self.size  # (K, 2)
         key_rows = (shifts[:, 0, None, None] + inside[:, None]).expand(-1, self.size, self.size)
         key_cols = (shifts[:, 1, None, None] + inside).expand(-1, self.size, self.size)
         return (query[0], query[1]), (key_rows.reshape(1, -1), key_cols.reshape(1, -1))
 
     def _real(self, axis: int, valid: Tensor | None, device) -> Tensor:
-        """bool (B or 1, R, 3, w): along one axis, whether each token of the chunk before, at and after exists."""
+        """bool (B or 1, R, 3, w): along one axis, whether each token of the chunk before, at and
+        after exists.
+        """
         count = self.chunks[axis]
         chunk = torch.arange(count, device=device)[:, None] + torch.arange(-1, 2, device=device)
         if self.cyclic:
             chunk = chunk % count
         token = chunk[..., None] * self.size + torch.arange(self.size, device=device)
         real = ((token >= 0) & (token < self.grid[axis]))[None]
-        return real if valid is None else real & (token < valid[:, axis, None, None, None].to(device))
+        return (
+            real if valid is None else real & (token < valid[:, axis, None, None, None].to(device))
+        )

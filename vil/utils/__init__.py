@@ -1,1 +1,1 @@
-"""The few things that every room of the package needs. Nothing enters here without a third caller."""
+"""The few things that every room needs. Nothing enters here without a third caller."""

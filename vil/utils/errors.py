@@ -1,7 +1,8 @@
 """Errors that end a command with one line and a documented exit code.
 
-Codes: 0 done, 1 unexpected, 2 usage or config, 3 data, 4 checkpoint, 5 diverged, 75 preempted, 130 interrupted.
-`vil.cli.main` prints any exception that has an `exit_code` as one line; all others keep their traceback.
+Codes: 0 done, 1 unexpected, 2 usage or config, 3 data, 4 checkpoint, 5 diverged, 75 preempted, 130
+interrupted. `vil.cli.main` prints any exception that has an `exit_code` as one line; all others
+keep their traceback.
 """
 
 

@@ -1,4 +1,6 @@
-"""Look a name up in one of the package's tables; a wrong name is answered with the choices and the nearest one."""
+"""Look a name up in one of the package's tables; a wrong name is answered with the choices and the
+nearest one.
+"""
 
 import difflib
 from collections.abc import Mapping
@@ -8,7 +10,9 @@ T = TypeVar("T")
 
 
 def lookup(table: Mapping[str, T], name: str, what: str) -> T:
-    """table[name], or a ValueError that names `what` was looked up, the nearest name and every choice."""
+    """table[name], or a ValueError that names `what` was looked up, the nearest name and every
+    choice.
+    """
     if name in table:
         return table[name]
     near = difflib.get_close_matches(str(name), table, n=1)

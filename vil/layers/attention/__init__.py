@@ -17,38 +17,63 @@ ATTENTIONS: dict[str, type[Attention]] = {
     "longformer": LongformerAttention,
     "global": GlobalOnlyAttention,
 }
-FEATURE = {"longformer": "window"}      # the argument that an architecture's letter `f` sets
+FEATURE = {"longformer": "window"}  # the argument that an architecture's letter `f` sets
 
 log = logging.getLogger(__name__)
 
 
-def build_attention(name: str, *, dim: int, num_heads: int, num_global: int = 1, grid: tuple[int, int] | None = None,
-                    rel_pos: bool = False, qkv_bias: bool = True, attn_drop: float = 0.0, proj_drop: float = 0.0,
-                    **own) -> Attention:
+def build_attention(
+    name: str,
+    *,
+    dim: int,
+    num_heads: int,
+    num_global: int = 1,
+    grid: tuple[int, int] | None = None,
+    rel_pos: bool = False,
+    qkv_bias: bool = True,
+    attn_drop: float = 0.0,
+    proj_drop: float = 0.0,
+    **own,
+) -> Attention:
     """An attention module: `module(x (B, G+L, C), (X, Y)) -> (B, G+L, C)`, global tokens first.
 
-    dim: C. num_global: G. grid: the usual (X, Y), needed where parameters depend on it. rel_pos: relative bias.
-    own: what the named attention takes besides, for longformer `window, sw_exact=0, mode=0, mode_switch=1.0,
-    share_weights=True, backend="auto"`, for global `share_weights=True`.
-    Raises ValueError for an unknown name or argument (with the choices) and for settings that do not fit.
+    dim: C. num_global: G. rel_pos: relative bias.
+    grid: the usual (X, Y), needed where parameters depend on it.
+    own: what the named attention takes besides, for longformer `window, sw_exact=0, mode=0,
+    mode_switch=1.0, share_weights=True, backend="auto"`, for global `share_weights=True`.
+    Raises ValueError for an unknown name or argument (with the choices) and for settings that do
+    not fit.
     """
     kind = lookup(ATTENTIONS, name, "attention")
     for key in own:
         lookup(own_arguments(kind), key, f"argument of {name} attention")
-    return kind(dim, num_heads, num_global=num_global, grid=grid, rel_pos=rel_pos, qkv_bias=qkv_bias,
-                attn_drop=attn_drop, proj_drop=proj_drop, **own)
+    return kind(
+        dim,
+        num_heads,
+        num_global=num_global,
+        grid=grid,
+        rel_pos=rel_pos,
+        qkv_bias=qkv_bias,
+        attn_drop=attn_drop,
+        proj_drop=proj_drop,
+        **own,
+    )
 
 
 def own_arguments(kind: type[Attention]) -> dict[str, inspect.Parameter]:
     """The arguments of an attention class that not every attention has."""
     common = {"self", "common", *inspect.signature(FullAttention).parameters}
-    classes = kind.__mro__[:kind.__mro__.index(Attention)]
-    found = {name: p for c in classes for name, p in inspect.signature(c.__init__).parameters.items()}
+    classes = kind.__mro__[: kind.__mro__.index(Attention)]
+    found = {
+        name: p for c in classes for name, p in inspect.signature(c.__init__).parameters.items()
+    }
     return {name: p for name, p in found.items() if name not in common}
 
 
 def set_progress(model: nn.Module, progress: Progress) -> None:
-    """Tell every attention of the (unwrapped) model the training step; call it once before each step's forward."""
+    """Tell every attention of the (unwrapped) model the training step; call it once before each
+    step's forward.
+    """
     modules = [module for module in model.modules() if isinstance(module, Attention)]
     changes = [module.set_progress(progress, index) for index, module in enumerate(modules)]
     for change in dict.fromkeys(filter(None, changes)):

@@ -1,7 +1,7 @@
-"""What the attention modules share: heads, masks of padding, and how global tokens attend to everything.
+"""What the attention modules share: heads, masks of padding, and the rows of global tokens.
 
-Letters: B images, N heads, D channels of a head, C = N*D, X Y grid, L = X*Y local tokens, G global tokens,
-T = G+L.
+Letters: B images, N heads, D channels of a head, C = N*D, X Y grid, L = X*Y local tokens, G global
+tokens, T = G+L.
 """
 
 import torch
@@ -12,12 +12,15 @@ from vil.utils.progress import Progress
 
 
 class Attention(nn.Module):
-    """Base of attention modules: `forward(x (B, G+L, C), grid, valid=None) -> (B, G+L, C)` and `macs(grid)`.
+    """Base of attention modules: `forward(x (B, G+L, C), grid, valid=None) -> (B, G+L, C)` and
+    `macs(grid)`.
 
     Raises ValueError if the heads do not divide the width.
     """
 
-    def __init__(self, dim: int, num_heads: int, num_global: int, attn_drop: float, proj_drop: float) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, num_global: int, attn_drop: float, proj_drop: float
+    ) -> None:
         super().__init__()
         if dim % num_heads:
             raise ValueError(f"{num_heads} heads do not divide the width {dim}")
@@ -35,7 +38,9 @@ class Attention(nn.Module):
         return x.transpose(1, 2).flatten(2)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Plain attention: q (B, N, Q, D), k, v (B, N, K, D), mask (added to the scores) -> (B, N, Q, D)."""
+        """Plain attention: q (B, N, Q, D), k, v (B, N, K, D), mask (added to the scores) -> (B, N,
+        Q, D).
+        """
         drop = self.attn_drop if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, mask, drop, scale=self.scale)
 
@@ -44,14 +49,20 @@ class Attention(nn.Module):
         raise NotImplementedError
 
     def set_progress(self, progress: Progress, index: int) -> str | None:
-        """Take note of the training step; `index` numbers the module. Returns a line if something changed for good."""
+        """Take note of the training step; `index` numbers the module. Returns a line if something
+        changed for good.
+        """
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, num_heads={self.num_heads}, num_global={self.num_global}"
 
 
-def padding_mask(valid: Tensor, grid: tuple[int, int], num_global: int, dtype: torch.dtype) -> Tensor:
-    """valid (B, 2) real rows and columns -> (B, 1, 1, G+L): 0 for real keys and globals, -inf for padding."""
+def padding_mask(
+    valid: Tensor, grid: tuple[int, int], num_global: int, dtype: torch.dtype
+) -> Tensor:
+    """valid (B, 2) real rows and columns -> (B, 1, 1, G+L): 0 for real keys and globals, -inf for
+    padding.
+    """
     rows = torch.arange(grid[0], device=valid.device) < valid[:, :1]
     cols = torch.arange(grid[1], device=valid.device) < valid[:, 1:]
     real = F.pad((rows[:, :, None] & cols[:, None]).flatten(1), (num_global, 0), value=True)
@@ -60,15 +71,25 @@ def padding_mask(valid: Tensor, grid: tuple[int, int], num_global: int, dtype: t
 
 
 class GlobalLocalAttention(Attention):
-    """Global tokens attend to everything, each with a query of its own; how local tokens attend is `local_rows`.
+    """Global tokens attend to everything, each with a query of its own; how local tokens attend is
+    `local_rows`.
 
-    share_weights: global tokens use the projections of local tokens; else they have query_global, kv_global and
-    proj_global. The relative bias of global rows comes with rel_pos.
+    share_weights: global tokens use the projections of local tokens; else they have query_global,
+    kv_global and proj_global. The relative bias of global rows comes with rel_pos.
     """
 
-    def __init__(self, dim: int, num_heads: int, *, num_global: int = 1, rel_pos: bool = False,
-                 qkv_bias: bool = True, attn_drop: float = 0.0, proj_drop: float = 0.0,
-                 share_weights: bool = True) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        num_global: int = 1,
+        rel_pos: bool = False,
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        share_weights: bool = True,
+    ) -> None:
         super().__init__(dim, num_heads, num_global, attn_drop, proj_drop)
         self.rel_pos = rel_pos
         self.separate = num_global > 0 and not share_weights
@@ -82,20 +103,29 @@ class GlobalLocalAttention(Attention):
 
     def forward(self, x: Tensor, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
         """x (B, G+L, C), global tokens first; valid (B, 2) real rows and columns -> (B, G+L, C)."""
-        x_global, x_local = x[:, :self.num_global], x[:, self.num_global:]
-        q = self.split_heads(self.query(x_local))                              # (B, N, L, D)
-        k, v = self.split_heads(self.kv(x)).chunk(2, dim=1)                    # (B, N, G+L, D) each
+        x_global, x_local = x[:, : self.num_global], x[:, self.num_global :]
+        q = self.split_heads(self.query(x_local))  # (B, N, L, D)
+        k, v = self.split_heads(self.kv(x)).chunk(2, dim=1)  # (B, N, G+L, D) each
         rows = [self.proj(self.merge_heads(self.local_rows(q, k, v, grid, valid)))]
         if self.num_global:
             rows.insert(0, self.global_rows(x, x_global, k, v, grid, valid))
         return self.proj_drop(torch.cat(rows, dim=1))
 
-    def local_rows(self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid: Tensor | None) -> Tensor:
+    def local_rows(
+        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid: Tensor | None
+    ) -> Tensor:
         """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
         raise NotImplementedError
 
-    def global_rows(self, x: Tensor, x_global: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int],
-                    valid: Tensor | None) -> Tensor:
+    def global_rows(
+        self,
+        x: Tensor,
+        x_global: Tensor,
+        k: Tensor,
+        v: Tensor,
+        grid: tuple[int, int],
+        valid: Tensor | None,
+    ) -> Tensor:
         """The new global tokens (B, G, C): plain attention of G queries to all G+L tokens."""
         query, proj = self.query, self.proj
         if self.separate:
@@ -104,7 +134,9 @@ class GlobalLocalAttention(Attention):
         q = self.split_heads(query(x_global))
         mask = None if valid is None else padding_mask(valid, grid, self.num_global, q.dtype)
         if self.rel_pos:
-            to_local = self.g2l_relative_position_bias[0][:, :, None].expand(-1, -1, grid[0] * grid[1])
+            to_local = self.g2l_relative_position_bias[0][:, :, None].expand(
+                -1, -1, grid[0] * grid[1]
+            )
             bias = torch.cat([self.g2g_relative_position_bias, to_local], dim=-1)[None].to(q.dtype)
             mask = bias if mask is None else mask + bias
         return proj(self.merge_heads(self.dense(q, k, v, mask)))
@@ -112,8 +144,12 @@ class GlobalLocalAttention(Attention):
     def macs(self, grid: tuple[int, int]) -> int:
         """The four projections of all tokens, the global rows and the local rows."""
         tokens = self.num_global + grid[0] * grid[1]
-        linears = 4 * tokens + (2 * tokens if self.separate else 0)            # q, k, v, proj; k, v for global rows
-        return linears * self.dim ** 2 + 2 * self.num_global * tokens * self.dim + self.local_macs(grid)
+        linears = 4 * tokens + (
+            2 * tokens if self.separate else 0
+        )  # q, k, v, proj; k, v for global rows
+        return (
+            linears * self.dim**2 + 2 * self.num_global * tokens * self.dim + self.local_macs(grid)
+        )
 
     def local_macs(self, grid: tuple[int, int]) -> int:
         """Those of `local_rows`: scores and values."""

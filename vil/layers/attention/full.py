@@ -1,6 +1,7 @@
 """Full attention: every token sees every token.
 
-Letters: B images, N heads, D channels of a head, C = N*D, X Y grid, L = X*Y local tokens, G global tokens.
+Letters: B images, N heads, D channels of a head, C = N*D, X Y grid, L = X*Y local tokens, G global
+tokens.
 """
 
 import torch
@@ -13,24 +14,37 @@ from vil.layers.position import dense_bias, register_relative_bias, resize_table
 class FullAttention(Attention):
     """Plain multi-head attention over all tokens, global and local alike.
 
-    rel_pos: a bias by relative position, whose table has the size of `grid`; on other grids it is resized on the fly.
+    rel_pos: a bias by relative position, whose table has the size of `grid`; on other grids it is
+    resized on the fly.
     """
 
-    def __init__(self, dim: int, num_heads: int, *, num_global: int = 1, grid: tuple[int, int] | None = None,
-                 rel_pos: bool = False, qkv_bias: bool = True, attn_drop: float = 0.0, proj_drop: float = 0.0) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        num_global: int = 1,
+        grid: tuple[int, int] | None = None,
+        rel_pos: bool = False,
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+    ) -> None:
         super().__init__(dim, num_heads, num_global, attn_drop, proj_drop)
         self.rel_pos = rel_pos
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
         if rel_pos:
             if grid is None:
-                raise ValueError("full attention with rel_pos needs the grid its bias table is made for")
+                raise ValueError(
+                    "full attention with rel_pos needs the grid its bias table is made for"
+                )
             self.table_size = (2 * grid[0] - 1, 2 * grid[1] - 1)
             register_relative_bias(self, self.table_size, num_heads, num_global)
 
     def forward(self, x: Tensor, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
         """x (B, G+L, C), global tokens first; valid (B, 2) real rows and columns -> (B, G+L, C)."""
-        q, k, v = self.split_heads(self.qkv(x)).chunk(3, dim=1)                # (B, N, G+L, D) each
+        q, k, v = self.split_heads(self.qkv(x)).chunk(3, dim=1)  # (B, N, G+L, D) each
         mask = None if valid is None else padding_mask(valid, grid, self.num_global, q.dtype)
         if self.rel_pos:
             bias = self.bias(grid).to(q.dtype)[None]
@@ -46,15 +60,17 @@ class FullAttention(Attention):
         if not self.num_global:
             return bias
         length = grid[0] * grid[1]
-        to_local, to_global = self.g2l_relative_position_bias                  # (N, G) each
-        left = torch.cat([self.g2g_relative_position_bias, to_global[:, None].expand(-1, length, -1)], dim=1)
+        to_local, to_global = self.g2l_relative_position_bias  # (N, G) each
+        left = torch.cat(
+            [self.g2g_relative_position_bias, to_global[:, None].expand(-1, length, -1)], dim=1
+        )
         right = torch.cat([to_local[:, :, None].expand(-1, -1, length), bias], dim=1)
         return torch.cat([left, right], dim=2)
 
     def macs(self, grid: tuple[int, int]) -> int:
         """The projections, the scores and the values of all tokens."""
         tokens = self.num_global + grid[0] * grid[1]
-        return 4 * tokens * self.dim ** 2 + 2 * tokens ** 2 * self.dim
+        return 4 * tokens * self.dim**2 + 2 * tokens**2 * self.dim
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rel_pos={self.rel_pos}"

@@ -1,4 +1,5 @@
-"""Vision Longformer attention: each local token sees its 2-D window and the global tokens (arXiv:2103.15358).
+"""Vision Longformer attention: each local token sees its 2-D window and the global tokens
+(arXiv:2103.15358).
 
 Letters: B images, N heads, D channels of a head, L local tokens, G global tokens, w window.
 """
@@ -19,27 +20,53 @@ class LongformerAttention(GlobalLocalAttention):
     """Local tokens attend to the window and the global tokens, global tokens to everything.
 
     window: w, the chunk side. sw_exact: 1 exact window, 0 chunks cut at the border, -1 cyclic.
-    mode: 0 all nine chunks; -1 the own chunk; above 0 random shift (section 3.3): in training the own chunk and one
-    neighbour drawn anew at each step, in evaluation all nine. mode_switch: the share of epochs after which random
-    shift gives way to all nine in training too. The relative bias table does not depend on the grid.
+    mode: 0 all nine chunks; -1 the own chunk; above 0 random shift (section 3.3): in training the
+    own chunk and one neighbour drawn anew at each step, in evaluation all nine. mode_switch: the
+    share of epochs after which random shift gives way to all nine in training too. The relative
+    bias table does not depend on the grid.
     """
 
-    def __init__(self, dim: int, num_heads: int, *, window: int, grid: tuple[int, int] | None = None,
-                 sw_exact: int = 0, mode: int = 0, mode_switch: float = 1.0, backend: str = "auto",
-                 num_global: int = 1, rel_pos: bool = False, **common) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        window: int,
+        grid: tuple[int, int] | None = None,
+        sw_exact: int = 0,
+        mode: int = 0,
+        mode_switch: float = 1.0,
+        backend: str = "auto",
+        num_global: int = 1,
+        rel_pos: bool = False,
+        **common,
+    ) -> None:
         super().__init__(dim, num_heads, num_global=num_global, rel_pos=rel_pos, **common)
-        Window.from_mode((1, 1), window, sw_exact, 1 if mode > 0 else mode)    # refuses what does not fit together
+        Window.from_mode(
+            (1, 1), window, sw_exact, 1 if mode > 0 else mode
+        )  # refuses what does not fit together
         self.window_size, self.sw_exact, self.backend = window, sw_exact, backend
         self.mode, self.mode_switch = mode, mode_switch
         self.progress, self.index = Progress(), 0
         if rel_pos:
             register_relative_bias(self, (4 * window - 1,) * 2, num_heads, num_global)
 
-    def local_rows(self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid: Tensor | None) -> Tensor:
+    def local_rows(
+        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid: Tensor | None
+    ) -> Tensor:
         """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
-        return local_attention(q, k, v, self.window(grid), num_global=self.num_global, bias=self.bias(), valid=valid,
-                               scale=self.scale, dropout_p=self.attn_drop if self.training else 0.0,
-                               backend=self.backend)
+        return local_attention(
+            q,
+            k,
+            v,
+            self.window(grid),
+            num_global=self.num_global,
+            bias=self.bias(),
+            valid=valid,
+            scale=self.scale,
+            dropout_p=self.attn_drop if self.training else 0.0,
+            backend=self.backend,
+        )
 
     def bias(self) -> LocalBias | None:
         """The learned bias of local rows, or None."""
@@ -54,8 +81,18 @@ class LongformerAttention(GlobalLocalAttention):
 
     def case(self, grid: tuple[int, int], batch: int, dtype: torch.dtype, device: str) -> Case:
         """What a backend is asked for on this grid, for `explain` and `choose`."""
-        return Case(self.window(grid), batch, self.num_heads, self.dim // self.num_heads, self.num_global, dtype,
-                    device, self.rel_pos, self.rel_pos and self.num_global > 0, dropout=self.attn_drop > 0)
+        return Case(
+            self.window(grid),
+            batch,
+            self.num_heads,
+            self.dim // self.num_heads,
+            self.num_global,
+            dtype,
+            device,
+            self.rel_pos,
+            self.rel_pos and self.num_global > 0,
+            dropout=self.attn_drop > 0,
+        )
 
     def current_mode(self) -> int:
         """The neighbour mode in force: -1, 0, or 1..8."""
@@ -64,25 +101,34 @@ class LongformerAttention(GlobalLocalAttention):
         return self.sample_mode() if self.training and not self.switched(self.progress) else 0
 
     def sample_mode(self) -> int:
-        """A neighbour 1..8: a pure function of (seed, step, module), so equal on all ranks and when recomputed."""
+        """A neighbour 1..8: a pure function of (seed, step, module), so equal on all ranks and when
+        recomputed.
+        """
         draw = random.Random(f"random shift {self.progress.seed} {self.progress.step} {self.index}")
         return draw.randint(1, 8)
 
     def switched(self, progress: Progress) -> bool:
-        """Whether random shift is over: from epoch mode_switch * epochs on (the reference's rule)."""
+        """Whether random shift is over: from epoch mode_switch * epochs on."""
         return self.mode > 0 and progress.epoch >= self.mode_switch * progress.epochs
 
     def set_progress(self, progress: Progress, index: int) -> str | None:
         """Take note of the step; says when random shift ends."""
         ended = self.switched(progress) and (progress.step == 0 or not self.switched(self.progress))
         self.progress, self.index = progress, index
-        return f"random shift is over, all nine chunks from epoch {progress.epoch}" if ended else None
+        return (
+            f"random shift is over, all nine chunks from epoch {progress.epoch}" if ended else None
+        )
 
     def local_macs(self, grid: tuple[int, int]) -> int:
-        """Scores and values of all chunks of the mode in evaluation, as the published counts have it."""
-        keys = len(mode_offsets(min(self.mode, 0))) * self.window_size ** 2 + self.num_global
+        """Scores and values of all chunks of the mode in evaluation, as the published counts have
+        it.
+        """
+        keys = len(mode_offsets(min(self.mode, 0))) * self.window_size**2 + self.num_global
         return 2 * grid[0] * grid[1] * keys * self.dim
 
     def extra_repr(self) -> str:
-        return (f"{super().extra_repr()}, window={self.window_size}, sw_exact={self.sw_exact}, mode={self.mode}, "
-                f"rel_pos={self.rel_pos}, backend={self.backend}")
+        return (
+            f"{super().extra_repr()}, window={self.window_size}, "
+            f"sw_exact={self.sw_exact}, mode={self.mode}, "
+            f"rel_pos={self.rel_pos}, backend={self.backend}"
+        )

@@ -1,1 +1,3 @@
-"""Ways to compute local attention. Each module offers `attend*` functions and says what it cannot do."""
+"""Ways to compute local attention. Each module offers `attend*` functions and says what it cannot
+do.
+"""

@@ -14,10 +14,12 @@ def to_chunks(x: Tensor, window: Window) -> Tensor:
     """(B, N, L, D), row-major -> (B, N, R, C, W, D)."""
     (grid_rows, grid_cols), (rows, cols), w = window.grid, window.chunks, window.size
     if window.symbolic:
-        return x.index_select(2, _token_at_place(window, x.device)).unflatten(2, (rows, cols, w * w))
+        return x.index_select(2, _token_at_place(window, x.device)).unflatten(
+            2, (rows, cols, w * w)
+        )
     x = x.unflatten(2, window.grid)
     x = F.pad(x, (0, 0, 0, cols * w - grid_cols, 0, rows * w - grid_rows))
-    x = x.unflatten(3, (cols, w)).unflatten(2, (rows, w))                      # (B, N, R, w, C, w, D)
+    x = x.unflatten(3, (cols, w)).unflatten(2, (rows, w))  # (B, N, R, w, C, w, D)
     return x.transpose(3, 4).flatten(4, 5)
 
 
@@ -26,17 +28,23 @@ def from_chunks(x: Tensor, window: Window) -> Tensor:
     w = window.size
     if window.symbolic:
         return x.flatten(2, 4).index_select(2, _place_of_token(window, x.device))
-    x = x.unflatten(4, (w, w)).transpose(3, 4).flatten(4, 5).flatten(2, 3)     # (B, N, R*w, C*w, D)
-    return x[:, :, :window.grid[0], :window.grid[1]].flatten(2, 3)
+    x = x.unflatten(4, (w, w)).transpose(3, 4).flatten(4, 5).flatten(2, 3)  # (B, N, R*w, C*w, D)
+    return x[:, :, : window.grid[0], : window.grid[1]].flatten(2, 3)
 
 
 def _token_at_place(window: Window, device: torch.device) -> Tensor:
-    """(R*C*W) int64: the token at each place of the chunk layout; padding repeats the last row or column.
+    """(R*C*W) int64: the token at each place of the chunk layout; padding repeats the last row or
+    column.
 
-    Export traces this instead of padding and cropping, whose graphs would hold for one remainder of X / w only.
+    Export traces this instead of padding and cropping, whose graphs would hold for one remainder of
+    X / w only.
     """
-    lines = [torch.arange(n * window.size, device=device).clamp(max=size - 1).unflatten(0, (n, window.size))
-             for n, size in zip(window.chunks, window.grid)]
+    lines = [
+        torch.arange(n * window.size, device=device)
+        .clamp(max=size - 1)
+        .unflatten(0, (n, window.size))
+        for n, size in zip(window.chunks, window.grid)
+    ]
     return (lines[0][:, None, :, None] * window.grid[1] + lines[1][None, :, None, :]).flatten()
 
 
@@ -60,8 +68,8 @@ def send_back(x: Tensor, offset: tuple[int, int]) -> Tensor:
 def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tensor:
     """Softmax over the last dimension of the visible scores, in fp32 or better.
 
-    The smallest finite number stands for minus infinity, which would give NaN gradients where a row sees nothing;
-    such rows (only if `may_be_empty`) become zeros.
+    The smallest finite number stands for minus infinity, which would give NaN gradients where a row
+    sees nothing; such rows (only if `may_be_empty`) become zeros.
     """
     scores = scores if scores.dtype == torch.float64 else scores.float()
     weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
@@ -69,5 +77,7 @@ def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tenso
 
 
 def can_be_empty(num_global: int, valid: Tensor | None) -> bool:
-    """A query sees its own chunk, if not itself: only padding without global tokens leaves it with nothing."""
+    """A query sees its own chunk, if not itself: only padding without global tokens leaves it with
+    nothing.
+    """
     return valid is not None and num_global == 0

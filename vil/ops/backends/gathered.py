@@ -1,7 +1,9 @@
-"""Each chunk with its neighbours gathered beside it, then one scaled_dot_product_attention over all chunks.
+"""Each chunk with its neighbours gathered beside it, then one scaled_dot_product_attention over all
+chunks.
 
-Plain tensor operations, so it can be exported with symbolic grid sizes. It keeps K copies of k and v. Offsets that
-lie outside the grid for every chunk are not computed. No second derivative: torch's fused attention has none.
+Plain tensor operations, so it can be exported with symbolic grid sizes. It keeps K copies of k and
+v. Offsets that lie outside the grid for every chunk are not computed. No second derivative: torch's
+fused attention has none.
 
 Letters: B images, N heads, R x C chunks of W tokens, K offsets, G global tokens, D channels.
 """
@@ -15,12 +17,22 @@ from vil.ops.bias import LocalBias, joined_bias
 from vil.ops.window import Window
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, window: Window, *, num_global: int, bias: LocalBias,
-           valid: Tensor | None, scale: float, dropout_p: float) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: Window,
+    *,
+    num_global: int,
+    bias: LocalBias,
+    valid: Tensor | None,
+    scale: float,
+    dropout_p: float,
+) -> Tensor:
     """See `vil.ops.local_attention`."""
     window = window.without_absent()
     rows, cols = window.chunks
-    queries = _by_chunk(to_chunks(q, window))                                  # (B*R*C, N, W, D)
+    queries = _by_chunk(to_chunks(q, window))  # (B*R*C, N, W, D)
     keys, values = _gather(k, window, num_global), _gather(v, window, num_global)
     visible = F.pad(window.visible(valid, q.device), (num_global, 0), value=True)
     visible = visible.flatten(1, 2).expand(q.shape[0], -1, -1, -1).flatten(0, 1)[:, None]
@@ -38,7 +50,7 @@ def _by_chunk(x: Tensor) -> Tensor:
 
 
 def _gather(x: Tensor, window: Window, num_global: int) -> Tensor:
-    """(B, N, G+L, D) -> (B*R*C, N, G + K*W, D): the global tokens and the neighbours of each chunk."""
+    """(B, N, G+L, D) -> (B*R*C, N, G + K*W, D): the globals and the neighbours of each chunk."""
     rows, cols = window.chunks
     first, local = x[:, :, :num_global], to_chunks(x[:, :, num_global:], window)
     parts = [first[:, :, None, None].expand(-1, -1, rows, cols, -1, -1)] if num_global else []
@@ -47,7 +59,13 @@ def _gather(x: Tensor, window: Window, num_global: int) -> Tensor:
 
 
 def _score_mask(visible: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores: the bias where a key exists, the smallest finite number where not."""
-    shape = visible.shape[:1] + (1,) + visible.shape[2:] if bias is None else visible.shape[:1] + bias.shape
+    """What is added to the scores: the bias where a key exists, the smallest finite number where
+    not.
+    """
+    shape = (
+        visible.shape[:1] + (1,) + visible.shape[2:]
+        if bias is None
+        else visible.shape[:1] + bias.shape
+    )
     base = visible.new_zeros((), dtype=dtype) if bias is None else bias.to(dtype)
     return torch.where(visible, base, torch.finfo(dtype).min).expand(shape)

@@ -1,4 +1,5 @@
-"""Full attention under the boolean mask of the definition: all L x (G + L) scores, for small grids and for comparison.
+"""Full attention under the boolean mask of the definition: all L x (G + L) scores, for small grids
+and for comparison.
 
 Letters: B images, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels.
 """
@@ -12,11 +13,25 @@ from vil.ops.bias import LocalBias
 from vil.ops.window import Window
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, window: Window, *, num_global: int, bias: LocalBias,
-           valid: Tensor | None, scale: float, dropout_p: float) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: Window,
+    *,
+    num_global: int,
+    bias: LocalBias,
+    valid: Tensor | None,
+    scale: float,
+    dropout_p: float,
+) -> Tensor:
     """See `vil.ops.local_attention`."""
     visible, index = dense_window(window, q.device)
-    visible = visible[None] if valid is None else visible & _real_keys(window, valid.to(q.device))[:, None]
+    visible = (
+        visible[None]
+        if valid is None
+        else visible & _real_keys(window, valid.to(q.device))[:, None]
+    )
     scores = (q * scale) @ k.mT
     scores = scores if scores.dtype == torch.float64 else scores.float()
     if bias.table is not None:
@@ -30,7 +45,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, window: Window, *, num_global: int, 
 
 
 def dense_window(window: Window, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """(L, L) bool: which key each query sees; (L, L) int64: where its bias stands. Every key is met at most once."""
+    """(L, L) bool: which key each query sees; (L, L) int64: where its bias stands. Every key is met
+    at most once.
+    """
     side = 4 * window.size - 1
     visible = torch.zeros(*window.grid, *window.grid, dtype=torch.bool, device=device)
     index = torch.zeros(*window.grid, *window.grid, dtype=torch.long, device=device)
@@ -44,13 +61,15 @@ def dense_window(window: Window, device: torch.device | str = "cpu") -> tuple[Te
 
 
 def _along(window: Window, axis: int, step: int, device) -> tuple[Tensor, Tensor]:
-    """Along one axis of n tokens, for the chunks `step` apart: (n, n) whether seen, (n, n) place in the bias table."""
+    """Along one axis of n tokens, for the chunks `step` apart: (n, n) whether seen, (n, n) place in
+    the bias table.
+    """
     w, count = window.size, window.chunks[axis]
     token = torch.arange(window.grid[axis], device=device)
     query, key = token[:, None], token[None, :]
     target = query // w + step
     seen = key // w == (target % count if window.cyclic else target)
-    distance = query % w - (key % w + step * w)                                # query minus key, unwrapped
+    distance = query % w - (key % w + step * w)  # query minus key, unwrapped
     if window.exact == 1:
         seen = seen & (distance.abs() <= w)
     return seen, distance + 2 * w - 1

@@ -1,9 +1,12 @@
-"""Sliding chunks (arXiv:2103.15358, section 3.2): products of each chunk with its rolled neighbours.
+"""Sliding chunks (arXiv:2103.15358, section 3.2): products of each chunk with its rolled
+neighbours.
 
-`chunk_autograd` leaves the backward pass to autograd, which keeps every rolled copy of k and v. `chunk_handgrad`
-does the same sums with a backward written out, which keeps only the inputs of each product and rolls again.
+`chunk_autograd` leaves the backward pass to autograd, which keeps every rolled copy of k and v.
+`chunk_handgrad` does the same sums with a backward written out, which keeps only the inputs of each
+product and rolls again.
 
-Letters: B images, N heads, L tokens, R x C chunks of W tokens, K offsets, G global tokens, D channels.
+Letters: B images, N heads, L tokens, R x C chunks of W tokens, K offsets, G global tokens, D
+channels.
 """
 
 import torch
@@ -73,13 +76,19 @@ class HandValues(Function):
 
 
 def _refuse_graph() -> None:
-    """The written-out backward is not differentiable: without this a second derivative would be silently wrong."""
+    """The written-out backward is not differentiable: without this a second derivative would be
+    silently wrong.
+    """
     if torch.is_grad_enabled():
-        raise RuntimeError("chunk_handgrad has no second derivative: use backend='chunk_autograd' with create_graph")
+        raise RuntimeError(
+            "chunk_handgrad has no second derivative: use chunk_autograd with create_graph"
+        )
 
 
 def attend_autograd(q: Tensor, k: Tensor, v: Tensor, window: Window, **options) -> Tensor:
-    """See `vil.ops.local_attention`; k and v must have their rolled copies kept for the backward pass."""
+    """See `vil.ops.local_attention`; k and v must have their rolled copies kept for the backward
+    pass.
+    """
     return _attend(q, k, v, window, scores_autograd, values_autograd, **options)
 
 
@@ -88,18 +97,30 @@ def attend_handgrad(q: Tensor, k: Tensor, v: Tensor, window: Window, **options) 
     return _attend(q, k, v, window, HandScores.apply, HandValues.apply, **options)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, window: Window, scores, values, *, num_global: int,
-            bias: LocalBias, valid: Tensor | None, scale: float, dropout_p: float) -> Tensor:
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: Window,
+    scores,
+    values,
+    *,
+    num_global: int,
+    bias: LocalBias,
+    valid: Tensor | None,
+    scale: float,
+    dropout_p: float,
+) -> Tensor:
     q = to_chunks(q * scale, window)
     k_global, k_local = k.split([num_global, window.length], dim=2)
     v_global, v_local = v.split([num_global, window.length], dim=2)
-    logits = scores(q, to_chunks(k_local, window), window.offsets)             # (B, N, R, C, W, K*W)
+    logits = scores(q, to_chunks(k_local, window), window.offsets)  # (B, N, R, C, W, K*W)
     table = tile_bias(bias, window)
     if table is not None:
         logits = logits + table[:, None, None]
     visible = window.visible(valid, q.device)[:, None]
     if num_global:
-        to_global = q @ k_global[:, :, None, None].mT                          # (B, N, R, C, W, G)
+        to_global = q @ k_global[:, :, None, None].mT  # (B, N, R, C, W, G)
         if bias.to_global is not None:
             to_global = to_global + bias.to_global[:, None, None, None]
         logits = torch.cat([to_global, logits], dim=-1)

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# From a fresh clone to a trained and evaluated Vision Longformer on two CPU cores: .venv, install, train on the
+# scanned digits that come with scikit-learn, evaluate the saved checkpoint in a second process.
+#   ./scripts/quickstart.sh            PYTHON=python3.12 ./scripts/quickstart.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+run=runs/quickstart
+if [ ! -x .venv/bin/vil ]; then
+    "${PYTHON:-python3}" -m venv .venv
+    .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo]"
+fi
+.venv/bin/vil train --config-file digits/vil_nano.yaml --output_dir "$run" --resume
+echo
+echo "The best checkpoint again, in a process of its own:"
+.venv/bin/vil evaluate --run "$run"
+echo
+echo "Curves:      $PWD/$run/plots/*.png   (or: .venv/bin/tensorboard --logdir $run/tb)"
+echo "Checkpoints: $PWD/$run/checkpoints"

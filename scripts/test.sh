@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# The test suite, from a fresh clone too: makes .venv and installs what is missing. Arguments go to pytest.
+#   ./scripts/test.sh            ./scripts/test.sh tests/ops -m slow
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if ! .venv/bin/python -c "import vil, pytest, hypothesis, xdist, sklearn" 2>/dev/null; then
+    "${PYTHON:-python3}" -m venv .venv
+    .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+fi
+.venv/bin/ruff check .
+.venv/bin/python -m pytest "$@"

@@ -1,0 +1,67 @@
+"""Who may import whom: each room of the package, and the rooms it may use."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "vil"
+MAY_IMPORT = {
+    "utils": set(),
+    "config": set(),
+    "ops": {"utils"},
+    "layers": {"utils", "ops"},
+    "models": {"utils", "ops", "layers"},
+    "detection": {"utils", "ops", "layers", "models", "data", "engine"},
+    "bench": {"utils", "ops", "layers", "models"},
+    "data": {"utils"},
+    "optim": {"utils"},
+    "engine": {"utils"},
+    "report": {"utils"},
+}
+EVERYTHING = {"build", "cli", "__main__", "__init__"}
+CONFIG_READERS = {"build", "cli", "config", "__init__", "__main__"}
+
+
+def room_of(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """The dotted names that a file imports, at any depth."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_imports(path):
+    room, names = room_of(path), imports(path)
+    assert room in MAY_IMPORT.keys() | EVERYTHING, (
+        f"{room} is a new room: say here what it may import"
+    )
+    rooms = {name.split(".")[1] for name in names if name.startswith("vil.")}
+    if room not in EVERYTHING:
+        assert rooms <= MAY_IMPORT[room] | {room}, (
+            f"{room} may not import {rooms - MAY_IMPORT[room] - {room}}"
+        )
+    if room not in CONFIG_READERS:
+        assert not any(name.startswith("yacs") for name in names), (
+            "only build and cli see the config"
+        )
+
+
+def test_importing_the_package_is_light():
+    import subprocess
+    import sys
+
+    code = "import sys, vil, vil.config; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
