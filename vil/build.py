@@ -6,7 +6,8 @@ refuse becomes a ConfigError, so that every command ends with one line and the s
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,18 @@ from torch.optim import Optimizer
 from yacs.config import CfgNode
 
 from vil.config import HISTORIC, ConfigError
-from vil.config.defaults import KEYS
+from vil.config.defaults import KEYS, leaves
 from vil.data import build_dataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.mixup import Mix
 from vil.data.transforms import eval_transform, train_transform
+from vil.engine import distributed
 from vil.engine.distributed import Ranks
 from vil.engine.task import ClassificationTask
 from vil.models.arch import parse_arch
 from vil.models.checkpoint import Report, load_weights, read_weights
 from vil.models.msvit import MsViT
+from vil.ops import BACKENDS
 from vil.optim import Schedule, decay_groups
 from vil.optim import build_optimizer as optimizer_by_name
 from vil.utils.errors import CheckpointError
@@ -70,9 +73,9 @@ def refuses(build: Callable) -> Callable:
 @refuses
 def set_up(cfg: CfgNode) -> torch.device:
     """The device, with torch's switches set. Refuses keys whose feature does not exist yet."""
+    values = leaves(cfg)
     for key in PENDING:
-        value = functools.reduce(getattr, key.split("."), cfg)
-        if value != KEYS[key]:
+        if values[key] != KEYS[key]:
             raise ConfigError(f"{key}: not available yet, leave it at {KEYS[key]!r}")
     torch.backends.cudnn.allow_tf32 = cfg.AMP.TF32
     torch.set_float32_matmul_precision("high" if cfg.AMP.TF32 else "highest")
@@ -101,6 +104,17 @@ def _device(name: str) -> torch.device:
     return device
 
 
+@contextmanager
+def joined(cfg: CfgNode, device: torch.device) -> Iterator[Ranks]:
+    """This process among those that torchrun started; it leaves their group at the end."""
+    backend = cfg.DISTRIBUTED_BACKEND if device.type == "cuda" else None  # on a CPU gloo
+    ranks = refuses(distributed.start)(backend, device)
+    try:
+        yield ranks
+    finally:
+        distributed.stop()
+
+
 @refuses
 def build_model(cfg: CfgNode) -> MsViT:
     """The network, freshly initialised from SEED."""
@@ -109,13 +123,16 @@ def build_model(cfg: CfgNode) -> MsViT:
     attention = "longformer" if msvit.ATTN_TYPE in HISTORIC else msvit.ATTN_TYPE
     if msvit.ONLY_GLOBAL and attention == "longformer":
         attention = "global"
+    backend = HISTORIC.get(msvit.ATTN_TYPE, msvit.BACKEND)
+    if backend != "auto":
+        lookup(BACKENDS, backend, "MODEL.VIT.MSVIT.BACKEND")
     own = {
         "longformer": dict(
             share_weights=msvit.SHARE_W,
             sw_exact=msvit.SW_EXACT,
             mode=msvit.MODE,
             mode_switch=msvit.VIL_MODE_SWITCH,
-            backend=HISTORIC.get(msvit.ATTN_TYPE, msvit.BACKEND),
+            backend=backend,
         ),
         "global": dict(share_weights=msvit.SHARE_W),
     }
@@ -207,7 +224,10 @@ def _loading(cfg: CfgNode, device: torch.device) -> dict[str, Any]:
 
 
 def _dataset(cfg: CfgNode, name: str, split: str, transform: Callable):
-    dataset = build_dataset(name, cfg.DATA.PATH, split, transform, **cfg.DATA.KWARGS)
+    try:
+        dataset = build_dataset(name, cfg.DATA.PATH, split, transform, **cfg.DATA.KWARGS)
+    except TypeError as error:  # a name or a type that the dataset does not take
+        raise ConfigError(f"DATA.KWARGS {dict(cfg.DATA.KWARGS)} for {name}: {error}") from error
     if len(dataset.classes) != cfg.DATA.NUM_CLASSES:
         raise ConfigError(
             f"DATA.NUM_CLASSES is {cfg.DATA.NUM_CLASSES}, "

@@ -202,6 +202,7 @@ DEAD = {
     "MODEL.NONLINEARITY": "the networks fix their activations",
     "MODEL.FREEZE_CONV_BODY_AT": "nothing reads it",
     "BACKUP_LOG_DIR": "logs have one place, OUTPUT_DIR",
+    "GATHER_ON_CPU": "evaluation exchanges counts, not predictions",
 }
 
 

@@ -300,8 +300,8 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
 def coerce(value: Any, default: Any) -> Any:
     """A value as written, read as the type of `default`; ValueError if it is none."""
     if isinstance(default, tuple | list):
-        items = value if isinstance(value, list) else _items(value)
         element = default[0] if default else 0.0  # an empty default is a list of numbers
+        items = value if isinstance(value, list) else _list(value, element)
         return type(default)(coerce(item, element) for item in items)
     if isinstance(value, list):
         raise ValueError("a list")
@@ -352,6 +352,12 @@ def _text(text: str) -> str:
         raise ValueError(text)
     quoted = text[:1] in ("'", '"') and text[-1:] == text[:1] and len(text) > 1
     return text[1:-1] if quoted else text
+
+
+def _list(text: str, element: Any) -> list[Any]:
+    """A list as a command line has it; names need no brackets: `a,b` and `a` are lists too."""
+    bare = isinstance(element, str) and text[:1] not in ("(", "[")
+    return text.split(",") if bare else _items(text)
 
 
 def _items(text: str) -> list[Any]:
