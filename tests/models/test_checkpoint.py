@@ -32,7 +32,38 @@ def build(arch=TWO, img_size=32, num_classes=5, **kwargs) -> MsViT:
 )
 def test_logits_and_gradients_of_the_reference(name, backend):
     meta, tensors, params, grads = read(name)
-    full = meta["attn_type"] == "full"
+    attention = "full" if meta["attn_type"] == "full" else "longformer"
+    model = MsViT(
+        parse_arch(meta["arch"], attention),
+        img_size=meta["image_size"],
+        num_classes=meta["num_classes"],
+        norm_embed=meta["norm_embed"],
+        attention_args={"longformer": {"backend": backend}},
+    )
+    model = model.double().eval()
+    assert load_original(model, params).complete
+    logits = model(tensors["x"])
+    loss = torch.nn.functional.cross_entropy(logits, tensors["target"])
+    loss.backward()
+    names = original_names(model)
+    found = {names[key]: value.grad for key, value in model.named_parameters() if value.numel()}
+    wanted = {key: value for key, value in grads.items() if value.numel()}
+    assert found.keys() == wanted.keys()
+    found |= {"logits": logits, "loss": loss}
+    for key, value in {"logits": tensors["logits"], "loss": tensors["loss"], **wanted}.items():
+        assert (found[key] - value).norm() <= 1e-9 * value.norm(), key
+
+
+@pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry["name"])
+def test_published_state_dicts_load_strictly(entry):
+    attention = (
+        "full"
+        if entry["attn_type"] == "full"
+        else "global"
+        if "global" in entry["name"]
+        else "longformer"
+    )
+    own = {name: {"share_weights": entry["share_w"]} for name in ("longformer", "global")}
     model = MsViT(
         parse_arch(entry["arch"], attention), img_size=entry["image_size"], attention_args=own
     )
