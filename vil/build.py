@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 from yacs.config import CfgNode
 
@@ -26,10 +25,11 @@ from vil.data.transforms import eval_transform, train_transform
 from vil.engine import distributed
 from vil.engine.distributed import Ranks
 from vil.engine.task import ClassificationTask
+from vil.layers.attention.longformer import LongformerAttention
 from vil.models.arch import parse_arch
 from vil.models.checkpoint import Report, load_weights, read_weights
 from vil.models.msvit import MsViT
-from vil.ops import BACKENDS
+from vil.ops import Case, choose
 from vil.optim import Schedule, decay_groups
 from vil.optim import build_optimizer as optimizer_by_name
 from vil.utils.errors import CheckpointError
@@ -124,8 +124,6 @@ def build_model(cfg: CfgNode) -> MsViT:
     if msvit.ONLY_GLOBAL and attention == "longformer":
         attention = "global"
     backend = HISTORIC.get(msvit.ATTN_TYPE, msvit.BACKEND)
-    if backend != "auto":
-        lookup(BACKENDS, backend, "MODEL.VIT.MSVIT.BACKEND")
     own = {
         "longformer": dict(
             share_weights=msvit.SHARE_W,
@@ -152,9 +150,25 @@ def build_model(cfg: CfgNode) -> MsViT:
     )
 
 
-def place(model: nn.Module, cfg: CfgNode, device: torch.device) -> nn.Module:
-    """The model on its device, in its memory format."""
+@refuses
+def place(model: MsViT, cfg: CfgNode, device: torch.device) -> MsViT:
+    """The model on its device, in its memory format. Refuses a pinned backend that cannot run."""
+    for _, _, attention, case in attention_cases(model, cfg, device):
+        choose(case, attention.backend)
     return model.to(device, memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT])
+
+
+def attention_cases(
+    model: MsViT, cfg: CfgNode, device: torch.device
+) -> Iterator[tuple[int, tuple[int, int], LongformerAttention, Case]]:
+    """What backends are asked for: a stage's number and grid, its longformer layer, the case."""
+    dtype = AMP_DTYPES[cfg.AMP.DTYPE] if cfg.AMP.ENABLED else torch.float32
+    grids = model.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
+    for number, (stage, grid) in enumerate(zip(model.stages, grids), start=1):
+        kinds = {type(block.attn): block.attn for block in stage.blocks}
+        if attention := kinds.get(LongformerAttention):
+            case = attention.case(grid, cfg.DATALOADER.BSZ, dtype, device.type)
+            yield number, grid, attention, case
 
 
 @refuses

@@ -37,9 +37,10 @@ def make_case(kind, grid, window, num_global, bias, valid, dtype) -> Case:
     )
 
 
-def all_cases() -> list[Case]:
-    """The full product, duplicates left out."""
-    return list(dict.fromkeys(make_case(*row) for row in itertools.product(*FACTORS.values())))
+def all_cases(kind: tuple[int, int]) -> list[Case]:
+    """The full product for one mask and mode, duplicates left out."""
+    rest = [values for name, values in FACTORS.items() if name != "kind"]
+    return list(dict.fromkeys(make_case(kind, *row) for row in itertools.product(*rest)))
 
 
 def pairwise_rows(tries: int = 40) -> list[tuple]:

@@ -1,7 +1,7 @@
 """Versions, devices, and which attention backend runs in each stage, and why the others do not.
 
-  vil info
-  vil info --config-file imagenet/vil_tiny.yaml DEVICE cpu
+vil info
+vil info --config-file imagenet/vil_tiny.yaml DEVICE cpu
 """
 
 import argparse
@@ -21,25 +21,22 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from vil import build
-    from vil.layers.attention.longformer import LongformerAttention
+    from vil.ops import BACKENDS, explain
 
     cfg = resolve(args)
     device = build.set_up(cfg)
     print(f"python {platform.python_version()} on {platform.platform()}")
     print("  ".join(f"{name} {_version(name)}" for name in PACKAGES))
     cards = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    print(f"device {device}  cpu threads {torch.get_num_threads()}  cuda devices {', '.join(cards) or 'none'}")
+    print(f"device {device}, {torch.get_num_threads()} threads, CUDA: {', '.join(cards) or 'none'}")
     with torch.device("meta"):
         model = build.build_model(cfg)
-    dtype = build.AMP_DTYPES[cfg.AMP.DTYPE] if cfg.AMP.ENABLED else torch.float32
-    side = cfg.INPUT.IMAGE_SIZE
-    for number, stage in enumerate(model.stages, start=1):
-        side //= stage.embed.patch
-        kinds = {type(block.attn).__name__: block.attn for block in stage.blocks}
-        for kind, attn in kinds.items():
-            print(f"stage {number}: {len(stage.blocks)} blocks, {side} x {side} tokens, {kind}")
-            if isinstance(attn, LongformerAttention):
-                _backends(attn, (side, side), cfg.DATALOADER.BSZ, dtype, device.type)
+    for number, grid, attention, case in build.attention_cases(model, cfg, device):
+        print(
+            f"stage {number}: {grid[0]} x {grid[1]} tokens, longformer, w {attention.window_size}"
+        )
+        for name, verdict in explain(case, attention.backend).items():
+            print(f"  {name:16} {verdict:12} ({BACKENDS[name].about})")
     return 0
 
 
@@ -48,12 +45,3 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _backends(attn, grid: tuple[int, int], batch: int, dtype, device: str) -> None:
-    """One line per backend: chosen, could run, or why not."""
-    from vil.ops import BACKENDS, explain
-
-    listing = explain(attn.case(grid, batch, dtype, device), attn.backend)
-    for name, verdict in listing.items():
-        print(f"  {name:16} {verdict:12} ({BACKENDS[name].about})")

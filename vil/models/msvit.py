@@ -177,16 +177,21 @@ class MsViT(nn.Module):
             name for name, _ in self.named_parameters() if any(kind in name for kind in kinds)
         }
 
-    def macs(self, img_size: tuple[int, int]) -> list[int]:
-        """Multiply-accumulates of one image of that size: one figure per stage, and the head's
-        last.
-        """
-        size, counts = img_size, []
+    def grids(self, img_size: tuple[int, int]) -> list[tuple[int, int]]:
+        """Rows and columns of each stage's tokens, for images of that size."""
+        found = []
         for stage in self.stages:
-            size = tuple(n // stage.embed.patch for n in size)
-            counts.append(stage.embed.macs(size) + sum(block.macs(size) for block in stage.blocks))
-        head = self.head.weight.numel() if isinstance(self.head, nn.Linear) else 0
-        return [*counts, head]
+            img_size = tuple(n // stage.embed.patch for n in img_size)
+            found.append(img_size)
+        return found
+
+    def macs(self, img_size: tuple[int, int]) -> list[int]:
+        """Multiply-accumulates of one image of that size: per stage, and the head's last."""
+        counts = [
+            stage.embed.macs(grid) + sum(block.macs(grid) for block in stage.blocks)
+            for stage, grid in zip(self.stages, self.grids(img_size))
+        ]
+        return [*counts, self.head.weight.numel() if isinstance(self.head, nn.Linear) else 0]
 
 
 def _own(name: str, spec: StageSpec, attention_args: Mapping[str, Mapping] | None) -> dict:

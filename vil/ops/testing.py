@@ -4,6 +4,7 @@ benchmark.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -97,9 +98,8 @@ def run(attend, case: Case, inputs: Inputs) -> dict[str, Tensor]:
     return {"out": out.detach(), **{f"grad of {name}": grad for name, grad in zip(leaves, grads)}}
 
 
-def errors(name: str, case: Case, seed: int = 0) -> dict[str, tuple[float, float]]:
-    """For each tensor of a backend's run: its error against the fp64 definition, and the bound for
-    it.
+def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[float, float]]:
+    """By backend and tensor, the error against the fp64 definition and the bound for it.
 
     The bound is a small multiple of the error that plain `masked` attention, or the definition
     itself where that cannot run, makes in the case's type on the same inputs; never below a few
@@ -110,13 +110,12 @@ def errors(name: str, case: Case, seed: int = 0) -> dict[str, tuple[float, float
     plain = BACKENDS["masked"]
     eager = definition.attend if plain.unsupported(case) else plain.attend
     rounding = run(eager, case, inputs) if case.dtype != torch.float64 else truth
-    found = run(BACKENDS[name].attend, case, inputs)
     floor = FLOOR_ULPS.get(case.dtype, 4.0) * torch.finfo(case.dtype).eps
+    bounds = {key: max(floor, MULTIPLE * distance(rounding[key], truth[key])) for key in truth}
+    found = {name: run(BACKENDS[name].attend, case, inputs) for name in names}
     return {
-        key: (
-            distance(found[key], truth[key]),
-            max(floor, MULTIPLE * distance(rounding[key], truth[key])),
-        )
+        f"{name}, {key}": (distance(tensors[key], truth[key]), bounds[key])
+        for name, tensors in found.items()
         for key in truth
     }
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from vil.layers.attention.base import GlobalLocalAttention
 from vil.layers.position import register_relative_bias
-from vil.ops import Case, LocalBias, Window, local_attention
+from vil.ops import BACKENDS, Case, LocalBias, Window, local_attention
 from vil.ops.window import mode_offsets
 from vil.utils.progress import Progress
+from vil.utils.table import lookup
 
 
 class LongformerAttention(GlobalLocalAttention):
@@ -42,9 +43,10 @@ class LongformerAttention(GlobalLocalAttention):
         **common,
     ) -> None:
         super().__init__(dim, num_heads, num_global=num_global, rel_pos=rel_pos, **common)
-        Window.from_mode(
-            (1, 1), window, sw_exact, 1 if mode > 0 else mode
-        )  # refuses what does not fit together
+        # refuse what does not fit together now, not in the first forward pass
+        Window.from_mode((1, 1), window, sw_exact, mode)
+        if backend != "auto":
+            lookup(BACKENDS, backend, "backend")
         self.window_size, self.sw_exact, self.backend = window, sw_exact, backend
         self.mode, self.mode_switch = mode, mode_switch
         self.progress, self.index = Progress(), 0

@@ -1,0 +1,57 @@
+"""The wheel works away from the repository: configs inside, a command, an epoch of digits."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The wheel in a folder of its own; what it depends on is found where it always is."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("vil", "configs"):  # a copy: building leaves a folder behind that would be reused
+        shutil.copytree(ROOT / name, folder / "source" / name)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / "source")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    subprocess.run([*pip, *build, str(folder / "source")], check=True)
+    wheel = next(folder.glob("vil-*.whl"))
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--target", str(folder / "site"), wheel], check=True
+    )
+    return folder / "site"
+
+
+def test_it_trains_from_an_empty_folder(installed, tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    options = ["OPTIM.EPOCHS=1", "SOLVER.WARMUP_EPOCHS=0"]
+    train = ["train", "--config-file", "digits/vil_nano.yaml", "--output_dir", "run", *options]
+    for words in (train, ["evaluate", "--run", "run"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "vil", *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    assert "val set digits" in done.stdout
+    where = "import vil, vil.config.load as load; print(vil.__file__, load.packaged_root())"
+    shown = subprocess.run(
+        [sys.executable, "-c", where], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert all(path.startswith(str(installed)) for path in shown.stdout.split())
+
+
+def test_it_holds_every_config_and_the_licence(installed):
+    for path in (ROOT / "configs").rglob("*.yaml"):
+        assert (installed / "vil/configs" / path.relative_to(ROOT / "configs")).exists(), path
+    assert list(installed.glob("vil-*.dist-info/**/LICENSE"))
+    assert not (installed / "tests").exists()
