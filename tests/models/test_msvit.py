@@ -125,6 +125,12 @@ def test_macs_are_half_the_counted_flops_on_whole_chunks(attention):
     assert counter.get_total_flops() == 2 * sum(model.macs((224, 224)))
 
 
+def test_shapes_on_the_meta_device():
+    with torch.device("meta"):
+        model = vil.get_model("vil_tiny_rpb")
+        assert model(torch.empty(2, 3, 224, 200)).shape == (2, 1000)
+
+
 def test_channels_last_images_give_the_same():
     model, x = small().eval(), torch.randn(2, 3, 40, 40)
     wanted = model(x)

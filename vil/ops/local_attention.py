@@ -4,6 +4,8 @@ Letters: B images, N heads, D channels of a head, X Y grid, L = X*Y local tokens
 tokens, w window.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -41,7 +43,7 @@ def local_attention(
     _check(q, k, v, window, num_global, bias, valid)
     name = choose(Case.of(q, window, num_global, bias, valid, dropout_p), backend)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    with torch.autocast(q.device.type, enabled=False):
+    with _autocast_off(q.device.type):
         return BACKENDS[name].attend(
             q,
             k,
@@ -53,6 +55,12 @@ def local_attention(
             scale=scale,
             dropout_p=dropout_p,
         )
+
+
+def _autocast_off(device: str) -> AbstractContextManager:
+    """Computation in the tensors' own type; devices without autocast (meta) need nothing."""
+    there = torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if there else nullcontext()
 
 
 def _check(

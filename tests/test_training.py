@@ -1,0 +1,47 @@
+"""What the README promises of training, on real images. Slow: minutes."""
+
+import json
+import statistics
+
+import pytest
+
+from vil.cli import main
+
+
+def train(folder, *options: str) -> list[dict]:
+    """Train vil_nano on the digits; returns the points of metrics.jsonl."""
+    words = ["train", "--config-file", "digits/vil_nano.yaml", "--output_dir", str(folder)]
+    assert main([*words, *options]) == 0
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def accuracies(points: list[dict]) -> list[float]:
+    return [point["top1"] for point in points if point["split"] == "val/digits"]
+
+
+@pytest.mark.slow
+def test_accuracy_on_the_digits(tmp_path):
+    """Every seed at least 97.0 %, the median 97.5 %: 360 images that were never trained on."""
+    best = [max(accuracies(train(tmp_path / str(seed), f"SEED={seed}"))) for seed in (0, 1, 2)]
+    assert min(best) >= 97.0, best
+    assert statistics.median(best) >= 97.5, best
+
+
+@pytest.mark.slow
+def test_random_shift_costs_little_accuracy(tmp_path):
+    """MODE 1 until three quarters of the epochs: within 1.5 points of MODE 0, switched in time."""
+    full = accuracies(train(tmp_path / "full"))
+    shifted = ("MODEL.VIT.MSVIT.MODE=1", "MODEL.VIT.MSVIT.VIL_MODE_SWITCH=0.75")
+    points = train(tmp_path / "shifted", *shifted)
+    epochs = round(max(point["epoch"] for point in points))
+    log = (tmp_path / "shifted/log.txt").read_text()
+    assert log.count("random shift is over") == 1
+    assert f"all nine chunks from epoch {-(-3 * epochs // 4)} " in log
+    assert accuracies(points)[-1] >= full[-1] - 1.5
+
+
+def test_three_epochs_learn_something(tmp_path):
+    """A quick check of the whole: the loss falls below chance level within three epochs."""
+    points = train(tmp_path, "OPTIM.EPOCHS=3", "SOLVER.WARMUP_EPOCHS=0.5")
+    losses = [point["loss"] for point in points if point["split"] == "val/digits"]
+    assert losses[-1] < 2.1  # chance: 2.303
