@@ -107,7 +107,7 @@ def _device(name: str) -> torch.device:
 @contextmanager
 def joined(cfg: CfgNode, device: torch.device) -> Iterator[Ranks]:
     """This process among those that torchrun started; it leaves their group at the end."""
-    backend = cfg.DISTRIBUTED_BACKEND if device.type == "cuda" else None  # on a CPU gloo
+    backend = {"cuda": cfg.DISTRIBUTED_BACKEND}.get(device.type)  # on a CPU gloo
     ranks = refuses(distributed.start)(backend, device)
     try:
         yield ranks

@@ -1,9 +1,11 @@
-"""The command line: `vil COMMAND ...`. One file per command; this one finds it and turns errors into exit codes.
+"""The command line: `vil COMMAND ...`. One file per command; this one finds it and turns errors
+into exit codes.
 
-Each command's module has a docstring (its help), `add_arguments(parser)` and `run(args) -> exit code`.
+Each command's module has a docstring (its help), `add_arguments(parser)` and `run(args) -> code`.
 """
 
 import argparse
+import difflib
 import importlib
 import logging
 import os
@@ -28,16 +30,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["--version"]:
         print(vil.__version__)
         return 0
-    if not words or words[0] not in COMMANDS:
-        print(overview(), file=sys.stdout if words[:1] in (["-h"], ["--help"]) else sys.stderr)
-        return 0 if words[:1] in (["-h"], ["--help"]) else 2
+    if not words or words[0] in ("-h", "--help"):
+        print(overview(), file=sys.stdout if words else sys.stderr)
+        return 0 if words else 2
+    if words[0] not in COMMANDS:
+        near = difflib.get_close_matches(words[0], COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+        print(f"vil: unknown command {words[0]!r}; {hint}", file=sys.stderr)
+        return 2
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     module = importlib.import_module(f"vil.cli.{words[0]}")
     parser = argparse.ArgumentParser(f"vil {words[0]}", description=module.__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     module.add_arguments(parser)
     try:
-        return module.run(parser.parse_args(words[1:]))
+        return module.run(parser.parse_intermixed_args(words[1:]))
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:

@@ -1,11 +1,12 @@
 """Evaluate weights on the test sets.
 
-  vil evaluate --run runs/nano                          the best checkpoint of a run, with the run's own config
+  vil evaluate --run runs/nano                    the best checkpoint, with the run's own config
   vil evaluate --run runs/nano --checkpoint last
-  vil evaluate --config-file imagenet/vil_small.yaml --data /data/imagenet MODEL.MODEL_PATH model_best.pth
+  vil evaluate --config-file imagenet/vil_small.yaml --data DIR MODEL.MODEL_PATH best.pth
   vil evaluate --run runs/nano OUTPUT_PERCLASS_ACC True
 
-Prints loss, top-1 and top-5, and writes them to OUTPUT_DIR/eval/results.json. Never evaluates random weights.
+Prints loss, top-1 and top-5, and writes them to OUTPUT_DIR/eval/results.json. Random weights are
+never evaluated.
 """
 
 import argparse
@@ -21,8 +22,9 @@ from vil.utils.errors import CheckpointError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
-    parser.add_argument("--run", metavar="DIR", help="the folder of a run: its config and one of its checkpoints")
-    parser.add_argument("--checkpoint", default="best", choices=["best", "last"], help="which one of --run")
+    add = parser.add_argument
+    add("--run", metavar="DIR", help="the folder of a run: its config and one of its checkpoints")
+    add("--checkpoint", default="best", choices=["best", "last"], help="which one of --run")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,9 +38,10 @@ def _of_run(args: argparse.Namespace) -> None:
     from vil.engine.state import pointer
 
     folder = Path(args.run)
-    if args.config_file or not (folder / "config.yaml").is_file():
-        raise ConfigError(f"--run {folder}: " + ("leave --config-file out, the run has its own" if args.config_file
-                                                 else "no config.yaml there, so it is not the folder of a run"))
+    if args.config_file:
+        raise ConfigError(f"--run {folder}: leave --config-file out, the run has its own")
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(f"--run {folder}: no config.yaml there, so it is not a run's folder")
     checkpoint = pointer(folder / "checkpoints", args.checkpoint)
     if checkpoint is None:
         raise CheckpointError(f"{folder} has no {args.checkpoint} checkpoint yet")
@@ -50,19 +53,18 @@ def _of_run(args: argparse.Namespace) -> None:
 def evaluate(cfg: CfgNode) -> int:
     """Load MODEL.MODEL_PATH, evaluate, print and write the figures."""
     from vil import build
-    from vil.engine import distributed
     from vil.engine.disk import replace_text
     from vil.engine.log import pairs
 
     if not cfg.MODEL.MODEL_PATH:
         raise CheckpointError("evaluation needs weights: set MODEL.MODEL_PATH, or give --run DIR")
     device = build.set_up(cfg)
-    backend = cfg.DISTRIBUTED_BACKEND if device.type == "cuda" else None      # on a CPU gloo
-    with distributed.joined(backend, device) as ranks:
+    with build.joined(cfg, device) as ranks:
         model = build.build_model(cfg)
         report = build.load_model_path(model, cfg)
         model = build.place(model, cfg, device)
         task = build.build_task(cfg, ranks, device, build.build_test_loaders(cfg, ranks, device))
+        folder = results_folder(cfg) if ranks.is_main else None
         results = task.evaluate(model)
         if not ranks.is_main:
             return 0
@@ -74,7 +76,15 @@ def evaluate(cfg: CfgNode) -> int:
                 classes = task.test_loaders[name].loader.dataset.dataset.classes
                 print("\n".join(f"  {label:20} {right}/{count}" for label, right, count in
                                 zip(classes, table["right"], table["count"])))
-        folder = Path(cfg.OUTPUT_DIR, "eval")
-        folder.mkdir(parents=True, exist_ok=True)
         replace_text(folder / "results.json", json.dumps(results, indent=1) + "\n")
     return 0
+
+
+def results_folder(cfg: CfgNode) -> Path:
+    """OUTPUT_DIR/eval, made before hours of evaluation and not after them."""
+    folder = Path(cfg.OUTPUT_DIR, "eval")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"OUTPUT_DIR {cfg.OUTPUT_DIR}: {error.strerror}") from error
+    return folder

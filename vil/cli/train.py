@@ -3,8 +3,8 @@
   vil train --config-file digits/vil_nano.yaml --output_dir runs/nano
   vil train --config-file digits/vil_nano.yaml --output_dir runs/nano --resume
   vil train --config-file mine.yaml --data /data/flowers OPTIM.LR 5e-4 OPTIM.EPOCHS 100
-  torchrun --nproc_per_node=8 tools/train.py --config-file imagenet/vil_small_rpb.yaml --data /data/imagenet
-  vil train --config-file mine.yaml --dry-run        one step on made-up data: does it build, does it fit?
+  torchrun --nproc_per_node=8 tools/train.py --config-file imagenet/vil_small_rpb.yaml --data DIR
+  vil train --config-file mine.yaml --dry-run     one step on made-up data: does it build and fit?
 """
 
 import argparse
@@ -22,9 +22,17 @@ from vil.config import ConfigError, dump
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder, if any")
-    parser.add_argument("--dry-run", action="store_true", help="build everything, run one step on made-up data, "
-                        "print the memory it took and the resolved config")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest checkpoint in the folder, if any",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="build everything, run one step on made-up data, print the memory it took and the "
+        "resolved config",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,13 +44,16 @@ def run(args: argparse.Namespace) -> int:
         return evaluate(cfg)
     folder = Path(cfg.OUTPUT_DIR)
     if not args.resume and any(folder.glob("checkpoints/step-*")):
-        raise ConfigError(f"{folder} already holds a run: add --resume to go on with it, or choose another --output_dir")
+        raise ConfigError(
+            f"{folder} already holds a run: add --resume to go on with it, "
+            "or choose another --output_dir"
+        )
     train_run(cfg)
     return 0
 
 
 def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
-    """Build all objects and train into OUTPUT_DIR."""
+    """Build all objects, then open OUTPUT_DIR and train: what cannot be built leaves no folder."""
     from vil import build
     from vil.engine import distributed
     from vil.engine.run import Run
@@ -51,32 +62,50 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
     from vil.layers.attention import set_progress
     from vil.report.curves import draw
 
+    folder = Path(cfg.OUTPUT_DIR)
+    bad_file = folder / "bad_samples.txt"
     device = build.set_up(cfg)
-    backend = cfg.DISTRIBUTED_BACKEND if device.type == "cuda" else None      # on a CPU gloo
-    model = build.build_model(cfg)
-    with (distributed.joined(backend, device) as ranks, Run(cfg.OUTPUT_DIR, ranks, device) as run,
-          relayed(run, ranks.is_main)):
-        if ranks.is_main:
-            (run.folder / "config.yaml").write_text(dump(cfg), encoding="utf-8")
-        bad_file = run.folder / "bad_samples.txt"
+    with build.joined(cfg, device) as ranks:
+        model = build.build_model(cfg)
         loader = build.build_train_loader(cfg, ranks, device, bad_file)
-        task = build.build_task(cfg, ranks, device, build.build_test_loaders(cfg, ranks, device, bad_file))
-        if cfg.MODEL.MODEL_PATH and not checkpoints(run.checkpoints):
-            run.log.say(f"weights of {cfg.MODEL.MODEL_PATH}: {build.load_model_path(model, cfg)}")
+        tests = build.build_test_loaders(cfg, ranks, device, bad_file)
+        task = build.build_task(cfg, ranks, device, tests)
+        fresh = cfg.MODEL.MODEL_PATH and not checkpoints(folder / "checkpoints")
+        report = build.load_model_path(model, cfg) if fresh else None
         model = build.place(model, cfg, device)
         optimizer = build.build_optimizer(cfg, model)
         schedule = build.build_schedule(cfg, loader.steps_per_epoch)
-        train(task, distributed.wrap(model, ranks, device), loader, optimizer, schedule, run=run, ranks=ranks,
-              device=device, epochs=cfg.OPTIM.EPOCHS, seed=cfg.SEED, batch_size=cfg.DATALOADER.BSZ,
-              set_progress=set_progress, log_freq=cfg.LOG_FREQ, eval_every=cfg.RUN.EVAL_EVERY,
-              save_every=cfg.RUN.SAVE_EVERY, keep=1 if cfg.ONLY_SAVE_LAST else cfg.RUN.KEEP,
-              max_steps=max_steps, draw=draw)
+        with Run(folder, ranks, device) as run, relayed(run, ranks.is_main):
+            if report:
+                run.log.say(f"weights of {cfg.MODEL.MODEL_PATH}: {report}")
+            train(
+                task,
+                distributed.wrap(model, ranks, device),
+                loader,
+                optimizer,
+                schedule,
+                run=run,
+                ranks=ranks,
+                device=device,
+                epochs=cfg.OPTIM.EPOCHS,
+                seed=cfg.SEED,
+                batch_size=cfg.DATALOADER.BSZ,
+                set_progress=set_progress,
+                log_freq=cfg.LOG_FREQ,
+                eval_every=cfg.RUN.EVAL_EVERY,
+                save_every=cfg.RUN.SAVE_EVERY,
+                keep=1 if cfg.ONLY_SAVE_LAST else cfg.RUN.KEEP,
+                max_steps=max_steps,
+                started=lambda: run.write("config.yaml", dump(cfg)),
+                draw=draw,
+            )
 
 
 @contextmanager
 def relayed(run, is_main: bool) -> Iterator[None]:
-    """The package's own log records become lines of the run's log; other ranks keep theirs on stderr."""
+    """The package's log records become lines of the run's log; other ranks' stay on stderr."""
     log, relay = logging.getLogger("vil"), logging.Handler(logging.INFO)
+    level = log.level
     relay.emit = lambda record: run.log.say(record.getMessage())
     if is_main:
         log.setLevel(logging.INFO)
@@ -86,6 +115,7 @@ def relayed(run, is_main: bool) -> Iterator[None]:
         yield
     finally:
         log.removeHandler(relay)
+        log.setLevel(level)
         log.propagate = True
 
 
@@ -96,11 +126,14 @@ def dry_run(cfg: CfgNode) -> int:
     trial = cfg.clone()
     trial.defrost()
     trial.DATA.TRAIN = trial.DATA.TEST = ("fake",)
-    trial.DATA.KWARGS = CfgNode({"n": max(cfg.DATALOADER.BSZ, cfg.DATA.NUM_CLASSES), "size": cfg.INPUT.IMAGE_SIZE,
-                                 "num_classes": cfg.DATA.NUM_CLASSES})
+    count = max(cfg.DATALOADER.BSZ, cfg.DATA.NUM_CLASSES)
+    trial.DATA.KWARGS = CfgNode(
+        {"n": count, "size": cfg.INPUT.IMAGE_SIZE, "num_classes": cfg.DATA.NUM_CLASSES}
+    )
     with tempfile.TemporaryDirectory() as folder:
         trial.OUTPUT_DIR = folder
         train_run(trial, max_steps=1)
     print(dump(cfg))
-    print(f"dry run: one step of {cfg.DATALOADER.BSZ} made-up images took {memory_mb():.0f} MB at its peak")
+    size, peak = cfg.DATALOADER.BSZ, memory_mb()
+    print(f"dry run: one step of {size} made-up images took {peak:.0f} MB at its peak")
     return 0

@@ -6,6 +6,8 @@ Three ways to train: timm's chain, torchvision's, and the plain one for fine-tun
 from collections.abc import Callable, Sequence
 
 import torch
+from PIL import Image
+from timm.data import auto_augment as timm_policies
 from timm.data import create_transform
 from torchvision.transforms import v2
 
@@ -19,6 +21,18 @@ INTERPOLATIONS = {
 }
 BLUR_SIGMA = (0.1, 2.0)
 BLUR_KERNEL = 13  # three of the widest sigma on each side
+
+
+def posterize(image: Image.Image, bits: int, **kwargs: object) -> Image.Image:
+    """timm's, also for 0 bits: black, as it always was, but Pillow 13 refuses to paint it."""
+    if bits == 0:
+        return Image.new(image.mode, image.size)
+    return timm_policies.posterize(image, bits, **kwargs)
+
+
+# Policies reach 0 bits: the published rand-m9-mstd0.5-inc1 for one image in thousands, v0 often.
+for name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):
+    timm_policies.NAME_TO_OP[name] = posterize
 
 
 def train_transform(

@@ -6,8 +6,7 @@ there is no process group, no variable has to be set, and every collective retur
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -84,16 +83,6 @@ def stop() -> None:
         # 1 run of 15 with torch 2.11 on two busy cores). Asleep, we leave them the GIL.
         time.sleep(GLOO_GRACE_SECONDS)
     dist.destroy_process_group()
-
-
-@contextmanager
-def joined(backend: str | None, device: torch.device) -> Iterator[Ranks]:
-    """`start`, and `stop` at the end."""
-    ranks = start(backend, device)
-    try:
-        yield ranks
-    finally:
-        stop()
 
 
 def wrap(model: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:

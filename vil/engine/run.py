@@ -36,6 +36,12 @@ class RunInUseError(RuntimeError):
     exit_code = 2
 
 
+class RunFolderError(RuntimeError):
+    """The run's folder cannot be made or written."""
+
+    exit_code = 2
+
+
 class Run:
     """`with Run(folder, ranks, device) as run:` opens the folder and, at the end, says how it went.
 
@@ -48,12 +54,16 @@ class Run:
         self.writes = ranks.is_main
         self.step = 0
         if self.writes:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.lock = lock(self.folder / "run.lock")
+            self.lock = take(self.folder)
             append(self.folder / "command.txt", shlex.join(sys.argv))
             append(self.folder / "env.txt", environment(ranks, device))
         self.log = Log(self.folder, enabled=self.writes)
         self.status("running")
+
+    def write(self, name: str, text: str) -> None:
+        """Replace a small file of the folder."""
+        if self.writes:
+            replace_text(self.folder / name, text)
 
     def tick(self, step: int) -> None:
         """`step` steps are done."""
@@ -62,8 +72,6 @@ class Run:
 
     def status(self, state: str, code: int | None = None, reason: str = "") -> None:
         """Replace status.json. `code` is the exit code, null while the run goes on."""
-        if not self.writes:
-            return
         last = pointer(self.checkpoints, "last")
         facts = {
             "state": state,
@@ -73,7 +81,7 @@ class Run:
             "reason": reason,
             "time": now(),
         }
-        replace_text(self.folder / "status.json", json.dumps(facts, indent=1) + "\n")
+        self.write("status.json", json.dumps(facts, indent=1) + "\n")
 
     def __enter__(self) -> "Run":
         return self
@@ -92,6 +100,16 @@ def verdict(error: BaseException | None) -> tuple[str, int, str]:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED, "Ctrl-C"
     return "failed", getattr(error, "exit_code", 1), f"{type(error).__name__}: {error}"
+
+
+def take(folder: Path):
+    """The lock of the folder, which is made if need be. RunInUseError, RunFolderError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return lock(folder / "run.lock")
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunFolderError(f"{folder} cannot be the folder of a run: {reason}") from error
 
 
 def lock(file: Path):

@@ -58,6 +58,7 @@ def train(
     save_every: int = 1,
     keep: int = 2,
     max_steps: int | None = None,
+    started: Callable[[], Any] | None = None,  # called once nothing stands against the run
     draw: Callable[[Path], Any] | None = None,  # given the run's folder after each evaluation
 ) -> State:
     """Train from the newest checkpoint in the run's folder, or from the start, to the end.
@@ -74,6 +75,8 @@ def train(
     if state.step >= end:
         run.log.say(f"nothing to do: {state.step} of {end} steps are done")
         return state
+    if started:
+        started()
     run.log.begin(state.step, end, steps_per_epoch=per_epoch, batch_size=batch_size)
     meter = Meter(ranks)
     model.train()

@@ -1,0 +1,273 @@
+"""What is wrong is said in one line, with the documented exit code, and leaves nothing behind."""
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from runs import FOLDER, SMALL, TINY, draw_pictures, vil
+from safetensors.torch import save_file
+
+from vil import build
+from vil.config import get_config
+from vil.config.defaults import KEYS
+
+USAGE, DATA, CHECKPOINT = 2, 3, 4
+ARCH = "MODEL.VIT.MSVIT.ARCH"
+MSVIT = "MODEL.VIT.MSVIT"
+TIMM = "AUG.TIMM_AUG"
+
+
+def refused(ended, code, pattern, lines=1):
+    """The code, what is said, in how many lines (None: any number), and no folder of a run."""
+    assert ended.code == code, ended.err
+    assert re.search(pattern, ended.err), ended.err
+    assert ended.out == ""
+    if lines is not None:
+        assert ended.err.count("\n") == lines, ended.err
+    assert not Path("out").exists()
+    assert not Path("runs").exists()
+
+
+SETTINGS = {
+    # keys and values
+    "unknown key": ("OPTIM.LRR=1", r"OPTIM\.LRR: unknown key; did you mean OPTIM\.LR\?"),
+    "key without its node": ("LR=1", r"LR: unknown key; did you mean OPTIM\.LR\?"),
+    "type": ("OPTIM.LR=fast", r"command line: OPTIM\.LR: expected float, got 'fast'"),
+    "choice": ("OPTIM.OPT=adamm", r"OPTIM\.OPT: expected one of adamw, .*, got 'adamm'"),
+    "range": ("OPTIM.LR=-1", r"OPTIM\.LR: expected above 0, got -1\.0"),
+    "section": ("OPTIM=3", r"OPTIM: expected a section of keys, got '3'"),
+    "warm-up": (
+        "SOLVER.LR_POLICY=cosine SOLVER.WARMUP_EPOCHS=9", r"warm-up is longer than the run"
+    ),
+    "nothing to mix": ("AUG.MIXUP_PROB=1", r"nothing to mix with: set AUG\.MIXUP"),
+    # architecture
+    "letter": (f"{ARCH}=l1,h1,d16,z3", r"stage 1 .*: unknown letter 'z'"),
+    "letter twice": (f"{ARCH}=l1,h1,d16,h2", r"stage 1 .*: the letter 'h' stands twice"),
+    "no letter": (f"{ARCH}=l1,h1,16", r"ARCH: expected stages such as l1,h3,d96,n1"),
+    "stage number": (f"{ARCH}=l1,h1,d16_l3,h1,d16", r"the letter l says 3, but it is stage 2"),
+    "heads": (f"{ARCH}=l1,h1,d16_l2,h3,d32", r"stage 2 .*: 3 heads .* do not divide the width 32"),
+    "no heads": (f"{ARCH}=l1,h0,d16", r"h \(heads\) must be at least 1, got 0"),
+    "small image": ("INPUT.IMAGE_SIZE=6", r"stage 2 has no token left"),
+    "exact and shifted": (f"{MSVIT}.SW_EXACT=1 {MSVIT}.MODE=1", r"exact window with random shift"),
+    "attention": (f"{MSVIT}.ATTN_TYPE=longfrmer", r"ATTN_TYPE: expected one of longformer, "),
+    "backend": (f"{MSVIT}.BACKEND=maskd", r"unknown backend 'maskd'; did you mean 'masked'\?"),
+    "pinned twice": (f"{MSVIT}.ATTN_TYPE=longformerhand {MSVIT}.BACKEND=masked", r"already pins"),
+    # data
+    "dataset": ("DATA.TRAIN=[fakee]", r"unknown dataset 'fakee'; did you mean 'fake'\?"),
+    "test set": ("DATA.TEST=[fakee]", r"unknown dataset 'fakee'; did you mean 'fake'\?"),
+    "classes": ("DATA.NUM_CLASSES=5", r"DATA\.NUM_CLASSES is 5, but fake has 4 classes"),
+    "argument": ("DATA.KWARGS.nn=3", r"DATA\.KWARGS .* for fake: .* argument 'nn'"),
+    "argument's type": ("DATA.KWARGS.n=many", r"DATA\.KWARGS .*'many'.* for fake: "),
+    # machine
+    "device": ("DEVICE=tpu", r"DEVICE: expected auto, cpu, mps, cuda or cuda:N, got 'tpu'"),
+    "model": ("MODEL.ARCH=resnet18", r"unknown MODEL\.ARCH 'resnet18' \(choices: "),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_that_cannot_be(name):
+    words, pattern = SETTINGS[name]
+    refused(vil("train", *TINY, *words.split(), "--output_dir", "out"), USAGE, pattern)
+
+
+@pytest.mark.parametrize("key", build.PENDING)
+def test_keys_whose_feature_is_still_to_come(key):
+    default = KEYS[key]
+    other = not default if isinstance(default, bool) else "x" if default == "" else default / 2 or 1
+    ended = vil("train", *TINY, f"{key}={other}", "--output_dir", "out")
+    refused(ended, USAGE, rf"^vil train: {re.escape(key)}: not available yet, leave it at ")
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        ("trian", r"unknown command 'trian'; did you mean train\?"),
+        ("frobnicate", r"unknown command 'frobnicate'; there are train, evaluate, config, "),
+        ("train --config-file nope.yaml", r"nope\.yaml: no such config file"),
+        ("train --cfg digits/vil_nan.yaml", r"did you mean digits/vil_nano\.yaml\?"),
+        ("train --cfg run.py", r"run\.py: a config ends in \.yaml"),
+        ("train --seed one", r"SEED: expected int, got 'one'"),
+        ("evaluate --run nowhere", r"--run nowhere: no config\.yaml there"),
+        ("evaluate --run . --cfg digits/vil_nano.yaml", r"leave --config-file out"),
+        ("config --diff=nope.yaml", r"nope\.yaml: no such config file"),
+        ("analyze INPUT.IMAGE_SIZE 8", r"stage 3 has no token left"),
+        ("info OPTIM.LRR 3", r"did you mean OPTIM\.LR\?"),
+    ],
+)
+def test_command_lines_that_cannot_be(words, pattern):
+    refused(vil(*words.split()), USAGE, pattern)
+
+
+@pytest.mark.parametrize("words", ["train --frobnicate", "evaluate --checkpoint newest --run r"])
+def test_unknown_flags_show_the_usage(words):
+    refused(vil(*words.split()), USAGE, r"usage: vil \w+ .*\n(.*\n)*vil \w+: error: ", lines=None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
+@pytest.mark.parametrize("command", ["train", "info"])
+def test_a_device_that_is_not_there(command):
+    ended = vil(command, *TINY, "DEVICE=cuda", "--output_dir", "out")
+    refused(ended, USAGE, r"DEVICE cuda is not there \(available: .*cpu\)")
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_half_the_variables_of_torchrun(command, monkeypatch):
+    save_weights("weights.safetensors")
+    monkeypatch.setenv("RANK", "0")
+    words = ["MODEL.MODEL_PATH=weights.safetensors", "--output_dir", "out"]
+    refused(vil(command, *TINY, *words), USAGE, r"incomplete: WORLD_SIZE, LOCAL_RANK, .* not set")
+
+
+def test_a_folder_that_cannot_be_one():
+    Path("file").write_text("mine")
+    for folder in ("file", "file/below"):
+        refused(vil("train", *TINY, "--output_dir", folder), USAGE, rf"{folder} cannot be the fol")
+    assert Path("file").read_text() == "mine"
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("process 7 on mars", file=file, flush=True)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_run_in_a_folder_in_use(tmp_path):
+    folder = tmp_path / "used"
+    folder.mkdir()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, folder / "run.lock"], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    with holder:
+        assert holder.stdout.readline() == "held\n"
+        for words in ([], ["--resume"]):
+            ended = vil("train", *TINY, "--output_dir", folder, *words)
+            refused(ended, USAGE, r"used is in use by process 7 on mars: choose another")
+        holder.stdin.close()
+    assert [entry.name for entry in folder.iterdir()] == ["run.lock"]
+
+
+# Data
+
+
+def test_a_missing_folder_is_answered_with_a_drawing():
+    ended = vil("train", *SMALL, *FOLDER, "--data", "nowhere", "--output_dir", "out")
+    refused(ended, DATA, r"there is no folder nowhere/train\. Expected:\nnowhere\n", lines=None)
+    assert "dog" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("counts", "pattern"),
+    [
+        ({"train/cat": 9, "train/dog": 0, "val/cat": 1}, r"class folder pets/train/dog has no pic"),
+        ({"train/cat": 9, "train/dog": 9, "val/cow": 1, "val/elk": 1}, r"train has not: cow, elk"),
+        ({"train/cat": 9, "train/dog": 6, "val/cat": 1}, r"needs 16 samples, .* set has 15"),
+    ],
+)
+def test_folders_that_cannot_be_used(counts, pattern):
+    draw_pictures("pets", counts)
+    ended = vil("train", *SMALL, *FOLDER, "--data", "pets", "--output_dir", "out")
+    refused(ended, DATA, pattern)
+
+
+# Weights
+
+
+def save_weights(file, *words, **changes):
+    """The tiny model's weights as initialised; a change of None leaves the tensor out."""
+    state = build.build_model(get_config(None, [*TINY, *words])).state_dict() | changes
+    state = {name: tensor for name, tensor in state.items() if tensor is not None}
+    save_file(state, file) if file.endswith(".safetensors") else torch.save(state, file)
+
+
+COMMANDS = pytest.mark.parametrize("command", ["train", "evaluate", "train EVALUATE=True"])
+
+
+@pytest.mark.parametrize("command", ["evaluate", "train EVALUATE=True"])
+def test_random_weights_are_never_evaluated(command):
+    ended = vil(*command.split(), *TINY, "--output_dir", "out")
+    refused(ended, CHECKPOINT, r"evaluation needs weights: set MODEL\.MODEL_PATH, or give --run")
+
+
+@COMMANDS
+def test_weights_that_are_not_there(command):
+    words = ["MODEL.MODEL_PATH=best.pth", "DATA.DATA_DIR=zoo", "--output_dir", "out"]
+    ended = vil(*command.split(), *TINY, *words)
+    refused(ended, CHECKPOINT, r"no weights at best\.pth .*, nor at zoo/best\.pth")
+
+
+@COMMANDS
+def test_weights_of_another_model_are_listed(command):
+    changes = {"norm.weight": None, "stages.9.extra": torch.ones(2), "head.bias": torch.ones(7)}
+    save_weights("weights.pth", **changes)
+    words = ["MODEL.MODEL_PATH=weights.pth", "--output_dir", "out"]
+    ended = vil(*command.split(), *TINY, *words)
+    refused(ended, CHECKPOINT, "the weights do not fit the model", lines=None)
+    assert "missing: norm.weight\n" in ended.err
+    assert "unexpected: stages.9.extra\n" in ended.err
+    assert "mismatched: head.bias (7,) -> (4,)\n" in ended.err
+    assert "FINETUNE.HEAD" in ended.err
+
+
+def test_the_run_of_another_architecture_is_listed():
+    save_weights("weights.safetensors", f"{ARCH}=l1,h1,d16,n2,s1,g1,p4,f3,a0")
+    words = ["MODEL.MODEL_PATH=weights.safetensors", "--output_dir", "out"]
+    ended = vil("evaluate", *TINY, *words)
+    refused(ended, CHECKPOINT, r"missing: stages\.1\.blocks\.0\.", lines=None)
+    assert re.search(r"\.\.\. and \d+ more", ended.err)
+    assert ended.err.count("\n") < 20
+
+
+class Code:
+    """Unpickling it would make the file `canary`."""
+
+    def __reduce__(self):
+        return os.mkdir, ("canary",)
+
+
+@COMMANDS
+@pytest.mark.parametrize("kind", ["torch", "plain pickle", "not a file of weights", "empty"])
+def test_files_that_are_not_a_state_dict(command, kind):
+    """Nothing in them is run."""
+    content = {"head.weight": torch.ones(4, 32), "note": Code()}
+    if kind == "torch":
+        torch.save(content, "weights.pth")
+    else:
+        other = {"plain pickle": pickle.dumps(content, protocol=2), "empty": b""}
+        Path("weights.pth").write_bytes(other.get(kind, b"a letter to a friend"))
+    words = ["MODEL.MODEL_PATH=weights.pth", "--output_dir", "out"]
+    refused(vil(*command.split(), *TINY, *words), CHECKPOINT, r"weights\.pth (holds|is damaged)")
+    assert not Path("canary").exists()
+
+
+def test_rows_of_the_head_that_are_not_there():
+    save_weights("weights.pth")
+    words = ["MODEL.MODEL_PATH=weights.pth", "FINETUNE.HEAD=rows:rows.txt", "--output_dir", "out"]
+    ended = vil("train", *TINY, *words)
+    refused(ended, CHECKPOINT, r"rows\.txt must hold one class index per line")
+    Path("rows.txt").write_text("0 1 2 9")
+    refused(vil("train", *TINY, *words), CHECKPOINT, r"indices of the file's 4 classes")
+
+
+def test_a_run_without_a_checkpoint():
+    Path("started").mkdir()
+    Path("started/config.yaml").write_text("VERSION: 1\n")
+    refused(vil("evaluate", "--run", "started"), CHECKPOINT, r"started has no best checkpoint yet")
+
+
+def test_a_run_that_diverges_says_so_and_keeps_no_weights(tmp_path):
+    """Not left without a trace: its log says how it went."""
+    ended = vil("train", *TINY, "OPTIM.OPT=adamw", "OPTIM.LR=1e30", "--output_dir", "diverged")
+    assert (ended.code, ended.err.count("\n")) == (5, 1)
+    assert re.search(r"the loss is (nan|inf) at step \d", ended.err)
+    assert not Path("diverged/checkpoints").exists()
+    assert '"code": 5' in Path("diverged/status.json").read_text()

@@ -1,0 +1,369 @@
+"""The commands do what their help promises."""
+
+import json
+import re
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from runs import (
+    FOLDER,
+    SMALL,
+    TINY,
+    checkpoint,
+    draw_pictures,
+    figures,
+    metrics,
+    numbers,
+    results,
+    vil,
+)
+from safetensors.torch import load_file
+
+from vil.cli import COMMANDS
+from vil.config import get_config
+from vil.data.transforms import train_transform
+
+FIGURES = ("loss", "top1", "top5", "count")
+
+
+def succeeds(*words):
+    """What the command printed."""
+    ended = vil(*words)
+    assert ended.code == 0, ended.err
+    return ended.out
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of three epochs whose best weights are not its last ones."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    succeeds("train", *TINY, "OPTIM.EPOCHS=3", "OPTIM.LR=0.1", "--output_dir", folder)
+    return folder
+
+
+def best_and_last(folder):
+    """The lines of metrics.jsonl that the two checkpoints come from."""
+    steps = {line["step"]: line for line in metrics(folder, "val/fake")}
+    return {
+        name: steps[int(checkpoint(folder, name).name.removeprefix("step-"))]
+        for name in ("best", "last")
+    }
+
+
+# Help
+
+
+def test_the_overview_lists_every_command():
+    shown = succeeds("--help")
+    assert shown == vil("-h").out
+    assert vil() == (2, "", shown)
+    for name, about in COMMANDS.items():
+        assert re.search(rf"^  {name} +{about}$", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_begins_with_examples(name):
+    shown = succeeds(name, "--help")
+    assert re.search(rf"^ *vil {name}\b", shown, re.MULTILINE)
+    for flag in ("--config-file", "--data", "--output_dir", "--seed", "KEY VALUE"):
+        assert flag in shown
+
+
+def test_the_version_is_the_package_s():
+    assert re.fullmatch(r"\d+\.\d+.*\n", succeeds("--version"))
+
+
+def test_flags_and_keys_stand_in_any_order():
+    words = ["OPTIM.LR", "3", "--seed", "4", "OPTIM.EPOCHS=7", "--data", "D", "SEED", "5"]
+    shown = succeeds("config", *words, "--diff")
+    for line in ("OPTIM.LR: 3.0", "OPTIM.EPOCHS: 7", "DATA.PATH: D", "SEED: 4"):
+        assert f"\n{line}  #" in f"\n{shown}"
+
+
+# analyze, info, config
+
+
+def test_analyze_prints_the_published_count():
+    """ViL-Tiny's: the default config is it, with relative bias."""
+    *_, stages, total = succeeds("analyze").splitlines()
+    assert total.split()[:2] == ["total", "6,719,698"]
+    assert stages.split()[0] == "head"
+
+
+def test_the_parts_of_analyze_add_up():
+    rows = succeeds("analyze", *TINY).splitlines()[1:]
+    parts = [[int(cell.replace(",", "")) for cell in row.split()[-2:]] for row in rows]
+    assert [sum(column) for column in zip(*parts[:-1])] == parts[-1]
+    assert [row.split()[0] for row in rows] == ["stage", "stage", "head", "total"]
+    assert "8 x 8 + 1" in rows[0]
+    assert "4 x 4 + 1" in rows[1]
+
+
+def test_info_names_the_machine_and_a_backend_per_sparse_stage():
+    shown = succeeds("info", *TINY)
+    assert f"torch {version('torch')}" in shown
+    assert "device cpu" in shown
+    assert re.search(r"^stage 1: .*\b8 x 8 tokens", shown, re.MULTILINE)
+    assert len(re.findall(r"\bchosen\b", shown)) == 1  # stage 2 is not sparse
+    assert re.search(r"masked +chosen", succeeds("info", *TINY, "MODEL.VIT.MSVIT.BACKEND=masked"))
+
+
+def test_config_prints_a_config(tmp_path):
+    """Both outputs load back to the same tree."""
+    words = [*TINY, "--seed", "7", "OUTPUT_DIR=runs/'x'"]
+    for name, flags in {"all.yaml": [], "diff.yaml": ["--diff"]}.items():
+        Path(name).write_text(succeeds("config", *words, *flags))
+        assert get_config(name) == get_config(None, [*TINY, "SEED=7", "OUTPUT_DIR=runs/'x'"])
+    assert re.search(r"^SEED: 7 +# command line$", Path("all.yaml").read_text(), re.MULTILINE)
+
+
+# train
+
+
+def test_a_run_s_folder_is_complete(run):
+    found = {entry.name for entry in run.iterdir()}
+    assert found >= {
+        "config.yaml", "command.txt", "env.txt", "status.json", "log.txt", "metrics.jsonl", "tb",
+        "checkpoints", "plots",
+    }  # fmt: skip
+    for pointer in ("best", "last"):
+        held = {file.name for file in checkpoint(run, pointer).iterdir()}
+        assert held == {"model.safetensors", "state.pt", "manifest.json"}
+    for plot in ("loss", "accuracy", "lr"):
+        Image.open(run / f"plots/{plot}.png").verify()
+    assert list(run.glob("tb/events.*"))
+    assert f"torch {version('torch')}" in (run / "env.txt").read_text()
+    assert not list(run.rglob("*.tmp"))
+
+
+def test_a_run_s_config_loads_back_to_the_same_tree(run):
+    words = ["OPTIM.EPOCHS=3", "OPTIM.LR=0.1", f"OUTPUT_DIR={run}"]
+    assert get_config(run / "config.yaml") == get_config(None, [*TINY, *words])
+
+
+def test_the_log_says_what_metrics_says(run):
+    log = (run / "log.txt").read_text()
+    lines = [line for line in log.splitlines() if " set fake " in line]
+    logged = [numbers(line, "loss", "top1", "step") for line in lines]
+    for shown, line in zip(logged, metrics(run, "val"), strict=True):
+        wanted = (f"{line['loss']:.4f}", f"{line['top1']:.2f}", f"{line['step']}/12")
+        assert tuple(shown.values()) == wanted
+
+
+def test_the_same_command_gives_the_same_numbers(run, tmp_path):
+    words = [*TINY, "OPTIM.EPOCHS=3", "OPTIM.LR=0.1"]
+    succeeds("train", *words, "--output_dir", "again")
+    assert figures(metrics("again")) == figures(metrics(run))
+    succeeds("train", *words, "--output_dir", "other", "--seed", "1", "OPTIM.EPOCHS=1")
+    assert figures(metrics("other"))[0] != figures(metrics(run))[0]
+
+
+def test_a_dry_run_needs_no_data_and_leaves_nothing(tmp_path):
+    """The config of ImageNet, which is not on this machine, made small enough for a test."""
+    words = ["--config-file", "imagenet/vil_tiny_rpb.yaml", "--data", "nowhere", "DEVICE=cpu"]
+    size = ["INPUT.IMAGE_SIZE=32", "DATALOADER.BSZ=4", "DATALOADER.WORKERS=0"]
+    shown = succeeds("train", *words, *size, "DATA.NUM_CLASSES=8", "--dry-run")
+    assert re.search(r"dry run: one step of 4 made-up images took \d+ MB at its peak\n$", shown)
+    assert "step 1/1" in shown
+    Path("shown.yaml").write_text(shown[shown.index("INPUT:") : shown.index("dry run:")])
+    cfg = get_config("shown.yaml")
+    assert (cfg.DATA.TRAIN, cfg.DATA.PATH, cfg.DATALOADER.BSZ) == (("imagenet",), "nowhere", 4)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["shown.yaml"]
+
+
+def test_evaluation_and_saving_every_other_epoch():
+    words = ["RUN.EVAL_EVERY=2", "RUN.SAVE_EVERY=2", "RUN.KEEP=9", "DATA.KWARGS.n=16"]
+    succeeds("train", *TINY, *words, "OPTIM.EPOCHS=5", "--output_dir", "out")
+    assert [line["step"] for line in metrics("out", "val")] == [2, 4, 5]  # the last one always
+    assert steps_kept("out") == [2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("words", "newest"), [("RUN.KEEP=2", [4, 5]), ("RUN.KEEP=3 ONLY_SAVE_LAST=1", [5])]
+)
+def test_the_newest_checkpoints_and_the_best_are_kept(words, newest):
+    """A rate this high ruins the weights, so that the best ones are early ones."""
+    rate = ["OPTIM.LR=3", "OPTIM.EPOCHS=5", "DATA.KWARGS.n=16"]
+    succeeds("train", *TINY, *rate, *words.split(), "--output_dir", "out")
+    best = int(checkpoint("out", "best").name.removeprefix("step-"))
+    assert best not in newest
+    assert steps_kept("out") == [best, *newest]
+    figures = {line["step"]: line["top1"] for line in metrics("out", "val")}
+    assert figures[best] == max(figures.values())
+
+
+def steps_kept(folder):
+    return sorted(int(path.name[5:]) for path in Path(folder, "checkpoints").glob("step-*"))
+
+
+def test_mixed_precision_in_channels_last():
+    """bfloat16 in training and in evaluation: near the full precision, and not the same."""
+    lines = {}
+    settings = {"full": [], "mixed": ["AMP.ENABLED=True", "AMP.MEMORY_FORMAT=nhwc"]}
+    for name, words in settings.items():
+        succeeds("train", *TINY, "OPTIM.EPOCHS=1", *words, "--output_dir", name)
+        lines[name] = metrics(name)
+    for full, mixed in zip(lines["full"], lines["mixed"], strict=True):
+        assert full["loss"] != mixed["loss"]
+        assert full["loss"] == pytest.approx(mixed["loss"], rel=0.02)
+    dtypes = {tensor.dtype for tensor in weights("mixed").values()}
+    assert dtypes == {torch.float32}
+
+
+def weights(folder, name="last"):
+    return load_file(checkpoint(folder, name) / "model.safetensors")
+
+
+# evaluate
+
+
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_evaluate_repeats_the_figures_of_training(run, name):
+    """To the last digit: it is the same computation."""
+    trained = best_and_last(run)[name]
+    shown = succeeds("evaluate", "--run", run, "--checkpoint", name)
+    assert results(run)["fake"] == {figure: trained[figure] for figure in FIGURES}
+    line = shown.splitlines()[-1]
+    assert line.startswith("val set fake ")
+    assert numbers(line, "loss", "top1") == {
+        "loss": f"{trained['loss']:.4f}", "top1": f"{trained['top1']:.2f}",
+    }  # fmt: skip
+
+
+def test_best_and_last_differ(run):
+    """Or the test above did not tell them apart; and evaluation takes the best one if not told."""
+    best, last = best_and_last(run).values()
+    assert best["top1"] > last["top1"]
+    succeeds("evaluate", "--run", run)
+    assert results(run)["fake"]["loss"] == best["loss"]
+
+
+def test_evaluation_changes_nothing_in_the_run(run):
+    before = {file: file.read_bytes() for file in run.glob("*") if file.is_file()}
+    succeeds("evaluate", "--run", run, "OUTPUT_PERCLASS_ACC=True", "DATALOADER.BSZ=7")
+    assert {file: file.read_bytes() for file in run.glob("*") if file.is_file()} == before
+
+
+def test_evaluation_by_the_original_s_switch(run):
+    """train EVALUATE True MODEL.MODEL_PATH ..., as the 2021 launchers do it."""
+    words = ["EVALUATE", "True", "MODEL.MODEL_PATH", checkpoint(run, "last")]
+    succeeds("train", *TINY, *words, "--output_dir", "out")
+    assert results("out")["fake"]["loss"] == best_and_last(run)["last"]["loss"]
+    assert [entry.name for entry in Path("out").iterdir()] == ["eval"]
+
+
+def test_the_table_of_classes(run):
+    shown = succeeds("evaluate", "--run", run, "OUTPUT_PERCLASS_ACC", "True")
+    table = re.findall(r"^  (hue \d+) +(\d+)/(\d+)$", shown, re.MULTILINE)
+    assert [row[0] for row in table] == ["hue 0", "hue 90", "hue 180", "hue 270"]
+    assert [int(row[2]) for row in table] == [16] * 4
+    right = sum(int(row[1]) for row in table)
+    assert numbers(shown, "top1", "count") == {"top1": f"{100 * right / 64:.2f}", "count": "64"}
+    assert results(run)["fake"]["per_class"]["count"] == [16] * 4
+
+
+# Fine-tuning
+
+
+def test_a_head_of_another_size_needs_a_decision(run):
+    five = ["DATA.NUM_CLASSES=5", "DATA.KWARGS.num_classes=5", "OPTIM.EPOCHS=1"]
+    start = [*TINY, *five, f"MODEL.MODEL_PATH={checkpoint(run)}", "--output_dir", "tuned"]
+    ended = vil("train", *start)
+    assert ended.code == 4
+    assert "mismatched: head.weight (4, 32) -> (5, 32)" in ended.err
+    assert not Path("tuned").exists()
+
+    shown = succeeds("train", *start, "FINETUNE.HEAD=new", "OPTIM.LR=1e-9")
+    assert "2 fresh" in shown.splitlines()[0]
+    ours, theirs = weights("tuned"), weights(run)
+    assert ours["head.weight"].shape == (5, 32)
+    for name in theirs.keys() - {"head.weight", "head.bias"}:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6)
+
+
+def test_rows_of_the_old_head_are_kept(run):
+    Path("rows.txt").write_text("2\n0\n")
+    two = ["DATA.NUM_CLASSES=2", "DATA.KWARGS.num_classes=2", "OPTIM.EPOCHS=1", "OPTIM.LR=1e-9"]
+    start = [*two, f"MODEL.MODEL_PATH={checkpoint(run)}", "FINETUNE.HEAD=rows:rows.txt"]
+    succeeds("train", *TINY, *start, "--output_dir", "tuned")
+    wanted = weights(run)["head.weight"][[2, 0]]
+    torch.testing.assert_close(weights("tuned")["head.weight"], wanted, rtol=0, atol=1e-6)
+
+
+def test_a_resumed_run_does_not_load_the_first_weights_again(run):
+    """MODEL.MODEL_PATH is where the run began, not where it stands."""
+    words = [*TINY, f"MODEL.MODEL_PATH={checkpoint(run)}", "--output_dir", "tuned"]
+    succeeds("train", *words, "OPTIM.EPOCHS=1")
+    shown = succeeds("train", *words, "OPTIM.EPOCHS=2", "--resume")
+    assert "weights of" not in shown
+    losses = [line["loss"] for line in metrics("tuned", "train")]
+    succeeds("train", *TINY, f"MODEL.MODEL_PATH={checkpoint(run)}", "--output_dir", "whole")
+    assert losses == [line["loss"] for line in metrics("whole", "train")]
+
+
+# Pictures that cannot be read
+
+
+@pytest.fixture
+def pets():
+    """40 pictures to train with and 8 to validate."""
+    return draw_pictures(
+        "pets", {"train/cat": 20, "train/dog": 20, "val/cat": 4, "val/dog": 4}
+    )
+
+
+def spoil(pets):
+    """Three pictures: one cut off, one empty, one that is a letter; and a validation picture."""
+    cut = pets / "train/cat/3.png"
+    cut.write_bytes(cut.read_bytes()[:60])
+    (pets / "train/dog/5.png").write_bytes(b"")
+    (pets / "train/dog/7.png").write_text("Dear Sir or Madam")
+    (pets / "val/cat/1.png").write_text("once more")
+
+
+def test_unreadable_pictures_are_counted_and_training_goes_on(pets):
+    spoil(pets)
+    words = ["--data", pets, "DATA.MAX_BAD_FRACTION=0.2", "--output_dir", "out"]
+    shown = succeeds("train", *SMALL, *FOLDER, *words, "DATALOADER.BSZ=8")
+    listed = [line.split("\t")[0] for line in Path("out/bad_samples.txt").read_text().splitlines()]
+    spoilt = ["train/cat/3.png", "train/dog/5.png", "train/dog/7.png", "val/cat/1.png"]
+    assert sorted(listed) == spoilt
+    assert all(f"so far): {name}\t" in shown for name in spoilt)
+    assert shown == "".join(f"{line}\n" for line in Path("out/log.txt").read_text().splitlines())
+    assert [line["count"] for line in metrics("out", "val")] == [7, 7]  # of those that can be read
+    assert metrics("out", "train")[-1]["step"] == 10
+
+
+def test_too_many_unreadable_pictures_end_the_run(pets):
+    spoil(pets)
+    words = ["--data", pets, "DATA.MAX_BAD_FRACTION=0.05", "--output_dir", "out"]
+    ended = vil("train", *SMALL, *FOLDER, *words, "DATALOADER.BSZ=8")
+    assert (ended.code, ended.err.count("\n")) == (3, 1)
+    assert re.search(r"3 of 40 images cannot be read, more than .* 0\.05; the last: tr", ended.err)
+    status = json.loads(Path("out/status.json").read_text())
+    assert (status["state"], status["code"]) == ("failed", 3)
+
+
+@pytest.mark.parametrize("policy", ["rand-m10-inc1", "rand-m9-mstd0.5-inc1", "v0", "augmix-m5"])
+def test_policies_survive_every_picture(policy):
+    """At magnitude 10 posterize keeps 0 bits, which Pillow 13 refuses: 1 picture in 700."""
+    transform = train_transform(16, use_timm=True, auto_augment=policy)
+    picture = Image.new("RGB", (16, 16), (200, 100, 50))
+    for _ in range(300):
+        assert transform(picture).shape == (3, 16, 16)
+
+
+def test_a_longer_log_interval_averages_the_steps_between(run):
+    """Step 4's line is the mean of the four that a run with LOG_FREQ 1 has."""
+    words = [*TINY, "OPTIM.EPOCHS=1", "OPTIM.LR=0.1", "LOG_FREQ=50"]
+    succeeds("train", *words, "--output_dir", "out")
+    (line,) = metrics("out", "train")
+    each = [one["loss"] for one in metrics(run, "train")[:4]]
+    assert line["step"] == 4
+    assert line["loss"] == pytest.approx(sum(each) / 4, rel=1e-6)
+    times = [one["wall"] for one in metrics(run)]
+    assert all(a <= b for a, b in pairwise(times))

@@ -1,0 +1,115 @@
+"""Several processes started by torchrun compute what one process computes, and need no more."""
+
+import subprocess
+
+import pytest
+import torch
+from runs import TINY, checkpoint, command, environment, metrics, results, torchrun, vil
+from safetensors.torch import load_file
+
+TEN_STEPS = (*TINY, "DATA.KWARGS.n=361", "DATALOADER.BSZ=36", "OPTIM.EPOCHS=1", "OPTIM.LR=0.05")
+# Both draw: augmentation by position, random shift by step. Dropout and mixup draw per rank.
+EQUAL = ("MODEL.VIT.DROP_PATH=0", "AMP.TF32=False")
+MODES = ("0", "1")
+
+
+def training(folder, mode):
+    return ["train", *TEN_STEPS, *EQUAL, f"MODEL.VIT.MSVIT.MODE={mode}", "--output_dir", folder]
+
+
+def evaluation(run, world, count):
+    """The last weights of `run` on `count` images; the figures go to run/world-count."""
+    where = f"{run}/{world}-{count}"
+    return [
+        "evaluate", "--run", run, "--checkpoint", "last", f"DATA.KWARGS.n={count}",
+        "OUTPUT_PERCLASS_ACC=True", "--output_dir", where,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """<world>-<mode>: runs; 1-0/<world>-<count>: the figures of evaluating one of them."""
+    root = tmp_path_factory.mktemp("ranks")
+    run = root / "1-0"
+    for mode in MODES:
+        ended = vil(*training(root / f"1-{mode}", mode))
+        assert ended.code == 0, ended.err
+    for count in (361, 2):
+        assert vil(*evaluation(run, 1, count)).code == 0
+    torchrun(
+        2, *(training(root / f"2-{mode}", mode) for mode in MODES), evaluation(run, 2, 361)
+    )
+    torchrun(3, evaluation(run, 3, 361), evaluation(run, 3, 2))
+    return root
+
+
+def weights(folder):
+    """All weights in one vector."""
+    file = checkpoint(folder) / "model.safetensors"
+    return torch.cat([tensor.double().flatten() for tensor in load_file(file).values()])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_processes_train_as_one(root, mode):
+    """10 steps of SGD in float32, half the batch each: the same weights but for rounding."""
+    alone, together = weights(root / f"1-{mode}"), weights(root / f"2-{mode}")
+    fresh = weights_before_training(root / f"1-{mode}")
+    assert (alone - fresh).norm() > 1e-2 * fresh.norm()
+    assert (together - alone).norm() < 1e-6 * alone.norm()
+    ours, theirs = metrics(root / f"2-{mode}", "train"), metrics(root / f"1-{mode}", "train")
+    assert [line["step"] for line in ours] == list(range(1, 11))
+    for name in ("loss", "top1", "lr"):
+        assert [a[name] for a in ours] == pytest.approx([b[name] for b in theirs], rel=1e-5)
+
+
+def weights_before_training(folder):
+    from vil import build
+    from vil.config import get_config
+
+    state = build.build_model(get_config(folder / "config.yaml")).state_dict()
+    names = load_file(checkpoint(folder) / "model.safetensors")
+    return torch.cat([state[name].double().flatten() for name in names])
+
+
+def test_random_shift_was_on(root):
+    """Or the two modes were not two tests."""
+    assert not torch.equal(weights(root / "1-0"), weights(root / "1-1"))
+
+
+@pytest.mark.parametrize(("world", "count"), [(2, 361), (3, 361), (3, 2)])
+def test_any_number_of_processes_evaluates_alike(root, world, count):
+    """Every image once: 361 do not divide by 2 or 3, and of 2 the third process gets none."""
+    ours, theirs = (results(root / f"1-0/{n}-{count}")["fake"] for n in (world, 1))
+    assert ours.pop("loss") == pytest.approx(theirs.pop("loss"), rel=1e-6)
+    assert ours == theirs
+    assert ours["count"] == sum(ours["per_class"]["count"]) == count
+
+
+def test_only_the_first_process_writes(root):
+    assert (root / "2-0/command.txt").read_text().count("\n# ") == 0
+    assert len(list((root / "2-0/tb").iterdir())) == 1
+    assert "ranks 2" in (root / "2-0/env.txt").read_text()
+
+
+def test_one_process_needs_no_environment(tmp_path):
+    """Not even a HOME or a PATH."""
+    ended = subprocess.run(
+        command("train", *TINY, "DATA.KWARGS.n=32", "--output_dir", tmp_path / "run"), env={},
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert checkpoint(tmp_path / "run").name == "step-00000004"
+
+
+def test_a_mistake_is_said_by_each_process(tmp_path):
+    """torchrun's own report follows; the exit code it hides is 2."""
+    launcher = command("train", *TINY, "DATALOADER.BSZ=15", "--output_dir", tmp_path / "run")[1:]
+    ended = subprocess.run(
+        [command()[0], "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
+         *launcher],
+        env=environment(), capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert "BSZ 15 does not divide by the 2 processes" in ended.stderr
+    assert "exitcode  : 2" in ended.stderr
+    assert not (tmp_path / "run").exists()
