@@ -212,6 +212,8 @@ def build_test_loaders(
     cfg: CfgNode, ranks: Ranks, device: torch.device, bad_file: Path | None = None
 ) -> dict[str, EvalLoader]:
     """The test sets by name, each rank its own part."""
+    if len(set(cfg.DATA.TEST)) < len(cfg.DATA.TEST):
+        raise ConfigError(f"DATA.TEST names a set twice: {', '.join(cfg.DATA.TEST)}")
     size = -(-cfg.DATALOADER.BSZ // ranks.world)
     transform = eval_transform(
         cfg.INPUT.IMAGE_SIZE, crop_pct=cfg.INPUT.CROP_PCT, **_normalisation(cfg)

@@ -42,7 +42,8 @@ SETTINGS = {
     "range": ("OPTIM.LR=-1", r"OPTIM\.LR: expected above 0, got -1\.0"),
     "section": ("OPTIM=3", r"OPTIM: expected a section of keys, got '3'"),
     "warm-up": (
-        "SOLVER.LR_POLICY=cosine SOLVER.WARMUP_EPOCHS=9", r"warm-up is longer than the run"
+        "SOLVER.LR_POLICY=cosine SOLVER.WARMUP_EPOCHS=9",
+        r"warm-up is longer than the run",
     ),
     "nothing to mix": ("AUG.MIXUP_PROB=1", r"nothing to mix with: set AUG\.MIXUP"),
     # architecture

@@ -311,9 +311,7 @@ def test_a_resumed_run_does_not_load_the_first_weights_again(run):
 @pytest.fixture
 def pets():
     """40 pictures to train with and 8 to validate."""
-    return draw_pictures(
-        "pets", {"train/cat": 20, "train/dog": 20, "val/cat": 4, "val/dog": 4}
-    )
+    return draw_pictures("pets", {"train/cat": 20, "train/dog": 20, "val/cat": 4, "val/dog": 4})
 
 
 def spoil(pets):

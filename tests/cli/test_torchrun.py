@@ -36,9 +36,7 @@ def root(tmp_path_factory):
         assert ended.code == 0, ended.err
     for count in (361, 2):
         assert vil(*evaluation(run, 1, count)).code == 0
-    torchrun(
-        2, *(training(root / f"2-{mode}", mode) for mode in MODES), evaluation(run, 2, 361)
-    )
+    torchrun(2, *(training(root / f"2-{mode}", mode) for mode in MODES), evaluation(run, 2, 361))
     torchrun(3, evaluation(run, 3, 361), evaluation(run, 3, 2))
     return root
 

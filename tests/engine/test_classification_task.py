@@ -9,6 +9,7 @@ from engine_toy import CLASSES, CPU, Batch, pick, samples, toy_model
 from torch import nn
 
 from vil.engine.task import ClassificationTask
+from vil.utils.errors import DataError
 
 
 def task_on(*batches, classes=CLASSES, **settings):
@@ -61,7 +62,7 @@ def test_evaluation_is_plain_cross_entropy_without_dropout_or_gradients():
 
 
 def test_an_empty_test_set_is_an_error():
-    with pytest.raises(ValueError, match="without images"):
+    with pytest.raises(DataError, match="without a readable image"):
         task_on().evaluate(toy_model())
 
 

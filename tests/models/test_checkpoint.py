@@ -191,7 +191,7 @@ def test_bad_files_are_refused_in_one_line(tmp_path, monkeypatch):
         "absent.pth": "no weight file",
         "cut.safetensors": "damaged",
         "cut.pth": "damaged",
-        "text.pth": "text.pth",
+        "text.pth": "not a weight file",
         "trap.pth": "pickled objects",
         "list.pth": "not a state dict",
     }

@@ -40,8 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     module = importlib.import_module(f"vil.cli.{words[0]}")
-    parser = argparse.ArgumentParser(f"vil {words[0]}", description=module.__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        f"vil {words[0]}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     module.add_arguments(parser)
     try:
         return module.run(parser.parse_intermixed_args(words[1:]))

@@ -20,18 +20,40 @@ ENVIRONMENT = {"DATA.PATH": "PT_DATA_DIR", "OUTPUT_DIR": "PT_OUTPUT_DIR"}
 def config_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --config-file, --data, --output_dir, --seed and the trailing KEY VALUE pairs."""
     add = parser.add_argument
-    add("--config-file", "--config_file", "--cfg", metavar="FILE",
-        help="YAML file; also the path of a packaged one, such as imagenet/vil_tiny.yaml")
-    add("--data", "--data-path", "--data_path", "--data-dir", "--data_dir", metavar="DIR",
-        help="root folder of the data (DATA.PATH)")
-    add("--output_dir", "--output-dir", "--output", metavar="DIR",
-        help="folder of the run (OUTPUT_DIR)")
+    add(
+        "--config-file",
+        "--config_file",
+        "--cfg",
+        metavar="FILE",
+        help="YAML file; also the path of a packaged one, such as imagenet/vil_tiny.yaml",
+    )
+    add(
+        "--data",
+        "--data-path",
+        "--data_path",
+        "--data-dir",
+        "--data_dir",
+        metavar="DIR",
+        help="root folder of the data (DATA.PATH)",
+    )
+    add(
+        "--output_dir",
+        "--output-dir",
+        "--output",
+        metavar="DIR",
+        help="folder of the run (OUTPUT_DIR)",
+    )
     add("--seed", metavar="N", help="seed of every random draw (SEED)")
     # Old launchers pass the rank as a flag; it is read from the environment instead.
     add("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     add("--opts", nargs="*", action="extend", dest="opts", help=argparse.SUPPRESS)
-    add("opts", nargs="*", action="extend", metavar="KEY VALUE",
-        help="set any key, as KEY VALUE or KEY=VALUE; docs/config.md lists them")
+    add(
+        "opts",
+        nargs="*",
+        action="extend",
+        metavar="KEY VALUE",
+        help="set any key, as KEY VALUE or KEY=VALUE; docs/config.md lists them",
+    )
 
 
 def resolve(args: argparse.Namespace) -> CfgNode:

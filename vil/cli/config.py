@@ -22,8 +22,13 @@ from vil.config.load import kind
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
-    parser.add_argument("--diff", nargs="?", const="", metavar="FILE",
-                        help="print only what differs from the defaults, or from another config")
+    parser.add_argument(
+        "--diff",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="print only what differs from the defaults, or from another config",
+    )
     parser.add_argument("--docs", metavar="PATH", help="write the manual of all keys to PATH")
 
 

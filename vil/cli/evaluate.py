@@ -74,8 +74,12 @@ def evaluate(cfg: CfgNode) -> int:
             print(f"val set {name} {pairs({k: v for k, v in figures.items() if k != 'per_class'})}")
             if table:
                 classes = task.test_loaders[name].loader.dataset.dataset.classes
-                print("\n".join(f"  {label:20} {right}/{count}" for label, right, count in
-                                zip(classes, table["right"], table["count"])))
+                print(
+                    "\n".join(
+                        f"  {label:20} {right}/{count}"
+                        for label, right, count in zip(classes, table["right"], table["count"])
+                    )
+                )
         replace_text(folder / "results.json", json.dumps(results, indent=1) + "\n")
     return 0
 

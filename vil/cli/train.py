@@ -1,10 +1,10 @@
 """Train a model from a config.
 
-  vil train --config-file digits/vil_nano.yaml --output_dir runs/nano
-  vil train --config-file digits/vil_nano.yaml --output_dir runs/nano --resume
-  vil train --config-file mine.yaml --data /data/flowers OPTIM.LR 5e-4 OPTIM.EPOCHS 100
-  torchrun --nproc_per_node=8 tools/train.py --config-file imagenet/vil_small_rpb.yaml --data DIR
-  vil train --config-file mine.yaml --dry-run     one step on made-up data: does it build and fit?
+vil train --config-file digits/vil_nano.yaml --output_dir runs/nano
+vil train --config-file digits/vil_nano.yaml --output_dir runs/nano --resume
+vil train --config-file mine.yaml --data /data/flowers OPTIM.LR 5e-4 OPTIM.EPOCHS 100
+torchrun --nproc_per_node=8 tools/train.py --config-file imagenet/vil_small_rpb.yaml --data DIR
+vil train --config-file mine.yaml --dry-run     one step on made-up data: does it build and fit?
 """
 
 import argparse
@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
         return dry_run(cfg)
     if cfg.EVALUATE:
         from vil.cli.evaluate import evaluate
+
         return evaluate(cfg)
     folder = Path(cfg.OUTPUT_DIR)
     if not args.resume and any(folder.glob("checkpoints/step-*")):
@@ -126,9 +127,8 @@ def dry_run(cfg: CfgNode) -> int:
     trial = cfg.clone()
     trial.defrost()
     trial.DATA.TRAIN = trial.DATA.TEST = ("fake",)
-    count = max(cfg.DATALOADER.BSZ, cfg.DATA.NUM_CLASSES)
     trial.DATA.KWARGS = CfgNode(
-        {"n": count, "size": cfg.INPUT.IMAGE_SIZE, "num_classes": cfg.DATA.NUM_CLASSES}
+        {"n": cfg.DATALOADER.BSZ, "size": cfg.INPUT.IMAGE_SIZE, "num_classes": cfg.DATA.NUM_CLASSES}
     )
     with tempfile.TemporaryDirectory() as folder:
         trial.OUTPUT_DIR = folder

@@ -32,9 +32,7 @@ class Batch:
 
     def pin_memory(self) -> "Batch":
         """Called by DataLoader's pin-memory thread."""
-        return replace(
-            self, images=self.images.pin_memory(), targets=self.targets.pin_memory()
-        )
+        return replace(self, images=self.images.pin_memory(), targets=self.targets.pin_memory())
 
     def to(
         self,

@@ -57,9 +57,7 @@ def eval_indices(n: int, rank: int = 0, world: int = 1) -> range:
     return range(rank, n, world)
 
 
-def eval_batches(
-    n: int, *, batch_size: int, rank: int = 0, world: int = 1
-) -> list[list[Position]]:
+def eval_batches(n: int, *, batch_size: int, rank: int = 0, world: int = 1) -> list[list[Position]]:
     """This process's share in batches of B, the last one shorter."""
     share = [Position(0, index, index) for index in eval_indices(n, rank, world)]
     return [share[first : first + batch_size] for first in range(0, len(share), batch_size)]

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vil.engine.distributed import all_reduce_sum, unwrap
+from vil.utils.errors import DataError
 
 
 class Task(Protocol):
@@ -103,7 +104,7 @@ class ClassificationTask:
                 table[1].index_add_(0, targets, torch.ones_like(right))
         images, top1, top5 = all_reduce_sum(counts).tolist()
         if images == 0:
-            raise ValueError("a test set without images cannot be evaluated")
+            raise DataError("a test set without a readable image cannot be evaluated")
         figures: dict[str, Any] = {
             "loss": all_reduce_sum(loss_sum).item() / images,
             "top1": 100 * top1 / images,

@@ -78,7 +78,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             if path.suffix == ".safetensors"
             else torch.load(path, "cpu", weights_only=True)
         )
-    except pickle.UnpicklingError:
+    except pickle.UnpicklingError as error:
+        if "Unsupported global" not in str(error):
+            raise CheckpointError(f"{path} is damaged or not a weight file") from None
         raise CheckpointError(
             f"{path} holds pickled objects, which could run code: refused. Save a plain "
             "state dict (tensors only) instead"
