@@ -43,7 +43,7 @@ def test_it_trains_from_an_empty_folder(installed, tmp_path):
         )
         assert done.returncode == 0, done.stderr
     assert "val set digits" in done.stdout
-    where = "import vil, vil.config.load as load; print(vil.__file__, load.packaged_root())"
+    where = "import vil, vil.config.sources as s; print(vil.__file__, s.packaged_root())"
     shown = subprocess.run(
         [sys.executable, "-c", where], cwd=tmp_path, env=environment, capture_output=True, text=True
     )

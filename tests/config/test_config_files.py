@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from vil.config import ConfigError, dump, get_config
-from vil.config.load import packaged_root
+from vil.config.sources import packaged_root
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vil.config import ConfigError, defaults, dump, get_config, load_config
-from vil.config.load import find, packaged_root
+from vil.config.sources import find, packaged_root
 
 MSVIT = "MODEL.VIT.MSVIT"
 ACCEPTED = [

@@ -1,9 +1,12 @@
-"""One tree of declared keys (defaults), set from YAML files and KEY VALUE pairs (load).
+"""One tree of declared keys (defaults), set from YAML files and KEY VALUE pairs (sources), read by
+type (values), joined and checked (load), written again (dumping).
 
 Imports nothing else of the package, so that a config can be read and checked without torch.
 """
 
+from vil.config.dumping import dump
 from vil.config.legacy import HISTORIC
-from vil.config.load import ConfigError, diff, dump, get_config, load_config
+from vil.config.load import diff, get_config, load_config
+from vil.config.sources import ConfigError
 
 __all__ = ["HISTORIC", "ConfigError", "diff", "dump", "get_config", "load_config"]

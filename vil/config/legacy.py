@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from yacs.config import CfgNode
 
 if TYPE_CHECKING:
-    from vil.config.load import Setting
+    from vil.config.sources import Setting
 
 log = logging.getLogger(__name__)
 

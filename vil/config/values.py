@@ -1,0 +1,101 @@
+"""What a value means: its text, read as the type of the key's default.
+
+So `1` is a fine float, `1e-3` is a number and `RE: no` is a word, whatever YAML would make of them.
+Nothing is evaluated: lists are Python or YAML literals of bounded length.
+"""
+
+import ast
+import math
+from collections.abc import Callable
+from typing import Any
+
+MAX_LITERAL = 10_000  # characters of one value on the command line, or written as (1, 2)
+TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+NOTHING = ("None", "null", "Null", "NULL", "~")
+
+
+class Quoted(str):
+    """Text that stood in quotes: where no type is declared it stays text."""
+
+
+def coerce(value: Any, default: Any) -> Any:
+    """A value as written, read as the type of `default`; ValueError if it is none."""
+    if isinstance(default, tuple | list):
+        element = default[0] if default else 0.0  # an empty default is a list of numbers
+        items = value if isinstance(value, list) else _list(value, element)
+        return type(default)(coerce(item, element) for item in items)
+    if isinstance(value, list):
+        raise ValueError("a list")
+    return READERS[type(default)](value)
+
+
+def free(value: Any) -> Any:
+    """A value for which no type is declared: true, null, a number, a list, else text."""
+    if isinstance(value, list):
+        return [free(item) for item in value]
+    if isinstance(value, Quoted):
+        return str(value)
+    if value in NOTHING:
+        return None
+    for read in (_truth, int, _number, lambda text: free(_items(text))):
+        try:
+            return read(value)
+        except ValueError:
+            continue
+    return _text(value)
+
+
+def kind(default: Any) -> str:
+    """The type of a key in words, for messages and for the manual."""
+    if isinstance(default, tuple | list):
+        return f"{type(default).__name__} of {kind(default[0] if default else 0.0)}"
+    return type(default).__name__
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in TRUTH:
+        raise ValueError(text)
+    return TRUTH[text.lower()]
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+def _text(text: str) -> str:
+    """Text as it stands. A shell keeps the inner quotes of "'no'"; they are taken off here."""
+    if isinstance(text, Quoted):
+        return str(text)
+    if text in NOTHING:
+        raise ValueError(text)
+    quoted = text[:1] in ("'", '"') and text[-1:] == text[:1] and len(text) > 1
+    return text[1:-1] if quoted else text
+
+
+def _list(text: str, element: Any) -> list[Any]:
+    """A list as a command line has it; names need no brackets: `a,b` and `a` are lists too."""
+    bare = isinstance(element, str) and text[:1] not in ("(", "[")
+    return text.split(",") if bare else _items(text)
+
+
+def _items(text: str) -> list[Any]:
+    """The items of (1, 2) or [1, 2] written as text."""
+    if text[:1] not in ("(", "[") or len(text) > MAX_LITERAL:
+        raise ValueError(text)
+    try:
+        return as_written(list(ast.literal_eval(text)))
+    except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise ValueError(text) from error
+
+
+def as_written(value: Any) -> Any:
+    """A Python value as the text somebody would have written for it."""
+    if isinstance(value, tuple | list):
+        return [as_written(item) for item in value]
+    return Quoted(value) if isinstance(value, str) else str(value)
+
+
+READERS: dict[type, Callable[[str], Any]] = {bool: _truth, int: int, float: _number, str: _text}
