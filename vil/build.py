@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from yacs.config import CfgNode
 
@@ -333,6 +334,11 @@ def build_optimizer(cfg: CfgNode, model: MsViT) -> Optimizer:
         betas=(cfg.OPTIM.ADAM.BETA1, cfg.OPTIM.ADAM.BETA2),
         eps=cfg.OPTIM.ADAM.EPS,
     )
+
+
+def build_scaler(cfg: CfgNode, device: torch.device) -> GradScaler:
+    """Scales the loss in float16, where small gradients would vanish; else does nothing."""
+    return GradScaler(device.type, enabled=cfg.AMP.ENABLED and cfg.AMP.DTYPE == "float16")
 
 
 @refuses

@@ -166,7 +166,7 @@ def test_a_finished_run_has_nothing_to_do(folders):
         ([], 2, "already holds a run: add --resume"),
         (["--resume", "DATALOADER.BSZ=16"], 4, "was made with batch_size 8, this run has 16"),
         (["--resume", "DATA.KWARGS.n=168"], 4, "steps_per_epoch 20, this run has 21"),
-        (["--resume", "OPTIM.OPT=sgd"], 4, "optimizer AdamW, this run has SGD"),
+        (["--resume", "OPTIM.OPT=sgd"], 4, "optimizer adamw, this run has sgd"),
         (["--resume", "MODEL.VIT.MSVIT.ARCH=l1,h1,d16,n2,s1,g1,p4,f3,a0"], 4, "another model"),
     ],
 )

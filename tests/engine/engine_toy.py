@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vil.engine import distributed
 from vil.engine.run import Run
-from vil.engine.state import State
+from vil.engine.state import State, resume
 from vil.engine.task import ClassificationTask
 from vil.engine.train import train
 from vil.optim import Schedule, build_optimizer, decay_groups
@@ -110,11 +110,15 @@ def toy_train(
     optimizer = toy_optimizer(model, optimizer)
     schedule = Schedule("cosine", 0.01, loader.steps_per_epoch, epochs, warmup_epochs=0.5)
     settings = {"set_progress": lambda model, progress: None, "log_freq": 3, **options}
+    scaler = torch.amp.GradScaler("cpu", enabled=task.amp_dtype is torch.float16)
+    start = State(seed, ranks.world, batch_size, loader.steps_per_epoch, type(optimizer).__name__)
     with Run(folder, ranks, CPU) as run:
+        state = resume(
+            run.checkpoints, start, model, optimizer, scaler, ranks=ranks, say=run.log.say
+        )
         return train(
-            task, distributed.wrap(model, ranks, CPU), loader, optimizer, schedule, run=run,
-            ranks=ranks, device=CPU, epochs=epochs, seed=seed, batch_size=batch_size,
-            **settings,
+            task, distributed.wrap(model, ranks, CPU), loader, optimizer, schedule, scaler, state,
+            run=run, ranks=ranks, device=CPU, epochs=epochs, **settings,
         )  # fmt: skip
 
 

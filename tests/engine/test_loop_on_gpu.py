@@ -6,6 +6,7 @@ from engine_toy import CLASSES, ToyLoader, metrics, toy_model, toy_optimizer
 
 from vil.engine.distributed import Ranks
 from vil.engine.run import Run
+from vil.engine.state import State
 from vil.engine.task import ClassificationTask
 from vil.engine.train import train
 from vil.optim import Schedule
@@ -36,12 +37,12 @@ def test_no_step_waits_for_the_device_unless_it_logs(tmp_path, amp_dtype):
             loader,
             toy_optimizer(model),
             Schedule("cosine", 0.01, 20, 1),
+            torch.amp.GradScaler("cuda", enabled=amp_dtype is torch.float16),
+            State(seed=0, world=1, batch_size=12, steps_per_epoch=20, optimizer="AdamW"),
             run=run,
             ranks=Ranks(),
             device=device,
             epochs=1,
-            seed=0,
-            batch_size=12,
             set_progress=forbid_waiting,
         )
     assert [m["step"] for m in metrics(tmp_path)] == [10, 20, 20]

@@ -58,7 +58,7 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
     from vil import build
     from vil.engine import distributed
     from vil.engine.run import Run
-    from vil.engine.state import checkpoints
+    from vil.engine.state import State, checkpoints, resume
     from vil.engine.train import train
     from vil.layers.attention import set_progress
     from vil.report.curves import draw
@@ -76,28 +76,35 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
         model = build.place(model, cfg, device)
         optimizer = build.build_optimizer(cfg, model)
         schedule = build.build_schedule(cfg, loader.steps_per_epoch)
+        scaler = build.build_scaler(cfg, device)
+        start = State(
+            cfg.SEED, ranks.world, cfg.DATALOADER.BSZ, loader.steps_per_epoch, cfg.OPTIM.OPT
+        )
         with Run(folder, ranks, device) as run, relayed(run, ranks.is_main):
             if report:
                 run.log.say(f"weights of {cfg.MODEL.MODEL_PATH}: {report}")
+            state = resume(
+                run.checkpoints, start, model, optimizer, scaler, ranks=ranks, say=run.log.say
+            )
+            run.write("config.yaml", dump(cfg))
             train(
                 task,
                 distributed.wrap(model, ranks, device),
                 loader,
                 optimizer,
                 schedule,
+                scaler,
+                state,
                 run=run,
                 ranks=ranks,
                 device=device,
                 epochs=cfg.OPTIM.EPOCHS,
-                seed=cfg.SEED,
-                batch_size=cfg.DATALOADER.BSZ,
                 set_progress=set_progress,
                 log_freq=cfg.LOG_FREQ,
                 eval_every=cfg.RUN.EVAL_EVERY,
                 save_every=cfg.RUN.SAVE_EVERY,
                 keep=1 if cfg.ONLY_SAVE_LAST else cfg.RUN.KEEP,
                 max_steps=max_steps,
-                started=lambda: run.write("config.yaml", dump(cfg)),
                 draw=draw,
             )
 

@@ -14,12 +14,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from vil.engine.distributed import Ranks, unwrap
 from vil.engine.meter import Meter
 from vil.engine.run import Run
-from vil.engine.state import State, resume, save
+from vil.engine.state import State, save
 from vil.engine.task import Task, autocast
 from vil.utils.errors import DivergedError
 from vil.utils.progress import Progress
@@ -45,45 +46,39 @@ def train(
     loader: Loader,
     optimizer: Optimizer,
     schedule: Schedule,
+    scaler: GradScaler,
+    state: State,
     *,
     run: Run,
     ranks: Ranks,
     device: torch.device,
     epochs: int,
-    seed: int,
-    batch_size: int,  # images of a step, all ranks together
     set_progress: Callable[[nn.Module, Progress], None],
     log_freq: int = 10,
     eval_every: int = 1,
     save_every: int = 1,
     keep: int = 2,
     max_steps: int | None = None,
-    started: Callable[[], Any] | None = None,  # called once nothing stands against the run
     draw: Callable[[Path], Any] | None = None,  # given the run's folder after each evaluation
 ) -> State:
-    """Train from the newest checkpoint in the run's folder, or from the start, to the end.
+    """Train from `state`, that of the start or of any checkpoint, to the end.
 
     `eval_every` and `save_every` are in epochs; the last step always logs, evaluates and saves.
     Raises DivergedError when the loss is not finite.
     """
     plain, per_epoch = unwrap(model), loader.steps_per_epoch
     end = min(epochs * per_epoch, max_steps or epochs * per_epoch)
-    scaler = torch.amp.GradScaler(device.type, enabled=task.amp_dtype is torch.float16)
-    state = State(seed, ranks.world, batch_size, per_epoch, type(optimizer).__name__)
-    state = resume(run.checkpoints, state, plain, optimizer, scaler, ranks=ranks, say=run.log.say)
     run.tick(state.step)
     if state.step >= end:
         run.log.say(f"nothing to do: {state.step} of {end} steps are done")
         return state
-    if started:
-        started()
-    run.log.begin(state.step, end, steps_per_epoch=per_epoch, batch_size=batch_size)
+    run.log.begin(state.step, end, steps_per_epoch=per_epoch, batch_size=state.batch_size)
     meter = Meter(ranks)
     model.train()
 
     for batch in meter.watch(loader.batches(state.step, end)):
-        set_progress(plain, Progress(seed, state.step, state.epoch, epochs, per_epoch))
-        seed_step(seed, state.step, ranks.rank)
+        set_progress(plain, Progress(state.seed, state.step, state.epoch, epochs, per_epoch))
+        seed_step(state.seed, state.step, ranks.rank)
         lr = schedule.lr_at(state.step)
         for group in optimizer.param_groups:
             group["lr"] = lr
