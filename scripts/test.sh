@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The test suite, from a fresh clone too: makes .venv and installs what is missing. Arguments go to pytest.
-#   ./scripts/test.sh            ./scripts/test.sh tests/ops -m slow
+# Two processes, one file at a time each.   ./scripts/test.sh            ./scripts/test.sh tests/ops -m slow
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,4 +9,4 @@ if ! .venv/bin/python -c "import vil, pytest, hypothesis, xdist, sklearn" 2>/dev
     .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 fi
 .venv/bin/ruff check .
-.venv/bin/python -m pytest "$@"
+.venv/bin/python -m pytest -n 2 --dist loadfile "$@"

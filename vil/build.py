@@ -5,6 +5,7 @@ refuse becomes a ConfigError, so that every command ends with one line and the s
 """
 
 import functools
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +25,9 @@ from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.mixup import Mix
 from vil.data.transforms import eval_transform, train_transform
 from vil.engine import distributed
+from vil.engine.disk import damage
 from vil.engine.distributed import Ranks
+from vil.engine.state import pointer
 from vil.engine.task import ClassificationTask
 from vil.layers.attention.longformer import LongformerAttention
 from vil.models.arch import parse_arch
@@ -49,6 +52,7 @@ PENDING = (
     "MODEL.PRETRAINED",
     "MODEL.VIT.MSVIT.SHARE_KV",
 )
+log = logging.getLogger(__name__)
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
@@ -71,13 +75,16 @@ def refuses(build: Callable) -> Callable:
     return wrapped
 
 
-@refuses
-def set_up(cfg: CfgNode) -> torch.device:
-    """The device, with torch's switches set. Refuses keys whose feature does not exist yet."""
+def _refuse_pending(cfg: CfgNode) -> None:
     values = leaves(cfg)
     for key in PENDING:
         if values[key] != KEYS[key]:
             raise ConfigError(f"{key}: not available yet, leave it at {KEYS[key]!r}")
+
+
+@refuses
+def set_up(cfg: CfgNode) -> torch.device:
+    """The device, with torch's global switches set."""
     torch.backends.cudnn.allow_tf32 = cfg.AMP.TF32
     torch.set_float32_matmul_precision("high" if cfg.AMP.TF32 else "highest")
     torch.autograd.set_detect_anomaly(cfg.SOLVER.DETECT_ANOMALY)
@@ -119,12 +126,16 @@ def joined(cfg: CfgNode, device: torch.device) -> Iterator[Ranks]:
 @refuses
 def build_model(cfg: CfgNode) -> MsViT:
     """The network, freshly initialised from SEED."""
+    _refuse_pending(cfg)
     lookup(dict.fromkeys(ARCHS), cfg.MODEL.ARCH, "MODEL.ARCH")
     vit, msvit = cfg.MODEL.VIT, cfg.MODEL.VIT.MSVIT
     attention = "longformer" if msvit.ATTN_TYPE in HISTORIC else msvit.ATTN_TYPE
     if msvit.ONLY_GLOBAL and attention == "longformer":
         attention = "global"
     backend = HISTORIC.get(msvit.ATTN_TYPE, msvit.BACKEND)
+    stages = parse_arch(msvit.ARCH, attention)
+    if not any("longformer" in stage.attention for stage in stages):
+        _warn_unused(cfg, ("SW_EXACT", "MODE", "BACKEND"))
     own = {
         "longformer": dict(
             share_weights=msvit.SHARE_W,
@@ -137,7 +148,7 @@ def build_model(cfg: CfgNode) -> MsViT:
     }
     torch.manual_seed(cfg.SEED)
     return MsViT(
-        parse_arch(msvit.ARCH, attention),
+        stages,
         img_size=cfg.INPUT.IMAGE_SIZE,
         num_classes=cfg.DATA.NUM_CLASSES,
         drop_rate=vit.DROP,
@@ -151,38 +162,53 @@ def build_model(cfg: CfgNode) -> MsViT:
     )
 
 
+def _warn_unused(cfg: CfgNode, names: tuple[str, ...]) -> None:
+    """Nothing is silent: settings of longformer attention that no stage has."""
+    node = "MODEL.VIT.MSVIT"
+    changed = [
+        f"{node}.{name}" for name in names if cfg.MODEL.VIT.MSVIT[name] != KEYS[f"{node}.{name}"]
+    ]
+    if changed:
+        log.warning("no stage has longformer attention, without effect: %s", ", ".join(changed))
+
+
 @refuses
 def place(model: MsViT, cfg: CfgNode, device: torch.device) -> MsViT:
     """The model on its device, in its memory format. Refuses a pinned backend that cannot run."""
-    for _, _, attention, case in attention_cases(model, cfg, device):
+    for _, attention, case in attention_cases(model, cfg, device):
         choose(case, attention.backend)
     return model.to(device, memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT])
 
 
 def attention_cases(
     model: MsViT, cfg: CfgNode, device: torch.device
-) -> Iterator[tuple[int, tuple[int, int], LongformerAttention, Case]]:
-    """What backends are asked for: a stage's number and grid, its longformer layer, the case."""
+) -> Iterator[tuple[int, LongformerAttention, Case]]:
+    """What backends are asked for: stage number, its longformer attention, a case per mode."""
     dtype = AMP_DTYPES[cfg.AMP.DTYPE] if cfg.AMP.ENABLED else torch.float32
+    facts = dict(batch=cfg.DATALOADER.BSZ, dtype=dtype, device=device.type)
     grids = model.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
     for number, (stage, grid) in enumerate(zip(model.stages, grids), start=1):
         kinds = {type(block.attn): block.attn for block in stage.blocks}
         if attention := kinds.get(LongformerAttention):
-            case = attention.case(grid, cfg.DATALOADER.BSZ, dtype, device.type)
-            yield number, grid, attention, case
+            for mode in attention.modes():
+                yield number, attention, attention.case(grid, mode, **facts)
 
 
 @refuses
 def load_model_path(model: MsViT, cfg: CfgNode) -> Report:
-    """Load MODEL.MODEL_PATH (as it stands, or below DATA.DATA_DIR) and say what became of every
-    key.
+    """Load MODEL.MODEL_PATH and say what became of every key.
+
+    It is looked for as it stands, then below DATA.DATA_DIR; the folder of a run stands for its
+    best checkpoint.
     """
     given = Path(cfg.MODEL.MODEL_PATH)
-    path = next((p for p in (given, Path(cfg.DATA.DATA_DIR, given)) if p.exists()), None)
+    places = (given, Path(cfg.DATA.DATA_DIR, given))
+    path = next((place for place in places if place.exists()), None)
     if path is None:
-        raise CheckpointError(
-            f"no weights at {given} (MODEL.MODEL_PATH), nor at {Path(cfg.DATA.DATA_DIR, given)}"
-        )
+        raise CheckpointError(f"no weights at {places[0]} (MODEL.MODEL_PATH), nor at {places[1]}")
+    path = pointer(path / "checkpoints", "best") or path
+    if path.is_dir() and (reason := damage(path)):
+        raise CheckpointError(f"{path} is damaged: {reason}")
     return load_weights(model, read_weights(path), head=cfg.FINETUNE.HEAD)
 
 

@@ -49,7 +49,7 @@ SETTINGS = {
     # architecture
     "letter": (f"{ARCH}=l1,h1,d16,z3", r"stage 1 .*: unknown letter 'z'"),
     "letter twice": (f"{ARCH}=l1,h1,d16,h2", r"stage 1 .*: the letter 'h' stands twice"),
-    "no letter": (f"{ARCH}=l1,h1,16", r"ARCH: expected stages such as l1,h3,d96,n1"),
+    "no letter": (f"{ARCH}=l1,h1,16", r"stage 1 .*: '16' is not a letter followed by"),
     "stage number": (f"{ARCH}=l1,h1,d16_l3,h1,d16", r"the letter l says 3, but it is stage 2"),
     "heads": (f"{ARCH}=l1,h1,d16_l2,h3,d32", r"stage 2 .*: 3 heads .* do not divide the width 32"),
     "no heads": (f"{ARCH}=l1,h0,d16", r"h \(heads\) must be at least 1, got 0"),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -281,6 +282,7 @@ def test_a_head_of_another_size_needs_a_decision(run):
     assert "2 fresh" in shown.splitlines()[0]
     ours, theirs = weights("tuned"), weights(run)
     assert ours["head.weight"].shape == (5, 32)
+    assert evaluated_again("tuned") in shown  # with the head it trained, not with another new one
     for name in theirs.keys() - {"head.weight", "head.bias"}:
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6)
 
@@ -292,6 +294,30 @@ def test_rows_of_the_old_head_are_kept(run):
     succeeds("train", *TINY, *start, "--output_dir", "tuned")
     wanted = weights(run)["head.weight"][[2, 0]]
     torch.testing.assert_close(weights("tuned")["head.weight"], wanted, rtol=0, atol=1e-6)
+    assert evaluated_again("tuned") in Path("tuned/log.txt").read_text()  # rows are not taken twice
+
+
+def test_a_random_head_is_never_evaluated(run):
+    ended = vil("evaluate", "--run", run, "FINETUNE.HEAD=new")
+    assert ended.code == 4
+    assert "random head" in ended.err
+
+
+def test_a_damaged_checkpoint_is_never_evaluated(run):
+    shutil.copytree(run, "damaged")
+    file = max(Path("damaged").glob("checkpoints/*/model.safetensors"))
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    ended = vil("evaluate", "--run", "damaged", "--checkpoint", "last")
+    assert ended.code == 4
+    assert "model.safetensors" in ended.err
+
+
+def evaluated_again(folder) -> str:
+    """The figures that `evaluate` prints for the last checkpoint."""
+    shown = succeeds("evaluate", "--run", folder, "--checkpoint", "last")
+    return re.search(r"set fake (.*)", shown)[1]
 
 
 def test_a_resumed_run_does_not_load_the_first_weights_again(run):

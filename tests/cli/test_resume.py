@@ -148,7 +148,8 @@ def words(folders, *more):
 
 def snapshot(folders):
     root = folders[0]["unbroken"]
-    kept = [root / "config.yaml", root / "metrics.jsonl", *root.glob("checkpoints/**/*")]
+    files = ("config.yaml", "metrics.jsonl", "status.json", "command.txt", "env.txt")
+    kept = [*(root / name for name in files), *root.glob("checkpoints/**/*")]
     return {file: file.read_bytes() for file in kept if file.is_file()}
 
 

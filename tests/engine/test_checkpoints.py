@@ -13,7 +13,7 @@ from torch import nn
 
 from vil.engine.disk import MANIFEST, damage, fingerprint, replace_text
 from vil.engine.distributed import Ranks
-from vil.engine.state import State, load, newest_valid, pointer, save
+from vil.engine.state import State, load, newest_valid, pointer, resume, save
 from vil.engine.weights import load_weights
 from vil.optim import build_optimizer, decay_groups
 from vil.utils.errors import CheckpointError, DivergedError
@@ -35,15 +35,24 @@ def trained(seed=0):
 def save_steps(folder, *steps, best=None, keep=9):
     model, optimizer = trained()
     for step in steps:
-        state = State(0, 1, 8, 5, "AdamW", step=step, best=float(step))
-        save(
-            folder, model, optimizer, SCALER, state, ranks=Ranks(), keep=keep, is_best=step == best
-        )
+        at = best if best in range(step + 1) else None
+        state = State(0, 1, 8, 5, "AdamW", step=step, best=float(step), best_step=at)
+        save(folder, model, optimizer, SCALER, state, ranks=Ranks(), keep=keep)
     return model, optimizer
 
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_pointers_lost_in_a_crash_are_repaired_on_resuming(tmp_path):
+    model, optimizer = save_steps(tmp_path, 5, 10, best=10)
+    for name in ("last", "best"):
+        (tmp_path / name).write_text("step-00000005\n")  # as if killed before they were replaced
+    fresh = State(0, 1, 8, 5, "AdamW")
+    state = resume(tmp_path, fresh, model, optimizer, SCALER, ranks=Ranks(), say=print)
+    assert state.step == 10
+    assert pointer(tmp_path, "last") == pointer(tmp_path, "best") == tmp_path / "step-00000010"
 
 
 def test_what_is_loaded_is_what_was_saved(tmp_path):

@@ -91,6 +91,7 @@ def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path, monkeypatch, capsys)
 def test_only_rank_0_writes(tmp_path):
     folder = tmp_path / "run"
     with Run(folder, Ranks(1, 2, 1), CPU) as run:
+        run.begin()
         run.log.begin(0, 10, steps_per_epoch=5, batch_size=8)
         run.log.say("unheard")
         run.tick(1)
@@ -115,6 +116,7 @@ def test_the_status_tells_how_a_run_ended(tmp_path, error, state, code, reason):
 
     def end():
         with Run(tmp_path, Ranks(), CPU) as run:
+            run.begin()
             assert (read()["state"], read()["code"]) == ("running", None)
             run.tick(3)
             if error is not None:
@@ -131,8 +133,8 @@ def test_the_status_tells_how_a_run_ended(tmp_path, error, state, code, reason):
 
 def test_commands_and_versions_are_kept_for_every_start(tmp_path):
     for _ in range(2):
-        with Run(tmp_path, Ranks(), CPU):
-            pass
+        with Run(tmp_path, Ranks(), CPU) as run:
+            run.begin()
     environment = (tmp_path / "env.txt").read_text()
     assert environment.count("\ntorch ") == environment.count("\ngit ") == 2
     assert (tmp_path / "command.txt").read_text().count(sys.argv[0]) == 2

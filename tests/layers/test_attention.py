@@ -71,7 +71,8 @@ def accepted(name: str) -> list[str]:
     meta = read(name)[0]
     if meta["kind"] == "full" or meta["only_global"]:
         return ["auto"]
-    window = Window((meta["nx"], meta["ny"]), meta["window"], meta["sw_exact"])
+    grid = (meta["nx"], meta["ny"])
+    window = Window.from_mode(grid, meta["window"], meta["sw_exact"], meta["mode"])
     case = Case(window, 2, meta["heads"], meta["dim"] // meta["heads"], meta["n_global"])
     return [name for name, backend in BACKENDS.items() if not backend.unsupported(case)]
 
@@ -133,6 +134,14 @@ def test_every_parameter_gets_a_gradient(name):
     module = vil.build_attention(name, dim=8, num_heads=2, grid=(3, 4), rel_pos=True, **own)
     module(torch.randn(2, 13, 8), (3, 4)).square().sum().backward()
     assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+def test_random_shift_asks_for_the_step():
+    """Without it every step would draw the same neighbour, unnoticed."""
+    module = vil.build_attention("longformer", dim=4, num_heads=1, window=2, mode=1)
+    with pytest.raises(RuntimeError, match="set_progress"):
+        module(torch.randn(1, 5, 4), (2, 2))
+    module.eval()(torch.randn(1, 5, 4), (2, 2))
 
 
 def test_random_shift_is_a_function_of_seed_step_and_module():

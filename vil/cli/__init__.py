@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 import vil
+from vil.utils.errors import INTERRUPTED
 
 COMMANDS = {
     "train": "train from a config, or go on with a run",
@@ -21,7 +22,6 @@ COMMANDS = {
     "info": "versions, devices, and which attention backend runs in each stage",
     "analyze": "parameters and multiply-accumulates of each stage",
 }
-INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,6 @@ def run(args: argparse.Namespace) -> int:
     from vil import build
 
     cfg = resolve(args)
-    build.set_up(cfg)
     with torch.device("meta"):
         model = build.build_model(cfg)
     size = (cfg.INPUT.IMAGE_SIZE,) * 2

@@ -16,7 +16,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, resolve_with_sources
-from vil.config import defaults, diff, dump, get_config
+from vil.config import ConfigError, defaults, diff, dump, get_config
 from vil.config.values import kind
 
 
@@ -34,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.docs:
-        Path(args.docs).write_text(manual(), encoding="utf-8")
+        try:
+            Path(args.docs).write_text(manual(), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--docs {args.docs}: {error.strerror}") from error
         return 0
     cfg, sources = resolve_with_sources(args)
     if args.diff is None:

@@ -47,7 +47,8 @@ def _of_run(args: argparse.Namespace) -> None:
         raise CheckpointError(f"{folder} has no {args.checkpoint} checkpoint yet")
     args.config_file = str(folder / "config.yaml")
     args.output_dir = args.output_dir or str(folder)
-    args.opts = [f"MODEL.MODEL_PATH={checkpoint}", *(args.opts or ())]
+    # the checkpoint's head is the run's own, whatever was done to the one that the run began with
+    args.opts = [f"MODEL.MODEL_PATH={checkpoint}", "FINETUNE.HEAD=keep", *(args.opts or ())]
 
 
 def evaluate(cfg: CfgNode) -> int:
@@ -58,6 +59,10 @@ def evaluate(cfg: CfgNode) -> int:
 
     if not cfg.MODEL.MODEL_PATH:
         raise CheckpointError("evaluation needs weights: set MODEL.MODEL_PATH, or give --run DIR")
+    if cfg.FINETUNE.HEAD == "new":
+        raise CheckpointError(
+            "FINETUNE.HEAD new would evaluate a random head: keep it, or rows:FILE"
+        )
     device = build.set_up(cfg)
     with build.joined(cfg, device) as ranks:
         model = build.build_model(cfg)
@@ -73,7 +78,7 @@ def evaluate(cfg: CfgNode) -> int:
             table = figures.get("per_class")
             print(f"val set {name} {pairs({k: v for k, v in figures.items() if k != 'per_class'})}")
             if table:
-                classes = task.test_loaders[name].loader.dataset.dataset.classes
+                classes = task.test_loaders[name].classes
                 print(
                     "\n".join(
                         f"  {label:20} {right}/{count}"

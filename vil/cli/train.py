@@ -9,6 +9,7 @@ vil train --config-file mine.yaml --dry-run     one step on made-up data: does i
 
 import argparse
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -140,6 +141,8 @@ def dry_run(cfg: CfgNode) -> int:
     with tempfile.TemporaryDirectory() as folder:
         trial.OUTPUT_DIR = folder
         train_run(trial, max_steps=1)
+    if os.environ.get("RANK", "0") != "0":
+        return 0
     print(dump(cfg))
     size, peak = cfg.DATALOADER.BSZ, memory_mb()
     print(f"dry run: one step of {size} made-up images took {peak:.0f} MB at its peak")

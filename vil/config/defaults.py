@@ -133,7 +133,8 @@ _C.MODEL.VIT.DROP = 0.0  # Dropout after embedding, attention output and both ML
 _C.MODEL.VIT.DROP_PATH = 0.1  # Stochastic depth of the last block; rises from 0 over the blocks.
 _C.MODEL.VIT.NORM_EMBED = True  # LayerNorm in the patch embeddings.
 _C.MODEL.VIT.AVG_POOL = False  # Classify the mean of all tokens, not the first global token.
-# Images of another size than the position tables: resize the tables, or crop their top-left part.
+# Absolute embeddings on images of another size: interpolate them, or crop their first rows and
+# columns. Tables of full attention are always interpolated.
 _C.MODEL.VIT.POS_RESIZE = "interpolate"
 _C.MODEL.VIT.MSVIT = CfgNode()  # The multi-scale vision transformer.
 # Stages joined by `_`, each a list of letter and number: l stage, h heads, d width, n blocks,
@@ -313,9 +314,6 @@ CHECKS = {
     "MODEL.VIT.DROP": below_one,
     "MODEL.VIT.DROP_PATH": below_one,
     "MODEL.VIT.POS_RESIZE": one_of("interpolate", "crop"),
-    f"{MSVIT}.ARCH": matches(
-        r"[a-z]\d+(,[a-z]\d+)*(_[a-z]\d+(,[a-z]\d+)*)*", "stages such as l1,h3,d96,n1 joined by _"
-    ),
     f"{MSVIT}.ATTN_TYPE": one_of(*ATTENTIONS, *HISTORIC),
     f"{MSVIT}.BACKEND": matches(r"[a-z]\w*(\+[a-z]\w*)?", "auto, a name, or forward+backward"),
     f"{MSVIT}.SW_EXACT": one_of(-1, 0, 1),

@@ -1,10 +1,10 @@
 """Data: from a folder of pictures to seeded batches. Everything here takes explicit arguments.
 
-    datasets    DATASETS below: one file each, all of the shape described in `dataset.py`
-    transforms  picture -> normalised tensor
-    samplers    which sample comes when; seeding: which random numbers it gets
-    loader      TrainLoader and EvalLoader, which give the Batch of `batch.py`
-    mixup       Mix, applied to a batch where the model is
+datasets    DATASETS below: one file each, all of the shape described in `dataset.py`
+transforms  picture -> normalised tensor
+samplers    which sample comes when; seeding: which random numbers it gets
+loader      TrainLoader and EvalLoader, which give the Batch of `batch.py`
+mixup       Mix, applied to a batch where the model is
 """
 
 from collections.abc import Callable

@@ -46,11 +46,13 @@ class Folder(ImageDataset):
         self.targets = np.repeat(labels, [len(names) for names in files])
         # Bytes in one buffer: a list of a million strings is copied into every forked worker, page
         # by page, as their reference counts change.
-        self.names = np.array([
-            os.fsencode(f"{split}/{name}/{file}")
-            for name, names in zip(found, files)
-            for file in names
-        ])
+        self.names = np.array(
+            [
+                os.fsencode(f"{split}/{name}/{file}")
+                for name, names in zip(found, files)
+                for file in names
+            ]
+        )
 
     def trained_classes(self, found: list[str]) -> list[str]:
         """The class list of the split whose class folders are `found`."""

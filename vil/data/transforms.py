@@ -88,14 +88,16 @@ def train_transform(
     if finetune:
         resize = v2.Resize(int(image_size / crop_pct), interpolation_mode)
         return v2.Compose([resize, v2.RandomCrop(image_size), *flips, *to_tensor(mean, std)])
-    return v2.Compose([
-        v2.RandomResizedCrop(image_size, scale, ratio, interpolation_mode),
-        *flips,
-        v2.RandomApply([v2.ColorJitter(*strengths)], jitter_prob),
-        v2.RandomGrayscale(gray_scale),
-        v2.RandomApply([v2.GaussianBlur(BLUR_KERNEL, BLUR_SIGMA)], gaussian_blur),
-        *to_tensor(mean, std),
-    ])
+    return v2.Compose(
+        [
+            v2.RandomResizedCrop(image_size, scale, ratio, interpolation_mode),
+            *flips,
+            v2.RandomApply([v2.ColorJitter(*strengths)], jitter_prob),
+            v2.RandomGrayscale(gray_scale),
+            v2.RandomApply([v2.GaussianBlur(BLUR_KERNEL, BLUR_SIGMA)], gaussian_blur),
+            *to_tensor(mean, std),
+        ]
+    )
 
 
 def eval_transform(

@@ -51,7 +51,7 @@ class Log:
         self.end, self.steps_per_epoch, self.batch_size = end, steps_per_epoch, batch_size
         rewind(self.folder / "metrics.jsonl", step)
         self.metrics = open(self.folder / "metrics.jsonl", "a", buffering=1)  # noqa: SIM115
-        self.tensorboard = SummaryWriter(self.folder / "tb", purge_step=step + 1 if step else None)
+        self.tensorboard = SummaryWriter(self.folder / "tb", purge_step=step + 1)
         if sys.stdout.isatty():
             self.bar = open_bar(step, end)
 

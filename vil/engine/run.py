@@ -25,9 +25,9 @@ from vil.engine.disk import replace_text
 from vil.engine.distributed import Ranks
 from vil.engine.log import Log
 from vil.engine.state import pointer
+from vil.utils.errors import INTERRUPTED
 
-PACKAGES = ("vil", "torch", "torchvision", "timm", "numpy", "safetensors")
-INTERRUPTED = 130
+PACKAGES = ("vil", "torch", "torchvision", "timm", "yacs", "numpy", "safetensors", "triton")
 
 
 class RunInUseError(RuntimeError):
@@ -55,9 +55,16 @@ class Run:
         self.step = 0
         if self.writes:
             self.lock = take(self.folder)
-            append(self.folder / "command.txt", shlex.join(sys.argv))
-            append(self.folder / "env.txt", environment(ranks, device))
         self.log = Log(self.folder, enabled=self.writes)
+        self.ranks, self.device = ranks, device
+        self.begun = False
+
+    def begin(self) -> None:
+        """Steps follow. Until then the folder's record of an earlier attempt stays as it is."""
+        self.begun = True
+        if self.writes:
+            append(self.folder / "command.txt", shlex.join(sys.argv))
+            append(self.folder / "env.txt", environment(self.ranks, self.device))
         self.status("running")
 
     def write(self, name: str, text: str) -> None:
@@ -88,7 +95,8 @@ class Run:
 
     def __exit__(self, kind, error, traceback) -> None:
         self.log.close()
-        self.status(*verdict(error))
+        if self.begun:
+            self.status(*verdict(error))
         if self.writes:
             self.lock.close()
 

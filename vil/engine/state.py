@@ -45,6 +45,7 @@ class State:
     optimizer: str  # name of its class
     step: int = 0  # steps done
     best: float | None = None  # the best evaluation figure so far
+    best_step: int | None = None  # and the step it was reached at
 
     @property
     def epoch(self) -> int:
@@ -64,7 +65,6 @@ def save(
     *,
     ranks: Ranks,
     keep: int,
-    is_best: bool = False,
 ) -> Path:
     """Write the checkpoint of `state.step` into `folder`; rank 0 writes, the others wait.
 
@@ -72,7 +72,7 @@ def save(
     write a weight that is not a finite number.
     """
     check_finite(model, state.step)
-    final = folder / f"step-{state.step:08d}"
+    final = folder / name_of(state.step)
     if ranks.is_main:
         aside = begin_folder(final)
         save_weights(model, aside / WEIGHTS)
@@ -86,12 +86,18 @@ def save(
         )
         versions = {"python": platform.python_version(), "torch": torch.__version__}
         publish_folder(aside, final, step=state.step, epoch=state.epoch, versions=versions)
-        replace_text(folder / "last", f"{final.name}\n")
-        if is_best:
-            replace_text(folder / "best", f"{final.name}\n")
+        point(folder, state)
         prune(folder, state.step, keep)
     barrier()
     return final
+
+
+def point(folder: Path, state: State) -> None:
+    """Let `last` and `best` name the checkpoints of `state`. Repeated on resuming: the process may
+    have been killed between a checkpoint and its pointers."""
+    for name, step in (("last", state.step), ("best", state.best_step)):
+        if step is not None and (folder / name_of(step)).is_dir():
+            replace_text(folder / name, f"{name_of(step)}\n")
 
 
 def optimizer_state(optimizer: Optimizer) -> dict[str, dict]:
@@ -128,6 +134,10 @@ def pointer(folder: Path, name: str) -> Path | None:
     """The checkpoint that the text file `last` or `best` names, None before the first one."""
     file = folder / name
     return folder / file.read_text().strip() if file.exists() else None
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def step_of(checkpoint: Path) -> int:
@@ -203,4 +213,6 @@ def resume(
     for name in ("seed", "world"):
         if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
             say(f"{name} was {old} and is {new} from here: not the same numbers bit for bit")
+    if ranks.is_main:
+        point(folder, saved)
     return replace(saved, seed=fresh.seed, world=fresh.world)

@@ -72,6 +72,7 @@ def train(
     if state.step >= end:
         run.log.say(f"nothing to do: {state.step} of {end} steps are done")
         return state
+    run.begin()
     run.log.begin(state.step, end, steps_per_epoch=per_epoch, batch_size=state.batch_size)
     meter = Meter(ranks)
     model.train()
@@ -107,13 +108,13 @@ def train(
             run.log.evaluation(state.step, results)
             figure = next(iter(results.values()))[task.best]  # of the first test set
             improved = state.best is None or figure > state.best
-            state = replace(state, best=figure) if improved else state
+            if improved:
+                state = replace(state, best=figure, best_step=state.step)
             if draw and ranks.is_main:
                 draw(run.folder)
 
         if done or improved or (epoch_ends and state.epoch % save_every == 0):
-            where = run.checkpoints
-            save(where, plain, optimizer, scaler, state, ranks=ranks, keep=keep, is_best=improved)
+            save(run.checkpoints, plain, optimizer, scaler, state, ranks=ranks, keep=keep)
             run.status("running")
     return state
 

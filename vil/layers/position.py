@@ -85,9 +85,9 @@ class AbsoluteEmbedding(nn.Module):
 def register_relative_bias(
     module: nn.Module, table: tuple[int, int] | None, heads: int, num_global: int
 ) -> None:
-    """Give an attention module its bias parameters: (rows*cols, N) of `table`, and two for G > 0
-    global tokens.
+    """Give an attention module its bias parameters.
 
+    local_relative_position_bias_table (rows*cols, N), unless `table` is None. With global tokens:
     g2l_relative_position_bias (2, N, G): [0] from global queries to local keys, [1] from local
     queries to global keys. g2g_relative_position_bias (N, G, G): among global tokens.
     """

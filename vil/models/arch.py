@@ -1,10 +1,9 @@
-"""The architecture grammar: 'l1,h3,d96,n1,s1,g1,p4,f7,a0_l2,...', a stage per part, a letter and a
-number per item.
+"""The architecture grammar of the 2021 reference: 'l1,h3,d96,n1,s1,g1,p4,f7,a0_l2,h3,...'.
 
-l number of the stage, h heads, d width, n blocks, s 0: full attention in this stage, else the
-configured one; g global tokens, p patch side, f feature of the attention (longformer: window w), a
-0: relative bias, else absolute position. Left-out letters take the defaults below (the 2021
-reference's grammar).
+A part per stage, joined by `_`; in it a letter and a number per item, in any order. l is the number
+of the stage, h heads, d width, n blocks, s 0 for full attention in this stage (else the configured
+one), g global tokens, p patch side, f the attention's feature (longformer: window w), a 0 for
+relative bias (else absolute position). Left-out letters take the defaults below.
 """
 
 import re
@@ -43,6 +42,8 @@ class StageSpec:
             raise ValueError(
                 f"{self.num_heads} heads (letter h) do not divide the width {self.dim} (letter d)"
             )
+        if self.absolute and self.dim % 2:
+            raise ValueError(f"an absolute position needs an even width (letter d), got {self.dim}")
 
 
 def parse_arch(arch: str, attention: str = "longformer") -> list[StageSpec]:

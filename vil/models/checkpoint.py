@@ -173,6 +173,7 @@ def _load(
     for key in state.keys() - set(names.values()):
         (report.ignored if _is_surplus(key, state, unused) else report.unexpected).append(key)
     report.unexpected.sort()
+    report.ignored.sort()
     if strict and not report.complete:
         raise CheckpointError(f"the weights do not fit the model: {report}{_head_hint(report)}")
     with torch.no_grad():
@@ -206,7 +207,7 @@ def _resized(name: str, value: Tensor, shape: torch.Size) -> Tensor | None:
         return value
     leaf = name.rpartition(".")[2]
     if leaf in ("x_pos_embed", "y_pos_embed") and value.ndim == 3 and value.shape[2] == shape[2]:
-        return resize_line(value.float(), shape[1])
+        return resize_line(value.double(), shape[1])
     if (
         leaf == "local_relative_position_bias_table"
         and value.ndim == 2
@@ -214,7 +215,7 @@ def _resized(name: str, value: Tensor, shape: torch.Size) -> Tensor | None:
     ):
         old, new = math.isqrt(value.shape[0]), math.isqrt(shape[0])
         if old * old == value.shape[0] and new * new == shape[0]:
-            return resize_table(value.float(), (old, old), (new, new))
+            return resize_table(value.double(), (old, old), (new, new))
     return None
 
 

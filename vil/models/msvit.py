@@ -12,11 +12,12 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vil.layers.attention import FEATURE, build_attention
+from vil.layers.attention import ATTENTIONS, FEATURE, build_attention
 from vil.layers.block import Block
 from vil.layers.embed import PatchEmbed
 from vil.layers.position import AbsoluteEmbedding
 from vil.models.arch import StageSpec
+from vil.utils.table import lookup
 
 
 class Stage(nn.Module):
@@ -51,13 +52,15 @@ class Stage(nn.Module):
 class MsViT(nn.Module):
     """A classifier and a backbone over images of any size.
 
-    img_size: the usual image side, for which position parameters are made; others are resized to on
-    the fly. num_classes: 0 for no head. norm_embed: a LayerNorm after each patch convolution.
-    avg_pool: the head reads the mean of all tokens instead of the first global token. pos_resize:
-    `interpolate` or `crop` for absolute embeddings. attention_args: own arguments by attention
-    name, such as {"longformer": {"mode": 1}}; see `build_attention`. grad_checkpoint: recompute
-    each block in the backward pass instead of keeping its activations. Raises ValueError for stages
-    that do not fit together.
+    img_size: the usual image side, which position parameters are made for; others work too.
+    num_classes: 0 for no head.
+    norm_embed: a LayerNorm after each patch convolution.
+    avg_pool: the head reads the mean of all tokens instead of the first global token.
+    pos_resize: `interpolate` or `crop` for absolute embeddings on other grids.
+    attention_args: own arguments by attention name, such as {"longformer": {"mode": 1}}; see
+    `build_attention`.
+    grad_checkpoint: recompute each block in the backward pass instead of keeping its activations.
+    Raises ValueError for stages that do not fit together.
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class MsViT(nn.Module):
         grad_checkpoint: bool = False,
     ) -> None:
         super().__init__()
+        for name in attention_args or {}:
+            lookup(ATTENTIONS, name, "attention")
         depths = [len(spec.attention) for spec in stages]
         drop_paths = torch.linspace(0, drop_path_rate, max(sum(depths), 1), device="cpu").split(
             depths
@@ -136,11 +141,10 @@ class MsViT(nn.Module):
         return self.head(self.pool(self.norm(self.last_tokens(x))))
 
     def forward_stages(self, x: Tensor, valid: Tensor | None = None) -> list[Tensor]:
-        """The local tokens of each stage as maps, not normalised: x (B, c, H, W) -> (B, d_i, X_i,
-        Y_i) each.
+        """The local tokens of each stage as maps, not normalised.
 
-        valid (B, 2): height and width of each image's real pixels; tokens wholly beyond are never
-        attended to.
+        x (B, c, H, W) -> (B, d_i, X_i, Y_i) each. valid (B, 2): height and width of each image's
+        real pixels; tokens wholly beyond are never attended to.
         """
         maps = []
         for stage, spec in zip(self.stages, self.specs):

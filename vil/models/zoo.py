@@ -41,8 +41,7 @@ ARCHS = {
 
 
 def get_model(name: str, *, attention: str = "longformer", **kwargs) -> MsViT:
-    """A named model with fresh weights; kwargs are MsViT's (img_size, num_classes, drop_path_rate,
-    ...).
+    """A named model with fresh weights; kwargs are MsViT's (img_size, num_classes, ...).
 
     attention: what stands where the architecture says local. Raises ValueError for an unknown name.
     """

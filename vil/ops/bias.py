@@ -1,5 +1,4 @@
-"""The learned bias of local attention: by relative position among local tokens, by token towards
-globals.
+"""The learned bias of local attention: by relative position, and towards each global token.
 
 Letters: N heads, G global tokens, w chunk side, W = w*w, K number of chunk offsets.
 """
@@ -15,8 +14,8 @@ from vil.ops.window import Window
 class LocalBias(NamedTuple):
     """What is added to the scores of local queries; either part may be missing.
 
-    table (N, (4w-1)**2): by query position minus key position. to_global (N, G): towards each
-    global key.
+    table (N, (4w-1)**2): by query position minus key position.
+    to_global (N, G): towards each global key.
     """
 
     table: Tensor | None = None

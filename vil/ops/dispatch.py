@@ -1,5 +1,4 @@
-"""Which backend computes local attention: the table of backends, what each cannot do, and the
-choice.
+"""Which backend computes local attention: the table, what each cannot do, and the choice.
 
 A backend never changes the result, only who computes it. It refuses a case with reasons, in
 sentences.
@@ -125,9 +124,12 @@ def choose(case: Case, backend: str = "auto") -> str:
 
 
 def explain(case: Case, backend: str = "auto") -> dict[str, str]:
-    """For each backend "chosen", "could run", or the reasons why it cannot."""
-    chosen = choose(case, backend)
-    return {
-        name: "chosen" if name == chosen else "; ".join(entry.unsupported(case)) or "could run"
-        for name, entry in BACKENDS.items()
-    }
+    """For each backend "chosen", "could run", or the reasons why it cannot; pinned ones stay so."""
+    able = [name for name in PREFERENCE if not BACKENDS[name].unsupported(case)]
+    chosen = backend if backend != "auto" else next(iter(able), None)
+    verdicts = {}
+    for name, entry in BACKENDS.items():
+        reasons = "; ".join(entry.unsupported(case))
+        pinned = f"pinned, but cannot run: {reasons}" if name == backend and reasons else ""
+        verdicts[name] = pinned or reasons or ("chosen" if name == chosen else "could run")
+    return verdicts

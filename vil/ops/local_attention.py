@@ -29,18 +29,24 @@ def local_attention(
 ) -> Tensor:
     """Attention of each local token to the global tokens and to its window, under one softmax.
 
-    q (B, N, L, D): local queries, row-major over the grid. k, v (B, N, G+L, D): global tokens
-    first. -> (B, N, L, D) bias.table (N, (4w-1)**2): added by relative position; bias.to_global (N,
-    G): added towards global tokens. valid (B, 2): real rows and columns of each image; the tokens
-    beyond are never seen. scale: D**-0.5 by default. A query that sees nothing (padding, without
-    global tokens) gives 0. Statistics are in fp32 (fp64 for fp64 inputs) and autocast does not
-    change the computation: it runs in q's type, which the result has too. backend: "auto" or a name
-    of `vil.ops.dispatch.BACKENDS`; it never changes the meaning, see definition.py. Raises
-    ValueError for shapes, types or settings that do not fit and for a backend that cannot run the
-    case. Source: Vision Longformer, arXiv:2103.15358, section 3.2.
+    q (B, N, L, D): local queries, row-major over the grid.
+    k, v (B, N, G+L, D): global tokens first.
+    bias.table (N, (4w-1)**2): added by relative position.
+    bias.to_global (N, G): added towards global tokens.
+    valid (B, 2): real rows and columns of each image; the tokens beyond are never seen.
+    scale: of the scores, D**-0.5 by default.
+    backend: "auto" or a name of `vil.ops.dispatch.BACKENDS`; never changes the meaning, which
+    definition.py spells out.
+
+    Returns (B, N, L, D). A query that sees nothing (padding, without global tokens) gives 0.
+    Statistics are in fp32 (fp64 for fp64 inputs). Autocast does not change the computation: it runs
+    in q's type, which the result has too.
+    Raises ValueError for shapes, types or settings that do not fit, and for a backend that cannot
+    run the case.
+    Source: Vision Longformer, arXiv:2103.15358, section 3.2.
     """
     bias = NO_BIAS if bias is None else bias
-    _check(q, k, v, window, num_global, bias, valid)
+    _check(q, k, v, window, num_global, bias, valid, dropout_p)
     name = choose(Case.of(q, window, num_global, bias, valid, dropout_p), backend)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with _autocast_off(q.device.type):
@@ -71,8 +77,11 @@ def _check(
     num_global: int,
     bias: LocalBias,
     valid: Tensor | None,
+    dropout_p: float,
 ) -> None:
     batch, heads, length, dim = q.shape
+    if num_global < 0 or not 0 <= dropout_p <= 1:
+        raise ValueError(f"num_global {num_global} and dropout_p {dropout_p} are out of range")
     if length != window.length:
         raise ValueError(f"q has {length} tokens, the grid {window.grid} has {window.length}")
     keys = (batch, heads, num_global + length, dim)

@@ -67,7 +67,12 @@ class Window:
             raise ValueError(
                 f"exact must be 1 (exact), 0 (chunks) or -1 (cyclic), got {self.exact}"
             )
-        if OWN not in self.offsets or not set(self.offsets) <= set(ALL_NINE):
+        distinct = set(self.offsets)
+        if (
+            OWN not in distinct
+            or not distinct <= set(ALL_NINE)
+            or len(distinct) < len(self.offsets)
+        ):
             raise ValueError(
                 f"offsets must be chunk offsets with (0, 0) among them, got {self.offsets}"
             )
@@ -120,8 +125,7 @@ class Window:
         return replace(self, offsets=offsets)
 
     def bias_index(self, device: torch.device | str = "cpu") -> Tensor:
-        """(W, K*W) int64: where in a table of (4w-1)**2 the bias of a query and key of the tile
-        stands.
+        """(W, K*W) int64: where the bias of each query and key stands in a table of (4w-1)**2.
 
         Rows of the table are query row minus key row plus 2w-1, columns likewise (reference order).
         """
@@ -150,7 +154,9 @@ class Window:
         (qx, qy), (kx, ky) = self._tile_positions(device)
         return ((qx - kx).abs() <= self.size) & ((qy - ky).abs() <= self.size)
 
-    def _tile_positions(self, device) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def _tile_positions(
+        self, device: torch.device | str
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Rows and columns of queries (W, 1) and keys (1, K*W), counted from the query chunk's
         first token.
         """
@@ -161,7 +167,7 @@ class Window:
         key_cols = (shifts[:, 1, None, None] + inside).expand(-1, self.size, self.size)
         return (query[0], query[1]), (key_rows.reshape(1, -1), key_cols.reshape(1, -1))
 
-    def _real(self, axis: int, valid: Tensor | None, device) -> Tensor:
+    def _real(self, axis: int, valid: Tensor | None, device: torch.device | str) -> Tensor:
         """bool (B or 1, R, 3, w): along one axis, whether each token of the chunk before, at and
         after exists.
         """

@@ -5,6 +5,8 @@ interrupted. `vil.cli.main` prints any exception that has an `exit_code` as one 
 keep their traceback.
 """
 
+INTERRUPTED = 130
+
 
 class DataError(RuntimeError):
     """A dataset that is missing, empty or broken beyond what the config tolerates."""

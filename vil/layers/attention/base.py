@@ -12,8 +12,7 @@ from vil.utils.progress import Progress
 
 
 class Attention(nn.Module):
-    """Base of attention modules: `forward(x (B, G+L, C), grid, valid=None) -> (B, G+L, C)` and
-    `macs(grid)`.
+    """Base of attention modules: `forward(x (B, G+L, C), grid, valid=None) -> (B, G+L, C)`.
 
     Raises ValueError if the heads do not divide the width.
     """
@@ -71,8 +70,7 @@ def padding_mask(
 
 
 class GlobalLocalAttention(Attention):
-    """Global tokens attend to everything, each with a query of its own; how local tokens attend is
-    `local_rows`.
+    """Global tokens attend to everything; how local tokens attend is said by `local_rows`.
 
     share_weights: global tokens use the projections of local tokens; else they have query_global,
     kv_global and proj_global. The relative bias of global rows comes with rel_pos.

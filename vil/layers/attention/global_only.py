@@ -38,6 +38,9 @@ class GlobalOnlyAttention(GlobalLocalAttention):
         """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
         return self.dense(q, k[:, :, : self.num_global], v[:, :, : self.num_global])
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, rel_pos={self.rel_pos}"
+
     def local_macs(self, grid: tuple[int, int]) -> int:
         """Scores and values towards the global tokens."""
         return 2 * grid[0] * grid[1] * self.num_global * self.dim

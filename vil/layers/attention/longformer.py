@@ -1,9 +1,11 @@
-"""Vision Longformer attention: each local token sees its 2-D window and the global tokens
-(arXiv:2103.15358).
+"""Vision Longformer attention: a local token sees its window and the global tokens.
+
+Source: Vision Longformer, arXiv:2103.15358, sections 3.2 and 3.3.
 
 Letters: B images, N heads, D channels of a head, L local tokens, G global tokens, w window.
 """
 
+import math
 import random
 
 import torch
@@ -20,11 +22,12 @@ from vil.utils.table import lookup
 class LongformerAttention(GlobalLocalAttention):
     """Local tokens attend to the window and the global tokens, global tokens to everything.
 
-    window: w, the chunk side. sw_exact: 1 exact window, 0 chunks cut at the border, -1 cyclic.
-    mode: 0 all nine chunks; -1 the own chunk; above 0 random shift (section 3.3): in training the
-    own chunk and one neighbour drawn anew at each step, in evaluation all nine. mode_switch: the
-    share of epochs after which random shift gives way to all nine in training too. The relative
-    bias table does not depend on the grid.
+    window: w, the chunk side.
+    sw_exact: 1 exact window, 0 chunks cut at the border, -1 cyclic.
+    mode: 0 all nine chunks; -1 the own chunk; above 0 random shift: in training the own chunk and
+    one neighbour drawn anew at each step (`set_progress` tells the step), in evaluation all nine.
+    mode_switch: the share of epochs after which training too sees all nine chunks.
+    rel_pos: a bias by relative position, whose table does not depend on the grid.
     """
 
     def __init__(
@@ -49,7 +52,8 @@ class LongformerAttention(GlobalLocalAttention):
             lookup(BACKENDS, backend, "backend")
         self.window_size, self.sw_exact, self.backend = window, sw_exact, backend
         self.mode, self.mode_switch = mode, mode_switch
-        self.progress, self.index = Progress(), 0
+        self.progress: Progress | None = None
+        self.index = 0
         if rel_pos:
             register_relative_bias(self, (4 * window - 1,) * 2, num_heads, num_global)
 
@@ -77,22 +81,29 @@ class LongformerAttention(GlobalLocalAttention):
         to_global = self.g2l_relative_position_bias[1] if self.num_global else None
         return LocalBias(self.local_relative_position_bias_table.mT, to_global)
 
-    def window(self, grid: tuple[int, int]) -> Window:
-        """Who sees whom at this moment of training or evaluation."""
-        return Window.from_mode(grid, self.window_size, self.sw_exact, self.current_mode())
+    def modes(self) -> tuple[int, ...]:
+        """The neighbour modes it may be in: with random shift all of 0 (all nine chunks) to 8."""
+        return tuple(range(9)) if self.mode > 0 else (self.mode,)
 
-    def case(self, grid: tuple[int, int], batch: int, dtype: torch.dtype, device: str) -> Case:
-        """What a backend is asked for on this grid, for `explain` and `choose`."""
+    def window(self, grid: tuple[int, int], mode: int | None = None) -> Window:
+        """Who sees whom in a neighbour mode; by default in the one of this moment."""
+        mode = self.current_mode() if mode is None else mode
+        return Window.from_mode(grid, self.window_size, self.sw_exact, mode)
+
+    def case(
+        self, grid: tuple[int, int], mode: int, *, batch: int, dtype: torch.dtype, device: str
+    ) -> Case:
+        """What a backend is asked for on this grid in a neighbour mode."""
         return Case(
-            self.window(grid),
+            self.window(grid, mode),
             batch,
             self.num_heads,
             self.dim // self.num_heads,
             self.num_global,
             dtype,
             device,
-            self.rel_pos,
-            self.rel_pos and self.num_global > 0,
+            table_bias=self.rel_pos,
+            global_bias=self.rel_pos and self.num_global > 0,
             dropout=self.attn_drop > 0,
         )
 
@@ -100,7 +111,14 @@ class LongformerAttention(GlobalLocalAttention):
         """The neighbour mode in force: -1, 0, or 1..8."""
         if self.mode <= 0:
             return self.mode
-        return self.sample_mode() if self.training and not self.switched(self.progress) else 0
+        if not self.training:
+            return 0
+        if self.progress is None:
+            raise RuntimeError(
+                "random shift draws a neighbour from the step: call "
+                "vil.layers.attention.set_progress(model, Progress(...)) before each training step"
+            )
+        return 0 if self.switched(self.progress) else self.sample_mode()
 
     def sample_mode(self) -> int:
         """A neighbour 1..8: a pure function of (seed, step, module), so equal on all ranks and when
@@ -114,12 +132,12 @@ class LongformerAttention(GlobalLocalAttention):
         return self.mode > 0 and progress.epoch >= self.mode_switch * progress.epochs
 
     def set_progress(self, progress: Progress, index: int) -> str | None:
-        """Take note of the step; says when random shift ends."""
-        ended = self.switched(progress) and (progress.step == 0 or not self.switched(self.progress))
+        """Take note of the step; says so in the step in which random shift ends."""
         self.progress, self.index = progress, index
-        return (
-            f"random shift is over, all nine chunks from epoch {progress.epoch}" if ended else None
-        )
+        first = math.ceil(self.mode_switch * progress.epochs)
+        if not self.switched(progress) or progress.step != first * progress.steps_per_epoch:
+            return None
+        return f"random shift is over, all nine chunks from epoch {first}"
 
     def local_macs(self, grid: tuple[int, int]) -> int:
         """Scores and values of all chunks of the mode in evaluation, as the published counts have
@@ -132,5 +150,5 @@ class LongformerAttention(GlobalLocalAttention):
         return (
             f"{super().extra_repr()}, window={self.window_size}, "
             f"sw_exact={self.sw_exact}, mode={self.mode}, "
-            f"rel_pos={self.rel_pos}, backend={self.backend}"
+            f"mode_switch={self.mode_switch}, backend={self.backend}"
         )

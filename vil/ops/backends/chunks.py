@@ -33,8 +33,7 @@ def from_chunks(x: Tensor, window: Window) -> Tensor:
 
 
 def _token_at_place(window: Window, device: torch.device) -> Tensor:
-    """(R*C*W) int64: the token at each place of the chunk layout; padding repeats the last row or
-    column.
+    """(R*C*W) int64: the token at each place of the chunks; padding repeats the last row or column.
 
     Export traces this instead of padding and cropping, whose graphs would hold for one remainder of
     X / w only.

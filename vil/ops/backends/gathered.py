@@ -1,5 +1,4 @@
-"""Each chunk with its neighbours gathered beside it, then one scaled_dot_product_attention over all
-chunks.
+"""Each chunk with its neighbours gathered beside it, then one fused attention over all chunks.
 
 Plain tensor operations, so it can be exported with symbolic grid sizes. It keeps K copies of k and
 v. Offsets that lie outside the grid for every chunk are not computed. No second derivative: torch's

@@ -1,5 +1,4 @@
-"""Full attention under the boolean mask of the definition: all L x (G + L) scores, for small grids
-and for comparison.
+"""Full attention under the mask of the definition: all scores, for small grids and to compare with.
 
 Letters: B images, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels.
 """
@@ -60,7 +59,9 @@ def dense_window(window: Window, device: torch.device | str = "cpu") -> tuple[Te
     return visible.flatten(2).flatten(0, 1), index.flatten(2).flatten(0, 1)
 
 
-def _along(window: Window, axis: int, step: int, device) -> tuple[Tensor, Tensor]:
+def _along(
+    window: Window, axis: int, step: int, device: torch.device | str
+) -> tuple[Tensor, Tensor]:
     """Along one axis of n tokens, for the chunks `step` apart: (n, n) whether seen, (n, n) place in
     the bias table.
     """

@@ -1,5 +1,4 @@
-"""Sliding chunks (arXiv:2103.15358, section 3.2): products of each chunk with its rolled
-neighbours.
+"""Sliding chunks (arXiv:2103.15358, section 3.2): each chunk times its rolled neighbours.
 
 `chunk_autograd` leaves the backward pass to autograd, which keeps every rolled copy of k and v.
 `chunk_handgrad` does the same sums with a backward written out, which keeps only the inputs of each
@@ -8,6 +7,8 @@ product and rolls again.
 Letters: B images, N heads, L tokens, R x C chunks of W tokens, K offsets, G global tokens, D
 channels.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -102,8 +103,8 @@ def _attend(
     k: Tensor,
     v: Tensor,
     window: Window,
-    scores,
-    values,
+    scores: Callable[[Tensor, Tensor, tuple], Tensor],
+    values: Callable[[Tensor, Tensor, tuple], Tensor],
     *,
     num_global: int,
     bias: LocalBias,
