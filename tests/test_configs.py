@@ -47,7 +47,7 @@ def test_its_head_is_true(path):
 
 
 @pytest.mark.parametrize(
-    "path", (ROOT / "configs/imagenet").glob("*.yaml"), ids=lambda path: path.stem
+    "path", sorted((ROOT / "configs/imagenet").glob("*.yaml")), ids=lambda path: path.stem
 )
 def test_it_has_the_architecture_of_its_name(path):
     assert ARCHS[path.stem] == get_config(path).MODEL.VIT.MSVIT.ARCH
