@@ -14,7 +14,7 @@ from torch import nn
 from vil.engine.disk import MANIFEST, damage, fingerprint, replace_text
 from vil.engine.distributed import Ranks
 from vil.engine.state import State, load, newest_valid, pointer, resume, save
-from vil.engine.weights import load_weights
+from vil.engine.weights import load_exactly
 from vil.optim import build_optimizer, decay_groups
 from vil.utils.errors import CheckpointError, DivergedError
 
@@ -95,7 +95,7 @@ def test_shared_and_transposed_weights_are_saved(tmp_path):
         keep=1,
     )
     other = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    load_weights(other, newest_valid(tmp_path) / "model.safetensors")
+    load_exactly(other, newest_valid(tmp_path) / "model.safetensors")
     assert torch.equal(other[1].weight, model[0].weight)
     assert other[0].bias.tolist() == [1, 3, 5]
 
@@ -221,7 +221,7 @@ def test_weights_of_another_model_are_refused_key_by_key(tmp_path):
     other.append(nn.Linear(16, CLASSES + 1))
     before = other[1].weight.clone()
     with pytest.raises(CheckpointError) as caught:
-        load_weights(other, file)
+        load_exactly(other, file)
     assert str(caught.value).splitlines()[1:] == [
         "  missing 3.weight (4, 16)",
         "  missing 3.bias (4,)",
@@ -235,7 +235,7 @@ def test_a_long_list_of_keys_is_cut_to_a_count(tmp_path):
     save_steps(tmp_path, 1)
     deep = nn.Sequential(*(nn.Linear(2, 2) for _ in range(20)))
     with pytest.raises(CheckpointError) as caught:
-        load_weights(deep, tmp_path / "step-00000001" / "model.safetensors")
+        load_exactly(deep, tmp_path / "step-00000001" / "model.safetensors")
     lines = str(caught.value).splitlines()
     assert len(lines) == 14
     assert lines[-1] == "  and 28 more"  # 36 missing, 4 resized

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from vil.engine.disk import begin_folder, damage, publish_folder, replace_text
 from vil.engine.distributed import Ranks, barrier, from_main
-from vil.engine.weights import check_finite, load_weights, save_weights
+from vil.engine.weights import check_finite, load_exactly, save_weights
 from vil.utils.errors import CheckpointError
 
 WEIGHTS = "model.safetensors"
@@ -166,7 +166,7 @@ def newest_valid(folder: Path, warn: Callable[[str], None] = warnings.warn) -> P
 
 def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> State:
     """Put a checkpoint of the same model into the three objects, and return its State."""
-    load_weights(model, checkpoint / WEIGHTS)
+    load_exactly(model, checkpoint / WEIGHTS)
     try:
         saved = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
     except (UnpicklingError, RuntimeError, EOFError, OSError) as error:

@@ -32,7 +32,7 @@ def save_weights(model: nn.Module, file: Path) -> None:
     save_file(tensors, file)
 
 
-def load_weights(model: nn.Module, file: Path) -> None:
+def load_exactly(model: nn.Module, file: Path) -> None:
     """Load a safetensors file of exactly the model's names and shapes, or raise CheckpointError."""
     try:
         tensors = load_file(file)
