@@ -12,8 +12,8 @@ if [ ! -x .venv/bin/vil ]; then
 fi
 .venv/bin/vil train --config-file digits/vil_nano.yaml --output_dir "$run" --resume
 echo
-echo "The best checkpoint again, in a process of its own:"
-.venv/bin/vil evaluate --run "$run"
+echo "The last checkpoint again, in a process of its own (the best one was chosen by these images):"
+.venv/bin/vil evaluate --run "$run" --checkpoint last
 echo
 echo "Curves:      $PWD/$run/plots/*.png   (or: .venv/bin/tensorboard --logdir $run/tb)"
 echo "Checkpoints: $PWD/$run/checkpoints"

@@ -21,10 +21,10 @@ def accuracies(points: list[dict]) -> list[float]:
 
 @pytest.mark.slow
 def test_accuracy_on_the_digits(tmp_path):
-    """Every seed at least 97.0 %, the median 97.5 %: 360 images that were never trained on."""
-    best = [max(accuracies(train(tmp_path / str(seed), f"SEED={seed}"))) for seed in (0, 1, 2)]
-    assert min(best) >= 97.0, best
-    assert statistics.median(best) >= 97.5, best
+    """After the last epoch every seed at least 97.0 %, the median 97.5 %."""
+    last = [accuracies(train(tmp_path / str(seed), f"SEED={seed}"))[-1] for seed in (0, 1, 2)]
+    assert min(last) >= 97.0, last
+    assert statistics.median(last) >= 97.5, last
 
 
 @pytest.mark.slow

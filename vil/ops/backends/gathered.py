@@ -30,41 +30,34 @@ def attend(
 ) -> Tensor:
     """See `vil.ops.local_attention`."""
     window = window.without_absent()
-    rows, cols = window.chunks
-    queries = _by_chunk(to_chunks(q, window))  # (B*R*C, N, W, D)
+    heads = q.shape[1]
+    queries = to_chunks(q, window).flatten(1, 3)  # (B, N*R*C, W, D)
     keys, values = _gather(k, window, num_global), _gather(v, window, num_global)
     visible = F.pad(window.visible(valid, q.device), (num_global, 0), value=True)
-    visible = visible.flatten(1, 2).expand(q.shape[0], -1, -1, -1).flatten(0, 1)[:, None]
+    visible = visible.flatten(1, 2)[:, None]  # (B or 1, 1, R*C, W or 1, G + K*W)
     mask = _score_mask(visible, joined_bias(bias, window, num_global), q.dtype)
+    mask = mask.expand(-1, heads, -1, -1, -1).flatten(1, 2)
     out = F.scaled_dot_product_attention(queries, keys, values, mask, dropout_p, scale=scale)
     if can_be_empty(num_global, valid):
-        out = out.masked_fill(~visible.any(-1, keepdim=True), 0.0)
-    out = out.unflatten(0, (q.shape[0], rows, cols)).permute(0, 3, 1, 2, 4, 5)
-    return from_chunks(out, window)
-
-
-def _by_chunk(x: Tensor) -> Tensor:
-    """(B, N, R, C, T, D) -> (B*R*C, N, T, D)."""
-    return x.permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
+        seen = visible.any(-1, keepdim=True).expand(-1, heads, -1, -1, -1).flatten(1, 2)
+        out = out.masked_fill(~seen, 0.0)
+    return from_chunks(out.unflatten(1, (heads, *window.chunks)), window)
 
 
 def _gather(x: Tensor, window: Window, num_global: int) -> Tensor:
-    """(B, N, G+L, D) -> (B*R*C, N, G + K*W, D): the globals and the neighbours of each chunk."""
+    """(B, N, G+L, D) -> (B, N*R*C, G + K*W, D): the globals and the neighbours of each chunk."""
     rows, cols = window.chunks
     first, local = x[:, :, :num_global], to_chunks(x[:, :, num_global:], window)
     parts = [first[:, :, None, None].expand(-1, -1, rows, cols, -1, -1)] if num_global else []
     parts += [neighbour(local, offset) for offset in window.offsets]
-    return _by_chunk(torch.cat(parts, dim=4))
+    return torch.cat(parts, dim=4).flatten(1, 3)
 
 
 def _score_mask(visible: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores: the bias where a key exists, the smallest finite number where
-    not.
+    """What is added to the scores: (B or 1, N or 1, R*C, W or 1, G + K*W).
+
+    The bias (N, W, G + K*W), or 0, where a key exists; the smallest finite number where not.
     """
-    shape = (
-        visible.shape[:1] + (1,) + visible.shape[2:]
-        if bias is None
-        else visible.shape[:1] + bias.shape
-    )
-    base = visible.new_zeros((), dtype=dtype) if bias is None else bias.to(dtype)
-    return torch.where(visible, base, torch.finfo(dtype).min).expand(shape)
+    base = torch.zeros((), dtype=dtype, device=visible.device)
+    base = base if bias is None else bias.to(dtype)[:, None]
+    return torch.where(visible, base, torch.finfo(dtype).min)
