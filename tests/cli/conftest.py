@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from runs import OF_THE_ORIGINAL, OF_TORCHRUN
+from small_runs import OF_THE_ORIGINAL, OF_TORCHRUN
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import FOLDER, SMALL, TINY, draw_pictures, vil
 from safetensors.torch import save_file
+from small_runs import FOLDER, SMALL, TINY, draw_pictures, vil
 
 from vil import build
 from vil.config import get_config

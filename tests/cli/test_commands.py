@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from runs import (
+from safetensors.torch import load_file
+from small_runs import (
     FOLDER,
     SMALL,
     TINY,
@@ -22,7 +23,6 @@ from runs import (
     results,
     vil,
 )
-from safetensors.torch import load_file
 
 from vil.cli import COMMANDS
 from vil.config import get_config

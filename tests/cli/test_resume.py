@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from runs import TINY, checkpoint, command, environment, figures, metrics, vil
+from small_runs import TINY, checkpoint, command, environment, figures, metrics, vil
 
 STEPS_PER_EPOCH, EPOCHS = 20, 4
 KILLS = (23, 63)  # in epoch 2, and in epoch 4, whose attention is no longer random shift's

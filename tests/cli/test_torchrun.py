@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 import torch
-from runs import TINY, checkpoint, command, environment, metrics, results, torchrun, vil
 from safetensors.torch import load_file
+from small_runs import TINY, checkpoint, command, environment, metrics, results, torchrun, vil
 
 TEN_STEPS = (*TINY, "DATA.KWARGS.n=361", "DATALOADER.BSZ=36", "OPTIM.EPOCHS=1", "OPTIM.LR=0.05")
 # Both draw: augmentation by position, random shift by step. Dropout and mixup draw per rank.
