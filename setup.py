@@ -22,6 +22,7 @@ EXTRAS = {
         "pytest-xdist>=3.5",
         "ruff>=0.6",
         "hypothesis>=6.100",
+        "setuptools>=70.1",  # the wheel test builds without isolation
         "scikit-learn>=1.3",
     ],
 }
