@@ -8,9 +8,9 @@ import pytest
 from vil.cli import main
 
 
-def train(folder, *options: str) -> list[dict]:
-    """Train vil_nano on the digits; returns the points of metrics.jsonl."""
-    words = ["train", "--config-file", "digits/vil_nano.yaml", "--output_dir", str(folder)]
+def train(folder, *options: str, config: str = "vil_nano") -> list[dict]:
+    """Train on the digits; returns the points of metrics.jsonl."""
+    words = ["train", "--config-file", f"digits/{config}.yaml", "--output_dir", str(folder)]
     assert main([*words, *options]) == 0
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -30,9 +30,9 @@ def test_accuracy_on_the_digits(tmp_path):
 @pytest.mark.slow
 def test_random_shift_costs_little_accuracy(tmp_path):
     """MODE 1 until three quarters of the epochs: within 1.5 points of MODE 0, switched in time."""
-    full = accuracies(train(tmp_path / "full"))
-    shifted = ("MODEL.VIT.MSVIT.MODE=1", "MODEL.VIT.MSVIT.VIL_MODE_SWITCH=0.75")
-    points = train(tmp_path / "shifted", *shifted)
+    config = "vil_nano_shift"
+    full = accuracies(train(tmp_path / "full", "MODEL.VIT.MSVIT.MODE=0", config=config))
+    points = train(tmp_path / "shifted", config=config)
     epochs = round(max(point["epoch"] for point in points))
     log = (tmp_path / "shifted/log.txt").read_text()
     assert log.count("random shift is over") == 1
