@@ -15,7 +15,8 @@ from vil.ops.bias import LocalBias
 from vil.ops.dispatch import BACKENDS, Case
 
 MULTIPLE = 4.0  # of the error that the type's own rounding makes on the same inputs
-FLOOR_ULPS = {torch.float64: 256.0}  # others 4: the error may be nearly nothing, with a single key
+# where plain attention happens to round nearly nothing, the order of a sum alone may cost this much
+FLOOR_ULPS = {torch.float64: 256.0, torch.float32: 16.0, torch.bfloat16: 4.0, torch.float16: 4.0}
 CEILING_ULPS = 64.0  # and never more, whatever error plain attention makes
 
 
@@ -109,7 +110,7 @@ def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[f
     plain = BACKENDS["masked"]
     eager = definition.attend if plain.unsupported(case) else plain.attend
     rounding = run(eager, case, inputs) if case.dtype != torch.float64 else truth
-    floor = FLOOR_ULPS.get(case.dtype, 4.0) * torch.finfo(case.dtype).eps
+    floor = FLOOR_ULPS[case.dtype] * torch.finfo(case.dtype).eps
     ceiling = CEILING_ULPS * torch.finfo(case.dtype).eps
     bounds = {
         key: min(ceiling, max(floor, MULTIPLE * distance(rounding[key], truth[key])))
