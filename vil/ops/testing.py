@@ -16,7 +16,7 @@ from vil.ops.dispatch import BACKENDS, Case
 
 MULTIPLE = 4.0  # of the error that the type's own rounding makes on the same inputs
 # where plain attention happens to round nearly nothing, the order of a sum alone may cost this much
-FLOOR_ULPS = {torch.float64: 256.0, torch.float32: 16.0, torch.bfloat16: 4.0, torch.float16: 4.0}
+FLOOR_ULPS = {torch.float64: 64.0, torch.float32: 16.0, torch.bfloat16: 4.0, torch.float16: 4.0}
 CEILING_ULPS = 64.0  # and never more, whatever error plain attention makes
 
 
