@@ -19,9 +19,7 @@ def small_normal(*shape: int) -> nn.Parameter:
 
 
 def resize_line(x: Tensor, length: int) -> Tensor:
-    """(1, n, C) -> (1, length, C): linear, corners not aligned (the reference's rule for absolute
-    embeddings).
-    """
+    """(1, n, C) -> (1, length, C): linear, corners not aligned (the reference's rule)."""
     return F.interpolate(x.mT, size=length, mode="linear", align_corners=False).mT
 
 
@@ -99,9 +97,7 @@ def register_relative_bias(
 
 
 def dense_bias(table: Tensor, grid: tuple[int, int]) -> Tensor:
-    """((2X-1)*(2Y-1), N) -> (N, L, L): the bias of every pair of tokens, by query position minus
-    key position.
-    """
+    """((2X-1)*(2Y-1), N) -> (N, L, L): the bias of each pair, by query minus key position."""
     image = table.mT.unflatten(1, (2 * grid[0] - 1, 2 * grid[1] - 1))  # (N, 2X-1, 2Y-1)
     for axis, size in enumerate(grid, start=1):
         line = torch.arange(size, device=table.device)

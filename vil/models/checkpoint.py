@@ -30,23 +30,15 @@ HEAD = ("head.weight", "head.bias")
 
 @dataclass
 class Report:
-    """What became of every key. Names are those of the file, but for `missing` and `fresh`, which
-    the model has.
-    """
+    """What became of every key, in the file's names (`missing`, `fresh`: the model's)."""
 
     loaded: list[str] = field(default_factory=list)
-    resized: list[str] = field(
-        default_factory=list
-    )  # "name (old shape) -> (new shape)"; loaded too
+    resized: list[str] = field(default_factory=list)  # with both shapes; loaded too
     ignored: list[str] = field(default_factory=list)  # aliases, index buffers, unused tables
-    fresh: list[str] = field(
-        default_factory=list
-    )  # kept as initialised because the caller asked for it
+    fresh: list[str] = field(default_factory=list)  # kept as initialised, as the caller asked
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
-    mismatched: list[str] = field(
-        default_factory=list
-    )  # of another shape, and no rule to resize it
+    mismatched: list[str] = field(default_factory=list)  # of another shape, no rule to resize
 
     @property
     def complete(self) -> bool:
@@ -183,9 +175,7 @@ def _load(
 
 
 def _is_surplus(key: str, state: Mapping[str, Tensor], unused: set[str]) -> bool:
-    """Whether a key carries no weight of its own: an index buffer, an unused table, an alias of
-    equal value.
-    """
+    """Whether a key has no weight of its own: index buffer, unused table, equal alias."""
     if key.endswith(INDEX_BUFFERS) or key in unused:
         return True
     twin = state.get(re.sub(r"(query|kv|proj)_global\b", r"\1", key))

@@ -33,9 +33,7 @@ class Stage(nn.Module):
     def forward(
         self, x: Tensor, valid: Tensor | None = None
     ) -> tuple[Tensor, tuple[int, int], Tensor | None]:
-        """x (B, c, H, W), valid (B, 2) in its pixels -> tokens (B, G+L, d), the grid, valid in its
-        tokens.
-        """
+        """x (B, c, H, W), valid in pixels -> tokens (B, G+L, d), grid, valid in tokens."""
         tokens, grid = self.embed(x)
         if valid is not None:
             valid = (-(-valid // self.embed.patch)).clamp(
@@ -161,15 +159,11 @@ class MsViT(nn.Module):
         return tokens
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """(B, G+L, d) -> (B, d): the first global token, or the mean of all where there is none or
-        avg_pool says so.
-        """
+        """(B, G+L, d) -> (B, d): the first global token, or the mean (none there, avg_pool)."""
         return tokens.mean(1) if self.avg_pool or not self.specs[-1].num_global else tokens[:, 0]
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that are not decayed: norms, tokens, positions and the head's
-        bias.
-        """
+        """The parameters that are not decayed: norms, tokens, positions, the head's bias."""
         norms = {
             f"{name}.{leaf}"
             for name, module in self.named_modules()
@@ -199,9 +193,7 @@ class MsViT(nn.Module):
 
 
 def _own(name: str, spec: StageSpec, attention_args: Mapping[str, Mapping] | None) -> dict:
-    """The own arguments of a stage's attention: the letter f under its name, and what the caller
-    gave.
-    """
+    """A stage's own attention arguments: the letter f under its name, and the caller's."""
     feature = {FEATURE[name]: spec.feature} if name in FEATURE else {}
     return feature | dict((attention_args or {}).get(name, {}))
 

@@ -1,6 +1,4 @@
-"""The named models: the architectures of the Vision Longformer paper (arXiv:2103.15358, tables 1
-and 9).
-"""
+"""The named models: architectures of arXiv:2103.15358, tables 1 and 9."""
 
 import fnmatch
 

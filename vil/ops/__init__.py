@@ -1,6 +1,4 @@
-"""Pure tensor functions: local attention, its windows, its definition and its backends. No modules,
-no config.
-"""
+"""Local attention, its windows, definition and backends: pure tensor functions, no modules."""
 
 from vil.ops.bias import LocalBias
 from vil.ops.dispatch import BACKENDS, Backend, Case, choose, explain

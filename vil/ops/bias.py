@@ -26,9 +26,7 @@ NO_BIAS = LocalBias()
 
 
 def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
-    """(N, W, K*W): the table spread over the query and key positions of a chunk; None without a
-    table.
-    """
+    """(N, W, K*W): the table spread over the positions of a chunk; None without a table."""
     if bias.table is None:
         return None
     index = window.bias_index(bias.table.device)
@@ -36,9 +34,7 @@ def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
 
 
 def joined_bias(bias: LocalBias, window: Window, num_global: int) -> Tensor | None:
-    """(N, W, G + K*W): both parts, global keys first, zeros for a missing one; None when both are
-    missing.
-    """
+    """(N, W, G + K*W): both parts, globals first, 0 for a missing one; None without either."""
     local = tile_bias(bias, window)
     if not num_global or (local is None and bias.to_global is None):
         return local

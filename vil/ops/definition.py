@@ -14,9 +14,7 @@ from vil.ops.window import Window
 
 
 def meetings(window: Window, x: int, y: int) -> list[tuple[int, int, int]]:
-    """(key row, key column, index into the bias table) of everything the query at row x, column y
-    may meet.
-    """
+    """(key row, key column, index into the bias table) of all a query at (x, y) may meet."""
     w, (rows, cols), found = window.size, window.chunks, []
     for dx, dy in window.offsets:
         for i in range(w):
@@ -44,9 +42,7 @@ def attend(
     scale: float | None = None,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """q (B, N, L, D); k, v (B, N, G+L, D), global tokens first -> (B, N, L, D). See
-    `local_attention`.
-    """
+    """q (B, N, L, D), k and v (B, N, G+L, D) -> (B, N, L, D); see `local_attention`."""
     work = torch.float64 if q.dtype == torch.float64 else torch.float32
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     queries, keys, values = q.to(work), k.to(work), v.to(work)

@@ -22,9 +22,7 @@ MAX_MASKED_LENGTH = 8192  # tokens; the scores of one head would pass 256 MiB
 
 @dataclass(frozen=True)
 class Case:
-    """The static facts of a call that a backend may refuse by. Shapes: q (batch, heads, L,
-    head_dim).
-    """
+    """The static facts that a backend may refuse by; q is (batch, heads, L, head_dim)."""
 
     window: Window
     batch: int

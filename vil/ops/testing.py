@@ -1,6 +1,4 @@
-"""Made-up inputs, gradients and error bounds of local attention: shared by tests, the tuner and the
-benchmark.
-"""
+"""Made-up inputs, gradients and error bounds, shared by tests, tuner and benchmark."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ CEILING_ULPS = 64.0  # and never more, whatever error plain attention makes
 
 @dataclass(frozen=True)
 class Inputs:
-    """A call's tensors: q (B, N, L, D), k and v (B, N, G+L, D), the bias, valid (B, 2), cotangent
-    (B, N, L, D).
-    """
+    """q, cotangent (B, N, L, D), k, v (B, N, G+L, D), both bias parts, valid (B, 2)."""
 
     q: Tensor
     k: Tensor
@@ -125,8 +121,6 @@ def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[f
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """Norm of the difference over the norm of b (or 1, where b is smaller); infinite where a is not
-    finite.
-    """
+    """Norm of the difference over that of b, or over 1; infinite where a is not finite."""
     value = (a.double() - b.double()).norm() / b.double().norm().clamp(min=1.0)
     return value.item() if value.isfinite() else float("inf")

@@ -20,16 +20,13 @@ from torch import Tensor
 
 ALL_NINE = tuple(product((-1, 0, 1), repeat=2))  # (rows, columns) in chunks, row-major
 OWN = (0, 0)
-NEIGHBOURS = tuple(
-    offset for offset in ALL_NINE if offset != OWN
-)  # neighbour mode m is NEIGHBOURS[m - 1]
+# neighbour mode m is NEIGHBOURS[m - 1]
+NEIGHBOURS = tuple(offset for offset in ALL_NINE if offset != OWN)
 KINDS = {1: "exact", 0: "chunks", -1: "cyclic"}  # the values of SW_EXACT
 
 
 def mode_offsets(mode: int) -> tuple[tuple[int, int], ...]:
-    """Chunk offsets of a neighbour mode: 0 all nine, -1 the own chunk, 1..8 the own chunk and one
-    neighbour.
-    """
+    """Chunk offsets of a mode: 0 all nine, -1 the own chunk, 1..8 the own chunk and a neighbour."""
     if mode == 0:
         return ALL_NINE
     if mode == -1:
@@ -139,14 +136,11 @@ class Window:
         valid (B, 2): the number of real rows and columns of each image; None: the whole grid.
         """
         rows, cols = self._real(0, valid, device), self._real(1, valid, device)
-        real = torch.stack(
-            [
-                rows[:, :, None, dx + 1, :, None] & cols[:, None, :, dy + 1, None, :]
-                for dx, dy in self.offsets
-            ],
-            dim=3,
-        )  # (B, R, C, K, w, w)
-        real = real.flatten(3).unsqueeze(3)
+        chunks = [
+            rows[:, :, None, dx + 1, :, None] & cols[:, None, :, dy + 1, None, :]
+            for dx, dy in self.offsets
+        ]  # K of (B, R, C, w, w)
+        real = torch.stack(chunks, dim=3).flatten(3).unsqueeze(3)
         return real & self.reach(device) if self.exact == 1 else real
 
     def reach(self, device: torch.device | str = "cpu") -> Tensor:
@@ -157,9 +151,7 @@ class Window:
     def _tile_positions(
         self, device: torch.device | str
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Rows and columns of queries (W, 1) and keys (1, K*W), counted from the query chunk's
-        first token.
-        """
+        """Rows and columns of queries (W, 1) and keys (1, K*W), from the query chunk's first."""
         inside = torch.arange(self.size, device=device)
         query = [a.reshape(-1, 1) for a in torch.meshgrid(inside, inside, indexing="ij")]
         shifts = torch.tensor(self.offsets, device=device) * self.size  # (K, 2)
@@ -168,9 +160,7 @@ class Window:
         return (query[0], query[1]), (key_rows.reshape(1, -1), key_cols.reshape(1, -1))
 
     def _real(self, axis: int, valid: Tensor | None, device: torch.device | str) -> Tensor:
-        """bool (B or 1, R, 3, w): along one axis, whether each token of the chunk before, at and
-        after exists.
-        """
+        """bool (B or 1, R, 3, w): which tokens of the chunks before, at and after exist."""
         count = self.chunks[axis]
         chunk = torch.arange(count, device=device)[:, None] + torch.arange(-1, 2, device=device)
         if self.cyclic:

@@ -71,9 +71,7 @@ def own_arguments(kind: type[Attention]) -> dict[str, inspect.Parameter]:
 
 
 def set_progress(model: nn.Module, progress: Progress) -> None:
-    """Tell every attention of the (unwrapped) model the training step; call it once before each
-    step's forward.
-    """
+    """Tell every attention of the unwrapped model the step; call it before each forward."""
     modules = [module for module in model.modules() if isinstance(module, Attention)]
     changes = [module.set_progress(progress, index) for index, module in enumerate(modules)]
     for change in dict.fromkeys(filter(None, changes)):

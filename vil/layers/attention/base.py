@@ -37,9 +37,7 @@ class Attention(nn.Module):
         return x.transpose(1, 2).flatten(2)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Plain attention: q (B, N, Q, D), k, v (B, N, K, D), mask (added to the scores) -> (B, N,
-        Q, D).
-        """
+        """q (B, N, Q, D), k, v (B, N, K, D), mask added to the scores -> (B, N, Q, D)."""
         drop = self.attn_drop if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, mask, drop, scale=self.scale)
 
@@ -48,9 +46,7 @@ class Attention(nn.Module):
         raise NotImplementedError
 
     def set_progress(self, progress: Progress, index: int) -> str | None:
-        """Take note of the training step; `index` numbers the module. Returns a line if something
-        changed for good.
-        """
+        """Take note of the step, as module `index`; returns a line if something changed."""
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, num_heads={self.num_heads}, num_global={self.num_global}"
@@ -59,9 +55,7 @@ class Attention(nn.Module):
 def padding_mask(
     valid: Tensor, grid: tuple[int, int], num_global: int, dtype: torch.dtype
 ) -> Tensor:
-    """valid (B, 2) real rows and columns -> (B, 1, 1, G+L): 0 for real keys and globals, -inf for
-    padding.
-    """
+    """valid (B, 2) -> (B, 1, 1, G+L): 0 for real keys and globals, -inf for padding."""
     rows = torch.arange(grid[0], device=valid.device) < valid[:, :1]
     cols = torch.arange(grid[1], device=valid.device) < valid[:, 1:]
     real = F.pad((rows[:, :, None] & cols[:, None]).flatten(1), (num_global, 0), value=True)
@@ -142,9 +136,8 @@ class GlobalLocalAttention(Attention):
     def macs(self, grid: tuple[int, int]) -> int:
         """The four projections of all tokens, the global rows and the local rows."""
         tokens = self.num_global + grid[0] * grid[1]
-        linears = 4 * tokens + (
-            2 * tokens if self.separate else 0
-        )  # q, k, v, proj; k, v for global rows
+        linears = 4 * tokens  # q, k, v and proj, then perhaps k and v of the global rows
+        linears += 2 * tokens if self.separate else 0
         return (
             linears * self.dim**2 + 2 * self.num_global * tokens * self.dim + self.local_macs(grid)
         )

@@ -121,9 +121,7 @@ class LongformerAttention(GlobalLocalAttention):
         return 0 if self.switched(self.progress) else self.sample_mode()
 
     def sample_mode(self) -> int:
-        """A neighbour 1..8: a pure function of (seed, step, module), so equal on all ranks and when
-        recomputed.
-        """
+        """A neighbour 1..8, a function of (seed, step, module): the same when recomputed."""
         draw = random.Random(f"random shift {self.progress.seed} {self.progress.step} {self.index}")
         return draw.randint(1, 8)
 
@@ -140,9 +138,7 @@ class LongformerAttention(GlobalLocalAttention):
         return f"random shift is over, all nine chunks from epoch {first}"
 
     def local_macs(self, grid: tuple[int, int]) -> int:
-        """Scores and values of all chunks of the mode in evaluation, as the published counts have
-        it.
-        """
+        """Scores and values over all chunks of evaluation, as the published counts have it."""
         keys = len(mode_offsets(min(self.mode, 0))) * self.window_size**2 + self.num_global
         return 2 * grid[0] * grid[1] * keys * self.dim
 

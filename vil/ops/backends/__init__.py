@@ -1,3 +1,1 @@
-"""Ways to compute local attention. Each module offers `attend*` functions and says what it cannot
-do.
-"""
+"""Ways to compute local attention; `vil.ops.dispatch` lists them and what they cannot do."""

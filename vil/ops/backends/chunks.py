@@ -76,7 +76,5 @@ def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tenso
 
 
 def can_be_empty(num_global: int, valid: Tensor | None) -> bool:
-    """A query sees its own chunk, if not itself: only padding without global tokens leaves it with
-    nothing.
-    """
+    """Only padding without global tokens sees nothing: others see their own chunk."""
     return valid is not None and num_global == 0

@@ -44,9 +44,7 @@ def attend(
 
 
 def dense_window(window: Window, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """(L, L) bool: which key each query sees; (L, L) int64: where its bias stands. Every key is met
-    at most once.
-    """
+    """(L, L) bool: which keys a query sees, each once; (L, L) int64: where its bias stands."""
     side = 4 * window.size - 1
     visible = torch.zeros(*window.grid, *window.grid, dtype=torch.bool, device=device)
     index = torch.zeros(*window.grid, *window.grid, dtype=torch.long, device=device)
@@ -62,9 +60,7 @@ def dense_window(window: Window, device: torch.device | str = "cpu") -> tuple[Te
 def _along(
     window: Window, axis: int, step: int, device: torch.device | str
 ) -> tuple[Tensor, Tensor]:
-    """Along one axis of n tokens, for the chunks `step` apart: (n, n) whether seen, (n, n) place in
-    the bias table.
-    """
+    """For chunks `step` apart along an axis of n: (n, n) seen, (n, n) place in the table."""
     w, count = window.size, window.chunks[axis]
     token = torch.arange(window.grid[axis], device=device)
     query, key = token[:, None], token[None, :]

@@ -77,9 +77,7 @@ class HandValues(Function):
 
 
 def _refuse_graph() -> None:
-    """The written-out backward is not differentiable: without this a second derivative would be
-    silently wrong.
-    """
+    """Differentiating the written-out backward again would be silently wrong."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "chunk_handgrad has no second derivative: use chunk_autograd with create_graph"
@@ -87,9 +85,7 @@ def _refuse_graph() -> None:
 
 
 def attend_autograd(q: Tensor, k: Tensor, v: Tensor, window: Window, **options) -> Tensor:
-    """See `vil.ops.local_attention`; k and v must have their rolled copies kept for the backward
-    pass.
-    """
+    """See `vil.ops.local_attention`; autograd keeps the rolled copies of k and v."""
     return _attend(q, k, v, window, scores_autograd, values_autograd, **options)
 
 
