@@ -2,6 +2,7 @@
 
   python benchmarks/digits.py
 
+The recipe was chosen by its accuracy on these same images, so the figures flatter it.
 Prints top-1 on the 360 digits that are never trained on (best checkpoint and last epoch), the time
 each run took, and the medians. tests/test_training.py (marker slow) asserts the accuracy.
 """

@@ -12,7 +12,7 @@ if [ ! -x .venv/bin/vil ]; then
 fi
 .venv/bin/vil train --config-file digits/vil_nano.yaml --output_dir "$run" --resume
 echo
-echo "The last checkpoint again, in a process of its own (the best one was chosen by these images):"
+echo "The last checkpoint again, in a process of its own (the best one is chosen by these images):"
 .venv/bin/vil evaluate --run "$run" --checkpoint last
 echo
 echo "Curves:      $PWD/$run/plots/*.png   (or: .venv/bin/tensorboard --logdir $run/tb)"
