@@ -1,4 +1,4 @@
-"""Attention modules: the reference's outputs and gradients, modes, padding, and what is refused."""
+"""What every attention module keeps: the reference, padding, odd sizes, export, counts."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import vil
 from vil.layers.attention import ATTENTIONS, set_progress
@@ -14,8 +16,23 @@ from vil.ops import BACKENDS, Case, Window
 from vil.utils.progress import Progress
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-LOCAL = sorted(path.stem for path in GOLDEN.glob("local_*.safetensors"))
-FULL = sorted(path.stem for path in GOLDEN.glob("full_*.safetensors"))
+CASES = sorted(path.stem for path in GOLDEN.glob("*.safetensors") if "model_" not in path.stem)
+OWN = {  # the least that each attention is built with
+    "longformer": {"window": 3},
+    "linformer": {"num_features": 5},
+    "performer": {"num_features": 6},
+    "srformer": {"ratio": 3},
+}
+SEPARATE = {  # the arguments that give each attention the most parameters
+    "longformer": {"share_weights": False},
+    "global": {"share_weights": False},
+    "linformer": {"share_kv": False},
+}
+BIASES = [
+    (name, rel_pos)
+    for name, kind in ATTENTIONS.items()
+    for rel_pos in ([False, True] if kind.has_relative_bias else [False])
+]
 
 
 def read(name: str) -> tuple[dict, dict, dict, dict]:
@@ -39,11 +56,17 @@ def build(meta: dict, backend: str) -> torch.nn.Module:
         dim=meta["dim"],
         num_heads=meta["heads"],
         num_global=meta["n_global"],
-        rel_pos=meta["rpe"],
+        rel_pos=meta.get("rpe", False),
         grid=(meta["nx"], meta["ny"]),
     )
-    if meta["kind"] == "full":
-        return vil.build_attention("full", **common)
+    own = {
+        "full": dict,
+        "linformer": lambda: dict(num_features=meta["num_feats"], share_kv=meta["share_kv"]),
+        "performer": lambda: dict(num_features=meta["nb_features"], batch_max=True),
+        "srformer": lambda: dict(ratio=meta["rratio"], ragged="drop"),
+    }
+    if meta["kind"] in own:
+        return vil.build_attention(meta["kind"], **common, **own[meta["kind"]]())
     if meta["only_global"]:
         return vil.build_attention("global", **common, share_weights=meta["share_w"])
     return vil.build_attention(
@@ -69,7 +92,7 @@ def step_with_mode(module: torch.nn.Module, mode: int) -> None:
 def accepted(name: str) -> list[str]:
     """The backends that accept a golden case; one stands for all where the module has none."""
     meta = read(name)[0]
-    if meta["kind"] == "full" or meta["only_global"]:
+    if meta["kind"] != "local_attention" or meta["only_global"]:
         return ["auto"]
     grid = (meta["nx"], meta["ny"])
     window = Window.from_mode(grid, meta["window"], meta["sw_exact"], meta["mode"])
@@ -77,9 +100,7 @@ def accepted(name: str) -> list[str]:
     return [name for name, backend in BACKENDS.items() if not backend.unsupported(case)]
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"), [(name, b) for name in LOCAL + FULL for b in accepted(name)]
-)
+@pytest.mark.parametrize(("name", "backend"), [(name, b) for name in CASES for b in accepted(name)])
 def test_outputs_and_gradients_of_the_reference(name, backend):
     meta, tensors, params, grads = read(name)
     module = build(meta, backend).double().train(meta.get("training", False))
@@ -96,88 +117,109 @@ def test_outputs_and_gradients_of_the_reference(name, backend):
         assert (found[key] - value).norm() <= 1e-9 * value.norm(), key
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
-@pytest.mark.parametrize("rel_pos", [False, True])
+@pytest.mark.parametrize(("name", "rel_pos"), BIASES)
 def test_padding_changes_nothing_for_real_tokens(name, rel_pos):
     """An image beside a larger one in a batch gives the same rows as alone: keys beyond `valid` are
     never seen.
     """
     torch.manual_seed(0)
-    own = {"longformer": {"window": 2}}.get(name, {})
     module = vil.build_attention(
-        name, dim=8, num_heads=2, num_global=2, grid=(5, 4), rel_pos=rel_pos, **own
+        name, dim=8, num_heads=2, num_global=2, grid=(5, 4), rel_pos=rel_pos, **OWN.get(name, {})
     ).double()
+    valid = torch.tensor([[5, 4]])
     x = torch.randn(1, 2 + 20, 8, dtype=torch.float64)
     padded = torch.randn(1, 7, 6, 8, dtype=torch.float64)
     padded[:, :5, :4] = x[:, 2:].unflatten(1, (5, 4))
-    padded = torch.cat([x[:, :2], padded.flatten(1, 2)], dim=1)
-    out = module(padded, (7, 6), valid=torch.tensor([[5, 4]]))
-    if name == "full" and rel_pos:  # its table is resized to the larger grid: only repeatable
-        assert torch.equal(out, module(padded, (7, 6), valid=torch.tensor([[5, 4]])))
-        other = padded.clone()
-        other[:, -1] = 9.0
-        assert torch.allclose(
-            out[:, :-1], module(other, (7, 6), valid=torch.tensor([[5, 4]]))[:, :-1]
-        )
-        return
-    alone = module(x, (5, 4))
-    assert torch.allclose(out[:, :2], alone[:, :2])
-    assert torch.allclose(out[:, 2:].unflatten(1, (7, 6))[:, :5, :4].flatten(1, 2), alone[:, 2:])
+    other = torch.full_like(padded, 900.0)
+    other[:, :5, :4] = padded[:, :5, :4]
+    rows = [
+        real_rows(module(torch.cat([x[:, :2], image.flatten(1, 2)], 1), (7, 6), valid=valid))
+        for image in (padded, other)
+    ]
+    assert torch.allclose(*rows)
+    resized = name == "linformer" or (name == "full" and rel_pos)  # tables of the larger grid
+    assert resized or torch.allclose(rows[0], module(x, (5, 4)))
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
-def test_every_parameter_gets_a_gradient(name):
-    own = {
-        "longformer": {"window": 2, "share_weights": False},
-        "global": {"share_weights": False},
-    }.get(name, {})
-    module = vil.build_attention(name, dim=8, num_heads=2, grid=(3, 4), rel_pos=True, **own)
+def real_rows(out: torch.Tensor) -> torch.Tensor:
+    """Of two global tokens and a grid of 7 x 6, the global rows and those of the first 5 x 4."""
+    return torch.cat([out[:, :2], out[:, 2:].unflatten(1, (7, 6))[:, :5, :4].flatten(1, 2)], dim=1)
+
+
+@pytest.mark.parametrize(("name", "rel_pos"), BIASES)
+def test_every_parameter_gets_a_gradient(name, rel_pos):
+    own = OWN.get(name, {}) | SEPARATE.get(name, {})
+    module = vil.build_attention(name, dim=8, num_heads=2, grid=(3, 4), rel_pos=rel_pos, **own)
     module(torch.randn(2, 13, 8), (3, 4)).square().sum().backward()
     assert all(parameter.grad is not None for parameter in module.parameters())
 
 
-def test_random_shift_asks_for_the_step():
-    """Without it every step would draw the same neighbour, unnoticed."""
-    module = vil.build_attention("longformer", dim=4, num_heads=1, window=2, mode=1)
-    with pytest.raises(RuntimeError, match="set_progress"):
-        module(torch.randn(1, 5, 4), (2, 2))
-    module.eval()(torch.randn(1, 5, 4), (2, 2))
+@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("grid", [(1, 1), (1, 4), (7, 5)])
+@pytest.mark.parametrize("num_global", [0, 1, 3])
+def test_odd_grids(name, grid, num_global):
+    """Built for another grid, one image, with and without global tokens: finite both ways."""
+    if name == "global" and not num_global:
+        return  # refused, see below
+    own = dict(num_global=num_global, grid=(4, 4), **OWN.get(name, {}))
+    module = vil.build_attention(name, dim=8, num_heads=2, **own)
+    x = torch.randn(1, num_global + grid[0] * grid[1], 8, requires_grad=True)
+    out = module(x, grid)
+    out.square().sum().backward()
+    assert out.shape == x.shape
+    assert out.isfinite().all()
+    assert x.grad.isfinite().all()
 
 
-def test_random_shift_is_a_function_of_seed_step_and_module():
-    def draws(seed: int) -> list[tuple[int, int]]:
-        modules = torch.nn.ModuleList(
-            vil.build_attention("longformer", dim=4, num_heads=1, window=2, mode=1)
-            for _ in range(2)
-        )
-        out = []
-        for step in range(100):
-            set_progress(modules, Progress(seed=seed, step=step))
-            out.append(tuple(module.current_mode() for module in modules))
-        return out
-
-    first = draws(0)
-    assert first == draws(0)
-    assert first != draws(1)
-    assert {mode for pair in first for mode in pair} == set(range(1, 9))
-    assert any(a != b for a, b in first)
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_bfloat16_is_close_to_float32(name):
+    torch.manual_seed(0)
+    module = vil.build_attention(name, dim=8, num_heads=2, grid=(7, 5), **OWN.get(name, {}))
+    x = torch.randn(2, 36, 8)
+    wanted = module(x, (7, 5))
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = module(x, (7, 5))
+    pure = module.bfloat16()(x.bfloat16(), (7, 5))
+    for found in (mixed, pure):
+        assert found.dtype == torch.bfloat16
+        assert (found.float() - wanted).norm() < 0.03 * wanted.norm()
 
 
-def test_random_shift_ends_at_the_epoch_of_the_rule(caplog):
-    module = vil.build_attention(
-        "longformer", dim=4, num_heads=1, window=2, mode=1, mode_switch=0.75
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_saved_state_gives_the_same_result(name):
+    first, second = (
+        vil.build_attention(name, dim=8, num_heads=2, grid=(7, 5), **OWN.get(name, {}))
+        for _ in range(2)
     )
-    modes = []
-    with caplog.at_level("INFO"):
-        for epoch in range(10):
-            set_progress(module, Progress(step=epoch, epoch=epoch, epochs=10))
-            modes.append(module.current_mode())
-    assert all(mode > 0 for mode in modes[:8])  # 0.75 * 10 = 7.5: epochs 0..7
-    assert modes[8:] == [0, 0]
-    assert [record.getMessage() for record in caplog.records] == [
-        "random shift is over, all nine chunks from epoch 8 (1 attention modules)"
-    ]
-    assert module.eval().current_mode() == 0
+    x = torch.randn(2, 36, 8)
+    assert not torch.equal(first(x, (7, 5)), second(x, (7, 5)))
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first(x, (7, 5)), second(x, (7, 5)))
+
+
+class OnMaps(torch.nn.Module):
+    """An attention without global tokens, on (B, C, X, Y)."""
+
+    def __init__(self, attention: torch.nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x.flatten(2).mT, (x.shape[2], x.shape[3]))
+
+
+@pytest.mark.parametrize("name", [name for name in ATTENTIONS if name != "global"])
+def test_export_with_symbolic_sizes(name):
+    own = OWN.get(name, {}) | ({"backend": "gathered"} if name == "longformer" else {})
+    attention = vil.build_attention(name, dim=8, num_heads=2, num_global=0, grid=(4, 4), **own)
+    module = OnMaps(attention).eval()
+    rows, cols = (torch.export.Dim(axis, min=4, max=64) for axis in ("rows", "cols"))
+    exported = torch.export.export(
+        module, (torch.randn(2, 8, 7, 5),), dynamic_shapes={"x": {2: rows, 3: cols}}
+    ).module()
+    for size in ((7, 5), (4, 4), (6, 9), (12, 5)):
+        x = torch.randn(2, 8, *size)
+        assert torch.allclose(exported(x), module(x), atol=1e-5), size
 
 
 @pytest.mark.parametrize(
@@ -193,6 +235,12 @@ def test_random_shift_ends_at_the_epoch_of_the_rule(caplog):
         ("longformer", {"window": 2, "sw_exact": 1, "mode": 1}, "needs all nine chunks"),
         ("longformer", {"window": 2, "num_heads": 3}, "3 heads do not divide the width 8"),
         ("full", {"rel_pos": True}, "needs the grid"),
+        ("linformer", {"num_features": 5}, "needs the grid"),
+        ("linformer", OWN["linformer"] | {"rel_pos": True}, "linformer attention has no relative"),
+        ("performer", OWN["performer"] | {"rel_pos": True}, "performer attention has no relative"),
+        ("srformer", OWN["srformer"] | {"rel_pos": True}, "srformer .* use the absolute embedding"),
+        ("srformer", {"ratio": 0}, "ratio of spatial reduction must be at least 1, got 0"),
+        ("srformer", {"ratio": 2, "ragged": "pda"}, "did you mean 'pad'"),
         ("global", {"num_global": 0}, "at least one global token"),
     ],
 )
@@ -201,21 +249,15 @@ def test_wrong_settings_are_refused(name, arguments, message):
         vil.build_attention(name, **({"dim": 8, "num_heads": 2} | arguments))
 
 
-def test_macs_are_half_the_counted_flops_on_whole_chunks():
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
-    cases = {
-        "longformer": {"window": 3, "backend": "chunk_autograd", "share_weights": False},
-        "full": {},
-        "global": {"share_weights": True},
-    }
-    assert cases.keys() == ATTENTIONS.keys()
-    for name, own in cases.items():
-        module = vil.build_attention(name, dim=8, num_heads=2, num_global=2, grid=(6, 9), **own)
-        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            module(torch.randn(1, 56, 8), (6, 9))
-        assert counter.get_total_flops() == 2 * module.macs((6, 9)), name
+@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("separate", [False, True])
+def test_macs_are_half_the_counted_flops_on_whole_chunks(name, separate):
+    own = OWN.get(name, {}) | (SEPARATE.get(name, {}) if separate else {})
+    own |= {"backend": "chunk_autograd"} if name == "longformer" else {}
+    module = vil.build_attention(name, dim=8, num_heads=2, num_global=2, grid=(6, 9), **own)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        module(torch.randn(1, 56, 8), (6, 9))
+    assert counter.get_total_flops() == 2 * module.macs((6, 9))
 
 
 def test_print_tells_the_configuration():

@@ -12,7 +12,7 @@ from test_attention import read
 from vil.models.arch import parse_arch
 from vil.models.checkpoint import load_original, load_weights, original_names, read_weights
 from vil.models.msvit import MsViT
-from vil.ops import BACKENDS
+from vil.ops import BACKENDS, Case, Window
 from vil.utils.errors import CheckpointError
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -26,19 +26,25 @@ def build(arch=TWO, img_size=32, num_classes=5, **kwargs) -> MsViT:
     return MsViT(parse_arch(arch), img_size=img_size, num_classes=num_classes, **kwargs)
 
 
+# the models' windows are alike: all nine chunks of 2 x 2, on several grids
+ABLE = [name for name, b in BACKENDS.items() if not b.unsupported(Case(Window((8, 8), 2), 2, 2, 8))]
+KINDS = {"longformerhand": "longformer"}
+OWN = {"performer": {"batch_max": True}, "srformer": {"ragged": "drop"}}  # as in the reference
+
+
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [(name, b) for name in MODELS for b in (BACKENDS if "longformer" in name else ["auto"])],
+    [(name, b) for name in MODELS for b in (ABLE if "longformer" in name else ["auto"])],
 )
 def test_logits_and_gradients_of_the_reference(name, backend):
     meta, tensors, params, grads = read(name)
-    attention = "full" if meta["attn_type"] == "full" else "longformer"
+    kind = meta["attn_type"]
     model = MsViT(
-        parse_arch(meta["arch"], attention),
+        parse_arch(meta["arch"], KINDS.get(kind, kind)),
         img_size=meta["image_size"],
         num_classes=meta["num_classes"],
         norm_embed=meta["norm_embed"],
-        attention_args={"longformer": {"backend": backend}},
+        attention_args=OWN | {"longformer": {"backend": backend}},
     )
     model = model.double().eval()
     assert load_original(model, params).complete
@@ -56,13 +62,8 @@ def test_logits_and_gradients_of_the_reference(name, backend):
 
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry["name"])
 def test_published_state_dicts_load_strictly(entry):
-    attention = (
-        "full"
-        if entry["attn_type"] == "full"
-        else "global"
-        if "global" in entry["name"]
-        else "longformer"
-    )
+    kind = entry["attn_type"]
+    attention = "global" if "global" in entry["name"] else KINDS.get(kind, kind)
     own = {name: {"share_weights": entry["share_w"]} for name in ("longformer", "global")}
     model = MsViT(
         parse_arch(entry["arch"], attention), img_size=entry["image_size"], attention_args=own
@@ -74,15 +75,15 @@ def test_published_state_dicts_load_strictly(entry):
     assert len(report.loaded) + len(report.ignored) == len(entry["keys"])
     unused = sum(state[key].numel() for key in report.ignored if key.endswith("bias_table"))
     assert sum(p.numel() for p in model.parameters()) == entry["params"] - unused
-    assert all((parameter == 0.25).all() for parameter in model.parameters())
+    assert all((value == 0.25).all() for value in model.state_dict().values())
 
 
 def test_decay_groups_of_the_reference():
     entries = json.loads((GOLDEN / "weight_decay_groups.json").read_text())
-    entries = [entry for entry in entries if entry["attn_type"] == "longformerhand"]
-    assert len(entries) == 2
+    assert {entry["attn_type"] for entry in entries} == {"longformerhand", "linformer", "srformer"}
     for entry in entries:
-        model = MsViT(parse_arch(entry["arch"]), img_size=64, num_classes=7)
+        stages = parse_arch(entry["arch"], KINDS.get(entry["attn_type"], entry["attn_type"]))
+        model = MsViT(stages, img_size=64, num_classes=7)
         names, kept = original_names(model), model.no_weight_decay()
         parameters = {name for name, p in model.named_parameters() if p.numel()}
         assert {names[name] for name in parameters & kept} == set(entry["no_decay"])
@@ -100,6 +101,28 @@ def test_another_size_and_window_are_resized_and_reported():
         "stages.1.blocks.0.attn.local_relative_position_bias_table",
     ]
     assert "(49, 2) -> (121, 2)" in report.resized[-1]
+
+
+def test_linformer_projections_of_another_size():
+    """Resized as a forward pass on another grid has it; a copy of the shared one is ignored."""
+    arch = "l1,h1,d8,n1,s1,g{},p8,f3,a1"
+    source, target = (
+        MsViT(parse_arch(arch.format(2), "linformer"), img_size=size) for size in (24, 40)
+    )
+    state = {original_names(source)[key]: value for key, value in source.state_dict().items()}
+    state["layer1.1.attn.proj_v"] = state["layer1.1.attn.proj_k"].clone()
+    report = load_original(target, state)
+    assert report.ignored == ["layer1.1.attn.proj_v"]
+    assert "layer1.1.attn.proj_k (11, 3) -> (27, 3)" in report.resized
+    old, new = source.stages[0].blocks[0].attn, target.stages[0].blocks[0].attn
+    assert torch.allclose(new.proj_k, old.fit(old.proj_k, (5, 5)), atol=1e-6)
+
+    state["layer1.1.attn.proj_v"] += 1
+    with pytest.raises(CheckpointError, match="unexpected: layer1.1.attn.proj_v"):
+        load_original(target, state)
+    other = MsViT(parse_arch(arch.format(1), "linformer"), img_size=40)
+    with pytest.raises(CheckpointError, match=r"mismatched: layer1.1.attn.proj_k \(11, 3\) -> "):
+        load_original(other, state)
 
 
 def test_heads_of_another_size(tmp_path):

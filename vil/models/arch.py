@@ -4,11 +4,16 @@ A part per stage, joined by `_`; in it a letter and a number per item, in any or
 of the stage, h heads, d width, n blocks, s 0 for full attention in this stage (else the configured
 one), g global tokens, p patch side, f the attention's feature (longformer: window w), a 0 for
 relative bias (else absolute position). Left-out letters take the defaults below.
+
+Beside it stands the attention of the blocks that are not full: one name, or names separated by
+commas, which the blocks of a stage take in turn; parts separated by `/` are those of stage 1, 2,
+..., the last one also that of all further stages: 'linformer/longformer,full'.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 DEFAULTS = {"l": 1, "h": 3, "d": 192, "n": 1, "s": 1, "g": 1, "p": 2, "f": 7, "a": 1}
 MEANING = {
@@ -49,25 +54,63 @@ class StageSpec:
 def parse_arch(arch: str, attention: str = "longformer") -> list[StageSpec]:
     """The stages of an ARCH string; `attention` is used where the letter s is not 0.
 
-    Raises ValueError that names the stage, and the letter, for anything malformed.
+    Raises ValueError that names the stage, and the letter, for anything malformed. Whether the
+    attentions exist is for the model to say.
     """
-    return [
-        _stage(number, part, attention)
-        for number, part in enumerate(arch.strip().split("_"), start=1)
-    ]
+    parts = arch.strip().split("_")
+    names = _attention_names(attention, len(parts))
+    return [_stage(number, *pair) for number, pair in enumerate(zip(parts, names), start=1)]
 
 
 def format_arch(stages: Sequence[StageSpec]) -> str:
-    """The ARCH string of stages whose blocks have one attention each."""
+    """The ARCH string of stages; which attention they have says `format_attention`."""
     return "_".join(
         f"l{number},h{s.num_heads},d{s.dim},n{len(s.attention)},"
-        f"s{int('full' not in s.attention)},g{s.num_global},"
+        f"s{int(not _all_full(s))},g{s.num_global},"
         f"p{s.patch},f{s.feature},a{int(s.absolute)}"
         for number, s in enumerate(stages, start=1)
     )
 
 
-def _stage(number: int, part: str, attention: str) -> StageSpec:
+def format_attention(stages: Sequence[StageSpec]) -> str:
+    """The attention string, so that `parse_arch(format_arch(s), format_attention(s)) == s`."""
+    # stages without a block that is not full need none, and repeat their neighbour's
+    named = [_shortest_cycle(s.attention) if {*s.attention} - {"full"} else None for s in stages]
+    part, parts = next(filter(None, named), "full"), []
+    for name in named:
+        part = name or part
+        parts.append(part)
+    while len(parts) > 1 and parts[-1] == parts[-2]:
+        parts.pop()
+    return "/".join(parts)
+
+
+def _all_full(stage: StageSpec) -> bool:
+    return set(stage.attention) == {"full"}
+
+
+def _shortest_cycle(names: tuple[str, ...]) -> str:
+    """The fewest names that, taken in turn, give these."""
+    length = next(n for n in range(1, len(names) + 1) if names[n:] == names[:-n])
+    return ",".join(names[:length])
+
+
+def _attention_names(attention: str, num_stages: int) -> list[list[str]]:
+    """The names that each stage's blocks take in turn."""
+    parts = attention.split("/")
+    if len(parts) > num_stages:
+        raise ValueError(
+            f"attention {attention!r}: part {num_stages + 1} ({parts[num_stages]!r}) has no stage, "
+            f"ARCH has {num_stages}"
+        )
+    names = [[name.strip() for name in part.split(",")] for part in parts]
+    for number, part in enumerate(parts, start=1):
+        if not all(names[number - 1]):
+            raise ValueError(f"attention {attention!r}: an empty name in part {number} ({part!r})")
+    return names + names[-1:] * (num_stages - len(names))
+
+
+def _stage(number: int, part: str, names: Sequence[str]) -> StageSpec:
     where, items = f"ARCH stage {number} ({part!r})", dict(DEFAULTS, l=number)
     seen: set[str] = set()
     for item in part.split(","):
@@ -89,12 +132,12 @@ def _stage(number: int, part: str, attention: str) -> StageSpec:
         items[letter] = value
     if items["l"] != number:
         raise ValueError(f"{where}: the letter l says {items['l']}, but it is stage {number}")
-    name = attention if items["s"] else "full"
+    attention = tuple(islice(cycle(names if items["s"] else ["full"]), items["n"]))
     try:
         return StageSpec(
             dim=items["d"],
             num_heads=items["h"],
-            attention=(name,) * items["n"],
+            attention=attention,
             num_global=items["g"],
             patch=items["p"],
             feature=items["f"],

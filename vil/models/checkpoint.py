@@ -19,12 +19,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vil.layers.attention.global_only import GlobalOnlyAttention
+from vil.layers.attention.linformer import resize_projection
 from vil.layers.position import resize_line, resize_table
+from vil.models.foreign import head_names
 from vil.models.msvit import MsViT
 from vil.utils.errors import CheckpointError
 
 MAX_LINES = 12
 INDEX_BUFFERS = ("relative_position_index", "calls_since_last_redraw")
+# what the reference stores twice when weights are shared: the copy -> its first name
+ALIASES = {r"\b(query|kv|proj)_global\.": r"\1.", r"\bproj_v$": "proj_k"}
 HEAD = ("head.weight", "head.bias")
 
 
@@ -116,17 +120,18 @@ def load_original(
 
 
 def load_weights(
-    model: MsViT, state_dict: Mapping[str, Tensor], *, head: str = "keep", strict: bool = True
+    model: nn.Module, state_dict: Mapping[str, Tensor], *, head: str = "keep", strict: bool = True
 ) -> Report:
-    """Load weights with our names or the reference's. See `load_original`.
+    """Load weights with the model's names or, into an MsViT, the reference's. See `load_original`.
 
     head: "keep" the file's head, which must have the model's classes; "new": leave the model's as
     initialised; "rows:FILE": take the rows of the file's head that FILE lists, one class index per
     line.
     """
-    original = any(key.startswith("layer1.") for key in state_dict)
+    ours = isinstance(model, MsViT)
+    original = ours and any(key.startswith("layer1.") for key in state_dict)
     names = original_names(model) if original else {name: name for name in model.state_dict()}
-    state_dict, fresh = _fit_head(dict(state_dict), head)
+    state_dict, fresh = _fit_head(dict(state_dict), head, HEAD if ours else head_names(model))
     report = _load(model, state_dict, {o: t for o, t in names.items() if t not in fresh}, strict)
     report.fresh = fresh
     return report
@@ -152,7 +157,8 @@ def _load(
         if theirs not in state:
             report.missing.append(theirs)
             continue
-        value = _resized(theirs, state[theirs], target[ours].shape)
+        owner, _, leaf = ours.rpartition(".")
+        value = _resized(module.get_submodule(owner), leaf, state[theirs], target[ours].shape)
         shapes = f"{theirs} {tuple(state[theirs].shape)} -> {tuple(target[ours].shape)}"
         if value is None:
             report.mismatched.append(shapes)
@@ -178,8 +184,8 @@ def _is_surplus(key: str, state: Mapping[str, Tensor], unused: set[str]) -> bool
     """Whether a key has no weight of its own: index buffer, unused table, equal alias."""
     if key.endswith(INDEX_BUFFERS) or key in unused:
         return True
-    twin = state.get(re.sub(r"(query|kv|proj)_global\b", r"\1", key))
-    return "_global." in key and twin is not None and torch.equal(twin, state[key])
+    twins = [re.sub(alias, name, key) for alias, name in ALIASES.items() if re.search(alias, key)]
+    return any(twin in state and torch.equal(state[twin], state[key]) for twin in twins)
 
 
 def _unused_tables(module: nn.Module) -> set[str]:
@@ -191,33 +197,45 @@ def _unused_tables(module: nn.Module) -> set[str]:
     }
 
 
-def _resized(name: str, value: Tensor, shape: torch.Size) -> Tensor | None:
-    """The value in the wanted shape, position tables resized; None where that cannot be."""
+def _resized(owner: nn.Module, leaf: str, value: Tensor, shape: torch.Size) -> Tensor | None:
+    """A value for the owner's parameter `leaf` in the wanted shape, None where that cannot be.
+
+    Tables of positions are resized, and linformer's projections: of square grids, as files do not
+    say which.
+    """
     if value.shape == shape:
         return value
-    leaf = name.rpartition(".")[2]
     if leaf in ("x_pos_embed", "y_pos_embed") and value.ndim == 3 and value.shape[2] == shape[2]:
         return resize_line(value.double(), shape[1])
-    if (
-        leaf == "local_relative_position_bias_table"
-        and value.ndim == 2
-        and value.shape[1] == shape[1]
-    ):
-        old, new = math.isqrt(value.shape[0]), math.isqrt(shape[0])
-        if old * old == value.shape[0] and new * new == shape[0]:
-            return resize_table(value.double(), (old, old), (new, new))
+    if value.ndim != 2 or value.shape[1:] != shape[1:]:
+        return None
+    if leaf == "local_relative_position_bias_table":
+        old, new = _side(len(value)), _side(shape[0])
+        return resize_table(value.double(), (old, old), (new, new)) if old and new else None
+    if leaf in ("proj_k", "proj_v"):
+        old, num_global = _side(len(value) - owner.num_global), owner.num_global
+        if old:
+            return resize_projection(value.double(), (old, old), owner.grid, num_global)
     return None
 
 
-def _fit_head(state: dict[str, Tensor], head: str) -> tuple[dict[str, Tensor], list[str]]:
+def _side(area: int) -> int:
+    """The side of a square, 0 if it is none."""
+    side = math.isqrt(max(area, 0))
+    return side if side * side == area else 0
+
+
+def _fit_head(
+    state: dict[str, Tensor], head: str, names: Sequence[str]
+) -> tuple[dict[str, Tensor], list[str]]:
     """The state with its head kept, taken out ("new"; its names come second) or cut to rows."""
     if head == "new":
-        return {key: value for key, value in state.items() if key not in HEAD}, list(HEAD)
+        return {key: value for key, value in state.items() if key not in names}, list(names)
     if head.startswith("rows:"):
-        rows = _read_rows(
-            Path(head.removeprefix("rows:")), len(state["head.bias"]) if "head.bias" in state else 0
-        )
-        state |= {key: state[key][rows] for key in HEAD}
+        found = [name for name in names if name in state]
+        count = len(state[found[0]]) if found else 0
+        rows = _read_rows(Path(head.removeprefix("rows:")), count)
+        state |= {name: state[name][rows] for name in found}
     elif head != "keep":
         raise ValueError(f"the head must be keep, new or rows:FILE, got {head!r}")
     return state, []

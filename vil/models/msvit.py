@@ -5,7 +5,10 @@ d its width.
 Source: Vision Longformer, arXiv:2103.15358, section 3.
 """
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from timm.layers import trunc_normal_
@@ -18,6 +21,8 @@ from vil.layers.embed import PatchEmbed
 from vil.layers.position import AbsoluteEmbedding
 from vil.models.arch import StageSpec
 from vil.utils.table import lookup
+
+log = logging.getLogger(__name__)
 
 
 class Stage(nn.Module):
@@ -58,6 +63,8 @@ class MsViT(nn.Module):
     attention_args: own arguments by attention name, such as {"longformer": {"mode": 1}}; see
     `build_attention`.
     grad_checkpoint: recompute each block in the backward pass instead of keeping its activations.
+    A stage that asks for a relative bias, but has an attention without one, gets the absolute
+    embedding instead, and a warning: it would not know positions otherwise.
     Raises ValueError for stages that do not fit together.
     """
 
@@ -82,6 +89,7 @@ class MsViT(nn.Module):
         super().__init__()
         for name in attention_args or {}:
             lookup(ATTENTIONS, name, "attention")
+        stages = _with_positions(stages)
         depths = [len(spec.attention) for spec in stages]
         drop_paths = torch.linspace(0, drop_path_rate, max(sum(depths), 1), device="cpu").split(
             depths
@@ -175,6 +183,36 @@ class MsViT(nn.Module):
             name for name, _ in self.named_parameters() if any(kind in name for kind in kinds)
         }
 
+    @property
+    def num_layers(self) -> int:
+        """The largest depth that `layer_of` gives: the number of blocks, and one."""
+        return sum(len(stage.blocks) for stage in self.stages) + 1
+
+    def layer_of(self, name: str) -> int:
+        """The depth of a parameter, for learning rates that decay with it.
+
+        0 is the embedding of stage 1; then come the blocks of all stages in order from 1 on, and
+        the final norm and head. A later embedding counts with the first block of its stage, or
+        with the last block before it if the stage has none. Raises ValueError for other names.
+        """
+        if name.startswith(("norm.", "head.")):
+            return self.num_layers
+        match = re.match(r"stages\.(\d+)\.(?:embed|blocks\.(\d+))\.", name)
+        if not match or int(match[1]) >= len(self.stages):
+            raise ValueError(f"{name!r} is no parameter of this model")
+        stage = int(match[1])
+        before = sum(len(earlier.blocks) for earlier in self.stages[:stage])
+        if match[2] is not None:
+            return before + int(match[2]) + 1
+        return before + 1 if stage and len(self.stages[stage].blocks) else before
+
+    def freeze_stages(self, count: int) -> None:
+        """Train the first `count` stages no further. Raises ValueError for more than there are."""
+        if not 0 <= count <= len(self.stages):
+            raise ValueError(f"cannot freeze {count} of {len(self.stages)} stages")
+        for stage in self.stages[:count]:
+            stage.requires_grad_(False)
+
     def grids(self, img_size: tuple[int, int]) -> list[tuple[int, int]]:
         """Rows and columns of each stage's tokens, for images of that size."""
         found = []
@@ -190,6 +228,24 @@ class MsViT(nn.Module):
             for stage, grid in zip(self.stages, self.grids(img_size))
         ]
         return [*counts, self.head.weight.numel() if isinstance(self.head, nn.Linear) else 0]
+
+
+def _with_positions(stages: Sequence[StageSpec]) -> list[StageSpec]:
+    """The stages, with absolute embeddings where an attention has no relative bias."""
+    found, changed = [], []
+    for number, spec in enumerate(stages, start=1):
+        kinds = {name: lookup(ATTENTIONS, name, "attention") for name in spec.attention}
+        without = [name for name, kind in kinds.items() if not kind.has_relative_bias]
+        if without and not spec.absolute:
+            changed.append(f"stage {number} ({', '.join(without)})")
+            spec = replace(spec, absolute=True)
+        found.append(spec)
+    if changed:
+        log.warning(
+            "no relative bias in the attention of %s: the absolute embedding is used there",
+            ", ".join(changed),
+        )
+    return found
 
 
 def _own(name: str, spec: StageSpec, attention_args: Mapping[str, Mapping] | None) -> dict:

@@ -1,4 +1,6 @@
-"""The named models: architectures of arXiv:2103.15358, tables 1 and 9."""
+"""The named models: architectures of arXiv:2103.15358, tables 1 and 9, and the two in Swin's shape
+that its authors published later.
+"""
 
 import fnmatch
 
@@ -30,18 +32,23 @@ FAMILY = {
     "vil_medium_wide": MEDIUM_WIDE,
     "vil_base_wide": BASE_WIDE,
 }
+SWIN = (
+    "l1,h3,d96,n2,s1,g1,p4,f7,a0_l2,h6,d192,n2,s1,g1,p2,f7,a0_"
+    "l3,h12,d384,n{},s0,g1,p2,f7,a0_l4,h24,d768,n2,s0,g0,p2,f7,a0"
+)
 # name -> ARCH; without suffix the absolute position embedding, `_rpb` the relative position bias
 ARCHS = {
     name + suffix: arch.format(a=absolute)
     for name, arch in FAMILY.items()
     for suffix, absolute in (("", 1), ("_rpb", 0))
-}
+} | {"vil_swin_tiny_rpb": SWIN.format(6), "vil_swin_small_rpb": SWIN.format(18)}
 
 
 def get_model(name: str, *, attention: str = "longformer", **kwargs) -> MsViT:
     """A named model with fresh weights; kwargs are MsViT's (img_size, num_classes, ...).
 
-    attention: what stands where the architecture says local. Raises ValueError for an unknown name.
+    attention: what stands where the architecture says local, by the rules of `parse_arch`. Raises
+    ValueError for an unknown name.
     """
     return MsViT(parse_arch(lookup(ARCHS, name, "model"), attention), **kwargs)
 

@@ -8,16 +8,27 @@ from torch import nn
 from vil.layers.attention.base import Attention
 from vil.layers.attention.full import FullAttention
 from vil.layers.attention.global_only import GlobalOnlyAttention
+from vil.layers.attention.linformer import LinformerAttention
 from vil.layers.attention.longformer import LongformerAttention
+from vil.layers.attention.performer import PerformerAttention
+from vil.layers.attention.srformer import SRAttention
 from vil.utils.progress import Progress
 from vil.utils.table import lookup
 
 ATTENTIONS: dict[str, type[Attention]] = {
     "full": FullAttention,
     "longformer": LongformerAttention,
+    "linformer": LinformerAttention,
+    "performer": PerformerAttention,
+    "srformer": SRAttention,
     "global": GlobalOnlyAttention,
 }
-FEATURE = {"longformer": "window"}  # the argument that an architecture's letter `f` sets
+FEATURE = {  # the argument that an architecture's letter `f` sets
+    "longformer": "window",
+    "linformer": "num_features",
+    "performer": "num_features",
+    "srformer": "ratio",
+}
 
 log = logging.getLogger(__name__)
 
@@ -37,22 +48,31 @@ def build_attention(
 ) -> Attention:
     """An attention module: `module(x (B, G+L, C), (X, Y)) -> (B, G+L, C)`, global tokens first.
 
-    dim: C. num_global: G. rel_pos: relative bias.
+    dim: C. num_global: G. rel_pos: relative bias, for classes with `has_relative_bias`.
     grid: the usual (X, Y), needed where parameters depend on it.
-    own: what the named attention takes besides, for longformer `window, sw_exact=0, mode=0,
-    mode_switch=1.0, share_weights=True, backend="auto"`, for global `share_weights=True`.
+    own: what the named attention takes besides:
+      longformer: window, sw_exact=0, mode=0, mode_switch=1.0, share_weights=True, backend="auto"
+      linformer: num_features, share_kv=True
+      performer: num_features, batch_max=False
+      srformer: ratio, ragged="pad"
+      global: share_weights=True
     Raises ValueError for an unknown name or argument (with the choices) and for settings that do
     not fit.
     """
     kind = lookup(ATTENTIONS, name, "attention")
     for key in own:
         lookup(own_arguments(kind), key, f"argument of {name} attention")
+    if kind.has_relative_bias:
+        own["rel_pos"] = rel_pos
+    elif rel_pos:
+        raise ValueError(
+            f"{name} attention has no relative bias (rel_pos): use the absolute embedding"
+        )
     return kind(
         dim,
         num_heads,
         num_global=num_global,
         grid=grid,
-        rel_pos=rel_pos,
         qkv_bias=qkv_bias,
         attn_drop=attn_drop,
         proj_drop=proj_drop,

@@ -14,8 +14,11 @@ from vil.utils.progress import Progress
 class Attention(nn.Module):
     """Base of attention modules: `forward(x (B, G+L, C), grid, valid=None) -> (B, G+L, C)`.
 
+    has_relative_bias: whether the class takes `rel_pos`; the others need the absolute embedding.
     Raises ValueError if the heads do not divide the width.
     """
+
+    has_relative_bias = True
 
     def __init__(
         self, dim: int, num_heads: int, num_global: int, attn_drop: float, proj_drop: float
@@ -52,13 +55,18 @@ class Attention(nn.Module):
         return f"dim={self.dim}, num_heads={self.num_heads}, num_global={self.num_global}"
 
 
+def real_tokens(valid: Tensor, grid: tuple[int, int], num_global: int) -> Tensor:
+    """valid (B, 2) -> (B, G+L) bool: global tokens and those within the valid rows and columns."""
+    rows = torch.arange(grid[0], device=valid.device) < valid[:, :1]
+    cols = torch.arange(grid[1], device=valid.device) < valid[:, 1:]
+    return F.pad((rows[:, :, None] & cols[:, None]).flatten(1), (num_global, 0), value=True)
+
+
 def padding_mask(
     valid: Tensor, grid: tuple[int, int], num_global: int, dtype: torch.dtype
 ) -> Tensor:
     """valid (B, 2) -> (B, 1, 1, G+L): 0 for real keys and globals, -inf for padding."""
-    rows = torch.arange(grid[0], device=valid.device) < valid[:, :1]
-    cols = torch.arange(grid[1], device=valid.device) < valid[:, 1:]
-    real = F.pad((rows[:, :, None] & cols[:, None]).flatten(1), (num_global, 0), value=True)
+    real = real_tokens(valid, grid, num_global)
     mask = torch.zeros(real.shape, dtype=dtype, device=valid.device).masked_fill(~real, -torch.inf)
     return mask[:, None, None]
 

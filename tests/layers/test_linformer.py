@@ -1,0 +1,46 @@
+"""Linformer's projections on grids they were not made for."""
+
+import torch
+
+import vil
+from vil.layers.attention.linformer import resize_projection
+from vil.layers.position import resize_table
+
+
+def test_resized_projections_keep_sums_and_global_rows():
+    table = torch.rand(2 + 12, 3, dtype=torch.float64)
+    new = resize_projection(table, (3, 4), (7, 5), num_global=2)
+    assert new.shape == (2 + 35, 3)
+    assert torch.equal(new[:2], table[:2])
+    assert torch.allclose(new[2:], resize_table(table[2:], (3, 4), (7, 5)) * 12 / 35)
+    even = resize_projection(torch.ones_like(table), (3, 4), (7, 5), num_global=2)
+    assert torch.allclose(even[2:].sum(0), torch.full((3,), 12.0, dtype=torch.float64))
+
+
+def test_an_image_shown_larger_gives_about_the_same():
+    """Each token repeated 2 x 2: the same mixtures up to the smoothing of the projections, which
+    is none where these are constant.
+    """
+    torch.manual_seed(0)
+    module = vil.build_attention("linformer", dim=8, num_heads=2, num_features=4, grid=(3, 5))
+    with torch.no_grad():
+        module.proj_k.copy_(module.proj_k[:1].expand_as(module.proj_k))
+    x = torch.randn(2, 16, 8)
+    image = x[:, 1:].unflatten(1, (3, 5))
+    large = image.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2).flatten(1, 2)
+    found = module(torch.cat([x[:, :1], large], dim=1), (6, 10))
+    wanted = module(x, (3, 5))
+    assert torch.allclose(found[:, 0], wanted[:, 0], atol=1e-6)
+    corners = found[:, 1:].unflatten(1, (6, 10))[:, ::2, ::2].flatten(1, 2)
+    assert torch.allclose(corners, wanted[:, 1:], atol=1e-6)
+
+
+def test_shared_projections_are_one_parameter():
+    shared, separate = (
+        vil.build_attention(
+            "linformer", dim=8, num_heads=2, num_features=4, grid=(3, 5), share_kv=share
+        )
+        for share in (True, False)
+    )
+    assert separate.state_dict().keys() - shared.state_dict().keys() == {"proj_v"}
+    assert separate.proj_v.abs().max() <= 0.5  # uniform within 1 / sqrt(4)

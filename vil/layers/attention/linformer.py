@@ -1,0 +1,102 @@
+"""Linformer attention: keys and values are projected along the token axis to a fixed few.
+
+Source: Linformer, arXiv:2006.04768, section 4; as in the 2021 reference, global tokens are
+projected too and the heads share the projections.
+
+Letters: B images, N heads, D channels of a head, C = N*D, X Y grid, L = X*Y local tokens, G global
+tokens, T = G+L, f projected tokens.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from vil.layers.attention.base import Attention, real_tokens
+from vil.layers.position import resize_table
+
+
+class LinformerAttention(Attention):
+    """Every token attends to f mixtures of all tokens.
+
+    num_features: f; it may exceed T.
+    share_kv: values are projected with the keys' projection; else they have proj_v.
+    grid: the grid the projections (T, f) are made for; on others they are resized on the fly.
+    Raises ValueError without a grid.
+    """
+
+    has_relative_bias = False
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        num_features: int,
+        share_kv: bool = True,
+        num_global: int = 1,
+        grid: tuple[int, int] | None = None,
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+    ) -> None:
+        super().__init__(dim, num_heads, num_global, attn_drop, proj_drop)
+        if grid is None:
+            raise ValueError("linformer attention needs the grid its projections are made for")
+        self.grid, self.num_features, self.share_kv = grid, num_features, share_kv
+        self.query = nn.Linear(dim, dim, bias=qkv_bias)
+        self.kv = nn.Linear(dim, 2 * dim, bias=qkv_bias)
+        self.proj = nn.Linear(dim, dim)
+        for name in ("proj_k",) if share_kv else ("proj_k", "proj_v"):
+            table = torch.empty(num_global + grid[0] * grid[1], num_features)
+            nn.init.uniform_(table, -(num_features**-0.5), num_features**-0.5)
+            self.register_parameter(name, nn.Parameter(table))
+
+    def forward(self, x: Tensor, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
+        """x (B, G+L, C), global tokens first; valid (B, 2) real rows and columns -> (B, G+L, C)."""
+        q = self.split_heads(self.query(x))  # (B, N, T, D)
+        kv = self.kv(x)
+        if valid is not None:
+            kv = kv.masked_fill(~real_tokens(valid, grid, self.num_global)[..., None], 0.0)
+        k, v = (self.split_heads(rows) for rows in self.project(kv, grid))  # (B, N, f, D) each
+        return self.proj_drop(self.proj(self.merge_heads(self.dense(q, k, v))))
+
+    def project(self, kv: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """kv (B, T, 2C) -> the mixtures of keys and of values (B, f, C)."""
+        proj_k = self.fit(self.proj_k, grid).mT
+        if self.share_kv:
+            return (proj_k @ kv).chunk(2, dim=-1)
+        k, v = kv.chunk(2, dim=-1)
+        return proj_k @ k, self.fit(self.proj_v, grid).mT @ v
+
+    def fit(self, table: Tensor, grid: tuple[int, int]) -> Tensor:
+        """A projection for another grid than the one it was made for.
+
+        Symbolic sizes (export) are not compared, which would exclude this one; resizing to the same
+        size changes nothing.
+        """
+        if not any(isinstance(n, torch.SymInt) for n in grid) and grid == self.grid:
+            return table
+        return resize_projection(table, self.grid, grid, self.num_global)
+
+    def macs(self, grid: tuple[int, int]) -> int:
+        """The linears, the two projections of tokens, the scores and the values."""
+        tokens = self.num_global + grid[0] * grid[1]
+        return 4 * tokens * self.dim**2 + 4 * tokens * self.num_features * self.dim
+
+    def extra_repr(self) -> str:
+        return (
+            f"{super().extra_repr()}, num_features={self.num_features}, "
+            f"share_kv={self.share_kv}, grid={self.grid}"
+        )
+
+
+def resize_projection(
+    table: Tensor, old: tuple[int, int], new: tuple[int, int], num_global: int
+) -> Tensor:
+    """(G + old X*Y, f) -> (G + new X*Y, f), rows of global tokens as they are.
+
+    Local rows are resized as an image, and scaled by the ratio of the areas, so that the sums over
+    tokens keep their size.
+    """
+    local = resize_table(table[num_global:], old, new)
+    scale = (old[0] * old[1]) / (new[0] * new[1])
+    return torch.cat([table[:num_global], local * scale])
