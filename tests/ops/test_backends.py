@@ -17,8 +17,28 @@ MUST_ACCEPT = {  # the promise of each backend; whatever it does not name must b
     "chunk_autograd": lambda case: True,
     "chunk_handgrad": lambda case: True,
     "gathered": lambda case: True,
+    "unfold_tensor": lambda case: case.window.exact == 1,
+    "unfold_nnf": lambda case: case.window.exact == 1,
 }
 LARGE = [Case(Window((91, 91), 7), 1, 1, 8), Case(Window((40, 300), 7, -1), 1, 1, 8, dropout=True)]
+EXACT = [  # the only window of some backends, and of few rows of the table
+    make_case((1, 0), grid, window, num_global, bias, valid, dtype)
+    for grid, window, num_global, bias, valid, dtype in [
+        ((1, 1), 1, 0, (True, False), False, torch.float32),
+        ((7, 8), 1, 1, (True, True), True, torch.float16),
+        ((7, 8), 2, 0, (False, False), True, torch.float32),
+        ((5, 13), 4, 3, (True, True), True, torch.bfloat16),
+        ((13, 5), 4, 1, (True, False), False, torch.float16),
+        ((1, 9), 15, 2, (False, True), True, torch.float64),
+        ((14, 14), 7, 1, (True, True), True, torch.float64),
+    ]
+]
+KINDS = [  # every backend with each window, exact (1) and of chunks (0), that it computes
+    (name, exact)
+    for name in BACKENDS
+    for exact in (1, 0)
+    if MUST_ACCEPT[name](Case(Window((3, 3), 3, exact), 1, 1, 4))
+]
 
 
 def test_the_table_holds_every_pair_of_values():
@@ -33,7 +53,7 @@ def test_the_table_holds_every_pair_of_values():
             assert (i, j, repr(a), repr(b)) in met
 
 
-@pytest.mark.parametrize("case", PAIRWISE, ids=name_of)
+@pytest.mark.parametrize("case", PAIRWISE + EXACT, ids=name_of)
 def test_backends_equal_the_definition(case):
     check(case)
 
@@ -70,7 +90,7 @@ def check(case: Case, seed: int = 0) -> None:
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_backend_accepts_what_it_must_and_refuses_the_rest_with_reasons(name):
-    for case in PAIRWISE + LARGE:
+    for case in PAIRWISE + EXACT + LARGE:
         reasons = BACKENDS[name].unsupported(case)
         assert (reasons == []) == MUST_ACCEPT[name](case), (name_of(case), reasons)
         assert all(len(reason) > 10 for reason in reasons)
@@ -78,7 +98,12 @@ def test_a_backend_accepts_what_it_must_and_refuses_the_rest_with_reasons(name):
 
 @pytest.mark.parametrize(
     ("name", "case"),
-    [(name, case) for name in BACKENDS for case in PAIRWISE[::9] if MUST_ACCEPT[name](case)],
+    [
+        (name, case)
+        for name in BACKENDS
+        for case in PAIRWISE[::9] + EXACT[3:4]
+        if MUST_ACCEPT[name](case)
+    ],
     ids=lambda value: value if isinstance(value, str) else name_of(value),
 )
 def test_inputs_are_left_alone(name, case):
@@ -97,21 +122,21 @@ def test_inputs_are_left_alone(name, case):
     assert all(torch.equal(tensor, getattr(inputs, key)) for key, tensor in kept.items())
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_a_query_that_sees_nothing_gives_zero_and_finite_gradients(name):
-    case = Case(Window((6, 6), 2), 1, 1, 4, valid=True)
+@pytest.mark.parametrize(("name", "exact"), KINDS)
+def test_a_query_that_sees_nothing_gives_zero_and_finite_gradients(name, exact):
+    window, valid = Window((6, 6), 2, exact), torch.tensor([[1, 1]])
     q, k, v = (torch.randn(1, 1, 36, 4, requires_grad=True) for _ in range(3))
-    out = local_attention(q, k, v, case.window, valid=torch.tensor([[1, 1]]), backend=name)
+    out = local_attention(q, k, v, window, valid=valid, backend=name)
     out.sum().backward()
     assert out[0, 0, -1].eq(0).all()
     assert out[0, 0, 0].ne(0).any()
     assert all(tensor.grad.isfinite().all() for tensor in (q, k, v))
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_dropout_keeps_the_mean_and_drops_whole_keys(name):
+@pytest.mark.parametrize(("name", "exact"), KINDS)
+def test_dropout_keeps_the_mean_and_drops_whole_keys(name, exact):
     torch.manual_seed(0)
-    window = Window((3, 3), 3)
+    window = Window((3, 3), 3, exact)
     q, k = torch.zeros(1, 1, 9, 1), torch.zeros(1, 1, 10, 1)
     v = torch.ones(1, 1, 10, 1)
     outs = torch.stack(
@@ -127,20 +152,28 @@ def test_dropout_keeps_the_mean_and_drops_whole_keys(name):
     assert outs.std() > 0.1
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_autocast_does_not_change_the_computation(name):
+@pytest.mark.parametrize(("name", "exact"), KINDS)
+def test_autocast_does_not_change_the_computation(name, exact):
+    window = Window((3, 4), 2, exact)
     q, k, v = (torch.randn(1, 2, 12, 4) for _ in range(3))
-    plain = local_attention(q, k, v, Window((3, 4), 2), backend=name)
+    plain = local_attention(q, k, v, window, backend=name)
     with torch.autocast("cpu", torch.bfloat16):
-        cast = local_attention(q, k, v, Window((3, 4), 2), backend=name)
+        cast = local_attention(q, k, v, window, backend=name)
     assert torch.equal(plain, cast)
 
 
-@pytest.mark.parametrize("name", ["masked", "chunk_autograd"])
-def test_second_derivatives(name):
+@pytest.mark.parametrize(
+    ("name", "exact"), [kind for kind in KINDS if kind[0] not in ("chunk_handgrad", "gathered")]
+)
+def test_second_derivatives(name, exact):
+    window = Window((2, 3), 2, exact)
     q, k, v = (torch.randn(1, 1, 6, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    table = torch.randn(1, 49, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(
-        lambda q, k, v: local_attention(q, k, v, Window((2, 3), 2), backend=name), (q, k, v)
+        lambda q, k, v, table: local_attention(
+            q, k, v, window, bias=LocalBias(table), backend=name
+        ),
+        (q, k, v, table),
     )
 
 
@@ -183,6 +216,7 @@ def test_choice_and_reasons():
     assert list(listing.values()).count("chosen") == 1
     assert "keys repeat" in listing["masked"]
     assert explain(case, "masked")["masked"].startswith("pinned, but cannot run: keys repeat")
+    assert "the exact one only" in listing["unfold_nnf"]
     with pytest.raises(ValueError, match="'masked' cannot run here: keys repeat"):
         choose(case, "masked")
     with pytest.raises(

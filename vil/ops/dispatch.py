@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vil.ops.backends import gathered, masked, sliding_chunk
+from vil.ops.backends import gathered, masked, sliding_chunk, unfold
 from vil.ops.bias import LocalBias
 from vil.ops.window import Window
 from vil.utils.table import lookup
@@ -88,6 +88,11 @@ def _masked_unsupported(case: Case) -> list[str]:
     return reasons
 
 
+def _unfold_unsupported(case: Case) -> list[str]:
+    exact = case.window.exact == 1  # which has all nine offsets
+    return [] if exact else ["the window is cut into chunks: unfolding sees the exact one only"]
+
+
 BACKENDS: dict[str, Backend] = {
     "masked": Backend(masked.attend, _masked_unsupported, "full scores under the boolean mask"),
     "chunk_autograd": Backend(
@@ -99,8 +104,16 @@ BACKENDS: dict[str, Backend] = {
     "gathered": Backend(
         gathered.attend, _nothing, "neighbours gathered, one fused attention; exportable"
     ),
+    "unfold_tensor": Backend(
+        unfold.attend_tensor, _unfold_unsupported, "a copy of each token's neighbours, by views"
+    ),
+    "unfold_nnf": Backend(
+        unfold.attend_nnf, _unfold_unsupported, "a copy of each token's neighbours, by F.unfold"
+    ),
 }
-PREFERENCE = ("chunk_handgrad", "gathered", "chunk_autograd", "masked")
+PREFERENCE = (
+    "chunk_handgrad", "gathered", "chunk_autograd", "masked", "unfold_tensor", "unfold_nnf",
+)  # fmt: skip
 
 
 def choose(case: Case, backend: str = "auto") -> str:
