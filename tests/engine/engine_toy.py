@@ -1,6 +1,6 @@
 """A toy world for the engine's tests: random images, a two-layer model and one call that trains it.
 
-Also run as a program, once per rank, by test_ranks.py.
+Also run as a program, once per rank, by test_ranks.py: folder, options as JSON.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from vil.engine.run import Run
 from vil.engine.state import State, resume
 from vil.engine.task import ClassificationTask
 from vil.engine.train import train
-from vil.optim import Schedule, build_optimizer, decay_groups
+from vil.optim import Ema, Schedule, build_optimizer, decay_groups
 
 CPU = torch.device("cpu")
 CLASSES = 7
@@ -96,6 +96,7 @@ def toy_train(
     task=None,
     batch_size=12,
     optimizer="adamw",
+    ema=0.0,
     **options,
 ) -> State:
     """`epochs` epochs of 5 steps on one rank of `ranks`; options go to `train`."""
@@ -107,18 +108,19 @@ def toy_train(
         device=CPU, test_loaders=test_sets, classes=CLASSES, per_class=True
     )
     model = toy_model(dropout)
-    optimizer = toy_optimizer(model, optimizer)
+    optimizer, average = toy_optimizer(model, optimizer), Ema(model, ema) if ema else None
     schedule = Schedule("cosine", 0.01, loader.steps_per_epoch, epochs, warmup_epochs=0.5)
     settings = {"set_progress": lambda model, progress: None, "log_freq": 3, **options}
     scaler = torch.amp.GradScaler("cpu", enabled=task.amp_dtype is torch.float16)
     start = State(seed, ranks.world, batch_size, loader.steps_per_epoch, type(optimizer).__name__)
     with Run(folder, ranks, CPU) as run:
         state = resume(
-            run.checkpoints, start, model, optimizer, scaler, ranks=ranks, say=run.log.say
-        )
+            run.checkpoints, start, model, optimizer, scaler, ranks=ranks, say=run.log.say,
+            ema=average,
+        )  # fmt: skip
         return train(
             task, distributed.wrap(model, ranks, CPU), loader, optimizer, schedule, scaler, state,
-            run=run, ranks=ranks, device=CPU, epochs=epochs, **settings,
+            run=run, ranks=ranks, device=CPU, epochs=epochs, ema=average, **settings,
         )  # fmt: skip
 
 
@@ -129,5 +131,5 @@ def metrics(folder):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     place = distributed.start(None, CPU)
-    toy_train(sys.argv[1], ranks=place, dropout=0.0)
+    toy_train(sys.argv[1], ranks=place, dropout=0.0, **json.loads(sys.argv[2]))
     distributed.stop()

@@ -80,7 +80,7 @@ def test_soft_targets_are_not_smoothed_again_and_count_by_their_largest_class():
     data, model = samples(20), toy_model()
     soft = 0.7 * F.one_hot(data.targets, CLASSES) + 0.3 / CLASSES
     task = task_on(label_smoothing=0.2, mix=lambda b: Batch(b.images, soft.float(), b.indices))
-    loss, figures = task.loss(model, data)
+    loss, figures = task.loss(model, task.prepare(data))
     by_hand = -(soft * model(data.images).log_softmax(dim=1)).sum(dim=1).mean()
     assert loss.item() == pytest.approx(by_hand.item(), rel=1e-6)
     assert loss.requires_grad

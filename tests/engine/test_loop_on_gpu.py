@@ -9,7 +9,7 @@ from vil.engine.run import Run
 from vil.engine.state import State
 from vil.engine.task import ClassificationTask
 from vil.engine.train import train
-from vil.optim import Schedule
+from vil.optim import Ema, Schedule
 
 pytestmark = pytest.mark.gpu
 
@@ -44,5 +44,8 @@ def test_no_step_waits_for_the_device_unless_it_logs(tmp_path, amp_dtype):
             device=device,
             epochs=1,
             set_progress=forbid_waiting,
+            accumulate=2,
+            clip_grad=1.0,
+            ema=Ema(model, 0.9),
         )
     assert [m["step"] for m in metrics(tmp_path)] == [10, 20, 20]

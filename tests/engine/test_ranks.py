@@ -1,5 +1,6 @@
 """Several processes compute what one computes, and say clearly when they were started wrongly."""
 
+import json
 import os
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from vil.engine.state import pointer
 TOY = Path(__file__).with_name("engine_toy.py")
 
 
-def launch(world, folder):
+def launch(world, folder, options):
     """`world` processes as torchrun would start them, joined by gloo."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -28,7 +29,7 @@ def launch(world, folder):
     for rank in range(world):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
         processes.append(subprocess.Popen(
-            [sys.executable, TOY, folder], env={**common, **place}, text=True,
+            [sys.executable, TOY, folder, json.dumps(options)], env={**common, **place}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         ))  # fmt: skip
     try:
@@ -40,13 +41,6 @@ def launch(world, folder):
     return outputs
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    toy_train(folder, dropout=0.0)
-    return folder
-
-
 def evaluations(folder):
     names = ("step", "split", "top1", "top5", "count")
     return [[m[name] for name in names] for m in metrics(folder) if m["split"] != "train"]
@@ -56,21 +50,27 @@ def losses(folder):
     return [m["loss"] for m in metrics(folder)]
 
 
-def final_weights(folder):
-    return load_file(pointer(folder / "checkpoints", "last") / "model.safetensors")
+def final_weights(folder, file="model.safetensors"):
+    return load_file(pointer(folder / "checkpoints", "last") / file)
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_together_are_one_process(world, alone, tmp_path):
+@pytest.mark.parametrize(
+    ("world", "accumulate", "options"), [(2, 3, {"clip_grad": 0.1, "ema": 0.8}), (3, 1, {})]
+)
+def test_ranks_together_are_one_process(world, accumulate, options, tmp_path):
     """10 steps of AdamW in float64; test sets of 361 and of 2 images: none for the third rank."""
-    outputs = launch(world, tmp_path)
+    alone = tmp_path / "alone"
+    toy_train(alone, dropout=0.0, **options)
+    together = tmp_path / "together"
+    outputs = launch(world, together, {**options, "accumulate": accumulate})
     assert "step 10/10" in outputs[0]
     assert outputs[1:] == [""] * (world - 1)  # only rank 0 speaks
-    assert evaluations(tmp_path) == evaluations(alone)
-    assert losses(tmp_path) == pytest.approx(losses(alone), rel=1e-6)
-    ours, theirs = final_weights(tmp_path), final_weights(alone)
-    for name in theirs:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-6, atol=1e-9)
+    assert evaluations(together) == evaluations(alone)
+    assert losses(together) == pytest.approx(losses(alone), rel=1e-6)
+    for file in ("model.safetensors", "ema.safetensors")[: 1 + ("ema" in options)]:
+        ours, theirs = final_weights(together, file), final_weights(alone, file)
+        for name in theirs:
+            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-6, atol=1e-9)
 
 
 TORCHRUN = {

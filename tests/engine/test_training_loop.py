@@ -174,7 +174,7 @@ def test_float16_scales_the_loss_and_saves_the_scale(tmp_path):
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
-    command = [sys.executable, str(Path(__file__).with_name("engine_toy.py")), str(tmp_path)]
+    command = [sys.executable, str(Path(__file__).with_name("engine_toy.py")), str(tmp_path), "{}"]
     refused = []
 
     def start_another(folder):

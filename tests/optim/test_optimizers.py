@@ -1,19 +1,24 @@
 """Every row of OPTIMIZERS trains, honours its settings and keeps the groups' weight decay."""
 
+import importlib.util
+
 import pytest
 import torch
 from torch import nn
 
 from vil.optim import OPTIMIZERS, build_optimizer, decay_groups
 
+OURS = [name for name in OPTIMIZERS if not name.startswith("apex")]
+FIRST_STEP = {"qhm": 0.01}  # the rest: the whole of a rate of 0.1
+
 
 def one_weight(value=1.0, dtype=torch.float64):
     return nn.Parameter(torch.tensor([value], dtype=dtype))
 
 
-def descend(name, gradients, weight_decay=0.0, **settings):
-    """Where a single weight of 1 is after the given gradients."""
-    weight = one_weight()
+def descend(name, gradients, weight_decay=0.0, start=1.0, **settings):
+    """Where a single weight is after the given gradients."""
+    weight = one_weight(start)
     optimizer = build_optimizer(name, decay_groups([("w", weight)], weight_decay, 0.0), **settings)
     for gradient in gradients:
         weight.grad = torch.full_like(weight, gradient)
@@ -21,14 +26,47 @@ def descend(name, gradients, weight_decay=0.0, **settings):
     return weight.item()
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_step_goes_downhill_in_every_precision(name, dtype):
     weight = one_weight(dtype=dtype)
     optimizer = build_optimizer(name, decay_groups([("w", weight)], 0.0, 0.0), lr=0.1)
     weight.grad = torch.ones_like(weight)
     optimizer.step()
-    assert weight.item() == pytest.approx(0.9, rel=1e-2)
+    assert weight.item() == pytest.approx(1 - FIRST_STEP.get(name, 0.1), rel=1e-2)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_small_convex_loss_goes_down(name):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(20, 5, generator=generator, dtype=torch.float64)
+    weight = nn.Parameter(torch.randn(5, generator=generator, dtype=torch.float64))
+    bias = one_weight(0.3)
+    groups = decay_groups([("weight", weight), ("bias", bias)], 0.01, 0.0, {"bias"})
+    optimizer = build_optimizer(name, groups, lr=0.02)
+
+    def loss():
+        return (inputs @ weight + bias - 1).square().mean()
+
+    before = loss().item()
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    assert loss().item() < 0.9 * before
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_weight_decay_reaches_its_group_alone(name):
+    """Without a gradient only decay moves a weight."""
+    decayed, spared, idle = one_weight(), one_weight(), one_weight()
+    named = [("decayed", decayed), ("spared", spared), ("idle", idle)]
+    optimizer = build_optimizer(name, decay_groups(named, 0.5, 0.0, {"spared"}), lr=0.1)
+    decayed.grad, spared.grad = torch.zeros_like(decayed), torch.zeros_like(spared)
+    for _ in range(2):
+        optimizer.step()
+    assert 0 < decayed.item() < 1
+    assert spared.item() == idle.item() == 1
 
 
 def test_sgd_by_hand():
@@ -44,7 +82,7 @@ def adam_by_hand(gradients, lr, betas, eps):
     return weight
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize("name", ["adam", "adamw", "lamb"])
 def test_betas_and_eps_are_honoured(name):
     settings = {"lr": 0.1, "betas": (0.5, 0.7), "eps": 0.3}
     gradients = [1.0, -0.2, 0.4]
@@ -70,3 +108,79 @@ def test_wrong_names_and_frozen_models_are_refused():
         build_optimizer("adamww", groups, lr=0.1)
     with pytest.raises(ValueError, match="frozen"):
         build_optimizer("adamw", [], lr=0.1)
+
+
+def test_qhm_by_hand():
+    unit = {"lr": 0.1, "momentum": 0.9}
+    assert descend("qhm", [1, 1, 1], **unit) == pytest.approx(0.9439)  # the original's number
+    h1, h2 = 0.1 * 2, 0.9 * 0.1 * 2 + 0.1 * -1
+    expected = 1 - 0.1 * (0.3 * 2 + 0.7 * h1) - 0.1 * (0.3 * -1 + 0.7 * h2)
+    assert descend("qhm", [2, -1], nu=0.7, **unit) == pytest.approx(expected)
+    decayed = descend("qhm", [1], weight_decay=0.5, nu=0.0, lr=0.1)
+    assert decayed == pytest.approx(1 - 0.1 * 1.5)
+    with pytest.raises(ValueError, match="momentum < 1, given 1.0"):
+        descend("qhm", [], lr=0.1, momentum=1.0)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+def test_qhm_is_sgd_without_and_with_momentum(weight_decay):
+    gradients = [1.0, -0.2, 0.4, 0.7]
+    settings = {"lr": 0.2, "momentum": 0.8, "weight_decay": weight_decay}
+    plain = descend("sgd", gradients, **{**settings, "momentum": 0.0})
+    assert descend("qhm", gradients, nu=0.0, **settings) == pytest.approx(plain, rel=1e-14)
+    heavy = descend("sgd", gradients, **{**settings, "lr": 0.2 * (1 - 0.8)})
+    assert descend("qhm", gradients, nu=1.0, **settings) == pytest.approx(heavy, rel=1e-14)
+
+
+def test_torchs_dampened_sgd_is_ahead_of_qhm_by_what_it_does_not_dampen_at_first():
+    weight = one_weight()
+    dampened = torch.optim.SGD([weight], lr=0.2, momentum=0.8, dampening=0.8)
+    gradients = [1.5, -0.2, 0.4]
+    for gradient in gradients:
+        weight.grad = torch.full_like(weight, gradient)
+        dampened.step()
+    ahead = 0.2 * 1.5 * (0.8 + 0.8**2 + 0.8**3)
+    ours = descend("qhm", gradients, lr=0.2, momentum=0.8)
+    assert ours - weight.item() == pytest.approx(ahead)
+
+
+def test_lamb_by_hand_with_decay():
+    """The update of Adam plus decay, in the length of the weights."""
+    weight = nn.Parameter(torch.tensor([3.0, -4.0], dtype=torch.float64))
+    optimizer = build_optimizer("lamb", decay_groups([("w", weight)], 0.1, 0.0), lr=0.01, eps=0.5)
+    weight.grad = torch.tensor([20.0, 2.0], dtype=torch.float64)  # not clipped to norm 1
+    update = torch.tensor([20 / 20.5 + 0.3, 2 / 2.5 - 0.4], dtype=torch.float64)
+    expected = weight.detach() - 0.01 * 5 * update / update.norm()
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), expected)
+
+
+def test_larc_is_sgd_with_momentum_where_the_rate_is_below_its_bound():
+    """0.001 |p| / (|g| + decay |p|) is 0.5 at first and stays above the rate."""
+    settings = {"weight_decay": 1e-3, "lr": 0.1, "momentum": 0.9}
+    small = [1e-3, 2e-3, -1e-3]
+    assert descend("larc", small, **settings) == descend("sgd", small, **settings)
+
+
+@pytest.mark.parametrize(("name", "rate"), [("larc", 1.0), ("lars", 0.1)])
+def test_the_bound_of_larc_and_the_scale_of_lars(name, rate):
+    scale = 0.001 * 2 / (3 + 0.5 * 2)
+    expected = 2 - rate * scale * (3 + 0.5 * 2)
+    after = descend(name, [3], weight_decay=0.5, start=2.0, lr=0.1, eps=0.0)
+    assert after == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars", "larc"])
+def test_without_any_decay_it_is_said_that_no_rate_is_adapted(name, caplog):
+    build_optimizer(name, decay_groups([("w", one_weight())], 0.1, 0.0), lr=0.1)
+    assert caplog.text == ""
+    build_optimizer(name, decay_groups([("w", one_weight())], 0.0, 0.0), lr=0.1)
+    assert f"no layer's rate is adapted: {name} is" in caplog.text
+
+
+@pytest.mark.skipif(importlib.util.find_spec("apex") is not None, reason="apex is installed")
+@pytest.mark.parametrize("name", ["apex_lamb", "apex_adam"])
+def test_apex_is_refused_where_it_is_not_installed(name):
+    groups = decay_groups([("w", one_weight())], 0.1, 0.0)
+    with pytest.raises(ValueError, match="NVIDIA's apex, which is not installed.*PyPI"):
+        build_optimizer(name, groups, lr=0.1)

@@ -1,15 +1,14 @@
 """Checkpoints: what a run needs to go on as if it had never stopped.
 
     <run>/checkpoints/step-00001234/model.safetensors   weights, under the plain model's names
+                                    ema.safetensors     their average, if there is one: same names
                                     state.pt            optimizer, GradScaler, State
-                                    manifest.json       size and SHA-256 of both, step, versions
+                                    manifest.json       size and SHA-256 of each, step, versions
     <run>/checkpoints/last, best                        text files with a folder's name
 
 No random generator is saved: the loop seeds torch's at every step from (seed, step, rank). The
-optimizer's state is kept by parameter name, not by index, so that it survives another split into
-groups, another order of modules and newly frozen or unfrozen parts; its settings (weight decay,
-betas, ..) are the config's, not the checkpoint's, and the learning rate is a function of the step.
-`state.pt` is read with weights_only=True: it can hold data, never code.
+optimizer's state is kept by parameter name (momenta.py). `state.pt` is read with weights_only=True:
+it can hold data, never code.
 """
 
 import platform
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -27,10 +27,12 @@ from torch.optim import Optimizer
 
 from vil.engine.disk import begin_folder, damage, publish_folder, replace_text
 from vil.engine.distributed import Ranks, barrier, from_main
+from vil.engine.momenta import load_by_name, state_by_name
 from vil.engine.weights import check_finite, load_exactly, save_weights
 from vil.utils.errors import CheckpointError
 
 WEIGHTS = "model.safetensors"
+AVERAGE = "ema.safetensors"
 STATE = "state.pt"
 
 
@@ -46,11 +48,30 @@ class State:
     step: int = 0  # steps done
     best: float | None = None  # the best evaluation figure so far
     best_step: int | None = None  # and the step it was reached at
+    drops: int = 0  # evaluations that lowered the learning rate, being no better
 
     @property
     def epoch(self) -> int:
         """Epochs done."""
         return self.step // self.steps_per_epoch
+
+    def judged(self, figure: float, *, drop: bool) -> "State":
+        """After an evaluation: the best one so far or, if told so, another drop of the rate."""
+        if self.best is None or figure > self.best:
+            return replace(self, best=figure, best_step=self.step)
+        return replace(self, drops=self.drops + drop)
+
+
+class Average(Protocol):
+    """What is asked of an average of weights: a model of its own, with the same names."""
+
+    model: nn.Module
+
+    def update(self) -> None:
+        """Take in the weights after a step."""
+
+    def restart(self) -> None:
+        """Begin again at the weights of now."""
 
 
 # ------------------------------------------------------------------------------------------- saving
@@ -65,6 +86,7 @@ def save(
     *,
     ranks: Ranks,
     keep: int,
+    ema: Average | None = None,
 ) -> Path:
     """Write the checkpoint of `state.step` into `folder`; rank 0 writes, the others wait.
 
@@ -76,10 +98,12 @@ def save(
     if ranks.is_main:
         aside = begin_folder(final)
         save_weights(model, aside / WEIGHTS)
+        if ema:
+            save_weights(ema.model, aside / AVERAGE)
         torch.save(
             {
                 "state": asdict(state),
-                "optimizer": optimizer_state(optimizer),
+                "optimizer": state_by_name(optimizer),
                 "scaler": scaler.state_dict(),
             },
             aside / STATE,
@@ -98,16 +122,6 @@ def point(folder: Path, state: State) -> None:
     for name, step in (("last", state.step), ("best", state.best_step)):
         if step is not None and (folder / name_of(step)).is_dir():
             replace_text(folder / name, f"{name_of(step)}\n")
-
-
-def optimizer_state(optimizer: Optimizer) -> dict[str, dict]:
-    """Momenta and counters by parameter name (`decay_groups` gave the optimizer the names)."""
-    return {
-        name: optimizer.state[parameter]
-        for group in optimizer.param_groups
-        for name, parameter in zip(group["param_names"], group["params"])
-        if parameter in optimizer.state
-    }
 
 
 def prune(folder: Path, step: int, keep: int) -> None:
@@ -172,18 +186,10 @@ def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer, scaler: GradS
     except (UnpicklingError, RuntimeError, EOFError, OSError) as error:
         first_line = str(error).partition("\n")[0]
         raise CheckpointError(f"{checkpoint / STATE} cannot be read: {first_line}") from error
-    load_optimizer_state(optimizer, saved["optimizer"])
+    load_by_name(optimizer, saved["optimizer"])
     if saved["scaler"]:  # empty unless the run was in float16; GradScaler refuses an empty one
         scaler.load_state_dict(saved["scaler"])
     return State(**saved["state"])
-
-
-def load_optimizer_state(optimizer: Optimizer, saved: dict[str, dict]) -> None:
-    """Undo `optimizer_state`. Parameters the file does not know start afresh (newly unfrozen)."""
-    current = optimizer.state_dict()
-    names = [name for group in current["param_groups"] for name in group["param_names"]]
-    current["state"] = {index: saved[name] for index, name in enumerate(names) if name in saved}
-    optimizer.load_state_dict(current)  # torch moves every tensor to its parameter's device
 
 
 def resume(
@@ -195,6 +201,7 @@ def resume(
     *,
     ranks: Ranks,
     say: Callable[[str], None],
+    ema: Average | None = None,
 ) -> State:
     """The state to go on from: that of the newest valid checkpoint, or `fresh` if there is none.
 
@@ -213,6 +220,19 @@ def resume(
     for name in ("seed", "world"):
         if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
             say(f"{name} was {old} and is {new} from here: not the same numbers bit for bit")
+    load_average(checkpoint, ema, say)
     if ranks.is_main:
         point(folder, saved)
     return replace(saved, seed=fresh.seed, world=fresh.world)
+
+
+def load_average(checkpoint: Path, ema: Average | None, say: Callable[[str], None]) -> None:
+    """The average goes on as saved; switched on only now, it starts from the loaded weights."""
+    file = checkpoint / AVERAGE
+    if ema and file.exists():
+        load_exactly(ema.model, file)
+    elif ema:
+        ema.restart()
+        say(f"{checkpoint} has no average of weights: it starts from the weights of now")
+    elif file.exists():
+        say(f"{checkpoint} has an average of weights, this run keeps none: it ends here")

@@ -15,13 +15,15 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.amp import GradScaler
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from vil.engine.distributed import Ranks, unwrap
 from vil.engine.meter import Meter
 from vil.engine.run import Run
-from vil.engine.state import State, save
-from vil.engine.task import Task, autocast
+from vil.engine.state import Average, State, save
+from vil.engine.step import backward, set_rate
+from vil.engine.task import Task
 from vil.utils.errors import DivergedError
 from vil.utils.progress import Progress
 
@@ -54,6 +56,10 @@ def train(
     device: torch.device,
     epochs: int,
     set_progress: Callable[[nn.Module, Progress], None],
+    accumulate: int = 1,  # equal parts that a step's batch is run in
+    clip_grad: float = 0.0,  # the largest norm of all gradients together, 0: any
+    ema: Average | None = None,  # evaluated in place of the weights, saved beside them
+    drop_on_plateau: float = 0.0,  # divides the rate after each evaluation that is not the best
     log_freq: int = 10,
     eval_every: int = 1,
     save_every: int = 1,
@@ -80,20 +86,21 @@ def train(
     for batch in meter.watch(loader.batches(state.step, end)):
         set_progress(plain, Progress(state.seed, state.step, state.epoch, epochs, per_epoch))
         seed_step(state.seed, state.step, ranks.rank)
-        lr = schedule.lr_at(state.step)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
+        lr = schedule.lr_at(state.step) / (drop_on_plateau or 1.0) ** state.drops
+        set_rate(optimizer, lr)
 
-        with autocast(device, task.amp_dtype):
-            loss, figures = task.loss(model, batch)
-        optimizer.zero_grad(set_to_none=True)
-        scaler.scale(loss).backward()
+        optimizer.zero_grad()
+        figures = backward(task, model, task.prepare(batch), scaler, accumulate, device)
+        if clip_grad:
+            scaler.unscale_(optimizer)
+            figures["grad_norm"] = clip_grad_norm_(plain.parameters(), clip_grad)
         scaler.step(optimizer)
         scaler.update()
-
+        if ema:  # a step that the scaler skipped counts too: the weights stood still
+            ema.update()
         state = replace(state, step=state.step + 1)
         run.tick(state.step)
-        meter.add({"loss": loss, **figures})
+        meter.add(figures)
         done, epoch_ends = state.step == end, state.step % per_epoch == 0
 
         if state.step % log_freq == 0 or epoch_ends or done:
@@ -102,19 +109,16 @@ def train(
                 raise DivergedError(f"the loss is {figures['loss']} at step {state.step}")
             run.log.training(state.step, lr, figures)
 
-        improved = False
         if done or (epoch_ends and state.epoch % eval_every == 0):
-            results = task.evaluate(plain)
+            results = task.evaluate(ema.model if ema else plain)
             run.log.evaluation(state.step, results)
             figure = next(iter(results.values()))[task.best]  # of the first test set
-            improved = state.best is None or figure > state.best
-            if improved:
-                state = replace(state, best=figure, best_step=state.step)
+            state = state.judged(figure, drop=drop_on_plateau > 0)
             if draw and ranks.is_main:
                 draw(run.folder)
 
-        if done or improved or (epoch_ends and state.epoch % save_every == 0):
-            save(run.checkpoints, plain, optimizer, scaler, state, ranks=ranks, keep=keep)
+        if done or state.best_step == state.step or (epoch_ends and state.epoch % save_every == 0):
+            save(run.checkpoints, plain, optimizer, scaler, state, ranks=ranks, keep=keep, ema=ema)
             run.status("running")
     return state
 

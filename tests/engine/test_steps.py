@@ -1,0 +1,206 @@
+"""Parts of a step, clipping, averaged weights and rates that drop: what the loop's options promise.
+
+`set_progress` is called at the start of a step, when the gradients are still those of the last one.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from engine_toy import CLASSES, CPU, held_out, metrics, pick, samples, toy_train
+from safetensors.torch import load_file
+from torch import nn
+
+from vil.engine.distributed import Ranks
+from vil.engine.state import State, load, pointer, save
+from vil.engine.step import set_rate
+from vil.engine.task import ClassificationTask
+from vil.optim import build_optimizer, decay_groups
+
+SCALER = torch.amp.GradScaler("cpu", enabled=False)
+
+
+def weights(folder, file="model.safetensors"):
+    return load_file(pointer(folder / "checkpoints", "last") / file)
+
+
+def assert_close(ours, theirs):
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-9, atol=1e-9)
+
+
+def assert_equal(ours, theirs):
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def task_on(batches, **settings):
+    return ClassificationTask(
+        device=CPU, test_loaders={"set": batches}, classes=CLASSES, **settings
+    )
+
+
+def mix(batch):
+    """Every image with its mirror in the batch, in a ratio drawn from torch's generator."""
+    ratio = torch.rand(())
+    images = ratio * batch.images + (1 - ratio) * batch.images.flip(0)
+    classes = F.one_hot(batch.targets, CLASSES).double()
+    return dataclasses.replace(
+        batch, images=images, targets=ratio * classes + (1 - ratio) * classes.flip(0)
+    )
+
+
+@pytest.mark.parametrize("parts", [2, 4, 12])
+@pytest.mark.parametrize("settings", [{"mix": mix}, {"label_smoothing": 0.1}], ids=["soft", "hard"])
+def test_parts_are_the_whole_batch(tmp_path, parts, settings):
+    for folder, accumulate in (("whole", 1), ("parts", parts)):
+        toy_train(
+            tmp_path / folder,
+            task=task_on(held_out(5), **settings),
+            dropout=0.0,
+            epochs=1,
+            clip_grad=0.2,
+            accumulate=accumulate,
+        )
+    assert_close(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+    for ours, theirs in zip(metrics(tmp_path / "parts"), metrics(tmp_path / "whole")):
+        for name in {"loss", "top1", "grad_norm"} & theirs.keys():
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-6)
+        assert theirs.get("grad_norm", 1) > 0.2  # there was something to clip
+
+
+def test_parts_are_equal_and_in_order():
+    task, batch = task_on([]), pick(samples(12), torch.arange(12), step=3)
+    parts = task.parts(batch, 4)
+    assert [part.indices.tolist() for part in parts] == torch.arange(12).view(4, 3).tolist()
+    assert torch.equal(torch.cat([part.images for part in parts]), batch.images)
+    assert torch.equal(torch.cat([part.targets for part in parts]), batch.targets)
+    assert {part.step for part in parts} == {3}
+    for count in (5, 24):
+        with pytest.raises(AssertionError, match="12 images"):
+            task.parts(batch, count)
+
+
+@pytest.mark.parametrize("amp_dtype", [None, torch.float16])
+def test_gradients_are_clipped_to_the_norm_after_unscaling(tmp_path, amp_dtype):
+    def norms(folder, **options):
+        seen = []
+
+        def watch(model, progress):
+            if progress.step == 1:
+                seen.append(torch.stack([p.grad.norm() for p in model.parameters()]).norm().item())
+
+        toy_train(
+            tmp_path / folder,
+            task=task_on(held_out(5), amp_dtype=amp_dtype),
+            dropout=0.0,
+            max_steps=2,
+            log_freq=1,
+            set_progress=watch,
+            **options,
+        )
+        return seen[0], metrics(tmp_path / folder)[0].get("grad_norm")
+
+    free, unlogged = norms("free", clip_grad=0.0)
+    assert unlogged is None
+    assert norms("high", clip_grad=10 * free) == pytest.approx((free, free), rel=1e-3)
+    assert norms("low", clip_grad=free / 3) == pytest.approx((free / 3, free), rel=1e-3)
+
+
+def test_a_rate_is_scaled_by_its_layer():
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    groups = decay_groups(
+        model.named_parameters(), 0, 0, layer_of=lambda n: int(n[0]), num_layers=1, layer_decay=0.5
+    )
+    optimizer = build_optimizer("sgd", groups, lr=1.0)
+    set_rate(optimizer, 0.3)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.15, 0.3]
+    set_rate(torch.optim.SGD(model.parameters()), 0.3)  # groups made by others have no factor
+
+
+# ------------------------------------------------------------------------------- averaged weights
+
+
+def test_an_average_is_evaluated_saved_and_resumed_bit_for_bit(tmp_path):
+    straight, stopped, plain = (tmp_path / name for name in ("straight", "stopped", "plain"))
+    toy_train(straight, ema=0.7)
+    for stop in (3, 7, None):
+        toy_train(stopped, ema=0.7, max_steps=stop)
+    toy_train(plain)
+    for file in ("model.safetensors", "ema.safetensors"):
+        assert_equal(weights(stopped, file), weights(straight, file))
+    assert_equal(weights(straight), weights(plain))  # the average changes no training
+    average, model = weights(straight, "ema.safetensors"), weights(straight)
+    assert average.keys() == model.keys()
+    assert not torch.equal(average["1.weight"], model["1.weight"])
+
+    def losses(folder):
+        return [m["loss"] for m in metrics(folder) if m["split"] == "val/odd"]
+
+    assert losses(straight) != losses(plain)
+
+
+def test_an_average_can_be_switched_on_and_off(tmp_path, capsys):
+    toy_train(tmp_path, max_steps=3)
+    before = weights(tmp_path)
+    assert not list(tmp_path.glob("checkpoints/*/ema.safetensors"))
+    toy_train(tmp_path, max_steps=4, ema=0.5)
+    assert "no average of weights: it starts from the weights of now" in capsys.readouterr().out
+    after = weights(tmp_path)
+    expected = {name: (before[name] + after[name]) / 2 for name in after}
+    assert_close(weights(tmp_path, "ema.safetensors"), expected)
+    toy_train(tmp_path, max_steps=5)
+    assert "this run keeps none: it ends here" in capsys.readouterr().out
+    assert not (pointer(tmp_path / "checkpoints", "last") / "ema.safetensors").exists()
+
+
+# -------------------------------------------------------------------------- rates that drop, resume
+
+
+class Scripted(ClassificationTask):
+    """A task whose evaluations are known beforehand."""
+
+    def __init__(self, figures):
+        super().__init__(device=CPU, test_loaders={}, classes=CLASSES)
+        self.figures = iter(figures)
+
+    def evaluate(self, model):
+        return {"set": {"top1": next(self.figures)}}
+
+
+def rates(folder):
+    return [m["lr"] for m in metrics(folder) if m["split"] == "train"]
+
+
+def test_the_rate_drops_after_each_evaluation_that_is_not_the_best(tmp_path):
+    figures = [1.0, 0.5, 2.0, 2.0, 3.0]
+    options = {"epochs": 5, "log_freq": 5, "dropout": 0.0}
+    toy_train(tmp_path / "free", task=Scripted(figures), **options)
+    state = toy_train(tmp_path / "drops", task=Scripted(figures), drop_on_plateau=4.0, **options)
+    factors = [
+        ours / free for ours, free in zip(rates(tmp_path / "drops"), rates(tmp_path / "free"))
+    ]
+    assert factors == pytest.approx([1, 1, 1 / 4, 1 / 4, 1 / 16])
+    assert (state.drops, state.best, state.best_step) == (2, 3.0, 25)
+
+    def crash(model, progress):
+        if progress.step == 22:
+            raise KeyboardInterrupt
+
+    folder, options = tmp_path / "crashed", {**options, "drop_on_plateau": 4.0}
+    with pytest.raises(KeyboardInterrupt):
+        toy_train(folder, task=Scripted(figures), set_progress=crash, **options)
+    assert toy_train(folder, task=Scripted(figures[4:]), **options) == state
+    assert rates(folder) == rates(tmp_path / "drops")
+    assert_equal(weights(folder), weights(tmp_path / "drops"))
+
+
+def test_a_checkpoint_from_before_rates_dropped_is_read(tmp_path):
+    model = nn.Linear(2, 2)
+    optimizer = build_optimizer("sgd", decay_groups(model.named_parameters(), 0, 0), lr=0.1)
+    start = State(0, 1, 8, 5, "sgd", step=1)
+    folder = save(tmp_path, model, optimizer, SCALER, start, ranks=Ranks(), keep=1)
+    saved = torch.load(folder / "state.pt", weights_only=True)
+    del saved["state"]["drops"]
+    torch.save(saved, folder / "state.pt")
+    assert load(folder, model, optimizer, SCALER) == start

@@ -1,0 +1,64 @@
+"""The average of weights is the sum of its definition, in a model of its own."""
+
+import pytest
+import torch
+from torch import nn
+
+from vil.optim import Ema
+
+
+def drifting_model():
+    """A shared weight, a frozen bias and batch statistics."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3)).double()
+    model[2].weight = model[0].weight
+    model[2].bias.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.9, 0.9999])
+def test_the_average_is_the_closed_form(decay):
+    torch.manual_seed(0)
+    model = drifting_model()
+    ema = Ema(model, decay)
+    weights = [model[0].weight.detach().clone()]
+    for _ in range(7):
+        with torch.no_grad():
+            model[0].weight.add_(torch.randn(3, 3))
+        ema.update()
+        weights.append(model[0].weight.detach().clone())
+    expected = decay**7 * weights[0]
+    for step in range(1, 8):
+        expected = expected + (1 - decay) * decay ** (7 - step) * weights[step]
+    torch.testing.assert_close(ema.model[0].weight, expected, rtol=1e-12, atol=1e-12)
+    assert ema.model[2].weight is ema.model[0].weight
+    assert torch.equal(ema.model[2].bias, model[2].bias)
+
+
+def test_buffers_are_copied_and_the_model_is_left_as_it_is():
+    model = drifting_model()
+    ema = Ema(model, 0.9)
+    model(torch.randn(8, 3).double())
+    ema.update()
+    assert torch.equal(ema.model[1].running_mean, model[1].running_mean)
+    assert ema.model[1].num_batches_tracked == 1
+    assert model.training
+    assert not ema.model.training
+    assert model[0].weight.requires_grad
+    assert not any(p.requires_grad for p in ema.model.parameters())
+    assert list(ema.model.state_dict()) == list(model.state_dict())
+
+
+def test_it_can_begin_again():
+    model = drifting_model()
+    ema = Ema(model, 0.9)
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    ema.restart()
+    assert torch.equal(ema.model[0].weight, model[0].weight)
+    assert ema.model[0].weight is not model[0].weight
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0])
+def test_a_decay_out_of_range_is_refused(decay):
+    with pytest.raises(ValueError, match="lies in"):
+        Ema(nn.Linear(1, 1), decay)
