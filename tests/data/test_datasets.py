@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vil.data import DATASETS, build_dataset
+from vil.data import build_dataset
 from vil.utils.errors import DataError
 
 
@@ -23,21 +23,6 @@ def root(tmp_path):
     (tmp_path / "train" / "dog" / "notes.txt").write_text("not a picture")
     (tmp_path / "train" / "dog" / "._a.jpg").write_text("a Mac's shadow of a.jpg")
     return tmp_path
-
-
-@pytest.mark.parametrize("split", ["train", "val"])
-@pytest.mark.parametrize("name", DATASETS)
-def test_every_dataset_keeps_the_contract(name, split, root):
-    dataset = build_dataset(name, root, split)
-    image, target = dataset[len(dataset) - 1]
-    assert isinstance(image, Image.Image)
-    assert image.mode == "RGB"
-    assert type(target) is int
-    assert 0 <= target < len(dataset.classes)
-    assert len({dataset.sample_name(i) for i in range(len(dataset))}) == len(dataset)
-    assert len(dataset.targets) == len(dataset)
-    transformed = build_dataset(name, root, split, lambda image: image.size)
-    assert transformed[0] == (dataset[0][0].size, dataset[0][1])
 
 
 def test_wrong_names_are_answered_with_the_right_ones():
@@ -70,6 +55,18 @@ def test_digits_are_real_pixels_of_the_size_asked_for():
     assert pixels.max() > 200
     assert len(np.unique(pixels)) > 50  # interpolated, not 17 grey levels
     assert target == 0  # the first digit of the table
+
+
+def test_digits_below_a_number_keep_their_split_and_names():
+    few, all_ten = (build_dataset("digits", "", "val", num_classes=n) for n in (3, 10))
+    assert few.classes == ["0", "1", "2"]
+    kept = all_ten.targets < 3
+    assert np.array_equal(few.targets, all_ten.targets[kept])
+    assert np.array_equal(few.indices, all_ten.indices[kept])
+    assert np.array_equal(few[7][0], all_ten[int(np.flatnonzero(kept)[7])][0])
+    for number in (1, 11):
+        with pytest.raises(ValueError, match=f"2 to 10, given {number}"):
+            build_dataset("digits", "", "val", num_classes=number)
 
 
 def test_digits_without_scikit_learn_name_the_extra(monkeypatch):

@@ -78,9 +78,20 @@ def test_two_ranks_see_what_one_process_sees(reference):
         assert torch.equal(torch.cat([half.indices for half in halves]), whole.indices)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-def test_start_methods_agree(reference, context):
-    assert same(take(1, 7, workers=2, context=context), reference[1:7])
+@pytest.mark.parametrize("world", [1, 2])
+def test_repeated_copies_are_augmented_apart(world):
+    """22 samples, 3 copies: an epoch of 5 steps of 4 shows seven samples, in 20 looks."""
+    ranks = [take(0, 5, 4 // world, rank=r, world=world, repeats=3) for r in range(world)]
+    batches = [b for step in zip(*ranks) for b in step]
+    indices = torch.cat([batch.indices for batch in batches])
+    images = torch.cat([batch.images for batch in batches])
+    assert indices.bincount().sort(descending=True).values[:7].tolist() == [3] * 6 + [2]
+    assert len(images.unique(dim=0)) == 20
+
+
+def test_fewer_than_one_copy_is_refused():
+    with pytest.raises(ValueError, match="repeats must be at least 1, given 0"):
+        TrainLoader(training_set(), batch_size=4, repeats=0)
 
 
 def test_the_seed_changes_order_and_pixels(reference):

@@ -49,6 +49,34 @@ def test_an_epoch_repeats_nothing_and_drops_the_rest():
         assert len({p.index for p in positions}) == 8
 
 
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(("n", "repeats"), [(1, 3), (2, 3), (22, 3), (300, 2), (7, 7), (5, 1)])
+def test_repeated_augmentation_copies_the_beginning_of_the_order(n, repeats, world):
+    """An epoch has as many samples as ever; each meets every rank's batch at its own position."""
+    plain, copies = epoch_order(n, 7, 2), epoch_order(n, 7, 2, repeats)
+    assert len(copies) == n
+    assert copies.tolist() == [plain[i // repeats] for i in range(n)]
+    batch = max(n // 2 // world, 1)
+    if batch * world <= n:
+        steps = n // (batch * world)
+        shares = [
+            train_batches(
+                n,
+                batch_size=batch,
+                rank=rank,
+                world=world,
+                seed=7,
+                repeats=repeats,
+                start=2 * steps,
+                stop=3 * steps,
+            )
+            for rank in range(world)
+        ]
+        positions = [p for step in zip(*shares) for part in step for p in part]
+        assert [p.position for p in positions] == list(range(steps * batch * world))
+        assert [p.index for p in positions] == copies[: len(positions)].tolist()
+
+
 @pytest.mark.parametrize("start", [0, 1, 2, 3, 5, 8])
 def test_any_step_can_be_the_first(start):
     everything = list(train_batches(11, batch_size=4, start=0, stop=9))

@@ -19,6 +19,7 @@ class ImageDataset(Dataset):
     read is an OSError, which the loaders count and forgive; every other error ends the run.
     """
 
+    numbered = False  # labels are plain numbers: the row takes num_classes
     classes: list[str]
     targets: np.ndarray  # (N,) int64: one buffer, whose pages forked workers share for good
 

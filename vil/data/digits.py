@@ -19,16 +19,27 @@ class Digits(ImageDataset):
     """
 
     def __init__(
-        self, root: object, split: str, transform: Callable | None = None, *, size: int = 64
+        self,
+        root: object,
+        split: str,
+        transform: Callable | None = None,
+        *,
+        size: int = 64,
+        num_classes: int = 10,
     ):
-        """root is not used: the digits come with scikit-learn."""
+        """root is not used: the digits come with scikit-learn. Digits from num_classes on are left
+        out of both splits; ValueError unless it is 2 to 10.
+        """
         super().__init__(split, transform)
+        if not 2 <= num_classes <= 10:
+            raise ValueError(f"digits: num_classes must be 2 to 10, given {num_classes}")
         pixels, targets = load()
         self.size = size
         self.indices = split_indices(targets, split)
+        self.indices = self.indices[targets[self.indices] < num_classes]
         self.pixels = pixels[self.indices]
         self.targets = targets[self.indices]
-        self.classes = [str(digit) for digit in range(10)]
+        self.classes = [str(digit) for digit in range(num_classes)]
 
     def image(self, index: int) -> Image.Image:
         """size x size pixels."""

@@ -1,6 +1,5 @@
 """A folder of pictures, one sub-folder per class: root/{train,val}/<class>/*.jpg."""
 
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +7,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vil.data.classes import trained_classes
 from vil.data.dataset import ImageDataset
 from vil.data.image import read_image
 from vil.utils.errors import DataError
-
-logger = logging.getLogger(__name__)
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 LAYOUT = """{problem}. Expected:
@@ -39,8 +37,8 @@ class Folder(ImageDataset):
     def __init__(self, root: str | Path, split: str, transform: Callable | None = None):
         super().__init__(split, transform)
         self.root = Path(root)
-        found = class_folders(self.root, split)
-        self.classes = self.trained_classes(found)
+        found = class_folders(self.root / split)
+        self.classes = trained_classes(split, found, self.root / "train", class_folders)
         files = [pictures(self.root / split / name) for name in found]
         labels = [self.classes.index(name) for name in found]
         self.targets = np.repeat(labels, [len(names) for names in files])
@@ -54,18 +52,6 @@ class Folder(ImageDataset):
             ]
         )
 
-    def trained_classes(self, found: list[str]) -> list[str]:
-        """The class list of the split whose class folders are `found`."""
-        if self.split == "train":
-            return found
-        if not (self.root / "train").is_dir():
-            logger.warning("no %s: the classes are those of val", self.root / "train")
-            return found
-        known = class_folders(self.root, "train")
-        if unknown := sorted(set(found) - set(known)):
-            raise DataError(f"{self.root}/val has classes that train has not: {', '.join(unknown)}")
-        return known
-
     def image(self, index: int) -> Image.Image:
         """The decoded file. Raises UnreadableImage."""
         return read_image(self.root / self.sample_name(index))
@@ -75,14 +61,13 @@ class Folder(ImageDataset):
         return os.fsdecode(self.names[index])
 
 
-def class_folders(root: Path, split: str) -> list[str]:
-    """Names of the sub-folders of root/split, sorted."""
-    folder = root / split
+def class_folders(folder: Path) -> list[str]:
+    """Names of the sub-folders of root/train or root/val, sorted."""
     if not folder.is_dir():
-        raise DataError(layout(root, f"there is no folder {folder}"))
+        raise DataError(layout(folder.parent, f"there is no folder {folder}"))
     names = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
     if not names:
-        raise DataError(layout(root, f"{folder} has no class folders"))
+        raise DataError(layout(folder.parent, f"{folder} has no class folders"))
     return names
 
 

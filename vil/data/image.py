@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 
 class UnreadableImage(OSError):
@@ -17,6 +17,8 @@ def read_image(source: str | Path | BinaryIO) -> Image.Image:
         with Image.open(source) as image:
             refuse_bomb(image)
             return to_rgb(image)
+    except UnidentifiedImageError as error:  # names a BytesIO by its place in memory
+        raise UnreadableImage("UnidentifiedImageError: no picture of a known kind") from error
     except Exception as error:
         # PIL has no common type for a broken file (OSError, SyntaxError, ValueError, struct.error,
         # zlib.error, EOFError, DecompressionBombError, ...), and only PIL runs inside this try.

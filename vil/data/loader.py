@@ -30,21 +30,34 @@ class TrainLoader:
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
+        repeats: int = 1,
         workers: int = 0,
         pin_memory: bool = False,
         max_bad_fraction: float = 0.01,
         bad_file: str | Path | None = None,
         context: str | None = None,
     ):
-        """batch_size is that of one process; context is a start method of multiprocessing."""
+        """batch_size is that of one process; context is a start method of multiprocessing.
+
+        repeats > 1 is repeated augmentation: as many samples per epoch, fewer distinct ones.
+        """
+        if repeats < 1:
+            raise ValueError(f"repeats must be at least 1, given {repeats}")
         self.steps_per_epoch = len(dataset) // (batch_size * world)
         if self.steps_per_epoch == 0:
             raise DataError(
                 f"a batch of {batch_size} x {world} processes needs {batch_size * world} samples, "
                 f"and the training set has {len(dataset)}"
             )
+        self.classes = dataset.classes
         self.samples = Samples(dataset, seed=seed, tries=TRIES)
-        self.order = {"batch_size": batch_size, "seed": seed, "rank": rank, "world": world}
+        self.order = {
+            "batch_size": batch_size,
+            "seed": seed,
+            "rank": rank,
+            "world": world,
+            "repeats": repeats,
+        }
         self.options = {"workers": workers, "pin_memory": pin_memory, "context": context}
         self.ledger = Ledger(len(dataset), max_bad_fraction, bad_file)
 

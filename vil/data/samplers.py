@@ -19,12 +19,15 @@ class Position(NamedTuple):
     index: int
 
 
-def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
-    """The permutation (N,) int64 of one epoch.
+def epoch_order(n: int, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
+    """The samples (N,) int64 of one epoch: a permutation, or its beginning with every sample
+    `repeats` times in a row (about N / repeats distinct ones).
 
+    Repeated augmentation: Hoffer et al., arXiv:1901.09335; three repeats in DeiT, arXiv:2012.12877.
     RandomState, whose numbers numpy promises never to change: a run can resume under another numpy.
     """
-    return np.random.RandomState(np.random.MT19937(entropy("order", seed, epoch))).permutation(n)
+    random = np.random.RandomState(np.random.MT19937(entropy("order", seed, epoch)))
+    return random.permutation(n)[: -(-n // repeats)].repeat(repeats)[:n]
 
 
 def train_batches(
@@ -36,18 +39,20 @@ def train_batches(
     seed: int = 0,
     rank: int = 0,
     world: int = 1,
+    repeats: int = 1,
 ) -> Iterator[list[Position]]:
     """This process's B positions of every step in [start, stop), across epochs.
 
     A step takes B * R consecutive positions and each process a slice of them, so that R processes
     see together what one process with their common batch sees. The rest of an epoch is dropped.
+    The copies that `repeats` makes stand at positions of their own and are augmented apart.
     """
     everyone = batch_size * world
     order, order_epoch = None, None
     for step in range(start, stop):
         epoch, batch = divmod(step, n // everyone)
         if epoch != order_epoch:
-            order, order_epoch = epoch_order(n, seed, epoch), epoch
+            order, order_epoch = epoch_order(n, seed, epoch, repeats), epoch
         first = batch * everyone + rank * batch_size
         yield [Position(epoch, p, int(order[p])) for p in range(first, first + batch_size)]
 

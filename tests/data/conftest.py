@@ -1,0 +1,10 @@
+"""One root with small data of every format, written once."""
+
+import pytest
+from data_files import write_everything
+
+
+@pytest.fixture(scope="session")
+def everything(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield write_everything(tmp_path_factory.mktemp("everything"), monkeypatch)

@@ -1,0 +1,124 @@
+"""Writers of small data sets in every format, for the tests beside it."""
+
+import base64
+import io
+import json
+import pickle
+import struct
+import tarfile
+import zipfile
+
+import numpy as np
+from PIL import Image
+
+CLASSES = 10
+
+
+def picture(seed, size=(12, 9)):
+    """PNG bytes of noise that no other seed gives."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def samples(split, per_class=1, broken=0):
+    """Member name -> bytes, in CLASSES folders, with `broken` members of text in the last one."""
+    start = {"train": 0, "val": 1000}[split]
+    files = {
+        f"c{number}/{start + number * per_class + i}.png": picture(start + number * per_class + i)
+        for number in range(CLASSES)
+        for i in range(per_class)
+    }
+    return files | {f"c{CLASSES - 1}/bad{i}.png": b"<html>404</html>" for i in range(broken)}
+
+
+def write_folder(root, split, files):
+    for name, content in files.items():
+        path = root / split / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def write_zip(root, split, files, method=zipfile.ZIP_DEFLATED):
+    """The zip in reverse order of the map: its directory decides."""
+    with zipfile.ZipFile(root / f"{split}.zip", "w", method) as archive:
+        for name in reversed(files):
+            archive.writestr(name, files[name])
+    write_map(root, split, {name: int(name[1 : name.index("/")]) for name in files})
+
+
+def write_map(root, split, labels):
+    lines = [f"{split}.zip@{name}\t{label}\n" for name, label in labels.items()]
+    (root / f"{split}_map.txt").write_text("".join(lines))
+
+
+def write_tar(root, split, files, prefix=""):
+    with tarfile.open(root / f"{split}.tar", "w") as archive:
+        for name in reversed(files):
+            member = tarfile.TarInfo(prefix + name)
+            member.size = len(files[name])
+            archive.addfile(member, io.BytesIO(files[name]))
+
+
+def write_tsv(root, split, files, *, as_json=False, name=None, lineidx=True):
+    """key, label, image; the label is the class number."""
+    name, offsets = name or split, []
+    with open(root / f"{name}.tsv", "wb") as file:
+        for key, content in files.items():
+            label = key[1 : key.index("/")]
+            if as_json:
+                label = json.dumps([{"class": label, "score": 1.0}, {"class": "0"}])
+            offsets.append(file.tell())
+            columns = [key.encode(), label.encode(), base64.b64encode(content)]
+            file.write(b"\t".join(columns) + b"\n")
+    if lineidx:
+        (root / f"{name}.lineidx").write_text("".join(f"{offset}\n" for offset in offsets))
+    (root / f"{name}.yaml").write_text(f"img: {name}.tsv\n")
+
+
+def write_cifar(root, monkeypatch):
+    """Both, in torchvision's pickles, whose checksums are torchvision's own no longer."""
+    from torchvision.datasets import CIFAR10, CIFAR100
+
+    for source, key, names in (
+        (CIFAR10, "labels", ("data_batch_1", "test_batch")),
+        (CIFAR100, "fine_labels", ("train", "test")),
+    ):
+        folder = root / source.base_folder
+        folder.mkdir()
+        for seed, name in enumerate(names):
+            data = np.random.default_rng(seed).integers(0, 256, (12, 3072)).astype(np.uint8)
+            (folder / name).write_bytes(
+                pickle.dumps({"data": data, key: [i % CLASSES for i in range(12)]})
+            )
+        meta = {**source.meta, "md5": None}
+        classes = [f"thing {number}" for number in range(CLASSES)]
+        (folder / meta["filename"]).write_bytes(pickle.dumps({meta["key"]: classes}))
+        monkeypatch.setattr(source, "train_list", [[names[0], None]])
+        monkeypatch.setattr(source, "test_list", [[names[1], None]])
+        monkeypatch.setattr(source, "meta", meta)
+
+
+def write_mnist(root):
+    """The four files of unsigned bytes: magic number, sizes, data."""
+    folder = root / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for seed, name in enumerate(("train", "t10k")):
+        pixels = np.random.default_rng(seed).integers(0, 256, (12, 28, 28)).astype(np.uint8)
+        head = struct.pack(">IIII", 0x803, 12, 28, 28)
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(head + pixels.tobytes())
+        labels = bytes(i % CLASSES for i in range(12))
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 12) + labels)
+
+
+def write_everything(root, monkeypatch):
+    """A root below which every row of DATASETS finds its ten classes; each archive has one text."""
+    for split in ("train", "val"):
+        files = samples(split)
+        write_folder(root, split, files)
+        for write in (write_zip, write_tar, write_tsv):
+            write(root, split, samples(split, broken=1))
+    write_cifar(root, monkeypatch)
+    write_mnist(root)
+    return root

@@ -1,0 +1,45 @@
+"""docs/data.md is true: its commands make what the datasets read, its table has every dataset."""
+
+import inspect
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_files import samples, write_folder
+
+from vil.data import DATASETS, build_dataset
+
+PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["tar", "imagenet", "tsv"])
+def test_the_commands_make_the_same_dataset_as_the_folder(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "val"):
+        write_folder(tmp_path / "pictures", split, samples(split, per_class=2))
+    zips, tsvs = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    if name == "tar":
+        (command,) = re.findall(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL)
+        subprocess.run(["bash", "-ec", command], check=True)
+    else:
+        exec({"imagenet": zips, "tsv": tsvs}[name], {})
+    for split in ("train", "val"):
+        made, folder = (build_dataset(*of, split) for of in ((name, "."), ("folder", "pictures")))
+        assert np.array_equal(made.targets, folder.targets)
+        assert all(made[i][0].tobytes() == folder[i][0].tobytes() for i in range(20))
+        assert len(made.classes) == 10
+
+
+def test_the_table_has_every_dataset_and_its_own_arguments():
+    rows = dict(re.findall(r"^\| `([\w<>.]+)` \|.*\| (.*?) ?\|$", PAGE, flags=re.MULTILINE))
+    assert rows.keys() == DATASETS.keys() | {"<path>.yaml"}
+    for name, row in DATASETS.items():
+        own = [
+            parameter
+            for parameter in inspect.signature(row).parameters.values()
+            if parameter.kind is parameter.KEYWORD_ONLY
+        ]
+        expected = [f"`{p.name}`" + ("" if p.default is None else f" {p.default}") for p in own]
+        assert rows[name] == ", ".join(expected), name

@@ -1,0 +1,123 @@
+"""Every format gives the same samples however its workers start, and survives broken pictures."""
+
+import multiprocessing
+
+import numpy as np
+import pytest
+import torch
+from data_files import CLASSES, samples, write_folder, write_tar, write_tsv, write_zip
+from PIL import Image
+
+from vil.data import DATASETS, build_dataset, is_numbered
+from vil.data.joined import Joined
+from vil.data.loader import EvalLoader, TrainLoader
+from vil.data.transforms import eval_transform, train_transform
+from vil.utils.errors import DataError
+
+OWN = {"fake": {"n": 12, "size": 8}, "digits": {"size": 8}}
+
+
+def joined(root, split, transform):
+    """One dataset with all of the table: starting workers is what costs time."""
+    sets = [build_dataset(name, root, split, transform, **OWN.get(name, {})) for name in DATASETS]
+    return Joined(sets, list(DATASETS))
+
+
+def read(root, context, workers):
+    """Names, targets, pixels and reports of an epoch of training and of an evaluation."""
+    options = {"context": context, "max_bad_fraction": 1.0}
+    train, val = (
+        joined(root, split, transform)
+        for split, transform in (("train", train_transform(6)), ("val", eval_transform(6)))
+    )
+    loader = TrainLoader(train, batch_size=4, seed=5, workers=workers, **options)
+    evaluation = EvalLoader(val, batch_size=50, workers=min(workers, 1), **options)
+    for dataset, batches in (
+        (train, loader.batches(0, loader.steps_per_epoch)),
+        (val, evaluation),
+    ):
+        for batch in batches:
+            names = [dataset.sample_name(index) for index in batch.indices.tolist()]
+            yield names, batch.targets, batch.images, batch.unreadable
+
+
+@pytest.fixture(scope="module")
+def reference(everything):
+    """Without workers."""
+    return list(read(everything, None, 0))
+
+
+def test_the_reference_meets_every_dataset_and_every_broken_picture(reference):
+    names = {name.split("/")[0] for names, *_ in reference for name in names}
+    assert names == set(DATASETS)
+    broken = {report.name for *_, unreadable in reference for report in unreadable}
+    assert broken >= {
+        "imagenet/train.zip@c9/bad0.png",
+        "tar/val.tar@c9/bad0.png",
+        "tsv/c9/bad0.png",
+    }
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_start_methods_agree_for_every_dataset(everything, reference, context):
+    multiprocessing.set_forkserver_preload(["vil.data.loader"])  # torch once for all its workers
+    found = list(read(everything, context, 2))
+    assert len(found) == len(reference)
+    for one, other in zip(found, reference):
+        assert one[0] == other[0]
+        assert torch.equal(one[1], other[1])
+        assert torch.equal(one[2], other[2])
+        assert one[3] == other[3]
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_dataset_keeps_the_contract(name, split, everything):
+    dataset = build_dataset(name, everything, split)
+    image, target = dataset[5]
+    assert isinstance(image, Image.Image)
+    assert image.mode == "RGB"
+    assert type(target) is int
+    assert len(dataset.classes) == CLASSES
+    assert all(type(name) is str for name in dataset.classes)
+    assert (dataset.targets.dtype, dataset.targets.shape) == (np.int64, (len(dataset),))
+    assert dataset.targets.min() >= 0
+    assert dataset.targets.max() < CLASSES
+    assert len({dataset.sample_name(i) for i in range(len(dataset))}) == len(dataset)
+    transformed = build_dataset(name, everything, split, lambda image: image.size)
+    assert transformed[5] == (image.size, target)
+
+
+@pytest.mark.parametrize("name", [name for name in DATASETS if is_numbered(name)])
+def test_numbered_datasets_take_the_number_of_classes(name, everything):
+    assert len(build_dataset(name, everything, "val", num_classes=15).classes) == 15
+    with pytest.raises(DataError, match=r"line \d+: class [4-9] is outside.*0\.\.3"):
+        build_dataset(name, everything, "train", num_classes=4)
+
+
+@pytest.mark.parametrize("name", ["folder", "imagenet", "tar", "tsv"])
+def test_members_that_are_no_pictures_are_counted(name, tmp_path, caplog):
+    write = {"folder": write_folder, "imagenet": write_zip, "tar": write_tar, "tsv": write_tsv}
+    write[name](tmp_path, "val", samples("val", broken=2))
+    dataset = build_dataset(name, tmp_path, "val", eval_transform(6))
+    loader = EvalLoader(dataset, batch_size=5, max_bad_fraction=0.2)
+    assert sum(len(batch) for batch in loader) == 10
+    names = sorted(dataset.sample_name(i) for i in loader.ledger.seen)
+    assert [name[-11:] for name in names] == ["c9/bad0.png", "c9/bad1.png"]
+    assert caplog.text.count("unreadable image") == 2
+    with pytest.raises(DataError, match="2 of 12 images cannot be read"):
+        list(EvalLoader(dataset, batch_size=5, max_bad_fraction=0.1))
+
+
+def test_the_same_pictures_are_the_same_dataset_in_a_folder_and_a_tar(tmp_path):
+    """Order and numbers too, so that a run may change from one to the other."""
+    for split in ("train", "val"):
+        files = {name.replace("c1/", "c1-a/"): data for name, data in samples(split, 2).items()}
+        write_folder(tmp_path, split, files)
+        write_tar(tmp_path, split, files)
+        folder, tar = (build_dataset(name, tmp_path, split) for name in ("folder", "tar"))
+        assert tar.classes == folder.classes
+        assert np.array_equal(tar.targets, folder.targets)
+        names = [tar.sample_name(i).replace(".tar@", "/") for i in range(len(tar))]
+        assert names == [folder.sample_name(i) for i in range(len(folder))]
+        assert tar[3][0].tobytes() == folder[3][0].tobytes()

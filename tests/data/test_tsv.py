@@ -1,0 +1,265 @@
+"""TSV sets: the files a yaml names, their row offsets, their labels, and what may be wrong."""
+
+import os
+
+import numpy as np
+import pytest
+from data_files import samples, write_tsv
+from PIL import Image
+
+from vil.data import build_dataset
+from vil.data.image import UnreadableImage
+from vil.data.tsv_file import TsvFile
+from vil.utils.errors import DataError
+
+FILES = samples("train")
+KEYS = list(FILES)
+
+
+@pytest.fixture
+def root(tmp_path):
+    write_tsv(tmp_path, "train", FILES)
+    return tmp_path
+
+
+def describe(root, text, **files):
+    """train.yaml, with further files beside it."""
+    for name, content in files.items():
+        (root / name).write_text(content)
+    (root / "train.yaml").write_text(text)
+
+
+def names(dataset):
+    return [dataset.sample_name(i) for i in range(len(dataset))]
+
+
+def test_rows_are_samples_in_order(root):
+    dataset = build_dataset("tsv", root, "train")
+    assert names(dataset) == KEYS
+    assert dataset.targets.tolist() == list(range(10))
+    assert dataset.classes == [str(i) for i in range(10)]
+    (root / "one.png").write_bytes(FILES[KEYS[4]])
+    with Image.open(root / "one.png") as image:
+        assert dataset[4][0].tobytes() == image.tobytes()
+
+
+def test_a_missing_lineidx_is_made_and_said(root, caplog):
+    written = (root / "train.lineidx").read_text()
+    (root / "train.lineidx").unlink()
+    assert names(build_dataset("tsv", root, "train")) == KEYS
+    assert "train.lineidx was not there: made from 10 rows" in caplog.text
+    assert (root / "train.lineidx").read_text() == written
+    assert not [name for name in os.listdir(root) if name.startswith(".")]
+    caplog.clear()
+    build_dataset("tsv", root, "train")
+    assert not caplog.text
+
+
+def test_a_lineidx_that_cannot_be_written_is_kept_in_memory(root, caplog):
+    (root / "train.lineidx").unlink()
+    (root / "train.lineidx").mkdir()  # even root cannot put a file there
+    assert names(build_dataset("tsv", root, "train")) == KEYS
+    assert "cannot be written: made for this run" in caplog.text
+    assert sorted(os.listdir(root)) == ["train.lineidx", "train.tsv", "train.yaml"]
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_rows_are_found_however_the_file_ends(rows, end, tmp_path):
+    path = tmp_path / "a.tsv"
+    line = "\r\n" if end == "\r\n" else "\n"
+    path.write_bytes((line.join(f"k{i}\t{i}" for i in range(rows)) + end).encode())
+    file = TsvFile(path)
+    assert [file.key(i) for i in range(len(file))] == [f"k{i}" for i in range(rows)]
+    assert list(file.labels(range(rows), before_image=False)) == [str(i) for i in range(rows)]
+    assert len(TsvFile(path)) == rows  # now by the lineidx
+
+
+def test_rows_are_found_across_blocks(tmp_path, monkeypatch):
+    path = tmp_path / "a.tsv"
+    path.write_text("".join(f"{'k' * i}\t{i}\n" for i in range(40)))
+    monkeypatch.setattr("vil.data.tsv_file.BLOCK", 7)
+    monkeypatch.setattr("vil.data.tsv_file.PART", 3)
+    monkeypatch.setattr("vil.data.tsv_file.HEAD", 2)
+    for _ in range(2):  # made, then read
+        assert [TsvFile(path).row(i) for i in (0, 9, 39)] == [
+            f"{'k' * i}\t{i}".encode() for i in (0, 9, 39)
+        ]
+    assert [len(TsvFile(path).key(i)) for i in range(40)] == list(range(40))
+
+
+@pytest.mark.parametrize(
+    ("lineidx", "message"),
+    [
+        ("", "does not rise from 0"),
+        ("0\n5\n5\n", "does not rise from 0"),
+        ("3\n8\n", "does not rise from 0"),
+        ("0\n999999\n", "last row begins at 999999"),
+        ("0\n7\n", "its last row, at byte 7, is not the last line"),
+        ("0\n", "its last row, at byte 0, is not the last line"),
+        ("0\nseven\n", "must have one integer per line"),
+    ],
+)
+def test_a_stale_lineidx_is_refused(root, lineidx, message):
+    (root / "train.lineidx").write_text(lineidx)
+    with pytest.raises(DataError, match=message):
+        build_dataset("tsv", root, "train")
+
+
+def test_a_tsv_that_was_cut_is_not_taken_for_a_whole_one(root):
+    with open(root / "train.tsv", "r+b") as file:
+        file.truncate((root / "train.tsv").stat().st_size // 2)
+    with pytest.raises(DataError, match=r"(?s)is not the index of.*delete it to have it made"):
+        build_dataset("tsv", root, "train")
+
+
+def test_labels_may_stand_in_a_file_of_their_own(root):
+    """The image rows then need no label, and hw gives the keys."""
+    (root / "train.lineidx").unlink()
+    rows = [line.split("\t") for line in (root / "train.tsv").read_text().splitlines()]
+    (root / "train.tsv").write_text("".join(f"{key}\t{image}\n" for key, _, image in rows))
+    with pytest.raises(DataError, match=r"train\.tsv, line 1: no label; .*key, label and image"):
+        build_dataset("tsv", root, "train")
+    describe(
+        root,
+        f"img: train.tsv\nlabel: {root}/l.tsv\nhw: hw.tsv\n",
+        **{
+            "l.tsv": "".join(f"x{i}\t{9 - i}\n" for i in range(10)),
+            "hw.tsv": "".join(f"h{i}\t[]\n" for i in range(10)),
+        },
+    )
+    dataset = build_dataset("tsv", root, "train")
+    assert dataset.targets.tolist() == list(range(9, -1, -1))
+    assert names(dataset) == [f"h{i}" for i in range(10)]
+    assert dataset[0][0].size == (12, 9)
+    (root / "train.yaml").write_text("img: train.tsv\nlabel: l.tsv\n")
+    assert names(build_dataset("tsv", root, "train"))[3] == "x3"
+    (root / "l.tsv").write_text("x\t0\n")
+    (root / "l.lineidx").unlink()
+    with pytest.raises(DataError, match=r"l\.tsv has 1 rows and .*train\.tsv has 10"):
+        build_dataset("tsv", root, "train")
+
+
+def test_a_linelist_takes_and_repeats_rows(root):
+    describe(root, "img: train.tsv\nlinelist: some\n", some="7\n2\n7\n")
+    dataset = build_dataset("tsv", root, "train")
+    assert names(dataset) == [KEYS[7], KEYS[2], KEYS[7]]
+    assert dataset.targets.tolist() == [7, 2, 7]
+    assert dataset[0][0].tobytes() == dataset[2][0].tobytes() != dataset[1][0].tobytes()
+    (root / "some").write_text("1\n10\n")
+    with pytest.raises(DataError, match=r"some, line 2: row 10 is outside 0\.\.9"):
+        build_dataset("tsv", root, "train")
+
+
+def test_a_labelmap_names_the_classes(root):
+    """Names are looked for before numbers; the number is that of the line unless it is given."""
+    rows = (root / "train.tsv").read_text().replace("\t3\t", "\tgrey whale\t")
+    (root / "train.tsv").write_text(rows)
+    (root / "train.lineidx").unlink()
+    lines = "".join(f"name {i}\n" for i in range(9)) + "grey whale\n"
+    describe(root, "img: train.tsv\nlabelmap: m\n", m=lines)
+    dataset = build_dataset("tsv", root, "train")
+    assert dataset.classes == [f"name {i}" for i in range(9)] + ["grey whale"]
+    assert dataset.targets.tolist() == [0, 1, 2, 9, 4, 5, 6, 7, 8, 9]
+    (root / "m").write_text("grey whale\t11\nother\t2\r\n")
+    dataset = build_dataset("tsv", root, "train")
+    assert dataset.targets[3] == 11
+    assert (len(dataset.classes), dataset.classes[2], dataset.classes[3]) == (12, "other", "3")
+    with pytest.raises(ValueError, match="num_classes is 9, but the labelmap has 12"):
+        build_dataset("tsv", root, "train", num_classes=9)
+    (root / "m").write_text("blue whale\nx\t9\n")
+    with pytest.raises(DataError, match="line 4: .* a name of the labelmap or .* 'grey whale'"):
+        build_dataset("tsv", root, "train")
+    for wrong in ("a\na\n", "a\t0\nb\t0\n", "a\n\nb\n"):
+        (root / "m").write_text(wrong)
+        with pytest.raises(DataError, match="m, line 2: no name, or it or its number comes twice"):
+            build_dataset("tsv", root, "train")
+
+
+@pytest.mark.parametrize("label", ["cat", "", "1.5", "-1", "10", '[{"class": "1"}]'])
+def test_a_wrong_label_is_named(root, label):
+    (root / "train.tsv").write_text(
+        (root / "train.tsv").read_text().replace("\t4\t", f"\t{label}\t")
+    )
+    (root / "train.lineidx").unlink()
+    with pytest.raises(DataError, match=r"train\.tsv, line 5: .*class"):
+        build_dataset("tsv", root, "train", num_classes=10)
+
+
+def test_validation_has_the_classes_of_training(root):
+    write_tsv(root, "val", {"c2/1.png": FILES[KEYS[2]]})
+    write_tsv(root, "val", {"c2/1.png": FILES[KEYS[2]]}, name="other")
+    assert len(build_dataset("tsv", root, "val").classes) == 10
+    assert len(build_dataset("other.yaml", root, "val").classes) == 3
+    write_tsv(root, "val", {"c10/1.png": FILES[KEYS[2]]})
+    with pytest.raises(DataError, match=r"val\.tsv, line 1: class 10 is outside.*0\.\.9"):
+        build_dataset("tsv", root, "val")
+
+
+def test_any_yaml_below_the_root_is_a_dataset_of_both_splits(root):
+    (root / "sets").mkdir()
+    write_tsv(root / "sets", "train", FILES, name="a")
+    for split in ("train", "val"):
+        dataset = build_dataset("sets/a.yaml", root, split)
+        assert (names(dataset), dataset.split) == (KEYS, split)
+
+
+def test_labels_of_imagenet_22k_are_json(root):
+    write_tsv(root, "train", FILES, as_json=True, name="imagenet_22k_a")
+    dataset = build_dataset("imagenet_22k_a.yaml", root, "train")
+    assert dataset.targets.tolist() == list(range(10))
+    yaml = root / "imagenet_22k_a.yaml"
+    (root / "m").write_text("".join(f"{9 - i}\n" for i in range(10)))
+    yaml.write_text("img: imagenet_22k_a.tsv\nlabelmap: m\n")
+    dataset = build_dataset("imagenet_22k_a.yaml", root, "train")
+    assert dataset.targets.tolist() == list(range(9, -1, -1))
+    yaml.write_text("img: imagenet_22k_a.tsv\nlabel: train.tsv\n")
+    with pytest.raises(DataError, match="leave out 'label'"):
+        build_dataset("imagenet_22k_a.yaml", root, "train")
+    yaml.write_text("img: train.tsv\n")
+    with pytest.raises(DataError, match="line 1: the label must be a JSON list"):
+        build_dataset("imagenet_22k_a.yaml", root, "train")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("label: train.tsv\n", "must have the key 'img'"),
+        ("img:\n", "must have the key 'img'"),
+        ("- img\n", "must have the key 'img'"),
+        ("img: [1]\n", "img must be the path of a file"),
+        ("img: no.tsv\n", r"there is no .*no\.tsv, which .*train\.yaml names"),
+        ("img: !!python/object/apply:os.system [touch canary]\n", "cannot be read: could not"),
+        ("img: {\n", "cannot be read"),
+    ],
+)
+def test_a_yaml_that_is_none_is_one_line(root, text, message, monkeypatch):
+    monkeypatch.chdir(root)
+    (root / "train.yaml").write_text(text)
+    with pytest.raises(DataError, match=message) as caught:
+        build_dataset("tsv", root, "train")
+    assert "\n" not in str(caught.value)
+    assert not (root / "canary").exists()
+    (root / "train.yaml").unlink()
+    with pytest.raises(DataError, match=r"there is no .*train\.yaml"):
+        build_dataset("tsv", root, "train")
+
+
+def test_keys_without_effect_are_told(root, caplog):
+    describe(root, "img: train.tsv\ncaption: c.tsv\n")
+    build_dataset("tsv", root, "train")
+    assert "keys without effect: caption" in caplog.text
+
+
+def test_broken_base64_and_vanished_files_are_unreadable(root):
+    dataset = build_dataset("tsv", root, "train")
+    assert np.asarray(dataset[0][0]).shape == (9, 12, 3)
+    data = (root / "train.tsv").read_bytes()
+    (root / "train.tsv").write_bytes(data.replace(b"iVBOR", b"iV!OR"))
+    with pytest.raises(UnreadableImage, match="no base64"):
+        dataset[0]
+    again = build_dataset("tsv", root, "train")
+    (root / "train.tsv").unlink()
+    with pytest.raises(OSError, match=r"train\.tsv"):
+        again[1]
+    assert again.sample_name(1) == f"{root}/train.tsv, line 2"
