@@ -19,8 +19,8 @@ MAY_IMPORT = {
     "engine": {"utils"},
     "report": {"utils"},
 }
-EVERYTHING = {"build", "cli", "__main__", "__init__"}
-CONFIG_READERS = {"build", "cli", "config", "__init__", "__main__"}
+EVERYTHING = {"build", "build_data", "cli", "__main__", "__init__"}
+CONFIG_READERS = EVERYTHING | {"config"}
 
 
 def room_of(path: Path) -> str:

@@ -7,57 +7,49 @@ refuse becomes a ConfigError, so that every command ends with one line and the s
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from yacs.config import CfgNode
 
 from vil.config import HISTORIC, ConfigError
-from vil.config.defaults import KEYS, leaves
-from vil.data import build_dataset
-from vil.data.loader import EvalLoader, TrainLoader
+from vil.config.defaults import KEYS, leaves, names_in
 from vil.data.mixup import Mix
-from vil.data.transforms import eval_transform, train_transform
 from vil.engine import distributed
 from vil.engine.disk import damage
 from vil.engine.distributed import Ranks
-from vil.engine.state import pointer
+from vil.engine.losses import build_loss
+from vil.engine.state import AVERAGE, pointer
 from vil.engine.task import ClassificationTask
 from vil.layers.attention.longformer import LongformerAttention
 from vil.models.arch import parse_arch
 from vil.models.checkpoint import Report, load_weights, read_weights
+from vil.models.foreign import build_foreign, layer_numbers, undecayed
 from vil.models.msvit import MsViT
 from vil.ops import Case, choose
 from vil.optim import Schedule, decay_groups
 from vil.optim import build_optimizer as optimizer_by_name
+from vil.optim.ema import Ema
 from vil.utils.errors import CheckpointError
-from vil.utils.table import lookup
 
-# Keys of the tree whose feature is still to come: setting one is refused rather than ignored.
-PENDING = (
-    "AUG.REPEATED_AUG",
-    "DATA.TARGETMAP",
-    "LOSS.FOCAL.NORMALIZE",
-    "LOSS.FOCAL.ALPHA",
-    "LOSS.FOCAL.GAMMA",
-    "OPTIM.NU",
-    "OPTIM.VAL",
-    "SOLVER.USE_LARC",
-    "MODEL.PRETRAINED",
-    "MODEL.VIT.MSVIT.SHARE_KV",
-)
+# The keys of MODEL.VIT.MSVIT that only one attention reads.
+OWN_KEYS = {
+    "longformer": ("SW_EXACT", "MODE", "BACKEND"),
+    "linformer": ("SHARE_KV",),
+    "performer": ("PERFORMER_BATCH_MAX",),
+    "srformer": ("SR_RAGGED",),
+}
 log = logging.getLogger(__name__)
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
-INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
-LOSSES = ("xentropy",)
-ARCHS = ("msvit",)
 
 
 def refuses(build: Callable) -> Callable:
@@ -73,13 +65,6 @@ def refuses(build: Callable) -> Callable:
             raise ConfigError(str(error)) from error
 
     return wrapped
-
-
-def _refuse_pending(cfg: CfgNode) -> None:
-    values = leaves(cfg)
-    for key in PENDING:
-        if values[key] != KEYS[key]:
-            raise ConfigError(f"{key}: not available yet, leave it at {KEYS[key]!r}")
 
 
 @refuses
@@ -124,56 +109,81 @@ def joined(cfg: CfgNode, device: torch.device) -> Iterator[Ranks]:
 
 
 @refuses
-def build_model(cfg: CfgNode) -> MsViT:
-    """The network, freshly initialised from SEED."""
-    _refuse_pending(cfg)
-    lookup(dict.fromkeys(ARCHS), cfg.MODEL.ARCH, "MODEL.ARCH")
-    vit, msvit = cfg.MODEL.VIT, cfg.MODEL.VIT.MSVIT
-    attention = "longformer" if msvit.ATTN_TYPE in HISTORIC else msvit.ATTN_TYPE
-    if msvit.ONLY_GLOBAL and attention == "longformer":
-        attention = "global"
-    backend = HISTORIC.get(msvit.ATTN_TYPE, msvit.BACKEND)
-    stages = parse_arch(msvit.ARCH, attention)
-    if not any("longformer" in stage.attention for stage in stages):
-        _warn_unused(cfg, ("SW_EXACT", "MODE", "BACKEND"))
-    own = {
-        "longformer": dict(
-            share_weights=msvit.SHARE_W,
-            sw_exact=msvit.SW_EXACT,
-            mode=msvit.MODE,
-            mode_switch=msvit.VIL_MODE_SWITCH,
-            backend=backend,
-        ),
-        "global": dict(share_weights=msvit.SHARE_W),
-    }
+def build_model(cfg: CfgNode) -> nn.Module:
+    """The network, freshly initialised from SEED (or as published, MODEL.PRETRAINED)."""
     torch.manual_seed(cfg.SEED)
+    common = dict(
+        num_classes=cfg.DATA.NUM_CLASSES,
+        img_size=cfg.INPUT.IMAGE_SIZE,
+        drop_rate=cfg.MODEL.VIT.DROP,
+        drop_path_rate=cfg.MODEL.VIT.DROP_PATH,
+        grad_checkpoint=cfg.MODEL.GRAD_CHECKPOINT,
+    )
+    if cfg.MODEL.ARCH != "msvit":
+        _warn_unused(cfg, "this model is none of ours", leaves(cfg.MODEL.VIT.MSVIT))
+        model = build_foreign(cfg.MODEL.ARCH, pretrained=cfg.MODEL.PRETRAINED, **common)
+        if cfg.FINETUNE.FREEZE_STAGES:
+            raise ConfigError(f"FINETUNE.FREEZE_STAGES: {cfg.MODEL.ARCH} has no stages of ours")
+        return model
+    if cfg.MODEL.PRETRAINED:
+        raise ConfigError("MODEL.PRETRAINED: for msvit give the weights' file as MODEL.MODEL_PATH")
+    model = _build_msvit(cfg, common)
+    model.freeze_stages(cfg.FINETUNE.FREEZE_STAGES)
+    return model
+
+
+def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
+    vit, msvit = cfg.MODEL.VIT, cfg.MODEL.VIT.MSVIT
+    attention, backend = _attention_names(msvit)
+    stages = parse_arch(msvit.ARCH, attention)
+    present = {name for stage in stages for name in stage.attention}
+    for name, keys in OWN_KEYS.items():
+        if name not in present:
+            _warn_unused(cfg, f"no stage has {name} attention", keys)
     return MsViT(
         stages,
-        img_size=cfg.INPUT.IMAGE_SIZE,
-        num_classes=cfg.DATA.NUM_CLASSES,
-        drop_rate=vit.DROP,
-        drop_path_rate=vit.DROP_PATH,
         norm_embed=vit.NORM_EMBED,
         norm_eps=msvit.LN_EPS,
         avg_pool=vit.AVG_POOL,
         pos_resize=vit.POS_RESIZE,
-        attention_args=own,
-        grad_checkpoint=cfg.MODEL.GRAD_CHECKPOINT,
+        attention_args={
+            "longformer": dict(
+                share_weights=msvit.SHARE_W,
+                sw_exact=msvit.SW_EXACT,
+                mode=msvit.MODE,
+                mode_switch=msvit.VIL_MODE_SWITCH,
+                backend=backend,
+            ),
+            "global": dict(share_weights=msvit.SHARE_W),
+            "linformer": dict(share_kv=msvit.SHARE_KV),
+            "performer": dict(batch_max=msvit.PERFORMER_BATCH_MAX),
+            "srformer": dict(ragged=msvit.SR_RAGGED),
+        },
+        **common,
     )
 
 
-def _warn_unused(cfg: CfgNode, names: tuple[str, ...]) -> None:
-    """Nothing is silent: settings of longformer attention that no stage has."""
-    node = "MODEL.VIT.MSVIT"
-    changed = [
-        f"{node}.{name}" for name in names if cfg.MODEL.VIT.MSVIT[name] != KEYS[f"{node}.{name}"]
-    ]
+def _attention_names(msvit: CfgNode) -> tuple[str, str]:
+    """ATTN_TYPE in today's names, and the backend that BACKEND or a historic name pins."""
+    pinned = {HISTORIC[name] for name in names_in(msvit.ATTN_TYPE) if name in HISTORIC}
+    if len(pinned) > 1:
+        raise ConfigError(f"ATTN_TYPE {msvit.ATTN_TYPE} pins several backends: {sorted(pinned)}")
+    longformer = "global" if msvit.ONLY_GLOBAL else "longformer"
+    today = {**dict.fromkeys(HISTORIC, longformer), "longformer": longformer}
+    attention = re.sub(r"[^,/]+", lambda name: today.get(name[0], name[0]), msvit.ATTN_TYPE)
+    return attention, next(iter(pinned), msvit.BACKEND)
+
+
+def _warn_unused(cfg: CfgNode, why: str, names: Iterable[str]) -> None:
+    """Nothing is silent: settings that this model does not have."""
+    node, values = "MODEL.VIT.MSVIT", cfg.MODEL.VIT.MSVIT
+    changed = [f"{node}.{name}" for name in names if values[name] != KEYS[f"{node}.{name}"]]
     if changed:
-        log.warning("no stage has longformer attention, without effect: %s", ", ".join(changed))
+        log.warning("%s, without effect: %s", why, ", ".join(changed))
 
 
 @refuses
-def place(model: MsViT, cfg: CfgNode, device: torch.device) -> MsViT:
+def place(model: nn.Module, cfg: CfgNode, device: torch.device) -> nn.Module:
     """The model on its device, in its memory format. Refuses a pinned backend that cannot run."""
     for _, attention, case in attention_cases(model, cfg, device):
         choose(case, attention.backend)
@@ -181,9 +191,11 @@ def place(model: MsViT, cfg: CfgNode, device: torch.device) -> MsViT:
 
 
 def attention_cases(
-    model: MsViT, cfg: CfgNode, device: torch.device
+    model: nn.Module, cfg: CfgNode, device: torch.device
 ) -> Iterator[tuple[int, LongformerAttention, Case]]:
     """What backends are asked for: stage number, its longformer attention, a case per mode."""
+    if not isinstance(model, MsViT):
+        return
     dtype = AMP_DTYPES[cfg.AMP.DTYPE] if cfg.AMP.ENABLED else torch.float32
     facts = dict(batch=cfg.DATALOADER.BSZ, dtype=dtype, device=device.type)
     grids = model.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
@@ -199,7 +211,7 @@ def load_model_path(model: MsViT, cfg: CfgNode) -> Report:
     """Load MODEL.MODEL_PATH and say what became of every key.
 
     It is looked for as it stands, then below DATA.DATA_DIR; the folder of a run stands for its
-    best checkpoint.
+    best checkpoint, a checkpoint for its averaged weights where it has them (OPTIM.EMA).
     """
     given = Path(cfg.MODEL.MODEL_PATH)
     places = (given, Path(cfg.DATA.DATA_DIR, given))
@@ -209,118 +221,20 @@ def load_model_path(model: MsViT, cfg: CfgNode) -> Report:
     path = pointer(path / "checkpoints", "best") or path
     if path.is_dir() and (reason := damage(path)):
         raise CheckpointError(f"{path} is damaged: {reason}")
+    if (path / AVERAGE).is_file():
+        path = path / AVERAGE
     return load_weights(model, read_weights(path), head=cfg.FINETUNE.HEAD)
 
 
 @refuses
-def build_train_loader(
-    cfg: CfgNode, ranks: Ranks, device: torch.device, bad_file: Path | None = None
-) -> TrainLoader:
-    """The training batches of one rank; DATALOADER.BSZ counts the images of all ranks."""
-    if len(cfg.DATA.TRAIN) > 1:
-        raise ConfigError("DATA.TRAIN: several training sets at once are not available yet")
-    size = cfg.DATALOADER.BSZ
-    if size % ranks.world:
-        raise ConfigError(f"DATALOADER.BSZ {size} does not divide by the {ranks.world} processes")
-    dataset = _dataset(cfg, cfg.DATA.TRAIN[0], "train", _train_transform(cfg))
-    return TrainLoader(
-        dataset,
-        batch_size=size // ranks.world,
-        seed=cfg.SEED,
-        rank=ranks.rank,
-        world=ranks.world,
-        bad_file=bad_file,
-        **_loading(cfg, device),
-    )
-
-
-@refuses
-def build_test_loaders(
-    cfg: CfgNode, ranks: Ranks, device: torch.device, bad_file: Path | None = None
-) -> dict[str, EvalLoader]:
-    """The test sets by name, each rank its own part."""
-    if len(set(cfg.DATA.TEST)) < len(cfg.DATA.TEST):
-        raise ConfigError(f"DATA.TEST names a set twice: {', '.join(cfg.DATA.TEST)}")
-    size = -(-cfg.DATALOADER.BSZ // ranks.world)
-    transform = eval_transform(
-        cfg.INPUT.IMAGE_SIZE, crop_pct=cfg.INPUT.CROP_PCT, **_normalisation(cfg)
-    )
-    return {
-        name: EvalLoader(
-            _dataset(cfg, name, "val", transform),
-            batch_size=size,
-            rank=ranks.rank,
-            world=ranks.world,
-            bad_file=bad_file,
-            **_loading(cfg, device),
-        )
-        for name in cfg.DATA.TEST
-    }
-
-
-def _loading(cfg: CfgNode, device: torch.device) -> dict[str, Any]:
-    return dict(
-        workers=cfg.DATALOADER.WORKERS,
-        pin_memory=device.type == "cuda",
-        max_bad_fraction=cfg.DATA.MAX_BAD_FRACTION,
-    )
-
-
-def _dataset(cfg: CfgNode, name: str, split: str, transform: Callable):
-    try:
-        dataset = build_dataset(name, cfg.DATA.PATH, split, transform, **cfg.DATA.KWARGS)
-    except TypeError as error:  # a name or a type that the dataset does not take
-        raise ConfigError(f"DATA.KWARGS {dict(cfg.DATA.KWARGS)} for {name}: {error}") from error
-    if len(dataset.classes) != cfg.DATA.NUM_CLASSES:
-        raise ConfigError(
-            f"DATA.NUM_CLASSES is {cfg.DATA.NUM_CLASSES}, "
-            f"but {name} has {len(dataset.classes)} classes"
-        )
-    return dataset
-
-
-def _normalisation(cfg: CfgNode) -> dict[str, Any]:
-    return dict(
-        mean=cfg.INPUT.MEAN,
-        std=cfg.INPUT.STD,
-        interpolation=INTERPOLATIONS[cfg.INPUT.INTERPOLATION],
-    )
-
-
-def _train_transform(cfg: CfgNode) -> Callable:
-    timm, aug = cfg.AUG.TIMM_AUG, cfg.AUG
-    by_timm = dict(
-        use_timm=True,
-        hflip=timm.HFLIP,
-        vflip=timm.VFLIP,
-        color_jitter=timm.COLOR_JITTER,
-        auto_augment=timm.AUTO_AUGMENT or None,
-        re_prob=timm.RE_PROB,
-        re_mode=timm.RE_MODE,
-        re_count=timm.RE_COUNT,
-    )
-    plain = dict(
-        finetune=cfg.FINETUNE.FINETUNE and not cfg.FINETUNE.USE_TRAIN_AUG,
-        crop_pct=cfg.INPUT.CROP_PCT,
-        color_jitter=aug.COLOR_JITTER,
-        gray_scale=aug.GRAY_SCALE,
-        gaussian_blur=aug.GAUSSIAN_BLUR,
-    )
-    return train_transform(
-        cfg.INPUT.IMAGE_SIZE,
-        scale=tuple(aug.SCALE),
-        ratio=tuple(aug.RATIO),
-        **_normalisation(cfg),
-        **(by_timm if timm.USE_TRANSFORM else plain),
-    )
-
-
-@refuses
 def build_task(
-    cfg: CfgNode, ranks: Ranks, device: torch.device, test_loaders: dict
+    cfg: CfgNode,
+    ranks: Ranks,
+    device: torch.device,
+    test_loaders: dict,
+    links: dict[str, Tensor] | None = None,
 ) -> ClassificationTask:
-    """The loss, the mixing and the evaluation."""
-    lookup(dict.fromkeys(LOSSES), cfg.LOSS.LOSS, "LOSS.LOSS")
+    """The loss, the mixing and the evaluation. links: see `vil.build_data.build_links`."""
     mix = None
     if cfg.AUG.MIXUP_PROB > 0:
         mix = Mix(
@@ -338,28 +252,67 @@ def build_task(
         device=device,
         test_loaders=test_loaders,
         classes=cfg.DATA.NUM_CLASSES,
+        loss=_build_loss(cfg),
         label_smoothing=cfg.LOSS.LABEL_SMOOTHING,
         mix=mix and partial(mix, rank=ranks.rank),
         amp_dtype=AMP_DTYPES[cfg.AMP.DTYPE] if cfg.AMP.ENABLED else None,
         memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT],
         per_class=cfg.OUTPUT_PERCLASS_ACC,
+        links=links,
+    )
+
+
+def _build_loss(cfg: CfgNode) -> Callable[[Tensor, Tensor], Tensor]:
+    focal, changed = cfg.LOSS.FOCAL, []
+    if cfg.LOSS.LOSS != "focal":
+        changed = [f"LOSS.FOCAL.{k}" for k, v in focal.items() if v != KEYS[f"LOSS.FOCAL.{k}"]]
+    if changed:
+        log.warning("LOSS.LOSS is not focal, without effect: %s", ", ".join(changed))
+    return build_loss(
+        cfg.LOSS.LOSS, alpha=focal.ALPHA, gamma=focal.GAMMA, normalize=focal.NORMALIZE
     )
 
 
 @refuses
-def build_optimizer(cfg: CfgNode, model: MsViT) -> Optimizer:
-    """Two groups: with OPTIM.WD; norms, positions, tokens and the head's bias with OPTIM.WD0."""
+def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
+    """Groups with OPTIM.WD, and with OPTIM.WD0 norms, positions, tokens and the head's bias; each
+    divided by layers if OPTIM.LAYER_DECAY is below 1."""
+    optim = cfg.OPTIM
     groups = decay_groups(
-        model.named_parameters(), cfg.OPTIM.WD, cfg.OPTIM.WD0, model.no_weight_decay()
+        model.named_parameters(),
+        optim.WD,
+        optim.WD0,
+        model.no_weight_decay() if isinstance(model, MsViT) else undecayed(model),
+        **(_layers(model) if optim.LAYER_DECAY < 1 else {}),
+        layer_decay=optim.LAYER_DECAY,
     )
     return optimizer_by_name(
-        cfg.OPTIM.OPT,
+        optimizer_name(cfg),
         groups,
-        lr=cfg.OPTIM.LR,
-        momentum=cfg.OPTIM.MOM,
-        betas=(cfg.OPTIM.ADAM.BETA1, cfg.OPTIM.ADAM.BETA2),
-        eps=cfg.OPTIM.ADAM.EPS,
+        lr=optim.LR,
+        momentum=optim.MOM,
+        nu=optim.NU,
+        betas=(optim.ADAM.BETA1, optim.ADAM.BETA2),
+        eps=optim.ADAM.EPS,
     )
+
+
+def optimizer_name(cfg: CfgNode) -> str:
+    """The row of OPTIMIZERS: sgd inside LARC is a row of its own."""
+    return "larc" if cfg.SOLVER.USE_LARC else cfg.OPTIM.OPT
+
+
+def _layers(model: nn.Module) -> dict[str, Any]:
+    """How deep each parameter lies, for layer-wise decay."""
+    if isinstance(model, MsViT):
+        return {"layer_of": model.layer_of, "num_layers": model.num_layers}
+    numbers = layer_numbers(model)
+    return {"layer_of": numbers.__getitem__, "num_layers": max(numbers.values())}
+
+
+def build_ema(cfg: CfgNode, model: nn.Module) -> Ema | None:
+    """The average of the weights, if OPTIM.EMA asks for one."""
+    return Ema(model, cfg.OPTIM.EMA) if cfg.OPTIM.EMA else None
 
 
 def build_scaler(cfg: CfgNode, device: torch.device) -> GradScaler:

@@ -18,6 +18,7 @@ from vil.utils.errors import INTERRUPTED
 COMMANDS = {
     "train": "train from a config, or go on with a run",
     "evaluate": "evaluate weights on the test sets",
+    "predict": "say what pictures show",
     "config": "print the resolved config, and where each value came from",
     "info": "versions, devices, and which attention backend runs in each stage",
     "analyze": "parameters and multiply-accumulates of each stage",

@@ -22,6 +22,11 @@ from vil.utils.errors import CheckpointError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
+    run_arguments(parser)
+
+
+def run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --run and --checkpoint, which `of_run` reads."""
     add = parser.add_argument
     add("--run", metavar="DIR", help="the folder of a run: its config and one of its checkpoints")
     add("--checkpoint", default="best", choices=["best", "last"], help="which one of --run")
@@ -29,11 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.run:
-        _of_run(args)
+        of_run(args)
     return evaluate(resolve(args))
 
 
-def _of_run(args: argparse.Namespace) -> None:
+def of_run(args: argparse.Namespace) -> None:
     """Put a run's config file, folder and checkpoint where `resolve` finds them."""
     from vil.engine.state import pointer
 
@@ -53,22 +58,18 @@ def _of_run(args: argparse.Namespace) -> None:
 
 def evaluate(cfg: CfgNode) -> int:
     """Load MODEL.MODEL_PATH, evaluate, print and write the figures."""
-    from vil import build
+    from vil import build, build_data
     from vil.engine.disk import replace_text
     from vil.engine.log import pairs
 
-    if not cfg.MODEL.MODEL_PATH:
-        raise CheckpointError("evaluation needs weights: set MODEL.MODEL_PATH, or give --run DIR")
-    if cfg.FINETUNE.HEAD == "new":
-        raise CheckpointError(
-            "FINETUNE.HEAD new would evaluate a random head: keep it, or rows:FILE"
-        )
+    refuse_random_weights(cfg)
     device = build.set_up(cfg)
     with build.joined(cfg, device) as ranks:
         model = build.build_model(cfg)
         report = build.load_model_path(model, cfg)
         model = build.place(model, cfg, device)
-        task = build.build_task(cfg, ranks, device, build.build_test_loaders(cfg, ranks, device))
+        tests = build_data.build_test_loaders(cfg, ranks, device)
+        task = build.build_task(cfg, ranks, device, tests, build_data.build_links(cfg, tests))
         folder = results_folder(cfg) if ranks.is_main else None
         results = task.evaluate(model)
         if not ranks.is_main:
@@ -87,6 +88,16 @@ def evaluate(cfg: CfgNode) -> int:
                 )
         replace_text(folder / "results.json", json.dumps(results, indent=1) + "\n")
     return 0
+
+
+def refuse_random_weights(cfg: CfgNode) -> None:
+    """CheckpointError where the model, or its head, would stay as it was initialised."""
+    if not cfg.MODEL.MODEL_PATH:
+        raise CheckpointError("evaluation needs weights: set MODEL.MODEL_PATH, or give --run DIR")
+    if cfg.FINETUNE.HEAD == "new":
+        raise CheckpointError(
+            "FINETUNE.HEAD new would evaluate a random head: keep it, or rows:FILE"
+        )
 
 
 def results_folder(cfg: CfgNode) -> Path:

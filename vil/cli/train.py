@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
     """Build all objects, then open OUTPUT_DIR and train: what cannot be built leaves no folder."""
-    from vil import build
+    from vil import build, build_data
     from vil.engine import distributed
     from vil.engine.run import Run
     from vil.engine.state import State, checkpoints, resume
@@ -69,25 +69,38 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
     device = build.set_up(cfg)
     with build.joined(cfg, device) as ranks:
         model = build.build_model(cfg)
-        loader = build.build_train_loader(cfg, ranks, device, bad_file)
-        tests = build.build_test_loaders(cfg, ranks, device, bad_file)
-        task = build.build_task(cfg, ranks, device, tests)
+        loader = build_data.build_train_loader(cfg, ranks, device, bad_file)
+        tests = build_data.build_test_loaders(cfg, ranks, device, bad_file)
+        task = build.build_task(cfg, ranks, device, tests, build_data.build_links(cfg, tests))
         fresh = cfg.MODEL.MODEL_PATH and not checkpoints(folder / "checkpoints")
         report = build.load_model_path(model, cfg) if fresh else None
         model = build.place(model, cfg, device)
         optimizer = build.build_optimizer(cfg, model)
         schedule = build.build_schedule(cfg, loader.steps_per_epoch)
         scaler = build.build_scaler(cfg, device)
+        ema = build.build_ema(cfg, model)
         start = State(
-            cfg.SEED, ranks.world, cfg.DATALOADER.BSZ, loader.steps_per_epoch, cfg.OPTIM.OPT
+            seed=cfg.SEED,
+            world=ranks.world,
+            batch_size=cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE,
+            steps_per_epoch=loader.steps_per_epoch,
+            optimizer=build.optimizer_name(cfg),
         )
         with Run(folder, ranks, device) as run, relayed(run, ranks.is_main):
             if report:
                 run.log.say(f"weights of {cfg.MODEL.MODEL_PATH}: {report}")
             state = resume(
-                run.checkpoints, start, model, optimizer, scaler, ranks=ranks, say=run.log.say
+                run.checkpoints,
+                start,
+                model,
+                optimizer,
+                scaler,
+                ema=ema,
+                ranks=ranks,
+                say=run.log.say,
             )
             run.write("config.yaml", dump(cfg))
+            run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
             train(
                 task,
                 distributed.wrap(model, ranks, device),
@@ -101,6 +114,10 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
                 device=device,
                 epochs=cfg.OPTIM.EPOCHS,
                 set_progress=set_progress,
+                ema=ema,
+                clip_grad=cfg.OPTIM.CLIP_GRAD,
+                accumulate=cfg.OPTIM.ACCUMULATE,
+                drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,
                 log_freq=cfg.LOG_FREQ,
                 eval_every=cfg.RUN.EVAL_EVERY,
                 save_every=cfg.RUN.SAVE_EVERY,

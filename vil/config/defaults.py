@@ -97,6 +97,14 @@ _C.OPTIM.NU = 1.0  # QHM's nu: share of the momentum in the step.
 _C.OPTIM.WD = 5e-4  # Weight decay.
 _C.OPTIM.WD0 = 0.0  # Weight decay of norms, embeddings and relative-bias tables.
 _C.OPTIM.EPOCHS = 150  # Length of the run, in epochs.
+_C.OPTIM.CLIP_GRAD = 0.0  # Largest norm of all gradients together; 0: no clipping.
+# A step adds up the gradients of this many batches of BSZ images. Exact: the result is that of one
+# batch so much larger.
+_C.OPTIM.ACCUMULATE = 1
+# Learning rate of a layer over that of the layer above it; below 1 for fine-tuning.
+_C.OPTIM.LAYER_DECAY = 1.0
+# Decay of an average of the weights, which is then evaluated and saved too; 0: none.
+_C.OPTIM.EMA = 0.0
 _C.OPTIM.WARMUP = 0  # Warm-up in epochs; SOLVER.WARMUP_EPOCHS is the one that works.
 _C.OPTIM.DROP_FREQ = 50  # multistep: epochs between two drops of the learning rate.
 _C.OPTIM.DROP_FACTOR = 10.0  # multistep and VAL: what the learning rate is divided by.
@@ -145,13 +153,20 @@ _C.MODEL.VIT.MSVIT.ARCH = (
     "_l3,h3,d192,n9,s0,g1,p2,f7,a0_l4,h6,d384,n1,s0,g0,p2,f7,a0"
 )
 _C.MODEL.VIT.MSVIT.SHARE_W = True  # Local and global tokens share their projections.
-# The attention of stages with s1. longformerhand, longformerauto and longformer_cuda are the
-# original's names and pin the longformer's backend.
+# The attention of stages with s1: one name, or several: those joined by commas take turns over the
+# blocks of a stage, parts joined by slashes belong to stage 1, 2, ..., the last one to the rest.
+# longformerhand, longformerauto and longformer_cuda are the original's names and pin a backend.
 _C.MODEL.VIT.MSVIT.ATTN_TYPE = "longformer"
 # Who computes longformer attention: auto, a backend's name (`vil info` lists them), or
 # forward+backward. Never changes the result.
 _C.MODEL.VIT.MSVIT.BACKEND = "auto"
 _C.MODEL.VIT.MSVIT.SHARE_KV = True  # linformer: keys and values share one projection.
+# performer: the largest key score is taken over the whole batch, as for the original's checkpoints,
+# so that an image's result depends on the others; else over the image.
+_C.MODEL.VIT.MSVIT.PERFORMER_BATCH_MAX = False
+# srformer on maps that f does not divide: pad them, or drop the last rows and columns, as for the
+# original's checkpoints.
+_C.MODEL.VIT.MSVIT.SR_RAGGED = "pad"
 _C.MODEL.VIT.MSVIT.ONLY_GLOBAL = False  # longformer: local tokens see only the global ones.
 # longformer's window: 1 exact, |dx| and |dy| <= f; 0 the 3 x 3 chunks, cut at the border; -1 the
 # 3 x 3 chunks, wrapped around the image.
@@ -168,6 +183,7 @@ _C.FINETUNE.USE_TRAIN_AUG = False  # Fine-tune with the full augmentation after 
 # A head of another size than the weights': keep refuses it, new starts afresh, rows:FILE takes the
 # rows of the old head whose numbers stand in FILE.
 _C.FINETUNE.HEAD = "keep"
+_C.FINETUNE.FREEZE_STAGES = 0  # Number of first stages whose parameters are not trained.
 
 _C.RUN = CfgNode()  # What happens between epochs.
 _C.RUN.EVAL_EVERY = 1  # Epochs between evaluations.
@@ -229,6 +245,11 @@ def between(low: float, high: float) -> Rule:
 
 def matches(pattern: str, sentence: str) -> Rule:
     return Rule(lambda value: re.fullmatch(pattern, value) is not None, sentence)
+
+
+def names_in(attention: str) -> list[str]:
+    """The names in a value of ATTN_TYPE."""
+    return re.split("[,/]", attention)
 
 
 def is_range(value: tuple[float, ...]) -> bool:
@@ -299,6 +320,10 @@ CHECKS = {
     "OPTIM.WD": at_least(0),
     "OPTIM.WD0": at_least(0),
     "OPTIM.EPOCHS": at_least(1),
+    "OPTIM.CLIP_GRAD": at_least(0),
+    "OPTIM.ACCUMULATE": at_least(1),
+    "OPTIM.LAYER_DECAY": Rule(lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "OPTIM.EMA": below_one,
     "OPTIM.DROP_FREQ": at_least(1),
     "OPTIM.DROP_FACTOR": positive,
     "OPTIM.VAL": at_least(0),
@@ -314,13 +339,18 @@ CHECKS = {
     "MODEL.VIT.DROP": below_one,
     "MODEL.VIT.DROP_PATH": below_one,
     "MODEL.VIT.POS_RESIZE": one_of("interpolate", "crop"),
-    f"{MSVIT}.ATTN_TYPE": one_of(*ATTENTIONS, *HISTORIC),
+    f"{MSVIT}.ATTN_TYPE": Rule(
+        lambda value: all(name in (*ATTENTIONS, *HISTORIC) for name in names_in(value)),
+        f"one of {', '.join((*ATTENTIONS, *HISTORIC))}, or several joined by , and /",
+    ),
     f"{MSVIT}.BACKEND": matches(r"[a-z]\w*(\+[a-z]\w*)?", "auto, a name, or forward+backward"),
+    f"{MSVIT}.SR_RAGGED": one_of("pad", "drop"),
     f"{MSVIT}.SW_EXACT": one_of(-1, 0, 1),
     f"{MSVIT}.LN_EPS": positive,
     f"{MSVIT}.MODE": between(-1, 8),
     f"{MSVIT}.VIL_MODE_SWITCH": share,
     "FINETUNE.HEAD": matches(r"keep|new|rows:.+", "keep, new or rows:FILE"),
+    "FINETUNE.FREEZE_STAGES": at_least(0),
     "RUN.EVAL_EVERY": at_least(1),
     "RUN.SAVE_EVERY": at_least(1),
     "RUN.KEEP": at_least(1),
@@ -350,7 +380,7 @@ CONFLICTS = (
     ),
     Conflict(
         (f"{MSVIT}.ATTN_TYPE", f"{MSVIT}.BACKEND"),
-        lambda name, backend: name in HISTORIC and backend != "auto",
+        lambda value, backend: backend != "auto" and any(n in HISTORIC for n in names_in(value)),
         "this ATTN_TYPE already pins a backend; write ATTN_TYPE longformer to choose another",
     ),
     Conflict(
@@ -367,6 +397,21 @@ CONFLICTS = (
         ("SOLVER.MIN_LR", "OPTIM.LR"),
         lambda low, peak: low > peak,
         "the schedule would end above its peak",
+    ),
+    Conflict(
+        ("OPTIM.VAL", "SOLVER.LR_POLICY"),
+        lambda drops, policy: drops != 0 and policy != "",
+        "the schedule would undo the drops: leave SOLVER.LR_POLICY empty",
+    ),
+    Conflict(
+        ("OPTIM.VAL", "OPTIM.OPT"),
+        lambda drops, name: drops != 0 and name not in ("sgd", "qhm"),
+        "only sgd and qhm drop their rate by evaluation",
+    ),
+    Conflict(
+        ("SOLVER.USE_LARC", "OPTIM.OPT"),
+        lambda larc, name: larc and name not in ("sgd", "larc"),
+        "LARC wraps sgd only",
     ),
 )
 

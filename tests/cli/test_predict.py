@@ -1,0 +1,254 @@
+"""`vil predict` says of every picture what evaluation would, in three formats."""
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from small_runs import TINY, checkpoint, command, draw_pictures, environment, results, vil
+
+from vil.cli.predict import FORMATS
+from vil.data import build_dataset
+
+USAGE, DATA, CHECKPOINT = 2, 3, 4
+NAMES = ["hue 0", "hue 90", "hue 180", "hue 270"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of one epoch, of four classes."""
+    folder = tmp_path_factory.mktemp("predict") / "run"
+    ended = vil("train", *TINY, "OPTIM.EPOCHS=1", "OPTIM.LR=0.1", "--output_dir", folder)
+    assert ended.code == 0, ended.err
+    return folder
+
+
+@pytest.fixture
+def photos():
+    return draw_pictures("photos", {"b": 2, "a": 1})
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """Standard input that holds these bytes."""
+    return lambda data: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def predicted(run, *words, images):
+    """What the command prints as JSON."""
+    ended = vil("predict", "--run", run, "--format", "json", *words, "--images", *images)
+    assert ended.code == 0, ended.err
+    return json.loads(ended.out)
+
+
+def files(found):
+    return [record["file"] for record in found]
+
+
+def shares(record):
+    """{class number: probability}, in the order printed."""
+    return {row["index"]: row["probability"] for row in record["classes"]}
+
+
+# What is said
+
+
+def test_the_accuracy_of_the_predictions_is_that_of_evaluation(run):
+    """The same transform, weights and order of classes: over the test set, saved as files."""
+    dataset = build_dataset("fake", None, "val", n=64, size=32, num_classes=4)
+    Path("saved").mkdir()
+    for index in range(64):
+        dataset.image(index).save(f"saved/{index:02}.png")
+    found = predicted(run, "--top", "1", images=["saved"])
+    right = [record["classes"][0]["index"] for record in found] == dataset.targets
+    assert vil("evaluate", "--run", run).code == 0
+    assert 100 * np.mean(right) == results(run)["fake"]["top1"]
+
+
+def test_all_probabilities_sum_to_one_the_largest_first(run, photos):
+    for record in predicted(run, "--top", "all", images=[photos]):
+        in_order = list(shares(record).values())
+        assert sum(in_order) == pytest.approx(1, abs=1e-6)
+        assert in_order == sorted(in_order, reverse=True)
+        assert {row["class"]: row["index"] for row in record["classes"]} == {
+            name: index for index, name in enumerate(NAMES)
+        }
+
+
+def test_formats_agree(run, photos):
+    Path("broken.png").write_bytes(b"not a picture")
+    words = ["--run", run, "--top", "2", "--images", photos, "broken.png"]
+    shown = {name: vil("predict", "--format", name, *words) for name in FORMATS}
+    assert {ended.code for ended in shown.values()} == {0}
+    *whole, broken = json.loads(shown["json"].out)
+    assert [len(record["classes"]) for record in whole] == [2, 2, 2]
+    rows = [
+        (record["file"], rank, row["class"], row["index"], row["probability"])
+        for record in whole
+        for rank, row in enumerate(record["classes"], start=1)
+    ]
+    *lines, last = csv.DictReader(io.StringIO(shown["csv"].out))
+    columns = ("file", "rank", "class", "index", "probability", "error")
+    assert [tuple(line.values()) for line in lines] == [(*map(str, row), "") for row in rows]
+    assert tuple(last) == columns
+    assert list(last.values()) == ["broken.png", "", "", "", "", broken["error"]]
+    header, *table = [re.split("  +", line) for line in shown["table"].out.splitlines()]
+    assert header == ["file", "class", "probability"]
+    assert table[:-1] == [[file, name, f"{share:.4f}"] for file, _, name, _, share in rows]
+    assert table[-1] == ["broken.png", "-", f"cannot be read: {broken['error']}"]
+    assert vil("predict", *words).out == shown["table"].out
+
+
+def test_batches_and_workers_change_nothing(run, photos):
+    """With a whole batch of broken pictures in the middle."""
+    for name in ("b/00.png", "b/01.png"):
+        Path(photos, name).write_bytes(b"")
+    first, *others = (
+        predicted(run, *words, images=[photos])
+        for words in ([], ["DATALOADER.BSZ=2"], ["DATALOADER.BSZ=2", "DATALOADER.WORKERS=1"])
+    )
+    assert [bool(record.get("error")) for record in first] == [False, False, True, True, False]
+    for found in others:
+        assert files(found) == files(first)
+        for record, same in zip(first, found):
+            assert record.get("error") == same.get("error")
+            assert shares(record) == pytest.approx(shares(same), abs=1e-6)
+
+
+def test_mixed_precision_is_the_config_s(run, photos):
+    full = shares(predicted(run, images=["photos/a/0.png"])[0])
+    mixed = shares(predicted(run, "AMP.ENABLED=True", images=["photos/a/0.png"])[0])
+    assert full != mixed
+    assert full == pytest.approx(mixed, abs=0.02)
+
+
+# Where pictures come from
+
+
+def test_a_folder_is_all_pictures_below_it_in_order(run, photos):
+    picture = (photos / "a/0.png").read_bytes()
+    for name in ("z.PNG", ".hidden.png", "a/notes.txt", "c/d/1.jpg", "c/d/3.bmp", "c/d/2.tif"):
+        Path(photos, name).parent.mkdir(parents=True, exist_ok=True)
+        Path(photos, name).write_bytes(picture)
+    Path("odd.name").write_bytes(picture)
+    found = predicted(run, images=["odd.name", photos, "photos/b/1.png"])
+    below = ["a/0.png", "b/0.png", "b/1.png", "c/d/1.jpg", "c/d/2.tif", "c/d/3.bmp", "z.PNG"]
+    assert files(found) == ["odd.name", *(f"photos/{name}" for name in below), "photos/b/1.png"]
+
+
+@pytest.mark.parametrize("kind", ["png", "ppm"])
+def test_standard_input_is_a_picture(run, stdin, kind):
+    """A PNG is no UTF-8; a dark PPM is, but holds NUL."""
+    Image.new("RGB", (40, 36), (0, 10, 5)).save(f"dark.{kind}")
+    stdin(Path(f"dark.{kind}").read_bytes())
+    found = predicted(run, images=["-", f"dark.{kind}"])
+    assert files(found) == ["-", f"dark.{kind}"]
+    assert found[0]["classes"]
+    assert found[0]["classes"] == found[1]["classes"]
+
+
+def test_standard_input_is_a_list(run, photos, stdin):
+    Path("späte birne.png").write_bytes((photos / "a/0.png").read_bytes())
+    stdin("photos/b\r\n\r\nspäte birne.png\nphotos/a/0.png".encode())
+    found = predicted(run, images=["-"])
+    names = ["photos/b/0.png", "photos/b/1.png", "späte birne.png", "photos/a/0.png"]
+    assert files(found) == names
+
+
+def test_any_name_of_a_file_is_written(run, photos):
+    name = os.fsdecode(b"photos/\xff,\n.png")
+    Path("photos/a/0.png").rename(name)
+    for kind in FORMATS:
+        words = ["--format", kind, "--output-file", "shown", "--images", name]
+        assert vil("predict", "--run", run, *words).out == ""
+        assert r"\udcff" in Path("shown").read_text(encoding="utf-8")
+
+
+def test_a_reader_that_has_enough_is_no_error(run, photos):
+    """`vil predict ... | head -0`."""
+    words = command("predict", "--run", run, "--format", "csv", "--images", photos)
+    with subprocess.Popen(
+        words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode == 0, said
+    assert re.fullmatch(r"weights of .*\n", said)
+
+
+# Names of classes
+
+
+def test_classes_have_the_names_given_or_their_numbers(run, photos):
+    Path("names.txt").write_text("null\nneunzig\n180\n \n", encoding="utf-8")
+    words = ["--top", "all", "--classes", "names.txt"]
+    for row in predicted(run, *words, images=["photos/a/0.png"])[0]["classes"]:
+        assert row["class"] == ["null", "neunzig", "180", " "][row["index"]]
+    ended = vil(
+        "predict", *TINY, "MODEL.MODEL_PATH", checkpoint(run), "--format=json", "--images", photos
+    )
+    for row in json.loads(ended.out)[0]["classes"]:
+        assert row["class"] == str(row["index"])
+
+
+# What is wrong
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_goes_on(run, photos, caplog):
+    Path("broken.png").write_bytes((photos / "a/0.png").read_bytes()[:60])
+    found = predicted(run, images=["broken.png", "nowhere.png", "photos/b/0.png"])
+    assert [bool(record.get("error")) for record in found] == [True, True, False]
+    assert [len(record["classes"]) for record in found] == [0, 0, 4]
+    assert "No such file" in found[1]["error"]
+    for name in ("broken.png", "nowhere.png"):
+        assert sum(name in record.getMessage() for record in caplog.records) == 1
+
+
+def test_nothing_could_be_read(run, stdin):
+    stdin(b"\xff\xd8 a jpeg that ends early")
+    ended = vil("predict", "--run", run, "--format", "json", "--images", "-", "nowhere.png")
+    assert ended.code == DATA
+    assert ended.err.endswith("vil predict: none of the 2 images could be read\n")
+    assert files(json.loads(ended.out)) == ["-", "nowhere.png"]
+
+
+def test_nothing_to_read(run, stdin, caplog):
+    Path("empty").mkdir()
+    stdin(b"\n")
+    ended = vil("predict", "--run", run, "--images", "empty", "-")
+    assert ended == (DATA, "", "vil predict: no images in empty, -\n")
+    assert "no pictures below empty (.jpg " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "pattern"),
+    [
+        ("--images photos --format yaml", USAGE, r"--format: invalid choice: 'yaml'"),
+        ("--images photos --top 0", USAGE, r"--top: expected a number from 1 up, or all, got '0'"),
+        ("", USAGE, r"arguments are required: --images"),
+        ("--images photos DEVICE cpu", USAGE, r"--images DEVICE: KEY VALUE pairs stand before"),
+        ("--images photos SEED=3", USAGE, r"--images SEED=3: KEY VALUE pairs stand before"),
+        ("--images photos --classes two.txt", USAGE, r"two\.txt has 2 lines, .*NUM_CLASSES is 4"),
+        ("--images photos --classes nowhere.txt", USAGE, r"nowhere\.txt: cannot be read: No such"),
+        ("--images photos --output-file no/where", USAGE, r"--output-file no/where: No such file"),
+        ("FINETUNE.HEAD=new --images photos", CHECKPOINT, r"random head"),
+    ],
+)
+def test_command_lines_that_cannot_be(run, photos, words, code, pattern):
+    Path("two.txt").write_text("one\ntwo\n")
+    ended = vil("predict", "--run", run, *words.split())
+    assert (ended.code, ended.out) == (code, "")
+    assert re.search(pattern, ended.err), ended.err
+
+
+def test_random_weights_say_nothing(photos):
+    ended = vil("predict", *TINY, "--images", photos)
+    assert (ended.code, ended.out) == (CHECKPOINT, "")
+    assert "set MODEL.MODEL_PATH, or give --run DIR" in ended.err

@@ -1,0 +1,183 @@
+"""Say what pictures show.
+
+  vil predict --run runs/nano --images photo.jpg             the best checkpoint of a run
+  vil predict --run runs/nano --images photos/ more.png --top 3
+  vil predict --run runs/nano DEVICE cpu --images photos/ --format csv --output-file shown.csv
+  vil predict --config-file imagenet/vil_small.yaml MODEL.MODEL_PATH best.pth --images photo.jpg
+  curl -s URL | vil predict --run runs/nano --images -       one picture
+  find . -name '*.jpg' | vil predict --run runs/nano --images - --format json
+
+KEY VALUE pairs stand before --images, or after another flag: --images takes every word up to the
+next flag. A folder stands for all pictures below it. Standard input is one picture, or a list of
+paths, one per line.
+
+json is an array of {file, classes: [{class, index, probability}]}, csv has the columns file, rank,
+class, index, probability, error. A picture that cannot be read is a warning and has an `error`
+instead of classes; the exit code is 3 if none could be read. Classes have the names of the run's
+classes.txt or of --classes, else their numbers.
+"""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from yacs.config import CfgNode
+
+from vil.cli.arguments import config_arguments, resolve
+from vil.cli.evaluate import of_run, refuse_random_weights, run_arguments
+from vil.config import ConfigError
+from vil.config.defaults import is_known
+from vil.report.predictions import FORMATS, Prediction
+from vil.utils.errors import DataError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    config_arguments(parser)
+    run_arguments(parser)
+    add = parser.add_argument
+    add(
+        "--images",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="PATH",
+        help="files, folders, or - for standard input",
+    )
+    add(
+        "--top",
+        type=_count,
+        default=5,
+        metavar="K",
+        help="classes to give for each picture, or all (5)",
+    )
+    add("--format", choices=FORMATS, default="table", help="of what is printed (table)")
+    add("--output-file", metavar="FILE", help="write there instead of to standard output")
+    add("--classes", metavar="FILE", help="the names of the classes, one per line")
+
+
+def _count(text: str) -> int | None:
+    """A number of classes; None for all."""
+    if text == "all":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 up, or all, got {text!r}")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    for word in args.images:
+        if is_known(word.partition("=")[0]) and not os.path.exists(word):
+            raise ConfigError(f"--images {word}: KEY VALUE pairs stand before --images")
+    if args.run:
+        of_run(args)
+    cfg = resolve(args)
+    refuse_random_weights(cfg)
+    return predict(cfg, args, class_names(args, cfg.DATA.NUM_CLASSES))
+
+
+def class_names(args: argparse.Namespace, count: int) -> list[str]:
+    """The lines of --classes or of the run's classes.txt, `count` of them; else the numbers."""
+    file = args.classes
+    if file is None and args.run and Path(args.run, "classes.txt").is_file():
+        file = Path(args.run, "classes.txt")
+    if file is None:
+        return [str(number) for number in range(count)]
+    try:
+        with open(file, encoding="utf-8", errors="surrogateescape") as lines:
+            names = [line.rstrip("\n") for line in lines]
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    if len(names) != count:
+        raise ConfigError(f"{file} has {len(names)} lines, but DATA.NUM_CLASSES is {count}")
+    return names
+
+
+def predict(cfg: CfgNode, args: argparse.Namespace, names: list[str]) -> int:
+    """Find the pictures, load the weights, print what each picture shows."""
+    from vil import build, build_data
+    from vil.data.pictures import PictureLoader, find_pictures
+
+    pictures = find_pictures(args.images, lambda: sys.stdin.buffer.read())
+    if not pictures:
+        raise DataError(f"no images in {', '.join(args.images)}")
+    device = build.set_up(cfg)
+    model = build.build_model(cfg)
+    report = build.load_model_path(model, cfg)
+    print(f"weights of {cfg.MODEL.MODEL_PATH}: {report}", file=sys.stderr)
+    model = build.place(model, cfg, device)
+    loader = PictureLoader(
+        pictures,
+        build_data.build_eval_transform(cfg),
+        batch_size=cfg.DATALOADER.BSZ,
+        workers=cfg.DATALOADER.WORKERS,
+        pin_memory=device.type == "cuda",
+    )
+    with closing(predictions(cfg, model, device, loader, args.top)) as shown:
+        whole = write(FORMATS[args.format](shown, names), args.output_file)
+    if whole and len(loader.ledger.seen) == len(pictures):
+        raise DataError(f"none of the {len(pictures)} images could be read")
+    return 0
+
+
+def predictions(cfg, model, device, loader, top: int | None) -> Iterator[Prediction]:
+    """One for each picture, in the order of the loader."""
+    with closing(iter(loader)) as batches:
+        for batch in batches:
+            found = {
+                report.index: Prediction(report.name, [], report.reason)
+                for report in batch.unreadable
+            }
+            if len(batch):
+                # stable: of equally probable classes the first comes first, on every device
+                ranked = probabilities(cfg, model, device, batch).sort(descending=True, stable=True)
+                columns = (ranked.indices[:, :top].tolist(), ranked.values[:, :top].tolist())
+                for index, *row in zip(batch.indices.tolist(), *columns):
+                    found[index] = Prediction(loader.names[index], list(zip(*row)))
+            yield from (found[index] for index in sorted(found))
+
+
+def probabilities(cfg, model, device, batch):
+    """(B, K) float32 on the host, for B images and K classes."""
+    from vil import build
+    from vil.engine.task import autocast, evaluating
+
+    layout = build.MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT]
+    dtype = build.AMP_DTYPES[cfg.AMP.DTYPE] if cfg.AMP.ENABLED else None
+    with evaluating(model), autocast(device, dtype):
+        logits = model(batch.to(device, layout).images)
+    return logits.float().softmax(dim=-1).cpu()
+
+
+def write(pieces: Iterable[str], file: str | None) -> bool:
+    """To the file, or to standard output; False when the reader of that had enough (`| head`)."""
+    try:
+        with output(file) as stream:
+            stream.writelines(pieces)
+            stream.flush()
+    except BrokenPipeError:
+        # Python may flush stdout once more as it ends (its documentation, "Note on SIGPIPE")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
+
+
+@contextmanager
+def output(file: str | None) -> Iterator[TextIO]:
+    """The stream to write to. Names of files that are not UTF-8 must not stop the writing."""
+    escape = "backslashreplace"
+    if file is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors=escape)
+        yield sys.stdout
+        return
+    try:
+        stream = open(file, "w", encoding="utf-8", errors=escape, newline="")  # noqa: SIM115
+    except OSError as error:
+        raise ConfigError(f"--output-file {file}: {error.strerror}") from error
+    with stream:
+        yield stream
