@@ -1,0 +1,108 @@
+"""The rows of docs/model_zoo.csv: what was published, and the counts of the config's model."""
+
+import csv
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from vil import build
+from vil.config import get_config
+from vil.models.arch import StageSpec
+
+ROOT = Path(__file__).resolve().parents[1]
+ROWS = ROOT / "docs/model_zoo.csv"
+TOLERANCE = 0.005  # published multiply-accumulates are this near, or there is a reason
+
+
+class Row(NamedTuple):
+    """A line of the file: texts as published, empty where nothing was."""
+
+    section: str
+    model: str
+    config: str  # below configs/
+    pretraining: str
+    top1: str
+    top5: str
+    parameters: str  # millions
+    macs: str  # thousand millions
+    folder: str  # of the weights, below msvit/ of the original's storage
+    why: str  # the reason why a count differs, a key of zoo_reasons.REASONS
+
+
+class StageCount(NamedTuple):
+    spec: StageSpec
+    stage: nn.Module
+    grid: tuple[int, int]
+    macs: int
+
+
+class Counted(NamedTuple):
+    """A model on the meta device. side: of the image, in pixels; stages, then the head's MACs."""
+
+    model: nn.Module
+    side: int
+    parameters: int
+    stages: tuple[StageCount, ...]
+    head: int
+
+    @property
+    def macs(self) -> int:
+        return sum(stage.macs for stage in self.stages) + self.head
+
+
+def read_rows() -> list[Row]:
+    with ROWS.open(encoding="utf-8", newline="") as file:
+        return [Row(**line) for line in csv.DictReader(file)]
+
+
+@functools.cache
+def count(config: str, *options: str) -> Counted:
+    """options: KEY=VALUE, for a model beside the config's own."""
+    cfg = get_config(ROOT / "configs" / config, options)
+    with torch.device("meta"):
+        model = build.build_model(cfg)
+    side = cfg.INPUT.IMAGE_SIZE
+    grids, (*macs, head) = model.grids((side, side)), model.macs((side, side))
+    stages = tuple(map(StageCount, model.specs, model.stages, grids, macs))
+    return Counted(model, side, sum(p.numel() for p in model.parameters()), stages, head)
+
+
+def parameters_agree(row: Row) -> bool:
+    """Whether the count rounds to the published figure."""
+    digits = len(row.parameters.partition(".")[2])
+    return (
+        not row.parameters or f"{count(row.config).parameters / 1e6:.{digits}f}" == row.parameters
+    )
+
+
+def macs_agree(row: Row, macs: float | None = None) -> bool:
+    """Whether these multiply-accumulates, the config's if not given, are near the published."""
+    macs = count(row.config).macs if macs is None else macs
+    return not row.macs or abs(macs / (float(row.macs) * 1e9) - 1) <= TOLERANCE
+
+
+def with_reason(rows: Iterable[Row], why: str) -> Iterator[tuple[Row, Counted]]:
+    return ((row, count(row.config)) for row in rows if row.why == why)
+
+
+# What a page is made of
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown, numbers to the right."""
+    rows = list(rows)
+    texts = [at == 0 or any("`" in row[at] for row in rows) for at in range(len(header))]
+    rule = ["---" if text else "---:" for text in texts]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (header, rule, *rows))
+
+
+def giga(macs: float) -> str:
+    return f"{macs / 1e9:.2f}G"
+
+
+def mega(parameters: float) -> str:
+    return f"{parameters / 1e6:.2f}M"

@@ -1,0 +1,128 @@
+"""MODEL_ZOO.md is up to date, complete, and its counts agree with what was published."""
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "docs"))  # scripts of their own, not part of the package
+zoo, counts = map(importlib.import_module, ("model_zoo", "zoo_counts"))
+
+ROWS = counts.read_rows()
+PUBLISHED = [row for row in ROWS if row.parameters]
+# Counts of parameters that do not round to the published figure.
+OTHER_PARAMETERS = {
+    "vil_small_rpb": "published without bias tables",
+    "vil_medium_deep_rpb": "published without bias tables",
+    "vil_medium_deep_384_rpb": "published without bias tables",
+    "vil_base_deep_384_rpb": "published without bias tables",
+    "performer": "published with buffers",
+    "performer_partial": "published with buffers",
+    "global_partial": "the published command makes another model",
+}
+OTHER_MACS = {
+    "vil_medium_wide_384": "published for windows of 7",
+    "vil_base_deep_384": "published for windows of 7",
+    "vil_base_wide_384": "published for windows of 7",
+    "performer": "published with two products more",
+    "performer_partial": "published with two products more",
+    "global": "unknown",
+    "global_partial": "the published command makes another model",
+}
+# Counted in the reference itself.
+EXACT = {
+    "vil_tiny": 6_707_080, "vil_tiny_rpb": 6_719_698,
+    "vil_small": 24_635_752, "vil_small_rpb": 24_657_328,
+    "vil_medium_deep": 39_721_192, "vil_medium_deep_rpb": 39_782_296,
+    "vil_medium_wide": 39_776_488, "vil_medium_wide_384": 39_800_808,
+    "vil_medium_deep_384": 39_736_552, "vil_medium_deep_384_rpb": 39_928_696,
+    "vil_base_deep_384": 55_711_720, "vil_base_deep_384_rpb": 56_018_824,
+    "vil_base_wide_384": 79_026_920,
+    "vil_swin_tiny_rpb": 28_338_352, "vil_swin_small_rpb": 49_737_328,
+    "full": 24_635_752, "longformer": 24_635_752,
+    "linformer": 26_256_744, "linformer_partial": 25_840_744,
+    "srformer64": 52_947_304, "srformer32": 31_123_816, "srformer32_partial": 26_405_224,
+    "performer": 24_635_752, "performer_partial": 24_635_752,
+    "global": 24_855_592, "global_partial": 18_490_792,
+}  # fmt: skip
+
+
+def name(row) -> str:
+    return Path(row.config).stem
+
+
+def test_the_page_is_what_the_generator_makes():
+    assert (ROOT / "MODEL_ZOO.md").read_text(encoding="utf-8") == zoo.page()
+
+
+def test_every_config_is_a_row_and_every_row_a_config():
+    files = (ROOT / "configs/imagenet").rglob("*.yaml")
+    assert {row.config for row in ROWS} == {
+        path.relative_to(ROOT / "configs").as_posix() for path in files
+    }
+
+
+def test_every_published_weight_file_has_one_folder():
+    """ViL-Small with longformer attention is ViL-Small: one folder, two rows."""
+    folders = [row.folder for row in ROWS]
+    assert all(folders)
+    assert len(folders) - len(set(folders)) == 1
+
+
+def test_the_parameters_are_those_of_the_reference():
+    assert {name(row): counts.count(row.config).parameters for row in PUBLISHED} == EXACT
+
+
+@pytest.mark.parametrize("row", PUBLISHED, ids=name)
+def test_parameters_round_to_the_published_ones(row):
+    digits = len(row.parameters.partition(".")[2])
+    rounded = f"{counts.count(row.config).parameters / 1e6:.{digits}f}"
+    assert (rounded == row.parameters) != (name(row) in OTHER_PARAMETERS)
+
+
+@pytest.mark.parametrize("row", PUBLISHED, ids=name)
+def test_macs_are_within_half_a_percent_of_the_published_ones(row):
+    off = counts.count(row.config).macs / (float(row.macs) * 1e9) - 1
+    assert (abs(off) < 0.005) != (name(row) in OTHER_MACS)
+
+
+@pytest.mark.parametrize("row", PUBLISHED, ids=name)
+def test_the_config_says_what_the_table_says(row):
+    """Its head quotes top-1, and the weights' folders whose names explain a setting."""
+    head = (ROOT / "configs" / row.config).read_text(encoding="utf-8").split("_BASE_:")[0]
+    assert re.findall(r"Published: ([\d.]+) top-1", head) == [row.top1]
+    known = {part for other in ROWS for part in (other.folder, other.folder.split("/")[1])}
+    quoted = {word for word in re.findall(r"[\w/-]+", head) if re.search("IN22k|_lr|_mode", word)}
+    assert quoted <= known
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [(None, 1), ("# Model zoo\n", 1), ("up to date", 0)], ids=str
+)
+def test_check_says_whether_the_file_is_up_to_date(text, code, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "MODEL_ZOO.md"
+    monkeypatch.setattr(zoo, "PAGE", file)
+    monkeypatch.setattr(sys, "argv", ["model_zoo.py", "--check"])
+    if text:
+        file.write_text(zoo.page() if code == 0 else text, encoding="utf-8")
+    assert zoo.main() == code
+    assert ("docs/model_zoo.py" in capsys.readouterr().err) == bool(code)
+    assert file.exists() == bool(text)  # nothing is written
+
+
+def test_measured_figures_are_shown_with_their_command(tmp_path):
+    """Both shapes of results: figures by name, and curves by name."""
+    assert zoo.measured(tmp_path) == []
+    figures = {"longformer": {"top1": 98.0556, "macs": 18200000}, "full": {"top1": 97.5}}
+    curves = {"fine-tuned": [[50.0, 90.0], [60.0, 92.5], [70.0, 91.25]]}
+    for file, rows in (("attentions-cpu", figures), ("finetune-cpu", curves), ("speed-x", {})):
+        found = {"command": f"python benchmarks/{file}.py", "machine": "two cores", "rows": rows}
+        (tmp_path / f"{file}.json").write_text(json.dumps(found))
+    attentions, finetune = zoo.measured(tmp_path)
+    assert "measured\n\n`python benchmarks/attentions-cpu.py`; two cores" in attentions
+    assert "| longformer | 98.06 | 18,200,000 |\n| full | 97.50 |  |\n" in attentions
+    assert "| fine-tuned | 91.25 | 90.00, 92.50, 91.25 |\n" in finetune
