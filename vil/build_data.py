@@ -11,13 +11,14 @@ from yacs.config import CfgNode
 
 from vil.build import refuses
 from vil.config import ConfigError
-from vil.data import build_dataset, is_numbered
+from vil.data import build_dataset, is_numbered, own_arguments
 from vil.data.dataset import ImageDataset
 from vil.data.joined import Joined
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.target_map import read_target_map
 from vil.data.transforms import eval_transform, train_transform
 from vil.engine.distributed import Ranks
+from vil.utils.table import lookup
 
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 REPEATS = 3  # copies of an image in repeated augmentation, as in the published recipes
@@ -33,6 +34,7 @@ def build_train_loader(
     size = cfg.DATALOADER.BSZ
     if size % ranks.world:
         raise ConfigError(f"DATALOADER.BSZ {size} does not divide by the {ranks.world} processes")
+    _check_arguments(cfg)
     transform = build_train_transform(cfg)
     sets = [_dataset(cfg, name, "train", transform) for name in cfg.DATA.TRAIN]
     dataset = sets[0] if len(sets) == 1 else Joined(sets, cfg.DATA.TRAIN)
@@ -56,6 +58,7 @@ def build_test_loaders(
     """The test sets by name, each rank its own part."""
     if len(set(cfg.DATA.TEST)) < len(cfg.DATA.TEST):
         raise ConfigError(f"DATA.TEST names a set twice: {', '.join(cfg.DATA.TEST)}")
+    _check_arguments(cfg)
     size = -(-cfg.DATALOADER.BSZ // ranks.world)
     transform = build_eval_transform(cfg)
     sets = {name: _dataset(cfg, name, "val", transform) for name in cfg.DATA.TEST}
@@ -96,13 +99,26 @@ def _loading(cfg: CfgNode, device: torch.device) -> dict[str, Any]:
 
 
 def _dataset(cfg: CfgNode, name: str, split: str, transform: Callable) -> ImageDataset:
-    own = dict(cfg.DATA.KWARGS)
+    taken = own_arguments(name)
+    own = {key: value for key, value in cfg.DATA.KWARGS.items() if key in taken}
     if is_numbered(name) and not (split == "val" and cfg.DATA.TARGETMAP):
         own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
     try:
         return build_dataset(name, cfg.DATA.PATH, split, transform, **own)
-    except TypeError as error:  # a name or a type that the dataset does not take
+    except TypeError as error:  # of a type that the dataset does not take
         raise ConfigError(f"DATA.KWARGS {dict(cfg.DATA.KWARGS)} for {name}: {error}") from error
+
+
+def _check_arguments(cfg: CfgNode) -> None:
+    """Each set gets those of DATA.KWARGS that it takes; one that no set takes is a mistake."""
+    known = {argument: name for name in _sets(cfg) for argument in own_arguments(name)}
+    for argument in cfg.DATA.KWARGS:
+        lookup(known, argument, f"argument (DATA.KWARGS) of {', '.join(_sets(cfg))}")
+
+
+def _sets(cfg: CfgNode) -> list[str]:
+    """The names in DATA.TRAIN and DATA.TEST, each once."""
+    return list(dict.fromkeys([*cfg.DATA.TRAIN, *cfg.DATA.TEST]))
 
 
 def _check_classes(cfg: CfgNode, dataset: ImageDataset, name: str) -> None:

@@ -61,7 +61,7 @@ SETTINGS = {
     "dataset": ("DATA.TRAIN=[fakee]", r"unknown dataset 'fakee'; did you mean 'fake'\?"),
     "test set": ("DATA.TEST=[fakee]", r"unknown dataset 'fakee'; did you mean 'fake'\?"),
     "classes": ("DATA.NUM_CLASSES=5", r"DATA\.NUM_CLASSES is 5, but fake has 4 classes"),
-    "argument": ("DATA.KWARGS.nn=3", r"DATA\.KWARGS .* for fake: .* argument 'nn'"),
+    "argument": ("DATA.KWARGS.nn=3", r"unknown argument \(DATA\.KWARGS\) of fake 'nn'"),
     "argument's type": ("DATA.KWARGS.n=many", r"DATA\.KWARGS .*'many'.* for fake: "),
     # machine
     "device": ("DEVICE=tpu", r"DEVICE: expected auto, cpu, mps, cuda or cuda:N, got 'tpu'"),

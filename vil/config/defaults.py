@@ -73,7 +73,7 @@ _C.DATA.TARGETMAP = ""
 _C.DATA.PATH = "./datasets"  # Root folder of the data; the flag --data sets it.
 _C.DATA.DATA_DIR = "./data"  # Second place where MODEL.MODEL_PATH is looked for.
 _C.DATA.MAX_BAD_FRACTION = 0.01  # Unreadable images tolerated, as a part of the set.
-# Arguments handed to the dataset as they stand. Open: any name.
+# Arguments of the datasets, as they stand; each set gets those that it takes. Open: any name.
 _C.DATA.KWARGS = CfgNode()
 
 _C.LOSS = CfgNode()  # What is minimised.

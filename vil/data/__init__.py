@@ -9,6 +9,7 @@ loader      TrainLoader and EvalLoader, which give the Batch of `batch.py`
 mixup       Mix, applied to a batch where the model is
 """
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,12 @@ def build_dataset(
 def is_numbered(name: str) -> bool:
     """Whether build_dataset takes num_classes for this name, and checks the labels against it."""
     return dataset_row(name).numbered
+
+
+def own_arguments(name: str) -> list[str]:
+    """What a dataset takes besides root, split and transform."""
+    parameters = inspect.signature(dataset_row(name)).parameters.values()
+    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
 
 
 def dataset_row(name: str) -> Callable[..., ImageDataset]:
