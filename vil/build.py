@@ -34,7 +34,7 @@ from vil.models.arch import parse_arch
 from vil.models.checkpoint import Report, load_weights, read_weights
 from vil.models.foreign import build_foreign, layer_numbers, undecayed
 from vil.models.msvit import MsViT
-from vil.ops import Case, choose
+from vil.ops import BACKENDS, Case, choose
 from vil.optim import Schedule, decay_groups
 from vil.optim import build_optimizer as optimizer_by_name
 from vil.optim.ema import Ema
@@ -109,8 +109,11 @@ def joined(cfg: CfgNode, device: torch.device) -> Iterator[Ranks]:
 
 
 @refuses
-def build_model(cfg: CfgNode) -> nn.Module:
-    """The network, freshly initialised from SEED (or as published, MODEL.PRETRAINED)."""
+def build_model(cfg: CfgNode, *, weights_follow: bool = False) -> nn.Module:
+    """The network, freshly initialised from SEED or, with MODEL.PRETRAINED, as published.
+
+    weights_follow: others are loaded afterwards, so that nothing need be fetched.
+    """
     torch.manual_seed(cfg.SEED)
     common = dict(
         num_classes=cfg.DATA.NUM_CLASSES,
@@ -121,7 +124,8 @@ def build_model(cfg: CfgNode) -> nn.Module:
     )
     if cfg.MODEL.ARCH != "msvit":
         _warn_unused(cfg, "this model is none of ours", leaves(cfg.MODEL.VIT.MSVIT))
-        model = build_foreign(cfg.MODEL.ARCH, pretrained=cfg.MODEL.PRETRAINED, **common)
+        pretrained = cfg.MODEL.PRETRAINED and not weights_follow
+        model = build_foreign(cfg.MODEL.ARCH, pretrained=pretrained, **common)
         if cfg.FINETUNE.FREEZE_STAGES:
             raise ConfigError(f"FINETUNE.FREEZE_STAGES: {cfg.MODEL.ARCH} has no stages of ours")
         return model
@@ -166,6 +170,11 @@ def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
 def _attention_names(msvit: CfgNode) -> tuple[str, str]:
     """ATTN_TYPE in today's names, and the backend that BACKEND or a historic name pins."""
     pinned = {HISTORIC[name] for name in names_in(msvit.ATTN_TYPE) if name in HISTORIC}
+    if absent := pinned - BACKENDS.keys():
+        raise ConfigError(
+            f"ATTN_TYPE {msvit.ATTN_TYPE} stands for the backend {', '.join(absent)}, which is not "
+            "there yet: ATTN_TYPE longformer takes the best there is"
+        )
     if len(pinned) > 1:
         raise ConfigError(f"ATTN_TYPE {msvit.ATTN_TYPE} pins several backends: {sorted(pinned)}")
     longformer = "global" if msvit.ONLY_GLOBAL else "longformer"
@@ -207,7 +216,7 @@ def attention_cases(
 
 
 @refuses
-def load_model_path(model: MsViT, cfg: CfgNode) -> Report:
+def load_model_path(model: nn.Module, cfg: CfgNode) -> Report:
     """Load MODEL.MODEL_PATH and say what became of every key.
 
     It is looked for as it stands, then below DATA.DATA_DIR; the folder of a run stands for its

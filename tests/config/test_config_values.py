@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vil.config import ConfigError, defaults, dump, get_config, load_config
+from vil.config.legacy import SPELLINGS
 from vil.config.sources import find, packaged_root
 
 MSVIT = "MODEL.VIT.MSVIT"
@@ -93,7 +94,8 @@ def test_every_key_refuses_a_wrong_type(tmp_path, key):
     text = WRONG_TYPE[type(defaults.KEYS[key])]
     assert refusal(opts=[key, text]).startswith(f"command line: {key}: expected ")
     assert f"{key}: expected " in refusal(as_yaml(tmp_path, key, text))
-    assert f"{key}: expected " in refusal(opts=[key, "None"])
+    if (key, "None") not in SPELLINGS:  # two keys took it in the 2021 original
+        assert f"{key}: expected " in refusal(opts=[key, "None"])
 
 
 @pytest.mark.parametrize("key", defaults.CHECKS)

@@ -65,8 +65,7 @@ def evaluate(cfg: CfgNode) -> int:
     refuse_random_weights(cfg)
     device = build.set_up(cfg)
     with build.joined(cfg, device) as ranks:
-        model = build.build_model(cfg)
-        report = build.load_model_path(model, cfg)
+        model, report = loaded_model(cfg)
         model = build.place(model, cfg, device)
         tests = build_data.build_test_loaders(cfg, ranks, device)
         task = build.build_task(cfg, ranks, device, tests, build_data.build_links(cfg, tests))
@@ -74,7 +73,7 @@ def evaluate(cfg: CfgNode) -> int:
         results = task.evaluate(model)
         if not ranks.is_main:
             return 0
-        print(f"weights of {cfg.MODEL.MODEL_PATH}: {report}")
+        print(report)
         for name, figures in results.items():
             table = figures.get("per_class")
             print(f"val set {name} {pairs({k: v for k, v in figures.items() if k != 'per_class'})}")
@@ -90,9 +89,19 @@ def evaluate(cfg: CfgNode) -> int:
     return 0
 
 
+def loaded_model(cfg: CfgNode):
+    """The model with its weights, and a line that says which."""
+    from vil import build
+
+    model = build.build_model(cfg, weights_follow=bool(cfg.MODEL.MODEL_PATH))
+    if not cfg.MODEL.MODEL_PATH:
+        return model, f"published weights of {cfg.MODEL.ARCH}"
+    return model, f"weights of {cfg.MODEL.MODEL_PATH}: {build.load_model_path(model, cfg)}"
+
+
 def refuse_random_weights(cfg: CfgNode) -> None:
     """CheckpointError where the model, or its head, would stay as it was initialised."""
-    if not cfg.MODEL.MODEL_PATH:
+    if not (cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED):
         raise CheckpointError("evaluation needs weights: set MODEL.MODEL_PATH, or give --run DIR")
     if cfg.FINETUNE.HEAD == "new":
         raise CheckpointError(

@@ -29,7 +29,7 @@ from typing import TextIO
 from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, resolve
-from vil.cli.evaluate import of_run, refuse_random_weights, run_arguments
+from vil.cli.evaluate import loaded_model, of_run, refuse_random_weights, run_arguments
 from vil.config import ConfigError
 from vil.config.defaults import is_known
 from vil.report.predictions import FORMATS, Prediction
@@ -106,9 +106,8 @@ def predict(cfg: CfgNode, args: argparse.Namespace, names: list[str]) -> int:
     if not pictures:
         raise DataError(f"no images in {', '.join(args.images)}")
     device = build.set_up(cfg)
-    model = build.build_model(cfg)
-    report = build.load_model_path(model, cfg)
-    print(f"weights of {cfg.MODEL.MODEL_PATH}: {report}", file=sys.stderr)
+    model, report = loaded_model(cfg)
+    print(report, file=sys.stderr)
     model = build.place(model, cfg, device)
     loader = PictureLoader(
         pictures,

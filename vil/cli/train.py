@@ -68,12 +68,12 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
     bad_file = folder / "bad_samples.txt"
     device = build.set_up(cfg)
     with build.joined(cfg, device) as ranks:
-        model = build.build_model(cfg)
+        begun = bool(checkpoints(folder / "checkpoints"))
+        model = build.build_model(cfg, weights_follow=begun or bool(cfg.MODEL.MODEL_PATH))
         loader = build_data.build_train_loader(cfg, ranks, device, bad_file)
         tests = build_data.build_test_loaders(cfg, ranks, device, bad_file)
         task = build.build_task(cfg, ranks, device, tests, build_data.build_links(cfg, tests))
-        fresh = cfg.MODEL.MODEL_PATH and not checkpoints(folder / "checkpoints")
-        report = build.load_model_path(model, cfg) if fresh else None
+        report = build.load_model_path(model, cfg) if cfg.MODEL.MODEL_PATH and not begun else None
         model = build.place(model, cfg, device)
         optimizer = build.build_optimizer(cfg, model)
         schedule = build.build_schedule(cfg, loader.steps_per_epoch)

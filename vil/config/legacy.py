@@ -24,7 +24,11 @@ HISTORIC = {
 }
 # Written into the config while the original ran; it then could not read its own config.yaml.
 RUNTIME_KEYS = ("distributed", "SOLVER.STEPS_PER_EPOCH", "SOLVER.MAX_ITER")
-SPELLINGS = {("AMP.MEMORY_FORMAT", "nwhc"): "nhwc"}
+SPELLINGS = {
+    ("AMP.MEMORY_FORMAT", "nwhc"): "nhwc",
+    ("AUG.MIXCUT_MINMAX", "None"): [],
+    ("AUG.TIMM_AUG.AUTO_AUGMENT", "None"): "",
+}
 
 
 def modernise(settings: list[Setting], known: Callable[[str], bool]) -> list[Setting]:
@@ -47,7 +51,8 @@ def _respell(setting: Setting) -> Setting:
     if isinstance(setting.value, list) or (setting.key, setting.value) not in SPELLINGS:
         return setting
     today = SPELLINGS[setting.key, setting.value]
-    log.warning("%s: %s: %s is read as %s", setting.where, setting.key, setting.value, today)
+    said = today or "empty"
+    log.warning("%s: %s: %s is read as %s", setting.where, setting.key, setting.value, said)
     return setting._replace(value=today)
 
 

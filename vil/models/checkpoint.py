@@ -7,6 +7,7 @@ another size is an error unless the caller says otherwise.
 
 from __future__ import annotations
 
+import logging
 import math
 import pickle
 import re
@@ -20,11 +21,14 @@ from torch import Tensor, nn
 
 from vil.layers.attention.global_only import GlobalOnlyAttention
 from vil.layers.attention.linformer import resize_projection
+from vil.layers.attention.performer import PerformerAttention
+from vil.layers.attention.srformer import SRAttention
 from vil.layers.position import resize_line, resize_table
 from vil.models.foreign import head_names
 from vil.models.msvit import MsViT
 from vil.utils.errors import CheckpointError
 
+log = logging.getLogger(__name__)
 MAX_LINES = 12
 INDEX_BUFFERS = ("relative_position_index", "calls_since_last_redraw")
 # what the reference stores twice when weights are shared: the copy -> its first name
@@ -134,7 +138,26 @@ def load_weights(
     state_dict, fresh = _fit_head(dict(state_dict), head, HEAD if ours else head_names(model))
     report = _load(model, state_dict, {o: t for o, t in names.items() if t not in fresh}, strict)
     report.fresh = fresh
+    if original:
+        _warn_of_other_rules(model)
     return report
+
+
+def _warn_of_other_rules(model: nn.Module) -> None:
+    """The reference's weights were trained under rules that are defaults no longer."""
+    for part in model.modules():
+        if isinstance(part, PerformerAttention) and not part.fast_attention.batch_max:
+            log.warning(
+                "the 2021 performer took its key maximum over the batch: batch_max=True "
+                "(PERFORMER_BATCH_MAX) gives its numbers"
+            )
+            return
+        if isinstance(part, SRAttention) and part.ragged == "pad" and part.ratio > 1:
+            log.warning(
+                "the 2021 srformer dropped what the ratio does not divide: ragged='drop' "
+                "(SR_RAGGED) gives its numbers"
+            )
+            return
 
 
 def _original_name(name: str) -> str:

@@ -1,0 +1,171 @@
+"""Defects of the original's model and attentions that must not come back; the table of all is in
+tests/test_defects.py.
+"""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from vil import build
+from vil.config import get_config
+from vil.data.batch import Batch
+from vil.engine.distributed import Ranks
+from vil.layers.attention import ATTENTIONS
+from vil.models.checkpoint import load_original, original_names
+from vil.ops import BACKENDS, Case, Window, local_attention
+from vil.utils.errors import CheckpointError
+
+CPU = torch.device("cpu")
+ARCH = "l1,h1,d8,n1,s1,g1,p4,f3,a0_l2,h2,d16,n1,s1,g1,p2,f3,a0"
+SMALL = (f"MODEL.VIT.MSVIT.ARCH={ARCH}", "INPUT.IMAGE_SIZE=40", "DATA.NUM_CLASSES=5")
+MSVIT = "MODEL.VIT.MSVIT"
+
+
+def configured(*opts: str):
+    return get_config(opts=[*SMALL, *opts])
+
+
+def built(*opts: str) -> nn.Module:
+    return build.build_model(configured(*opts))
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_every_attention_takes_any_size(name):
+    """B2. The original was tied to the square it was built for."""
+    model = built(f"{MSVIT}.ATTN_TYPE={name}").eval()
+    assert model(torch.randn(2, 3, 65, 30)).shape == (2, 5)
+
+
+def test_the_default_architecture_runs():
+    """B3. The original's had 12 heads for a width of 796."""
+    with torch.device("meta"):
+        assert build.build_model(get_config())(torch.empty(1, 3, 224, 224)).shape == (1, 1000)
+
+
+def test_channels_last_reaches_weights_and_images_and_changes_no_loss():
+    """B4. One of the two was converted, and neither without AMP."""
+    batch = Batch(torch.randn(4, 3, 40, 40), torch.arange(4), torch.arange(4))
+    seen, losses = [], []
+    for name in ("nchw", "nhwc"):
+        cfg = configured(f"AMP.MEMORY_FORMAT={name}", "MODEL.VIT.DROP_PATH=0")
+        model = build.place(build.build_model(cfg), cfg, CPU)
+        patches = model.stages[0].embed.proj
+        patches.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+        task = build.build_task(cfg, Ranks(), CPU, {})
+        loss, _ = task.loss(model, task.prepare(batch))
+        losses.append(loss.item())
+        tensors = (patches.weight, seen[-1])
+        assert all(t.is_contiguous(memory_format=build.MEMORY_FORMATS[name]) for t in tensors)
+        assert all(t.is_contiguous() == (name == "nchw") for t in tensors)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_ln_eps_reaches_every_norm():
+    """B6. The original stored it and used 1e-6."""
+    model = built(f"{MSVIT}.LN_EPS=0.5")
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+    assert len(norms) == 1 + 2 + 2 * 2  # the last one, a patch norm and two in the block of each
+    assert {norm.eps for norm in norms} == {0.5}
+
+
+def test_a_missing_norm_is_not_filled_from_another():
+    """B11. Names were matched by their ends, and `norm.weight` is the end of all norms."""
+    model = built()
+    state = {original_names(model)[name]: t for name, t in model.state_dict().items()}
+    assert state["layer2.1.norm.weight"].shape == state["norm.weight"].shape
+    del state["layer2.1.norm.weight"]
+    with pytest.raises(CheckpointError, match=r"missing: layer2\.1\.norm\.weight"):
+        load_original(model, state)
+
+
+CYCLIC = [
+    (name, Window(grid, 3, exact=-1))
+    for grid in ((7, 8), (4, 10), (2, 2))
+    for name, backend in BACKENDS.items()
+    if not backend.unsupported(Case(Window(grid, 3, exact=-1), 1, 1, 4))
+]
+
+
+@pytest.mark.parametrize(("name", "window"), CYCLIC, ids=str)
+def test_cyclic_padding_is_never_seen(name, window):
+    """B14. Values of 1 average to 1, unless the zeros of the padding are among them."""
+    q = torch.ones(1, 1, window.length, 4)
+    out = local_attention(q, -q, q, window, backend=name)  # scores of -2, a zero key would win
+    torch.testing.assert_close(out, q)
+
+
+@pytest.mark.parametrize("amp", [False, True])
+def test_the_backward_by_hand_follows_the_precision(amp):
+    """B16. It was float16 on GPUs always, and failed without global tokens and AMP."""
+    found = []
+    for name in ("longformerhand", "longformerauto"):
+        arch = ARCH.replace("g1", "g0")
+        model = built(f"{MSVIT}.ATTN_TYPE={name}", f"{MSVIT}.ARCH={arch}").eval()
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+            logits = model(torch.randn(2, 3, 40, 40))
+        assert logits.dtype == (torch.bfloat16 if amp else torch.float32)
+        logits.float().square().sum().backward()
+        grads = [parameter.grad for parameter in model.parameters()]
+        assert all(grad.dtype == torch.float32 for grad in grads)
+        found.append(torch.cat([grad.flatten() for grad in grads]))
+    tolerance = 2e-2 if amp else 1e-5
+    assert (found[0] - found[1]).norm() <= tolerance * found[1].norm()
+
+
+def test_shared_keys_and_values_are_computed_once():
+    """B17. The original projected all tokens a second time for the global ones."""
+    model, calls = built(), []
+    for name, module in model.named_modules():
+        if name.endswith(("attn.kv", "attn.kv_global")):
+            module.register_forward_hook(lambda *_, name=name: calls.append(name))
+    model(torch.randn(1, 3, 40, 40))
+    assert calls == ["stages.0.blocks.0.attn.kv", "stages.1.blocks.0.attn.kv"]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_global_attention_trains_all_it_has(share):
+    """B17. With a relative bias the original had tables that nothing read, which DDP refuses."""
+    model = built(f"{MSVIT}.ONLY_GLOBAL=True", f"{MSVIT}.SHARE_W={share}")
+    # the last stage's global token classifies, so there the rows of local tokens reach nothing
+    last = [name for name, _ in model.named_parameters() if name.startswith("stages.1.blocks.0.")]
+    model.avg_pool = True
+    model(torch.randn(2, 3, 40, 40)).square().sum().backward()
+    assert last
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("name", ["linformer", "performer", "srformer"])
+def test_no_attention_loses_its_positions(name, caplog):
+    """B18. a0 took the absolute embedding away from attentions without a relative bias."""
+    model = built(f"{MSVIT}.ATTN_TYPE={name}")
+    for stage in model.stages:
+        assert any(key.endswith("x_pos_embed") for key, _ in stage.named_parameters())
+    assert "absolute embedding is used there" in caplog.text
+
+
+def test_a_performer_s_image_does_not_depend_on_its_batch():
+    """B19. One maximum was taken over the whole batch."""
+    model = built(f"{MSVIT}.ATTN_TYPE=performer").double().eval()
+    images = torch.randn(3, 3, 40, 40, dtype=torch.float64)
+    alone = torch.cat([model(image[None]) for image in images])
+    torch.testing.assert_close(model(images), alone, rtol=1e-9, atol=1e-12)
+
+
+def test_a_model_with_stochastic_depth_can_be_printed():
+    """B26. Its rate was a tensor, which today's timm cannot format."""
+    assert "drop_prob=0.3" in str(built("MODEL.VIT.DROP_PATH=0.3"))
+
+
+@torch.no_grad()
+def test_new_image_sizes_leave_nothing_behind():
+    """B31. Masks of 128 sizes were kept, on the GPU too."""
+    model, alive = built().eval(), []
+    for sizes in ([(40, 40)], [(44, 52), (65, 70), (48, 120)]):
+        for size in sizes:
+            model(torch.randn(1, 3, *size))
+        gc.collect()
+        alive.append(sum(type(thing) is torch.Tensor for thing in gc.get_objects()))
+    assert alive[0] == alive[1]

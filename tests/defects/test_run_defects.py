@@ -1,0 +1,204 @@
+"""Defects of the original's runs, data and commands that must not come back; the table of all is in
+tests/test_defects.py.
+"""
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vil.cli import main
+from vil.config import dump, get_config
+from vil.config.load import diff
+from vil.engine.losses import LOSSES
+from vil.optim import build_optimizer, decay_groups
+
+ROOT = Path(__file__).parents[2]
+TINY = (
+    "INPUT.IMAGE_SIZE=32", "DATALOADER.BSZ=16", "LOG_FREQ=1", "OPTIM.OPT=sgd", "OPTIM.LR=0.01",
+    "OPTIM.EPOCHS=1", "DEVICE=cpu",
+    "MODEL.VIT.MSVIT.ARCH=l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s1,g1,p2,f3,a0",
+)  # fmt: skip
+FAKE = (
+    "DATA.TRAIN=[fake]", "DATA.TEST=[fake]", "DATA.NUM_CLASSES=4",
+    "DATA.KWARGS={n: 16, size: 32, num_classes: 4}",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+
+
+def train(folder: str, *words: str, data: tuple[str, ...] = FAKE) -> int:
+    return main(["train", *TINY, *data, "--output_dir", folder, *words])
+
+
+def metrics(folder: str, split: str) -> list[dict]:
+    lines = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["split"].startswith(split)]
+
+
+def weights(folder: str) -> dict[str, torch.Tensor]:
+    checkpoints = Path(folder, "checkpoints")
+    return load_file(checkpoints / (checkpoints / "last").read_text().strip() / "model.safetensors")
+
+
+def fresh_python(code: str) -> str:
+    """What the code prints in a process of its own, which must say nothing else."""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100,
+        env={"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
+
+
+def test_importing_the_commands_does_nothing():
+    """B1. The original parsed arguments, read data and asked for CUDA when it was imported."""
+    code = (
+        "import logging, sys, vil.cli.train, vil.cli.evaluate, tools.train\n"
+        "print('torch' in sys.modules, logging.getLogger().handlers)"
+    )
+    assert fresh_python(code) == "False []\n"
+    assert list(Path().iterdir()) == []
+
+
+def test_a_run_of_one_step_epochs_goes_on():
+    """B7 and B24. Resuming read the epoch out of checkpoint_last.pth; one-step epochs broke it."""
+    assert train("broken", "ONLY_SAVE_LAST=1", "OPTIM.EPOCHS=2") == 0
+    assert train("broken", "ONLY_SAVE_LAST=1", "OPTIM.EPOCHS=3", "--resume") == 0
+    assert train("whole", "ONLY_SAVE_LAST=1", "OPTIM.EPOCHS=3") == 0
+    ours, theirs = weights("broken"), weights("whole")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_adamw_is_torch_s():
+    """Section "Numbers that changed" of docs/migrating.md: the original added epsilon before the
+    bias correction, and shrank the weight after the step.
+    """
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
+    slope = torch.tensor([0.3, -0.1, 1e-7], dtype=torch.float64)
+    groups = decay_groups([("weight", weight)], 0.05, 0.0)
+    optimizer = build_optimizer("adamw", groups, lr=0.01, eps=1e-8)
+    then, mean, square = weight.detach().clone(), 0, 0
+    for step in range(1, 6):
+        weight.grad = slope * step
+        optimizer.step()
+        mean = 0.9 * mean + 0.1 * slope * step
+        square = 0.999 * square + 0.001 * (slope * step) ** 2
+        rate = 0.01 * (1 - 0.999**step) ** 0.5 / (1 - 0.9**step)
+        then = (then - rate * mean / (square.sqrt() + 1e-8)) * (1 - 0.01 * 0.05)
+    assert weight.tolist() == pytest.approx([0.9490429, -1.9465454, 0.4528165], abs=3e-7)
+    assert then.tolist() == pytest.approx([0.9490673, -1.9465697, 0.4743227], abs=3e-7)
+
+
+def test_a_saved_config_is_its_own_copy():
+    """B10. The original could not read the config.yaml that it had written."""
+    assert train("run", "AUG.SCALE=(0.5, 1)", "DATALOADER.RE=no") == 0
+    assert train("again", "--config-file", "run/config.yaml", "OPTIM.LR=0.02") == 0
+    found = get_config("again/config.yaml")
+    assert diff(found, get_config("run/config.yaml")).keys() == {"OPTIM.LR", "OUTPUT_DIR"}
+    assert dump(found) == Path("again/config.yaml").read_text()
+
+
+def test_what_the_loop_lacked_changes_the_run():
+    """B24. No clipping, average or accumulation; each is another run with other weights."""
+    settings = {
+        "plain": [], "clipped": ["OPTIM.CLIP_GRAD=0.01"], "added up": ["OPTIM.ACCUMULATE=2"],
+        "averaged": ["OPTIM.EMA=0.9"],
+    }  # fmt: skip
+    found = {}
+    for name, words in settings.items():
+        assert train(name, *words, "OPTIM.EPOCHS=2", "DATA.KWARGS.n=32") == 0
+        found[name] = weights(name)["head.weight"], metrics(name, "val")[-1]["loss"]
+    head, loss = found.pop("plain")
+    assert all(not torch.equal(head, other) for other, _ in (found["clipped"], found["added up"]))
+    assert torch.equal(head, found["averaged"][0])  # an average only watches
+    assert loss != found["averaged"][1]
+
+
+def test_nothing_deprecated_is_imported_or_called():
+    """B26. With the packages we use already there, what warns after that is ours."""
+    code = """
+import pkgutil, sys, warnings
+import timm, torch, torchvision, yacs.config
+import torch.utils.tensorboard, timm.data, timm.optim, timm.data.mixup, torchvision.transforms.v2
+warnings.simplefilter("error", DeprecationWarning)
+warnings.simplefilter("error", FutureWarning)
+import vil
+found = [module.name for module in pkgutil.walk_packages(vil.__path__, "vil.")]
+for name in found:
+    if name != "vil.__main__":
+        __import__(name)
+model = vil.get_model("vil_tiny_rpb", img_size=32, num_classes=3, drop_path_rate=0.1)
+repr(model)
+with torch.autocast("cpu", torch.bfloat16):
+    model(torch.randn(2, 3, 32, 32)).sum().backward()
+print(len(found) > 60, "timm.models.layers" in sys.modules)
+"""
+    assert fresh_python(code) == "True False\n"
+
+
+def test_pictures_with_one_channel_reach_the_model():
+    """B27. MNIST could be loaded, and then not be shown to the network."""
+    folder = Path("data/MNIST/raw")
+    folder.mkdir(parents=True)
+    for split, count in (("train", 32), ("t10k", 20)):
+        labels = np.arange(count, dtype=np.uint8) % 10
+        pixels = np.random.default_rng(0).integers(0, 256, (count, 28, 28), np.uint8)
+        write_idx(folder / f"{split}-images-idx3-ubyte", pixels)
+        write_idx(folder / f"{split}-labels-idx1-ubyte", labels)
+    mnist = ("DATA.TRAIN=[mnist]", "DATA.TEST=[mnist]", "DATA.NUM_CLASSES=10", "DATA.PATH=data")
+    assert train("run", data=mnist) == 0
+    assert metrics("run", "val/mnist")[0]["count"] == 20
+
+
+def write_idx(file: Path, array: np.ndarray) -> None:
+    """The format of yann.lecun.com/exdb/mnist: unsigned bytes (8), the sizes, the numbers."""
+    head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    file.write_bytes(head + array.tobytes())
+
+
+def test_an_odd_batch_is_mixed():
+    """B28. The original's mixup refused it."""
+    assert train("run", "DATALOADER.BSZ=5", "AUG.MIXUP_PROB=1", "AUG.MIXUP=0.8") == 0
+    assert len(metrics("run", "train")) == 3
+
+
+@pytest.mark.parametrize("mixing", [(), ("AUG.MIXUP_PROB=1", "AUG.MIXUP=0.8")])
+def test_every_loss_trains(mixing):
+    """B29. The original's loop stopped at all but the first."""
+    losses = {}
+    for name in LOSSES:
+        assert train(name, f"LOSS.LOSS={name}", "LOSS.LABEL_SMOOTHING=0.1", *mixing) == 0
+        losses[name] = metrics(name, "train")[0]["loss"]
+    assert len(set(losses.values())) == len(LOSSES)
+
+
+@pytest.mark.parametrize("name", ["multisoftmax", "mse"])
+def test_a_loss_of_several_labels_is_refused_by_name(name, capsys):
+    """B29. Accepted by the config of old, and then the loop ended with a traceback."""
+    assert train("run", f"LOSS.LOSS={name}") == 2
+    assert f"{name} is no loss of single-label classification" in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
+def test_the_cuda_kernel_by_its_old_name(capsys):
+    """B32. Advertised, and then an error from deep inside. On a CPU it is refused in one line."""
+    assert train("run", "MODEL.VIT.MSVIT.ATTN_TYPE=longformer_cuda") == 2
+    said = capsys.readouterr().err
+    assert "triton" in said
+    assert said.count("\n") == 1
+    assert not Path("run").exists()
