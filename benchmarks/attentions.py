@@ -65,7 +65,7 @@ class Step:
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """{name: {ms, mib, parameters, macs}}."""
+    """{name: {step over longformer's, peak MiB, parameters, MACs}}."""
     steps = {name: Step(config) for name, config in CONFIGS.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
@@ -73,12 +73,13 @@ def measure() -> dict[str, dict[str, float]]:
     for _ in range(ROUNDS):
         for name, step in steps.items():
             times[name].append(seconds(step, step.device))
+    base = statistics.median(times["longformer"])
     return {
         name: {
-            "ms": 1000 * statistics.median(times[name]),
-            "mib": peak_tensor_bytes(step, step.device) / MIB,
+            "step / longformer": statistics.median(times[name]) / base,
+            "peak MiB": peak_tensor_bytes(step, step.device) / MIB,
             "parameters": sum(p.numel() for p in step.model.parameters()),
-            "macs": sum(step.model.macs(step.images.shape[2:])),
+            "MACs": sum(step.model.macs(step.images.shape[2:])),
         }
         for name, step in steps.items()
     }
@@ -91,12 +92,10 @@ def run(args: argparse.Namespace, folder: Path) -> None:
     machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     if torch.cuda.is_available():
         machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    base = rows["longformer"]["ms"]
-    print(f"\n{machine}; digits, 42 epochs, seed 0\n")
+    print(f"\n{machine}; digits, {get_config(CONFIGS['longformer']).OPTIM.EPOCHS} epochs, seed 0\n")
     print(f"{'attention':12} {'top-1':>6} {'step / longformer':>18} {'peak MiB':>9} {'MACs':>7}")
-    for name, row in rows.items():
-        ratio, macs = row["ms"] / base, f"{row['macs'] / 1e6:.1f}M"
-        print(f"{name:12} {row['top1']:6.2f} {ratio:18.2f} {row['mib']:9.1f} {macs:>7}")
+    for name, (top1, ratio, mib, _, macs) in ((n, row.values()) for n, row in rows.items()):
+        print(f"{name:12} {top1:6.2f} {ratio:18.2f} {mib:9.1f} {macs / 1e6:6.1f}M")
     if args.json:
         found = {"machine": machine, "command": "python benchmarks/attentions.py", "rows": rows}
         Path(args.json).write_text(json.dumps(found, indent=1) + "\n")

@@ -85,7 +85,7 @@ _C.LOSS.FOCAL.ALPHA = 1.0  # Weight of the positives.
 _C.LOSS.FOCAL.GAMMA = 0.5  # Exponent: the larger, the less easy examples count.
 
 _C.DATALOADER = CfgNode()  # How samples become batches.
-_C.DATALOADER.BSZ = 128  # Images per step over ALL processes together.
+_C.DATALOADER.BSZ = 128  # Images over ALL processes; OPTIM.ACCUMULATE times as many make a step.
 _C.DATALOADER.RE = "no"  # Without a known meaning.
 _C.DATALOADER.WORKERS = 0  # Loader processes per training process; 0 loads in the process itself.
 
