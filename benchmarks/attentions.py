@@ -21,7 +21,9 @@ import torch
 from vil import build
 from vil.cli import main
 from vil.config import get_config
+from vil.layers.attention import set_progress
 from vil.report.curves import read_series
+from vil.utils.progress import Progress
 from vil.utils.timing import peak_tensor_bytes, seconds
 
 CONFIGS = {
@@ -46,7 +48,7 @@ def accuracy(config: str, folder: Path) -> float:
 
 
 class Step:
-    """One training step of a config on one random batch, repeatable."""
+    """One training step of a config on one random batch; performer redraws at each, as at first."""
 
     def __init__(self, config: str):
         cfg = get_config(config)
@@ -56,8 +58,11 @@ class Step:
         size = cfg.INPUT.IMAGE_SIZE
         self.images = torch.randn(cfg.DATALOADER.BSZ, 3, size, size, device=self.device)
         self.targets = torch.arange(cfg.DATALOADER.BSZ, device=self.device) % cfg.DATA.NUM_CLASSES
+        self.step = 0
 
     def __call__(self) -> None:
+        set_progress(self.model, Progress(step=self.step, steps_per_epoch=10**6))
+        self.step += 1
         loss = torch.nn.functional.cross_entropy(self.model(self.images), self.targets)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -31,7 +31,7 @@ from vil.engine.state import AVERAGE, pointer
 from vil.engine.task import ClassificationTask
 from vil.layers.attention.longformer import LongformerAttention
 from vil.models.arch import parse_arch
-from vil.models.checkpoint import Report, load_weights, read_weights
+from vil.models.checkpoint import load_weights, read_weights
 from vil.models.foreign import build_foreign, layer_numbers, undecayed
 from vil.models.msvit import MsViT
 from vil.ops import BACKENDS, Case, choose
@@ -40,15 +40,17 @@ from vil.optim import build_optimizer as optimizer_by_name
 from vil.optim.ema import Ema
 from vil.utils.errors import CheckpointError
 
-# The keys of MODEL.VIT.MSVIT that only one attention reads.
+# The keys of MODEL.VIT.MSVIT that only some attentions read.
 OWN_KEYS = {
-    "longformer": ("SW_EXACT", "MODE", "BACKEND"),
-    "linformer": ("SHARE_KV",),
-    "performer": ("PERFORMER_BATCH_MAX",),
-    "srformer": ("SR_RAGGED",),
+    ("longformer",): ("SW_EXACT", "MODE", "VIL_MODE_SWITCH", "BACKEND"),
+    ("longformer", "global"): ("SHARE_W", "ONLY_GLOBAL"),
+    ("linformer",): ("SHARE_KV",),
+    ("performer",): ("PERFORMER_BATCH_MAX",),
+    ("srformer",): ("SR_RAGGED",),
 }
 log = logging.getLogger(__name__)
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+POINTERS = ("best", "last")
 MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
 
@@ -97,6 +99,11 @@ def _device(name: str) -> torch.device:
     return device
 
 
+def amp_dtype(cfg: CfgNode) -> torch.dtype | None:
+    """The precision of autocast; None: full."""
+    return AMP_DTYPES[cfg.AMP.DTYPE] if cfg.AMP.ENABLED else None
+
+
 @contextmanager
 def joined(cfg: CfgNode, device: torch.device) -> Iterator[Ranks]:
     """This process among those that torchrun started; it leaves their group at the end."""
@@ -123,7 +130,9 @@ def build_model(cfg: CfgNode, *, weights_follow: bool = False) -> nn.Module:
         grad_checkpoint=cfg.MODEL.GRAD_CHECKPOINT,
     )
     if cfg.MODEL.ARCH != "msvit":
-        _warn_unused(cfg, "this model is none of ours", leaves(cfg.MODEL.VIT.MSVIT))
+        taken = ("DROP", "DROP_PATH") if cfg.MODEL.ARCH.startswith("timm/") else ()
+        unused = [key for key in leaves(cfg.MODEL.VIT) if key not in taken]
+        _warn_unused(cfg, f"{cfg.MODEL.ARCH} is none of our models", unused)
         pretrained = cfg.MODEL.PRETRAINED and not weights_follow
         model = build_foreign(cfg.MODEL.ARCH, pretrained=pretrained, **common)
         if cfg.FINETUNE.FREEZE_STAGES:
@@ -141,9 +150,10 @@ def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
     attention, backend = _attention_names(msvit)
     stages = parse_arch(msvit.ARCH, attention)
     present = {name for stage in stages for name in stage.attention}
-    for name, keys in OWN_KEYS.items():
-        if name not in present:
-            _warn_unused(cfg, f"no stage has {name} attention", keys)
+    for names, keys in OWN_KEYS.items():
+        if present.isdisjoint(names):
+            why = f"no stage has {' or '.join(names)} attention"
+            _warn_unused(cfg, why, [f"MSVIT.{key}" for key in keys])
     return MsViT(
         stages,
         norm_embed=vit.NORM_EMBED,
@@ -185,8 +195,9 @@ def _attention_names(msvit: CfgNode) -> tuple[str, str]:
 
 def _warn_unused(cfg: CfgNode, why: str, names: Iterable[str]) -> None:
     """Nothing is silent: settings that this model does not have."""
-    node, values = "MODEL.VIT.MSVIT", cfg.MODEL.VIT.MSVIT
-    changed = [f"{node}.{name}" for name in names if values[name] != KEYS[f"{node}.{name}"]]
+    values = leaves(cfg)
+    keys = [f"MODEL.VIT.{name}" for name in names]
+    changed = [key for key in keys if values[key] != KEYS[key]]
     if changed:
         log.warning("%s, without effect: %s", why, ", ".join(changed))
 
@@ -205,7 +216,7 @@ def attention_cases(
     """What backends are asked for: stage number, its longformer attention, a case per mode."""
     if not isinstance(model, MsViT):
         return
-    dtype = AMP_DTYPES[cfg.AMP.DTYPE] if cfg.AMP.ENABLED else torch.float32
+    dtype = amp_dtype(cfg) or torch.float32
     facts = dict(batch=cfg.DATALOADER.BSZ, dtype=dtype, device=device.type)
     grids = model.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
     for number, (stage, grid) in enumerate(zip(model.stages, grids), start=1):
@@ -216,23 +227,35 @@ def attention_cases(
 
 
 @refuses
-def load_model_path(model: nn.Module, cfg: CfgNode) -> Report:
-    """Load MODEL.MODEL_PATH and say what became of every key.
+def load_model_path(model: nn.Module, cfg: CfgNode) -> str:
+    """Load MODEL.MODEL_PATH; the line returned says which file it was and what became of its keys.
 
-    It is looked for as it stands, then below DATA.DATA_DIR; the folder of a run stands for its
-    best checkpoint, a checkpoint for its averaged weights where it has them (OPTIM.EMA).
+    It is looked for as it stands, then below DATA.DATA_DIR. The folder of a run, or the file `best`
+    or `last` in it, stands for a checkpoint, and a checkpoint for its averaged weights where it has
+    them (OPTIM.EMA).
     """
+    path = _weight_file(cfg)
+    report = load_weights(model, read_weights(path), head=cfg.FINETUNE.HEAD)
+    return f"weights of {path}: {report}"
+
+
+def _weight_file(cfg: CfgNode) -> Path:
     given = Path(cfg.MODEL.MODEL_PATH)
     places = (given, Path(cfg.DATA.DATA_DIR, given))
     path = next((place for place in places if place.exists()), None)
     if path is None:
         raise CheckpointError(f"no weights at {places[0]} (MODEL.MODEL_PATH), nor at {places[1]}")
-    path = pointer(path / "checkpoints", "best") or path
-    if path.is_dir() and (reason := damage(path)):
-        raise CheckpointError(f"{path} is damaged: {reason}")
-    if (path / AVERAGE).is_file():
-        path = path / AVERAGE
-    return load_weights(model, read_weights(path), head=cfg.FINETUNE.HEAD)
+    if path.name in POINTERS and path.is_file():
+        path = pointer(path.parent, path.name)
+    elif (path / "config.yaml").is_file():
+        path = pointer(path / "checkpoints", "best")
+    if path is None:
+        raise CheckpointError(f"the run in {given} has no checkpoint yet")
+    if path.is_file():
+        return path
+    if reason := damage(path):
+        raise CheckpointError(f"{path} is damaged, or no checkpoint: {reason}")
+    return path / AVERAGE if (path / AVERAGE).is_file() else path
 
 
 @refuses
@@ -264,7 +287,7 @@ def build_task(
         loss=_build_loss(cfg),
         label_smoothing=cfg.LOSS.LABEL_SMOOTHING,
         mix=mix and partial(mix, rank=ranks.rank),
-        amp_dtype=AMP_DTYPES[cfg.AMP.DTYPE] if cfg.AMP.ENABLED else None,
+        amp_dtype=amp_dtype(cfg),
         memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT],
         per_class=cfg.OUTPUT_PERCLASS_ACC,
         links=links,

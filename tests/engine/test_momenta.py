@@ -42,6 +42,29 @@ def run(model, optimizer, steps):
 
 
 @pytest.mark.parametrize("name", OURS)
+def test_a_part_that_was_frozen_starts_afresh_beside_the_others(tmp_path, name, capsys):
+    model, optimizer = made(name)
+    model[1].requires_grad_(False)
+    frozen = set(model[1].parameters())
+    for group in optimizer.param_groups:
+        pairs = [(n, p) for n, p in zip(group["param_names"], group["params"]) if p not in frozen]
+        group["param_names"], group["params"] = map(list, zip(*pairs))
+    run(model, optimizer, range(3))
+    state = State(0, 1, 4, 5, name, step=3)
+    save(tmp_path, model, optimizer, SCALER, state, ranks=Ranks(), keep=1)
+    resumed, its_optimizer = made(name)
+    before = resumed[1].weight.detach().clone()
+    fresh = State(0, 1, 4, 5, name)
+    resume(tmp_path, fresh, resumed, its_optimizer, SCALER, ranks=Ranks(), say=print)
+    assert (
+        "2 parameters start afresh in the optimizer, the first: 1.weight" in capsys.readouterr().out
+    )
+    run(resumed, its_optimizer, range(3, 5))
+    assert not torch.equal(before, resumed[1].weight)
+    assert all(p.isfinite().all() for p in resumed.parameters())
+
+
+@pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize(("before", "after"), [(1.0, 1.0), (0.9, 0.9), (1.0, 0.9), (0.9, 1.0)])
 def test_every_optimizer_goes_on_where_it_stopped(tmp_path, name, before, after):
     """Also where layer-wise rates, and so the groups, were switched on or off meanwhile."""

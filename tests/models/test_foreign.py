@@ -74,12 +74,13 @@ def test_layers_are_numbered_from_the_first_convolution_to_the_head():
         ("timm/test_resnet", "fc"),
         ("squeezenet1_0", "classifier.1"),
         ("timm/swin_tiny_patch4_window7_224", "head.fc"),
+        ("timm/deit_tiny_distilled_patch16_224", "head head_dist"),
     ],
 )
 def test_heads_are_found(name, head):
     with torch.device("meta"):
         model = build_foreign(name, num_classes=3, img_size=224)
-    assert head_names(model) == [f"{head}.weight", f"{head}.bias"]
+    assert head_names(model) == [f"{h}.{leaf}" for h in head.split() for leaf in ("weight", "bias")]
 
 
 def test_weights_with_another_head(tmp_path):

@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
 
     cfg = resolve(args)
     with torch.device("meta"):
-        model = build.build_model(cfg)
+        model = build.build_model(cfg, weights_follow=True)
     size = (cfg.INPUT.IMAGE_SIZE,) * 2
     rows, counts = ours(model, size) if isinstance(model, MsViT) else foreign(model, size)
     print(f"{'':8} {'attention':16} {'tokens':>14} {'width':>6} {'parameters':>12} {'MACs':>15}")

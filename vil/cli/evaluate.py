@@ -28,7 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --run and --checkpoint, which `of_run` reads."""
     add = parser.add_argument
-    add("--run", metavar="DIR", help="the folder of a run: its config and one of its checkpoints")
+    # torchrun takes --run for an abbreviation of its own --run-path
+    add(
+        "--run",
+        "--run-dir",
+        metavar="DIR",
+        help="the folder of a run: its config and one of its checkpoints",
+    )
     add("--checkpoint", default="best", choices=["best", "last"], help="which one of --run")
 
 
@@ -96,7 +102,7 @@ def loaded_model(cfg: CfgNode):
     model = build.build_model(cfg, weights_follow=bool(cfg.MODEL.MODEL_PATH))
     if not cfg.MODEL.MODEL_PATH:
         return model, f"published weights of {cfg.MODEL.ARCH}"
-    return model, f"weights of {cfg.MODEL.MODEL_PATH}: {build.load_model_path(model, cfg)}"
+    return model, build.load_model_path(model, cfg)
 
 
 def refuse_random_weights(cfg: CfgNode) -> None:

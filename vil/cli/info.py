@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     cards = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     print(f"device {device}, {torch.get_num_threads()} threads, CUDA: {', '.join(cards) or 'none'}")
     with torch.device("meta"):
-        model = build.build_model(cfg)
+        model = build.build_model(cfg, weights_follow=True)
     for number, attention, case in build.attention_cases(model, cfg, device):
         window = case.window
         if len(window.offsets) == 2 and window.offsets[1] != NEIGHBOURS[0]:

@@ -146,8 +146,7 @@ def probabilities(cfg, model, device, batch):
     from vil.engine.task import autocast, evaluating
 
     layout = build.MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT]
-    dtype = build.AMP_DTYPES[cfg.AMP.DTYPE] if cfg.AMP.ENABLED else None
-    with evaluating(model), autocast(device, dtype):
+    with evaluating(model), autocast(device, build.amp_dtype(cfg)):
         logits = model(batch.to(device, layout).images)
     return logits.float().softmax(dim=-1).cpu()
 

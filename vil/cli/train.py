@@ -11,7 +11,7 @@ import argparse
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, resolve
 from vil.config import ConfigError, dump
+
+log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,13 +69,16 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
     folder = Path(cfg.OUTPUT_DIR)
     bad_file = folder / "bad_samples.txt"
     device = build.set_up(cfg)
-    with build.joined(cfg, device) as ranks:
+    with build.joined(cfg, device) as ranks, relayed(ranks.is_main) as relay:
         begun = bool(checkpoints(folder / "checkpoints"))
         model = build.build_model(cfg, weights_follow=begun or bool(cfg.MODEL.MODEL_PATH))
         loader = build_data.build_train_loader(cfg, ranks, device, bad_file)
         tests = build_data.build_test_loaders(cfg, ranks, device, bad_file)
         task = build.build_task(cfg, ranks, device, tests, build_data.build_links(cfg, tests))
-        report = build.load_model_path(model, cfg) if cfg.MODEL.MODEL_PATH and not begun else None
+        if cfg.MODEL.MODEL_PATH and not begun:
+            log.info(build.load_model_path(model, cfg))
+        elif cfg.FINETUNE.HEAD != "keep" and not begun:
+            log.warning("FINETUNE.HEAD without MODEL.MODEL_PATH: all weights start afresh")
         model = build.place(model, cfg, device)
         optimizer = build.build_optimizer(cfg, model)
         schedule = build.build_schedule(cfg, loader.steps_per_epoch)
@@ -86,9 +91,8 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
             steps_per_epoch=loader.steps_per_epoch,
             optimizer=build.optimizer_name(cfg),
         )
-        with Run(folder, ranks, device) as run, relayed(run, ranks.is_main):
-            if report:
-                run.log.say(f"weights of {cfg.MODEL.MODEL_PATH}: {report}")
+        with Run(folder, ranks, device) as run:
+            relay.open(run.log.say)
             state = resume(
                 run.checkpoints,
                 start,
@@ -127,22 +131,49 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
             )
 
 
+class Relay(logging.Handler):
+    """Holds log records until there is a place for them, then passes them on at once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.held: list[logging.LogRecord] = []
+        self.say: Callable[[str], None] | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.say:
+            self.say(record.getMessage())
+        else:
+            self.held.append(record)
+
+    def open(self, say: Callable[[str], None]) -> None:
+        """Lines of `say`'s log from here on."""
+        self.say = say
+        for record in self.held:
+            say(record.getMessage())
+        self.held.clear()
+
+
 @contextmanager
-def relayed(run, is_main: bool) -> Iterator[None]:
-    """The package's log records become lines of the run's log; other ranks' stay on stderr."""
-    log, relay = logging.getLogger("vil"), logging.Handler(logging.INFO)
-    level = log.level
-    relay.emit = lambda record: run.log.say(record.getMessage())
-    if is_main:
-        log.setLevel(logging.INFO)
-        log.addHandler(relay)
-    log.propagate = not is_main
+def relayed(is_main: bool) -> Iterator[Relay]:
+    """The package's log records become lines of the run's log, once it is open.
+
+    Without a run they go to stderr after all, the main process's warnings: what is built is built
+    alike everywhere. In the run each other process's warnings stay on its stderr.
+    """
+    package, relay = logging.getLogger("vil"), Relay()
+    level = package.level
+    package.setLevel(logging.INFO if is_main else level)
+    package.addHandler(relay)
+    package.propagate = False
     try:
-        yield
+        yield relay
     finally:
-        log.removeHandler(relay)
-        log.setLevel(level)
-        log.propagate = True
+        package.removeHandler(relay)
+        package.setLevel(level)
+        package.propagate = True
+        for record in relay.held:
+            if is_main and record.levelno >= logging.WARNING:
+                logging.getLogger().handle(record)
 
 
 def dry_run(cfg: CfgNode) -> int:
@@ -152,8 +183,10 @@ def dry_run(cfg: CfgNode) -> int:
     trial = cfg.clone()
     trial.defrost()
     trial.DATA.TRAIN = trial.DATA.TEST = ("fake",)
+    trial.DATA.TARGETMAP = ""
+    images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
     trial.DATA.KWARGS = CfgNode(
-        {"n": cfg.DATALOADER.BSZ, "size": cfg.INPUT.IMAGE_SIZE, "num_classes": cfg.DATA.NUM_CLASSES}
+        {"n": images, "size": cfg.INPUT.IMAGE_SIZE, "num_classes": cfg.DATA.NUM_CLASSES}
     )
     with tempfile.TemporaryDirectory() as folder:
         trial.OUTPUT_DIR = folder
@@ -161,6 +194,5 @@ def dry_run(cfg: CfgNode) -> int:
     if os.environ.get("RANK", "0") != "0":
         return 0
     print(dump(cfg))
-    size, peak = cfg.DATALOADER.BSZ, memory_mb()
-    print(f"dry run: one step of {size} made-up images took {peak:.0f} MB at its peak")
+    print(f"dry run: one step of {images} made-up images took {memory_mb():.0f} MB at its peak")
     return 0

@@ -98,8 +98,8 @@ _C.OPTIM.WD = 5e-4  # Weight decay.
 _C.OPTIM.WD0 = 0.0  # Weight decay of norms, embeddings and relative-bias tables.
 _C.OPTIM.EPOCHS = 150  # Length of the run, in epochs.
 _C.OPTIM.CLIP_GRAD = 0.0  # Largest norm of all gradients together; 0: no clipping.
-# A step adds up the gradients of this many batches of BSZ images. Exact: the result is that of one
-# batch so much larger.
+# A step adds up the gradients of this many batches of BSZ images. The result is that of one larger
+# batch, but for what is drawn (dropout, drop path) and for batch norms.
 _C.OPTIM.ACCUMULATE = 1
 # Learning rate of a layer over that of the layer above it; below 1 for fine-tuning.
 _C.OPTIM.LAYER_DECAY = 1.0
@@ -108,8 +108,8 @@ _C.OPTIM.EMA = 0.0
 _C.OPTIM.WARMUP = 0  # Warm-up in epochs; SOLVER.WARMUP_EPOCHS is the one that works.
 _C.OPTIM.DROP_FREQ = 50  # multistep: epochs between two drops of the learning rate.
 _C.OPTIM.DROP_FACTOR = 10.0  # multistep and VAL: what the learning rate is divided by.
-# sgd and qhm without LR_POLICY: non-zero drops the learning rate after every epoch that is not the
-# best so far.
+# sgd and qhm without LR_POLICY: non-zero drops the learning rate after every evaluation that is not
+# the best so far.
 _C.OPTIM.VAL = 0
 _C.OPTIM.TEST_FREQ = 1000  # Iterations between tests.
 _C.OPTIM.ADAM = CfgNode()  # The Adam family.

@@ -88,14 +88,25 @@ def stop() -> None:
 def wrap(model: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:
     """The model as it is trained: under DDP when there are several ranks.
 
-    Buffers are not broadcast: ours are constants, or redrawn alike on every rank.
+    Buffers are not broadcast at every step: those of our models are constants, or redrawn alike on
+    every rank. Batch norms of other models share statistics on GPUs, and see `share_buffers`.
     """
     if ranks.world == 1:
         return model
-    devices = [torch.cuda.current_device()] if device.type == "cuda" else None
+    devices = None
+    if device.type == "cuda":
+        devices = [torch.cuda.current_device()]
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     return DistributedDataParallel(
         model, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
     )
+
+
+def share_buffers(model: nn.Module) -> None:
+    """Rank 0's buffers on every rank, so that all evaluate, and save, the same batch statistics."""
+    if dist.is_initialized():
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -5,12 +5,15 @@ and newly frozen or unfrozen parts. The optimizer's settings are the config's, n
 and the learning rate is a function of the step: neither is saved.
 """
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 # torch counts steps per parameter; timm's lamb and apex count them per group, under this name. Kept
 # as a number: groups that share a tensor would count it up together.
 STEP = "step"
 STEP_OF_GROUP = "step of group"
+MOMENTUM = "momentum_buffer"
 
 
 def state_by_name(optimizer: Optimizer) -> dict[str, dict]:
@@ -26,15 +29,32 @@ def state_by_name(optimizer: Optimizer) -> dict[str, dict]:
     }
 
 
-def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> None:
-    """Undo `state_by_name`. Parameters the file does not know start afresh (newly unfrozen)."""
+def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
+    """Undo `state_by_name`. Returns the parameters that the file does not know (newly unfrozen).
+
+    They start afresh, but for a counter that their optimizer keeps for the whole group.
+    """
     current = optimizer.state_dict()
-    current["state"] = {}
-    for group in current["param_groups"]:
-        for index, name in zip(group["params"], group["param_names"]):
-            if name in saved:
-                state = dict(saved[name])
+    current["state"], fresh = {}, []
+    groups = zip(current["param_groups"], optimizer.param_groups)
+    for group, parameters in groups:
+        rows = list(zip(group["params"], group["param_names"], parameters["params"]))
+        known = [saved[name] for name in group["param_names"] if name in saved]
+        for index, name, parameter in rows:
+            if name not in saved:
+                fresh.append(name)
+            if state := dict(saved[name]) if name in saved else _beside(known, parameter):
                 if STEP_OF_GROUP in state:
                     group[STEP] = state.pop(STEP_OF_GROUP)
                 current["state"][index] = state
     optimizer.load_state_dict(current)  # torch moves every tensor to its parameter's device
+    return fresh
+
+
+def _beside(known: list[dict], parameter: Tensor) -> dict:
+    """A new parameter among known ones: torch's fused SGD wants momenta for all of a group or for
+    none. Zeros are what it begins with."""
+    only_momenta = any(
+        state.keys() == {MOMENTUM} and state[MOMENTUM] is not None for state in known
+    )
+    return {MOMENTUM: torch.zeros_like(parameter)} if only_momenta else {}

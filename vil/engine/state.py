@@ -44,7 +44,7 @@ class State:
     world: int
     batch_size: int  # images per step, all ranks together
     steps_per_epoch: int
-    optimizer: str  # name of its class
+    optimizer: str  # its name
     step: int = 0  # steps done
     best: float | None = None  # the best evaluation figure so far
     best_step: int | None = None  # and the step it was reached at
@@ -178,7 +178,13 @@ def newest_valid(folder: Path, warn: Callable[[str], None] = warnings.warn) -> P
     return None
 
 
-def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> State:
+def load(
+    checkpoint: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    scaler: GradScaler,
+    say: Callable[[str], None] = warnings.warn,
+) -> State:
     """Put a checkpoint of the same model into the three objects, and return its State."""
     load_exactly(model, checkpoint / WEIGHTS)
     try:
@@ -186,7 +192,9 @@ def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer, scaler: GradS
     except (UnpicklingError, RuntimeError, EOFError, OSError) as error:
         first_line = str(error).partition("\n")[0]
         raise CheckpointError(f"{checkpoint / STATE} cannot be read: {first_line}") from error
-    load_by_name(optimizer, saved["optimizer"])
+    fresh = load_by_name(optimizer, saved["optimizer"]) if saved["optimizer"] else []
+    if fresh:
+        say(f"{len(fresh)} parameters start afresh in the optimizer, the first: {fresh[0]}")
     if saved["scaler"]:  # empty unless the run was in float16; GradScaler refuses an empty one
         scaler.load_state_dict(saved["scaler"])
     return State(**saved["state"])
@@ -212,7 +220,7 @@ def resume(
     checkpoint = from_main(newest_valid(folder, say) if ranks.is_main else None)
     if checkpoint is None:
         return fresh
-    saved = load(checkpoint, model, optimizer, scaler)
+    saved = load(checkpoint, model, optimizer, scaler, say)
     say(f"resuming from {checkpoint}")
     for name in ("batch_size", "steps_per_epoch", "optimizer"):
         if (old := getattr(saved, name)) != (new := getattr(fresh, name)):

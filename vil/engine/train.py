@@ -18,7 +18,7 @@ from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from vil.engine.distributed import Ranks, unwrap
+from vil.engine.distributed import Ranks, share_buffers, unwrap
 from vil.engine.meter import Meter
 from vil.engine.run import Run
 from vil.engine.state import Average, State, save
@@ -107,9 +107,12 @@ def train(
             figures = meter.read()  # the only place where the host waits for the device
             if not math.isfinite(figures["loss"]):
                 raise DivergedError(f"the loss is {figures['loss']} at step {state.step}")
+            if scaler.is_enabled():  # it falls with each step that float16 could not hold
+                figures["scale"] = scaler.get_scale()
             run.log.training(state.step, lr, figures)
 
         if done or (epoch_ends and state.epoch % eval_every == 0):
+            share_buffers(ema.model if ema else plain)
             results = task.evaluate(ema.model if ema else plain)
             run.log.evaluation(state.step, results)
             figure = next(iter(results.values()))[task.best]  # of the first test set
@@ -118,6 +121,7 @@ def train(
                 draw(run.folder)
 
         if done or state.best_step == state.step or (epoch_ends and state.epoch % save_every == 0):
+            share_buffers(plain)
             save(run.checkpoints, plain, optimizer, scaler, state, ranks=ranks, keep=keep, ema=ema)
             run.status("running")
     return state

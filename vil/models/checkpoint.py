@@ -135,8 +135,10 @@ def load_weights(
     ours = isinstance(model, MsViT)
     original = ours and any(key.startswith("layer1.") for key in state_dict)
     names = original_names(model) if original else {name: name for name in model.state_dict()}
-    state_dict, fresh = _fit_head(dict(state_dict), head, HEAD if ours else head_names(model))
-    report = _load(model, state_dict, {o: t for o, t in names.items() if t not in fresh}, strict)
+    heads = HEAD if ours else head_names(model)
+    state_dict, fresh = _fit_head(dict(state_dict), head, heads)
+    names = {o: t for o, t in names.items() if t not in fresh}
+    report = _load(model, state_dict, names, strict, heads if head == "keep" else ())
     report.fresh = fresh
     if original:
         _warn_of_other_rules(model)
@@ -172,9 +174,16 @@ def _original_name(name: str) -> str:
 
 
 def _load(
-    module: nn.Module, state: Mapping[str, Tensor], names: Mapping[str, str], strict: bool
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    names: Mapping[str, str],
+    strict: bool,
+    heads: Sequence[str] = (),
 ) -> Report:
-    """names: ours -> the file's. Nothing is changed in the module if strict loading fails."""
+    """names: ours -> the file's. Nothing is changed in the module if strict loading fails.
+
+    heads: the names whose size the caller may still choose to change.
+    """
     report, target, fitted = Report(), module.state_dict(), {}
     for ours, theirs in names.items():
         if theirs not in state:
@@ -196,7 +205,8 @@ def _load(
     report.unexpected.sort()
     report.ignored.sort()
     if strict and not report.complete:
-        raise CheckpointError(f"the weights do not fit the model: {report}{_head_hint(report)}")
+        hint = _head_hint(report, heads)
+        raise CheckpointError(f"the weights do not fit the model: {report}{hint}")
     with torch.no_grad():
         for ours, value in fitted.items():
             target[ours].copy_(value)
@@ -278,8 +288,8 @@ def _read_rows(path: Path, count: int) -> Sequence[int]:
     return rows
 
 
-def _head_hint(report: Report) -> str:
-    if any(line.startswith("head.") for line in report.mismatched):
+def _head_hint(report: Report, heads: Sequence[str]) -> str:
+    if any(line.split(" ")[0] in heads for line in report.mismatched):
         return "\n  (a head of another size: set FINETUNE.HEAD to new, or to rows:FILE)"
     return ""
 

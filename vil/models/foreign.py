@@ -10,6 +10,7 @@ import torchvision
 from timm.models import group_parameters
 from torch import nn
 
+from vil.utils.errors import CheckpointError
 from vil.utils.table import lookup
 
 PREFIX = "timm/"
@@ -32,12 +33,16 @@ def build_foreign(
     """`timm/<name>` or the name of a torchvision classifier: images (B, 3, S, S) -> (B, K).
 
     pretrained: their published weights, downloaded; a head of another size starts afresh. The drop
-    rates go to timm models only. Raises ValueError for an unknown name and for what a model cannot.
+    rates go to timm models only. Raises ValueError for an unknown name and for what a model cannot,
+    CheckpointError for weights that cannot be fetched.
     """
-    if name.startswith(PREFIX):
-        model = _of_timm(name, num_classes, img_size, pretrained, drop_rate, drop_path_rate)
-    else:
-        model = _of_torchvision(name, num_classes, img_size, pretrained)
+    try:
+        if name.startswith(PREFIX):
+            model = _of_timm(name, num_classes, img_size, pretrained, drop_rate, drop_path_rate)
+        else:
+            model = _of_torchvision(name, num_classes, img_size, pretrained)
+    except OSError as error:
+        raise CheckpointError(f"the weights of {name} cannot be fetched: {error}") from error
     if grad_checkpoint:
         if not hasattr(model, "set_grad_checkpointing"):
             raise ValueError(f"{name} has no gradient checkpointing")
@@ -58,7 +63,7 @@ def _of_timm(
         return timm.create_model(short, pretrained, drop_path_rate=drop_path, **settings)
     except TypeError:
         if drop_path:
-            log.info("%s has no stochastic depth", name)
+            log.warning("%s has no stochastic depth: drop path %g has no effect", name, drop_path)
         return timm.create_model(short, pretrained, **settings)
 
 
@@ -96,10 +101,18 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
 
 
 def head_names(model: nn.Module) -> list[str]:
-    """The parameters of the head: of the last linear layer, or convolution where there is none."""
-    for kind in (nn.Linear, nn.Conv2d):
-        heads = [name for name, module in model.named_modules() if isinstance(module, kind)]
-        if heads:
-            head = heads[-1]
-            return [f"{head}.{n}" for n, _ in model.get_submodule(head).named_parameters()]
-    return []
+    """The parameters of the head, or heads: timm's classifier; in torchvision's models the last
+    linear layer, or the last convolution where there is none."""
+    if hasattr(model, "get_classifier"):
+        heads = model.get_classifier()
+        heads = set(heads if isinstance(heads, tuple | list) else [heads])
+    else:
+        layers = list(model.modules())
+        linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+        heads = {(linear or [layer for layer in layers if isinstance(layer, nn.Conv2d)])[-1]}
+    return [
+        f"{name}.{leaf}"
+        for name, module in model.named_modules()
+        if module in heads
+        for leaf, _ in module.named_parameters()
+    ]

@@ -56,12 +56,12 @@ class PerformerAttention(Attention):
         return self.proj_drop(self.proj(self.merge_heads(self.fast_attention(q, k, v, real))))
 
     def set_progress(self, progress: Progress, index: int) -> None:
-        """Draw new features if the step asks for it; never in evaluation.
+        """Draw new features if the step asks for it; never in evaluation, nor when frozen.
 
         In epoch e every 1 + 5e steps, from the first step of the epoch on. The draw is a function
         of (seed, module, step of the last redraw), so ranks and resumed runs agree.
         """
-        if not self.training:
+        if not (self.training and self.qkv.weight.requires_grad):
             return
         start, period = progress.epoch * progress.steps_per_epoch, 1 + 5 * progress.epoch
         last = start + (progress.step - start) // period * period
