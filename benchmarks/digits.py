@@ -7,6 +7,7 @@ Prints top-1 on the 360 digits that are never trained on (best checkpoint and la
 each run took, and the medians. tests/test_training.py (marker slow) asserts the accuracy.
 """
 
+import argparse
 import platform
 import statistics
 import tempfile
@@ -35,6 +36,9 @@ def run(seed: int, *options: str) -> tuple[float, float, float]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     rows = [run(seed) for seed in SEEDS]
     print(f"\n{platform.processor() or platform.machine()}, {platform.platform()}")
     for seed, (best, last, minutes) in zip(SEEDS, rows):

@@ -23,7 +23,7 @@ def train(folder: Path, mode: int, args: argparse.Namespace) -> list[dict]:
     """Train into `folder`; returns the points of metrics.jsonl."""
     words = ["train", "--config-file", CONFIG, "--output_dir", str(folder), "--seed", args.seed]
     keys = {"MODEL.VIT.MSVIT.MODE": mode, "LOG_FREQ": 11}
-    if args.epochs:
+    if args.epochs is not None:
         keys["OPTIM.EPOCHS"] = args.epochs
     if main([*words, *(f"{key}={value}" for key, value in keys.items())]):
         raise SystemExit("training failed")

@@ -20,5 +20,8 @@ if [ ! -d "$data" ]; then
 fi
 # An active environment that has vil goes before the repository's own.
 command -v vil >/dev/null || PATH="$root/.venv/bin:$PATH"
+if [ "${NPROC:-8}" = 1 ]; then
+    exec vil train --config-file "$config" --data "$data" --output_dir "${OUT:-runs/$(basename "${config%.*}")}" "$@"
+fi
 exec torchrun --standalone --nproc_per_node="${NPROC:-8}" "$root/tools/train.py" --config-file "$config" \
     --data "$data" --output_dir "${OUT:-runs/$(basename "${config%.*}")}" "$@"

@@ -34,6 +34,7 @@ from vil.models.arch import parse_arch
 from vil.models.checkpoint import load_weights, read_weights
 from vil.models.foreign import build_foreign, layer_numbers, undecayed
 from vil.models.msvit import MsViT
+from vil.models.zoo import ARCHS as NAMED
 from vil.ops import BACKENDS, Case, choose
 from vil.optim import Schedule, decay_groups
 from vil.optim import build_optimizer as optimizer_by_name
@@ -133,6 +134,9 @@ def build_model(cfg: CfgNode, *, weights_follow: bool = False) -> nn.Module:
         taken = ("DROP", "DROP_PATH") if cfg.MODEL.ARCH.startswith("timm/") else ()
         unused = [key for key in leaves(cfg.MODEL.VIT) if key not in taken]
         _warn_unused(cfg, f"{cfg.MODEL.ARCH} is none of our models", unused)
+        if cfg.MODEL.ARCH in NAMED:
+            name = cfg.MODEL.ARCH
+            raise ConfigError(f"MODEL.ARCH {name} is a config: --config-file imagenet/{name}.yaml")
         pretrained = cfg.MODEL.PRETRAINED and not weights_follow
         model = build_foreign(cfg.MODEL.ARCH, pretrained=pretrained, **common)
         if cfg.FINETUNE.FREEZE_STAGES:
@@ -310,6 +314,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     """Groups with OPTIM.WD, and with OPTIM.WD0 norms, positions, tokens and the head's bias; each
     divided by layers if OPTIM.LAYER_DECAY is below 1."""
     optim = cfg.OPTIM
+    if "ada" in optim.OPT and float(KEYS["OPTIM.LR"]) == optim.LR:
+        log.warning("OPTIM.LR is %g, the default, which no recipe of %s has", optim.LR, optim.OPT)
     groups = decay_groups(
         model.named_parameters(),
         optim.WD,

@@ -39,6 +39,11 @@ def build_train_loader(
     sets = [_dataset(cfg, name, "train", transform) for name in cfg.DATA.TRAIN]
     dataset = sets[0] if len(sets) == 1 else Joined(sets, cfg.DATA.TRAIN)
     _check_classes(cfg, dataset, ", ".join(cfg.DATA.TRAIN))
+    if len(dataset) < (needed := size * cfg.OPTIM.ACCUMULATE):
+        raise ConfigError(
+            f"a step takes DATALOADER.BSZ {size} x OPTIM.ACCUMULATE {cfg.OPTIM.ACCUMULATE} "
+            f"= {needed} images, and the training set has {len(dataset)}"
+        )
     return TrainLoader(
         dataset,
         batch_size=size // ranks.world * cfg.OPTIM.ACCUMULATE,
@@ -111,9 +116,14 @@ def _dataset(cfg: CfgNode, name: str, split: str, transform: Callable) -> ImageD
 
 def _check_arguments(cfg: CfgNode) -> None:
     """Each set gets those of DATA.KWARGS that it takes; one that no set takes is a mistake."""
+    names = ", ".join(_sets(cfg))
     known = {argument: name for name in _sets(cfg) for argument in own_arguments(name)}
     for argument in cfg.DATA.KWARGS:
-        lookup(known, argument, f"argument (DATA.KWARGS) of {', '.join(_sets(cfg))}")
+        if not known:
+            raise ConfigError(
+                f"DATA.KWARGS.{argument}: {names} takes no arguments (DATA.KWARGS {{}})"
+            )
+        lookup(known, argument, f"argument (DATA.KWARGS) of {names}")
 
 
 def _sets(cfg: CfgNode) -> list[str]:

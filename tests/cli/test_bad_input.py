@@ -35,6 +35,9 @@ def refused(ended, code, pattern, lines=1):
 SETTINGS = {
     # keys and values
     "unknown key": ("OPTIM.LRR=1", r"OPTIM\.LRR: unknown key; did you mean OPTIM\.LR\?"),
+    "Swin's name": ("DATA.IMG_SIZE=3", r"unknown key; did you mean INPUT\.IMAGE_SIZE\?"),
+    "a value's typo": (f"{MSVIT}.ATTN_TYPE=full,linfomer", r"did you mean linformer\?$"),
+    "a config as a model": ("MODEL.ARCH=vil_tiny", r"--config-file imagenet/vil_tiny\.yaml"),
     "key without its node": ("LR=1", r"LR: unknown key; did you mean OPTIM\.LR\?"),
     "type": ("OPTIM.LR=fast", r"command line: OPTIM\.LR: expected float, got 'fast'"),
     "choice": ("OPTIM.OPT=adamm", r"OPTIM\.OPT: expected one of adamw, .*, got 'adamm'"),
@@ -176,13 +179,18 @@ def test_a_missing_folder_is_answered_with_a_drawing():
     [
         ({"train/cat": 9, "train/dog": 0, "val/cat": 1}, r"class folder pets/train/dog has no pic"),
         ({"train/cat": 9, "train/dog": 9, "val/cow": 1, "val/elk": 1}, r"train has not: cow, elk"),
-        ({"train/cat": 9, "train/dog": 6, "val/cat": 1}, r"needs 16 samples, .* set has 15"),
     ],
 )
 def test_folders_that_cannot_be_used(counts, pattern):
     draw_pictures("pets", counts)
     ended = vil("train", *SMALL, *FOLDER, "--data", "pets", "--output_dir", "out")
     refused(ended, DATA, pattern)
+
+
+def test_a_batch_larger_than_the_training_set():
+    draw_pictures("pets", {"train/cat": 9, "train/dog": 6, "val/cat": 1})
+    ended = vil("train", *SMALL, *FOLDER, "--data", "pets", "--output_dir", "out")
+    refused(ended, USAGE, r"BSZ 16 x .* = 16 images, and the training set has 15")
 
 
 # Weights
@@ -259,7 +267,7 @@ def test_rows_of_the_head_that_are_not_there():
     save_weights("weights.pth")
     words = ["MODEL.MODEL_PATH=weights.pth", "FINETUNE.HEAD=rows:rows.txt", "--output_dir", "out"]
     ended = vil("train", *TINY, *words)
-    refused(ended, CHECKPOINT, r"rows\.txt must hold one class index per line")
+    refused(ended, CHECKPOINT, r"rows of the head: there is no rows\.txt")
     Path("rows.txt").write_text("0 1 2 9")
     refused(vil("train", *TINY, *words), CHECKPOINT, r"indices of the file's 4 classes")
 

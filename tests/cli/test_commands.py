@@ -2,7 +2,9 @@
 
 import json
 import re
+import shlex
 import shutil
+import subprocess
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +18,9 @@ from small_runs import (
     SMALL,
     TINY,
     checkpoint,
+    command,
     draw_pictures,
+    environment,
     figures,
     metrics,
     numbers,
@@ -161,6 +165,41 @@ def test_the_same_command_gives_the_same_numbers(run, tmp_path):
     assert figures(metrics("again")) == figures(metrics(run))
     succeeds("train", *words, "--output_dir", "other", "--seed", "1", "OPTIM.EPOCHS=1")
     assert figures(metrics("other"))[0] != figures(metrics(run))[0]
+
+
+def test_a_dry_run_looks_at_the_data_that_are_there(caplog):
+    draw_pictures("pets", {"train/cat": 16, "train/dog": 16, "val/cat": 1})
+    words = [*SMALL, *FOLDER, "--dry-run", "OPTIM.ACCUMULATE=2"]
+    assert vil("train", *words, "--data", "pets", "DATA.NUM_CLASSES=3").code == 2
+    assert vil("train", *words, "--data", "pets", "DATALOADER.BSZ=17").code == 2
+    ended = vil("train", *words, "--data", "pats")
+    assert ended.code == 0
+    assert "the data are not checked: there is no folder pats/train" in caplog.text
+    assert "one step of 32 made-up images" in ended.out
+
+
+def test_resuming_says_what_changed_and_takes_the_folder_s_config():
+    assert vil("train", *TINY, "OPTIM.EPOCHS=1", "--output_dir", "run").code == 0
+    ended = vil("train", *TINY, "OPTIM.LR=0.02", "--output_dir", "run", "--resume")
+    assert ended.code == 0
+    assert "OPTIM.LR is 0.02 from here, was 0.01" in ended.out
+    assert "OPTIM.EPOCHS is 2 from here, was 1" in ended.out
+    ended = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=3")
+    assert ended.code == 0, ended.err
+    assert "from here" in ended.out
+    assert "OPTIM.LR is" not in ended.out
+
+
+def test_arguments_of_datasets_can_be_emptied(tmp_path):
+    Path("mine.yaml").write_text("DATA: {KWARGS: {size: 9, n: 3}}\n")
+    assert get_config("mine.yaml").DATA.KWARGS == {"size": 9, "n": 3}
+    assert get_config("mine.yaml", ["DATA.KWARGS", "{}", "DATA.KWARGS.n=4"]).DATA.KWARGS == {"n": 4}
+
+
+def test_the_reader_of_a_pipe_may_leave():
+    line = shlex.join(command("config")) + " | head -1"
+    done = subprocess.run(line, shell=True, env=environment(), capture_output=True, text=True)
+    assert (done.stdout.count("\n"), done.stderr) == (1, "")
 
 
 def test_a_dry_run_needs_no_data_and_leaves_nothing(tmp_path):
@@ -367,7 +406,7 @@ def test_too_many_unreadable_pictures_end_the_run(pets):
     words = ["--data", pets, "DATA.MAX_BAD_FRACTION=0.05", "--output_dir", "out"]
     ended = vil("train", *SMALL, *FOLDER, *words, "DATALOADER.BSZ=8")
     assert (ended.code, ended.err.count("\n")) == (3, 1)
-    assert re.search(r"3 of 40 images cannot be read, more than .* 0\.05; the last: tr", ended.err)
+    assert re.search(r"3 of 40 images cannot be read, more than .* 0\.05 .*; the last", ended.err)
     status = json.loads(Path("out/status.json").read_text())
     assert (status["state"], status["code"]) == ("failed", 3)
 

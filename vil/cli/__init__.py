@@ -51,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return module.run(parser.parse_intermixed_args(words[1:]))
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output had enough (`| head`)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it once more
+        return 0
     except Exception as error:
         if not hasattr(error, "exit_code"):
             raise

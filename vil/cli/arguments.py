@@ -64,6 +64,6 @@ def resolve(args: argparse.Namespace) -> CfgNode:
 def resolve_with_sources(args: argparse.Namespace) -> tuple[CfgNode, dict[str, str]]:
     """The config and {key: where its value was given}."""
     given = {key: getattr(args, name) for name, key in FLAGS.items()}
-    flags = [f"{key}={value}" for key, value in given.items() if value is not None]
+    flags = {key: value for key, value in given.items() if value is not None}
     fallbacks = {key: os.environ[name] for key, name in ENVIRONMENT.items() if os.environ.get(name)}
-    return load_config(args.config_file, [*(args.opts or ()), *flags], fallbacks)
+    return load_config(args.config_file, args.opts or (), fallbacks, flags)

@@ -11,14 +11,14 @@ import argparse
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, resolve
-from vil.config import ConfigError, dump
+from vil.cli.relay import relayed, to_stderr
+from vil.config import ConfigError, diff, dump, get_config
+from vil.utils.errors import DataError
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on from the newest checkpoint in the folder, if any",
+        help="go on from the newest checkpoint in the folder, if any; without --config-file by the "
+        "folder's own config",
     )
     parser.add_argument(
         "--dry-run",
@@ -39,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.resume and args.output_dir and not args.config_file:
+        saved = Path(args.output_dir, "config.yaml")
+        args.config_file = str(saved) if saved.is_file() else None
     cfg = resolve(args)
     if args.dry_run:
         return dry_run(cfg)
@@ -79,6 +83,7 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
             log.info(build.load_model_path(model, cfg))
         elif cfg.FINETUNE.HEAD != "keep" and not begun:
             log.warning("FINETUNE.HEAD without MODEL.MODEL_PATH: all weights start afresh")
+        log.info("%s", facts(cfg, model, loader, tests))
         model = build.place(model, cfg, device)
         optimizer = build.build_optimizer(cfg, model)
         schedule = build.build_schedule(cfg, loader.steps_per_epoch)
@@ -92,7 +97,7 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
             optimizer=build.optimizer_name(cfg),
         )
         with Run(folder, ranks, device) as run:
-            relay.open(run.log.say)
+            relay.open(run.log.say if ranks.is_main else to_stderr)
             state = resume(
                 run.checkpoints,
                 start,
@@ -103,7 +108,9 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
                 ranks=ranks,
                 say=run.log.say,
             )
-            run.write("config.yaml", dump(cfg))
+            for line in changes(folder / "config.yaml", cfg) if begun and ranks.is_main else ():
+                log.warning(line)
+            run.write("config.yaml", dump(with_absolute_data(cfg)))
             run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
             train(
                 task,
@@ -131,55 +138,56 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
             )
 
 
-class Relay(logging.Handler):
-    """Holds log records until there is a place for them, then passes them on at once."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.held: list[logging.LogRecord] = []
-        self.say: Callable[[str], None] | None = None
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self.say:
-            self.say(record.getMessage())
-        else:
-            self.held.append(record)
-
-    def open(self, say: Callable[[str], None]) -> None:
-        """Lines of `say`'s log from here on."""
-        self.say = say
-        for record in self.held:
-            say(record.getMessage())
-        self.held.clear()
+def facts(cfg: CfgNode, model, loader, tests: dict) -> str:
+    """What is trained on what, in a line."""
+    images, batch = len(loader.samples.dataset), cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
+    sets = ", ".join(f"{name} {test.num_samples} images" for name, test in tests.items())
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return (
+        f"{count:,} parameters; train on {', '.join(cfg.DATA.TRAIN)}: {images} images of "
+        f"{len(loader.classes)} classes, {loader.steps_per_epoch} steps of {batch} an epoch "
+        f"({images % batch} left out); evaluate on {sets}"
+    )
 
 
-@contextmanager
-def relayed(is_main: bool) -> Iterator[Relay]:
-    """The package's log records become lines of the run's log, once it is open.
+def changes(file: Path, cfg: CfgNode) -> list[str]:
+    """A line per key in which a run goes on otherwise than its own config says."""
+    if not file.is_file():
+        return []
+    changed = diff(with_absolute_data(cfg), get_config(file))
+    return [f"{key} is {now!r} from here, was {was!r}" for key, (now, was) in changed.items()]
 
-    Without a run they go to stderr after all, the main process's warnings: what is built is built
-    alike everywhere. In the run each other process's warnings stay on its stderr.
-    """
-    package, relay = logging.getLogger("vil"), Relay()
-    level = package.level
-    package.setLevel(logging.INFO if is_main else level)
-    package.addHandler(relay)
-    package.propagate = False
+
+def with_absolute_data(cfg: CfgNode) -> CfgNode:
+    """The config that a run keeps: its data are found from any folder."""
+    kept = cfg.clone()
+    kept.defrost()
+    if Path(kept.DATA.PATH).is_dir():
+        kept.DATA.PATH = str(Path(kept.DATA.PATH).resolve())
+    return kept
+
+
+def check_data(cfg: CfgNode) -> None:
+    """Refuse what the real data would refuse; data that are not here are only mentioned."""
+    import torch
+
+    from vil import build_data
+    from vil.engine.distributed import Ranks
+
     try:
-        yield relay
-    finally:
-        package.removeHandler(relay)
-        package.setLevel(level)
-        package.propagate = True
-        for record in relay.held:
-            if is_main and record.levelno >= logging.WARNING:
-                logging.getLogger().handle(record)
+        build_data.build_train_loader(cfg, Ranks(), torch.device("cpu"))
+        build_data.build_test_loaders(cfg, Ranks(), torch.device("cpu"))
+    except DataError as error:
+        if Path(cfg.DATA.PATH).is_dir():
+            raise
+        log.warning("the data are not checked: %s", str(error).splitlines()[0])
 
 
 def dry_run(cfg: CfgNode) -> int:
     """One step on made-up images of the config's size and classes, in a folder that vanishes."""
     from vil.engine.log import memory_mb
 
+    check_data(cfg)
     trial = cfg.clone()
     trial.defrost()
     trial.DATA.TRAIN = trial.DATA.TEST = ("fake",)

@@ -6,6 +6,7 @@ type, CHECKS below says what is allowed. `vil config --docs docs/config.md` make
 """
 
 import difflib
+import functools
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -103,7 +104,8 @@ _C.OPTIM.CLIP_GRAD = 0.0  # Largest norm of all gradients together; 0: no clippi
 _C.OPTIM.ACCUMULATE = 1
 # Learning rate of a layer over that of the layer above it; below 1 for fine-tuning.
 _C.OPTIM.LAYER_DECAY = 1.0
-# Decay of an average of the weights, which is then evaluated and saved too; 0: none.
+# Decay of an average of the weights; 0: none. It is evaluated in their place, decides what is best,
+# and is saved beside them as ema.safetensors, which evaluate, predict and MODEL_PATH prefer.
 _C.OPTIM.EMA = 0.0
 _C.OPTIM.WARMUP = 0  # Warm-up in epochs; SOLVER.WARMUP_EPOCHS is the one that works.
 _C.OPTIM.DROP_FREQ = 50  # multistep: epochs between two drops of the learning rate.
@@ -206,6 +208,21 @@ _C.VERSION = 1  # Version of this tree; a file that says so is not taken for one
 # Nodes in which a file or the command line may add keys of its own.
 OPEN = ("AUG.TIMM_AUG", "DATA.KWARGS")
 
+# What the same thing is called in Swin's and detectron2's trees, by the last name.
+ELSEWHERE = {
+    "BASE_LR": "OPTIM.LR",
+    "WEIGHT_DECAY": "OPTIM.WD",
+    "BATCH_SIZE": "DATALOADER.BSZ",
+    "IMS_PER_BATCH": "DATALOADER.BSZ",
+    "NUM_WORKERS": "DATALOADER.WORKERS",
+    "IMG_SIZE": "INPUT.IMAGE_SIZE",
+    "DROP_PATH_RATE": "MODEL.VIT.DROP_PATH",
+    "CUTMIX": "AUG.MIXCUT",
+    "REPROB": "AUG.TIMM_AUG.RE_PROB",
+    "WEIGHTS": "MODEL.MODEL_PATH",
+    "ACCUMULATION_STEPS": "OPTIM.ACCUMULATE",
+}
+
 # Accepted because old files hold them; they never did anything. Setting one earns a warning.
 DEAD = {
     "AUG.DROPBLOCK_LAYERS": "no DropBlock was ever built",
@@ -228,11 +245,18 @@ class Rule(NamedTuple):
 
     holds: Callable[[Any], bool]
     sentence: str
+    choices: tuple[str, ...] = ()  # among which the nearest is proposed
+
+    def proposal(self, value: Any) -> str | None:
+        """The choice most like a word of the value that is none."""
+        words = [word for word in re.split("[,/]", str(value)) if word not in self.choices]
+        near = difflib.get_close_matches(words[0].lower(), self.choices, 1) if words else []
+        return next(iter(near), None)
 
 
 def one_of(*choices: Any) -> Rule:
     shown = ", ".join(str(choice) if choice != "" else "''" for choice in choices)
-    return Rule(lambda value: value in choices, f"one of {shown}")
+    return Rule(lambda value: value in choices, f"one of {shown}", tuple(map(str, choices)))
 
 
 def at_least(low: float) -> Rule:
@@ -342,6 +366,7 @@ CHECKS = {
     f"{MSVIT}.ATTN_TYPE": Rule(
         lambda value: all(name in (*ATTENTIONS, *HISTORIC) for name in names_in(value)),
         f"one of {', '.join((*ATTENTIONS, *HISTORIC))}, or several joined by , and /",
+        (*ATTENTIONS, *HISTORIC),
     ),
     f"{MSVIT}.BACKEND": matches(r"[a-z]\w*(\+[a-z]\w*)?", "auto, a name, or forward+backward"),
     f"{MSVIT}.SR_RAGGED": one_of("pad", "drop"),
@@ -430,6 +455,11 @@ def tree() -> CfgNode:
     return _C.clone()
 
 
+def tree_at(node: str) -> CfgNode:
+    """A fresh copy of one node."""
+    return functools.reduce(CfgNode.__getitem__, node.split("."), tree())
+
+
 KEYS = leaves(_C)  # {key: default}
 SECTIONS = {key[: dot.start()] for key in KEYS for dot in re.finditer(r"\.", key)} | {*OPEN}
 
@@ -449,6 +479,8 @@ def is_known(key: str) -> bool:
 def nearest(key: str) -> str | None:
     """The declared key most like `key`, if one is: by whole path and by last name, so that `LR`
     finds OPTIM.LR."""
+    if last(key).upper() in ELSEWHERE:
+        return ELSEWHERE[last(key).upper()]
     scores = {name: likeness(key, name) + likeness(last(key), last(name)) for name in KEYS}
     best = max(scores, key=scores.__getitem__)
     return best if scores[best] > 1 else None

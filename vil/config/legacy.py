@@ -48,7 +48,7 @@ def _drop(settings: list[Setting], known: Callable[[str], bool]) -> list[Setting
 
 
 def _respell(setting: Setting) -> Setting:
-    if isinstance(setting.value, list) or (setting.key, setting.value) not in SPELLINGS:
+    if isinstance(setting.value, list | dict) or (setting.key, setting.value) not in SPELLINGS:
         return setting
     today = SPELLINGS[setting.key, setting.value]
     said = today or "empty"

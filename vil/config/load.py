@@ -3,6 +3,7 @@
 Later settings win: environment, base files, file, command line.
 """
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from yacs.config import CfgNode
 
 from vil.config import defaults, legacy
 from vil.config.sources import (
+    COMMAND_LINE,
+    EMPTY,
     ConfigError,
     Setting,
     did_you_mean,
@@ -33,15 +36,18 @@ def load_config(
     file: str | Path | None = None,
     opts: Sequence[str] = (),
     fallbacks: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
 ) -> tuple[CfgNode, dict[str, str]]:
     """The frozen config and {key: where its value was given}, without the keys left at defaults.
 
-    `fallbacks` are values from the environment; every other source wins over them.
+    `fallbacks` are values from the environment; every other source wins over them. `flags` win over
+    all.
     """
     settings = [Setting(key, value, "environment") for key, value in (fallbacks or {}).items()]
     if file:
         settings += from_file(find(file))
     settings += legacy.modernise(list(from_options(opts)), defaults.is_known)
+    settings += [Setting(key, value, COMMAND_LINE) for key, value in (flags or {}).items()]
     cfg, sources = defaults.tree(), {}
     for setting in settings:
         if setting.key in defaults.SECTIONS and setting.value == "":
@@ -56,6 +62,10 @@ def load_config(
 
 def _assign(cfg: CfgNode, setting: Setting) -> None:
     key, value, where = setting
+    if value == EMPTY:
+        *path, name = key.split(".")
+        functools.reduce(CfgNode.__getitem__, path, cfg)[name] = defaults.tree_at(key)
+        return
     if key in defaults.SECTIONS:
         raise ConfigError(f"{where}: {key}: expected a section of keys, got {value!r:.80}")
     if not defaults.is_known(key):
@@ -76,7 +86,10 @@ def _check(cfg: CfgNode, sources: Mapping[str, str]) -> None:
     for key, rule in defaults.CHECKS.items():
         if not rule.holds(values[key]):
             where = sources.get(key, "default")
-            raise ConfigError(f"{where}: {key}: expected {rule.sentence}, got {values[key]!r:.80}")
+            near = did_you_mean(rule.proposal(values[key]))
+            raise ConfigError(
+                f"{where}: {key}: expected {rule.sentence}, got {values[key]!r:.80}{near}"
+            )
     for keys, found, sentence in defaults.CONFLICTS:
         if found(*(values[key] for key in keys)):
             given = [f"{key} {values[key]!r} ({sources.get(key, 'default')})" for key in keys]

@@ -20,6 +20,7 @@ MAX_BYTES = 1 << 20  # of one file
 MAX_NODES = 10_000  # of one file with its aliases written out
 MAX_DEPTH = 20
 COMMAND_LINE = "command line"
+EMPTY: dict = {}  # the value of an open node written as {}: back to the defaults
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -177,6 +178,8 @@ class _Walk:
                 raise ConfigError(f"{self.where(line)}: {key}: given twice, first in line {first}")
             self.lines[key] = line
             if isinstance(value, yaml.MappingNode):
+                if not value.value and key in defaults.OPEN:
+                    yield Setting(key, EMPTY, self.where(line))
                 yield from self.mapping(value, f"{key}.")
             else:
                 yield Setting(key, self.plain(value), self.where(line))
@@ -208,7 +211,8 @@ def from_options(opts: Sequence[str]) -> Iterator[Setting]:
         if not equals:
             value = next(words, None)
             if value is None:
-                raise ConfigError(f"{COMMAND_LINE}: {key}: no value follows")
+                file = f"--config-file {key}" if key.endswith(SUFFIXES) else None
+                raise ConfigError(f"{COMMAND_LINE}: {key}: no value follows{did_you_mean(file)}")
         yield from _option(key, value if isinstance(value, str) else as_written(value))
 
 
@@ -223,6 +227,8 @@ def _option(key: str, value: Any) -> Iterator[Setting]:
             return
         walk = _Walk(lambda line: f"{COMMAND_LINE}: {key}")
         if isinstance(node, yaml.MappingNode):
+            if not node.value and key in defaults.OPEN:
+                yield Setting(key, EMPTY, COMMAND_LINE)
             yield from (s._replace(where=COMMAND_LINE) for s in walk.mapping(node, f"{key}."))
             return
         value = walk.plain(node)

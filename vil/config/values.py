@@ -22,7 +22,7 @@ def coerce(value: Any, default: Any) -> Any:
     """A value as written, read as the type of `default`; ValueError if it is none."""
     if isinstance(default, tuple | list):
         element = default[0] if default else 0.0  # an empty default is a list of numbers
-        items = value if isinstance(value, list) else _list(value, element)
+        items = value if isinstance(value, list) else _list(value)
         return type(default)(coerce(item, element) for item in items)
     if isinstance(value, list):
         raise ValueError("a list")
@@ -75,10 +75,9 @@ def _text(text: str) -> str:
     return text[1:-1] if quoted else text
 
 
-def _list(text: str, element: Any) -> list[Any]:
-    """A list as a command line has it; names need no brackets: `a,b` and `a` are lists too."""
-    bare = isinstance(element, str) and text[:1] not in ("(", "[")
-    return text.split(",") if bare else _items(text)
+def _list(text: str) -> list[Any]:
+    """A list as a command line has it, which needs no brackets: `a,b` and `0.5` are lists too."""
+    return _items(text) if text[:1] in ("(", "[") else text.split(",")
 
 
 def _items(text: str) -> list[Any]:

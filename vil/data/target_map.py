@@ -32,7 +32,8 @@ def read_target_map(path: str | Path, num_classes: int, dataset_classes: Sequenc
         raise DataError(f"{path} links no class of the model to one of {', '.join(alone[:5])}, ...")
     if alone:
         logger.warning(
-            "%s: no class of the model stands for %d of %d classes, the first: %s",
+            "%s: no class of the model stands for %d of %d classes, whose images count as wrong; "
+            "the first: %s",
             path,
             len(alone),
             len(dataset_classes),
@@ -54,6 +55,8 @@ def read_entries(path: str | Path, num_classes: int) -> dict[int, str]:
     """Class of the model -> the text beside it. DataError."""
     try:
         table = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"there is no target map {path}") from error
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(table, dict):

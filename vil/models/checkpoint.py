@@ -142,6 +142,10 @@ def load_weights(
     report.fresh = fresh
     if original:
         _warn_of_other_rules(model)
+    if any("proj_k" in line for line in report.resized):
+        log.warning(
+            "linformer's projections were learnt for another grid: resized, to be fine-tuned"
+        )
     return report
 
 
@@ -205,7 +209,7 @@ def _load(
     report.unexpected.sort()
     report.ignored.sort()
     if strict and not report.complete:
-        hint = _head_hint(report, heads)
+        hint = _hint(report, heads)
         raise CheckpointError(f"the weights do not fit the model: {report}{hint}")
     with torch.no_grad():
         for ours, value in fitted.items():
@@ -275,6 +279,8 @@ def _fit_head(
 
 
 def _read_rows(path: Path, count: int) -> Sequence[int]:
+    if not path.is_file():
+        raise CheckpointError(f"rows of the head: there is no {path}")
     try:
         rows = [int(line) for line in path.read_text().split()]
     except (OSError, ValueError) as error:
@@ -288,9 +294,14 @@ def _read_rows(path: Path, count: int) -> Sequence[int]:
     return rows
 
 
-def _head_hint(report: Report, heads: Sequence[str]) -> str:
+def _hint(report: Report, heads: Sequence[str]) -> str:
+    if len(report.missing) > len(HEAD) < len(report.unexpected):
+        return "\n  (another architecture: MODEL.ARCH, MSVIT.ARCH or ATTN_TYPE?)"
     if any(line.split(" ")[0] in heads for line in report.mismatched):
-        return "\n  (a head of another size: set FINETUNE.HEAD to new, or to rows:FILE)"
+        return (
+            "\n  (a head of another size: set DATA.NUM_CLASSES to its classes or, to train, "
+            "FINETUNE.HEAD to new or rows:FILE)"
+        )
     return ""
 
 
