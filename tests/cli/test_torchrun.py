@@ -17,6 +17,11 @@ def training(folder, mode):
     return ["train", *TEN_STEPS, *EQUAL, f"MODEL.VIT.MSVIT.MODE={mode}", "--output_dir", folder]
 
 
+def with_batch_norm(folder):
+    words = ["MODEL.ARCH=timm/test_resnet", "DATALOADER.BSZ=16", "OPTIM.EPOCHS=1", "OPTIM.EMA=0.5"]
+    return ["train", *TINY, *words, "--output_dir", folder]
+
+
 def evaluation(run, world, count):
     """The last weights of `run` on `count` images; the figures go to run/world-count."""
     where = f"{run}/{world}-{count}"
@@ -36,7 +41,8 @@ def root(tmp_path_factory):
         assert ended.code == 0, ended.err
     for count in (361, 2):
         assert vil(*evaluation(run, 1, count)).code == 0
-    torchrun(2, *(training(root / f"2-{mode}", mode) for mode in MODES), evaluation(run, 2, 361))
+    of_two = [training(root / f"2-{mode}", mode) for mode in MODES]
+    torchrun(2, *of_two, evaluation(run, 2, 361), with_batch_norm(root / "norm"))
     torchrun(3, evaluation(run, 3, 361), evaluation(run, 3, 2))
     return root
 
@@ -81,6 +87,13 @@ def test_any_number_of_processes_evaluates_alike(root, world, count):
     assert ours.pop("loss") == pytest.approx(theirs.pop("loss"), rel=1e-6)
     assert ours == theirs
     assert ours["count"] == sum(ours["per_class"]["count"]) == count
+
+
+def test_batch_norms_evaluate_as_they_are_saved(root):
+    """Each process has statistics of its own; those of the first are everybody's."""
+    logged = metrics(root / "norm", "val")[-1]["loss"]
+    assert vil("evaluate", "--run", root / "norm", "--checkpoint", "last").code == 0
+    assert results(root / "norm")["fake"]["loss"] == pytest.approx(logged, rel=1e-6)
 
 
 def test_only_the_first_process_writes(root):

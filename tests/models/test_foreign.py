@@ -93,3 +93,13 @@ def test_weights_with_another_head(tmp_path):
     (tmp_path / "rows").write_text("3 0 1")
     load_weights(three, four.state_dict(), head=f"rows:{tmp_path / 'rows'}")
     assert torch.equal(three.fc.weight, four.fc.weight[[3, 0, 1]])
+
+
+@pytest.mark.parametrize("name", ["timm/test_vit", "resnet18"])
+def test_published_weights_that_cannot_be_fetched(name, monkeypatch, tmp_path):
+    """Nothing answers at this address, and nothing is cached in this folder."""
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+    with pytest.raises(CheckpointError, match=f"the weights of {name} cannot be fetched"):
+        build_foreign(name, num_classes=3, img_size=160, pretrained=True)
