@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from vil.ops import recompute
 from vil.ops.backends import gathered, masked, sliding_chunk, unfold
 from vil.ops.bias import LocalBias
 from vil.ops.window import Window
@@ -88,6 +90,17 @@ def _masked_unsupported(case: Case) -> list[str]:
     return reasons
 
 
+def _blocked_unsupported(case: Case) -> list[str]:
+    reasons = []
+    if case.dropout:
+        reasons.append(
+            "dropout: the backward pass computes the weights again and would not draw alike"
+        )
+    if case.window.symbolic:
+        reasons.append("the size of the grid is open: its chunks are counted beforehand")
+    return reasons
+
+
 def _unfold_unsupported(case: Case) -> list[str]:
     exact = case.window.exact == 1  # which has all nine offsets
     return [] if exact else ["the window is cut into chunks: unfolding sees the exact one only"]
@@ -104,6 +117,11 @@ BACKENDS: dict[str, Backend] = {
     "gathered": Backend(
         gathered.attend, _nothing, "neighbours gathered, one fused attention; exportable"
     ),
+    "blocked": Backend(
+        partial(recompute.attend, forward="blocked", backward="blocked"),
+        _blocked_unsupported,
+        "a few chunks at a time, scores computed twice and never stored",
+    ),
     "unfold_tensor": Backend(
         unfold.attend_tensor, _unfold_unsupported, "a copy of each token's neighbours, by views"
     ),
@@ -112,7 +130,8 @@ BACKENDS: dict[str, Backend] = {
     ),
 }
 PREFERENCE = (
-    "chunk_handgrad", "gathered", "chunk_autograd", "masked", "unfold_tensor", "unfold_nnf",
+    "chunk_handgrad", "gathered", "chunk_autograd", "masked", "blocked", "unfold_tensor",
+    "unfold_nnf",
 )  # fmt: skip
 
 

@@ -4,14 +4,12 @@ Letters: B images, N heads, D channels of a head, X Y grid, L = X*Y local tokens
 tokens, w window.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-
-import torch
 from torch import Tensor
 
 from vil.ops.bias import NO_BIAS, LocalBias
 from vil.ops.dispatch import BACKENDS, Case, choose
 from vil.ops.window import Window
+from vil.utils.precision import autocast_off
 
 
 def local_attention(
@@ -49,7 +47,7 @@ def local_attention(
     _check(q, k, v, window, num_global, bias, valid, dropout_p)
     name = choose(Case.of(q, window, num_global, bias, valid, dropout_p), backend)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    with _autocast_off(q.device.type):
+    with autocast_off(q.device.type):
         return BACKENDS[name].attend(
             q,
             k,
@@ -61,12 +59,6 @@ def local_attention(
             scale=scale,
             dropout_p=dropout_p,
         )
-
-
-def _autocast_off(device: str) -> AbstractContextManager:
-    """Computation in the tensors' own type; devices without autocast (meta) need nothing."""
-    there = torch.amp.is_autocast_available(device)
-    return torch.autocast(device, enabled=False) if there else nullcontext()
 
 
 def _check(

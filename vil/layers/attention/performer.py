@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, real_tokens
+from vil.utils.precision import autocast_off
 from vil.utils.progress import Progress
 
 EPS = 1e-4  # added to each feature, so that no token is without weight
@@ -109,8 +110,7 @@ class RandomFeatureAttention(nn.Module):
         of an exponential.
         """
         dtype = torch.promote_types(q.dtype, torch.float32)
-        device = q.device.type if torch.amp.is_autocast_available(q.device.type) else "cpu"
-        with torch.autocast(device, enabled=False):
+        with autocast_off(q.device.type):
             q, k = self.query_features(q.to(dtype)), self.key_features(k.to(dtype), real)
             values = q @ (k.mT @ v.to(dtype))
             total = q @ k.sum(2)[..., None]

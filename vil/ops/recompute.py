@@ -1,0 +1,146 @@
+"""Forward and backward passes that compute the scores anew, joined to backends.
+
+All share one contract of flat tensors and static facts, so that any forward goes with any backward:
+
+    forward(q, k, v, table, to_global, valid, facts) -> out, lse
+    backward(q, k, v, table, to_global, valid, out, lse, dout, facts)
+        -> dq, dk, dv, dtable or None, dto_global or None
+
+out (B, N, L, D); lse (B, N, L), the natural logarithm of each row's sum of exponentials, float32
+(float64 for float64), -inf for a row that sees nothing. The rest is as for
+`vil.ops.local_attention`. A pair becomes an operator of torch, which torch.compile and torch.export
+take as a whole and whose products FlopCounterMode counts.
+
+Letters: B images, N heads, L tokens, D channels.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Optional
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from vil.ops.backends import blocked
+from vil.ops.bias import LocalBias
+from vil.ops.facts import Facts
+from vil.ops.window import Window
+from vil.utils.precision import autocast_off
+
+FORWARDS: dict[str, Callable] = {"blocked": blocked.forward}
+BACKWARDS: dict[str, Callable] = {"blocked": blocked.backward}
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: Window,
+    *,
+    num_global: int,
+    bias: LocalBias,
+    valid: Tensor | None,
+    scale: float,
+    dropout_p: float,
+    forward: str,
+    backward: str,
+) -> Tensor:
+    """See `vil.ops.local_attention`; a forward and a backward by name."""
+    assert dropout_p == 0, "refused by the table of backends"
+    facts = Facts(window, num_global, scale)
+    operator = joined(forward, backward)
+    return operator(q, k, v, bias.table, bias.to_global, valid, facts.numbers(), scale)[0]
+
+
+@functools.cache
+def joined(forward: str, backward: str) -> Callable:
+    """The operator vil::<forward>_<backward>."""
+    run, name = FORWARDS[forward], f"vil::{forward}_{backward}"
+    slope = _gradient(backward, f"{name}_gradient")
+
+    def compute(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        table: Optional[Tensor],  # noqa: UP045 - torch reads the schema from these
+        to_global: Optional[Tensor],  # noqa: UP045
+        valid: Optional[Tensor],  # noqa: UP045
+        numbers: Sequence[int],
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        return run(q, k, v, table, to_global, valid, Facts.of(numbers, scale))
+
+    def keep(ctx, inputs: tuple, output: tuple) -> None:
+        *tensors, ctx.numbers, ctx.scale = inputs
+        ctx.save_for_backward(*tensors, *output)
+
+    def differentiate(ctx, dout: Tensor, dlse: Tensor | None) -> tuple:
+        if torch.is_grad_enabled():
+            raise RuntimeError(f"{backward} has no second derivative: use chunk_autograd")
+        *grads, dtable, dto_global = slope(*ctx.saved_tensors, dout, ctx.numbers, ctx.scale)
+        _, _, _, table, to_global, *_ = ctx.saved_tensors
+        dtable = None if table is None else dtable
+        return *grads, dtable, None if to_global is None else dto_global, None, None, None
+
+    operator = torch.library.custom_op(name, compute, mutates_args=())
+    operator.register_fake(
+        lambda q, *rest: (torch.empty_like(q), q.new_empty(q.shape[:3], dtype=blocked.wide(q)))
+    )
+    operator.register_autograd(differentiate, setup_context=keep)
+    _count_products(name, 2)
+    return operator
+
+
+def _gradient(backward: str, name: str) -> Callable:
+    """The operator of a backward pass; a gradient that nobody wants is empty."""
+    run = BACKWARDS[backward]
+
+    def compute(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        table: Optional[Tensor],  # noqa: UP045
+        to_global: Optional[Tensor],  # noqa: UP045
+        valid: Optional[Tensor],  # noqa: UP045
+        out: Tensor,
+        lse: Tensor,
+        dout: Tensor,
+        numbers: Sequence[int],
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        with autocast_off(q.device.type):
+            facts = Facts.of(numbers, scale)
+            grads = run(q, k, v, table, to_global, valid, out, lse, dout, facts)
+        return tuple(q.new_empty(0) if grad is None else grad for grad in grads)
+
+    def shapes(q, k, v, table, to_global, *rest) -> tuple:
+        biases = [q.new_empty(0) if b is None else torch.empty_like(b) for b in (table, to_global)]
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), *biases
+
+    operator = torch.library.custom_op(name, compute, mutates_args=())
+    operator.register_fake(shapes)
+    _count_products(name, 5)
+    return operator
+
+
+def _count_products(name: str, products: int) -> None:
+    """FLOPs of so many products of every query with every key that it meets."""
+
+    def flops(q_shape: Sequence[int], *rest, **kwargs) -> int:
+        numbers = next(x for x in rest if isinstance(x, list | tuple) and len(x) > 6)
+        facts = Facts.of(numbers, 1.0)
+        batch, heads, _, dim = q_shape
+        return 2 * products * batch * heads * dim * met(facts)
+
+    namespace, operator = name.split("::")
+    register_flop_formula(getattr(getattr(torch.ops, namespace), operator))(flops)
+
+
+def met(facts: Facts) -> int:
+    """Pairs of a query and a key that are multiplied, padding of chunks included."""
+    tile = facts.window.tile
+    return sum(
+        len(group.queries) * tile * (facts.num_global + len(group.keys) * tile)
+        for group in blocked.groups(facts.window)
+    )
