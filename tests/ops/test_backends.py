@@ -1,6 +1,7 @@
 """Every backend equals the definition, in output and all gradients, or says why it cannot run."""
 
 import itertools
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -209,7 +210,14 @@ def test_a_key_met_twice_counts_twice():
 
 
 def test_auto_considers_every_backend():
-    assert set(PREFERENCE) == set(BACKENDS)
+    assert all(sorted(names) == sorted(BACKENDS) for names in PREFERENCE.values())
+
+
+def test_auto_takes_the_scores_that_are_never_stored_on_a_cpu():
+    case = Case(Window((14, 14), 7), 1, 1, 4)
+    assert choose(case) == "blocked"
+    assert choose(replace(case, dropout=True)) == "chunk_handgrad"
+    assert choose(replace(case, device="cuda")) == "chunk_handgrad"
 
 
 def test_choice_and_reasons():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -118,7 +117,7 @@ BACKENDS: dict[str, Backend] = {
         gathered.attend, _nothing, "neighbours gathered, one fused attention; exportable"
     ),
     "blocked": Backend(
-        partial(recompute.attend, forward="blocked", backward="blocked"),
+        recompute.joined("blocked", "blocked"),
         _blocked_unsupported,
         "a few chunks at a time, scores computed twice and never stored",
     ),
@@ -129,15 +128,22 @@ BACKENDS: dict[str, Backend] = {
         unfold.attend_nnf, _unfold_unsupported, "a copy of each token's neighbours, by F.unfold"
     ),
 }
-PREFERENCE = (
-    "chunk_handgrad", "gathered", "chunk_autograd", "masked", "blocked", "unfold_tensor",
-    "unfold_nnf",
-)  # fmt: skip
+LAST = ("unfold_tensor", "unfold_nnf")
+# By kind of device, "" for others: many small products suit a processor's cache, not a GPU.
+PREFERENCE = {
+    "cpu": ("blocked", "chunk_handgrad", "gathered", "chunk_autograd", "masked", *LAST),
+    "": ("chunk_handgrad", "gathered", "chunk_autograd", "masked", "blocked", *LAST),
+}
+
+
+def preference(case: Case) -> tuple[str, ...]:
+    """All backends, the most promising for the case's device first."""
+    return PREFERENCE.get(case.device, PREFERENCE[""])
 
 
 def choose(case: Case, backend: str = "auto") -> str:
-    """The backend for a case: the pinned one, or the first of PREFERENCE that has no reason against
-    it.
+    """The backend for a case: the pinned one, or the first of its device's PREFERENCE that has no
+    reason against it.
 
     Raises ValueError for an unknown name (with the choices) and for a pinned backend that cannot
     run (its reasons).
@@ -147,7 +153,7 @@ def choose(case: Case, backend: str = "auto") -> str:
         if reasons:
             raise ValueError(f"backend {backend!r} cannot run here: {'; '.join(reasons)}")
         return backend
-    for name in PREFERENCE:
+    for name in preference(case):
         if not BACKENDS[name].unsupported(case):
             return name
     raise ValueError(f"no backend can run here: {explain(case)}")
@@ -155,7 +161,7 @@ def choose(case: Case, backend: str = "auto") -> str:
 
 def explain(case: Case, backend: str = "auto") -> dict[str, str]:
     """For each backend "chosen", "could run", or the reasons why it cannot; pinned ones stay so."""
-    able = [name for name in PREFERENCE if not BACKENDS[name].unsupported(case)]
+    able = [name for name in preference(case) if not BACKENDS[name].unsupported(case)]
     chosen = backend if backend != "auto" else next(iter(able), None)
     verdicts = {}
     for name, entry in BACKENDS.items():

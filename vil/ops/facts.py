@@ -1,5 +1,4 @@
-"""What is static of a call of local attention, for operators that take numbers and tensors only.
-"""
+"""What is static of a call of local attention, for operators that take numbers and tensors only."""
 
 from __future__ import annotations
 

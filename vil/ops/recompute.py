@@ -14,7 +14,6 @@ take as a whole and whose products FlopCounterMode counts.
 Letters: B images, N heads, L tokens, D channels.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Optional
 
@@ -32,30 +31,34 @@ FORWARDS: dict[str, Callable] = {"blocked": blocked.forward}
 BACKWARDS: dict[str, Callable] = {"blocked": blocked.backward}
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: Window,
-    *,
-    num_global: int,
-    bias: LocalBias,
-    valid: Tensor | None,
-    scale: float,
-    dropout_p: float,
-    forward: str,
-    backward: str,
-) -> Tensor:
-    """See `vil.ops.local_attention`; a forward and a backward by name."""
-    assert dropout_p == 0, "refused by the table of backends"
-    facts = Facts(window, num_global, scale)
-    operator = joined(forward, backward)
-    return operator(q, k, v, bias.table, bias.to_global, valid, facts.numbers(), scale)[0]
+def joined(forward: str, backward: str) -> Callable[..., Tensor]:
+    """The backend of a forward and a backward by name: see `vil.ops.local_attention`.
+
+    Call it once per pair, before anything is compiled: it declares the operators.
+    """
+    operator = _operator(forward, backward)
+
+    def attend(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        window: Window,
+        *,
+        num_global: int,
+        bias: LocalBias,
+        valid: Tensor | None,
+        scale: float,
+        dropout_p: float,
+    ) -> Tensor:
+        assert dropout_p == 0, "refused by the table of backends"
+        numbers = Facts(window, num_global, scale).numbers()
+        return operator(q, k, v, bias.table, bias.to_global, valid, numbers, scale)[0]
+
+    return attend
 
 
-@functools.cache
-def joined(forward: str, backward: str) -> Callable:
-    """The operator vil::<forward>_<backward>."""
+def _operator(forward: str, backward: str) -> Callable:
+    """vil::<forward>_<backward>, which returns out and lse."""
     run, name = FORWARDS[forward], f"vil::{forward}_{backward}"
     slope = _gradient(backward, f"{name}_gradient")
 
@@ -78,10 +81,10 @@ def joined(forward: str, backward: str) -> Callable:
     def differentiate(ctx, dout: Tensor, dlse: Tensor | None) -> tuple:
         if torch.is_grad_enabled():
             raise RuntimeError(f"{backward} has no second derivative: use chunk_autograd")
-        *grads, dtable, dto_global = slope(*ctx.saved_tensors, dout, ctx.numbers, ctx.scale)
-        _, _, _, table, to_global, *_ = ctx.saved_tensors
-        dtable = None if table is None else dtable
-        return *grads, dtable, None if to_global is None else dto_global, None, None, None
+        saved = ctx.saved_tensors  # to be asked for once only, under gradient checkpointing
+        grads = slope(*saved, dout, ctx.numbers, ctx.scale)
+        biases = [None if bias is None else grad for bias, grad in zip(saved[3:5], grads[3:])]
+        return *grads[:3], *biases, None, None, None
 
     operator = torch.library.custom_op(name, compute, mutates_args=())
     operator.register_fake(
