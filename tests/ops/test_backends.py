@@ -214,10 +214,13 @@ def test_auto_considers_every_backend():
 
 
 def test_auto_takes_the_scores_that_are_never_stored_on_a_cpu():
-    case = Case(Window((14, 14), 7), 1, 1, 4)
+    case = Case(Window((28, 28), 7), 1, 1, 4)
     assert choose(case) == "blocked"
     assert choose(replace(case, dropout=True)) == "chunk_handgrad"
     assert choose(replace(case, device="cuda")) == "chunk_handgrad"
+    small = replace(case, window=Window((14, 14), 7))
+    assert choose(small) == "masked"
+    assert choose(replace(small, window=Window.from_mode((14, 14), 4, 0, 3))) == "blocked"
 
 
 def test_choice_and_reasons():
