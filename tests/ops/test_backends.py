@@ -1,7 +1,6 @@
 """Every backend equals the definition, in output and all gradients, or says why it cannot run."""
 
 import itertools
-from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -210,17 +209,7 @@ def test_a_key_met_twice_counts_twice():
 
 
 def test_auto_considers_every_backend():
-    assert all(sorted(names) == sorted(BACKENDS) for names in PREFERENCE.values())
-
-
-def test_auto_takes_the_scores_that_are_never_stored_on_a_cpu():
-    case = Case(Window((28, 28), 7), 1, 1, 4)
-    assert choose(case) == "blocked"
-    assert choose(replace(case, dropout=True)) == "chunk_handgrad"
-    assert choose(replace(case, device="cuda")) == "chunk_handgrad"
-    small = replace(case, window=Window((14, 14), 7))
-    assert choose(small) == "masked"
-    assert choose(replace(small, window=Window.from_mode((14, 14), 4, 0, 3))) == "blocked"
+    assert set(PREFERENCE) == set(BACKENDS)
 
 
 def test_choice_and_reasons():

@@ -18,7 +18,6 @@ from vil.ops.bias import LocalBias
 from vil.ops.window import Window
 from vil.utils.table import lookup
 
-SMALL = 256  # tokens of a grid whose scores are computed in no more time than its chunks are cut
 MAX_MASKED_LENGTH = 8192  # tokens; the scores of one head would pass 256 MiB
 
 
@@ -129,29 +128,15 @@ BACKENDS: dict[str, Backend] = {
         unfold.attend_nnf, _unfold_unsupported, "a copy of each token's neighbours, by F.unfold"
     ),
 }
-LAST = ("unfold_tensor", "unfold_nnf")
-# By kind of device, "" for others: many small products suit a processor's cache, not a GPU.
-PREFERENCE = {
-    "cpu": ("blocked", "chunk_handgrad", "gathered", "chunk_autograd", "masked", *LAST),
-    "": ("chunk_handgrad", "gathered", "chunk_autograd", "masked", "blocked", *LAST),
-}
-
-
-def preference(case: Case) -> tuple[str, ...]:
-    """All backends, the most promising for the case first.
-
-    On a processor a window that spans half of a small grid is cheaper to mask than to cut out.
-    """
-    order, window = PREFERENCE.get(case.device, PREFERENCE[""]), case.window
-    if case.device != "cpu" or window.symbolic or window.length > SMALL:
-        return order
-    spans_half = 2 * len(window.offsets) * window.tile >= window.length
-    return tuple(sorted(order, key="masked".__ne__)) if spans_half else order
+PREFERENCE = (
+    "chunk_handgrad", "gathered", "chunk_autograd", "masked", "blocked", "unfold_tensor",
+    "unfold_nnf",
+)  # fmt: skip
 
 
 def choose(case: Case, backend: str = "auto") -> str:
-    """The backend for a case: the pinned one, or the first of its device's PREFERENCE that has no
-    reason against it.
+    """The backend for a case: the pinned one, or the first of PREFERENCE that has no reason against
+    it.
 
     Raises ValueError for an unknown name (with the choices) and for a pinned backend that cannot
     run (its reasons).
@@ -161,7 +146,7 @@ def choose(case: Case, backend: str = "auto") -> str:
         if reasons:
             raise ValueError(f"backend {backend!r} cannot run here: {'; '.join(reasons)}")
         return backend
-    for name in preference(case):
+    for name in PREFERENCE:
         if not BACKENDS[name].unsupported(case):
             return name
     raise ValueError(f"no backend can run here: {explain(case)}")
@@ -169,7 +154,7 @@ def choose(case: Case, backend: str = "auto") -> str:
 
 def explain(case: Case, backend: str = "auto") -> dict[str, str]:
     """For each backend "chosen", "could run", or the reasons why it cannot; pinned ones stay so."""
-    able = [name for name in preference(case) if not BACKENDS[name].unsupported(case)]
+    able = [name for name in PREFERENCE if not BACKENDS[name].unsupported(case)]
     chosen = backend if backend != "auto" else next(iter(able), None)
     verdicts = {}
     for name, entry in BACKENDS.items():
