@@ -144,6 +144,6 @@ def met(facts: Facts) -> int:
     """Pairs of a query and a key that are multiplied, padding of chunks included."""
     tile = facts.window.tile
     return sum(
-        len(group.queries) * tile * (facts.num_global + len(group.keys) * tile)
-        for group in blocked.groups(facts.window)
+        pattern.queries.numel() * tile * (facts.num_global + pattern.keys.shape[1] * tile)
+        for pattern in blocked.patterns(facts.window)
     )

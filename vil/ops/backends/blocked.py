@@ -1,14 +1,15 @@
-"""A few chunks at a time: the scores of a block live in the cache, and are never stored.
+"""A few chunks at a time: the scores of a batch live in the cache, and are never stored.
 
 The forward pass keeps its output and the log-sum-exp of every row; the backward pass computes the
 scores again (FlashAttention, arXiv:2205.14135, on chunks). A query chunk is multiplied with the key
 chunks that exist for it and with no others, so nothing is computed beyond the border, and masks are
 needed only where a chunk is partly padding or the window is exact. Query chunks that see the same
-key chunks are taken together.
+key chunks form a group; groups of the same pattern of offsets (in the inside of the grid all are)
+are computed together, as many as fit.
 
 Letters: B images, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels, W = w*w tokens of
-a chunk, M chunks of the grid, K offsets; of one block: b images, n heads, h = b*n; of one group: m
-query chunks, J key chunks, T = G + J*W keys.
+a chunk, M chunks of the grid, K offsets; of one block: b images, n heads, h = b*n; of one batch: p
+groups of m query chunks and J key chunks each, T = G + J*W keys.
 """
 
 from collections.abc import Iterator
@@ -23,14 +24,15 @@ from vil.ops.bias import LocalBias, tile_bias
 from vil.ops.facts import Facts
 from vil.ops.window import Window
 
-BLOCK_BYTES = 1 << 22  # of scores in flight: a part of a last-level cache
+BATCH_BYTES = 1 << 22  # of scores in flight: a part of a last-level cache
 
 
-class Group(NamedTuple):
-    """Query chunks that see the same key chunks; seen[i][j]: the offset from query i to key j."""
+class Pattern(NamedTuple):
+    """Groups of the same offsets: queries (P, m) and keys (P, J) are numbers of chunks, and
+    seen[i][j] is the number of the offset from query i to key j."""
 
-    queries: tuple[int, ...]
-    keys: tuple[int, ...]
+    queries: Tensor
+    keys: Tensor
     seen: tuple[tuple[int, ...], ...]
 
 
@@ -44,15 +46,15 @@ def forward(
     facts: Facts,
 ) -> tuple[Tensor, Tensor]:
     """See `vil.ops.recompute`."""
-    plan = groups(facts.window)
+    plan = patterns(facts.window, q.device)
     out = torch.empty_like(q)
     lse = q.new_empty(q.shape[:3], dtype=wide(q))
     for place in places(q, facts, plan):
         block = Block(q, k, v, table, to_global, valid, facts, place)
         rows, stats = torch.empty_like(block.q), lse.new_empty(*block.q.shape[:3], 1)
-        for group in plan:
-            values = block.gather(block.v, block.v_global, group)
-            scores = block.scores(group)
+        for batch in block.batches(plan):
+            values = block.gather(block.v, block.v_global, batch)
+            scores = block.scores(batch)
             top = scores.amax(-1, keepdim=True)
             total = scores.sub_(top).exp_().sum(-1, keepdim=True)
             part = torch.bmm(scores.to(v.dtype), values).div_(total)
@@ -61,8 +63,8 @@ def forward(
                 nothing = top == torch.finfo(top.dtype).min
                 part.masked_fill_(nothing, 0.0)
                 stat.masked_fill_(nothing, -torch.inf)
-            for query, own, its in zip(group.queries, *block.split(part, stat)):
-                rows[:, query], stats[:, query] = own, its
+            block.put(rows, part, batch)
+            block.put(stats, stat, batch)
         out[place], lse[place] = block.tokens(rows), block.tokens(stats)[..., 0]
     return out, lse
 
@@ -80,7 +82,7 @@ def backward(
     facts: Facts,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """See `vil.ops.recompute`."""
-    plan, G = groups(facts.window), facts.num_global
+    plan = patterns(facts.window, q.device)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     bias = BiasGradient(table, to_global, facts, lse)
     for place in places(q, facts, plan):
@@ -91,27 +93,28 @@ def backward(
         stat = stat.masked_fill(stat == -torch.inf, torch.inf)  # so that empty rows weigh nothing
         dq_rows = torch.empty_like(block.q)
         sums = [lse.new_zeros(x.shape) for x in (block.k, block.v, block.k_global, block.v_global)]
-        for group in plan:
-            keys = block.gather(block.k, block.k_global, group)
-            values = block.gather(block.v, block.v_global, group)
-            rows, grads = block.pick(block.q, group), block.pick(grad, group)
-            weights = block.scores(group, keys).sub_(block.pick(stat, group)).exp_()
-            slopes = torch.bmm(grads, values.mT).to(lse.dtype).sub_(block.pick(delta, group))
+        for batch in block.batches(plan):
+            keys = block.gather(block.k, block.k_global, batch)
+            values = block.gather(block.v, block.v_global, batch)
+            rows, grads = block.pick(block.q, batch), block.pick(grad, batch)
+            weights = block.scores(batch, keys).sub_(block.pick(stat, batch)).exp_()
+            slopes = torch.bmm(grads, values.mT).to(lse.dtype).sub_(block.pick(delta, batch))
             slopes.mul_(weights)
-            bias.add(slopes, block, group)
+            bias.add(slopes, block, batch)
             weights, slopes = weights.to(q.dtype), slopes.to(q.dtype)
-            (parts,) = block.split(torch.bmm(slopes, keys).mul_(facts.scale))
-            for query, part in zip(group.queries, parts):
-                dq_rows[:, query] = part
-            pairs = torch.bmm(slopes.mT, rows), torch.bmm(weights.mT, grads)
-            for chunks, first, found in zip(sums[:2], sums[2:], pairs):
-                first += found[:, :G]
-                for key, part in zip(group.keys, found[:, G:].split(facts.window.tile, dim=1)):
-                    chunks[:, key] += part
+            block.put(dq_rows, torch.bmm(slopes, keys).mul_(facts.scale), batch)
+            block.scatter(sums[0], sums[2], torch.bmm(slopes.mT, rows), batch)
+            block.scatter(sums[1], sums[3], torch.bmm(weights.mT, grads), batch)
         dq[place] = block.tokens(dq_rows)
         for target, chunks, first in zip((dk, dv), sums[:2], sums[2:]):
             target[place] = torch.cat([first.unflatten(0, block.shape), block.tokens(chunks)], 2)
     return dq, dk, dv, *bias.result(table, to_global)
+
+
+def take(x: Tensor, chunks: Tensor) -> Tensor:
+    """x (h, M, ..), chunks (p, c) -> (h, p, c, ..). Whole chunks are copied, which x[:, chunks]
+    would do number by number."""
+    return x.index_select(1, chunks.flatten()).unflatten(1, chunks.shape)
 
 
 def wide(x: Tensor) -> torch.dtype:
@@ -119,22 +122,23 @@ def wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def groups(window: Window) -> list[Group]:
+def patterns(window: Window, device: torch.device | str = "cpu") -> list[Pattern]:
     """Every query chunk once, with the key chunks that exist for it."""
-    found: dict[tuple, list] = {}
+    groups: dict[tuple, list] = {}
     for query, seen in enumerate(_neighbours(window)):
         keys = tuple(sorted(key for key, _ in seen))
         if len(set(keys)) == len(keys):
-            found.setdefault(keys, []).append((query, sorted(seen)))
+            groups.setdefault(keys, []).append((query, sorted(seen)))
         else:  # a key that is met twice has an offset each time: no order in common with others
-            found[query, keys] = [(query, seen)]
+            groups[query, keys] = [(query, seen)]
+    found: dict[tuple, list] = {}
+    for members in groups.values():
+        offsets = tuple(tuple(offset for _, offset in seen) for _, seen in members)
+        queries, keys = [query for query, _ in members], [key for key, _ in members[0][1]]
+        found.setdefault(offsets, []).append((queries, keys))
     return [
-        Group(
-            tuple(query for query, _ in members),
-            tuple(key for key, _ in members[0][1]),
-            tuple(tuple(offset for _, offset in seen) for _, seen in members),
-        )
-        for members in found.values()
+        Pattern(*(torch.tensor(numbers, device=device) for numbers in zip(*rows)), offsets)
+        for offsets, rows in found.items()
     ]
 
 
@@ -153,17 +157,22 @@ def _neighbours(window: Window) -> Iterator[list[tuple[int, int]]]:
             yield seen
 
 
-def places(q: Tensor, facts: Facts, plan: list[Group]) -> Iterator[tuple[slice, slice]]:
-    """Slices of images and heads whose scores, of one group, are no more than BLOCK_BYTES."""
+def places(q: Tensor, facts: Facts, plan: list[Pattern]) -> Iterator[tuple[slice, slice]]:
+    """Slices of images and heads: the scores of one group of chunks fit into BATCH_BYTES."""
     images, heads = q.shape[:2]
-    tile = facts.window.tile
-    scores = max(len(g.queries) * tile * (facts.num_global + len(g.keys) * tile) for g in plan)
-    fit = max(1, BLOCK_BYTES // (scores * wide(q).itemsize))
+    fit = max(1, BATCH_BYTES // max(group_bytes(pattern, facts, q) for pattern in plan))
     b = min(images, fit)
     n = min(heads, fit // b)
     for head in range(0, heads, n):
         for image in range(0, images, b):
             yield slice(image, image + b), slice(head, head + n)
+
+
+def group_bytes(pattern: Pattern, facts: Facts, q: Tensor) -> int:
+    """Of the scores of one group, for one image and head."""
+    tile = facts.window.tile
+    keys = facts.num_global + pattern.keys.shape[1] * tile
+    return pattern.queries.shape[1] * tile * keys * wide(q).itemsize
 
 
 class Block:
@@ -180,7 +189,8 @@ class Block:
         facts: Facts,
         place: tuple[slice, slice],
     ) -> None:
-        self.window, self.num_global, self.wide = facts.window, facts.num_global, wide(q)
+        self.facts, self.window, self.wide = facts, facts.window, wide(q)
+        self.num_global = facts.num_global
         self.images, self.heads = place
         q, k, v = q[place], k[place], v[place]
         self.shape = q.shape[:2]
@@ -207,42 +217,61 @@ class Block:
         x = x.unflatten(0, self.shape).unflatten(2, self.window.chunks)
         return from_chunks(x, self.window)
 
-    def pick(self, x: Tensor, group: Group) -> Tensor:
-        """A group's queries: (h, M, W, ..) -> (h, m*W, ..)."""
-        if len(group.queries) == 1:
-            return x[:, group.queries[0]]
-        return torch.cat([x[:, query] for query in group.queries], dim=1)
+    def batches(self, plan: list[Pattern]) -> Iterator[Pattern]:
+        """As many groups of a pattern at a time as have scores of BATCH_BYTES."""
+        for pattern in plan:
+            size = len(self.q) * group_bytes(pattern, self.facts, self.q)
+            fit = max(1, BATCH_BYTES // size)
+            for queries, keys in zip(pattern.queries.split(fit), pattern.keys.split(fit)):
+                yield Pattern(queries, keys, pattern.seen)
 
-    def split(self, *found: Tensor) -> list[tuple[Tensor, ...]]:
-        """The inverse: of each (h, m*W, ..) its chunks (h, W, ..)."""
-        return [x.split(self.window.tile, dim=1) for x in found]
+    def pick(self, x: Tensor, batch: Pattern) -> Tensor:
+        """The queries of a batch: (h, M, W, ..) -> (h*p, m*W, ..)."""
+        return take(x, batch.queries).flatten(2, 3).flatten(0, 1)
 
-    def gather(self, x: Tensor, first: Tensor, group: Group) -> Tensor:
-        """The global tokens and a group's key chunks: (h, T, D)."""
-        return torch.cat([first, *(x[:, key] for key in group.keys)], dim=1)
+    def put(self, x: Tensor, found: Tensor, batch: Pattern) -> None:
+        """Write what was found for the queries of a batch (h*p, m*W, ..) into x (h, M, W, ..)."""
+        found = found.unflatten(1, (-1, self.window.tile)).unflatten(0, (len(x), -1)).flatten(1, 2)
+        x.index_copy_(1, batch.queries.flatten(), found)
 
-    def scores(self, group: Group, keys: Tensor | None = None) -> Tensor:
-        """(h, m*W, T) with bias; what is not seen has the smallest finite number."""
-        keys = self.gather(self.k, self.k_global, group) if keys is None else keys
-        scores = torch.bmm(self.pick(self.q, group), keys.mT).to(self.wide)
+    def gather(self, x: Tensor, first: Tensor, batch: Pattern) -> Tensor:
+        """The keys of a batch: (h, M, W, D) and the global tokens (h, G, D) -> (h*p, T, D)."""
+        local = take(x, batch.keys).flatten(2, 3)  # (h, p, J*W, D)
+        if not self.num_global:
+            return local.flatten(0, 1)
+        return torch.cat([first[:, None].expand(-1, local.shape[1], -1, -1), local], 2).flatten(
+            0, 1
+        )
+
+    def scatter(self, x: Tensor, first: Tensor, found: Tensor, batch: Pattern) -> None:
+        """The reverse of `gather`, added up: found (h*p, T, D)."""
+        found = found.unflatten(0, (len(x), -1)).to(x.dtype)
+        first += found[:, :, : self.num_global].sum(1)
+        local = found[:, :, self.num_global :].unflatten(2, (-1, self.window.tile))
+        x.index_add_(1, batch.keys.flatten(), local.flatten(1, 2))
+
+    def spread(self, scores: Tensor, batch: Pattern) -> Tensor:
+        """(h*p, m*W, T) -> (b, n, p, m*W, T), the same memory."""
+        return scores.view(*self.shape, len(batch.queries), *scores.shape[1:])
+
+    def scores(self, batch: Pattern, keys: Tensor | None = None) -> Tensor:
+        """(h*p, m*W, T) with bias; what is not seen has the smallest finite number."""
+        keys = self.gather(self.k, self.k_global, batch) if keys is None else keys
+        scores = torch.bmm(self.pick(self.q, batch), keys.mT).to(self.wide)
         if self.tile is not None:
-            if group.seen not in self.added:
-                self.added[group.seen] = self._added(group)
-            scores.view(*self.shape, *scores.shape[1:]).add_(self.added[group.seen])
+            if batch.seen not in self.added:
+                self.added[batch.seen] = self._added(batch.seen)
+            self.spread(scores, batch).add_(self.added[batch.seen][:, None])
         if self.real is not None:
-            real = self.real[:, list(group.keys)].flatten(1)
+            real = self.real[:, batch.keys].flatten(2)  # (b or 1, p, J*W)
             if not real.all():
-                hidden = ~F.pad(real, (self.num_global, 0), value=True)[:, None]  # (b or 1, 1, T)
-                spread = scores.view(self.shape[0], -1, scores.shape[2])
-                spread.masked_fill_(hidden, torch.finfo(self.wide).min)
+                hidden = ~F.pad(real, (self.num_global, 0), value=True)[:, None, :, None]
+                self.spread(scores, batch).masked_fill_(hidden, torch.finfo(self.wide).min)
         return scores
 
-    def _added(self, group: Group) -> Tensor:
+    def _added(self, seen: tuple[tuple[int, ...], ...]) -> Tensor:
         """(n or 1, m*W, T): bias, and the smallest number beyond the exact window."""
-        rows = [
-            torch.cat([self.first, self.tile[:, :, list(seen)].flatten(2)], 2)
-            for seen in group.seen
-        ]
+        rows = [torch.cat([self.first, self.tile[:, :, list(row)].flatten(2)], 2) for row in seen]
         return torch.cat(rows, dim=1)
 
     def _bias(
@@ -291,16 +320,16 @@ class BiasGradient:
         self.tile = None if table is None else like.new_zeros(shape)
         self.first = None if to_global is None else like.new_zeros(heads, facts.num_global)
 
-    def add(self, slopes: Tensor, block: Block, group: Group) -> None:
-        """slopes (h, m*W, T): the gradients of a group's scores."""
+    def add(self, slopes: Tensor, block: Block, batch: Pattern) -> None:
+        """slopes (h*p, m*W, T): the gradients of a batch's scores."""
         if self.tile is None and self.first is None:
             return
-        of_heads = slopes.view(*block.shape, *slopes.shape[1:]).sum(0)  # (n, m*W, T)
+        of_heads = block.spread(slopes, batch).sum((0, 2))  # (n, m*W, T)
         if self.first is not None:
             self.first[block.heads] += of_heads[:, :, : self.num_global].sum(1)
         if self.tile is not None:
-            (parts,) = block.split(of_heads[:, :, self.num_global :])
-            for seen, part in zip(group.seen, parts):
+            parts = of_heads[:, :, self.num_global :].split(self.window.tile, dim=1)
+            for seen, part in zip(batch.seen, parts):
                 index = torch.tensor(seen, device=part.device)
                 part = part.unflatten(2, (-1, self.window.tile))
                 self.tile[block.heads].index_add_(2, index, part)
