@@ -88,7 +88,6 @@ def backward(
     for place in places(q, facts, plan):
         block = Block(q, k, v, table, to_global, valid, facts, place)
         grad = block.chunks(dout[place])
-        delta = block.chunks((dout[place].to(lse.dtype) * out[place]).sum(-1, keepdim=True))
         stat = block.chunks(lse[place][..., None])
         stat = stat.masked_fill(stat == -torch.inf, torch.inf)  # so that empty rows weigh nothing
         dq_rows = torch.empty_like(block.q)
@@ -98,8 +97,9 @@ def backward(
             values = block.gather(block.v, block.v_global, batch)
             rows, grads = block.pick(block.q, batch), block.pick(grad, batch)
             weights = block.scores(batch, keys).sub_(block.pick(stat, batch)).exp_()
-            slopes = torch.bmm(grads, values.mT).to(lse.dtype).sub_(block.pick(delta, batch))
-            slopes.mul_(weights)
+            # not from dout and out, which may be rounded: a row of slopes must add up to nothing
+            slopes = torch.bmm(grads, values.mT).to(lse.dtype).mul_(weights)
+            slopes.addcmul_(weights, slopes.sum(-1, keepdim=True), value=-1)
             bias.add(slopes, block, batch)
             weights, slopes = weights.to(q.dtype), slopes.to(q.dtype)
             block.put(dq_rows, torch.bmm(slopes, keys).mul_(facts.scale), batch)
