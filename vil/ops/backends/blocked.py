@@ -81,7 +81,7 @@ def backward(
     dout: Tensor,
     facts: Facts,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """See `vil.ops.recompute`."""
+    """See `vil.ops.recompute`; `out` is of the contract and not needed here."""
     plan = patterns(facts.window, q.device)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     bias = BiasGradient(table, to_global, facts, lse)
