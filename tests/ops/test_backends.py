@@ -9,7 +9,8 @@ from cases import FACTORS, PAIRWISE, all_cases, make_case, name_of, pairwise_row
 from hypothesis import given, settings
 
 from vil.ops import BACKENDS, Case, LocalBias, Window, choose, definition, explain, local_attention
-from vil.ops.dispatch import MAX_MASKED_LENGTH, PREFERENCE
+from vil.ops.backends.masked import MAX_MASKED_LENGTH
+from vil.ops.dispatch import PREFERENCE
 from vil.ops.testing import errors, make_inputs
 
 MUST_ACCEPT = {  # the promise of each backend; whatever it does not name must be accepted

@@ -1,7 +1,8 @@
 """Local attention, its windows, definition and backends: pure tensor functions, no modules."""
 
 from vil.ops.bias import LocalBias
-from vil.ops.dispatch import BACKENDS, Backend, Case, choose, explain
+from vil.ops.case import Case
+from vil.ops.dispatch import BACKENDS, Backend, choose, explain
 from vil.ops.local_attention import local_attention
 from vil.ops.window import Window
 

@@ -9,60 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from vil.ops import recompute
-from vil.ops.backends import gathered, masked, sliding_chunk, unfold
-from vil.ops.bias import LocalBias
-from vil.ops.window import Window
+from vil.ops.backends import blocked, gathered, masked, sliding_chunk, unfold
+from vil.ops.case import Case
 from vil.utils.table import lookup
-
-MAX_MASKED_LENGTH = 8192  # tokens; the scores of one head would pass 256 MiB
-
-
-@dataclass(frozen=True)
-class Case:
-    """The static facts that a backend may refuse by; q is (batch, heads, L, head_dim)."""
-
-    window: Window
-    batch: int
-    heads: int
-    head_dim: int
-    num_global: int = 0
-    dtype: torch.dtype = torch.float32
-    device: str = "cpu"
-    table_bias: bool = False
-    global_bias: bool = False
-    valid: bool = False
-    dropout: bool = False
-    needs_grad: bool = True
-
-    @classmethod
-    def of(
-        cls,
-        q: Tensor,
-        window: Window,
-        num_global: int,
-        bias: LocalBias,
-        valid: Tensor | None,
-        dropout_p: float,
-    ) -> Case:
-        """The case of a call with q (B, N, L, D)."""
-        return cls(
-            window,
-            q.shape[0],
-            q.shape[1],
-            q.shape[3],
-            num_global,
-            q.dtype,
-            q.device.type,
-            bias.table is not None,
-            bias.to_global is not None,
-            valid is not None,
-            dropout_p > 0,
-            torch.is_grad_enabled(),
-        )
 
 
 @dataclass(frozen=True)
@@ -78,35 +30,8 @@ def _nothing(case: Case) -> list[str]:
     return []
 
 
-def _masked_unsupported(case: Case) -> list[str]:
-    reasons = []
-    if case.window.repeats():
-        reasons.append("keys repeat: the cyclic grid has fewer chunks than the window spans")
-    if case.window.length > MAX_MASKED_LENGTH:
-        reasons.append(
-            f"{case.window.length} tokens are more than {MAX_MASKED_LENGTH}: it stores all scores"
-        )
-    return reasons
-
-
-def _blocked_unsupported(case: Case) -> list[str]:
-    reasons = []
-    if case.dropout:
-        reasons.append(
-            "dropout: the backward pass computes the weights again and would not draw alike"
-        )
-    if case.window.symbolic:
-        reasons.append("the size of the grid is open: its chunks are counted beforehand")
-    return reasons
-
-
-def _unfold_unsupported(case: Case) -> list[str]:
-    exact = case.window.exact == 1  # which has all nine offsets
-    return [] if exact else ["the window is cut into chunks: unfolding sees the exact one only"]
-
-
 BACKENDS: dict[str, Backend] = {
-    "masked": Backend(masked.attend, _masked_unsupported, "full scores under the boolean mask"),
+    "masked": Backend(masked.attend, masked.unsupported, "full scores under the boolean mask"),
     "chunk_autograd": Backend(
         sliding_chunk.attend_autograd, _nothing, "sliding chunks, backward by autograd"
     ),
@@ -118,14 +43,14 @@ BACKENDS: dict[str, Backend] = {
     ),
     "blocked": Backend(
         recompute.joined("blocked", "blocked"),
-        _blocked_unsupported,
+        blocked.unsupported,
         "a few chunks at a time, scores computed twice and never stored",
     ),
     "unfold_tensor": Backend(
-        unfold.attend_tensor, _unfold_unsupported, "a copy of each token's neighbours, by views"
+        unfold.attend_tensor, unfold.unsupported, "a copy of each token's neighbours, by views"
     ),
     "unfold_nnf": Backend(
-        unfold.attend_nnf, _unfold_unsupported, "a copy of each token's neighbours, by F.unfold"
+        unfold.attend_nnf, unfold.unsupported, "a copy of each token's neighbours, by F.unfold"
     ),
 }
 PREFERENCE = (

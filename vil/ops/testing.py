@@ -10,7 +10,8 @@ from torch import Tensor
 
 from vil.ops import definition
 from vil.ops.bias import LocalBias
-from vil.ops.dispatch import BACKENDS, Case
+from vil.ops.case import Case
+from vil.ops.dispatch import BACKENDS
 
 MULTIPLE = 4.0  # of the error that the type's own rounding makes on the same inputs
 # where plain attention happens to round nearly nothing, the order of a sum alone may cost this much

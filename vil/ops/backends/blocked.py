@@ -21,6 +21,7 @@ from torch import Tensor
 
 from vil.ops.backends.chunks import can_be_empty, from_chunks, to_chunks
 from vil.ops.bias import LocalBias, tile_bias
+from vil.ops.case import Case
 from vil.ops.facts import Facts
 from vil.ops.window import Window
 
@@ -34,6 +35,18 @@ class Pattern(NamedTuple):
     queries: Tensor
     keys: Tensor
     seen: tuple[tuple[int, ...], ...]
+
+
+def unsupported(case: Case) -> list[str]:
+    """The reasons why it cannot compute a case."""
+    reasons = []
+    if case.dropout:
+        reasons.append(
+            "dropout: the backward pass computes the weights again and would not draw alike"
+        )
+    if case.window.symbolic:
+        reasons.append("the size of the grid is open: its chunks are counted beforehand")
+    return reasons
 
 
 def forward(

@@ -9,7 +9,22 @@ from torch import Tensor
 
 from vil.ops.backends.chunks import can_be_empty, masked_softmax
 from vil.ops.bias import LocalBias
+from vil.ops.case import Case
 from vil.ops.window import Window
+
+MAX_MASKED_LENGTH = 8192  # tokens; the scores of one head would pass 256 MiB
+
+
+def unsupported(case: Case) -> list[str]:
+    """The reasons why it cannot compute a case."""
+    reasons = []
+    if case.window.repeats():
+        reasons.append("keys repeat: the cyclic grid has fewer chunks than the window spans")
+    if case.window.length > MAX_MASKED_LENGTH:
+        reasons.append(
+            f"{case.window.length} tokens are more than {MAX_MASKED_LENGTH}: it stores all scores"
+        )
+    return reasons
 
 
 def attend(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vil.ops.backends.chunks import can_be_empty, masked_softmax
 from vil.ops.bias import LocalBias
+from vil.ops.case import Case
 from vil.ops.window import Window
 
 
@@ -36,6 +37,12 @@ def neighbours_tensor(x: Tensor, reach: tuple[int, int]) -> Tensor:
     padded = F.pad(x, (0, 0, cols, cols, rows, rows))
     views = padded.unfold(2, 2 * rows + 1, 1).unfold(3, 2 * cols + 1, 1)
     return views.flatten(5, 6).flatten(2, 3)  # (B, N, X, Y, D, 2w+1, 2w+1) before
+
+
+def unsupported(case: Case) -> list[str]:
+    """The reasons why it cannot compute a case."""
+    exact = case.window.exact == 1  # which has all nine offsets
+    return [] if exact else ["the window is cut into chunks: unfolding sees the exact one only"]
 
 
 def attend_nnf(q: Tensor, k: Tensor, v: Tensor, window: Window, **options) -> Tensor:
