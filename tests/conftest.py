@@ -1,11 +1,15 @@
-"""One thread per process: scripts/test.sh runs the suite in two, and tests start more.
+"""One thread per process: scripts/test.sh runs the suite in two, and tests start more. And none of
+the user's own choices of backends.
 
 Set in the environment before torch is imported, so that the processes tests start inherit it.
 """
 
 import os
+import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+CACHE = tempfile.TemporaryDirectory(prefix="vil-cache-")
+os.environ["VIL_CACHE"] = CACHE.name
 
 import torch  # noqa: E402
 

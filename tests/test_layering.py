@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "engine": {"utils"},
     "report": {"utils"},
 }
-EVERYTHING = {"build", "build_data", "cli", "__main__", "__init__"}
+EVERYTHING = {"build", "build_backends", "build_data", "cli", "__main__", "__init__"}
 CONFIG_READERS = EVERYTHING | {"config"}
 
 

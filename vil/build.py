@@ -20,6 +20,8 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from yacs.config import CfgNode
 
+from vil import build_backends
+from vil.build_backends import Asked
 from vil.config import HISTORIC, ConfigError
 from vil.config.defaults import KEYS, leaves, names_in
 from vil.data.mixup import Mix
@@ -29,13 +31,12 @@ from vil.engine.distributed import Ranks
 from vil.engine.losses import build_loss
 from vil.engine.state import AVERAGE, pointer
 from vil.engine.task import ClassificationTask
-from vil.layers.attention.longformer import LongformerAttention
 from vil.models.arch import parse_arch
 from vil.models.checkpoint import load_weights, read_weights
 from vil.models.foreign import build_foreign, layer_numbers, undecayed
 from vil.models.msvit import MsViT
 from vil.models.zoo import ARCHS as NAMED
-from vil.ops import BACKENDS, Case, choose
+from vil.ops import BACKENDS, choose
 from vil.optim import Schedule, decay_groups
 from vil.optim import build_optimizer as optimizer_by_name
 from vil.optim.ema import Ema
@@ -43,7 +44,7 @@ from vil.utils.errors import CheckpointError
 
 # The keys of MODEL.VIT.MSVIT that only some attentions read.
 OWN_KEYS = {
-    ("longformer",): ("SW_EXACT", "MODE", "VIL_MODE_SWITCH", "BACKEND"),
+    ("longformer",): ("SW_EXACT", "MODE", "VIL_MODE_SWITCH", "BACKEND", "TUNE"),
     ("longformer", "global"): ("SHARE_W", "ONLY_GLOBAL"),
     ("linformer",): ("SHARE_KV",),
     ("performer",): ("PERFORMER_BATCH_MAX",),
@@ -209,25 +210,28 @@ def _warn_unused(cfg: CfgNode, why: str, names: Iterable[str]) -> None:
 @refuses
 def place(model: nn.Module, cfg: CfgNode, device: torch.device) -> nn.Module:
     """The model on its device, in its memory format. Refuses a pinned backend that cannot run."""
-    for _, attention, case in attention_cases(model, cfg, device):
-        choose(case, attention.backend)
+    for asked in attention_cases(model, cfg, device):
+        choose(asked.case, asked.backend)
     return model.to(device, memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT])
 
 
-def attention_cases(
-    model: nn.Module, cfg: CfgNode, device: torch.device
-) -> Iterator[tuple[int, LongformerAttention, Case]]:
-    """What backends are asked for: stage number, its longformer attention, a case per mode."""
-    if not isinstance(model, MsViT):
-        return
-    dtype = amp_dtype(cfg) or torch.float32
-    facts = dict(batch=cfg.DATALOADER.BSZ, dtype=dtype, device=device.type)
-    grids = model.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
-    for number, (stage, grid) in enumerate(zip(model.stages, grids), start=1):
-        kinds = {type(block.attn): block.attn for block in stage.blocks}
-        if attention := kinds.get(LongformerAttention):
-            for mode in attention.modes():
-                yield number, attention, attention.case(grid, mode, **facts)
+def attention_cases(model: nn.Module, cfg: CfgNode, device: torch.device) -> list[Asked]:
+    """What the stages ask backends for, in training and in evaluation."""
+    return list(build_backends.attention_cases(model, cfg, device, amp_dtype(cfg)))
+
+
+def settle_backends(
+    model: nn.Module,
+    cfg: CfgNode,
+    device: torch.device,
+    ranks: Ranks,
+    folder: Path | None = None,
+    say: Callable[[str], None] = log.info,
+) -> None:
+    """Who computes attention from here on, the same on every rank. See `build_backends.settle`."""
+    asked = attention_cases(model, cfg, device)
+    tune = folder is not None and cfg.MODEL.VIT.MSVIT.TUNE
+    build_backends.settle(asked, ranks, folder=folder, tune=tune, say=say)
 
 
 @refuses

@@ -11,12 +11,13 @@ import torch
 from engine_toy import CLASSES, DTYPE, toy_model, toy_optimizer
 from torch import nn
 
-from vil.engine.disk import MANIFEST, damage, fingerprint, replace_text
+from vil.engine.disk import MANIFEST, damage, fingerprint
 from vil.engine.distributed import Ranks
 from vil.engine.state import State, load, newest_valid, pointer, resume, save
 from vil.engine.weights import load_exactly
 from vil.optim import build_optimizer, decay_groups
 from vil.utils.errors import CheckpointError, DivergedError
+from vil.utils.files import replace_text
 
 SCALER = torch.amp.GradScaler("cpu", enabled=False)
 FILES = ("model.safetensors", "state.pt", MANIFEST)

@@ -209,8 +209,10 @@ def test_a_key_met_twice_counts_twice():
     assert not torch.allclose(plain, biased)
 
 
-def test_auto_considers_every_backend():
-    assert set(PREFERENCE) == set(BACKENDS)
+@pytest.mark.parametrize("names", PREFERENCE.values(), ids=list(PREFERENCE))
+def test_something_preferred_can_always_run(names):
+    assert set(names) <= set(BACKENDS)
+    assert all(MUST_ACCEPT[names[-1]](case) for case in PAIRWISE + EXACT + LARGE)
 
 
 def test_choice_and_reasons():

@@ -19,6 +19,8 @@ COMMANDS = {
     "train": "train from a config, or go on with a run",
     "evaluate": "evaluate weights on the test sets",
     "predict": "say what pictures show",
+    "tune": "find the fastest attention backend of each stage, by trying all",
+    "benchmark": "time and memory of attention, every backend in one run",
     "config": "print the resolved config, and where each value came from",
     "info": "versions, devices, and which attention backend runs in each stage",
     "analyze": "parameters and multiply-accumulates of each stage",

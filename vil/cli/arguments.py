@@ -5,11 +5,14 @@ from Swin, timm and detectron2.
 """
 
 import argparse
+import importlib.util
 import os
+import sys
+from pathlib import Path
 
 from yacs.config import CfgNode
 
-from vil.config import load_config
+from vil.config import ConfigError, load_config
 
 # Flags that set a key: {destination: key}. A flag wins over the file and over KEY VALUE.
 FLAGS = {"data": "DATA.PATH", "output_dir": "OUTPUT_DIR", "seed": "SEED"}
@@ -44,6 +47,14 @@ def config_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of the run (OUTPUT_DIR)",
     )
     add("--seed", metavar="N", help="seed of every random draw (SEED)")
+    add(
+        "--import",
+        dest="imports",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="run a Python file first, which may add backends (vil.ops.register_backend)",
+    )
     # Old launchers pass the rank as a flag; it is read from the environment instead.
     add("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     add("--opts", nargs="*", action="extend", dest="opts", help=argparse.SUPPRESS)
@@ -63,7 +74,28 @@ def resolve(args: argparse.Namespace) -> CfgNode:
 
 def resolve_with_sources(args: argparse.Namespace) -> tuple[CfgNode, dict[str, str]]:
     """The config and {key: where its value was given}."""
+    for file in args.imports:
+        import_file(file)
     given = {key: getattr(args, name) for name, key in FLAGS.items()}
     flags = {key: value for key, value in given.items() if value is not None}
     fallbacks = {key: os.environ[name] for key, name in ENVIRONMENT.items() if os.environ.get(name)}
     return load_config(args.config_file, args.opts or (), fallbacks, flags)
+
+
+def import_file(file: str) -> None:
+    """Run a Python file, once.
+
+    ConfigError if it is not there, is not Python, or raises one of the errors a table raises.
+    """
+    name = f"vil_import {Path(file).resolve()}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or not Path(file).is_file():
+        raise ConfigError(f"--import {file}: no such Python file")
+    if name in sys.modules:
+        return
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (ValueError, ImportError, SyntaxError) as error:
+        del sys.modules[name]
+        raise ConfigError(f"--import {file}: {error}") from error

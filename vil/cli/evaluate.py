@@ -65,14 +65,15 @@ def of_run(args: argparse.Namespace) -> None:
 def evaluate(cfg: CfgNode) -> int:
     """Load MODEL.MODEL_PATH, evaluate, print and write the figures."""
     from vil import build, build_data
-    from vil.engine.disk import replace_text
     from vil.engine.log import pairs
+    from vil.utils.files import replace_text
 
     refuse_random_weights(cfg)
     device = build.set_up(cfg)
     with build.joined(cfg, device) as ranks:
         model, report = loaded_model(cfg)
         model = build.place(model, cfg, device)
+        build.settle_backends(model, cfg, device, ranks)
         tests = build_data.build_test_loaders(cfg, ranks, device)
         task = build.build_task(cfg, ranks, device, tests, build_data.build_links(cfg, tests))
         folder = results_folder(cfg) if ranks.is_main else None

@@ -19,8 +19,8 @@ def run(args: argparse.Namespace) -> int:
 
     from vil import build
     from vil.engine.run import PACKAGES, version
-    from vil.ops import BACKENDS, explain
-    from vil.ops.window import NEIGHBOURS
+    from vil.ops import BACKENDS, choices, explain
+    from vil.ops.dispatch import CHOICES
 
     cfg = resolve(args)
     device = build.set_up(cfg)
@@ -30,16 +30,13 @@ def run(args: argparse.Namespace) -> int:
     print(f"device {device}, {torch.get_num_threads()} threads, CUDA: {', '.join(cards) or 'none'}")
     with torch.device("meta"):
         model = build.build_model(cfg, weights_follow=True)
-    for number, attention, case in build.attention_cases(model, cfg, device):
-        window = case.window
-        if len(window.offsets) == 2 and window.offsets[1] != NEIGHBOURS[0]:
-            continue  # one neighbour stands for all eight
-        seen = {1: "the own chunk", 2: "the own chunk and one neighbour"}
-        rows, cols = window.grid
-        print(
-            f"stage {number}: {rows} x {cols} tokens, w {window.size}, "
-            f"{seen.get(len(window.offsets), 'all nine chunks')}"
-        )
-        for name, verdict in explain(case, attention.backend).items():
-            print(f"  {name:16} {verdict:12} ({BACKENDS[name].about})")
+    choices.load(device.type)
+    asked = build.attention_cases(model, cfg, device)
+    for one in asked:
+        print(one)
+        for name, verdict in explain(one.case, one.backend).items():
+            print(f"  {name:16} {verdict:14} ({BACKENDS[name].about})")
+    known = sum(one.case.bucket() in CHOICES for one in asked)
+    if asked:
+        print(f"{known} of {len(asked)} tuned, in {choices.path()}")
     return 0

@@ -101,6 +101,7 @@ def predict(cfg: CfgNode, args: argparse.Namespace, names: list[str]) -> int:
     """Find the pictures, load the weights, print what each picture shows."""
     from vil import build, build_data
     from vil.data.pictures import PictureLoader, find_pictures
+    from vil.engine.distributed import Ranks
 
     pictures = find_pictures(args.images, lambda: sys.stdin.buffer.read())
     if not pictures:
@@ -109,6 +110,7 @@ def predict(cfg: CfgNode, args: argparse.Namespace, names: list[str]) -> int:
     model, report = loaded_model(cfg)
     print(report, file=sys.stderr)
     model = build.place(model, cfg, device)
+    build.settle_backends(model, cfg, device, Ranks())
     loader = PictureLoader(
         pictures,
         build_data.build_eval_transform(cfg),

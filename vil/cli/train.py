@@ -110,6 +110,7 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
             )
             for line in changes(folder / "config.yaml", cfg) if begun and ranks.is_main else ():
                 log.warning(line)
+            build.settle_backends(model, cfg, device, ranks, run.folder, say=run.log.say)
             run.write("config.yaml", dump(with_absolute_data(cfg)))
             run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
             train(

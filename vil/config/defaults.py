@@ -162,6 +162,8 @@ _C.MODEL.VIT.MSVIT.ATTN_TYPE = "longformer"
 # Who computes longformer attention: auto, a backend's name (`vil info` lists them), or
 # forward+backward. Never changes the result.
 _C.MODEL.VIT.MSVIT.BACKEND = "auto"
+# Try the backends at the start of training where `vil tune` has not: the fastest is taken.
+_C.MODEL.VIT.MSVIT.TUNE = False
 _C.MODEL.VIT.MSVIT.SHARE_KV = True  # linformer: keys and values share one projection.
 # performer: the largest key score is taken over the whole batch, as for the original's checkpoints,
 # so that an image's result depends on the others; else over the image.

@@ -11,26 +11,10 @@ import os
 import shutil
 from pathlib import Path
 
+from vil.utils.files import replace_text, sync
+
 MANIFEST = "manifest.json"
 FORMAT = 1
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the list of names in a folder, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a small file in one piece: readers see the old text or the new one."""
-    aside = path.with_name(f".{path.name}.tmp")
-    aside.write_text(text)
-    sync(aside)
-    os.replace(aside, path)
-    sync(path.parent)
 
 
 def begin_folder(final: Path) -> Path:

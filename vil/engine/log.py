@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from vil.engine.disk import replace_text
+from vil.utils.files import replace_text
 
 FORMATS = {
     "loss": ".4f",

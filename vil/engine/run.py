@@ -21,11 +21,11 @@ from pathlib import Path
 
 import torch
 
-from vil.engine.disk import replace_text
 from vil.engine.distributed import Ranks
 from vil.engine.log import Log
 from vil.engine.state import pointer
 from vil.utils.errors import INTERRUPTED
+from vil.utils.files import replace_text
 
 PACKAGES = ("vil", "torch", "torchvision", "timm", "yacs", "numpy", "safetensors", "triton")
 

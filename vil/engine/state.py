@@ -25,11 +25,12 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from vil.engine.disk import begin_folder, damage, publish_folder, replace_text
+from vil.engine.disk import begin_folder, damage, publish_folder
 from vil.engine.distributed import Ranks, barrier, from_main
 from vil.engine.momenta import load_by_name, state_by_name
 from vil.engine.weights import check_finite, load_exactly, save_weights
 from vil.utils.errors import CheckpointError
+from vil.utils.files import replace_text
 
 WEIGHTS = "model.safetensors"
 AVERAGE = "ema.safetensors"

@@ -2,7 +2,7 @@
 
 from vil.ops.bias import LocalBias
 from vil.ops.case import Case
-from vil.ops.dispatch import BACKENDS, Backend, choose, explain
+from vil.ops.dispatch import BACKENDS, Backend, choose, explain, register_backend
 from vil.ops.local_attention import local_attention
 from vil.ops.window import Window
 
@@ -15,4 +15,5 @@ __all__ = [
     "choose",
     "explain",
     "local_attention",
+    "register_backend",
 ]

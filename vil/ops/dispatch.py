@@ -1,20 +1,26 @@
 """Which backend computes local attention: the table, what each cannot do, and the choice.
 
 A backend never changes the result, only who computes it. It refuses a case with reasons, in
-sentences.
+sentences. `vil.ops.autotune` fills CHOICES with what it found fastest; nothing is measured here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from vil.ops import recompute
-from vil.ops.backends import blocked, gathered, masked, sliding_chunk, unfold
+from vil.ops.backends import gathered, masked, sliding_chunk, unfold
 from vil.ops.case import Case
 from vil.utils.table import lookup
+
+
+def nothing(case: Case) -> list[str]:
+    """No reason against any case."""
+    return []
 
 
 @dataclass(frozen=True)
@@ -26,26 +32,26 @@ class Backend:
     about: str
 
 
-def _nothing(case: Case) -> list[str]:
-    return []
+def _pair(forward: str, backward: str) -> Backend:
+    return Backend(
+        recompute.joined(forward, backward),
+        partial(recompute.unsupported, forward, backward),
+        recompute.about(forward, backward),
+    )
 
 
 BACKENDS: dict[str, Backend] = {
     "masked": Backend(masked.attend, masked.unsupported, "full scores under the boolean mask"),
     "chunk_autograd": Backend(
-        sliding_chunk.attend_autograd, _nothing, "sliding chunks, backward by autograd"
+        sliding_chunk.attend_autograd, nothing, "sliding chunks, backward by autograd"
     ),
     "chunk_handgrad": Backend(
-        sliding_chunk.attend_handgrad, _nothing, "sliding chunks, backward by hand"
+        sliding_chunk.attend_handgrad, nothing, "sliding chunks, backward by hand"
     ),
     "gathered": Backend(
-        gathered.attend, _nothing, "neighbours gathered, one fused attention; exportable"
+        gathered.attend, nothing, "neighbours gathered, one fused attention; exportable"
     ),
-    "blocked": Backend(
-        recompute.joined("blocked", "blocked"),
-        blocked.unsupported,
-        "a few chunks at a time, scores computed twice and never stored",
-    ),
+    **{name: _pair(forward, backward) for forward, backward, name in recompute.pairs()},
     "unfold_tensor": Backend(
         unfold.attend_tensor, unfold.unsupported, "a copy of each token's neighbours, by views"
     ),
@@ -53,15 +59,35 @@ BACKENDS: dict[str, Backend] = {
         unfold.attend_nnf, unfold.unsupported, "a copy of each token's neighbours, by F.unfold"
     ),
 }
-PREFERENCE = (
-    "chunk_handgrad", "gathered", "chunk_autograd", "masked", "blocked", "unfold_tensor",
-    "unfold_nnf",
-)  # fmt: skip
+# What is taken untuned, by kind of device (cpu for any other): the first that can run. A backend
+# that compiles at its first call, or that a user added, is taken only where it was tuned or pinned.
+PREFERENCE = {
+    "cpu": ("blocked", "chunk_handgrad", "gathered", "chunk_autograd"),
+}
+CHOICES: dict[str, str] = {}  # {Case.bucket(): the backend found fastest}
+
+
+def register_backend(
+    name: str,
+    attend: Callable[..., Tensor],
+    *,
+    unsupported: Callable[[Case], list[str]] = nothing,
+    about: str = "added at run time",
+) -> None:
+    """Add a backend of your own to the table, for `backend=name` and for the tuner.
+
+    attend(q, k, v, window, *, num_global, bias, valid, scale, dropout_p) -> (B, N, L, D): shapes as
+    for `vil.ops.local_attention`. unsupported(case): reasons why it cannot compute a case, none if
+    it can. Add it before the model is built or compiled. Raises ValueError for a name that is
+    taken.
+    """
+    if name in BACKENDS:
+        raise ValueError(f"there is a backend {name!r} already (names: {', '.join(BACKENDS)})")
+    BACKENDS[name] = Backend(attend, unsupported, about)
 
 
 def choose(case: Case, backend: str = "auto") -> str:
-    """The backend for a case: the pinned one, or the first of PREFERENCE that has no reason against
-    it.
+    """The backend for a case: the pinned one, the tuned one, or the first preferred that can run.
 
     Raises ValueError for an unknown name (with the choices) and for a pinned backend that cannot
     run (its reasons).
@@ -71,19 +97,35 @@ def choose(case: Case, backend: str = "auto") -> str:
         if reasons:
             raise ValueError(f"backend {backend!r} cannot run here: {'; '.join(reasons)}")
         return backend
-    for name in PREFERENCE:
+    if name := tuned(case):
+        return name
+    for name in PREFERENCE.get(case.device, PREFERENCE["cpu"]):
         if not BACKENDS[name].unsupported(case):
             return name
     raise ValueError(f"no backend can run here: {explain(case)}")
 
 
+def tuned(case: Case) -> str | None:
+    """The backend that was found fastest for the case's bucket, if it was tuned and can run."""
+    if case.symbolic or not CHOICES:
+        return None
+    name = CHOICES.get(case.bucket())
+    able = name in BACKENDS and not BACKENDS[name].unsupported(case)
+    return name if able else None
+
+
 def explain(case: Case, backend: str = "auto") -> dict[str, str]:
-    """For each backend "chosen", "could run", or the reasons why it cannot; pinned ones stay so."""
-    able = [name for name in PREFERENCE if not BACKENDS[name].unsupported(case)]
-    chosen = backend if backend != "auto" else next(iter(able), None)
+    """For each backend "chosen" or "chosen, tuned", "could run", or the reasons why it cannot; a
+    pinned one stays chosen."""
+    if backend == "auto":
+        chosen = tuned(case)
+        word = "chosen, tuned" if chosen else "chosen"
+        chosen = chosen or choose(case)
+    else:
+        chosen, word = backend, "chosen, pinned"
     verdicts = {}
     for name, entry in BACKENDS.items():
         reasons = "; ".join(entry.unsupported(case))
         pinned = f"pinned, but cannot run: {reasons}" if name == backend and reasons else ""
-        verdicts[name] = pinned or reasons or ("chosen" if name == chosen else "could run")
+        verdicts[name] = pinned or reasons or (word if name == chosen else "could run")
     return verdicts

@@ -1,5 +1,8 @@
 """Forward and backward passes that compute the scores anew, joined to backends.
 
+The best forward and the best backward need not come from one library, so any pair is a backend (the
+idea of the meta-optimizer of Theano's convolutions).
+
 All share one contract of flat tensors and static facts, so that any forward goes with any backward:
 
     forward(q, k, v, table, to_global, valid, facts) -> out, lse
@@ -14,8 +17,10 @@ take as a whole and whose products FlopCounterMode counts.
 Letters: B images, N heads, L tokens, D channels.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Optional
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -23,12 +28,44 @@ from torch.utils.flop_counter import register_flop_formula
 
 from vil.ops.backends import blocked
 from vil.ops.bias import LocalBias
+from vil.ops.case import Case
 from vil.ops.facts import Facts
 from vil.ops.window import Window
 from vil.utils.precision import autocast_off
 
-FORWARDS: dict[str, Callable] = {"blocked": blocked.forward}
-BACKWARDS: dict[str, Callable] = {"blocked": blocked.backward}
+
+class Pass(NamedTuple):
+    """One direction: `run` by the contract above, and the reasons against a case."""
+
+    run: Callable
+    unsupported: Callable[[Case], list[str]]
+    about: str
+
+
+_BLOCKED = "a few chunks at a time, scores computed twice and never stored"
+FORWARDS = {"blocked": Pass(blocked.forward, blocked.unsupported, _BLOCKED)}
+BACKWARDS = {"blocked": Pass(blocked.backward, blocked.unsupported, _BLOCKED)}
+
+
+def pairs() -> Iterator[tuple[str, str, str]]:
+    """Every forward with every backward, and the name of the two together: "flex+blocked"."""
+    for forward, backward in itertools.product(FORWARDS, BACKWARDS):
+        yield forward, backward, forward if forward == backward else f"{forward}+{backward}"
+
+
+def unsupported(forward: str, backward: str, case: Case) -> list[str]:
+    """The reasons against a pair; the backward pass has none where no gradient is wanted."""
+    reasons = FORWARDS[forward].unsupported(case)
+    if case.needs_grad:
+        reasons = reasons + BACKWARDS[backward].unsupported(case)
+    return list(dict.fromkeys(reasons))
+
+
+def about(forward: str, backward: str) -> str:
+    """What a pair is, in a line."""
+    if forward == backward:
+        return FORWARDS[forward].about
+    return f"forward of {forward}, backward of {backward}"
 
 
 def joined(forward: str, backward: str) -> Callable[..., Tensor]:
@@ -59,8 +96,8 @@ def joined(forward: str, backward: str) -> Callable[..., Tensor]:
 
 def _operator(forward: str, backward: str) -> Callable:
     """vil::<forward>_<backward>, which returns out and lse."""
-    run, name = FORWARDS[forward], f"vil::{forward}_{backward}"
-    slope = _gradient(backward, f"{name}_gradient")
+    run, name = FORWARDS[forward].run, f"vil::{forward}_{backward}"
+    slope = _gradient(backward)
 
     def compute(
         q: Tensor,
@@ -95,9 +132,10 @@ def _operator(forward: str, backward: str) -> Callable:
     return operator
 
 
-def _gradient(backward: str, name: str) -> Callable:
-    """The operator of a backward pass; a gradient that nobody wants is empty."""
-    run = BACKWARDS[backward]
+@cache
+def _gradient(backward: str) -> Callable:
+    """vil::<backward>_gradient; a gradient that nobody wants is empty."""
+    run, name = BACKWARDS[backward].run, f"vil::{backward}_gradient"
 
     def compute(
         q: Tensor,

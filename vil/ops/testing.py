@@ -16,6 +16,8 @@ from vil.ops.dispatch import BACKENDS
 MULTIPLE = 4.0  # of the error that the type's own rounding makes on the same inputs
 # where plain attention happens to round nearly nothing, the order of a sum alone may cost this much
 FLOOR_ULPS = {torch.float64: 64.0, torch.float32: 16.0, torch.bfloat16: 4.0, torch.float16: 4.0}
+# between two backends, on grids that are too large for the definition
+APART_ULPS = {torch.float64: 128.0, torch.float32: 128.0, torch.bfloat16: 16.0, torch.float16: 16.0}
 CEILING_ULPS = 64.0  # and never more, whatever error plain attention makes
 
 
@@ -71,14 +73,20 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
     )
 
 
-def run(attend: Callable[..., Tensor], case: Case, inputs: Inputs) -> dict[str, Tensor]:
-    """The output and the gradients of q, k, v and both bias terms, by name."""
-    leaves = {
+def leaves_of(inputs: Inputs) -> dict[str, Tensor]:
+    """Copies of what has a gradient: q, k, v and the bias parts that are there."""
+    return {
         name: getattr(inputs, name).detach().clone().requires_grad_()
         for name in ("q", "k", "v", "table", "to_global")
         if getattr(inputs, name) is not None
     }
-    out = attend(
+
+
+def forward(
+    attend: Callable[..., Tensor], case: Case, inputs: Inputs, leaves: dict[str, Tensor]
+) -> Tensor:
+    """The output (B, N, L, D) for `leaves`."""
+    return attend(
         leaves["q"],
         leaves["k"],
         leaves["v"],
@@ -89,6 +97,15 @@ def run(attend: Callable[..., Tensor], case: Case, inputs: Inputs) -> dict[str, 
         scale=case.head_dim**-0.5,
         dropout_p=0.0,
     )
+
+
+def run(attend: Callable[..., Tensor], case: Case, inputs: Inputs) -> dict[str, Tensor]:
+    """The output by name and, if the case wants them, the gradients of q, k, v and both biases."""
+    leaves = leaves_of(inputs)
+    with torch.set_grad_enabled(case.needs_grad):
+        out = forward(attend, case, inputs, leaves)
+    if not case.needs_grad:
+        return {"out": out}
     grads = torch.autograd.grad(
         out, list(leaves.values()), inputs.cotangent, materialize_grads=True
     )
@@ -119,6 +136,14 @@ def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[f
         for name, tensors in found.items()
         for key in truth
     }
+
+
+def differences(case: Case, name: str, other: str) -> dict[str, tuple[float, float]]:
+    """By tensor, how far one backend is from another, and how far two roundings may lie apart."""
+    inputs = make_inputs(case)
+    mine, theirs = (run(BACKENDS[backend].attend, case, inputs) for backend in (name, other))
+    bound = APART_ULPS[case.dtype] * torch.finfo(case.dtype).eps
+    return {key: (distance(mine[key], theirs[key]), bound) for key in theirs}
 
 
 def distance(a: Tensor, b: Tensor) -> float:

@@ -91,7 +91,14 @@ class LongformerAttention(GlobalLocalAttention):
         return Window.from_mode(grid, self.window_size, self.sw_exact, mode)
 
     def case(
-        self, grid: tuple[int, int], mode: int, *, batch: int, dtype: torch.dtype, device: str
+        self,
+        grid: tuple[int, int],
+        mode: int,
+        *,
+        training: bool,
+        batch: int,
+        dtype: torch.dtype,
+        device: str,
     ) -> Case:
         """What a backend is asked for on this grid in a neighbour mode."""
         return Case(
@@ -104,7 +111,8 @@ class LongformerAttention(GlobalLocalAttention):
             device,
             table_bias=self.rel_pos,
             global_bias=self.rel_pos and self.num_global > 0,
-            dropout=self.attn_drop > 0,
+            dropout=training and self.attn_drop > 0,
+            needs_grad=training,
         )
 
     def current_mode(self) -> int:

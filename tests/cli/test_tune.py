@@ -1,0 +1,143 @@
+"""`vil tune`, what runs make of its choices, and that all ranks and restarts agree."""
+
+import json
+import re
+
+import pytest
+from small_runs import TINY, torchrun, vil
+
+from vil.ops import BACKENDS
+from vil.ops.dispatch import CHOICES
+
+WRONG = """
+import torch
+from vil.ops import BACKENDS, LocalBias, register_backend
+
+def attend(q, k, v, window, *, bias, **rest):
+    table = bias.table + 0.01 * (bias.table - bias.table.detach())
+    biased = LocalBias(table, bias.to_global)
+    return BACKENDS["chunk_autograd"].attend(q, k, v, window, bias=biased, **rest)
+
+register_backend("mine", attend, about="as an example")
+"""
+# Both ranks have choices of their own, which contradict each other; each says what it took.
+TWO_MINDS = """
+import atexit, os
+from pathlib import Path
+from vil.ops import dispatch
+
+rank = int(os.environ["RANK"])
+os.environ["VIL_CACHE"] = f"FOLDER/cache{rank}"
+atexit.register(lambda: Path(f"FOLDER/rank{rank}.txt").write_text(str(dispatch.CHOICES)))
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_tables(monkeypatch, tmp_path):
+    monkeypatch.setenv("VIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    kept = dict(BACKENDS)
+    CHOICES.clear()
+    yield
+    CHOICES.clear()
+    BACKENDS.clear()
+    BACKENDS.update(kept)
+
+
+def tune(*words):
+    return vil("tune", "--rounds", "1", *words, *TINY, "MODEL.VIT.MSVIT.MODE=1")
+
+
+def test_every_stage_is_listed_in_training_and_evaluation_and_info_says_so(tmp_path):
+    code, out, _ = tune()
+    assert code == 0
+    stages = re.findall(r"^stage 1: 8 x 8 tokens, w 3, (.*)$", out, re.MULTILINE)
+    assert stages == [
+        "all nine chunks, training",
+        "the own chunk and one neighbour, training",
+        "all nine chunks, evaluation",
+    ]
+    for name in BACKENDS:
+        assert len(re.findall(rf"^  {re.escape(name)} ", out, re.MULTILINE)) == 3
+    assert out.count("<- chosen") == 3
+    assert "exact one only" in out, "the reasons of the others"
+    assert f"3 choices kept in {tmp_path / 'cache' / 'attention.json'}" in out
+    CHOICES.clear()
+    shown = vil("info", *TINY, "MODEL.VIT.MSVIT.MODE=1").out
+    assert shown.count("chosen, tuned") == 3
+    assert "3 of 3 tuned" in shown
+
+
+def test_a_wrong_backend_of_ones_own_is_named(tmp_path):
+    (tmp_path / "mine.py").write_text(WRONG)
+    arch = "MODEL.VIT.MSVIT.ARCH=l1,h1,d16,n1,s1,g1,p4,f3,a0"
+    code, out, _ = tune("--import", "mine.py", "--backends", "mine,blocked", arch)
+    assert code == 0
+    wrong = r"^  mine +wrong: grad of table is off by 1\.0e-02"
+    assert len(re.findall(wrong, out, re.MULTILINE)) == 2, "training, with both windows"
+    assert "<- chosen" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--backends", "blokked"), "unknown backend 'blokked'; did you mean 'blocked'?"),
+        (("--rounds", "0"), "--rounds and --max-gib must be positive"),
+        (("--max-gib", "-1"), "--rounds and --max-gib must be positive"),
+        (("--import", "nowhere.py"), "--import nowhere.py: no such Python file"),
+    ],
+)
+def test_mistakes_are_one_line(words, message):
+    code, _, err = vil("tune", *words, *TINY)
+    assert code == 2
+    assert message in err
+    assert err.strip().count("\n") == 0
+
+
+def test_an_import_that_fails_is_one_line(tmp_path):
+    (tmp_path / "mine.py").write_text("import nothing_of_this_name\n")
+    code, _, err = vil("info", "--import", "mine.py", *TINY)
+    assert (code, err.strip()) == (
+        2,
+        "vil info: --import mine.py: No module named 'nothing_of_this_name'",
+    )
+
+
+def test_a_model_without_windows_has_nothing_to_tune():
+    code, out, _ = vil("tune", *TINY, "MODEL.VIT.MSVIT.ATTN_TYPE=full")
+    assert (code, out) == (0, "no stage has longformer attention: nothing to tune\n")
+
+
+def test_a_run_tunes_at_its_start_and_keeps_what_it_chose(tmp_path):
+    words = (*TINY, "OPTIM.EPOCHS=1", "MODEL.VIT.MSVIT.TUNE=True")
+    code, out, err = vil("train", "--output_dir", "run", *words)
+    assert code == 0, err
+    kept = json.loads((tmp_path / "run/autotune.json").read_text())
+    assert len(kept) == 2
+    assert set(kept.values()) <= set(BACKENDS)
+    assert "training: trying backends" in out
+    assert ", tuned" in out
+    assert (tmp_path / "cache/attention.json").is_file(), "the user's other runs know it too"
+    # goes on with what it began with, whatever was tuned meanwhile
+    (tmp_path / "run/autotune.json").write_text(json.dumps(dict.fromkeys(kept, "gathered")))
+    out = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2").out
+    assert "training: gathered, tuned" in out
+    assert "trying backends" not in out
+
+
+def test_a_damaged_table_of_a_run_is_a_warning(tmp_path):
+    vil("train", "--output_dir", "run", *TINY, "OPTIM.EPOCHS=1")
+    (tmp_path / "run/autotune.json").write_text("{")
+    outcome = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")
+    assert outcome.code == 0
+    assert "autotune.json is ignored" in outcome.out + outcome.err
+
+
+def test_all_ranks_take_what_rank_0_chose(tmp_path):
+    (tmp_path / "minds.py").write_text(TWO_MINDS.replace("FOLDER", str(tmp_path)))
+    line = ("train", "--output_dir", str(tmp_path / "run"), "--import", str(tmp_path / "minds.py"))
+    torchrun(2, (*line, *TINY, "OPTIM.EPOCHS=1", "MODEL.VIT.MSVIT.TUNE=True"))
+    taken = [(tmp_path / f"rank{rank}.txt").read_text() for rank in (0, 1)]
+    assert taken[0] == taken[1]
+    assert "training" in taken[0]
+    assert not (tmp_path / "cache1").exists(), "rank 1 measures nothing"

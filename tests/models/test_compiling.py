@@ -1,0 +1,42 @@
+"""torch.compile takes a whole model as one graph, with the backends that were tuned for it."""
+
+import pytest
+import torch
+
+import vil
+from vil.ops import BACKENDS, dispatch
+from vil.ops.dispatch import CHOICES
+
+
+@pytest.fixture
+def tuned(monkeypatch):
+    """The backends that are asked for; every second case has been tuned to chunk_autograd."""
+    taken = []
+
+    def by_turns(case):
+        if case.bucket() not in CHOICES:
+            CHOICES[case.bucket()] = ("chunk_autograd", "blocked")[len(CHOICES) % 2]
+            taken.append(CHOICES[case.bucket()])
+
+    original = dispatch.tuned
+    monkeypatch.setattr(dispatch, "tuned", lambda case: by_turns(case) or original(case))
+    yield taken
+    CHOICES.clear()
+    assert set(taken) <= set(BACKENDS)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_tuned_model_is_one_graph_and_computes_the_same(tuned, training, monkeypatch):
+    torch.manual_seed(0)
+    model = vil.get_model("vil_tiny_rpb", num_classes=3, img_size=96).train(training)
+    images = torch.randn(2, 3, 96, 96)
+    with torch.set_grad_enabled(training):
+        plain = model(images)
+        assert set(tuned) == {"chunk_autograd", "blocked"}
+        monkeypatch.undo()  # what was tuned stays, and is all that the compiled model sees
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)(images)
+        assert torch.equal(plain, compiled)
+        if training:
+            weights = list(model.parameters())
+            pairs = [torch.autograd.grad(x.square().sum(), weights) for x in (plain, compiled)]
+            assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*pairs))

@@ -1,0 +1,216 @@
+"""Which backend is fastest for a case, found by trying: checked first, then timed.
+
+The idea is that of the meta-optimizer of Theano's convolutions: try every implementation on the
+very shape, forward and backward apart, and say of each how long it took or why it cannot run. A
+command (`vil tune`) or the start of a run (TUNE) does it, never a forward pass.
+
+A candidate is refused, with the reason, if it says itself that it cannot run, if its tensors would
+not fit, if its output or a gradient is off the definition's on a small ragged grid, or off a plain
+backend's on the whole grid. What is left is timed in turns.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vil.ops import testing
+from vil.ops.case import Case
+from vil.ops.dispatch import BACKENDS, CHOICES
+from vil.utils.machine import free_bytes
+from vil.utils.memory import reckoned
+from vil.utils.table import lookup
+from vil.utils.timing import peak_tensor_bytes, seconds
+
+ROUNDS = 7
+FREE_SHARE = 0.5  # of the free memory that a candidate may take
+HOPELESS = 4.0  # times the fastest in the first round: not timed again
+PLAIN = ("masked", "chunk_autograd")  # by autograd alone, what others are compared with
+MOST_SCORES = {"cpu": 2e7, "cuda": 4e9}  # of a timed call: larger batches take longer in proportion
+TWO_IMAGES = 2  # are enough to compare whole grids
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate: the reason why not, or seconds of each pass and bytes held at the most."""
+
+    name: str
+    reason: str = ""
+    forward: float = 0.0
+    backward: float = 0.0
+    bytes: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.forward + self.backward
+
+
+def tune(
+    case: Case,
+    names: Iterable[str] | None = None,
+    *,
+    rounds: int = ROUNDS,
+    most_bytes: float | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Trial]:
+    """Try the named backends (all, by default) on a case; the fastest becomes its bucket's choice.
+
+    most_bytes: what a candidate may hold, by default half of the free memory. say: told what is
+    being tried. Returns the able, fastest first, then the others; with none able nothing changes.
+    A large batch is cut to one of the same speed per image. Raises ValueError for an unknown name.
+    """
+    names = list(BACKENDS) if names is None else list(dict.fromkeys(names))
+    for name in names:
+        lookup(BACKENDS, name, "backend")
+    trial_case = replace(case, batch=timed_batch(case))
+    most_bytes = (
+        FREE_SHARE * free_bytes(torch.device(case.device)) if most_bytes is None else most_bytes
+    )
+    reasons = {}
+    for name in names:
+        say(f"checking {name}")
+        reasons[name] = reason_against(name, trial_case, most_bytes)
+    able = [name for name in names if not reasons[name]]
+    say(f"timing {', '.join(able) or 'nothing'}")
+    trials = sorted(timed(able, trial_case, rounds), key=lambda trial: trial.seconds)
+    if trials:
+        CHOICES[case.bucket()] = trials[0].name
+    return trials + [Trial(name, reasons[name]) for name in names if reasons[name]]
+
+
+def spare_bytes(case: Case) -> float:
+    """What a candidate may hold on the case's device."""
+    return FREE_SHARE * free_bytes(torch.device(case.device))
+
+
+def timed_batch(case: Case) -> int:
+    """As many of the images as have a number of scores that a call is timed with."""
+    window = case.window
+    scores = case.heads * window.length * (case.num_global + len(window.offsets) * window.tile)
+    return max(1, min(case.batch, int(MOST_SCORES.get(case.device, 2e7) // scores)))
+
+
+def reason_against(name: str, case: Case, most_bytes: float) -> str:
+    """Why a backend is no candidate for a case; empty if it is one."""
+    if reasons := BACKENDS[name].unsupported(case):
+        return "; ".join(reasons)
+    try:
+        if (size := expected_bytes(name, case)) > most_bytes:
+            return f"would hold {size / 2**20:.0f} MiB, of {most_bytes / 2**20:.0f} it may"
+        return disagreement(name, case)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, ImportError) as error:
+        return f"failed: {type(error).__name__}: {first_line(error)}"
+
+
+def first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")
+
+
+def expected_bytes(name: str, case: Case) -> int:
+    """What forward and backward would hold beside the inputs, without computing them.
+
+    0 where the backend cannot be followed without numbers; then running it must show.
+    """
+    try:
+        with reckoned() as held:
+            inputs = testing.make_inputs(case)
+            before = held.now
+            testing.run(BACKENDS[name].attend, case, inputs)
+            return held.peak - before
+    except Exception:  # whatever a backend of another hand does without numbers
+        return 0
+
+
+def disagreement(name: str, case: Case) -> str:
+    """How its results differ from the definition's in small, and from a plain backend's on the
+    whole grid; empty if they do not."""
+    # fp32 as well: the rounding of half precision would hide small mistakes
+    small = [cut_down(case, dtype) for dtype in dict.fromkeys((case.dtype, torch.float32))]
+    able = [few for few in small if not BACKENDS[name].unsupported(few)]
+    if not able:
+        return f"cannot be checked in small: {'; '.join(BACKENDS[name].unsupported(small[0]))}"
+    for few in able:
+        for what, (error, bound) in testing.errors(few, [name]).items():
+            if not error <= bound:
+                what = what.removeprefix(f"{name}, ")
+                return f"wrong: {what} is off by {error:.1e} (bound {bound:.1e}, {few.dtype})"
+    full = replace(case, batch=min(case.batch, TWO_IMAGES))
+    plain = reference_for(full)
+    if plain is None or name in PLAIN:
+        return ""
+    for what, (error, bound) in testing.differences(full, name, plain).items():
+        if not error <= bound:
+            return f"wrong on the whole grid: {what} is off {plain}'s by {error:.1e} ({bound:.1e})"
+    return ""
+
+
+def cut_down(case: Case, dtype: torch.dtype) -> Case:
+    """The same case on a small ragged grid: B 1, N 2, two chunks and a half each way."""
+    size = case.window.size
+    grid = tuple(
+        min(3 * size - size // 2, size if chunks == 1 else side)
+        for side, chunks in zip(case.window.grid, case.window.chunks)
+    )
+    window = replace(case.window, grid=grid)
+    return replace(case, window=window, batch=1, heads=2, dtype=dtype, dropout=False)
+
+
+def reference_for(case: Case) -> str | None:
+    """A plain backend that can run the whole grid, and whose tensors fit."""
+    spare = spare_bytes(case)
+    for name in PLAIN:
+        if not BACKENDS[name].unsupported(case) and expected_bytes(name, case) <= spare:
+            return name
+    return None
+
+
+def timed(names: list[str], case: Case, rounds: int) -> list[Trial]:
+    """Medians of interleaved rounds; the first round warms up and drops the hopeless."""
+    inputs, device = testing.make_inputs(case), torch.device(case.device)
+    leaves = testing.leaves_of(inputs)
+    times: dict[str, list[tuple[float, float]]] = {}
+    for name in names:
+        one_pass(name, case, inputs, leaves, device)
+        times[name] = [one_pass(name, case, inputs, leaves, device)]
+    best = min((sum(found[0]) for found in times.values()), default=0.0)
+    for _ in range(rounds - 1):
+        for found, name in ((times[name], name) for name in names):
+            if sum(found[0]) <= HOPELESS * best:
+                found.append(one_pass(name, case, inputs, leaves, device))
+    return [
+        Trial(
+            name,
+            "",
+            statistics.median(forward for forward, _ in found),
+            statistics.median(backward for _, backward in found),
+            peak_tensor_bytes(
+                lambda name=name: testing.run(BACKENDS[name].attend, case, inputs), device
+            ),
+        )
+        for name, found in times.items()
+    ]
+
+
+def one_pass(
+    name: str,
+    case: Case,
+    inputs: testing.Inputs,
+    leaves: dict[str, Tensor],
+    device: torch.device,
+) -> tuple[float, float]:
+    """Seconds of one forward and, in training, of one backward pass."""
+    kept: list[Tensor] = []
+
+    def forward() -> None:
+        with torch.set_grad_enabled(case.needs_grad):
+            kept.append(testing.forward(BACKENDS[name].attend, case, inputs, leaves))
+
+    def backward() -> None:
+        torch.autograd.grad(kept[0], list(leaves.values()), inputs.cotangent, allow_unused=True)
+
+    ahead = seconds(forward, device)
+    return ahead, seconds(backward, device) if case.needs_grad else 0.0

@@ -1,0 +1,22 @@
+"""Small files that are, whenever a process dies, the old one or the new one."""
+
+import os
+from pathlib import Path
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file in one piece: readers see the old text or the new one."""
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.write_text(text)
+    sync(aside)
+    os.replace(aside, path)
+    sync(path.parent)
