@@ -36,7 +36,7 @@ from vil.models.checkpoint import load_weights, read_weights
 from vil.models.foreign import build_foreign, layer_numbers, undecayed
 from vil.models.msvit import MsViT
 from vil.models.zoo import ARCHS as NAMED
-from vil.ops import BACKENDS, choose
+from vil.ops import choose
 from vil.optim import Schedule, decay_groups
 from vil.optim import build_optimizer as optimizer_by_name
 from vil.optim.ema import Ema
@@ -185,11 +185,6 @@ def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
 def _attention_names(msvit: CfgNode) -> tuple[str, str]:
     """ATTN_TYPE in today's names, and the backend that BACKEND or a historic name pins."""
     pinned = {HISTORIC[name] for name in names_in(msvit.ATTN_TYPE) if name in HISTORIC}
-    if absent := pinned - BACKENDS.keys():
-        raise ConfigError(
-            f"ATTN_TYPE {msvit.ATTN_TYPE} stands for the backend {', '.join(absent)}, which is not "
-            "there yet: ATTN_TYPE longformer takes the best there is"
-        )
     if len(pinned) > 1:
         raise ConfigError(f"ATTN_TYPE {msvit.ATTN_TYPE} pins several backends: {sorted(pinned)}")
     longformer = "global" if msvit.ONLY_GLOBAL else "longformer"

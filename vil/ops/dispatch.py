@@ -13,7 +13,7 @@ from functools import partial
 from torch import Tensor
 
 from vil.ops import recompute
-from vil.ops.backends import gathered, masked, sliding_chunk, unfold
+from vil.ops.backends import flex, gathered, masked, sliding_chunk, unfold
 from vil.ops.case import Case
 from vil.utils.table import lookup
 
@@ -51,6 +51,7 @@ BACKENDS: dict[str, Backend] = {
     "gathered": Backend(
         gathered.attend, nothing, "neighbours gathered, one fused attention; exportable"
     ),
+    "flex": Backend(flex.attend, flex.attend_unsupported, recompute.FORWARDS["flex"].about),
     **{name: _pair(forward, backward) for forward, backward, name in recompute.pairs()},
     "unfold_tensor": Backend(
         unfold.attend_tensor, unfold.unsupported, "a copy of each token's neighbours, by views"
@@ -63,6 +64,7 @@ BACKENDS: dict[str, Backend] = {
 # that compiles at its first call, or that a user added, is taken only where it was tuned or pinned.
 PREFERENCE = {
     "cpu": ("blocked", "chunk_handgrad", "gathered", "chunk_autograd"),
+    "cuda": ("triton", "chunk_handgrad", "gathered", "chunk_autograd"),
 }
 CHOICES: dict[str, str] = {}  # {Case.bucket(): the backend found fastest}
 

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from vil.ops.backends import blocked
+from vil.ops.backends import blocked, flex, triton_fused
+from vil.ops.backends.cuts import cuts
 from vil.ops.bias import LocalBias
 from vil.ops.case import Case
 from vil.ops.facts import Facts
@@ -43,8 +44,17 @@ class Pass(NamedTuple):
 
 
 _BLOCKED = "a few chunks at a time, scores computed twice and never stored"
-FORWARDS = {"blocked": Pass(blocked.forward, blocked.unsupported, _BLOCKED)}
-BACKWARDS = {"blocked": Pass(blocked.backward, blocked.unsupported, _BLOCKED)}
+_TRITON = "one fused kernel each way, scores computed twice and never stored"
+_FLEX = "torch's FlexAttention on tokens put chunk after chunk"
+FORWARDS = {
+    "blocked": Pass(blocked.forward, blocked.unsupported, _BLOCKED),
+    "triton": Pass(triton_fused.forward, triton_fused.unsupported, _TRITON),
+    "flex": Pass(flex.forward, flex.unsupported, _FLEX),
+}
+BACKWARDS = {
+    "blocked": Pass(blocked.backward, blocked.unsupported, _BLOCKED),
+    "triton": Pass(triton_fused.backward, triton_fused.unsupported, _TRITON),
+}
 
 
 def pairs() -> Iterator[tuple[str, str, str]]:
@@ -182,6 +192,6 @@ def met(facts: Facts) -> int:
     """Pairs of a query and a key that are multiplied, padding of chunks included."""
     tile = facts.window.tile
     return sum(
-        pattern.queries.numel() * tile * (facts.num_global + pattern.keys.shape[1] * tile)
-        for pattern in blocked.patterns(facts.window)
+        cut.groups * cut.queries * tile * (facts.num_global + len(cut.keys) * tile)
+        for cut in cuts(facts.window)
     )

@@ -3,38 +3,43 @@
 The forward pass keeps its output and the log-sum-exp of every row; the backward pass computes the
 scores again (FlashAttention, arXiv:2205.14135, on chunks). A query chunk is multiplied with the key
 chunks that exist for it and with no others, so nothing is computed beyond the border, and masks are
-needed only where a chunk is partly padding or the window is exact. Query chunks that see the same
-key chunks form a group; groups of the same pattern of offsets (in the inside of the grid all are)
-are computed together, as many as fit.
+needed only where a chunk is partly padding or the window is exact. q, k and v stay as they lie:
+only the chunks of a batch are copied together.
 
-Letters: B images, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels, W = w*w tokens of
-a chunk, M chunks of the grid, K offsets; of one block: b images, n heads, h = b*n; of one batch: p
-groups of m query chunks and J key chunks each, T = G + J*W keys.
+Letters: B images, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels, R x C chunks of
+W = w*w tokens, K offsets; of one batch (see cuts.py): b images, n heads, p groups of M query chunks
+and J key chunks, T = G + J*W keys, h = b*n*p.
 """
 
+import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vil.ops.backends.chunks import can_be_empty, from_chunks, to_chunks
+from vil.ops.backends.chunks import can_be_empty
+from vil.ops.backends.cuts import (
+    Batch,
+    Cut,
+    batches,
+    cuts,
+    even,
+    even_share,
+    keys_at_once,
+    keys_of,
+    queries_of,
+    tiled,
+    untiled,
+    unwrapped,
+    wrapped,
+)
 from vil.ops.bias import LocalBias, tile_bias
 from vil.ops.case import Case
 from vil.ops.facts import Facts
 from vil.ops.window import Window
 
 BATCH_BYTES = 1 << 22  # of scores in flight: a part of a last-level cache
-
-
-class Pattern(NamedTuple):
-    """Groups of the same offsets: queries (P, m) and keys (P, J) are numbers of chunks, and
-    seen[i][j] is the number of the offset from query i to key j."""
-
-    queries: Tensor
-    keys: Tensor
-    seen: tuple[tuple[int, ...], ...]
 
 
 def unsupported(case: Case) -> list[str]:
@@ -59,27 +64,24 @@ def forward(
     facts: Facts,
 ) -> tuple[Tensor, Tensor]:
     """See `vil.ops.recompute`."""
-    plan = patterns(facts.window, q.device)
-    out = torch.empty_like(q)
-    lse = q.new_empty(q.shape[:3], dtype=wide(q))
-    for place in places(q, facts, plan):
-        block = Block(q, k, v, table, to_global, valid, facts, place)
-        rows, stats = torch.empty_like(block.q), lse.new_empty(*block.q.shape[:3], 1)
-        for batch in block.batches(plan):
-            values = block.gather(block.v, block.v_global, batch)
-            scores = block.scores(batch)
-            top = scores.amax(-1, keepdim=True)
-            total = scores.sub_(top).exp_().sum(-1, keepdim=True)
-            part = torch.bmm(scores.to(v.dtype), values).div_(total)
-            stat = top + total.log()
-            if can_be_empty(facts.num_global, valid):
-                nothing = top == torch.finfo(top.dtype).min
-                part.masked_fill_(nothing, 0.0)
-                stat.masked_fill_(nothing, -torch.inf)
-            block.put(rows, part, batch)
-            block.put(stats, stat, batch)
-        out[place], lse[place] = block.tokens(rows), block.tokens(stats)[..., 0]
-    return out, lse
+    scratch = Scratch(q)
+    scores_of = Scores(q, table, to_global, valid, facts, scratch)
+    all_keys, all_values = Keys(k, facts, scratch), Keys(v, facts, scratch)
+    out = Rows(torch.empty_like(q), facts.window)
+    lse = Rows(q.new_empty(*q.shape[:3], 1, dtype=wide(q)), facts.window)
+    for batch in scores_of.batches():
+        scores = scores_of.product(batch, scores_of.rows(batch), all_keys.gather(batch))
+        top = scores.amax(-1, keepdim=True)
+        weights = torch.softmax(scores, -1, out=scores)
+        stat = top - weights.amax(-1, keepdim=True).log()  # the largest weight is 1 over the sum
+        part = torch.bmm(scratch.cast(weights, q.dtype), all_values.gather(batch))
+        if can_be_empty(facts.num_global, valid):
+            nothing = top == torch.finfo(top.dtype).min
+            part.masked_fill_(nothing, 0.0)
+            stat.masked_fill_(nothing, -torch.inf)
+        out.put(part, batch)
+        lse.put(stat, batch)
+    return out.close(), lse.close()[..., 0]
 
 
 def backward(
@@ -95,39 +97,25 @@ def backward(
     facts: Facts,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """See `vil.ops.recompute`; `out` is of the contract and not needed here."""
-    plan = patterns(facts.window, q.device)
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    scratch, other = Scratch(q), Scratch(q)
+    scores_of = Scores(q, table, to_global, valid, facts, scratch)
+    all_keys, all_values = Keys(k, facts, other), Keys(v, facts, scratch)
+    stat = lse.masked_fill(lse == -torch.inf, torch.inf)  # so that empty rows weigh nothing
+    stats, grads = tiled(stat[..., None], facts.window), tiled(dout, facts.window)
+    dq, dk, dv = Rows(torch.empty_like(q), facts.window), KeySums(k, facts), KeySums(v, facts)
     bias = BiasGradient(table, to_global, facts, lse)
-    for place in places(q, facts, plan):
-        block = Block(q, k, v, table, to_global, valid, facts, place)
-        grad = block.chunks(dout[place])
-        stat = block.chunks(lse[place][..., None])
-        stat = stat.masked_fill(stat == -torch.inf, torch.inf)  # so that empty rows weigh nothing
-        dq_rows = torch.empty_like(block.q)
-        sums = [lse.new_zeros(x.shape) for x in (block.k, block.v, block.k_global, block.v_global)]
-        for batch in block.batches(plan):
-            keys = block.gather(block.k, block.k_global, batch)
-            values = block.gather(block.v, block.v_global, batch)
-            rows, grads = block.pick(block.q, batch), block.pick(grad, batch)
-            weights = block.scores(batch, keys).sub_(block.pick(stat, batch)).exp_()
-            # not from dout and out, which may be rounded: a row of slopes must add up to nothing
-            slopes = torch.bmm(grads, values.mT).to(lse.dtype).mul_(weights)
-            slopes.addcmul_(weights, slopes.sum(-1, keepdim=True), value=-1)
-            bias.add(slopes, block, batch)
-            weights, slopes = weights.to(q.dtype), slopes.to(q.dtype)
-            block.put(dq_rows, torch.bmm(slopes, keys).mul_(facts.scale), batch)
-            block.scatter(sums[0], sums[2], torch.bmm(slopes.mT, rows), batch)
-            block.scatter(sums[1], sums[3], torch.bmm(weights.mT, grads), batch)
-        dq[place] = block.tokens(dq_rows)
-        for target, chunks, first in zip((dk, dv), sums[:2], sums[2:]):
-            target[place] = torch.cat([first.unflatten(0, block.shape), block.tokens(chunks)], 2)
-    return dq, dk, dv, *bias.result(table, to_global)
-
-
-def take(x: Tensor, chunks: Tensor) -> Tensor:
-    """x (h, M, ..), chunks (p, c) -> (h, p, c, ..). Whole chunks are copied, which x[:, chunks]
-    would do number by number."""
-    return x.index_select(1, chunks.flatten()).unflatten(1, chunks.shape)
+    for batch in scores_of.batches():
+        keys, rows, grad = all_keys.gather(batch), scores_of.rows(batch), flat(grads, batch)
+        weights = scores_of.product(batch, rows, keys).sub_(flat(stats, batch)).exp_()
+        # not from dout and out, which may be rounded: a row of slopes must add up to nothing
+        slopes = other.product(grad, all_values.gather(batch).mT).mul_(weights)
+        slopes.addcmul_(weights, slopes.sum(-1, keepdim=True), value=-1)
+        bias.add(slopes, batch)
+        weights, slopes = scratch.cast(weights, q.dtype), other.cast(slopes, q.dtype)
+        dq.put(torch.bmm(slopes, keys).mul_(facts.scale), batch)
+        dk.add(torch.bmm(slopes.mT, rows), batch)
+        dv.add(torch.bmm(weights.mT, grad), batch)
+    return dq.close(), dk.close(), dv.close(), *bias.result(table, to_global)
 
 
 def wide(x: Tensor) -> torch.dtype:
@@ -135,181 +123,196 @@ def wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def patterns(window: Window, device: torch.device | str = "cpu") -> list[Pattern]:
-    """Every query chunk once, with the key chunks that exist for it."""
-    groups: dict[tuple, list] = {}
-    for query, seen in enumerate(_neighbours(window)):
-        keys = tuple(sorted(key for key, _ in seen))
-        if len(set(keys)) == len(keys):
-            groups.setdefault(keys, []).append((query, sorted(seen)))
-        else:  # a key that is met twice has an offset each time: no order in common with others
-            groups[query, keys] = [(query, seen)]
-    found: dict[tuple, list] = {}
-    for members in groups.values():
-        offsets = tuple(tuple(offset for _, offset in seen) for _, seen in members)
-        queries, keys = [query for query, _ in members], [key for key, _ in members[0][1]]
-        found.setdefault(offsets, []).append((queries, keys))
-    return [
-        Pattern(*(torch.tensor(numbers, device=device) for numbers in zip(*rows)), offsets)
-        for offsets, rows in found.items()
-    ]
+def flat(tiles: Tensor, batch: Batch) -> Tensor:
+    """The query chunks of a batch: (B, N, R, C, w, w, D) -> (h, M*W, D)."""
+    found = queries_of(tiles, batch)
+    return found.reshape(found.shape[:4].numel(), -1, found.shape[-1])
 
 
-def _neighbours(window: Window) -> Iterator[list[tuple[int, int]]]:
-    """For every query chunk, row-major: (key chunk, number of its offset)."""
-    rows, cols = window.chunks
-    for row in range(rows):
-        for col in range(cols):
-            seen = []
-            for number, (dx, dy) in enumerate(window.offsets):
-                r, c = row + dx, col + dy
-                if window.cyclic:
-                    r, c = r % rows, c % cols
-                if 0 <= r < rows and 0 <= c < cols:
-                    seen.append((r * cols + c, number))
-            yield seen
+class Scratch:
+    """Memory that batches use one after the other: fresh pages would cost as much as a product."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like, self.kept = like, {}
+
+    def take(self, use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Uninitialised; what was taken for the same use before is gone."""
+        size = math.prod(shape)
+        if use not in self.kept or len(self.kept[use]) < size:
+            self.kept[use] = self.like.new_empty(size, dtype=dtype)
+        return self.kept[use][:size].view(shape)
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """a @ b (h, .., ..), in float32 at least."""
+        shape = (*a.shape[:2], b.shape[2])
+        found = torch.bmm(a, b, out=self.take("product", shape, a.dtype))
+        return self.cast(found, wide(a), "wide")
+
+    def cast(self, x: Tensor, dtype: torch.dtype, use: str = "cast") -> Tensor:
+        """x in another type."""
+        return x if x.dtype == dtype else self.take(use, x.shape, dtype).copy_(x)
 
 
-def places(q: Tensor, facts: Facts, plan: list[Pattern]) -> Iterator[tuple[slice, slice]]:
-    """Slices of images and heads: the scores of one group of chunks fit into BATCH_BYTES."""
-    images, heads = q.shape[:2]
-    fit = max(1, BATCH_BYTES // max(group_bytes(pattern, facts, q) for pattern in plan))
-    b = min(images, fit)
-    n = min(heads, fit // b)
-    for head in range(0, heads, n):
-        for image in range(0, images, b):
-            yield slice(image, image + b), slice(head, head + n)
+class Rows:
+    """A result (B, N, L, D) that is found batch by batch."""
+
+    def __init__(self, result: Tensor, window: Window) -> None:
+        self.result, self.window, self.tiles = result, window, tiled(result, window)
+
+    def put(self, found: Tensor, batch: Batch) -> None:
+        """Write (h, M*W, D)."""
+        place = queries_of(self.tiles, batch)
+        place.copy_(found.view(place.shape))
+
+    def close(self) -> Tensor:
+        return (
+            self.result
+            if even(self.window)
+            else self.result.copy_(untiled(self.tiles, self.window))
+        )
 
 
-def group_bytes(pattern: Pattern, facts: Facts, q: Tensor) -> int:
-    """Of the scores of one group, for one image and head."""
-    tile = facts.window.tile
-    keys = facts.num_global + pattern.keys.shape[1] * tile
-    return pattern.queries.shape[1] * tile * keys * wide(q).itemsize
+class Keys:
+    """Keys or values (B, N, G+L, D), as batches meet them."""
+
+    def __init__(self, x: Tensor, facts: Facts, scratch: Scratch) -> None:
+        self.num_global, self.around = facts.num_global, int(facts.window.cyclic)
+        self.scratch = scratch
+        self.first = x[:, :, : facts.num_global]
+        tiles = tiled(x[:, :, facts.num_global :], facts.window)
+        self.tiles = wrapped(tiles) if self.around else tiles
+
+    def gather(self, batch: Batch) -> Tensor:
+        """(h, T, D), global tokens first."""
+        chunks = keys_at_once(self.tiles, batch, self.around)
+        lead, (w, _, dim) = chunks[0].shape[:4], chunks[0].shape[-3:]
+        keys = self.num_global + len(batch.cut.keys) * w * w
+        found = self.scratch.take("keys", (*lead, keys, dim), self.first.dtype)
+        if self.num_global:
+            found[..., : self.num_global, :] = self.first[batch.images, batch.heads, None, None]
+        local = found[..., self.num_global :, :].unflatten(4, (len(chunks), -1))
+        for place, chunk in zip(local.unbind(4), chunks):
+            place.unflatten(4, chunk.shape[4:-1]).copy_(chunk)
+        return found.flatten(0, 3)
 
 
-class Block:
-    """b images and n heads in the chunk layout, and what is added to their scores."""
+class KeySums:
+    """The gradient of keys or values like x (B, N, G+L, D), added up batch by batch."""
+
+    def __init__(self, x: Tensor, facts: Facts) -> None:
+        self.window, self.num_global = facts.window, facts.num_global
+        self.scratch = Scratch(x)
+        self.around, some = int(self.window.cyclic), dict(dtype=wide(x))
+        self.result = torch.empty_like(x)
+        self.local = self.result[:, :, self.num_global :]
+        self.first = x.new_zeros(*x.shape[:2], self.num_global, x.shape[3], **some)
+        self.direct = even(self.window) and not self.around and wide(x) == x.dtype
+        if self.direct:
+            self.tiles = tiled(self.local.zero_(), self.window)
+        else:
+            (rows, cols), w = self.window.chunks, self.window.size
+            down, across = rows + 2 * self.around, cols + 2 * self.around
+            tiles = x.new_zeros(*x.shape[:2], down, w, across, w, x.shape[3], **some)
+            self.tiles = tiles.transpose(3, 4)
+
+    def add(self, found: Tensor, batch: Batch) -> None:
+        """found (h, T, D): what the batch's groups give to the keys that they meet."""
+        places = keys_of(self.tiles, batch, self.around)
+        found = self.scratch.cast(found, self.first.dtype).unflatten(0, places[0].shape[:4])
+        if self.num_global:
+            self.first[batch.images, batch.heads] += found[..., : self.num_global, :].sum((2, 3))
+        local = found[..., self.num_global :, :].unflatten(4, (-1, *places[0].shape[4:6]))
+        for place, part in zip(places, local.unbind(4)):
+            place.add_(part)
+
+    def close(self) -> Tensor:
+        self.result[:, :, : self.num_global] = self.first
+        if not self.direct:
+            tiles = unwrapped(self.tiles) if self.around else self.tiles
+            self.local.copy_(untiled(tiles, self.window))
+        return self.result
+
+
+class Scores:
+    """The products of queries and keys, what is added to them, and what hides them."""
 
     def __init__(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
         table: Tensor | None,
         to_global: Tensor | None,
         valid: Tensor | None,
         facts: Facts,
-        place: tuple[slice, slice],
+        scratch: Scratch,
     ) -> None:
-        self.facts, self.window, self.wide = facts, facts.window, wide(q)
-        self.num_global = facts.num_global
-        self.images, self.heads = place
-        q, k, v = q[place], k[place], v[place]
-        self.shape = q.shape[:2]
-        self.q = self.chunks(q * facts.scale)  # (h, M, W, D)
-        self.k, self.v = (
-            self.chunks(k[:, :, self.num_global :]),
-            self.chunks(v[:, :, self.num_global :]),
-        )
-        self.k_global = k[:, :, : self.num_global].flatten(0, 1)  # (h, G, D)
-        self.v_global = v[:, :, : self.num_global].flatten(0, 1)
-        self.added: dict[tuple, Tensor] = {}
-        self.tile, self.first = self._bias(
-            None if table is None else table[self.heads],
-            None if to_global is None else to_global[self.heads],
-        )
-        self.real = self._real(None if valid is None else valid[self.images].to(q.device))
+        self.q, self.wide, self.shape = tiled(q, facts.window), wide(q), q.shape
+        self.scratch = scratch
+        self.table, self.to_global, self.facts = table, to_global, facts
+        self.real = self._real(None if valid is None else valid.to(q.device))
+        self.added: Tensor | None = None
+        self.first_head = 0
 
-    def chunks(self, x: Tensor) -> Tensor:
-        """(b, n, L, ..) -> (h, M, W, ..)."""
-        return to_chunks(x, self.window).flatten(2, 3).flatten(0, 1)
+    def batches(self) -> Iterator[Batch]:
+        """All of them; what is added to their scores is prepared for as many heads as fit."""
+        images, heads = self.shape[:2]
+        tile = self.facts.window.tile
+        share = even_share(heads, BATCH_BYTES // (9 * tile**2 * self.wide.itemsize))
+        for self.first_head in range(0, heads, share):
+            some = slice(self.first_head, min(self.first_head + share, heads))
+            bias = self._bias(some)
+            for cut in cuts(self.facts.window):
+                self.added = None if bias is None else self._added(*bias, cut)
+                keys = self.facts.num_global + len(cut.keys) * tile
+                size = cut.queries * tile * keys * self.wide.itemsize
+                yield from batches(cut, images, some, BATCH_BYTES // size)
 
-    def tokens(self, x: Tensor) -> Tensor:
-        """(h, M, W, ..) -> (b, n, L, ..)."""
-        x = x.unflatten(0, self.shape).unflatten(2, self.window.chunks)
-        return from_chunks(x, self.window)
+    def rows(self, batch: Batch) -> Tensor:
+        """The queries of a batch (h, M*W, D), scaled."""
+        return flat(self.q, batch) * self.facts.scale
 
-    def batches(self, plan: list[Pattern]) -> Iterator[Pattern]:
-        """As many groups of a pattern at a time as have scores of BATCH_BYTES."""
-        for pattern in plan:
-            size = len(self.q) * group_bytes(pattern, self.facts, self.q)
-            fit = max(1, BATCH_BYTES // size)
-            for queries, keys in zip(pattern.queries.split(fit), pattern.keys.split(fit)):
-                yield Pattern(queries, keys, pattern.seen)
-
-    def pick(self, x: Tensor, batch: Pattern) -> Tensor:
-        """The queries of a batch: (h, M, W, ..) -> (h*p, m*W, ..)."""
-        return take(x, batch.queries).flatten(2, 3).flatten(0, 1)
-
-    def put(self, x: Tensor, found: Tensor, batch: Pattern) -> None:
-        """Write what was found for the queries of a batch (h*p, m*W, ..) into x (h, M, W, ..)."""
-        found = found.unflatten(1, (-1, self.window.tile)).unflatten(0, (len(x), -1)).flatten(1, 2)
-        x.index_copy_(1, batch.queries.flatten(), found)
-
-    def gather(self, x: Tensor, first: Tensor, batch: Pattern) -> Tensor:
-        """The keys of a batch: (h, M, W, D) and the global tokens (h, G, D) -> (h*p, T, D)."""
-        local = take(x, batch.keys).flatten(2, 3)  # (h, p, J*W, D)
-        if not self.num_global:
-            return local.flatten(0, 1)
-        return torch.cat([first[:, None].expand(-1, local.shape[1], -1, -1), local], 2).flatten(
-            0, 1
-        )
-
-    def scatter(self, x: Tensor, first: Tensor, found: Tensor, batch: Pattern) -> None:
-        """The reverse of `gather`, added up: found (h*p, T, D)."""
-        found = found.unflatten(0, (len(x), -1)).to(x.dtype)
-        first += found[:, :, : self.num_global].sum(1)
-        local = found[:, :, self.num_global :].unflatten(2, (-1, self.window.tile))
-        x.index_add_(1, batch.keys.flatten(), local.flatten(1, 2))
-
-    def spread(self, scores: Tensor, batch: Pattern) -> Tensor:
-        """(h*p, m*W, T) -> (b, n, p, m*W, T), the same memory."""
-        return scores.view(*self.shape, len(batch.queries), *scores.shape[1:])
-
-    def scores(self, batch: Pattern, keys: Tensor | None = None) -> Tensor:
-        """(h*p, m*W, T) with bias; what is not seen has the smallest finite number."""
-        keys = self.gather(self.k, self.k_global, batch) if keys is None else keys
-        scores = torch.bmm(self.pick(self.q, batch), keys.mT).to(self.wide)
-        if self.tile is not None:
-            if batch.seen not in self.added:
-                self.added[batch.seen] = self._added(batch.seen)
-            self.spread(scores, batch).add_(self.added[batch.seen][:, None])
+    def product(self, batch: Batch, rows: Tensor, keys: Tensor) -> Tensor:
+        """(h, M*W, T) with bias; what is not seen has the smallest finite number."""
+        scores = self.scratch.product(rows, keys.mT)
+        spread = spread_out(scores, batch)
+        if self.added is not None:
+            one = len(self.added) == 1
+            heads = slice(batch.heads.start - self.first_head, batch.heads.stop - self.first_head)
+            spread.add_(self.added[slice(None) if one else heads, None])
         if self.real is not None:
-            real = self.real[:, batch.keys].flatten(2)  # (b or 1, p, J*W)
+            around = int(self.facts.window.cyclic)
+            real = torch.stack(keys_of(self.real, batch, around), 4)[:, :1]
             if not real.all():
-                hidden = ~F.pad(real, (self.num_global, 0), value=True)[:, None, :, None]
-                self.spread(scores, batch).masked_fill_(hidden, torch.finfo(self.wide).min)
+                real = real.flatten(4).flatten(2, 3)  # (b, 1, p, J*W)
+                hidden = ~F.pad(real, (self.facts.num_global, 0), value=True)[:, :, :, None]
+                spread.masked_fill_(hidden, torch.finfo(self.wide).min)
         return scores
 
-    def _added(self, seen: tuple[tuple[int, ...], ...]) -> Tensor:
-        """(n or 1, m*W, T): bias, and the smallest number beyond the exact window."""
-        rows = [torch.cat([self.first, self.tile[:, :, list(row)].flatten(2)], 2) for row in seen]
-        return torch.cat(rows, dim=1)
+    def _added(self, tile: Tensor, first: Tensor, cut: Cut) -> Tensor:
+        """(n or 1, M*W, T): bias, and the smallest number beyond the exact window."""
+        rows = [torch.cat([first, *(tile[:, :, number] for number in row)], 2) for row in cut.seen]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
-    def _bias(
-        self, table: Tensor | None, to_global: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Added to scores: (n or 1, W, K, W) by offset, (n or 1, W, G); None, None for nothing."""
-        window, tile = self.window, self.window.tile
-        if table is None and to_global is None and window.exact != 1:
-            return None, None
+    def _bias(self, heads: slice) -> tuple[Tensor, Tensor] | None:
+        """Added to scores: (n or 1, W, K, W) by offset, (n or 1, W, G); None for nothing."""
+        window, tile = self.facts.window, self.facts.window.tile
+        if self.table is None and self.to_global is None and window.exact != 1:
+            return None
         some = dict(dtype=self.wide, device=self.q.device)
-        heads = 1 if table is None and to_global is None else self.shape[1]
+        count = 1 if self.table is None and self.to_global is None else heads.stop - heads.start
         local = torch.zeros(1, tile, len(window.offsets) * tile, **some)
-        if table is not None:
-            local = tile_bias(LocalBias(table.to(self.wide)), window)
+        if self.table is not None:
+            local = tile_bias(LocalBias(self.table[heads].to(self.wide)), window)
         if window.exact == 1:
             local = local.masked_fill(~window.reach(self.q.device), torch.finfo(self.wide).min)
-        first = torch.zeros(heads, tile, self.num_global, **some)
-        if to_global is not None:
-            first += to_global[:, None]
-        return local.expand(heads, -1, -1).unflatten(2, (-1, tile)), first
+        first = torch.zeros(count, tile, self.facts.num_global, **some)
+        if self.to_global is not None:
+            first += self.to_global[heads, None]
+        return local.expand(count, -1, -1).unflatten(2, (-1, tile)), first
 
     def _real(self, valid: Tensor | None) -> Tensor | None:
-        """bool (b or 1, M, W): the tokens that exist; None where all do."""
-        window = self.window
-        if valid is None and not any(n % window.size for n in window.grid):
+        """bool, as `Keys.tiles` with D 1: the tokens that exist; None where all do."""
+        window, (images, heads) = self.facts.window, self.shape[:2]
+        if valid is None and even(window):
             return None
         limit = torch.tensor([window.grid], device=self.q.device)
         limit = limit if valid is None else torch.minimum(valid, limit)
@@ -318,7 +321,15 @@ class Block:
             token = torch.arange(count * window.size, device=self.q.device)
             lines.append((token < limit[:, axis, None]).unflatten(1, (count, window.size)))
         rows, cols = lines
-        return (rows[:, :, None, :, None] & cols[:, None, :, None, :]).flatten(3).flatten(1, 2)
+        real = rows[:, None, :, None, :, None, None] & cols[:, None, None, :, None, :, None]
+        real = wrapped(real[..., 0]) if window.cyclic else real[..., 0]
+        return real.expand(images, heads, -1, -1, -1, -1)[..., None]
+
+
+def spread_out(scores: Tensor, batch: Batch) -> Tensor:
+    """(h, M*W, T) -> (b, n, p, M*W, T), the same memory."""
+    heads = batch.heads.stop - batch.heads.start
+    return scores.unflatten(0, (-1, heads, batch.cut.groups))
 
 
 class BiasGradient:
@@ -333,19 +344,19 @@ class BiasGradient:
         self.tile = None if table is None else like.new_zeros(shape)
         self.first = None if to_global is None else like.new_zeros(heads, facts.num_global)
 
-    def add(self, slopes: Tensor, block: Block, batch: Pattern) -> None:
-        """slopes (h*p, m*W, T): the gradients of a batch's scores."""
+    def add(self, slopes: Tensor, batch: Batch) -> None:
+        """slopes (h, M*W, T): the gradients of a batch's scores."""
         if self.tile is None and self.first is None:
             return
-        of_heads = block.spread(slopes, batch).sum((0, 2))  # (n, m*W, T)
+        of_heads = spread_out(slopes, batch).sum((0, 2))  # (n, M*W, T)
         if self.first is not None:
-            self.first[block.heads] += of_heads[:, :, : self.num_global].sum(1)
+            self.first[batch.heads] += of_heads[:, :, : self.num_global].sum(1)
         if self.tile is not None:
             parts = of_heads[:, :, self.num_global :].split(self.window.tile, dim=1)
-            for seen, part in zip(batch.seen, parts):
+            for seen, part in zip(batch.cut.seen, parts):
                 index = torch.tensor(seen, device=part.device)
                 part = part.unflatten(2, (-1, self.window.tile))
-                self.tile[block.heads].index_add_(2, index, part)
+                self.tile[batch.heads].index_add_(2, index, part)
 
     def result(
         self, table: Tensor | None, to_global: Tensor | None

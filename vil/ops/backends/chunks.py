@@ -18,7 +18,8 @@ def to_chunks(x: Tensor, window: Window) -> Tensor:
             2, (rows, cols, w * w)
         )
     x = x.unflatten(2, window.grid)
-    x = F.pad(x, (0, 0, 0, cols * w - grid_cols, 0, rows * w - grid_rows))
+    if (grid_rows, grid_cols) != (rows * w, cols * w):  # else padding would copy for nothing
+        x = F.pad(x, (0, 0, 0, cols * w - grid_cols, 0, rows * w - grid_rows))
     x = x.unflatten(3, (cols, w)).unflatten(2, (rows, w))  # (B, N, R, w, C, w, D)
     return x.transpose(3, 4).flatten(4, 5)
 

@@ -1,0 +1,275 @@
+"""The promised ratios of local attention on a CPU, each as one line "name: value (wanted ...)".
+
+  python benchmarks/attention_engine.py            all parts, and benchmarks/results/*.json
+  python benchmarks/attention_engine.py A B        some parts; nothing is written
+  python benchmarks/attention_engine.py --json FILE
+
+A speed   B memory   C growth with the grid   D the choice of a backend, tuned and not
+E random shift
+
+Two threads; B 2, N 12, D 64, w 8, one global token and nine chunks cut at the border unless said;
+medians of nine interleaved repeats of forward and backward. "x faster" is the other's time over
+ours. floor is the time of the seven products of the pairs visited, measured in the same run.
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from vil.bench.attention import FLOOR, Row, measure, plain
+from vil.bench.candidates import candidate, visited
+from vil.bench.race import Times, held, race
+from vil.ops import BACKENDS, Case, Window, choose
+from vil.ops.testing import make_inputs
+from vil.utils.machine import machine
+
+CPU = torch.device("cpu")
+THREADS, ROUNDS = 2, 9
+OURS, BASE = "blocked", "chunk_handgrad"
+RESULT = Path(__file__).parent / "results/attention-engine-cpu.json"
+GIB = 2**30
+MEASURED: list[Row] = []
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A figure and what it should be; neither bound: for information."""
+
+    name: str
+    value: float
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def wanted(self) -> str:
+        bounds = {">=": self.at_least, "<=": self.at_most}
+        return " and ".join(f"{sign} {n:g}" for sign, n in bounds.items() if n is not None)
+
+    @property
+    def kept(self) -> bool:
+        low = self.at_least is None or self.value >= self.at_least
+        return low and (self.at_most is None or self.value <= self.at_most)
+
+    def __str__(self) -> str:
+        wanted = f" (wanted {self.wanted})" if self.wanted else ""
+        return f"{self.name}: {self.value:.3g}{wanted}{'' if self.kept else '  <- missed'}"
+
+
+def case_of(side: int, size: int = 8, *, mode: int = 0, exact: int = 0, bias: bool = True, **facts):
+    """A square grid with the script's facts, or others; its bias is both kinds or none."""
+    some = dict(batch=2, heads=12, head_dim=64, num_global=1) | facts
+    window = Window.from_mode((side, side), size, exact, mode)
+    to_global = bias and some["num_global"] > 0
+    return Case(window, **some, table_bias=bias, global_bias=to_global)
+
+
+@cache
+def measured(case: Case, *names: str) -> dict[str, Row]:
+    """{backend: row}, once in a run of this script."""
+    rows = measure(case, names, ROUNDS)
+    MEASURED.extend(rows)
+    for row in rows:
+        assert row.total_ms is not None, f"{row.backend}: {row.reason}"
+    return {row.backend: row for row in rows}
+
+
+def raced(**entries: tuple[str, Case]) -> dict[str, Times]:
+    """Times of backends on cases of their own, in turns."""
+    candidates = {
+        label: candidate(name, case, make_inputs(case)) for label, (name, case) in entries.items()
+    }
+    times, dropped = race(candidates, ROUNDS, CPU)
+    assert not dropped, dropped
+    return times
+
+
+def ours(case: Case) -> list[str]:
+    """The backend the figures are about, and what `auto` takes if that is another."""
+    return list(dict.fromkeys((OURS, choose(case))))
+
+
+def speed() -> Iterator[Ratio]:
+    """A: against full attention, the floor, the sliding chunks and itself."""
+    for bias in (False, True):
+        case = case_of(56, bias=bias)
+        text = f"56x56 {'with' if bias else 'without'} bias"
+        rows = measured(case, *ours(case), BASE, "sdpa")
+        for name in ours(case):
+            row = rows[name]
+            yield Ratio(f"A {text}, {name}: x faster than full sdpa", 1 / row.over_sdpa, 2.5)
+            yield Ratio(f"A {text}, {name}: time over floor", row.over_floor, None, 2.0)
+            share = row.forward_ms / rows[FLOOR].forward_ms
+            yield Ratio(f"A {text}, {name}: forward over its two products", share, None, 2.0)
+            yield Ratio(f"A {text}, {name}: x faster than {BASE}", 1 / row.over_chunk_handgrad, 2.0)
+            half = replace(case, dtype=torch.bfloat16)
+            times = raced(single=(name, case), half=(name, half))
+            faster = times["single"].total_ms / times["half"].total_ms
+            yield Ratio(f"A {text}, {name}: bfloat16 x faster than float32", faster, 1.6)
+    for side in (14, 28):
+        case = case_of(side, 7, batch=16, heads=3, head_dim=32)
+        rows = measured(case, *ours(case), BASE)
+        for name in ours(case):
+            text = f"A {side}x{side} w 7 B 16 N 3 D 32, {name}: x faster than {BASE}"
+            yield Ratio(text, 1 / rows[name].over_chunk_handgrad, 2.0)
+    case = case_of(32)
+    rows = measured(case, *ours(case), "sdpa")
+    for name in ours(case):
+        yield Ratio(f"A 32x32, {name}: x faster than full sdpa", 1 / rows[name].over_sdpa, 1.0)
+
+
+def memory() -> Iterator[Ratio]:
+    """B: tensors at the peak, beyond inputs, output and gradients."""
+    for bias in (False, True):
+        case = case_of(56, bias=bias)
+        rows = measured(case, *ours(case), BASE, "sdpa")
+        for name in ours(case):
+            text = f"B 56x56 {'with' if bias else 'without'} bias, {name}: "
+            yield Ratio(f"{text}MiB at the peak", rows[name].extra_mib)
+            share = rows[name].extra_mib / rows[BASE].extra_mib
+            yield Ratio(f"{text}memory over {BASE}'s", share, None, 1 / 8)
+
+
+def growth() -> Iterator[Ratio]:
+    """C: time per pair on a large grid, and what a very large one holds."""
+    small, large = (case_of(side, batch=1) for side in (56, 224))
+    more = visited(large.window, 1) / visited(small.window, 1)
+    for name in ours(large):
+        times = raced(small=(name, small), large=(name, large))
+        per_pair = times["large"].total_ms / times["small"].total_ms / more
+        yield Ratio(f"C B 1, {name}: time per pair at 224x224 over 56x56", per_pair, None, 1.2)
+    case = case_of(512, 7, batch=1, heads=3, head_dim=32)
+    for name in ours(case):
+        with multiprocessing.get_context("spawn").Pool(1) as fresh:  # its peak has no history
+            grown, peak = fresh.apply(process_memory, (name, case))
+        text = f"C 512x512 w 7 B 1 N 3 D 32, {name}: GiB"
+        yield Ratio(f"{text} that the process grew by", grown / GIB, None, 3.0)
+        yield Ratio(f"{text} of tensors beyond inputs", peak / GIB, None, 3.0)
+
+
+def process_memory(name: str, case: Case) -> tuple[int, int]:
+    """Bytes that one forward and backward add to the process at its peak; bytes of tensors."""
+    torch.set_num_threads(THREADS)
+    one, before = candidate(name, case, make_inputs(case)), resident("VmRSS")
+    one.backward(one.forward())
+    grown = resident("VmHWM") - before
+    return grown, held(one, CPU)[0]
+
+
+def resident(what: str) -> int:
+    """Bytes of this process in memory: VmRSS now, VmHWM at the most so far."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{what}:"))
+
+
+def choices() -> Iterator[Ratio]:
+    """D: the preferred backend and the tuned one, over the best and against the sliding chunks."""
+    from vil.ops import autotune
+    from vil.ops.dispatch import CHOICES
+
+    mean = statistics.geometric_mean
+    slower: dict[str, list[float]] = {}
+    faster: dict[str, list[float]] = {}
+    for case in VARIETY:
+        CHOICES.clear()
+        untuned = choose(case)
+        trials = autotune.tune(case)
+        tuned = choose(case)
+        able = [trial.name for trial in trials if not trial.reason and trial.name in BACKENDS]
+        rows = measure(case, dict.fromkeys((*able, BASE)), ROUNDS)
+        MEASURED.extend(rows)
+        times = {row.backend: row.total_ms for row in rows if row.total_ms and row.backend != FLOOR}
+        best = min(times, key=times.get)
+        print(f"  {sketch(case)}: best {best}, untuned {untuned}, tuned {tuned}", flush=True)
+        for how, name in (("untuned", untuned), ("tuned", tuned)):
+            slower.setdefault(how, []).append(times[name] / times[best])
+            faster.setdefault(how, []).append(times[BASE] / times[name])
+    for how, most, worst in (("tuned", 1.05, 1.2), ("untuned", 1.3, None)):
+        text, over = f"D {len(VARIETY)} cases, {how}:", slower[how]
+        yield Ratio(f"{text} time over the best's, mean", mean(over), None, most)
+        yield Ratio(f"{text} time over the best's, worst", max(over), None, worst)
+        gain, least = faster[how], 2.0 if how == "tuned" else None
+        yield Ratio(f"{text} x faster than {BASE}, mean", mean(gain), least)
+        yield Ratio(f"{text} x faster than {BASE}, worst", min(gain))
+
+
+def sketch(case: Case) -> str:
+    """A case in a line."""
+    window, rows = case.window, case.window.grid[0]
+    kind = f"exact {window.exact}, {len(window.offsets)} offsets"
+    facts = f"B {case.batch} N {case.heads} D {case.head_dim} G {case.num_global}"
+    return f"{rows}x{rows} w {window.size} {facts}, {kind}, {'' if case.table_bias else 'no '}bias"
+
+
+VARIETY = [
+    case_of(side, size, batch=batch, heads=heads, head_dim=dim, num_global=g,
+            bias=bias, exact=exact, mode=mode)
+    for side, size, batch, heads, dim, g, bias, exact, mode in (
+        (14, 7, 16, 3, 32, 1, True, 0, 0), (14, 7, 16, 3, 32, 1, True, 0, 3),
+        (14, 7, 8, 6, 64, 0, False, -1, 0), (14, 8, 8, 6, 48, 1, True, 1, 0),
+        (14, 15, 8, 3, 32, 2, True, 0, 0), (20, 7, 8, 3, 96, 1, False, 0, 0),
+        (28, 7, 16, 3, 32, 1, True, 0, 0), (28, 7, 8, 6, 64, 1, True, 1, 0),
+        (28, 7, 8, 3, 32, 1, True, 0, 8), (28, 8, 4, 6, 48, 0, False, 0, 0),
+        (28, 8, 4, 3, 96, 2, True, -1, 0), (28, 15, 4, 3, 64, 1, True, 0, 0),
+        (32, 8, 2, 12, 64, 1, True, 0, 0), (32, 8, 2, 12, 64, 1, True, 0, -1),
+        (40, 15, 2, 3, 32, 1, True, 0, 0), (40, 7, 4, 3, 48, 0, True, -1, 5),
+        (48, 8, 2, 6, 32, 1, False, 1, 0), (56, 7, 4, 3, 32, 1, True, 0, 0),
+        (56, 7, 4, 3, 32, 1, True, 0, 1), (56, 7, 2, 3, 32, 1, True, 1, 0),
+        (56, 8, 2, 12, 64, 1, True, 0, 0), (56, 8, 2, 6, 96, 0, False, -1, 0),
+        (56, 15, 1, 3, 64, 1, True, 0, 0), (64, 8, 1, 6, 48, 2, False, 0, 0),
+        (72, 15, 1, 3, 48, 0, True, -1, 0), (96, 7, 1, 3, 32, 1, True, 0, 0),
+        (96, 8, 1, 6, 64, 1, False, 0, 2), (96, 15, 1, 3, 32, 0, False, 1, 0),
+    )
+]  # fmt: skip
+
+
+def shift() -> Iterator[Ratio]:
+    """E: one neighbour beside the own chunk instead of all nine chunks."""
+    nine, two = case_of(56), case_of(56, mode=1)
+    for label, names in (("auto", (choose(nine), choose(two))), (OURS, (OURS, OURS))):
+        times = raced(nine=(names[0], nine), two=(names[1], two))
+        share = times["two"].total_ms / times["nine"].total_ms
+        yield Ratio(f"E 56x56, {label}: one neighbour over all nine", share, None, 0.35)
+
+
+PARTS: dict[str, Callable[[], Iterator[Ratio]]] = {
+    "A": speed,
+    "B": memory,
+    "C": growth,
+    "D": choices,
+    "E": shift,
+}
+
+
+def run(parts: list[str], file: Path | None) -> None:
+    """Print the ratios of the parts as they come; with a file, write them and their rows."""
+    torch.set_num_threads(THREADS)
+    about = machine(CPU)
+    print(f"{about['name']}, {THREADS} threads, torch {about['torch']}\n")
+    ratios = []
+    for part in parts:
+        for ratio in PARTS[part]():
+            print(ratio, flush=True)
+            ratios.append(vars(ratio) | {"wanted": ratio.wanted, "kept": ratio.kept})
+    if file:
+        found = {"machine": about, "ratios": ratios, "rows": plain(MEASURED)}
+        file.write_text(json.dumps(found, indent=1) + "\n")
+        print(f"\n{file}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there")
+    args = parser.parse_args()
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"unknown part {', '.join(sorted(unknown))} (choices: {', '.join(PARTS)})")
+    run(args.parts or list(PARTS), args.json or (None if args.parts else RESULT))

@@ -1,0 +1,162 @@
+"""`vil benchmark attention`: what it prints, writes and draws, and how it refuses."""
+
+import csv
+import json
+import re
+
+import pytest
+from PIL import Image
+from small_runs import vil
+
+from vil.bench.attention import COLUMNS
+from vil.ops import BACKENDS
+
+SMALL = ("--head-dim", "4", "--batch", "1", "--rounds", "1", "--device", "cpu")
+NAMES = [*BACKENDS, "sdpa", "natten", "floor"]
+MINE = """
+from vil.ops import BACKENDS, register_backend
+register_backend("mine", BACKENDS["gathered"].attend)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_table():
+    kept = dict(BACKENDS)
+    yield
+    BACKENDS.clear()
+    BACKENDS.update(kept)
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    """All backends on four cases: two grids, two masks."""
+    folder = tmp_path_factory.mktemp("benchmark") / "of" / "attention"
+    grids = ("--grids", "3,5x4", "--window", "2", "--masks", "chunks,cyclic")
+    ended = vil("benchmark", "attention", *SMALL, *grids, "--out", folder)
+    assert ended.code == 0, ended.err
+    return folder, ended.out
+
+
+def test_each_case_is_a_table_of_every_candidate(result):
+    _, out = result
+    heads = re.findall(r"^(\d+ x \d+) tokens, w 2, (\w+), .*; auto: (\w+)$", out, re.MULTILINE)
+    places = [(grid, mask) for mask in ("chunks", "cyclic") for grid in ("3 x 3", "5 x 4")]
+    assert [(grid, mask) for grid, mask, _ in heads] == places
+    for name in NAMES:
+        assert len(re.findall(rf"^  {re.escape(name)}( \*)? +\S", out, re.MULTILINE)) == 4, name
+    assert out.count(f"  {heads[0][2]} *") == 4, "the star marks what auto takes"
+    assert out.count("unfolding sees the exact one only") == 8
+
+
+def test_json_and_csv_hold_the_same_rows_and_json_the_machine(result):
+    folder, _ = result
+    found = json.loads((folder / "attention.json").read_text())
+    about, rows = found["machine"], found["rows"]
+    assert about.keys() >= {"name", "processor", "threads", "torch", "date", "command"}
+    assert [row["backend"] for row in rows] == NAMES * 4
+    for row in rows:
+        assert list(row) == COLUMNS
+        assert bool(row["reason"]) == (row["forward_ms"] is None)
+    with (folder / "attention.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["backend"] for line in lines] == NAMES * 4
+    assert lines[0].keys() == rows[0].keys()
+    assert {line["grid"] for line in lines} == {"3x3", "5x4"}
+    timed = [(row, line) for row, line in zip(rows, lines) if not row["reason"]]
+    assert all(float(line["forward_ms"]) == row["forward_ms"] for row, line in timed)
+
+
+def test_there_is_a_picture_and_it_can_be_drawn_anew(result, tmp_path):
+    folder, out = result
+    picture = folder / "attention-float32-w2-n3.png"
+    assert str(picture) in out
+    with Image.open(picture) as image:
+        drawn = image.convert("RGB")
+        assert len(drawn.getcolors(drawn.width * drawn.height)) > 10, "not an empty page"
+    anew = tmp_path / "anew"
+    ended = vil("benchmark", "attention", "--plot", folder / "attention.json", "--out", anew)
+    assert ended.code == 0, ended.err
+    assert (anew / picture.name).read_bytes() == picture.read_bytes()
+
+
+def test_a_picture_for_each_type_window_and_number_of_heads(tmp_path):
+    lists = ("--grids", "4", "--window", "2,3", "--heads", "1,2", "--dtype", "float32,bfloat16")
+    ended = vil("benchmark", "attention", *SMALL, *lists, "--backends", "blocked", "--out", "out")
+    assert ended.code == 0, ended.err
+    found = {file.name for file in (tmp_path / "out").glob("*.png")}
+    assert found == {
+        f"attention-{dtype}-w{size}-n{heads}.png"
+        for dtype in ("float32", "bfloat16")
+        for size in (2, 3)
+        for heads in (1, 2)
+    }
+
+
+def test_only_what_was_named_runs_and_each_reason_is_told(tmp_path):
+    words = ("--grids", "6", "--window", "2", "--masks", "exact", "--no-bias", "--num-global", "0")
+    names = ("--backends", "unfold_nnf,natten,chunk_handgrad,blocked", "--max-bytes", "20000")
+    ended = vil("benchmark", "attention", *SMALL, *words, *names)
+    assert ended.code == 0, ended.err
+    assert "G 0, float32, no bias; auto: " in ended.out
+    (folder,) = (tmp_path / "benchmarks" / "results").iterdir()
+    rows = json.loads((folder / "attention.json").read_text())["rows"]
+    reasons = {row["backend"]: row["reason"] for row in rows}
+    assert list(reasons) == ["unfold_nnf", "natten", "chunk_handgrad", "blocked", "floor"]
+    assert "would hold" in reasons["unfold_nnf"]
+    assert "CUDA" in reasons["natten"]
+    assert not reasons["blocked"]
+
+
+def test_a_backend_of_ones_own_takes_part(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    words = ("--grids", "4", "--window", "2", "--import", "mine.py", "--backends", "mine")
+    ended = vil("benchmark", "attention", *SMALL, *words, "--modes", "0,3,-1")
+    assert ended.code == 0, ended.err
+    assert len(re.findall(r"^  mine +\d", ended.out, re.MULTILINE)) == 3
+    assert ", mode -1," in ended.out
+    assert ", mode 3," in ended.out
+
+
+REFUSED = {
+    "backend": ("--backends bloked", r"unknown backend 'bloked'; did you mean 'blocked'\?.*sdpa"),
+    "no backend": ("--backends ,", r"--backends: expected names"),
+    "dtype": ("--dtype float33", r"unknown dtype 'float33'; did you mean 'float32'\?"),
+    "mask": ("--masks exakt", r"unknown mask 'exakt'; did you mean 'exact'\?"),
+    "mode": ("--modes 9", r"mode must be -1 .* or 1\.\.8 .*, got 9"),
+    "negative mode": ("--modes=-2", r"--modes: .* from -1 on, got '-2'"),
+    "exact with a mode": ("--masks exact --modes 1", r"the exact window .* needs all nine"),
+    "window": ("--window 0", r"--window: .* from 1 on, got '0'"),
+    "grid": ("--grids 0", r"--grids: .* from 1 on, got '0'"),
+    "grid of three": ("--grids 2x3x4", r"--grids: .*'2x3x4'"),
+    "a word": ("--grids small", r"--grids: .*'small'"),
+    "heads": ("--heads 0", r"--heads: "),
+    "rounds": ("--rounds 0", r"--rounds: "),
+    "global tokens": ("--num-global=-1", r"--num-global: .* from 0 on"),
+    "bytes": ("--max-bytes few", r"--max-bytes: expected a number above 0, got 'few'"),
+    "device": ("--device tpu", r"--device: expected auto, cpu or cuda, got 'tpu'"),
+    "folder": ("--out file/below", r"--out file/below: "),
+    "import": ("--import none.py", r"--import none\.py: no such Python file"),
+    "no result": ("--plot none.json", r"--plot none\.json: No such file"),
+    "not a result": ("--plot file", r"--plot file: not a result of vil benchmark attention"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_one_line_before_anything_is_measured(name, tmp_path):
+    words, pattern = REFUSED[name]
+    (tmp_path / "file").write_text("{}")
+    ended = vil("benchmark", "attention", *words.split())
+    assert ended.code == 2, ended
+    assert re.search(pattern, ended.err), ended.err
+    assert ended.err.count("\n") == 1
+    assert ended.out == ""
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_without_a_cuda_device_there_is_no_figure_for_one(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    ended = vil("benchmark", "attention", "--device", "cuda")
+    assert (ended.code, ended.out) == (2, "")
+    assert (
+        ended.err == "vil benchmark: --device cuda: there is no CUDA device (choices: auto, cpu)\n"
+    )

@@ -1,0 +1,67 @@
+"""What only a GPU can show of the backends: compiled kernels equal the definition, and repeat."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from cases import PAIRWISE, name_of
+
+from vil.ops import BACKENDS, Case, Window, choose
+from vil.ops.testing import errors, make_inputs, run
+from vil.utils.timing import peak_tensor_bytes
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
+COMPILED = [name for name in BACKENDS if "flex" in name]  # a compilation per case: minutes
+ON_GPU = [
+    replace(case, device="cuda", head_dim=dim, dtype=dtype)
+    for case, dim, dtype in zip(
+        PAIRWISE,
+        [16, 32, 48, 64, 96, 128] * len(PAIRWISE),
+        [torch.bfloat16, torch.float16, torch.float32, torch.float32] * len(PAIRWISE),
+    )
+]
+LARGE = Case(
+    Window((56, 56), 8), 8, 6, 64, 1, torch.bfloat16, "cuda", table_bias=True, global_bias=True
+)
+
+
+@pytest.mark.parametrize("case", ON_GPU, ids=name_of)
+def test_backends_equal_the_definition_on_a_gpu(case):
+    able = [
+        name
+        for name, entry in BACKENDS.items()
+        if name not in COMPILED and not entry.unsupported(case)
+    ]
+    assert "triton" in able
+    for what, (error, bound) in errors(case, able).items():
+        assert error <= bound, f"{what} is off by {error:.2e} (bound {bound:.2e}), {name_of(case)}"
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("case", ON_GPU[::12], ids=name_of)
+def test_compiled_backends_equal_the_definition_on_a_gpu(name, case):
+    if reasons := BACKENDS[name].unsupported(case):
+        pytest.skip("; ".join(reasons))
+    for what, (error, bound) in errors(case, [name]).items():
+        assert error <= bound, f"{what} is off by {error:.2e} (bound {bound:.2e}), {name_of(case)}"
+
+
+def test_repeated_runs_are_bit_identical():
+    inputs = make_inputs(LARGE)
+    first, second = (run(BACKENDS["triton"].attend, LARGE, inputs) for _ in range(2))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_little_is_held_beside_inputs_outputs_and_gradients():
+    inputs = make_inputs(LARGE)
+    few = [inputs.q, inputs.k, inputs.v]
+    run(BACKENDS["triton"].attend, LARGE, inputs)  # compiled
+    peak = peak_tensor_bytes(lambda: run(BACKENDS["triton"].attend, LARGE, inputs), CUDA)
+    made = sum(x.nbytes for x in (*few, inputs.q, *few))  # run's copies, the output, gradients
+    all_of_it = sum(x.nbytes for x in (*few, inputs.q, *few))
+    assert peak - made <= 0.1 * all_of_it
+
+
+def test_triton_is_what_is_taken_untuned():
+    assert choose(LARGE) == "triton"

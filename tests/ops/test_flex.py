@@ -1,0 +1,284 @@
+"""FlexAttention equals the definition, says what it cannot do, never computes all scores unseen.
+
+What torch compiles for CPUs is the output alone. The log-sum-exp, and with it the way to a backward
+pass, runs here on torch's own definition of FlexAttention, which the compiler "eager" leaves as it
+is: masks, bias, layout and units are the same; the kernel is not. The `gpu` tests run the kernels.
+"""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from cases import PAIRWISE, make_case, name_of
+from test_backends import EXACT
+
+from vil.ops import BACKENDS, Backend, LocalBias, Window, definition
+from vil.ops.backends import blocked, flex
+from vil.ops.facts import Facts
+from vil.ops.testing import errors, make_inputs
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+NONE, BOTH, TABLE, TO_GLOBAL = (False, False), (True, True), (True, False), (False, True)
+GROUPS = {  # each is one shape for torch, compiled once
+    "chunks": [
+        make_case((0, 0), (1, 1), 3, 0, TABLE, True, F32),
+        make_case((0, 0), (7, 8), 2, 3, BOTH, True, F32),
+        make_case((0, 0), (5, 10), 3, 0, TABLE, True, F32),  # rows that see nothing
+        make_case((0, 7), (1, 9), 3, 1, TO_GLOBAL, False, F32),
+        make_case((-1, 0), (7, 9), 3, 1, BOTH, True, F32),  # wraps all around
+        make_case((-1, 4), (3, 8), 2, 0, TABLE, False, F32),
+    ],
+    "fully visible": [
+        make_case((0, 0), (7, 13), 4, 1, NONE, False, F32),
+        make_case((0, 0), (16, 16), 4, 0, NONE, True, F32),
+        make_case((-1, 2), (8, 5), 4, 16, NONE, False, F32),
+    ],
+    "exact": [
+        make_case((1, 0), (7, 8), 2, 3, BOTH, True, BF16),
+        make_case((1, 0), (1, 1), 1, 0, TABLE, False, BF16),
+        make_case((1, 0), (5, 13), 4, 1, TO_GLOBAL, True, BF16),
+    ],
+    "larger chunks": [
+        make_case((0, 0), (13, 9), 7, 1, BOTH, True, F16),
+        make_case((0, 3), (15, 10), 7, 2, TABLE, False, F16),
+    ],
+}
+SMALL = GROUPS["chunks"][1]
+needs_compiler = pytest.mark.skipif(
+    bool(lacking := flex.attend_unsupported(replace(SMALL, needs_grad=False))),
+    reason="; ".join(lacking),
+)
+
+
+class Joined(torch.autograd.Function):
+    """The forward of FlexAttention with the backward of blocked."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, table, to_global, valid, facts):
+        out, lse = flex.forward(q, k, v, table, to_global, valid, facts)
+        ctx.save_for_backward(q, k, v, table, to_global, valid, out, lse)
+        ctx.facts = facts
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        return *blocked.backward(*ctx.saved_tensors, dout, ctx.facts), None, None
+
+
+def attend_joined(q, k, v, window, *, num_global, bias, valid, scale, dropout_p):
+    return Joined.apply(q, k, v, *bias, valid, Facts(window, num_global, scale))
+
+
+@pytest.fixture(autouse=True)
+def rows(monkeypatch):
+    """Both ways as rows of the table, and nothing compiled left behind."""
+    monkeypatch.setitem(BACKENDS, "test flex", Backend(flex.attend, flex.attend_unsupported, ""))
+    monkeypatch.setitem(BACKENDS, "test joined", Backend(attend_joined, flex.unsupported, ""))
+    yield
+    flex.forget()
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    monkeypatch.setattr(flex, "COMPILER", "eager")
+
+
+def without_grad(cases):
+    return [replace(case, needs_grad=False) for case in cases]
+
+
+def check(case, name):
+    assert BACKENDS[name].unsupported(case) == []
+    for what, (error, bound) in errors(case, [name]).items():
+        assert error <= bound, f"{what} is off by {error:.2e} (bound {bound:.2e}), {name_of(case)}"
+
+
+def check_lse(case):
+    """Against that of blocked in float64."""
+    facts, found = Facts(case.window, case.num_global, case.head_dim**-0.5), []
+    for inputs, forward in (
+        (make_inputs(case), flex.forward),
+        (make_inputs(case).to(torch.float64), blocked.forward),
+    ):
+        bias = inputs.table, inputs.to_global
+        found.append(forward(inputs.q, inputs.k, inputs.v, *bias, inputs.valid, facts)[1])
+    assert found[0].dtype == F32
+    # of scores of inputs in the case's type: a few of its roundings of numbers of size 4
+    atol = 16 * torch.finfo(case.dtype).eps
+    torch.testing.assert_close(found[0], found[1].float(), atol=atol, rtol=atol)
+
+
+def shapes(cases):
+    """How many times torch compiles for them."""
+    return len({flex._shape(case, lse=False) for case in cases})
+
+
+@needs_compiler
+@pytest.mark.parametrize("group", GROUPS)
+def test_compiled_output_equals_the_definition(group):
+    cases = without_grad(GROUPS[group])
+    assert shapes(cases) == 1
+    for case in cases:
+        check(case, "test flex")
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_compiled_output_equals_the_definition_on_every_pair_of_values():
+    """More than half of the table, in fewer compilations than are allowed."""
+    cases = [case for case in without_grad(PAIRWISE + EXACT) if not flex.attend_unsupported(case)]
+    assert len(cases) > 60
+    assert shapes(cases) <= flex.MAX_SHAPES
+    for case in cases:
+        check(case, "test flex")
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_lse_and_gradients_of_the_joined_pair(group, eager):
+    for case in GROUPS[group]:
+        check(case, "test joined")
+        check_lse(case)
+
+
+@pytest.mark.slow
+def test_lse_and_gradients_of_the_joined_pair_on_every_pair_of_values(eager):
+    cases = [case for case in PAIRWISE + EXACT if not flex.unsupported(case)]
+    assert len(cases) > 60
+    for case in cases:
+        check(case, "test joined")
+        check_lse(case)
+
+
+def test_any_strides_come_and_inputs_stay(eager):
+    case = without_grad([SMALL])[0]
+    inputs, facts = make_inputs(case), Facts(case.window, case.num_global, 0.5)
+    bias = inputs.table, inputs.to_global
+    q, k, v = (
+        x.permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3)
+        for x in (inputs.q, inputs.k, inputs.v)
+    )
+    kept = [x.clone() for x in (q, k, v, *bias)]
+    out, lse = flex.forward(q, k, v, *bias, inputs.valid, facts)
+    again = flex.forward(inputs.q, inputs.k, inputs.v, *bias, inputs.valid, facts)
+    assert out.stride() == torch.empty_like(q).stride()  # as torch.compile was told
+    assert torch.equal(out, again[0])
+    assert torch.equal(lse, again[1])
+    assert all(torch.equal(x, y) for x, y in zip((q, k, v, *bias), kept))
+
+
+def test_a_shape_beyond_the_limit_is_refused_and_known_ones_go_on(eager, monkeypatch):
+    monkeypatch.setattr(flex, "MAX_SHAPES", 1)
+    known, new = SMALL, replace(SMALL, heads=3)
+    check(known, "test joined")
+    assert flex.unsupported(known) == []
+    assert flex.unsupported(replace(known, window=Window((5, 5), 3))) == []
+    assert "1 shapes are compiled already" in flex.unsupported(new)[0]
+    flex.forget()
+    assert flex.unsupported(new) == []
+
+
+def test_all_scores_are_never_computed_unseen(eager):
+    """Where torch.compile is switched off, FlexAttention would, with a warning at most."""
+    with (
+        torch.compiler.set_stance("force_eager"),
+        pytest.raises(RuntimeError, match="switched off"),
+    ):
+        check_lse(SMALL)
+
+
+def test_it_is_a_part_of_a_larger_compiled_program(eager):
+    case = without_grad([SMALL])[0]
+    inputs = make_inputs(case)
+
+    def program(q, k, v, table, to_global):
+        assert flex.attend_unsupported(case) == []
+        out = flex.attend(
+            q.sin(), k, v, case.window, num_global=3, bias=LocalBias(table, to_global),
+            valid=inputs.valid, scale=0.5, dropout_p=0.0,
+        )  # fmt: skip
+        return out + 1
+
+    tensors = inputs.q, inputs.k, inputs.v, inputs.table, inputs.to_global
+    compiled = torch.compile(program, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*tensors), program(*tensors))
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_it_compiles_within_an_operator_of_a_compiled_program():
+    case = without_grad([SMALL])[0]
+    inputs, options = make_inputs(case), dict(num_global=3, scale=0.5, valid=None)
+
+    @torch.library.custom_op("vil_test::flex", mutates_args=())
+    def operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            out = flex.attend(q, k, v, case.window, bias=LocalBias(), dropout_p=0.0, **options)
+            return out.contiguous()
+
+    operator.register_fake(lambda q, k, v: torch.empty_like(q))
+    operator.register_autograd(lambda ctx, grad: (grad, None, None))
+    tensors = [x.requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+    found = torch.compile(lambda *x: operator(*x) + 1, fullgraph=True)(*tensors)
+    wanted = definition.attend(*tensors, case.window, **options) + 1
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (dict(dropout=True), "dropout"),
+        (dict(window=Window((3, 3), 3, -1)), "keys repeat"),
+        (dict(dtype=torch.float64), "float64"),
+        (dict(window=Window((460, 460), 10)), "2116 chunks are more than 2048"),
+        (dict(device="meta"), "device meta"),
+        (dict(device="cuda"), "4 channels a head"),
+        (dict(device="cuda", batch=9000, heads=8), "72000 images times heads"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_reasons(change, reason):
+    case = replace(SMALL, needs_grad=False, **change)
+    for unsupported in (flex.unsupported, flex.attend_unsupported):
+        assert any(reason in sentence for sentence in unsupported(case))
+
+
+def test_reasons_of_cpus_are_those_of_torch():
+    assert any("log-sum-exp on CPUs" in reason for reason in flex.unsupported(SMALL))
+    assert any("no backward on CPUs" in reason for reason in flex.attend_unsupported(SMALL))
+
+
+def test_a_bias_whose_gradient_is_summed_in_any_order_is_refused_where_that_matters():
+    case = replace(SMALL, device="cuda", head_dim=16)
+    assert flex.attend_unsupported(case) == []
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert "any order" in flex.attend_unsupported(case)[0]
+        assert flex.attend_unsupported(replace(case, needs_grad=False)) == []
+        assert flex.unsupported(case) == []
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_machine_without_a_compiler_is_told():
+    code = (
+        "import torch; from vil.ops import Case, Window; from vil.ops.backends import flex;"
+        "print(flex.attend_unsupported(Case(Window((3, 3), 2), 1, 1, 4, needs_grad=False)))"
+    )
+    environment = {"CXX": "no-such-compiler", "PYTHONPATH": ":".join(sys.path)}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "no C++ compiler" in found.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["test flex", "test joined"])
+@pytest.mark.parametrize("group", GROUPS)
+def test_kernels_on_a_gpu(group, name):
+    for case in GROUPS[group]:
+        check(replace(case, device="cuda", head_dim=32), name)
+    if name == "test joined":
+        check_lse(replace(GROUPS[group][0], device="cuda", head_dim=32))

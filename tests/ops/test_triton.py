@@ -1,0 +1,356 @@
+"""The fused Triton kernels equal the definition, and compile for a GPU that need not be there.
+
+Triton decides when it is imported whether it compiles kernels or interprets them. So both are done
+in processes of their own, and this one never imports it.
+"""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from multiprocessing import get_context
+
+import pytest
+import torch
+from cases import PAIRWISE, make_case, name_of
+
+from vil.ops import Case, Window
+from vil.ops.backends import triton_fused
+from vil.ops.dispatch import BACKENDS, Backend
+from vil.ops.facts import Facts
+from vil.ops.testing import errors, make_inputs
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
+NONE, TABLE, BOTH = (False, False), (True, False), (True, True)
+SHARED_BYTES = 227 * 1024  # of a block on sm_90
+
+
+def case_of(head_dim: int, *row) -> Case:
+    return replace(make_case(*row), head_dim=head_dim)
+
+
+CASES = [
+    case_of(16, (1, 0), (1, 1), 2, 0, TABLE, False, SINGLE),
+    case_of(64, (-1, 0), (1, 1), 8, 1, BOTH, False, SINGLE),
+    case_of(16, (1, 0), (7, 8), 3, 1, BOTH, True, SINGLE),
+    case_of(48, (1, 0), (5, 6), 2, 0, NONE, False, HALF),
+    case_of(16, (1, 0), (9, 10), 8, 0, TABLE, True, BRAIN),  # blocks smaller than a chunk
+    case_of(16, (0, 0), (7, 8), 3, 3, BOTH, True, SINGLE),
+    case_of(64, (0, 0), (9, 6), 7, 1, NONE, True, BRAIN),
+    case_of(16, (0, 0), (3, 2), 7, 0, TABLE, False, HALF),  # the window is larger than the grid
+    case_of(20, (-1, 0), (5, 9), 3, 1, BOTH, True, BRAIN),  # cyclic, two chunks: keys repeat
+    case_of(16, (-1, 0), (7, 8), 2, 0, (False, False), True, HALF),
+    case_of(16, (-1, 0), (3, 13), 8, 3, BOTH, False, SINGLE),
+    case_of(16, (0, -1), (7, 8), 3, 1, BOTH, True, BRAIN),
+    case_of(16, (-1, -1), (7, 5), 2, 0, TABLE, True, SINGLE),
+    case_of(16, (0, 1), (7, 8), 3, 3, (False, True), True, SINGLE),
+    case_of(48, (0, 5), (5, 7), 2, 1, TABLE, False, HALF),
+    case_of(16, (0, 7), (9, 11), 8, 0, TABLE, True, BRAIN),
+    case_of(16, (-1, 3), (5, 8), 3, 1, BOTH, False, SINGLE),
+    case_of(16, (-1, 8), (8, 5), 3, 0, TABLE, True, HALF),
+    Case(Window((7, 8), 3, 0, ((0, 0), (-1, 1), (1, 0))), 2, 2, 16, 1, SINGLE, "cpu", True, True),
+    Case(Window((5, 7), 2, -1, ((1, 1), (0, 0), (0, -1))), 2, 1, 16, 0, SINGLE, "cpu", True),
+]
+SIZES = [  # every number of channels that is padded in another way, and windows small and large
+    replace(
+        case_of(dim, (kind, 0), grid, size, 1, BOTH, True, dtype),
+        batch=1 + (size < 12),
+        heads=1 + (size < 12),
+    )
+    for dim, size, grid, kind, dtype in [
+        (16, 32, (33, 5), 1, BRAIN), (20, 31, (3, 35), 0, HALF), (16, 16, (17, 20), -1, BRAIN),
+        (17, 15, (16, 19), 0, HALF), (24, 12, (13, 15), 1, BRAIN), (31, 9, (10, 11), 0, SINGLE),
+        (32, 8, (9, 15), -1, HALF), (33, 7, (8, 13), 1, SINGLE), (48, 6, (7, 11), 0, BRAIN),
+        (64, 5, (9, 6), 1, HALF), (65, 4, (5, 7), -1, SINGLE), (80, 7, (8, 13), 0, BRAIN),
+        (96, 3, (4, 5), 1, SINGLE), (100, 8, (9, 15), 0, SINGLE), (127, 2, (3, 5), 1, BRAIN),
+        (128, 8, (9, 15), -1, SINGLE), (128, 7, (8, 13), 1, HALF),
+    ]
+]  # fmt: skip
+TABLE_OF_PAIRS = [
+    replace(case, head_dim=16, dtype=HALF if case.dtype == torch.float64 else case.dtype)
+    for case in PAIRWISE
+]
+
+
+class Fused(torch.autograd.Function):
+    """Both passes joined, as short as can be."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        out, lse = triton_fused.forward(*inputs)
+        ctx.save_for_backward(*inputs[:-1], out, lse)
+        ctx.facts = inputs[-1]
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        return *triton_fused.backward(*ctx.saved_tensors, dout, ctx.facts), None, None
+
+
+def attend(q, k, v, window, *, num_global, bias, valid, scale, dropout_p):
+    return Fused.apply(q, k, v, *bias, valid, Facts(window, num_global, scale))
+
+
+@contextmanager
+def process(**environment):
+    """A pool of one new process with this environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+        pool.submit(int).result()  # it starts now
+    with pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def interpreter():
+    """Runs functions of this file in a process in which kernels are interpreted."""
+    with process(TRITON_INTERPRET="1") as pool:
+        pool.submit(prepare_interpreter).result()
+        yield lambda function, *arguments: pool.submit(function, *arguments).result()
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory):
+    """Runs functions of this file in a process in which kernels are compiled, but not run."""
+    cache = str(tmp_path_factory.mktemp("triton"))
+    with process(TRITON_INTERPRET="0", TRITON_CACHE_DIR=cache) as pool:
+        pool.submit(prepare_compiler).result()
+        yield lambda function, *arguments: pool.submit(function, *arguments).result()
+
+
+def prepare_interpreter() -> None:
+    from triton.runtime import interpreter
+
+    torch.use_deterministic_algorithms(True)  # new tensors are full of NaN: all must be written
+    assert torch.empty(3).isnan().all()
+    BACKENDS["fused"] = Backend(attend, triton_fused.unsupported, "")
+    # checks of every addition for overflow, which take three quarters of the time
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
+        sanitize_overflow=False
+    )
+
+
+def measure(case: Case) -> dict[str, tuple[float, float]]:
+    assert triton_fused.unsupported(case) == []
+    return errors(case, ["fused"])
+
+
+def check(found: dict[str, tuple[float, float]]) -> None:
+    assert found
+    for what, (error, bound) in found.items():
+        assert error <= bound, f"{what} is off by {error:.2e} (bound {bound:.2e})"
+
+
+@needs_triton
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_the_kernels_equal_the_definition(interpreter, case):
+    check(interpreter(measure, case))
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SIZES, ids=lambda case: f"d{case.head_dim}-{name_of(case)}")
+def test_the_kernels_equal_the_definition_in_all_sizes(interpreter, case):
+    check(interpreter(measure, case))
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("case", TABLE_OF_PAIRS, ids=name_of)
+def test_the_kernels_equal_the_definition_on_every_pair_of_values(interpreter, case):
+    check(interpreter(measure, case))
+
+
+def both_passes(case: Case, rearranged: bool) -> list[torch.Tensor]:
+    """All results; rearranged: from tensors with the same numbers in other places."""
+    inputs = make_inputs(case)
+    q, k, v, dout = inputs.q, inputs.k, inputs.v, inputs.cotangent
+    dout = dout[:, :, :1].expand_as(dout)
+    if rearranged:
+        q = q.transpose(1, 2).contiguous().transpose(1, 2)  # as split from (B, L, N*D)
+        k, v = torch.cat([k, v], dim=-1).chunk(2, dim=-1)
+        v = v.mT.contiguous().mT  # channels far apart
+        assert not any(x.is_contiguous() for x in (q, k, v, dout))
+    else:
+        dout = dout.contiguous()
+    arguments = (q, k, v, inputs.table, inputs.to_global, inputs.valid)
+    facts = Facts(case.window, case.num_global, 0.3)
+    out, lse = triton_fused.forward(*arguments, facts)
+    return [out, lse, *triton_fused.backward(*arguments, out, lse, dout, facts)]
+
+
+@needs_triton
+def test_strides_change_nothing(interpreter):
+    case = CASES[2]
+    for a, b in zip(*(interpreter(both_passes, case, other) for other in (False, True))):
+        assert a.isfinite().all()
+        assert torch.equal(a, b)
+
+
+def rows_without_keys() -> list[torch.Tensor]:
+    q, k, v, dout = torch.randn(4, 1, 1, 36, 16).unbind()
+    arguments = (q, k, v, None, None, torch.tensor([[1, 1]]))
+    facts = Facts(Window((6, 6), 2), 0, 0.25)
+    out, lse = triton_fused.forward(*arguments, facts)
+    return [out, lse, *triton_fused.backward(*arguments, out, lse, dout, facts)[:3]]
+
+
+@needs_triton
+def test_a_row_that_sees_nothing_gives_zero_and_no_gradient(interpreter):
+    out, lse, dq, dk, dv = interpreter(rows_without_keys)
+    assert lse[0, 0, -1] == -torch.inf
+    assert out[0, 0, -1].eq(0).all()
+    assert dq[0, 0, -1].eq(0).all()
+    assert out[0, 0, 0].ne(0).any()
+    assert dv[0, 0, 0].ne(0).any()
+    assert all(grad[0, 0, 1:].eq(0).all() for grad in (dk, dv))
+
+
+def bias_of_other_type() -> list[torch.dtype]:
+    case = CASES[11]
+    inputs = make_inputs(case)
+    biases = inputs.table.float(), inputs.to_global.double()
+    arguments = (inputs.q, inputs.k, inputs.v, *biases, inputs.valid)
+    facts = Facts(case.window, case.num_global, 0.25)
+    out, lse = triton_fused.forward(*arguments, facts)
+    grads = triton_fused.backward(*arguments, out, lse, inputs.cotangent, facts)
+    return [x.dtype for x in (out, lse, *grads)]
+
+
+@needs_triton
+def test_gradients_have_the_type_of_what_they_belong_to(interpreter):
+    wanted = [BRAIN, SINGLE, BRAIN, BRAIN, BRAIN, SINGLE, torch.float64]
+    assert interpreter(bias_of_other_type) == wanted
+
+
+def prepare_compiler() -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    class Hopper:
+        """As much of a driver as compiling asks for."""
+
+        get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+        get_current_device = staticmethod(lambda: 0)
+        get_current_stream = staticmethod(lambda device: 0)
+
+    launch = JITFunction.run
+
+    def compile_only(self, *args, warmup, **kwargs):
+        kernel = launch(self, *args, warmup=True, **kwargs)
+        COMPILED[self.fn.__name__] = len(kernel.asm["cubin"]), kernel.metadata.shared
+
+    driver.set_active(Hopper())
+    JITFunction.run = compile_only
+
+
+COMPILED: dict[str, tuple[int, int]] = {}
+
+
+def compile_both(case: Case) -> dict[str, tuple[int, int]]:
+    """By kernel, bytes of the binary and of shared memory, for the launches of a case."""
+    COMPILED.clear()
+    both_passes(case, rearranged=False)
+    return dict(COMPILED)
+
+
+def check_compiled(case: Case, found: dict[str, tuple[int, int]]) -> None:
+    wanted = {"forward_kernel", "query_kernel", "key_kernel"}
+    wanted |= {"global_kernel"} if case.num_global else set()
+    wanted |= {"tile_kernel", "table_kernel"} if case.table_bias else set()
+    assert found.keys() == wanted
+    for name, (size, shared) in found.items():
+        assert size > 0, name
+        assert shared <= SHARED_BYTES, f"{name} takes {shared} bytes of shared memory"
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("dim", "size", "kind", "num_global", "bias", "dtype"),
+    [
+        (64, 8, 0, 1, BOTH, BRAIN),
+        (48, 7, 1, 0, TABLE, HALF),
+        (32, 2, -1, 3, NONE, BRAIN),
+        (128, 7, 1, 1, BOTH, SINGLE),
+    ],
+)
+def test_the_kernels_compile_for_a_gpu(compiler, dim, size, kind, num_global, bias, dtype):
+    case = case_of(dim, (kind, 0), (20, 20), size, num_global, bias, True, dtype)
+    check_compiled(case, compiler(compile_both, case))
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE], ids=str)
+@pytest.mark.parametrize("dim", [16, 20, 32, 48, 64, 96, 128])
+def test_all_kernels_compile_for_a_gpu(compiler, dim, dtype):
+    for size, kind, num_global, bias, valid in [
+        (2, 1, 3, BOTH, True),
+        (5, -1, 40, TABLE, False),
+        (8, 0, 0, NONE, False),
+        (16, 1, 1, BOTH, True),
+    ]:
+        case = case_of(dim, (kind, 0), (20, 20), size, num_global, bias, valid, dtype)
+        check_compiled(case, compiler(compile_both, case))
+
+
+@needs_triton
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "case", CASES + SIZES, ids=lambda case: f"d{case.head_dim}-{name_of(case)}"
+)
+def test_the_kernels_equal_the_definition_on_a_gpu(case, monkeypatch):
+    monkeypatch.setitem(BACKENDS, "fused", Backend(attend, triton_fused.unsupported, ""))
+    check(measure(replace(case, device="cuda")))
+
+
+@needs_triton
+@pytest.mark.gpu
+def test_a_repeated_run_gives_the_same_bits():
+    case = Case(Window((56, 56), 8), 8, 6, 64, 1, BRAIN, "cuda", True, True)
+    runs = [both_passes(case, rearranged=False) for _ in range(5)]
+    for other in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], other))
+
+
+PLAIN = Case(Window((8, 8), 4), 1, 1, 32, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"device": "cpu"}, "it needs a CUDA device, not cpu"),
+        ({"dtype": torch.float64}, "16 or 32 bits, not in float64"),
+        ({"head_dim": 8}, "16 to 128 channels"),
+        ({"head_dim": 129}, "16 to 128 channels"),
+        ({"window": Window((8, 8), 1)}, "the window must be 2 to 32, not 1"),
+        ({"window": Window((8, 8), 33)}, "the window must be 2 to 32, not 33"),
+        ({"num_global": 65}, "65 global tokens are more than 64"),
+        ({"dropout": True}, "dropout"),
+    ],
+    ids=str,
+)
+def test_what_it_cannot_compute_is_refused_in_words(monkeypatch, change, reason):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert set(triton_fused.unsupported(PLAIN)) <= {"triton is not installed"}
+    assert any(reason in said for said in triton_fused.unsupported(replace(PLAIN, **change)))
+
+
+def test_without_triton_it_says_so():
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "from vil.ops import Case, Window\n"
+        "from vil.ops.backends.triton_fused import unsupported\n"
+        "print(unsupported(Case(Window((8, 8), 4), 1, 1, 32, device='cuda')))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert run.stdout.strip() == "['triton is not installed']", run.stderr

@@ -1,0 +1,1 @@
+"""What `vil benchmark` measures: candidates in turns on one machine, in plain rows."""

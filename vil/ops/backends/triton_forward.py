@@ -1,0 +1,253 @@
+"""The forward kernel of fused local attention, and the geometry that the backward kernels share.
+
+A program owns one block of queries of one chunk. The keys that it sees fill a few rectangles of
+tokens (all nine chunks together are one), cut where the grid ends; their tokens are walked row by
+row in blocks, whatever the rectangle's width, straight from the row-major layout. So a border, an
+absent neighbour or padding costs nothing, and masks are left for the ends of the walk and for the
+exact reach. The softmax is the online one of FlashAttention (arXiv:2205.14135).
+
+Letters: N heads, L tokens of the grid of X rows and Y columns, G global tokens, w chunk side, D
+channels of a head (D_PAD: the next power of two), Q and K tokens of a block of queries and of keys.
+KIND is Window.exact: 1 exact, 0 chunks, -1 cyclic. Arguments q, k, v, out, .. are `Tokens` of
+triton_fused.py: memory and strides.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+NOTHING = tl.constexpr(float("-inf"))
+# sizes that change from image to image: no kernel is compiled anew for them
+SIZES = ["num_rects", "N", "X", "Y", "w", "G", "parts"]
+
+
+@triton.jit
+def program(parts, chunks, N):
+    """(image, head, chunk, part) of this program; neighbours in the grid run side by side, so that
+    they find each other's keys in the cache."""
+    number = tl.program_id(0)
+    part = number % parts
+    chunk = number // parts % chunks
+    head = number // (parts * chunks) % N
+    return number // (parts * chunks * N), head, chunk, part
+
+
+@triton.jit
+def places(tokens, image, head, token, D_PAD: tl.constexpr):
+    """(len(token), D_PAD): where the channels of tokens stand; 64 bits, for large tensors."""
+    at = tokens.at + image.to(tl.int64) * tokens.image + head.to(tl.int64) * tokens.head
+    channel = tl.arange(0, D_PAD)
+    return at + token.to(tl.int64)[:, None] * tokens.token + channel[None, :] * tokens.channel
+
+
+@triton.jit
+def read(tokens, image, head, token, D: tl.constexpr, D_PAD: tl.constexpr):
+    """(len(token), D_PAD): the channels of tokens, zeros beyond D."""
+    place = places(tokens, image, head, token, D_PAD)
+    if D == D_PAD:
+        found = tl.load(place)
+    else:
+        found = tl.load(place, mask=tl.arange(0, D_PAD)[None, :] < D, other=0.0)
+    return found
+
+
+@triton.jit
+def write(tokens, image, head, token, exists, value, D: tl.constexpr, D_PAD: tl.constexpr):
+    """The reverse of `read`, for the tokens that exist."""
+    place = places(tokens, image, head, token, D_PAD)
+    mask = exists[:, None] & (tl.arange(0, D_PAD)[None, :] < D)
+    tl.store(place, value.to(tokens.at.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def real_size(VALID, image, X, Y):
+    """Rows and columns of an image that hold real tokens."""
+    rows, cols = X, Y
+    if VALID is not None:
+        rows = tl.minimum(tl.load(VALID + 2 * image).to(tl.int32), X)
+        cols = tl.minimum(tl.load(VALID + 2 * image + 1).to(tl.int32), Y)
+    return rows, cols
+
+
+@triton.jit
+def corner(chunk, w, Y):
+    """The first row and column of a chunk."""
+    across = tl.cdiv(Y, w)
+    return chunk // across * w, chunk % across * w
+
+
+@triton.jit
+def chunk_size(x0, y0, w, X, Y):
+    """Rows and columns of a chunk; fewer than w at the end of the grid."""
+    return tl.minimum(w, X - x0), tl.minimum(w, Y - y0)
+
+
+@triton.jit
+def own_tokens(first, count, width, x0, y0, BLOCK: tl.constexpr):
+    """Row and column of the tokens from number `first` on of a chunk, and which exist.
+
+    Lanes beyond the last token repeat the block's first: what they read is inside the tensor, what
+    they compute is finite, and nobody stores it.
+    """
+    number = first + tl.arange(0, BLOCK)
+    exists = number < count
+    number = tl.where(exists, number, first)
+    return x0 + number // width, y0 + number % width, exists
+
+
+@triton.jit
+def rectangle(RECTS, number, x0, y0, row, col, w, rows, cols, KIND: tl.constexpr):
+    """First row, first column, width and number of tokens of what a block at (row, col) meets.
+
+    RECTS (.., 4) int32: first row, end row, first column, end column, from the chunk's corner. A
+    rectangle ends with the grid, except in a cyclic one, where tokens are wrapped one by one.
+    """
+    top, bottom = x0 + tl.load(RECTS + 4 * number), x0 + tl.load(RECTS + 4 * number + 1)
+    left, right = y0 + tl.load(RECTS + 4 * number + 2), y0 + tl.load(RECTS + 4 * number + 3)
+    if KIND == 1:  # a block lower than its chunk reaches less far
+        top, bottom = tl.maximum(top, tl.min(row) - w), tl.minimum(bottom, tl.max(row) + w + 1)
+        left, right = tl.maximum(left, tl.min(col) - w), tl.minimum(right, tl.max(col) + w + 1)
+    if KIND != -1:
+        top, bottom = tl.maximum(top, 0), tl.minimum(bottom, rows)
+        left, right = tl.maximum(left, 0), tl.minimum(right, cols)
+    width = tl.maximum(right - left, 0)
+    return top, left, width, tl.maximum(bottom - top, 0) * width
+
+
+@triton.jit
+def walk(first, count, width, top, left, BLOCK: tl.constexpr):
+    """Row and column of the tokens from number `first` on of a rectangle, and which exist; the
+    others repeat its first token."""
+    number = first + tl.arange(0, BLOCK)
+    exists = number < count
+    number = tl.where(exists, number, 0)
+    return top + number // width, left + number % width, exists
+
+
+@triton.jit
+def home(row, col, exists, X, Y, w, rows, cols, KIND: tl.constexpr):
+    """The token at (row, col), and whether it exists within `rows` and `cols`.
+
+    A cyclic grid continues at its other side, after the padding of its last chunk.
+    """
+    if KIND == -1:
+        high, wide = tl.cdiv(X, w) * w, tl.cdiv(Y, w) * w
+        row = tl.where(row < 0, row + high, tl.where(row >= high, row - high, row))
+        col = tl.where(col < 0, col + wide, tl.where(col >= wide, col - wide, col))
+    exists = exists & (row >= 0) & (row < rows) & (col >= 0) & (col < cols)
+    return tl.where(exists, row * Y + col, 0), exists
+
+
+@triton.jit
+def seen(score, TABLE, row, col, key_row, key_col, exists, w, KIND: tl.constexpr):
+    """Scores with the bias of the relative position; -inf where no key exists or none is reached.
+
+    Queries and keys lie along either dimension: row, col (Q, 1) and key_row, key_col (1, K), or
+    (1, Q) and (K, 1). Positions are those before wrapping, which is what the bias goes by.
+    """
+    if TABLE is not None:
+        side = 4 * w - 1
+        apart = (row * side + col) - (key_row * side + key_col)
+        score += tl.load(TABLE + (2 * w - 1) * (side + 1) + apart)
+    if KIND == 1:
+        exists = exists & (tl.abs(row - key_row) <= w) & (tl.abs(col - key_col) <= w)
+    return tl.where(exists, score, NOTHING)
+
+
+@triton.jit
+def global_scores(score, TO_GLOBAL, lane, G):
+    """Scores of global keys with their bias; the keys (lane) are along either dimension."""
+    if TO_GLOBAL is not None:
+        score += tl.load(TO_GLOBAL + lane, mask=lane < G, other=0.0)
+    return tl.where(lane < G, score, NOTHING)
+
+
+@triton.jit
+def exponential(score, level, dtype: tl.constexpr):
+    """e ** (score - level), to the precision that inputs of a type ask for.
+
+    The second form is one instruction less, and rounds at the size of the level: up to 3e-7 of the
+    result, the same for a whole row.
+    """
+    if dtype == tl.float32:
+        power = (score - level) * LOG2E
+    else:
+        power = score * LOG2E - level * LOG2E
+    return tl.exp2(power)
+
+
+@triton.jit
+def absorb(score, values, top, total, acc):
+    """One step of the online softmax: score (Q, K), values (K, D_PAD).
+
+    top (Q,): the largest score so far; total (Q,) and acc (Q, D_PAD): sums of powers and of
+    weighted values, both relative to it. While a row has seen nothing, 0 stands in for its -inf.
+    """
+    higher = tl.maximum(top, tl.max(score, 1))
+    level = tl.where(higher == NOTHING, 0.0, higher)
+    weight = exponential(score, level[:, None], values.dtype)
+    shrink = exponential(top, level, values.dtype)
+    total = total * shrink + tl.sum(weight, 1)
+    acc = acc * shrink[:, None]
+    acc = tl.dot(weight.to(values.dtype), values, acc, input_precision="ieee")
+    return higher, total, acc
+
+
+@triton.jit(do_not_specialize=SIZES)
+def forward_kernel(
+    q, k, v, out, LSE, TABLE, TO_GLOBAL, VALID, RECTS,
+    num_rects, N, X, Y, w, G, parts, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, KIND: tl.constexpr,
+    Q: tl.constexpr, K: tl.constexpr, K_GLOBAL: tl.constexpr,
+):  # fmt: skip
+    """out and LSE (B, N, L) of one block of queries; TABLE and TO_GLOBAL are float32.
+
+    K_GLOBAL: the global keys, padded to what tl.dot takes; 0 for none.
+    """
+    image, head, chunk, part = program(parts, tl.cdiv(X, w) * tl.cdiv(Y, w), N)
+    x0, y0 = corner(chunk, w, Y)
+    height, width = chunk_size(x0, y0, w, X, Y)
+    if part * Q >= height * width:  # the last chunks are smaller: no query is left
+        return
+    row, col, exists = own_tokens(part * Q, height * width, width, x0, y0, Q)
+    rows, cols = real_size(VALID, image, X, Y)
+    query = row * Y + col
+    queries = read(q, image, head, query, D, D_PAD)
+    if TABLE is not None:
+        TABLE += head * (4 * w - 1) * (4 * w - 1)
+
+    top = tl.full([Q], NOTHING, tl.float32)
+    total = tl.zeros([Q], tl.float32)
+    acc = tl.zeros([Q, D_PAD], tl.float32)
+    if K_GLOBAL > 0:
+        lane = tl.arange(0, K_GLOBAL)
+        if TO_GLOBAL is not None:
+            TO_GLOBAL += head * G
+        global_keys = read(k, image, head, tl.minimum(lane, G - 1), D, D_PAD)
+        global_values = read(v, image, head, tl.minimum(lane, G - 1), D, D_PAD)
+        to_keys = tl.dot(queries, tl.trans(global_keys), input_precision="ieee") * scale
+        to_keys = global_scores(to_keys, TO_GLOBAL, lane[None, :], G)
+        top, total, acc = absorb(to_keys, global_values, top, total, acc)
+    for number in tl.range(0, num_rects):
+        first_row, first_col, across, count = rectangle(
+            RECTS, number, x0, y0, row, col, w, rows, cols, KIND
+        )
+        for first in tl.range(0, count, K):
+            key_row, key_col, is_key = walk(first, count, across, first_row, first_col, K)
+            key, is_key = home(key_row, key_col, is_key, X, Y, w, rows, cols, KIND)
+            keys = read(k, image, head, G + key, D, D_PAD)
+            values = read(v, image, head, G + key, D, D_PAD)
+            score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+            score = seen(
+                score, TABLE, row[:, None], col[:, None], key_row[None, :], key_col[None, :],
+                is_key[None, :], w, KIND,
+            )  # fmt: skip
+            top, total, acc = absorb(score, values, top, total, acc)
+
+    some = total > 0
+    acc = acc / tl.where(some, total, 1.0)[:, None]  # a row that saw nothing is 0
+    log = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)) * LN2, NOTHING)
+    first_stat = (image.to(tl.int64) * N + head) * X * Y
+    tl.store(LSE + first_stat + query, log, mask=exists)
+    write(out, image, head, query, exists, acc, D, D_PAD)

@@ -1,0 +1,199 @@
+"""Time and memory of attention against the size of the feature map, drawn from benchmark rows.
+
+The two figures of Vision Longformer (arXiv:2103.15358) side by side, both axes logarithmic: a line
+per backend, the floor of bare products dashed, the slopes of linear and quadratic growth dotted.
+One picture for each type, window and number of heads; in it a line of panels for each mask and
+mode.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+FLOOR = "floor"
+# one colour and mark per backend in every picture; the hues stay apart for colour-blind readers
+STYLES = {
+    "blocked": ("#0072B2", "o"),
+    "chunk_handgrad": ("#D55E00", "s"),
+    "chunk_autograd": ("#E69F00", "D"),
+    "gathered": ("#009E73", "^"),
+    "masked": ("#CC79A7", "v"),
+    "flex": ("#56B4E9", "P"),
+    "triton": ("#6A3D9A", "X"),
+    "unfold_nnf": ("#8C6D31", "<"),
+    "unfold_tensor": ("#BCA136", ">"),
+    "sdpa": ("#4D4D4D", "d"),
+    "natten": ("#A50F15", "h"),
+    FLOOR: ("#000000", ""),
+}
+OTHERS = ("#1B9E77", "#7570B3", "#E7298A", "#66A61E", "#A6761D", "#1F78B4", "#B2DF8A", "#FB9A99")
+MARKS = ("*", "p", "8", "H")
+MASKS = {
+    "exact": "exact window",
+    "chunks": "nine chunks, cut at the border",
+    "cyclic": "nine chunks, wrapped",
+}
+LABELS = {"sdpa": "sdpa (full attention)", FLOOR: "floor: bare matrix products"}
+INK, GUIDE = "#222222", "#9a9a9a"
+TEXT = {"fontsize": 9, "color": INK}
+
+
+def draw(rows: Sequence[dict], machine: dict, folder: str | Path) -> list[Path]:
+    """Write the pictures of the rows that have figures; returns the files."""
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        if row["forward_ms"] is not None:
+            groups.setdefault((row["dtype"], row["window"], row["heads"]), []).append(row)
+    written = []
+    for (dtype, window, heads), members in groups.items():
+        file = Path(folder) / f"attention-{dtype}-w{window}-n{heads}.png"
+        picture(members, machine).savefig(file, dpi=200)
+        written.append(file)
+    return written
+
+
+def picture(rows: Sequence[dict], machine: dict) -> Figure:
+    """One line of two panels, time and memory, for each mask and mode of the rows."""
+    kinds = list(dict.fromkeys((row["mask"], row["mode"]) for row in rows))
+    figure = Figure(figsize=(8.4, 1.5 + 3.1 * len(kinds)), layout="constrained")
+    panels = figure.subplots(len(kinds), 2, squeeze=False, sharex=True)
+    lines: dict = {}
+    for kind, (time, memory) in zip(kinds, panels):
+        members = [row for row in rows if (row["mask"], row["mode"]) == kind]
+        lines |= curves(time, members, total_ms)
+        lines |= curves(memory, members, lambda row: row["extra_mib"])
+        time.set_ylabel("forward + backward (ms)", **TEXT)
+        memory.set_ylabel("memory beyond in- and outputs (MiB)", **TEXT)
+        time.set_title(kind_text(*kind), loc="left", fontsize=9, color=INK)
+    for axes in panels[-1]:
+        axes.set_xlabel("feature map (tokens)", **TEXT)
+    figure.suptitle(title(rows[0], machine), fontsize=10, color=INK)
+    names = sorted(lines, key=order)
+    figure.legend(
+        [lines[name] for name in names],
+        [LABELS.get(name, name) for name in names],
+        loc="outside lower center",
+        ncols=min(4, len(names)),
+        fontsize=8.5,
+        frameon=False,
+    )
+    return figure
+
+
+def curves(axes: Axes, rows: Sequence[dict], value) -> dict:
+    """One line per backend in a panel with its guides; {backend: line}."""
+    points: dict[str, dict[int, float]] = {}
+    grids = {}
+    for row in rows:
+        tokens = row["grid"][0] * row["grid"][1]
+        grids[tokens] = "{}×{}".format(*row["grid"])
+        if value(row):  # a logarithmic axis has no room for None, nor for 0
+            points.setdefault(row["backend"], {})[tokens] = value(row)
+    axes.set(xscale="log", yscale="log")
+    lines = {}
+    for name in sorted(points, key=order):
+        colour, mark = style(name)
+        dashes = "--" if name == FLOOR else "-." if "+" in name else "-"
+        across, up = zip(*sorted(points[name].items()))
+        (lines[name],) = axes.plot(
+            across,
+            up,
+            color=colour,
+            marker=mark,
+            linestyle=dashes,
+            linewidth=1.6,
+            markersize=4.5,
+            zorder=3,
+        )
+    if points and len(grids) > 1:
+        guides(axes, sorted(grids), points)
+    dress(axes, grids)
+    return lines
+
+
+def guides(axes: Axes, tokens: list[int], points: dict[str, dict[int, float]]) -> None:
+    """Dotted slopes of linear and quadratic growth, below the lines at the smallest map."""
+    limits = axes.get_ylim()
+    start = min(value for line in points.values() for value in line.values()) / 2.2
+    grown = tokens[-1] / tokens[0]
+    for power, text in ((1, "linear"), (2, "quadratic")):
+        end = start * grown**power
+        axes.plot([tokens[0], tokens[-1]], [start, end], ":", color=GUIDE, linewidth=1, zorder=1)
+        place = min(grown, (limits[1] / start) ** (1 / power)) ** 0.36  # within the panel
+        axes.annotate(
+            text,
+            (tokens[0] * place, start * place**power),
+            ha="center",
+            va="center",
+            fontsize=7.5,
+            color="#777777",
+            style="italic",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85},
+            zorder=2,
+        )
+    axes.set_ylim(start / 1.4, limits[1])
+
+
+def dress(axes: Axes, grids: dict[int, str]) -> None:
+    """Ticks at the maps that were measured, plain numbers, quiet lines."""
+    axes.set_xticks(sorted(grids), [grids[tokens] for tokens in sorted(grids)])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(axis="x", which="minor", length=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(labelsize=8, colors=INK, labelbottom=True)
+    axes.grid(which="major", color="#e2e2e2", linewidth=0.7, zorder=0)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def style(name: str) -> tuple[str, str]:
+    """Colour and mark: a pair has its forward's colour and its backward's mark; a backend of no
+    fixed style has one drawn from its name."""
+    if name in STYLES:
+        return STYLES[name]
+    forward, joined, backward = name.partition("+")
+    if joined:
+        return style(forward)[0], style(backward)[1]
+    number = zlib.crc32(name.encode())
+    return OTHERS[number % len(OTHERS)], MARKS[number // len(OTHERS) % len(MARKS)]
+
+
+def order(name: str) -> tuple[bool, int, str]:
+    """Known backends in the order of their styles, then all others, the floor last."""
+    known = list(STYLES)
+    return name == FLOOR, known.index(name) if name in known else len(known), name
+
+
+def total_ms(row: dict) -> float:
+    return row["forward_ms"] + row["backward_ms"]
+
+
+def kind_text(mask: str, mode: int | None) -> str:
+    """A mask and mode in words."""
+    if mode == 0:
+        return MASKS[mask]
+    ways = {None: "chosen chunks", -1: "own chunk"}
+    return f"{ways.get(mode, f'own chunk and neighbour {mode}')}, {mask}"
+
+
+def title(row: dict, machine: dict) -> str:
+    """The machine, the type, and what all panels share."""
+    threads = f", {some(machine['threads'], 'thread')}" if row["device"] == "cpu" else ""
+    return (
+        f"Local attention on {machine['name']}{threads}, {row['dtype']}\n"
+        f"window {row['window']}, {some(row['heads'], 'head')} of {row['head_dim']}, "
+        f"batch {row['batch']}, {some(row['num_global'], 'global token')}, "
+        f"{'with' if row['bias'] else 'no'} position bias"
+    )
+
+
+def some(count: int, what: str) -> str:
+    """A number of things."""
+    return f"{count} {what}{'s' * (count != 1)}"
