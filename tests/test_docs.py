@@ -117,7 +117,8 @@ def test_every_key_is_read_or_said_to_do_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "path", ["docs/config.md", "docs/pattern.png", "CONTRIBUTING.md", "LICENSE"]
+    "path",
+    ["docs/attention.md", "docs/config.md", "docs/pattern.png", "CONTRIBUTING.md", "LICENSE"],
 )
 def test_linked_files_exist(path):
     assert (ROOT / path).exists()

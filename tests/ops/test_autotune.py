@@ -83,6 +83,12 @@ def raising(q, k, v, window, **rest):
     raise RuntimeError("no kernel image\nis available")
 
 
+def too_large(q, k, v, window, **rest):
+    if len(q) > autotune.TWO_IMAGES:  # so that the checks go well
+        raise MemoryError("no room")
+    return right(q, k, v, window, **rest)
+
+
 def dropped(q, k, v, window, **rest):
     return right(q.detach(), k, v, window, **rest)
 
@@ -108,11 +114,20 @@ def test_a_wrong_candidate_is_caught_and_named(attend, complaint, dtype):
     assert choose(replace(CASE, dtype=dtype)) == "chunk_handgrad"
 
 
+def test_one_that_fails_when_it_is_timed_is_out_with_its_reason():
+    register_backend("mine", too_large)
+    many = replace(CASE, batch=3)
+    trials = autotune.tune(many, ["mine", "masked"], rounds=1)
+    assert [trial.name for trial in trials] == ["masked", "mine"]
+    assert trials[1].reason == "failed: MemoryError: no room"
+    assert choose(many) == "masked"
+
+
 def test_what_is_wrong_on_the_whole_grid_only_is_caught_too():
     register_backend("mine", right_in_small)
     large = replace(CASE, window=Window((12, 12), 3))
     (trial,) = autotune.tune(large, ["mine"], rounds=1)
-    assert trial.reason.startswith("wrong on the whole grid: out is off masked's by 1.0e+00")
+    assert trial.reason.startswith("wrong on the whole grid: out is off chunk_autograd's by 1.0")
     assert choose(large) == "blocked"
 
 

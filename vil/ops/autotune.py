@@ -14,6 +14,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from vil.utils.timing import peak_tensor_bytes, seconds
 ROUNDS = 7
 FREE_SHARE = 0.5  # of the free memory that a candidate may take
 HOPELESS = 4.0  # times the fastest in the first round: not timed again
-PLAIN = ("masked", "chunk_autograd")  # by autograd alone, what others are compared with
+PLAIN = ("chunk_autograd", "masked")  # by autograd alone, what others are compared with
 MOST_SCORES = {"cpu": 2e7, "cuda": 4e9}  # of a timed call: larger batches take longer in proportion
 TWO_IMAGES = 2  # are enough to compare whole grids
 
@@ -67,16 +68,16 @@ def tune(
     for name in names:
         lookup(BACKENDS, name, "backend")
     trial_case = replace(case, batch=timed_batch(case))
-    most_bytes = (
-        FREE_SHARE * free_bytes(torch.device(case.device)) if most_bytes is None else most_bytes
-    )
+    most_bytes = spare_bytes(case) if most_bytes is None else most_bytes
     reasons = {}
     for name in names:
         say(f"checking {name}")
         reasons[name] = reason_against(name, trial_case, most_bytes)
     able = [name for name in names if not reasons[name]]
     say(f"timing {', '.join(able) or 'nothing'}")
-    trials = sorted(timed(able, trial_case, rounds), key=lambda trial: trial.seconds)
+    trials, failed = timed(able, trial_case, rounds)
+    reasons |= failed
+    trials.sort(key=lambda trial: trial.seconds)
     if trials:
         CHOICES[case.bucket()] = trials[0].name
     return trials + [Trial(name, reasons[name]) for name in names if reasons[name]]
@@ -102,12 +103,13 @@ def reason_against(name: str, case: Case, most_bytes: float) -> str:
         if (size := expected_bytes(name, case)) > most_bytes:
             return f"would hold {size / 2**20:.0f} MiB, of {most_bytes / 2**20:.0f} it may"
         return disagreement(name, case)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError, ImportError) as error:
-        return f"failed: {type(error).__name__}: {first_line(error)}"
+    except Exception as error:  # backends may be anyone's
+        return said(error)
 
 
-def first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "")
+def said(error: Exception) -> str:
+    """What an exception says, in a line."""
+    return f"failed: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
 def expected_bytes(name: str, case: Case) -> int:
@@ -168,31 +170,34 @@ def reference_for(case: Case) -> str | None:
     return None
 
 
-def timed(names: list[str], case: Case, rounds: int) -> list[Trial]:
-    """Medians of interleaved rounds; the first round warms up and drops the hopeless."""
+def timed(names: list[str], case: Case, rounds: int) -> tuple[list[Trial], dict[str, str]]:
+    """Medians of interleaved rounds, and why a backend failed after all (in memory, say).
+
+    The first round follows one that warms up, and drops the hopeless.
+    """
     inputs, device = testing.make_inputs(case), torch.device(case.device)
     leaves = testing.leaves_of(inputs)
     times: dict[str, list[tuple[float, float]]] = {}
+    held, failed = {}, {}
     for name in names:
-        one_pass(name, case, inputs, leaves, device)
-        times[name] = [one_pass(name, case, inputs, leaves, device)]
+        attend = BACKENDS[name].attend
+        try:
+            one_pass(name, case, inputs, leaves, device)
+            times[name] = [one_pass(name, case, inputs, leaves, device)]
+            held[name] = peak_tensor_bytes(partial(testing.run, attend, case, inputs), device)
+        except Exception as error:
+            times.pop(name, None)
+            failed[name] = said(error)
     best = min((sum(found[0]) for found in times.values()), default=0.0)
     for _ in range(rounds - 1):
-        for found, name in ((times[name], name) for name in names):
+        for name, found in times.items():
             if sum(found[0]) <= HOPELESS * best:
                 found.append(one_pass(name, case, inputs, leaves, device))
-    return [
-        Trial(
-            name,
-            "",
-            statistics.median(forward for forward, _ in found),
-            statistics.median(backward for _, backward in found),
-            peak_tensor_bytes(
-                lambda name=name: testing.run(BACKENDS[name].attend, case, inputs), device
-            ),
-        )
+    trials = [
+        Trial(name, "", *(statistics.median(times) for times in zip(*found)), held[name])
         for name, found in times.items()
     ]
+    return trials, failed
 
 
 def one_pass(

@@ -67,21 +67,22 @@ def forward(
     scratch = Scratch(q)
     scores_of = Scores(q, table, to_global, valid, facts, scratch)
     all_keys, all_values = Keys(k, facts, scratch), Keys(v, facts, scratch)
-    out = Rows(torch.empty_like(q), facts.window)
-    lse = Rows(q.new_empty(*q.shape[:3], 1, dtype=wide(q)), facts.window)
+    out, one = Rows(torch.empty_like(q), facts.window), (*q.shape[:3], 1)
+    top, share = (Rows(q.new_empty(one, dtype=wide(q)), facts.window) for _ in range(2))
     for batch in scores_of.batches():
         scores = scores_of.product(batch, scores_of.rows(batch), all_keys.gather(batch))
-        top = scores.amax(-1, keepdim=True)
+        top.put(scores.amax(-1), batch)
         weights = torch.softmax(scores, -1, out=scores)
-        stat = top - weights.amax(-1, keepdim=True).log()  # the largest weight is 1 over the sum
-        part = torch.bmm(scratch.cast(weights, q.dtype), all_values.gather(batch))
-        if can_be_empty(facts.num_global, valid):
-            nothing = top == torch.finfo(top.dtype).min
-            part.masked_fill_(nothing, 0.0)
-            stat.masked_fill_(nothing, -torch.inf)
-        out.put(part, batch)
-        lse.put(stat, batch)
-    return out.close(), lse.close()[..., 0]
+        share.put(weights.amax(-1), batch)
+        weights = scratch.cast(weights, q.dtype)
+        out.put(torch.bmm(weights, all_values.gather(batch)), batch)
+    out, top, share = out.close(), top.close(), share.close()
+    lse = top - share.log()  # the largest weight is 1 over the sum of exponentials
+    if can_be_empty(facts.num_global, valid):
+        nothing = top == torch.finfo(top.dtype).min
+        out.masked_fill_(nothing, 0.0)
+        lse.masked_fill_(nothing, -torch.inf)
+    return out, lse[..., 0]
 
 
 def backward(

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# What only a GPU can show, in one command and without network: the gpu tests, then the benchmarks of attention.
+# Writes benchmarks/results/<gpu>-<date>/: attention.{json,csv,png} of every backend, and engine.json with the promised ratios.
+#   ./scripts/gpu_check.sh            QUICK=1 ./scripts/gpu_check.sh   (fewer repeats)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=.venv/bin/python
+[ -x "$python" ] || python=python3
+"$python" -c 'import torch; assert torch.cuda.is_available(), "no CUDA device"'
+
+name=$("$python" -c 'import torch; from vil.utils.machine import slug; print(slug(torch.cuda.get_device_name()))')
+out="benchmarks/results/$name-$(date +%Y-%m-%d)"
+mkdir -p "$out"
+"$python" -m pytest -m gpu -p no:cacheprovider 2>&1 | tee "$out/tests.txt"
+"$python" benchmarks/attention_engine.py H --rounds "$([ -n "${QUICK:-}" ] && echo 9 || echo 31)" --json "$out/engine.json"
+"$python" -m vil benchmark attention --device cuda --dtype bfloat16 --batch 8 --heads 6 --head-dim 64 --window 8 \
+    --grids 14,28,56,112 --masks chunks,exact --modes 0,1 --rounds "$([ -n "${QUICK:-}" ] && echo 5 || echo 15)" --out "$out"
+echo "$out"

@@ -1,0 +1,53 @@
+"""docs/attention.md is true: its examples run, it has every backend, its figures were measured."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from vil.ops import BACKENDS
+from vil.ops.backends import flex, triton_fused
+from vil.ops.dispatch import CHOICES
+from vil.ops.recompute import BACKWARDS, FORWARDS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
+RESULT = json.loads((ROOT / "benchmarks/results/attention-engine-cpu.json").read_text())
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+@pytest.fixture
+def own_tables():
+    kept = dict(BACKENDS)
+    yield
+    CHOICES.clear()
+    BACKENDS.clear()
+    BACKENDS.update(kept)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_its_examples_run(example, own_tables):
+    exec(example, {})
+
+
+def test_it_has_a_paragraph_for_every_backend():
+    single = set(BACKENDS) - {name for name in BACKENDS if "+" in name}
+    assert single >= {*FORWARDS, *BACKWARDS}
+    for name in single:
+        assert re.search(rf"\*\*[^*]*\b{name}\b[^*]*\*\*", PAGE), name
+
+
+def test_the_limits_it_tells_are_those_of_the_code():
+    low, high = triton_fused.HEAD_DIMS
+    assert f"Head dims {low} to {high}, w {' to '.join(map(str, triton_fused.WINDOWS))}" in PAGE
+    assert flex.MAX_SHAPES > 0
+
+
+def test_its_figures_are_those_of_the_result():
+    """Every row of the table of ratios stands in the committed result, rounded."""
+    rows = re.findall(r"^\| ([^|]+) \| ([\d.]+) \| (.*?) \|$", PAGE, flags=re.MULTILINE)
+    found = {f"{ratio['value']:.3g}" for ratio in RESULT["ratios"]}
+    assert len(rows) > 8
+    for what, value, _ in rows:
+        assert value in found, what
