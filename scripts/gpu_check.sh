@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What only a GPU can show, in one command and without network: the gpu tests, then the benchmarks of attention.
-# Writes benchmarks/results/<gpu>-<date>/: attention.{json,csv,png} of every backend, and engine.json with the promised ratios.
+# Writes benchmarks/results/<gpu>-<date>/: tests.txt, engine.json with the promised ratios, and masks/ and modes/ with figures and
+# pictures of every backend.
 #   ./scripts/gpu_check.sh            QUICK=1 ./scripts/gpu_check.sh   (fewer repeats)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,8 +13,10 @@ python=.venv/bin/python
 name=$("$python" -c 'import torch; from vil.utils.machine import slug; print(slug(torch.cuda.get_device_name()))')
 out="benchmarks/results/$name-$(date +%Y-%m-%d)"
 mkdir -p "$out"
+rounds=$([ -n "${QUICK:-}" ] && echo 9 || echo 25)
+shape="--device cuda --dtype bfloat16 --batch 8 --heads 6 --head-dim 64 --window 8 --grids 14,28,56,112 --rounds $rounds"
 "$python" -m pytest -m gpu -p no:cacheprovider 2>&1 | tee "$out/tests.txt"
-"$python" benchmarks/attention_engine.py H --rounds "$([ -n "${QUICK:-}" ] && echo 9 || echo 31)" --json "$out/engine.json"
-"$python" -m vil benchmark attention --device cuda --dtype bfloat16 --batch 8 --heads 6 --head-dim 64 --window 8 \
-    --grids 14,28,56,112 --masks chunks,exact --modes 0,1 --rounds "$([ -n "${QUICK:-}" ] && echo 5 || echo 15)" --out "$out"
+"$python" benchmarks/attention_engine.py H --rounds "$rounds" --json "$out/engine.json"
+"$python" -m vil benchmark attention $shape --masks chunks,exact,cyclic --out "$out/masks"
+"$python" -m vil benchmark attention $shape --modes 0,1 --out "$out/modes"
 echo "$out"

@@ -138,7 +138,7 @@ def test_a_right_one_of_your_own_is_measured_and_may_be_chosen():
     assert min(trial.forward, trial.backward, trial.bytes) > 0
     assert choose(CASE) == "mine"
     assert explain(CASE)["mine"] == "chosen, tuned"
-    assert choose(replace(CASE, head_dim=16)) == "blocked", "another bucket is not tuned"
+    assert choose(replace(CASE, head_dim=16)) == "masked", "another bucket is not tuned"
 
 
 def test_a_name_is_taken_once():
@@ -191,9 +191,9 @@ def test_the_choice_is_what_attention_takes(monkeypatch):
 
 def test_a_choice_that_cannot_run_or_is_gone_is_not_taken():
     CHOICES[CASE.bucket()] = "unfold_nnf"
-    assert choose(CASE) == "blocked"
+    assert choose(CASE) == "masked"
     CHOICES[CASE.bucket()] = "of_yesterday"
-    assert choose(CASE) == "blocked"
+    assert choose(CASE) == "masked"
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,16 @@ def test_a_query_that_sees_nothing_gives_zero_and_finite_gradients(name, exact):
     assert all(tensor.grad.isfinite().all() for tensor in (q, k, v))
 
 
+@pytest.mark.parametrize(("name", "exact"), KINDS)
+def test_a_large_bias_leaves_gradients_finite(name, exact):
+    """Of 5 x 7 tokens in chunks of 3 some queries are padding, whose scores nothing normalises."""
+    window, table = Window((5, 7), 3, exact), torch.full((2, 121), 200.0, requires_grad=True)
+    q, k, v = (torch.randn(1, 2, 35, 4, requires_grad=True) for _ in range(3))
+    out = local_attention(q, k, v, window, bias=LocalBias(table), backend=name)
+    out.square().sum().backward()
+    assert all(tensor.grad.isfinite().all() for tensor in (q, k, v, table))
+
+
 @pytest.mark.parametrize(("name", "exact"), [kind for kind in KINDS if kind[0] != "blocked"])
 def test_dropout_keeps_the_mean_and_drops_whole_keys(name, exact):
     torch.manual_seed(0)
@@ -218,6 +228,23 @@ def test_a_key_met_twice_counts_twice():
 def test_something_preferred_can_always_run(names):
     assert set(names) <= set(BACKENDS)
     assert all(MUST_ACCEPT[names[-1]](case) for case in PAIRWISE + EXACT + LARGE)
+
+
+@pytest.mark.parametrize(
+    ("window", "facts", "name"),
+    [
+        (Window((56, 56), 7), {}, "blocked"),
+        (Window((56, 56), 7), {"dropout": True}, "chunk_handgrad"),
+        (Window((14, 14), 7), {}, "masked"),  # two chunks a side: all see all
+        (Window.from_mode((14, 14), 7, 0, 3), {}, "blocked"),  # but for one neighbour alone
+        (Window((28, 28), 7), {}, "blocked"),
+        (Window((14, 14), 7, -1), {}, "blocked"),  # keys repeat, which a mask cannot say
+        (Window((36, 36), 20), {}, "blocked"),  # too many scores for a batch
+    ],
+    ids=str,
+)
+def test_what_a_cpu_takes_untuned(window, facts, name):
+    assert choose(Case(window, 8, 3, 32, **facts)) == name
 
 
 def test_choice_and_reasons():

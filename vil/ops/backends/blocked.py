@@ -101,8 +101,11 @@ def backward(
     scratch, other = Scratch(q), Scratch(q)
     scores_of = Scores(q, table, to_global, valid, facts, scratch)
     all_keys, all_values = Keys(k, facts, other), Keys(v, facts, scratch)
-    stat = lse.masked_fill(lse == -torch.inf, torch.inf)  # so that empty rows weigh nothing
-    stats, grads = tiled(stat[..., None], facts.window), tiled(dout, facts.window)
+    stats = lse.masked_fill(lse == -torch.inf, torch.inf)[..., None]
+    stats = tiled(
+        stats, facts.window, fill=torch.inf
+    )  # so that empty rows and padding weigh nothing
+    grads = tiled(dout, facts.window)
     dq, dk, dv = Rows(torch.empty_like(q), facts.window), KeySums(k, facts), KeySums(v, facts)
     bias = BiasGradient(table, to_global, facts, lse)
     for batch in scores_of.batches():

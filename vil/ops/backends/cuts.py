@@ -124,12 +124,12 @@ def even(window: Window) -> bool:
     return all(side % window.size == 0 for side in window.grid)
 
 
-def tiled(x: Tensor, window: Window) -> Tensor:
+def tiled(x: Tensor, window: Window, fill: float = 0.0) -> Tensor:
     """(B, N, L, D) -> (B, N, R, C, w, w, D): a view, or of a padded copy where chunks are cut."""
     (rows, cols), w = window.chunks, window.size
     x = x.unflatten(2, window.grid)
     if not even(window):
-        x = F.pad(x, (0, 0, 0, cols * w - window.grid[1], 0, rows * w - window.grid[0]))
+        x = F.pad(x, (0, 0, 0, cols * w - window.grid[1], 0, rows * w - window.grid[0]), value=fill)
     return x.unflatten(3, (cols, w)).unflatten(2, (rows, w)).transpose(3, 4)
 
 
