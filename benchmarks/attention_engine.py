@@ -1,4 +1,4 @@
-"""The promised ratios of local attention, each as one line "name: value (wanted ...)".
+"""What the engine of local attention aims at, each as one line "name: value (wanted ...)".
 
   python benchmarks/attention_engine.py            parts A to E, and benchmarks/results/*.json
   python benchmarks/attention_engine.py A B        some parts; nothing is written
@@ -86,7 +86,7 @@ def raced(**entries: tuple[str, Case]) -> dict[str, Times]:
     candidates = {
         label: candidate(name, case, make_inputs(case)) for label, (name, case) in entries.items()
     }
-    times, dropped = race(candidates, ROUNDS, CPU)
+    times, dropped = race(candidates, ROUNDS, CPU, yardsticks=list(candidates))
     assert not dropped, dropped
     return times
 

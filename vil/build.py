@@ -203,30 +203,39 @@ def _warn_unused(cfg: CfgNode, why: str, names: Iterable[str]) -> None:
 
 
 @refuses
-def place(model: nn.Module, cfg: CfgNode, device: torch.device) -> nn.Module:
+def place(
+    model: nn.Module, cfg: CfgNode, device: torch.device, *, training: bool = True
+) -> nn.Module:
     """The model on its device, in its memory format. Refuses a pinned backend that cannot run."""
-    for asked in attention_cases(model, cfg, device):
+    for asked in attention_cases(model, cfg, device, training=training):
         choose(asked.case, asked.backend)
     return model.to(device, memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT])
 
 
-def attention_cases(model: nn.Module, cfg: CfgNode, device: torch.device) -> list[Asked]:
-    """What the stages ask backends for, in training and in evaluation."""
-    return list(build_backends.attention_cases(model, cfg, device, amp_dtype(cfg)))
+def attention_cases(
+    model: nn.Module, cfg: CfgNode, device: torch.device, *, training: bool = True, world: int = 1
+) -> list[Asked]:
+    """What the stages ask backends for, in training and in evaluation, or in evaluation alone."""
+    facts = dict(training=training, world=world)
+    return list(build_backends.attention_cases(model, cfg, device, amp_dtype(cfg), **facts))
 
 
+@refuses
 def settle_backends(
     model: nn.Module,
     cfg: CfgNode,
     device: torch.device,
     ranks: Ranks,
+    *,
+    training: bool,
     folder: Path | None = None,
+    begun: bool = False,
     say: Callable[[str], None] = log.info,
 ) -> None:
     """Who computes attention from here on, the same on every rank. See `build_backends.settle`."""
-    asked = attention_cases(model, cfg, device)
-    tune = folder is not None and cfg.MODEL.VIT.MSVIT.TUNE
-    build_backends.settle(asked, ranks, folder=folder, tune=tune, say=say)
+    asked = attention_cases(model, cfg, device, training=training, world=ranks.world)
+    tune = training and cfg.MODEL.VIT.MSVIT.TUNE
+    build_backends.settle(asked, ranks, folder=folder, begun=begun, tune=tune, say=say)
 
 
 @refuses

@@ -18,8 +18,8 @@ from vil.engine import distributed
 from vil.engine.distributed import Ranks
 from vil.layers.attention.longformer import LongformerAttention
 from vil.models.msvit import MsViT
-from vil.ops import Case, autotune, choices, choose, explain
-from vil.ops.dispatch import CHOICES
+from vil.ops import BACKENDS, Case, autotune, choices, choose, explain
+from vil.ops.dispatch import CHOICES, tuned
 from vil.ops.window import NEIGHBOURS
 from vil.utils.files import replace_text
 
@@ -45,21 +45,29 @@ class Asked(NamedTuple):
 
 
 def attention_cases(
-    model: nn.Module, cfg: CfgNode, device: torch.device, dtype: torch.dtype | None
+    model: nn.Module,
+    cfg: CfgNode,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    *,
+    training: bool,
+    world: int,
 ) -> Iterator[Asked]:
-    """What backends are asked for, in training by neighbour mode, and in evaluation.
+    """What backends are asked for by one of `world` processes: in evaluation and, with `training`,
+    in training by neighbour mode.
 
     dtype: that of autocast, None for full precision. Of the eight neighbours of random shift one
     stands for all.
     """
     if not isinstance(model, MsViT):
         return
-    facts = dict(batch=cfg.DATALOADER.BSZ, dtype=dtype or torch.float32, device=device.type)
+    batch = max(1, cfg.DATALOADER.BSZ // world)
+    facts = dict(batch=batch, dtype=dtype or torch.float32, device=device.type)
     grids = model.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
     for number, (stage, grid) in enumerate(zip(model.stages, grids), start=1):
         kinds = {type(block.attn): block.attn for block in stage.blocks}
         if attention := kinds.get(LongformerAttention):
-            for mode in attention.modes():
+            for mode in attention.modes() if training else ():
                 case = attention.case(grid, mode, training=True, **facts)
                 if len(case.window.offsets) != 2 or case.window.offsets[1] == NEIGHBOURS[0]:
                     yield Asked(number, case, attention.backend)
@@ -72,21 +80,33 @@ def settle(
     ranks: Ranks,
     *,
     folder: Path | None = None,
+    begun: bool = False,
     tune: bool = False,
     say: Callable[[str], None] = log.info,
 ) -> None:
-    """Set the choices of this process: those kept in the run's folder, else those that `vil tune`
-    left for this user, with `tune` completed by measuring now; and keep them in the folder."""
+    """Set the choices of this process: those that a run that has begun kept in its folder, else
+    those that `vil tune` left for this user, with `tune` completed by measuring now; and keep them
+    in the folder."""
     automatic = [a for a in asked if a.backend == "auto"]
-    found = None
-    if ranks.is_main:
-        found = _kept(folder) if folder else None
-        if found is None:
-            found = _known(automatic, say if tune else None)
+    if tune and asked and not automatic:
+        log.warning("TUNE has no effect: the backend %s is pinned", asked[0].backend)
     CHOICES.clear()
-    CHOICES.update(distributed.from_main(found))
+    if ranks.is_main:
+        kept = _kept(folder) if begun else None
+        CHOICES.update(_of_user(automatic) if kept is None else kept)
+        if tune:
+            _complete(automatic, say)
+    found = distributed.from_main(dict(CHOICES))
+    CHOICES.clear()
+    CHOICES.update(found)
     if folder and ranks.is_main:
         replace_text(folder / FILE, json.dumps(CHOICES, indent=1) + "\n")
+    for a in automatic:
+        wanted = CHOICES.get(a.case.bucket())
+        if wanted and tuned(a.case) != wanted:
+            entry = BACKENDS.get(wanted)
+            why = "; ".join(entry.unsupported(a.case)) if entry else "there is no such backend now"
+            log.warning("%s: %s was chosen, but %s", a, wanted, why)
     for a in asked:
         name = choose(a.case, a.backend)
         how = explain(a.case, a.backend)[name].removeprefix("chosen")
@@ -109,17 +129,21 @@ def _kept(folder: Path) -> dict[str, str] | None:
     return None
 
 
-def _known(asked: list[Asked], tune: Callable[[str], None] | None) -> dict[str, str]:
-    """The user's choices; with `tune`, which is told about it, the missing ones are measured."""
-    if not asked:
-        return {}
-    device = asked[0].case.device
-    choices.load(device)
-    found = {}
-    for a in asked if tune else ():
-        if a.case.bucket() not in CHOICES:
-            tune(f"{a}: trying backends")
-            found[a.case.bucket()] = autotune.tune(a.case)
-    if found:
-        choices.save(device, found)
+def _of_user(asked: list[Asked]) -> dict[str, str]:
+    """What `vil tune` left for this user, of what is asked for."""
+    if asked:
+        choices.load(asked[0].case.device)
     return choices.for_cases(a.case.bucket() for a in asked)
+
+
+def _complete(asked: list[Asked], say: Callable[[str], None]) -> None:
+    """Measure what is not known yet, and leave it to the user's other runs too."""
+    found = {}
+    for a in asked:
+        if a.case.bucket() not in CHOICES:
+            say(f"{a}: trying backends")
+            found[a.case.bucket()] = trials = autotune.tune(a.case)
+            for line in autotune.listing(trials):
+                say(line)
+    if found:
+        choices.save(asked[0].case.device, found)

@@ -4,8 +4,11 @@ import json
 import re
 
 import pytest
+import torch
 from small_runs import TINY, torchrun, vil
 
+from vil import build
+from vil.config import get_config
 from vil.ops import BACKENDS
 from vil.ops.dispatch import CHOICES
 
@@ -123,6 +126,49 @@ def test_a_run_tunes_at_its_start_and_keeps_what_it_chose(tmp_path):
     out = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2").out
     assert "training: gathered, tuned" in out
     assert "trying backends" not in out
+
+
+def test_a_table_of_a_run_that_never_began_does_not_count(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/autotune.json").write_text('{"of another config": "gathered"}')
+    assert vil("train", "--output_dir", "run", *TINY, "OPTIM.EPOCHS=1").code == 0
+    assert json.loads((tmp_path / "run/autotune.json").read_text()) == {}
+
+
+def test_a_choice_that_is_gone_is_named(tmp_path):
+    vil("train", "--output_dir", "run", *TINY, "OPTIM.EPOCHS=1")
+    kept = {a.case.bucket(): "mine" for a in asked(*TINY)}
+    (tmp_path / "run/autotune.json").write_text(json.dumps(kept))
+    outcome = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")
+    assert outcome.code == 0
+    assert "mine was chosen, but there is no such backend now" in outcome.out + outcome.err
+
+
+def test_a_process_is_asked_for_its_share_of_the_batch():
+    assert {a.case.batch for a in asked(*TINY)} == {16}
+    assert {a.case.batch for a in asked(*TINY, world=4)} == {4}
+
+
+def test_evaluation_asks_for_evaluation_only():
+    assert {a.case.needs_grad for a in asked(*TINY)} == {True, False}
+    assert {a.case.needs_grad for a in asked(*TINY, training=False)} == {False}
+
+
+def test_tuning_with_a_pinned_backend_says_that_it_has_no_effect():
+    words = (
+        *TINY,
+        "OPTIM.EPOCHS=1",
+        "MODEL.VIT.MSVIT.TUNE=True",
+        "MODEL.VIT.MSVIT.BACKEND=gathered",
+    )
+    outcome = vil("train", "--output_dir", "run", *words)
+    assert outcome.code == 0
+    assert "TUNE has no effect: the backend gathered is pinned" in outcome.out + outcome.err
+
+
+def asked(*words, **facts):
+    cfg = get_config(None, words)
+    return build.attention_cases(build.build_model(cfg), cfg, torch.device("cpu"), **facts)
 
 
 def test_a_damaged_table_of_a_run_is_a_warning(tmp_path):

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -141,6 +142,41 @@ def test_a_right_one_of_your_own_is_measured_and_may_be_chosen():
     assert choose(replace(CASE, head_dim=16)) == "masked", "another bucket is not tuned"
 
 
+class Called:
+    """An object as a backend."""
+
+    def __call__(self, q, k, v, window, **rest):
+        return right(q, k, v, window, **rest)
+
+
+def test_the_code_of_any_backend_is_part_of_the_key():
+    before = choices.fingerprint()
+    register_backend("partial", partial(partial(right)))
+    register_backend("object", Called())
+    assert choices.fingerprint() != before, "this file is part of it now"
+
+
+def test_checks_multiply_exactly_whatever_the_user_set():
+    seen = []
+
+    def watching(q, k, v, window, **rest):
+        seen.append(torch.get_float32_matmul_precision())
+        return right(q, k, v, window, **rest)
+
+    register_backend("mine", watching)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    autotune.tune(CASE, ["mine"], rounds=1)
+    assert {"highest", "high"} == set(seen), "checked exactly, timed as the user computes"
+    assert torch.get_float32_matmul_precision() == "high"
+    torch.set_float32_matmul_precision(before)
+
+
+def test_devices_that_are_not_measured_are_refused():
+    with pytest.raises(ValueError, match="unknown device to measure on 'mps'"):
+        autotune.tune(replace(CASE, device="mps"), ["blocked"])
+
+
 def test_a_name_is_taken_once():
     with pytest.raises(ValueError, match="there is a backend 'masked' already"):
         register_backend("masked", right)
@@ -254,7 +290,7 @@ def test_choices_of_another_machine_or_code_are_left_alone(caplog):
     theirs = {"cpu of another kind": {CASE.bucket(): {"backend": "masked"}}}
     choices.path().write_text(json.dumps({"format": 1, "machines": theirs}))
     assert choices.load("cpu") == 0
-    assert "on other machines or versions" in caplog.text
+    assert "has no choices for this machine" in caplog.text
     choices.save("cpu", {CASE.bucket(): [autotune.Trial("blocked", forward=1.0)]})
     found = json.loads(choices.path().read_text())["machines"]
     assert found.items() > theirs.items()

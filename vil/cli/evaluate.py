@@ -72,8 +72,8 @@ def evaluate(cfg: CfgNode) -> int:
     device = build.set_up(cfg)
     with build.joined(cfg, device) as ranks:
         model, report = loaded_model(cfg)
-        model = build.place(model, cfg, device)
-        build.settle_backends(model, cfg, device, ranks)
+        model = build.place(model, cfg, device, training=False)
+        build.settle_backends(model, cfg, device, ranks, training=False)
         tests = build_data.build_test_loaders(cfg, ranks, device)
         task = build.build_task(cfg, ranks, device, tests, build_data.build_links(cfg, tests))
         folder = results_folder(cfg) if ranks.is_main else None

@@ -109,8 +109,8 @@ def predict(cfg: CfgNode, args: argparse.Namespace, names: list[str]) -> int:
     device = build.set_up(cfg)
     model, report = loaded_model(cfg)
     print(report, file=sys.stderr)
-    model = build.place(model, cfg, device)
-    build.settle_backends(model, cfg, device, Ranks())
+    model = build.place(model, cfg, device, training=False)
+    build.settle_backends(model, cfg, device, Ranks(), training=False)
     loader = PictureLoader(
         pictures,
         build_data.build_eval_transform(cfg),

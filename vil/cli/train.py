@@ -110,7 +110,8 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
             )
             for line in changes(folder / "config.yaml", cfg) if begun and ranks.is_main else ():
                 log.warning(line)
-            build.settle_backends(model, cfg, device, ranks, run.folder, say=run.log.say)
+            kept = dict(folder=folder, begun=begun, say=run.log.say)
+            build.settle_backends(model, cfg, device, ranks, training=True, **kept)
             run.write("config.yaml", dump(with_absolute_data(cfg)))
             run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
             train(
@@ -193,6 +194,7 @@ def dry_run(cfg: CfgNode) -> int:
     trial.defrost()
     trial.DATA.TRAIN = trial.DATA.TEST = ("fake",)
     trial.DATA.TARGETMAP = ""
+    trial.MODEL.VIT.MSVIT.TUNE = False  # which may take minutes
     images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
     trial.DATA.KWARGS = CfgNode(
         {"n": images, "size": cfg.INPUT.IMAGE_SIZE, "num_classes": cfg.DATA.NUM_CLASSES}

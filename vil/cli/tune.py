@@ -5,8 +5,9 @@
   vil tune --config-file mine.yaml --import my_backend.py
 
 Every candidate's output and gradients are checked against the definition before it is timed. The
-choices are kept for this machine and this version in $VIL_CACHE/attention.json (~/.cache/vil), and
-`vil train`, `evaluate` and `predict` take them from there; `vil info` shows them.
+choices are kept for this machine and this version in $VIL_CACHE/attention.json (~/.cache/vil);
+`vil train`, `evaluate` and `predict` take them from there (with the same --import), and `vil info`
+shows them. DATALOADER.BSZ is that of one process here.
 """
 
 import argparse
@@ -31,8 +32,8 @@ def run(args: argparse.Namespace) -> int:
     from vil.utils.table import lookup
 
     cfg = resolve(args)
-    names = args.backends.split(",") if args.backends else None
-    if args.rounds < 1 or (args.max_gib is not None and args.max_gib <= 0):
+    names = [name.strip() for name in args.backends.split(",")] if args.backends else None
+    if args.rounds < 1 or not (args.max_gib is None or args.max_gib > 0):
         raise ConfigError("--rounds and --max-gib must be positive")
     for name in names or ():
         build.refuses(lookup)(BACKENDS, name, "backend")
@@ -48,28 +49,15 @@ def run(args: argparse.Namespace) -> int:
     for one in asked:
         timed = autotune.timed_batch(one.case)
         cut = "" if timed == one.case.batch else f", timed with {timed} of {one.case.batch} images"
-        print(f"{one}{cut}", flush=True)
-        trials = autotune.tune(one.case, names, rounds=args.rounds, most_bytes=most)
-        found[one.case.bucket()] = trials
-        print(listing(trials), flush=True)
-        if one.backend != "auto":
-            print(f"  BACKEND {one.backend} is pinned: the choice has no effect")
-    if choices.save(device.type, found):
+        pinned = "" if one.backend == "auto" else f" (without effect: {one.backend} is pinned)"
+        print(f"{one}{cut}{pinned}", flush=True)
+        tune = build.refuses(autotune.tune)
+        trials = tune(one.case, names, rounds=args.rounds, most_bytes=most)
+        print("\n".join(autotune.listing(trials)), flush=True)
+        if any(not trial.reason for trial in trials):
+            found[one.case.bucket()] = trials
+    if not found:
+        print("no candidate can run: nothing is kept")
+    elif choices.save(device.type, found):
         print(f"{len(found)} choices kept in {choices.path()}")
     return 0
-
-
-def listing(trials: list) -> str:
-    """A line per candidate: milliseconds of each pass and MiB held, or the reason why not."""
-    lines = [f"  {'candidate':16} {'ms forward':>11} {'ms backward':>12} {'MiB':>9}"]
-    for place, trial in enumerate(trials):
-        if trial.reason:
-            lines.append(f"  {trial.name:16} {trial.reason}")
-        else:
-            forward, backward = 1e3 * trial.forward, 1e3 * trial.backward
-            mark = "   <- chosen" if place == 0 else ""
-            lines.append(
-                f"  {trial.name:16} {forward:11.2f} {backward:12.2f} "
-                f"{trial.bytes / 2**20:9.1f}{mark}"
-            )
-    return "\n".join(lines)

@@ -12,7 +12,8 @@ backend's on the whole grid. What is left is timed in turns.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from vil.ops import testing
+from vil.ops.backends import flex
 from vil.ops.case import Case
 from vil.ops.dispatch import BACKENDS, CHOICES
 from vil.utils.machine import free_bytes
@@ -56,30 +58,28 @@ def tune(
     *,
     rounds: int = ROUNDS,
     most_bytes: float | None = None,
-    say: Callable[[str], None] = lambda line: None,
 ) -> list[Trial]:
     """Try the named backends (all, by default) on a case; the fastest becomes its bucket's choice.
 
-    most_bytes: what a candidate may hold, by default half of the free memory. say: told what is
-    being tried. Returns the able, fastest first, then the others; with none able nothing changes.
-    A large batch is cut to one of the same speed per image. Raises ValueError for an unknown name.
+    most_bytes: what a candidate may hold, by default half of the free memory. Returns the able,
+    fastest first, then the others; with none able nothing changes. A large batch is timed with
+    fewer images. Raises ValueError for an unknown name, and for devices that are not measured.
     """
+    lookup(MOST_SCORES, case.device, "device to measure on")
     names = list(BACKENDS) if names is None else list(dict.fromkeys(names))
     for name in names:
         lookup(BACKENDS, name, "backend")
     trial_case = replace(case, batch=timed_batch(case))
     most_bytes = spare_bytes(case) if most_bytes is None else most_bytes
-    reasons = {}
-    for name in names:
-        say(f"checking {name}")
-        reasons[name] = reason_against(name, trial_case, most_bytes)
+    with exact_products():
+        reasons = {name: reason_against(name, case, trial_case, most_bytes) for name in names}
     able = [name for name in names if not reasons[name]]
-    say(f"timing {', '.join(able) or 'nothing'}")
     trials, failed = timed(able, trial_case, rounds)
     reasons |= failed
     trials.sort(key=lambda trial: trial.seconds)
     if trials:
         CHOICES[case.bucket()] = trials[0].name
+    flex.forget()  # so that what was only tried does not count against the shapes it may compile
     return trials + [Trial(name, reasons[name]) for name in names if reasons[name]]
 
 
@@ -88,21 +88,45 @@ def spare_bytes(case: Case) -> float:
     return FREE_SHARE * free_bytes(torch.device(case.device))
 
 
+def listing(trials: list[Trial]) -> list[str]:
+    """A line per candidate: milliseconds of each pass and MiB held, or the reason why not."""
+    lines = [f"  {'candidate':16} {'ms forward':>11} {'ms backward':>12} {'MiB':>9}"]
+    for place, trial in enumerate(trials):
+        figures = (
+            f"{1e3 * trial.forward:11.2f} {1e3 * trial.backward:12.2f} {trial.bytes / 2**20:9.1f}"
+            f"{'   <- chosen' if place == 0 else ''}"
+        )
+        lines.append(f"  {trial.name:16} {trial.reason or figures}")
+    return lines
+
+
 def timed_batch(case: Case) -> int:
     """As many of the images as have a number of scores that a call is timed with."""
     window = case.window
     scores = case.heads * window.length * (case.num_global + len(window.offsets) * window.tile)
-    return max(1, min(case.batch, int(MOST_SCORES.get(case.device, 2e7) // scores)))
+    return max(1, min(case.batch, int(MOST_SCORES[case.device] // scores)))
 
 
-def reason_against(name: str, case: Case, most_bytes: float) -> str:
-    """Why a backend is no candidate for a case; empty if it is one."""
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Inside, float32 is multiplied as float32: TF32 would be taken for a mistake."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def reason_against(name: str, case: Case, trial_case: Case, most_bytes: float) -> str:
+    """Why a backend is no candidate for a case, of which `trial_case` has fewer images; empty if
+    it is one."""
     if reasons := BACKENDS[name].unsupported(case):
         return "; ".join(reasons)
     try:
         if (size := expected_bytes(name, case)) > most_bytes:
             return f"would hold {size / 2**20:.0f} MiB, of {most_bytes / 2**20:.0f} it may"
-        return disagreement(name, case)
+        return disagreement(name, trial_case)
     except Exception as error:  # backends may be anyone's
         return said(error)
 
@@ -190,9 +214,12 @@ def timed(names: list[str], case: Case, rounds: int) -> tuple[list[Trial], dict[
             failed[name] = said(error)
     best = min((sum(found[0]) for found in times.values()), default=0.0)
     for _ in range(rounds - 1):
-        for name, found in times.items():
-            if sum(found[0]) <= HOPELESS * best:
-                found.append(one_pass(name, case, inputs, leaves, device))
+        for name in [name for name in times if sum(times[name][0]) <= HOPELESS * best]:
+            try:
+                times[name].append(one_pass(name, case, inputs, leaves, device))
+            except Exception as error:
+                del times[name]
+                failed[name] = said(error)
     trials = [
         Trial(name, "", *(statistics.median(times) for times in zip(*found)), held[name])
         for name, found in times.items()

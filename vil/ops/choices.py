@@ -9,13 +9,16 @@ A file that cannot be read, or that is none of ours, is a warning and no choice;
 cannot be written.
 """
 
+import functools
 import hashlib
 import inspect
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +45,28 @@ def machine(device: str) -> str:
     """What a measurement holds for: the device, torch, triton and the code of every backend."""
     name = torch.cuda.get_device_name() if device == "cuda" else processor()
     threads = f" {torch.get_num_threads()} threads" if device == "cpu" else ""
-    return f"{device} {name}{threads}, torch {torch.__version__}, code {fingerprint()}"
+    products = torch.get_float32_matmul_precision()  # "high" lets a GPU round to TF32
+    versions = f"torch {torch.__version__}, triton {version('triton')}, code {fingerprint()}"
+    return f"{device} {name}{threads}, products {products}, {versions}"
+
+
+def version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 def fingerprint() -> str:
     """A hash of vil/ops and of the files that backends added at run time come from."""
     files = {str(file) for file in Path(__file__).parent.rglob("*.py")}
     for entry in BACKENDS.values():
-        source = inspect.getsourcefile(inspect.unwrap(entry.attend))
+        attend = entry.attend
+        while isinstance(attend, functools.partial):
+            attend = attend.func
+        code = getattr(inspect.unwrap(attend), "__code__", None)
+        module = sys.modules.get(type(attend).__module__)  # of an object that is called
+        source = code.co_filename if code else getattr(module, "__file__", None)
         files |= {source} if source and Path(source).is_file() else set()
     contents = sorted(Path(file).read_bytes() for file in files)
     return hashlib.sha256(b"".join(contents)).hexdigest()[:12]
@@ -59,7 +76,7 @@ def load(device: str) -> int:
     """Take over what was chosen for this device, code and versions; returns how many choices."""
     machines, here = _read(), machine(device)
     if machines and here not in machines:
-        log.warning("%s was tuned on other machines or versions: run vil tune for %s", path(), here)
+        log.warning("%s has no choices for this machine, code and --import: %s", path(), here)
     found = {bucket: entry["backend"] for bucket, entry in machines.get(here, {}).items()}
     CHOICES.update(found)
     return len(found)

@@ -100,7 +100,7 @@ def preferred(case: Case) -> tuple[str, ...]:
     """
     names = PREFERENCE.get(case.device, PREFERENCE["cpu"])
     window = case.window
-    if case.device == "cuda" or case.symbolic or window.length > SMALL_GRID:
+    if case.device != "cpu" or case.symbolic or window.length > SMALL_GRID:
         return names
     chunks = math.prod(3 * n - (0 if window.cyclic else 2) for n in window.chunks)
     met = chunks * window.tile**2 if window.offsets == ALL_NINE else 0
@@ -123,7 +123,8 @@ def choose(case: Case, backend: str = "auto") -> str:
     for name in preferred(case):
         if not BACKENDS[name].unsupported(case):
             return name
-    raise ValueError(f"no backend can run here: {explain(case)}")
+    against = {name: "; ".join(entry.unsupported(case)) for name, entry in BACKENDS.items()}
+    raise ValueError(f"no backend can run here: {against}")
 
 
 def tuned(case: Case) -> str | None:
@@ -136,8 +137,8 @@ def tuned(case: Case) -> str | None:
 
 
 def explain(case: Case, backend: str = "auto") -> dict[str, str]:
-    """For each backend "chosen" or "chosen, tuned", "could run", or the reasons why it cannot; a
-    pinned one stays chosen."""
+    """For each backend "chosen" (also "chosen, tuned" or "chosen, pinned"), "could run", or the
+    reasons why it cannot, which one that is pinned has too."""
     if backend == "auto":
         chosen = tuned(case)
         word = "chosen, tuned" if chosen else "chosen"

@@ -15,7 +15,7 @@ def sync(path: Path) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """Write a small file in one piece: readers see the old text or the new one."""
-    aside = path.with_name(f".{path.name}.tmp")
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes do not mix
     aside.write_text(text)
     sync(aside)
     os.replace(aside, path)

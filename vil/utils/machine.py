@@ -42,13 +42,18 @@ def slug(name: str) -> str:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that new tensors could take now."""
+    """Memory that new tensors could take now; in a container what its limit leaves."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
         found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
     except OSError:
         found = None
-    if found:
-        return int(found[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if not found:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    group, free = Path("/sys/fs/cgroup"), int(found[1]) * 1024
+    try:
+        limit, taken = ((group / name).read_text() for name in ("memory.max", "memory.current"))
+        return min(free, int(limit) - int(taken))
+    except (OSError, ValueError):  # no cgroup of the second version, or "max"
+        return free

@@ -284,7 +284,7 @@ class Scores:
             spread.add_(self.added[slice(None) if one else heads, None])
         if self.real is not None:
             around = int(self.facts.window.cyclic)
-            real = torch.stack(keys_of(self.real, batch, around), 4)[:, :1]
+            real = torch.stack([x[:, :1] for x in keys_of(self.real, batch, around)], 4)
             if not real.all():
                 real = real.flatten(4).flatten(2, 3)  # (b, 1, p, J*W)
                 hidden = ~F.pad(real, (self.facts.num_global, 0), value=True)[:, :, :, None]

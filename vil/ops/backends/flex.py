@@ -141,7 +141,8 @@ def attend(
 
 def forget() -> None:
     """Free what is compiled, so that MAX_SHAPES other shapes may be; torch can only free it all."""
-    torch._dynamo.reset()
+    if _shapes:
+        torch._dynamo.reset()
     _shapes.clear()
 
 

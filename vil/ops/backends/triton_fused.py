@@ -32,6 +32,7 @@ from vil.ops.window import Window
 HEAD_DIMS = (16, 128)
 WINDOWS = (2, 32)
 MAX_GLOBAL = 64
+OLDEST = (8, 0)  # the first with bfloat16 and asynchronous copies
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PROGRAMS = 1024  # as many as keep a large GPU busy where a sum may be split at will
 TILE_SHARE = 16  # tiles of scores take at most this part of the other tensors' bytes
@@ -82,6 +83,8 @@ def unsupported(case: Case) -> list[str]:
         reasons.append("triton is not installed")
     if case.device != "cuda" and not interpreted():
         reasons.append(f"it needs a CUDA device, not {case.device}")
+    if case.device == "cuda" and torch.cuda.get_device_capability() < OLDEST:
+        reasons.append(f"it needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or newer")
     if case.dtype not in DTYPES:
         reasons.append(f"it computes in 16 or 32 bits, not in {str(case.dtype)[6:]}")
     if not HEAD_DIMS[0] <= case.head_dim <= HEAD_DIMS[1]:
