@@ -6,7 +6,7 @@ import pytest
 import torch
 from cases import PAIRWISE, name_of
 
-from vil.ops import BACKENDS, Case, Window, choose
+from vil.ops import BACKENDS, Case, Window, autotune, choose
 from vil.ops.testing import errors, make_inputs, run
 from vil.utils.timing import peak_tensor_bytes
 
@@ -63,5 +63,9 @@ def test_little_is_held_beside_inputs_outputs_and_gradients():
     assert peak - made <= 0.1 * all_of_it
 
 
-def test_triton_is_what_is_taken_untuned():
+def test_the_tuner_takes_triton():
+    torch.set_float32_matmul_precision("high")  # as AMP.TF32 does; checks multiply exactly
+    trials = autotune.tune(LARGE, ["triton", "chunk_handgrad", "gathered", "blocked"], rounds=5)
+    torch.set_float32_matmul_precision("highest")
+    assert not any(trial.reason for trial in trials), trials
     assert choose(LARGE) == "triton"

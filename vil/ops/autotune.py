@@ -175,12 +175,9 @@ def disagreement(name: str, case: Case) -> str:
 
 
 def cut_down(case: Case, dtype: torch.dtype) -> Case:
-    """The same case on a small ragged grid: B 1, N 2, two chunks and a half each way."""
+    """The same case on a small ragged grid: B 1, N 2, at most two chunks and a half each way."""
     size = case.window.size
-    grid = tuple(
-        min(3 * size - size // 2, size if chunks == 1 else side)
-        for side, chunks in zip(case.window.grid, case.window.chunks)
-    )
+    grid = tuple(min(chunks, 3) * size - size // 2 for chunks in case.window.chunks)
     window = replace(case.window, grid=grid)
     return replace(case, window=window, batch=1, heads=2, dtype=dtype, dropout=False)
 

@@ -66,7 +66,8 @@ BACKENDS: dict[str, Backend] = {
 # that compiles at its first call, or that a user added, is taken only where it was tuned or pinned.
 PREFERENCE = {
     "cpu": ("blocked", "chunk_handgrad", "gathered", "chunk_autograd"),
-    "cuda": ("triton", "chunk_handgrad", "gathered", "chunk_autograd"),
+    # triton is to come first here once scripts/gpu_check.sh has passed on a device
+    "cuda": ("chunk_handgrad", "gathered", "chunk_autograd"),
 }
 SMALL_GRID = 1024  # tokens; beyond, all scores of a batch would take too much memory
 MOST_OF_IT = 0.7  # pairs that chunks would multiply, of all pairs
