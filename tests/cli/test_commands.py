@@ -117,7 +117,9 @@ def test_info_names_the_machine_and_a_backend_per_sparse_stage():
     assert f"torch {version('torch')}" in shown
     assert "device cpu" in shown
     assert re.search(r"^stage 1: .*\b8 x 8 tokens", shown, re.MULTILINE)
-    assert len(re.findall(r"\bchosen\b", shown)) == 1  # stage 2 is not sparse
+    stages = re.findall(r"^stage (\d): .*, (\w+)$", shown, re.MULTILINE)
+    assert stages == [("1", "training"), ("1", "evaluation")]  # stage 2 is not sparse
+    assert len(re.findall(r"\bchosen\b", shown)) == 2
     assert re.search(r"masked +chosen", succeeds("info", *TINY, "MODEL.VIT.MSVIT.BACKEND=masked"))
 
 

@@ -83,7 +83,8 @@ def unsupported(case: Case) -> list[str]:
         reasons.append("triton is not installed")
     if case.device != "cuda" and not interpreted():
         reasons.append(f"it needs a CUDA device, not {case.device}")
-    if case.device == "cuda" and torch.cuda.get_device_capability() < OLDEST:
+    there = case.device == "cuda" and torch.cuda.is_available()
+    if there and torch.cuda.get_device_capability() < OLDEST:
         reasons.append(f"it needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or newer")
     if case.dtype not in DTYPES:
         reasons.append(f"it computes in 16 or 32 bits, not in {str(case.dtype)[6:]}")
