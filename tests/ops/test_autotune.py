@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -201,6 +202,17 @@ def test_too_many_bytes_are_a_reason():
     trials = autotune.tune(CASE, ["masked", "blocked"], rounds=1, most_bytes=1000)
     assert all(trial.reason.startswith("would hold") for trial in trials)
     assert not CHOICES
+
+
+def test_in_evaluation_a_pair_is_its_forward():
+    reasons = BACKENDS["blocked+triton"].unsupported(replace(CASE, needs_grad=False))
+    assert reasons == ["without gradients it is blocked alone"]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with g++")
+def test_flex_is_measured_in_evaluation():
+    trials = autotune.tune(replace(CASE, needs_grad=False, head_dim=16), ["flex"], rounds=1)
+    assert [(trial.name, trial.reason) for trial in trials] == [("flex", "")]
 
 
 def test_in_evaluation_only_the_forward_pass_counts():

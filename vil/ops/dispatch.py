@@ -27,11 +27,16 @@ def nothing(case: Case) -> list[str]:
 
 @dataclass(frozen=True)
 class Backend:
-    """`attend` computes; `unsupported` gives the reasons why it cannot in a case (none: it can)."""
+    """`attend` computes; `unsupported` gives the reasons why it cannot in a case (none: it can).
+
+    compiles: it calls torch.compile, so it must not be run on tensors without numbers, which torch
+    would remember as a failure.
+    """
 
     attend: Callable[..., Tensor]
     unsupported: Callable[[Case], list[str]]
     about: str
+    compiles: bool = False
 
 
 def _pair(forward: str, backward: str) -> Backend:
@@ -53,7 +58,9 @@ BACKENDS: dict[str, Backend] = {
     "gathered": Backend(
         gathered.attend, nothing, "neighbours gathered, one fused attention; exportable"
     ),
-    "flex": Backend(flex.attend, flex.attend_unsupported, recompute.FORWARDS["flex"].about),
+    "flex": Backend(
+        flex.attend, flex.attend_unsupported, recompute.FORWARDS["flex"].about, compiles=True
+    ),
     **{name: _pair(forward, backward) for forward, backward, name in recompute.pairs()},
     "unfold_tensor": Backend(
         unfold.attend_tensor, unfold.unsupported, "a copy of each token's neighbours, by views"

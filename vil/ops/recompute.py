@@ -64,10 +64,12 @@ def pairs() -> Iterator[tuple[str, str, str]]:
 
 
 def unsupported(forward: str, backward: str, case: Case) -> list[str]:
-    """The reasons against a pair; the backward pass has none where no gradient is wanted."""
-    reasons = FORWARDS[forward].unsupported(case)
+    """The reasons against a pair; without gradients a forward stands for itself."""
+    reasons = list(FORWARDS[forward].unsupported(case))
     if case.needs_grad:
-        reasons = reasons + BACKWARDS[backward].unsupported(case)
+        reasons += BACKWARDS[backward].unsupported(case)
+    elif forward != backward:
+        reasons.append(f"without gradients it is {forward} alone")
     return list(dict.fromkeys(reasons))
 
 
