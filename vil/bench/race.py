@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vil.utils.errors import in_a_line
 from vil.utils.timing import peak_tensor_bytes, seconds
 
 TOO_SLOW = 60.0  # times the fastest: such a candidate is left out
@@ -76,7 +77,7 @@ def race(
             try:
                 forward, backward = turn(candidates[name], device)
             except Exception as error:
-                dropped[name] = said(error)
+                dropped[name] = in_a_line(error)
                 del times[name]
                 continue
             times[name].forward.append(forward)
@@ -105,7 +106,7 @@ def warm_up(
                 took[name] = sum(turn(candidates[name], device))
         except Exception as error:
             took.pop(name, None)
-            dropped[name] = said(error)
+            dropped[name] = in_a_line(error)
     most = limit(took, yardsticks)
     for name in [name for name in took if took[name] > most and name not in yardsticks]:
         dropped[name] = f"too slow: {took.pop(name):.1f} s, {more}"
@@ -124,12 +125,6 @@ def turn(candidate: Candidate, device: torch.device) -> tuple[float, float]:
     forward = seconds(lambda: outputs.append(candidate.forward()), device)
     backward = seconds(lambda: candidate.backward(outputs[0]), device)
     return forward, backward
-
-
-def said(error: Exception) -> str:
-    """An exception as a reason: its kind and its first line."""
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}"
 
 
 def held(candidate: Candidate, device: torch.device) -> tuple[int, int]:

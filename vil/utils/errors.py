@@ -8,6 +8,11 @@ keep their traceback.
 INTERRUPTED = 130
 
 
+def in_a_line(error: Exception) -> str:
+    """The kind of an exception and the first line of what it says."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+
+
 class DataError(RuntimeError):
     """A dataset that is missing, empty or broken beyond what the config tolerates."""
 
