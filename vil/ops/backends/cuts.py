@@ -6,7 +6,7 @@ groups.
 """
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import groupby, product
 from typing import NamedTuple
 
 import torch
@@ -51,11 +51,12 @@ class Batch(NamedTuple):
 def cuts(window: Window) -> list[Cut]:
     """Every query chunk once, with the key chunks that exist for it.
 
-    Chunks in the inside of the grid are one cut, those along a border others. Two rows (or columns)
-    of chunks see the same keys, so they are computed together.
+    Chunks in the inside of the grid are one cut, those along a border others. Where there are only
+    two rows (or columns) of chunks, both see all keys, and are computed together.
     """
     shared = window.offsets == ALL_NINE and not window.cyclic
-    rows, cols = (_spans(n, window.cyclic, shared) for n in window.chunks)
+    steps = (sorted(set(axis)) for axis in zip(*window.offsets))
+    rows, cols = (_spans(n, s, window.cyclic, shared) for n, s in zip(window.chunks, steps))
     number = {offset: place for place, offset in enumerate(window.offsets)}
     found = []
     for down, across in product(rows, cols):
@@ -81,15 +82,18 @@ class _Span(NamedTuple):
     keys: tuple[int, ...]
 
 
-def _spans(chunks: int, cyclic: bool, shared: bool) -> list[_Span]:
+def _spans(chunks: int, steps: list[int], cyclic: bool, shared: bool) -> list[_Span]:
+    """Runs of chunks for which the same steps lead to a chunk of the grid."""
     if cyclic:
-        return [_Span(0, chunks, 1, (-1, 0, 1))]
-    if chunks == 1:
-        return [_Span(0, 1, 1, (0,))]
+        return [_Span(0, chunks, 1, tuple(steps))]
     if chunks == 2 and shared:
         return [_Span(0, 1, 2, (0, 1))]
-    inside = [_Span(1, chunks - 2, 1, (-1, 0, 1))] if chunks > 2 else []
-    return [_Span(0, 1, 1, (0, 1)), *inside, _Span(chunks - 1, 1, 1, (-1, 0))]
+
+    def found(chunk: int) -> tuple[int, ...]:
+        return tuple(step for step in steps if 0 <= chunk + step < chunks)
+
+    runs = [(keys, list(run)) for keys, run in groupby(range(chunks), found)]
+    return [_Span(run[0], len(run), 1, keys) for keys, run in runs]
 
 
 def batches(cut: Cut, images: int, heads: slice, fit: int) -> Iterator[Batch]:
