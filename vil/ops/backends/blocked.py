@@ -275,7 +275,10 @@ class Scores:
 
     def rows(self, batch: Batch) -> Tensor:
         """The queries of a batch (h, M*W, D), scaled."""
-        return flat(self.q, batch) * self.facts.scale
+        found = queries_of(self.q, batch)
+        rows = self.scratch.take("rows", found.shape, found.dtype)
+        torch.mul(found, self.facts.scale, out=rows)
+        return rows.view(found.shape[:4].numel(), -1, found.shape[-1])
 
     def product(self, batch: Batch, rows: Tensor, keys: Tensor) -> Tensor:
         """(h, M*W, T) with bias; what is not seen has the smallest finite number."""
@@ -296,8 +299,12 @@ class Scores:
 
     def _added(self, tile: Tensor, first: Tensor, cut: Cut) -> Tensor:
         """(n or 1, M*W, T): bias, and the smallest number beyond the exact window."""
-        rows = [torch.cat([first, *(tile[:, :, number] for number in row)], 2) for row in cut.seen]
-        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+        size = first.shape[2] + len(cut.keys) * tile.shape[1]
+        shape = (len(cut.seen), len(tile), tile.shape[1], size)
+        added = self.scratch.take("added", shape, tile.dtype)
+        for rows, row in zip(added, cut.seen):
+            torch.cat([first, *(tile[:, :, number] for number in row)], 2, out=rows)
+        return added.transpose(0, 1).flatten(1, 2)
 
     def _bias(self, heads: slice) -> tuple[Tensor, Tensor] | None:
         """Added to scores: (n or 1, W, K, W) by offset, (n or 1, W, G); None for nothing."""
