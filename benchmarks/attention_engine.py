@@ -7,23 +7,19 @@
 A speed   B memory   C growth with the grid   D the choice of a backend, tuned and not
 E random shift   H speed and memory on a GPU: bfloat16, B 8, N 6, 56x56 and 128x128, with bias
 
-Two threads, which wait for work awake (OMP_WAIT_POLICY: on a shared machine a sleeping one comes
-late, and what is made of many small steps pays for it most). B 2, N 12, D 64, w 8, one global token
-and nine chunks cut at the border unless said; medians of nine interleaved repeats of forward and
-backward. "x faster" is the other's time over ours. floor is the time of the seven products of the pairs visited, measured in the same run.
+Two threads; B 2, N 12, D 64, w 8, one global token and nine chunks cut at the border unless said;
+medians of nine interleaved repeats of forward and backward. "x faster" is the other's time over
+ours. floor is the time of the seven products of the pairs visited, measured in the same run.
 """
 
 import argparse
 import json
 import multiprocessing
-import os
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-
-os.environ.setdefault("OMP_WAIT_POLICY", "active")  # read when torch is imported
 
 import torch
 
