@@ -357,25 +357,36 @@ class BiasGradient:
         self.window, self.num_global = window, facts.num_global
         self.tile = None if table is None else like.new_zeros(shape)
         self.first = None if to_global is None else like.new_zeros(heads, facts.num_global)
+        self.like, self.seen = like, None
 
     def add(self, slopes: Tensor, batch: Batch) -> None:
         """slopes (h, M*W, T): the gradients of a batch's scores."""
         if self.tile is None and self.first is None:
             return
-        of_heads = spread_out(slopes, batch).sum(2).sum(0)  # (n, M*W, T); both at once: 10 x slower
+        if batch.cut.seen is not self.seen:  # the batches of a cut follow each other
+            self._flush()
+            self.seen = batch.cut.seen
+            self.sums = self.like.new_zeros(self.like.shape[1], *slopes.shape[1:])
+        of_images = spread_out(slopes, batch).sum(2)  # both sums at once would take 10 x as long
+        self.sums[batch.heads] += of_images.sum(0) if len(of_images) > 1 else of_images[0]
+
+    def _flush(self) -> None:
+        """Put the sums of a cut (N, M*W, T) where they belong."""
+        if self.seen is None:
+            return
         if self.first is not None:
-            self.first[batch.heads] += of_heads[:, :, : self.num_global].sum(1)
+            self.first += self.sums[:, :, : self.num_global].sum(1)
         if self.tile is not None:
-            parts = of_heads[:, :, self.num_global :].split(self.window.tile, dim=1)
-            for seen, part in zip(batch.cut.seen, parts):
+            parts = self.sums[:, :, self.num_global :].split(self.window.tile, dim=1)
+            for seen, part in zip(self.seen, parts):
                 index = torch.tensor(seen, device=part.device)
-                part = part.unflatten(2, (-1, self.window.tile))
-                self.tile[batch.heads].index_add_(2, index, part)
+                self.tile.index_add_(2, index, part.unflatten(2, (-1, self.window.tile)))
 
     def result(
         self, table: Tensor | None, to_global: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
         """The gradients of the table (N, (4w-1)**2) and of to_global (N, G)."""
+        self._flush()
         if self.tile is not None:
             index = self.window.bias_index(table.device).flatten()
             spread = torch.zeros_like(table, dtype=self.tile.dtype)
