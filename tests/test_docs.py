@@ -111,7 +111,8 @@ def test_every_key_is_read_or_said_to_do_nothing(tmp_path, monkeypatch):
     data = ["DATA.TRAIN=fake", "DATA.TEST=fake", "DATA.NUM_CLASSES=10", "DATALOADER.BSZ=128"]
     model = ["INPUT.IMAGE_SIZE=32", "MODEL.VIT.MSVIT.ARCH=l1,d8,h1,p8", "OPTIM.EPOCHS=1"]
     switches = ["AUG.MIXUP_PROB=1", "AUG.MIXUP=0.8", "AMP.ENABLED=True", "FINETUNE.FINETUNE=True"]
-    assert main(["train", "--output_dir", str(tmp_path), *data, *model, *switches]) == 0
+    words = ["train", "--output_dir", str(tmp_path), *data, *model, *switches]
+    assert main(words) == main([*words, "--resume"]) == 0
     assert main(["evaluate", "--run", str(tmp_path)]) == 0
     assert {key for key in KEYS if key not in asked} - {"VERSION"} == {*DEAD}
 

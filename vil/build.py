@@ -53,6 +53,7 @@ OWN_KEYS = {
 log = logging.getLogger(__name__)
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 POINTERS = ("best", "last")
+SPREAD_OPTIMIZERS = ("adamw", "adam", "sgd", "lamb")  # those that take slices of parameters
 MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
 
@@ -80,7 +81,12 @@ def set_up(cfg: CfgNode) -> torch.device:
     if cfg.DETERMINISTIC:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    return _device(cfg.DEVICE)
+    device = _device(cfg.DEVICE)
+    half = device.type == "cuda" and amp_dtype(cfg) is torch.bfloat16
+    if half and not torch.cuda.is_bf16_supported(including_emulation=False):
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(f"AMP.DTYPE bfloat16: {name} has none, use float16")
+    return device
 
 
 def _device(name: str) -> torch.device:
@@ -359,6 +365,26 @@ def _layers(model: nn.Module) -> dict[str, Any]:
 def build_ema(cfg: CfgNode, model: nn.Module) -> Ema | None:
     """The average of the weights, if OPTIM.EMA asks for one."""
     return Ema(model, cfg.OPTIM.EMA) if cfg.OPTIM.EMA else None
+
+
+@refuses
+def spread(
+    cfg: CfgNode, model: nn.Module, ema: Ema | None, ranks: Ranks, device: torch.device
+) -> None:
+    """With DISTRIBUTED.STRATEGY fsdp and several processes: spread the model, and its average, over
+    them. Before the optimizer is built, which holds the parameters that this replaces."""
+    if cfg.DISTRIBUTED.STRATEGY != "fsdp" or ranks.world == 1:
+        return
+    if cfg.AMP.ENABLED and cfg.AMP.DTYPE == "float16":
+        raise ConfigError("DISTRIBUTED.STRATEGY fsdp with float16: use AMP.DTYPE bfloat16")
+    if optimizer_name(cfg) not in SPREAD_OPTIMIZERS:
+        known = ", ".join(SPREAD_OPTIMIZERS)
+        raise ConfigError(f"DISTRIBUTED.STRATEGY fsdp has {known}, not {optimizer_name(cfg)}")
+    from vil.engine.sharding import shard
+
+    for each in (model, *([ema.model] if ema else [])):
+        stages = each.stages if isinstance(each, MsViT) else ()
+        shard(each, (block for stage in stages for block in stage.blocks), ranks, device)
 
 
 def build_scaler(cfg: CfgNode, device: torch.device) -> GradScaler:

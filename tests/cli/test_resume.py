@@ -142,6 +142,9 @@ def test_the_folder_tells_the_story(folders, name):
     assert "step-00000060" in log
 
 
+OTHER_ARCH = "MODEL.VIT.MSVIT.ARCH=l1,h1,d16,n2,s1,g1,p4,f3,a0"
+
+
 def words(folders, *more):
     return ["train", *EVERYTHING, "--output_dir", folders[0]["unbroken"], *more]
 
@@ -165,10 +168,11 @@ def test_a_finished_run_has_nothing_to_do(folders):
     ("more", "code", "message"),
     [
         ([], 2, "already holds a run: add --resume"),
-        (["--resume", "DATALOADER.BSZ=16"], 4, "was made with batch_size 8, this run has 16"),
+        (["--resume", "DATALOADER.BSZ=16"], 4, "was begun with DATALOADER.BSZ 8 (now 16)"),
         (["--resume", "DATA.KWARGS.n=168"], 4, "steps_per_epoch 20, this run has 21"),
-        (["--resume", "OPTIM.OPT=sgd"], 4, "optimizer adamw, this run has sgd"),
-        (["--resume", "MODEL.VIT.MSVIT.ARCH=l1,h1,d16,n2,s1,g1,p4,f3,a0"], 4, "another model"),
+        (["--resume", "OPTIM.OPT=sgd"], 4, "was begun with OPTIM.OPT 'adamw' (now 'sgd')"),
+        (["--resume", OTHER_ARCH], 4, "was begun with MODEL.VIT.MSVIT.ARCH"),
+        (["--resume", OTHER_ARCH, "RUN.ALLOW_CHANGES=True"], 4, "another model"),
     ],
 )
 def test_what_does_not_go_on_with_a_run_leaves_it_as_it_was(folders, more, code, message):

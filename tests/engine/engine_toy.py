@@ -1,11 +1,16 @@
 """A toy world for the engine's tests: random images, a two-layer model and one call that trains it.
 
-Also run as a program, once per rank, by test_ranks.py: folder, options as JSON.
+Also a program, started once per rank by `launch`: folder, options and faults as JSON.
 """
 
 import dataclasses
 import json
+import os
+import signal
+import socket
+import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from vil.engine import distributed
+from vil.engine.guard import Guard
+from vil.engine.keeper import Rhythm
 from vil.engine.run import Run
+from vil.engine.sharding import shard
 from vil.engine.state import State, resume
 from vil.engine.task import ClassificationTask
 from vil.engine.train import train
 from vil.optim import Ema, Schedule, build_optimizer, decay_groups
+from vil.utils.errors import StoppedError
 
+TOY = Path(__file__)
+FAULTS = (
+    "poisoned_rank", "poisoned_steps", "signal_rank", "signal_step", "sleep_rank", "sleep_step",
+)  # fmt: skip
 CPU = torch.device("cpu")
 CLASSES = 7
 DTYPE = torch.float64
@@ -97,30 +110,41 @@ def toy_train(
     batch_size=12,
     optimizer="adamw",
     ema=0.0,
+    loader=None,
+    fsdp=False,
     **options,
 ) -> State:
-    """`epochs` epochs of 5 steps on one rank of `ranks`; options go to `train`."""
+    """`epochs` epochs of 5 steps on one rank of `ranks`; options go to `train` and to Guard."""
     ranks = ranks or distributed.Ranks()
-    loader = ToyLoader(ranks.rank, ranks.world, batch_size=batch_size)
+    loader = loader or ToyLoader(ranks.rank, ranks.world, batch_size=batch_size)
     test_sets = {"odd": held_out(361, ranks.rank, ranks.world),
                  "two": held_out(2, ranks.rank, ranks.world)}  # fmt: skip
     task = task or ClassificationTask(
         device=CPU, test_loaders=test_sets, classes=CLASSES, per_class=True
     )
     model = toy_model(dropout)
-    optimizer, average = toy_optimizer(model, optimizer), Ema(model, ema) if ema else None
+    average = Ema(model, ema) if ema else None
+    if fsdp:
+        for whole in (model, *([average.model] if average else [])):
+            shard(whole, [whole[1]], ranks, CPU)
+    optimizer = toy_optimizer(model, optimizer)
     schedule = Schedule("cosine", 0.01, loader.steps_per_epoch, epochs, warmup_epochs=0.5)
     settings = {"set_progress": lambda model, progress: None, "log_freq": 3, **options}
     scaler = torch.amp.GradScaler("cpu", enabled=task.amp_dtype is torch.float16)
     start = State(seed, ranks.world, batch_size, loader.steps_per_epoch, type(optimizer).__name__)
-    with Run(folder, ranks, CPU) as run:
+    rhythm = {field.name: settings.pop(field.name)
+              for field in dataclasses.fields(Rhythm) if field.name in settings}  # fmt: skip
+    patience = {name: settings.pop(name)
+                for name in ("hang_seconds", "grace_seconds") if name in settings}  # fmt: skip
+    with Guard(ranks, **patience) as guard, Run(folder, ranks, CPU) as run:
         state = resume(
             run.checkpoints, start, model, optimizer, scaler, ranks=ranks, say=run.log.say,
             ema=average,
         )  # fmt: skip
         return train(
             task, distributed.wrap(model, ranks, CPU), loader, optimizer, schedule, scaler, state,
-            run=run, ranks=ranks, device=CPU, epochs=epochs, ema=average, **settings,
+            run=run, guard=guard, ranks=ranks, device=CPU, epochs=epochs, ema=average,
+            rhythm=Rhythm(**rhythm), **settings,
         )  # fmt: skip
 
 
@@ -128,8 +152,74 @@ def metrics(folder):
     return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
 
 
-if __name__ == "__main__":
+def start(folder, options, **environment):
+    """The toy in a process of its own; its output and errors in one pipe."""
+    return subprocess.Popen(
+        [sys.executable, TOY, folder, json.dumps(options)], env={**os.environ, **environment},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def launch(world, folder, options, codes=None):
+    """`world` processes as torchrun would start them, joined by gloo; what each said."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    processes = [
+        start(folder, options, RANK=str(n), LOCAL_RANK=str(n), WORLD_SIZE=str(world), **meeting)
+        for n in range(world)
+    ]
+    try:
+        outputs = [process.communicate(timeout=100)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == (codes or [0] * world), outputs
+    return outputs
+
+
+class Troubled(ClassificationTask):
+    """On one rank some losses are no numbers, a step sends a signal, or never ends."""
+
+    def __init__(self, rank, folder, faults, test_sets):
+        super().__init__(device=CPU, test_loaders=test_sets, classes=CLASSES, per_class=True)
+        self.folder, self.faults = folder, faults
+        self.mine = {what for what in ("poisoned", "signal", "sleep")
+                     if faults.get(f"{what}_rank", 0) == rank}  # fmt: skip
+
+    def loss(self, model, batch):
+        loss, figures = super().loss(model, batch)
+        if "poisoned" in self.mine and batch.step in self.faults.get("poisoned_steps", ()):
+            loss = loss * float("nan")
+        if "signal" in self.mine and batch.step == self.faults.get("signal_step"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        if "sleep" in self.mine and batch.step == self.faults.get("sleep_step"):
+            fall_asleep(self.folder)
+        return loss, figures
+
+
+def fall_asleep(folder):
+    Path(folder, "asleep").touch()
+    while True:
+        time.sleep(60)
+
+
+def main(folder, options):
     torch.set_num_threads(1)
     place = distributed.start(None, CPU)
-    toy_train(sys.argv[1], ranks=place, dropout=0.0, **json.loads(sys.argv[2]))
-    distributed.stop()
+    faults = {name: options.pop(name) for name in list(options) if name in FAULTS}
+    sets = {"odd": held_out(361, place.rank, place.world),
+            "two": held_out(2, place.rank, place.world)}  # fmt: skip
+    task = Troubled(place.rank, folder, faults, sets)
+    try:
+        toy_train(folder, ranks=place, dropout=0.0, task=task, **options)
+    except StoppedError as stop:
+        print(stop)
+        return stop.exit_code
+    finally:
+        distributed.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], json.loads(sys.argv[2])))

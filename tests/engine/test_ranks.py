@@ -1,44 +1,13 @@
 """Several processes compute what one computes, and say clearly when they were started wrongly."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-from engine_toy import metrics, toy_train
+from engine_toy import launch, metrics, toy_train
 from safetensors.torch import load_file
 from torch import nn
 
 from vil.engine.distributed import Ranks, read_environment, unwrap
 from vil.engine.state import pointer
-
-TOY = Path(__file__).with_name("engine_toy.py")
-
-
-def launch(world, folder, options):
-    """`world` processes as torchrun would start them, joined by gloo."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    processes = []
-    for rank in range(world):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-        processes.append(subprocess.Popen(
-            [sys.executable, TOY, folder, json.dumps(options)], env={**common, **place}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        ))  # fmt: skip
-    try:
-        outputs = [process.communicate(timeout=100)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * world, outputs
-    return outputs
 
 
 def evaluations(folder):
@@ -83,6 +52,13 @@ def test_the_environment_of_torchrun_is_read():
     assert read_environment({"MASTER_PORT": "1", "HOME": "/"}) == Ranks(0, 1, 0)
     assert Ranks().is_main
     assert not Ranks(1, 2, 1).is_main
+
+
+def test_processes_that_srun_started_alone_are_refused():
+    with pytest.raises(ValueError, match="srun started 8 processes .* one torchrun on each node"):
+        read_environment({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"})
+    assert read_environment({"SLURM_STEP_NUM_TASKS": "1"}) == Ranks()
+    assert read_environment({"SLURM_STEP_NUM_TASKS": "4", **TORCHRUN}) == Ranks(1, 2, 1)
 
 
 @pytest.mark.parametrize("name", TORCHRUN)

@@ -144,11 +144,11 @@ class NaNFrom(ClassificationTask):
 
 def test_a_diverged_run_ends_with_code_5_and_leaves_only_finite_checkpoints(tmp_path):
     test_sets = {"train": list(ToyLoader().batches(0, 2))}
-    with pytest.raises(DivergedError, match="nan at step 9") as caught:
-        toy_train(tmp_path, task=NaNFrom(7, test_loaders=test_sets))
+    with pytest.raises(DivergedError, match="2 steps in a row, up to step 9") as caught:
+        toy_train(tmp_path, task=NaNFrom(7, test_loaders=test_sets), max_bad_steps=1)
     assert caught.value.exit_code == 5
     status = json.loads((tmp_path / "status.json").read_text())
-    assert (status["state"], status["code"], status["step"]) == ("failed", 5, 9)
+    assert (status["state"], status["code"], status["step"]) == ("failed", 5, 8)
     assert status["checkpoint"].endswith("step-00000005")
     assert all(weight.isfinite().all() for weight in final_weights(tmp_path).values())
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, resolve
+from vil.cli.changes import check_changes, with_absolute_data
 from vil.cli.relay import relayed, to_stderr
-from vil.config import ConfigError, diff, dump, get_config
+from vil.config import ConfigError, dump
 from vil.utils.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
     """Build all objects, then open OUTPUT_DIR and train: what cannot be built leaves no folder."""
     from vil import build, build_data
     from vil.engine import distributed
+    from vil.engine.guard import Guard
+    from vil.engine.keeper import Rhythm
     from vil.engine.run import Run
     from vil.engine.state import State, checkpoints, resume
     from vil.engine.train import train
@@ -71,10 +74,16 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
     from vil.report.curves import draw
 
     folder = Path(cfg.OUTPUT_DIR)
+    begun = bool(checkpoints(folder / "checkpoints"))
+    changes = check_changes(cfg) if begun else []
     bad_file = folder / "bad_samples.txt"
     device = build.set_up(cfg)
-    with build.joined(cfg, device) as ranks, relayed(ranks.is_main) as relay:
-        begun = bool(checkpoints(folder / "checkpoints"))
+    patience = dict(hang_seconds=cfg.RUN.HANG_SECONDS, grace_seconds=cfg.RUN.GRACE_SECONDS)
+    with (
+        build.joined(cfg, device) as ranks,
+        Guard(ranks, **patience) as guard,
+        relayed(ranks.is_main) as relay,
+    ):
         model = build.build_model(cfg, weights_follow=begun or bool(cfg.MODEL.MODEL_PATH))
         loader = build_data.build_train_loader(cfg, ranks, device, bad_file)
         tests = build_data.build_test_loaders(cfg, ranks, device, bad_file)
@@ -85,10 +94,11 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
             log.warning("FINETUNE.HEAD without MODEL.MODEL_PATH: all weights start afresh")
         log.info("%s", facts(cfg, model, loader, tests))
         model = build.place(model, cfg, device)
+        ema = build.build_ema(cfg, model)
+        build.spread(cfg, model, ema, ranks, device)
         optimizer = build.build_optimizer(cfg, model)
         schedule = build.build_schedule(cfg, loader.steps_per_epoch)
         scaler = build.build_scaler(cfg, device)
-        ema = build.build_ema(cfg, model)
         start = State(
             seed=cfg.SEED,
             world=ranks.world,
@@ -108,7 +118,7 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
                 ranks=ranks,
                 say=run.log.say,
             )
-            for line in changes(folder / "config.yaml", cfg) if begun and ranks.is_main else ():
+            for line in changes if ranks.is_main else ():
                 log.warning(line)
             kept = dict(folder=folder, begun=begun, say=run.log.say)
             build.settle_backends(model, cfg, device, ranks, training=True, **kept)
@@ -123,6 +133,7 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
                 scaler,
                 state,
                 run=run,
+                guard=guard,
                 ranks=ranks,
                 device=device,
                 epochs=cfg.OPTIM.EPOCHS,
@@ -131,10 +142,16 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
                 clip_grad=cfg.OPTIM.CLIP_GRAD,
                 accumulate=cfg.OPTIM.ACCUMULATE,
                 drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,
+                max_bad_steps=cfg.RUN.MAX_BAD_STEPS,
                 log_freq=cfg.LOG_FREQ,
-                eval_every=cfg.RUN.EVAL_EVERY,
-                save_every=cfg.RUN.SAVE_EVERY,
-                keep=1 if cfg.ONLY_SAVE_LAST else cfg.RUN.KEEP,
+                rhythm=Rhythm(
+                    eval_every=cfg.RUN.EVAL_EVERY,
+                    save_every=cfg.RUN.SAVE_EVERY,
+                    save_steps=cfg.RUN.SAVE_STEPS,
+                    keep=1 if cfg.ONLY_SAVE_LAST else cfg.RUN.KEEP,
+                    keep_every=cfg.RUN.KEEP_EVERY,
+                    max_failed_saves=cfg.RUN.MAX_FAILED_SAVES,
+                ),
                 max_steps=max_steps,
                 draw=draw,
             )
@@ -150,23 +167,6 @@ def facts(cfg: CfgNode, model, loader, tests: dict) -> str:
         f"{len(loader.classes)} classes, {loader.steps_per_epoch} steps of {batch} an epoch "
         f"({images % batch} left out); evaluate on {sets}"
     )
-
-
-def changes(file: Path, cfg: CfgNode) -> list[str]:
-    """A line per key in which a run goes on otherwise than its own config says."""
-    if not file.is_file():
-        return []
-    changed = diff(with_absolute_data(cfg), get_config(file))
-    return [f"{key} is {now!r} from here, was {was!r}" for key, (now, was) in changed.items()]
-
-
-def with_absolute_data(cfg: CfgNode) -> CfgNode:
-    """The config that a run keeps: its data are found from any folder."""
-    kept = cfg.clone()
-    kept.defrost()
-    if Path(kept.DATA.PATH).is_dir():
-        kept.DATA.PATH = str(Path(kept.DATA.PATH).resolve())
-    return kept
 
 
 def check_data(cfg: CfgNode) -> None:

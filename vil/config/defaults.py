@@ -189,10 +189,21 @@ _C.FINETUNE.USE_TRAIN_AUG = False  # Fine-tune with the full augmentation after 
 _C.FINETUNE.HEAD = "keep"
 _C.FINETUNE.FREEZE_STAGES = 0  # Number of first stages whose parameters are not trained.
 
-_C.RUN = CfgNode()  # What happens between epochs.
+_C.RUN = CfgNode()  # What happens between epochs, and what a run survives.
 _C.RUN.EVAL_EVERY = 1  # Epochs between evaluations.
 _C.RUN.SAVE_EVERY = 1  # Epochs between checkpoints.
+_C.RUN.SAVE_STEPS = 0  # Steps between further checkpoints; 0: none.
 _C.RUN.KEEP = 2  # Checkpoints kept besides the best one.
+_C.RUN.KEEP_EVERY = 0  # Epochs between checkpoints that are never removed; 0: none.
+_C.RUN.ALLOW_CHANGES = False  # Resume although model, data or optimizer are other than they were.
+# Steps in a row that may be skipped because their loss or a gradient is not finite (half an epoch,
+# if that is less); one more ends the run.
+_C.RUN.MAX_BAD_STEPS = 10
+_C.RUN.MAX_FAILED_SAVES = 3  # Checkpoints in a row that cannot be written and end the run.
+# Seconds without an end of a step, an evaluation batch or a checkpoint after which the process is
+# taken to hang, prints its stacks and ends; 0: never.
+_C.RUN.HANG_SECONDS = 1800.0
+_C.RUN.GRACE_SECONDS = 30.0  # The same after SIGTERM, SIGUSR1 or Ctrl-C.
 
 _C.OUTPUT_DIR = "runs/default"  # Folder of the run; the flag --output_dir sets it.
 _C.BACKUP_LOG_DIR = ""  # Second folder for logs.
@@ -200,6 +211,10 @@ _C.LOG_FREQ = 10  # Iterations between two log lines.
 _C.EVALUATE = False  # Evaluate only.
 _C.OUTPUT_PERCLASS_ACC = False  # Evaluation reports the accuracy of every class.
 _C.ONLY_SAVE_LAST = 0  # Non-zero: keep only the newest checkpoint besides the best one.
+_C.DISTRIBUTED = CfgNode()  # Several processes.
+# ddp: each has the whole model; fsdp: weights, gradients and momenta are spread over them, each
+# block gathered while it is computed.
+_C.DISTRIBUTED.STRATEGY = "ddp"
 _C.DISTRIBUTED_BACKEND = "nccl"  # Process group between GPUs; CPU runs use gloo.
 _C.GATHER_ON_CPU = False  # Gather predictions in main memory when evaluating with many processes.
 _C.DEVICE = "auto"  # auto: the first of cuda, mps, cpu that is there.
@@ -380,10 +395,17 @@ CHECKS = {
     "FINETUNE.FREEZE_STAGES": at_least(0),
     "RUN.EVAL_EVERY": at_least(1),
     "RUN.SAVE_EVERY": at_least(1),
+    "RUN.SAVE_STEPS": at_least(0),
     "RUN.KEEP": at_least(1),
+    "RUN.KEEP_EVERY": at_least(0),
+    "RUN.MAX_BAD_STEPS": at_least(0),
+    "RUN.MAX_FAILED_SAVES": at_least(1),
+    "RUN.HANG_SECONDS": at_least(0),
+    "RUN.GRACE_SECONDS": positive,
     "OUTPUT_DIR": folder,
     "LOG_FREQ": at_least(1),
     "ONLY_SAVE_LAST": at_least(0),
+    "DISTRIBUTED.STRATEGY": one_of("ddp", "fsdp"),
     "DISTRIBUTED_BACKEND": one_of("nccl", "gloo", "mpi"),
     "DEVICE": matches(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, mps, cuda or cuda:N"),
     "SEED": between(0, 2**32 - 1),

@@ -2,9 +2,10 @@
 
 Everything is written aside, synced, renamed into place, and the folder that holds it synced. What
 is in place can still rot (a flipped bit loads silently), so a checkpoint's manifest holds the size
-and SHA-256 of each file.
+and SHA-256 of each file, and a file beside it the SHA-256 of the manifest.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -14,7 +15,8 @@ from pathlib import Path
 from vil.utils.files import replace_text, sync
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+SEAL = "manifest.sha256"
+FORMAT = 2  # 1 had no seal
 
 
 def begin_folder(final: Path) -> Path:
@@ -26,6 +28,14 @@ def begin_folder(final: Path) -> Path:
     return aside
 
 
+def need_space(folder: Path, size: int) -> None:
+    """OSError now rather than in the middle of a file, if the disk has no `size` bytes left."""
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        text = f"{size / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free"
+        raise OSError(errno.ENOSPC, text, str(folder))
+
+
 def publish_folder(aside: Path, final: Path, **facts: object) -> None:
     """Sync the files in `aside`, describe them and `facts` in a manifest, rename to `final`."""
     files = sorted(aside.iterdir())
@@ -33,10 +43,15 @@ def publish_folder(aside: Path, final: Path, **facts: object) -> None:
     for file in files:
         sync(file)
     replace_text(aside / MANIFEST, json.dumps(manifest, indent=1))
+    replace_text(aside / SEAL, seal(aside))
     if final.exists():  # only if it was found damaged when the run resumed from an older one
         shutil.rmtree(final)
     os.rename(aside, final)
     sync(final.parent)
+
+
+def seal(folder: Path) -> str:
+    return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest() + "\n"
 
 
 def fingerprint(file: Path) -> dict[str, int | str]:
@@ -52,13 +67,20 @@ def damage(folder: Path) -> str | None:
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         version, files = manifest["format"], manifest["files"].items()
+        whole = version == 1 or (folder / SEAL).read_text() == seal(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} is unreadable ({type(error).__name__})"
-    if version != FORMAT:
-        return f"it has format {version}, this version reads {FORMAT}"
+    if version not in (1, FORMAT):
+        return f"it has format {version}, this version reads up to {FORMAT}"
+    if not whole:
+        return f"{MANIFEST} is not as it was written (SHA-256 differs)"
     for name, expected in files:
         if not (folder / name).is_file():
             return f"{name} is missing"
-        if fingerprint(folder / name) != expected:
+        try:
+            found = fingerprint(folder / name)
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        if found != expected:
             return f"{name} is not as it was written (size or SHA-256 differs)"
     return None

@@ -22,6 +22,7 @@ T = TypeVar("T")
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 MEETING_POINT = ("MASTER_ADDR", "MASTER_PORT")
+SLURM_TASKS = "SLURM_STEP_NUM_TASKS"  # set by srun, not in the batch script
 GLOO_GRACE_SECONDS = 0.5
 
 
@@ -40,8 +41,14 @@ class Ranks:
 
 
 def read_environment(environment: Mapping[str, str]) -> Ranks:
-    """The place torchrun gave this process; ValueError if only a part of its variables is there."""
+    """The place torchrun gave this process; ValueError if only a part of its variables is there, or
+    if another launcher started several processes."""
     if not any(name in environment for name in PLACE):
+        if int(environment.get(SLURM_TASKS, 1)) > 1:
+            raise ValueError(
+                f"srun started {environment[SLURM_TASKS]} processes that know nothing of each "
+                "other: let srun start one torchrun on each node (docs/distributed.md)"
+            )
         return Ranks()
     missing = [name for name in PLACE + MEETING_POINT if name not in environment]
     if missing:
@@ -69,6 +76,8 @@ def start(backend: str | None, device: torch.device) -> Ranks:
         torch.cuda.set_device(ranks.local_rank if device.index is None else device.index)
     if ranks.world > 1:
         backend = backend or lookup(BACKENDS, device.type, "device for several processes")
+        if backend == "nccl":  # the host's own numbers wait for no device
+            backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, rank=ranks.rank, world_size=ranks.world)
     return ranks
 
@@ -77,7 +86,7 @@ def stop() -> None:
     """Leave the group; call it last, also when the run has failed."""
     if not dist.is_initialized():
         return
-    if dist.get_backend() == "gloo":
+    if "gloo" in dist.get_backend():
         # gloo's threads outlive the group (DDP holds it), and one that still has to free the tensor
         # of the last collective aborts the process if Python is already shutting down (measured:
         # 1 run of 15 with torch 2.11 on two busy cores). Asleep, we leave them the GIL.
@@ -86,12 +95,12 @@ def stop() -> None:
 
 
 def wrap(model: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:
-    """The model as it is trained: under DDP when there are several ranks.
+    """The model as it is trained: under DDP when there are several ranks, unless it is sharded.
 
     Buffers are not broadcast at every step: those of our models are constants, or redrawn alike on
     every rank. Batch norms of other models share statistics on GPUs, and see `share_buffers`.
     """
-    if ranks.world == 1:
+    if ranks.world == 1 or hasattr(model, "set_requires_gradient_sync"):
         return model
     devices = None
     if device.type == "cuda":
@@ -122,6 +131,15 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
     if dist.is_initialized():
         dist.all_reduce(tensor)
     return tensor
+
+
+def largest(number: int) -> int:
+    """The largest of the ranks' numbers, on every rank; no device takes part."""
+    if not dist.is_initialized():
+        return number
+    box = torch.tensor(number)
+    dist.all_reduce(box, dist.ReduceOp.MAX)
+    return box.item()
 
 
 def from_main(value: T) -> T:

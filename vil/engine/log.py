@@ -102,6 +102,11 @@ class Log:
             self.record(step, f"val/{name}", figures)
         self.tensorboard.flush()
 
+    def failure(self, step: int, count: int) -> None:
+        """So many checkpoints in a row could not be written."""
+        if self.enabled:
+            self.record(step, "save", {"failed": count})
+
     def position(self, step: int) -> str:
         per_epoch = self.steps_per_epoch
         return f"epoch {step / per_epoch:.2f}/{self.end / per_epoch:g} step {step}/{self.end}"

@@ -4,8 +4,10 @@ Figures are added up where they are computed; reading them is the one moment at 
 for an accelerator, so the loop reads only when it logs.
 """
 
+import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -26,38 +28,48 @@ class Meter:
 
     def reset(self) -> None:
         self.sums: dict[str, Tensor] = {}
-        self.steps = 0
+        self.steps, self.good = 0, torch.zeros(())
         self.began = self.waited = 0.0
 
-    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches, with the time spent waiting for them measured."""
+    def watch(
+        self, batches: Iterable[Batch], waiting: Callable[[], AbstractContextManager] = nullcontext
+    ) -> Iterator[Batch]:
+        """The same batches, with the time spent waiting for them measured, inside of `waiting`."""
         iterator = iter(batches)
-        while True:
-            asked = time.perf_counter()
-            if self.steps == 0:
-                self.began = asked
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
-            self.waited += time.perf_counter() - asked
-            yield batch
+        try:
+            while True:
+                asked = time.perf_counter()
+                if self.steps == 0:
+                    self.began = asked
+                with waiting():
+                    batch = next(iterator, None)
+                if batch is None:
+                    return
+                self.waited += time.perf_counter() - asked
+                yield batch
+        finally:
+            if hasattr(iterator, "close"):  # now, not when the last traceback is dropped
+                iterator.close()
 
-    def add(self, figures: dict[str, Tensor]) -> None:
-        """Scalars of one step; the same names at every step."""
+    def add(self, figures: dict[str, Tensor], bad: Tensor) -> None:
+        """Scalars of one step; the same names at every step. Those of a step that did not count
+        (`bad` is 1) may be anything and are left out."""
         self.steps += 1
+        good = 1 - bad.detach()
+        self.good = self.good.to(good.device) + good
         for name, value in figures.items():
-            value = value.detach().float()
+            value = torch.where(good > 0, value.detach().float(), 0.0)
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def read(self) -> dict[str, float]:
-        """Mean figures over steps and ranks, then seconds per step and those spent on data.
+        """Mean figures over the steps that counted and the ranks, then seconds per step and those
+        spent on data.
 
         Starts over. Every rank gets the same figures, and so decides alike what to do about them.
         """
-        total = all_reduce_sum(torch.stack(list(self.sums.values())))
-        means = (total / (self.steps * self.ranks.world)).tolist()
-        figures = dict(zip(self.sums, means))
+        total = all_reduce_sum(torch.stack([*self.sums.values(), self.good.float()]))
+        *sums, good = total.tolist()
+        figures = {name: value / good if good else math.nan for name, value in zip(self.sums, sums)}
         figures["time"] = (time.perf_counter() - self.began) / self.steps
         figures["data"] = self.waited / self.steps
         self.reset()

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from vil.engine.sharding import spread_as, whole
+
 # torch counts steps per parameter; timm's lamb and apex count them per group, under this name. Kept
 # as a number: groups that share a tensor would count it up together.
 STEP = "step"
@@ -17,10 +19,11 @@ MOMENTUM = "momentum_buffer"
 
 
 def state_by_name(optimizer: Optimizer) -> dict[str, dict]:
-    """Momenta and counters by parameter name (`decay_groups` gave the optimizer the names)."""
+    """Momenta and counters by parameter name (`decay_groups` gave the optimizer the names), whole:
+    where they are spread over the ranks, all must ask."""
     return {
         name: {
-            **optimizer.state[parameter],
+            **{key: whole(value) for key, value in optimizer.state[parameter].items()},
             **({STEP_OF_GROUP: int(group[STEP])} if STEP in group else {}),
         }
         for group in optimizer.param_groups
@@ -46,7 +49,10 @@ def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
             if state := dict(saved[name]) if name in saved else _beside(known, parameter):
                 if STEP_OF_GROUP in state:
                     group[STEP] = state.pop(STEP_OF_GROUP)
-                current["state"][index] = state
+                current["state"][index] = {
+                    key: spread_as(value, parameter) if isinstance(value, Tensor) else value
+                    for key, value in state.items()
+                }
     optimizer.load_state_dict(current)  # torch moves every tensor to its parameter's device
     return fresh
 

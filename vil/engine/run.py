@@ -24,7 +24,7 @@ import torch
 from vil.engine.distributed import Ranks
 from vil.engine.log import Log
 from vil.engine.state import pointer
-from vil.utils.errors import INTERRUPTED
+from vil.utils.errors import INTERRUPTED, StoppedError
 from vil.utils.files import replace_text
 
 PACKAGES = ("vil", "torch", "torchvision", "timm", "yacs", "numpy", "safetensors", "triton")
@@ -105,6 +105,8 @@ def verdict(error: BaseException | None) -> tuple[str, int, str]:
     """state, exit code and reason of a run that ended with `error`."""
     if error is None:
         return "finished", 0, ""
+    if isinstance(error, StoppedError):
+        return error.state, error.exit_code, str(error)
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED, "Ctrl-C"
     return "failed", getattr(error, "exit_code", 1), f"{type(error).__name__}: {error}"

@@ -4,6 +4,7 @@
                                     ema.safetensors     their average, if there is one: same names
                                     state.pt            optimizer, GradScaler, State
                                     manifest.json       size and SHA-256 of each, step, versions
+                                    manifest.sha256     that of the manifest
     <run>/checkpoints/last, best                        text files with a folder's name
 
 No random generator is saved: the loop seeds torch's at every step from (seed, step, rank). The
@@ -18,23 +19,26 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from vil.engine.disk import begin_folder, damage, publish_folder
-from vil.engine.distributed import Ranks, barrier, from_main
+from vil.engine.disk import begin_folder, damage, need_space, publish_folder
+from vil.engine.distributed import Ranks, from_main
 from vil.engine.momenta import load_by_name, state_by_name
-from vil.engine.weights import check_finite, load_exactly, save_weights
-from vil.utils.errors import CheckpointError
+from vil.engine.weights import check_finite, load_exactly, whole_weights
+from vil.utils.errors import CheckpointError, SaveError, in_a_line
 from vil.utils.files import replace_text
 
 WEIGHTS = "model.safetensors"
 AVERAGE = "ema.safetensors"
 STATE = "state.pt"
+TRIES = 2  # of writing a checkpoint: a network disk may fail once
 
 
 @dataclass(frozen=True)
@@ -50,17 +54,25 @@ class State:
     best: float | None = None  # the best evaluation figure so far
     best_step: int | None = None  # and the step it was reached at
     drops: int = 0  # evaluations that lowered the learning rate, being no better
+    evaluated: int = 0  # the step of the last evaluation
+    skipped: int = 0  # steps that moved nothing: their loss or gradient was not finite
 
     @property
     def epoch(self) -> int:
         """Epochs done."""
         return self.step // self.steps_per_epoch
 
+    @property
+    def epoch_ends(self) -> bool:
+        """Whether an epoch has just been done."""
+        return self.step > 0 and self.step % self.steps_per_epoch == 0
+
     def judged(self, figure: float, *, drop: bool) -> "State":
         """After an evaluation: the best one so far or, if told so, another drop of the rate."""
+        state = replace(self, evaluated=self.step)
         if self.best is None or figure > self.best:
-            return replace(self, best=figure, best_step=self.step)
-        return replace(self, drops=self.drops + drop)
+            return replace(state, best=figure, best_step=self.step)
+        return replace(state, drops=self.drops + drop)
 
 
 class Average(Protocol):
@@ -68,8 +80,8 @@ class Average(Protocol):
 
     model: nn.Module
 
-    def update(self) -> None:
-        """Take in the weights after a step."""
+    def update(self, bad: Tensor) -> None:
+        """Take in the weights after a step, unless `bad` is 1."""
 
     def restart(self) -> None:
         """Begin again at the weights of now."""
@@ -87,34 +99,73 @@ def save(
     *,
     ranks: Ranks,
     keep: int,
+    stays: Callable[[int], bool] = lambda step: False,
     ema: Average | None = None,
 ) -> Path:
     """Write the checkpoint of `state.step` into `folder`; rank 0 writes, the others wait.
 
-    Then keep the `keep` newest ones and the best. Raises DivergedError, on every rank, rather than
-    write a weight that is not a finite number.
+    Then keep the `keep` newest ones, the best and those that `stays` names. On every rank,
+    DivergedError rather than write a weight that is not a finite number, and SaveError if the disk
+    fails twice; the checkpoints that were there are whole then.
     """
     check_finite(model, state.step)
-    final = folder / name_of(state.step)
-    if ranks.is_main:
-        aside = begin_folder(final)
-        save_weights(model, aside / WEIGHTS)
-        if ema:
-            save_weights(ema.model, aside / AVERAGE)
-        torch.save(
-            {
-                "state": asdict(state),
-                "optimizer": state_by_name(optimizer),
-                "scaler": scaler.state_dict(),
-            },
-            aside / STATE,
-        )
-        versions = {"python": platform.python_version(), "torch": torch.__version__}
-        publish_folder(aside, final, step=state.step, epoch=state.epoch, versions=versions)
-        point(folder, state)
-        prune(folder, state.step, keep)
-    barrier()
+    files = contents(model, optimizer, scaler, state, ema, keep=ranks.is_main)
+    final, problem = folder / name_of(state.step), None
+    for _ in range(TRIES if ranks.is_main else 0):
+        try:
+            write(final, files, state)
+            point(folder, state)
+            prune(folder, state.step, keep, stays)
+        except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises the last one
+            problem = in_a_line(error)
+        else:
+            problem = None
+            break
+    if problem := from_main(problem):
+        raise SaveError(f"no checkpoint of step {state.step}: {problem}")
     return final
+
+
+def contents(
+    model: nn.Module,
+    optimizer: Optimizer,
+    scaler: GradScaler,
+    state: State,
+    ema: Average | None,
+    *,
+    keep: bool,
+) -> dict[str, dict]:
+    """A checkpoint's files. On ranks that do not `keep` them: nothing, but they must take part."""
+    files = {
+        WEIGHTS: whole_weights(model, keep=keep),
+        AVERAGE: whole_weights(ema.model, keep=keep) if ema else None,
+        STATE: {
+            "state": asdict(state),
+            "optimizer": state_by_name(optimizer),
+            "scaler": scaler.state_dict(),
+        },
+    }
+    return {name: content for name, content in files.items() if content is not None and keep}
+
+
+def write(final: Path, files: dict[str, dict], state: State) -> None:
+    """Write one checkpoint: whole, or nothing of it is left."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    aside = begin_folder(final)
+    try:
+        need_space(final.parent, sum(map(bytes_of, files.values())))
+        for name, content in files.items():
+            (save_file if name.endswith(".safetensors") else torch.save)(content, aside / name)
+        publish_folder(aside, final, step=state.step, epoch=state.epoch, versions=versions)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def bytes_of(content: Any) -> int:
+    """What the tensors in it will take on the disk."""
+    if isinstance(content, dict):
+        return sum(map(bytes_of, content.values()))
+    return content.nbytes if isinstance(content, Tensor) else 0
 
 
 def point(folder: Path, state: State) -> None:
@@ -125,14 +176,14 @@ def point(folder: Path, state: State) -> None:
             replace_text(folder / name, f"{name_of(step)}\n")
 
 
-def prune(folder: Path, step: int, keep: int) -> None:
-    """Remove all but the `keep` newest checkpoints and the best.
+def prune(folder: Path, step: int, keep: int, stays: Callable[[int], bool]) -> None:
+    """Remove all but the `keep` newest checkpoints, the best and those that stay.
 
     Newer ones than `step` stand aside: they were found damaged, and must not push out whole ones.
     """
     best = pointer(folder, "best")
     for checkpoint in [c for c in checkpoints(folder) if step_of(c) <= step][max(keep, 1) :]:
-        if checkpoint != best:
+        if checkpoint != best and not stays(step_of(checkpoint)):
             shutil.rmtree(checkpoint)
 
 
@@ -149,6 +200,12 @@ def pointer(folder: Path, name: str) -> Path | None:
     """The checkpoint that the text file `last` or `best` names, None before the first one."""
     file = folder / name
     return folder / file.read_text().strip() if file.exists() else None
+
+
+def newest_step(folder: Path) -> int:
+    """The step that `last` names, -1 before the first checkpoint."""
+    last = pointer(folder, "last")
+    return step_of(last) if last else -1
 
 
 def name_of(step: int) -> str:

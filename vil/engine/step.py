@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from vil.engine.sharding import is_sharded
 from vil.engine.task import Task, autocast
 
 
@@ -32,6 +33,8 @@ def backward(
     """
     means: dict[str, Tensor] = {}
     for number, part in enumerate(task.parts(batch, parts), start=1):
+        if is_sharded(model):
+            model.set_requires_gradient_sync(number == parts)
         with exchange(model, number == parts):
             with autocast(device, task.amp_dtype):
                 loss, figures = task.loss(model, part)

@@ -6,7 +6,7 @@ the same type; it is a dataclass.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from vil.engine.distributed import all_reduce_sum, unwrap
+from vil.engine.distributed import all_reduce_sum, largest, unwrap
 from vil.engine.losses import Loss, xentropy
 from vil.engine.scores import by_class, by_links
+from vil.engine.sharding import weights_at_hand
 from vil.utils.errors import DataError
 from vil.utils.table import lookup
 
@@ -37,8 +38,11 @@ class Task(Protocol):
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """A mean over a prepared batch to go down, and detached scalars to log; under autocast."""
 
-    def evaluate(self, model: nn.Module) -> dict[str, dict[str, Any]]:
-        """Figures of each test set, the same on every rank; `best` is among them."""
+    def evaluate(
+        self, model: nn.Module, between: Callable[[], None] = ...
+    ) -> dict[str, dict[str, Any]]:
+        """Figures of each test set, the same on every rank; `best` is among them. `between` is
+        called before each batch, on every rank as often; what it raises ends the evaluation."""
 
 
 class ClassificationTask:
@@ -111,7 +115,9 @@ class ClassificationTask:
         right = logits.detach().argmax(dim=-1) == targets
         return loss, {"top1": 100 * right.float().mean()}
 
-    def evaluate(self, model: nn.Module) -> dict[str, dict[str, Any]]:
+    def evaluate(
+        self, model: nn.Module, between: Callable[[], None] = lambda: None
+    ) -> dict[str, dict[str, Any]]:
         """{test set: {loss, top1, top5, count[, per_class]}}, accuracies in percent.
 
         The loss is plain cross entropy whatever the training loss was, so that runs with and
@@ -119,9 +125,9 @@ class ClassificationTask:
         over images.
         """
         with evaluating(unwrap(model)) as plain:
-            return {name: self.measure(plain, name) for name in self.test_loaders}
+            return {name: self.measure(plain, name, between) for name in self.test_loaders}
 
-    def measure(self, model: nn.Module, name: str) -> dict[str, Any]:
+    def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
         """The figures of one test set. Integers are counted and one sum of losses is kept, so that
         they do not depend on how the images are spread over batches and ranks."""
         links = self.links.get(name)
@@ -132,7 +138,7 @@ class ClassificationTask:
         loss_sum = torch.zeros((), dtype=wide, device=self.device)
         counts = torch.zeros(4, **integers)  # images, top-1, top-5, those with a loss
         table = torch.zeros(2, self.classes if links is None else links.shape[1], **integers)
-        for batch in self.test_loaders[name]:
+        for batch in in_step(self.test_loaders[name], between):
             batch = batch.to(self.device, self.memory_format)
             with autocast(self.device, self.amp_dtype):
                 scores = score(model(batch.images), batch.targets)
@@ -158,6 +164,15 @@ class ClassificationTask:
         return figures
 
 
+def in_step(batches: Sized, between: Callable[[], None]) -> Iterator[Any]:
+    """This rank's batches, with as many calls of `between` as the rank with the most batches."""
+    iterator = iter(batches)
+    for _ in range(largest(len(batches))):
+        between()
+        if (batch := next(iterator, None)) is not None:
+            yield batch
+
+
 def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
     """Mixed precision in `dtype`; None: nothing changes."""
     return torch.autocast(device.type, dtype, enabled=dtype is not None)
@@ -173,7 +188,7 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), weights_at_hand(model):
             yield model
     finally:
         model.train(was_training)

@@ -6,7 +6,6 @@ middle of an epoch too, computes the numbers it would have computed.
 """
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +14,18 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.amp import GradScaler
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from vil.engine.distributed import Ranks, share_buffers, unwrap
+from vil.engine.guard import Guard
+from vil.engine.keeper import Keeper, Rhythm
 from vil.engine.meter import Meter
 from vil.engine.run import Run
-from vil.engine.state import Average, State, save
+from vil.engine.state import Average, State
 from vil.engine.step import backward, set_rate
 from vil.engine.task import Task
-from vil.utils.errors import DivergedError
+from vil.engine.verdict import BadSteps, Late, Statistics, agree, gradient_norm, update
+from vil.utils.errors import StoppedError
 from vil.utils.progress import Progress
 
 
@@ -52,79 +53,95 @@ def train(
     state: State,
     *,
     run: Run,
+    guard: Guard,
     ranks: Ranks,
     device: torch.device,
     epochs: int,
+    rhythm: Rhythm,
     set_progress: Callable[[nn.Module, Progress], None],
     accumulate: int = 1,  # equal parts that a step's batch is run in
     clip_grad: float = 0.0,  # the largest norm of all gradients together, 0: any
     ema: Average | None = None,  # evaluated in place of the weights, saved beside them
     drop_on_plateau: float = 0.0,  # divides the rate after each evaluation that is not the best
+    max_bad_steps: int = 10,  # in a row, not finite; or half an epoch, if that is less
     log_freq: int = 10,
-    eval_every: int = 1,
-    save_every: int = 1,
-    keep: int = 2,
     max_steps: int | None = None,
     draw: Callable[[Path], Any] | None = None,  # given the run's folder after each evaluation
 ) -> State:
     """Train from `state`, that of the start or of any checkpoint, to the end.
 
-    `eval_every` and `save_every` are in epochs; the last step always logs, evaluates and saves.
-    Raises DivergedError when the loss is not finite.
+    Raises DivergedError when too many steps in a row were not finite, and StoppedError, with all
+    saved, after a signal.
     """
     plain, per_epoch = unwrap(model), loader.steps_per_epoch
     end = min(epochs * per_epoch, max_steps or epochs * per_epoch)
     run.tick(state.step)
-    if state.step >= end:
+    if state.step >= end and state.evaluated == state.step:
         run.log.say(f"nothing to do: {state.step} of {end} steps are done")
         return state
     run.begin()
     run.log.begin(state.step, end, steps_per_epoch=per_epoch, batch_size=state.batch_size)
-    meter = Meter(ranks)
+    meter, late, statistics = Meter(ranks), Late(device), Statistics(plain)
+    bad_steps = BadSteps(min(max_bad_steps, per_epoch // 2), run.folder, ranks.rank)
+    keeper = Keeper(run, plain, optimizer, scaler, ema, ranks, rhythm)
+    batches = meter.watch(loader.batches(state.step, end), guard.waiting)
     model.train()
+    guard.watch(run.folder, run.status)
 
-    for batch in meter.watch(loader.batches(state.step, end)):
-        set_progress(plain, Progress(state.seed, state.step, state.epoch, epochs, per_epoch))
-        seed_step(state.seed, state.step, ranks.rank)
-        lr = schedule.lr_at(state.step) / (drop_on_plateau or 1.0) ** state.drops
-        set_rate(optimizer, lr)
+    try:
+        guard.agree()
+        while True:
+            if rhythm.evaluates(state, end):
+                share_buffers(ema.model if ema else plain)
+                results = task.evaluate(ema.model if ema else plain, guard.agree)
+                run.log.evaluation(state.step, results)
+                figure = next(iter(results.values()))[task.best]  # of the first test set
+                state = state.judged(figure, drop=drop_on_plateau > 0)
+                if draw and ranks.is_main:
+                    draw(run.folder)
+            if rhythm.saves(state, end):
+                keeper.save(state, must=state.step == end)
+            if state.step == end:
+                return state
 
-        optimizer.zero_grad()
-        figures = backward(task, model, task.prepare(batch), scaler, accumulate, device)
-        if clip_grad:
+            batch = next(batches)
+            guard.beat()
+            set_progress(plain, Progress(state.seed, state.step, state.epoch, epochs, per_epoch))
+            seed_step(state.seed, state.step, ranks.rank)
+            lr = schedule.lr_at(state.step) / (drop_on_plateau or 1.0) ** state.drops
+            set_rate(optimizer, lr)
+
+            statistics.keep()
+            optimizer.zero_grad()
+            figures = backward(task, model, task.prepare(batch), scaler, accumulate, device)
             scaler.unscale_(optimizer)
-            figures["grad_norm"] = clip_grad_norm_(plain.parameters(), clip_grad)
-        scaler.step(optimizer)
-        scaler.update()
-        if ema:  # a step that the scaler skipped counts too: the weights stood still
-            ema.update()
-        state = replace(state, step=state.step + 1)
-        run.tick(state.step)
-        meter.add(figures)
-        done, epoch_ends = state.step == end, state.step % per_epoch == 0
+            figures["grad_norm"] = gradient_norm(plain, clip_grad)
+            flags = agree(figures["loss"], figures["grad_norm"], guard.noted)
+            statistics.restore(flags[0])
+            update(optimizer, flags[0])
+            scaler.update()
+            if ema:
+                ema.update(flags[0])
+            meter.add(figures, flags[0])
+            told = late.read(flags)
+            facts = dict(step=state.step + 1, lr=lr, scale=scaler.get_scale, samples=batch.indices)
+            bad = bad_steps.count(told, plain, **facts)
+            state = replace(state, step=state.step + 1, skipped=state.skipped + bad)
+            run.tick(state.step)
 
-        if state.step % log_freq == 0 or epoch_ends or done:
-            figures = meter.read()  # the only place where the host waits for the device
-            if not math.isfinite(figures["loss"]):
-                raise DivergedError(f"the loss is {figures['loss']} at step {state.step}")
-            if scaler.is_enabled():  # it falls with each step that float16 could not hold
-                figures["scale"] = scaler.get_scale()
-            run.log.training(state.step, lr, figures)
-
-        if done or (epoch_ends and state.epoch % eval_every == 0):
-            share_buffers(ema.model if ema else plain)
-            results = task.evaluate(ema.model if ema else plain)
-            run.log.evaluation(state.step, results)
-            figure = next(iter(results.values()))[task.best]  # of the first test set
-            state = state.judged(figure, drop=drop_on_plateau > 0)
-            if draw and ranks.is_main:
-                draw(run.folder)
-
-        if done or state.best_step == state.step or (epoch_ends and state.epoch % save_every == 0):
-            share_buffers(plain)
-            save(run.checkpoints, plain, optimizer, scaler, state, ranks=ranks, keep=keep, ema=ema)
-            run.status("running")
-    return state
+            if state.step % log_freq == 0 or state.epoch_ends or state.step == end:
+                figures = meter.read()  # the only place where the host waits for the device
+                if scaler.is_enabled():  # it falls with each step that float16 could not hold
+                    figures["scale"] = scaler.get_scale()
+                if state.skipped:
+                    figures["skipped"] = state.skipped
+                run.log.training(state.step, lr, figures)
+            guard.heed(told.signal)
+    except StoppedError:
+        keeper.save(state, must=True)
+        raise
+    finally:
+        batches.close()
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:

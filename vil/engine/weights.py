@@ -4,10 +4,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vil.engine.distributed import all_reduce_sum
+from vil.engine.sharding import local, spread_as, whole
 from vil.utils.errors import CheckpointError, DivergedError
 
 MAX_KEYS_LISTED = 12
@@ -15,21 +16,23 @@ MAX_KEYS_LISTED = 12
 
 def check_finite(model: nn.Module, step: int) -> None:
     """DivergedError on all ranks if a weight of any is NaN or infinite."""
-    bad = torch.stack([(~p.isfinite()).any() for p in model.parameters()]).sum()
+    bad = torch.stack([(~local(p).isfinite()).any() for p in model.parameters()]).sum()
     if all_reduce_sum(bad).item():
         raise DivergedError(f"weights at step {step} are not finite: no checkpoint written")
 
 
-def save_weights(model: nn.Module, file: Path) -> None:
-    """Every tensor of the state dict in memory of its own, as safetensors wants it.
+def whole_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
+    """Every tensor of the state dict, whole and in memory of its own, as safetensors wants it.
 
-    The copies cost one model on the host; they spare a list of aliases of shared tensors.
+    The copies cost one model on the host; they spare a list of aliases of shared tensors. Where the
+    weights are spread all ranks must call it; those that do not `keep` them get nothing.
     """
-    tensors = {
-        name: tensor.detach().to("cpu", copy=True).contiguous()
-        for name, tensor in model.state_dict().items()
-    }
-    save_file(tensors, file)
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        tensor = whole(tensor.detach())
+        if keep:
+            tensors[name] = tensor.to("cpu", copy=True).contiguous()
+    return tensors
 
 
 def load_exactly(model: nn.Module, file: Path) -> None:
@@ -38,12 +41,13 @@ def load_exactly(model: nn.Module, file: Path) -> None:
         tensors = load_file(file)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
-    problems = differences(model.state_dict(), tensors)
+    current = model.state_dict()
+    problems = differences(current, tensors)
     if problems:
         more = len(problems) - MAX_KEYS_LISTED
         listed = problems[:MAX_KEYS_LISTED] + ([f"and {more} more"] if more > 0 else [])
         raise CheckpointError(f"{file} is of another model:\n  " + "\n  ".join(listed))
-    model.load_state_dict(tensors)
+    model.load_state_dict({name: spread_as(t, current[name]) for name, t in tensors.items()})
 
 
 def differences(model: dict[str, Tensor], file: dict[str, Tensor]) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from timm.optim import Lamb, Lars
+from torch import Tensor
 from torch.optim import Optimizer
 
 from vil.optim.ema import Ema
@@ -36,6 +37,7 @@ class Settings:
     eps: float
     nu: float
     fused: bool
+    spread: bool  # parameters are slices of ranks (FSDP2), for which torch has no fused SGD
 
 
 def adamw(groups: list[dict], s: Settings) -> Optimizer:
@@ -47,7 +49,7 @@ def adam(groups: list[dict], s: Settings) -> Optimizer:
 
 
 def sgd(groups: list[dict], s: Settings) -> Optimizer:
-    return torch.optim.SGD(groups, lr=s.lr, momentum=s.momentum, fused=s.fused)
+    return torch.optim.SGD(groups, lr=s.lr, momentum=s.momentum, fused=s.fused and not s.spread)
 
 
 def qhm(groups: list[dict], s: Settings) -> Optimizer:
@@ -121,12 +123,13 @@ def build_optimizer(
     make = lookup(OPTIMIZERS, name, "optimizer")
     if not groups:
         raise ValueError("nothing to optimize: every parameter of the model is frozen")
-    return make(groups, Settings(lr, momentum, betas, eps, nu, fused_works(groups)))
-
-
-def fused_works(groups: list[dict]) -> bool:
-    """Whether torch's one-kernel update takes these parameters: it saves one pass per operation."""
     parameters = [parameter for group in groups for _, parameter in group["params"]]
+    spread = any(hasattr(parameter, "to_local") for parameter in parameters)
+    return make(groups, Settings(lr, momentum, betas, eps, nu, fused_works(parameters), spread))
+
+
+def fused_works(parameters: list[Tensor]) -> bool:
+    """Whether torch's one-kernel update takes these parameters: it saves one pass per operation."""
     return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
 
 

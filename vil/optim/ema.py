@@ -8,7 +8,7 @@ After t steps with the weights w_1 .. w_t, starting from w_0:
 import copy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Ema:
@@ -25,14 +25,25 @@ class Ema:
         self.model = copy.deepcopy(source).eval().requires_grad_(False)
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Take in the weights of one more step. Buffers (statistics, redraws) are copied."""
-        torch._foreach_lerp_(
-            list(self.model.parameters()), list(self.source.parameters()), 1 - self.decay
-        )
+    def update(self, bad: Tensor | None = None) -> None:
+        """Take in the weights of one more step, unless `bad` (no dimension) is 1: it stands still.
+        Buffers (statistics, redraws) are copied."""
+        ours, theirs = (parts_of(model) for model in (self.model, self.source))
+        if bad is None:
+            torch._foreach_lerp_(ours, theirs, 1 - self.decay)
+        else:  # a share that the device knows and the host does not
+            steps = torch._foreach_sub(theirs, ours)
+            for step in steps:
+                step.mul_((1 - bad) * (1 - self.decay))
+            torch._foreach_add_(ours, steps)
         for ours, theirs in zip(self.model.buffers(), self.source.buffers()):
             ours.copy_(theirs)
 
     def restart(self) -> None:
         """Begin again at the weights of now."""
         self.model.load_state_dict(self.source.state_dict())
+
+
+def parts_of(model: nn.Module) -> list[Tensor]:
+    """The parameters, or this rank's slices of them."""
+    return [p.to_local() if hasattr(p, "to_local") else p.data for p in model.parameters()]

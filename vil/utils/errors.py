@@ -1,10 +1,14 @@
 """Errors that end a command with one line and a documented exit code.
 
-Codes: 0 done, 1 unexpected, 2 usage or config, 3 data, 4 checkpoint, 5 diverged, 75 preempted, 130
-interrupted. `vil.cli.main` prints any exception that has an `exit_code` as one line; all others
-keep their traceback.
+Codes: 0 done, 1 unexpected, 2 usage or config, 3 data, 4 checkpoint, 5 diverged, 6 hung, 75
+preempted, 130 interrupted. `vil.cli.main` prints any exception that has an `exit_code` as one line;
+all others keep their traceback.
 """
 
+import signal
+
+HUNG = 6
+PREEMPTED = 75  # EX_TEMPFAIL: saved, start me again
 INTERRUPTED = 130
 
 
@@ -25,7 +29,23 @@ class CheckpointError(RuntimeError):
     exit_code = 4
 
 
+class SaveError(RuntimeError):
+    """A checkpoint that could not be written."""
+
+    exit_code = 4
+
+
 class DivergedError(RuntimeError):
     """The loss is no longer a finite number."""
 
     exit_code = 5
+
+
+class StoppedError(RuntimeError):
+    """A signal asked for a stop, and all ranks know of it."""
+
+    def __init__(self, number: signal.Signals):
+        super().__init__(f"stopped by {number.name}")
+        self.state, self.exit_code = (
+            ("interrupted", INTERRUPTED) if number == signal.SIGINT else ("preempted", PREEMPTED)
+        )

@@ -1,0 +1,166 @@
+"""Kills, rot, full and failing disks while checkpoints are written: one that is whole is found."""
+
+import errno
+import os
+import random
+import resource
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+from engine_toy import metrics, toy_model, toy_optimizer, toy_train
+from records import record
+
+from vil.engine import disk, state
+from vil.engine.distributed import Ranks
+from vil.engine.state import State, damage, newest_valid, pointer, save
+from vil.utils.errors import SaveError
+
+SCALER = torch.amp.GradScaler("cpu", enabled=False)
+
+
+def save_for_ever(folder):
+    """A process that does nothing but save, until it is killed."""
+    model = toy_model()
+    optimizer = toy_optimizer(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for step in range(1, 10_000):
+        now = State(0, 1, 8, 5, "AdamW", step=step, best=float(step), best_step=step - step % 3)
+        save(folder, model, optimizer, SCALER, now, ranks=Ranks(), keep=2)
+
+
+def killed_while_saving(folder, seconds):
+    """A fork of this process, which has torch already, is killed so many seconds after its first
+    checkpoint."""
+    child = os.fork()
+    if child == 0:
+        try:
+            save_for_ever(folder)
+        finally:
+            os._exit(1)
+    while not (folder / "last").exists():
+        time.sleep(0.001)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_f1_a_hundred_kills_while_saving(tmp_path):
+    draw, found, unreadable, cut = random.Random(0), 0, 0, 0
+    for number in range(100):
+        folder = tmp_path / str(number)
+        killed_while_saving(folder, 0.1 * draw.random())
+        cut += any(folder.glob(".*.tmp"))  # the kill struck inside of a save
+        found += newest_valid(folder) is not None
+        last = pointer(folder, "last")
+        unreadable += last is None or damage(last) is not None
+        shutil.rmtree(folder)
+    record("F1", "restarts of 100 that find a valid checkpoint", found, 100)
+    record("F1", "unreadable `last`", unreadable, 0)
+    record("F1", "kills inside of a save", cut, "30 or more", kept=cut >= 30)
+
+
+def test_f9_flipped_bits_and_cut_files(tmp_path):
+    toy_train(tmp_path, save_steps=1, keep=9)
+    last, before = sorted((tmp_path / "checkpoints").glob("step-*"))[-1:-3:-1]
+    files, draw, found = sorted(last.iterdir()), random.Random(0), 0
+    for number in range(120):
+        file = draw.choice(files)
+        whole = file.read_bytes()
+        place = draw.randrange(len(whole))
+        if number < 100:
+            changed = bytearray(whole)
+            changed[place] ^= 1 << draw.randrange(8)
+            file.write_bytes(changed)
+        else:
+            file.write_bytes(whole[:place])
+        with pytest.warns(UserWarning, match=f"{last.name} skipped"):
+            found += newest_valid(tmp_path / "checkpoints") == before
+        file.write_bytes(whole)
+    assert newest_valid(tmp_path / "checkpoints") == last
+    record("F9", "of 100 flipped bits and 20 cut files, found and stepped back", found, 120)
+
+
+def test_f10_a_full_disk(tmp_path):
+    """No file may grow beyond what the first checkpoint's were, less a byte: writing fails."""
+    toy_train(tmp_path, max_steps=1)
+    first = pointer(tmp_path / "checkpoints", "last")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (first / "state.pt").stat().st_size - 1
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        with pytest.raises(SaveError, match="no checkpoint of step 10"):
+            toy_train(tmp_path, save_steps=5, max_failed_saves=5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    failures = [m["failed"] for m in metrics(tmp_path) if m["split"] == "save"]
+    record("F10", "training goes on without a checkpoint", failures == [1], True)
+    record("F10", "the previous checkpoint is whole", damage(first) is None, True)
+    assert toy_train(tmp_path).step == 10
+
+
+def test_f10_too_little_room(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(SaveError, match="MB needed, 0 MB free"):
+        toy_train(tmp_path, max_steps=1)
+    left = list((tmp_path / "checkpoints").iterdir())
+    record("F10", "nothing is left of what did not fit", left == [], True)
+
+
+def failing(times, function, error):
+    """`function`, which fails so many times first."""
+    left = [times]
+
+    def call(*args, **kwargs):
+        if left[0]:
+            left[0] -= 1
+            raise OSError(error, os.strerror(error))
+        return function(*args, **kwargs)
+
+    return call
+
+
+def test_f31_a_rename_that_fails_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk.os, "rename", failing(1, os.rename, errno.EIO))
+    toy_train(tmp_path)
+    failures = [m for m in metrics(tmp_path) if m["split"] == "save"]
+    record("F31", "a rename that fails once is tried again", failures == [], True)
+
+
+def test_f31_a_disk_that_fails_for_a_while(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(disk.os, "rename", failing(2, os.rename, errno.EIO))
+    toy_train(tmp_path)
+    told = "no checkpoint of step 5: OSError" in capsys.readouterr().out
+    record("F31", "a checkpoint that cannot be written is said, and training goes on", told, True)
+    assert pointer(tmp_path / "checkpoints", "last").name == "step-00000010"
+
+
+def test_f31_a_checkpoint_that_cannot_be_read(tmp_path, monkeypatch):
+    toy_train(tmp_path, save_steps=5, keep=9)
+    last, before = sorted((tmp_path / "checkpoints").glob("step-*"))[-1:-3:-1]
+    whole = disk.fingerprint
+
+    def unreadable(file):
+        if file.parent == last:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return whole(file)
+
+    monkeypatch.setattr(disk, "fingerprint", unreadable)
+    with pytest.warns(UserWarning, match="cannot be read: Input/output error"):
+        found = newest_valid(tmp_path / "checkpoints")
+    record("F31", "an unreadable checkpoint is stepped over", found == before, True)
+
+
+def test_f31_a_slow_disk(tmp_path, monkeypatch):
+    def slow(path, sync=disk.sync):
+        time.sleep(0.05)
+        sync(path)
+
+    monkeypatch.setattr(disk, "sync", slow)
+    assert toy_train(tmp_path).step == 10
+    assert state.damage(pointer(tmp_path / "checkpoints", "last")) is None

@@ -1,0 +1,81 @@
+"""A rank that dies is replaced, one that hangs is named, one that fails alone fails for all."""
+
+import time
+
+import torch
+from real_runs import begin, end_all, said, saved_step, seconds_to_end, status
+from records import record
+from safetensors.torch import load_file
+from small_runs import TINY, checkpoint, metrics
+
+SHORT = (*TINY, "OPTIM.EPOCHS=4", "OPTIM.EMA=0.9", "RUN.SAVE_STEPS=3")
+ELASTIC = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else a restart may meet old addresses
+RESTARTS = ("--max-restarts=1",)
+
+
+def equal(folder, other):
+    return all(
+        torch.equal(mine, theirs)
+        for file in ("model.safetensors", "ema.safetensors")
+        for mine, theirs in zip(
+            load_file(checkpoint(folder) / file).values(),
+            load_file(checkpoint(other) / file).values(),
+        )
+    )
+
+
+def test_f7_a_rank_is_killed_and_the_launcher_starts_again(tmp_path):
+    whole = tmp_path / "whole"
+    process = begin(whole, *SHORT, ranks=2)
+    seconds_to_end(process)
+    assert process.returncode == 0, said(whole)
+    finished = 0
+    for number in range(10):
+        folder = tmp_path / str(number)
+        fault = {"what": "kill", "rank": number % 2, "step": 1 + number}
+        words = (*SHORT, "--resume")
+        process = begin(folder, *words, ranks=2, launcher=RESTARTS, fault=fault, **ELASTIC)
+        seconds_to_end(process)
+        end_all(process)
+        finished += process.returncode == 0 and equal(folder, whole)
+    record("F7", "of 10 restarts, finished with the weights of the unbroken run", finished, 10)
+
+
+def test_f8_a_rank_that_hangs(tmp_path):
+    timeout, named, gone = 4.0, 0, []
+    for number in range(5):
+        folder = tmp_path / str(number)
+        fault = {"what": "sleep", "rank": number % 2, "step": 5}
+        words = (*TINY, "OPTIM.EPOCHS=40", f"RUN.HANG_SECONDS={timeout}")
+        process = begin(folder, *words, ranks=2, fault=fault)
+        while not any(m["step"] == 5 for m in steps_of(folder)):
+            assert process.poll() is None, said(folder)
+            time.sleep(0.02)
+        gone.append(seconds_to_end(process) - timeout)
+        end_all(process)
+        text = said(folder)
+        named += f"rank {number % 2}: no step in 4 s; it stands in lie_down" in text
+        assert status(folder)["code"] == 6
+    worst = round(max(gone), 1)
+    record("F8", "of 5 hanging ranks, named with their line", named, 5)
+    record("F8", "seconds from the timeout to the job's end", worst, "< 10", kept=worst < 10)
+
+
+def steps_of(folder):
+    return metrics(folder, "train") if (folder / "metrics.jsonl").exists() else []
+
+
+def test_f11_a_loss_that_is_no_number_on_one_rank(tmp_path):
+    for number in range(5):
+        folder = tmp_path / str(number)
+        fault = {"what": "nan", "rank": number % 2, "step": 3}
+        process = begin(folder, *TINY, ranks=2, fault=fault)
+        seconds_to_end(process)
+        end_all(process)
+        assert process.returncode == 0, said(folder)
+        assert metrics(folder, "train")[-1]["skipped"] == 1
+        assert saved_step(folder) == 8
+        assert all(
+            x.isfinite().all() for x in load_file(checkpoint(folder) / "model.safetensors").values()
+        )
+    record("F11", "of 5 runs, those whose ranks skipped the step together", 5, 5)

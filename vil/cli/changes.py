@@ -1,0 +1,73 @@
+"""Going on with a run under another config: what is mentioned, and what is refused."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from vil.config import diff, get_config
+from vil.utils.errors import CheckpointError
+
+# What weights, momenta and steps of the run were made for: changed, they would mean something else.
+FIXED = (
+    "MODEL",
+    "INPUT.IMAGE_SIZE",
+    "DATA.TRAIN",
+    "DATA.NUM_CLASSES",
+    "DATA.TARGETMAP",
+    "DATALOADER.BSZ",
+    "OPTIM.OPT",
+    "OPTIM.ACCUMULATE",
+    "SOLVER.USE_LARC",
+    "AUG.REPEATED_AUG",
+)
+# Parts of these that may change: how the model is computed and regularised, where it came from.
+FREE = (
+    "MODEL.COMPILE",
+    "MODEL.GRAD_CHECKPOINT",
+    "MODEL.MODEL_PATH",
+    "MODEL.PRETRAINED",
+    "MODEL.VIT.DROP",
+    "MODEL.VIT.DROP_PATH",
+    "MODEL.VIT.MSVIT.BACKEND",
+    "MODEL.VIT.MSVIT.TUNE",
+    "MODEL.VIT.MSVIT.MODE",
+    "MODEL.VIT.MSVIT.VIL_MODE_SWITCH",
+)
+
+
+def check_changes(cfg: CfgNode) -> list[str]:
+    """A line per key in which the run in OUTPUT_DIR goes on otherwise than its own config says.
+
+    CheckpointError if one of them is fixed, unless RUN.ALLOW_CHANGES says to try.
+    """
+    file, insists = Path(cfg.OUTPUT_DIR, "config.yaml"), cfg.RUN.ALLOW_CHANGES
+    if not file.is_file():
+        return []
+    changed = diff(with_absolute_data(cfg), get_config(file))
+    fixed = {key: values for key, values in changed.items() if within(key, FIXED)}
+    fixed = {key: values for key, values in fixed.items() if not within(key, FREE)}
+    if fixed and not insists:
+        raise CheckpointError(
+            f"the run in {cfg.OUTPUT_DIR} was begun with {listed(fixed)}: go back to it, begin "
+            "another run with MODEL.MODEL_PATH from this one, or set RUN.ALLOW_CHANGES True"
+        )
+    return [f"{key} is {now!r} from here, was {was!r}" for key, (now, was) in changed.items()]
+
+
+def within(key: str, names: tuple[str, ...]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def listed(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{key} {was!r} (now {now!r})" for key, (now, was) in changed.items())
+
+
+def with_absolute_data(cfg: CfgNode) -> CfgNode:
+    """The config that a run keeps: its data are found from any folder."""
+    kept = cfg.clone()
+    kept.defrost()
+    if Path(kept.DATA.PATH).is_dir():
+        kept.DATA.PATH = str(Path(kept.DATA.PATH).resolve())
+    return kept

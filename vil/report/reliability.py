@@ -1,0 +1,48 @@
+"""The table of docs/reliability.md, from what the tests in tests/faults found.
+
+VIL_FAULTS_JSON=benchmarks/results/faults.json ./scripts/test.sh tests/faults -m faults
+python -m vil.report.reliability benchmarks/results/faults.json docs/reliability.md
+"""
+
+import json
+import sys
+from pathlib import Path
+
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+FAULTS = {  # what is done to a run, in the words of the page
+    "F1": "SIGKILL in the middle of saving, 100 times",
+    "F5": "SIGTERM at random moments of training, evaluation and waiting for data",
+    "F6": "SIGTERM to the whole process group, loader workers too",
+    "F7": "SIGKILL to one of two ranks, `--max-restarts 1`",
+    "F8": "one of two ranks stands still",
+    "F9": "one bit flipped, or a file cut, in the newest checkpoint",
+    "F10": "a full disk",
+    "F11": "a loss that is no number on one of two ranks",
+    "F30": "a signal to one of two ranks only",
+    "F31": "a disk that fails once, for a while, or is slow",
+}
+
+
+def table(found: dict[str, dict]) -> str:
+    """A row per figure. KeyError for a fault that has no words here."""
+    lines = ["| what happens | figure | found | wanted |", "|---|---|---|---|"]
+    for fault in sorted(found, key=lambda name: int(name[1:])):
+        for number, (what, row) in enumerate(found[fault].items()):
+            first = FAULTS[fault] if number == 0 else ""
+            lines.append(f"| {first} | {what} | {shown(row['found'])} | {shown(row['wanted'])} |")
+    return "\n".join(lines)
+
+
+def shown(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def write(found: dict[str, dict], page: Path) -> None:
+    """Replace the table in a page."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    page.write_text(f"{before}{BEGIN}\n\n{table(found)}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    write(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
