@@ -143,7 +143,7 @@ def test_a_run_s_folder_is_complete(run):
     }  # fmt: skip
     for pointer in ("best", "last"):
         held = {file.name for file in checkpoint(run, pointer).iterdir()}
-        assert held == {"model.safetensors", "state.pt", "manifest.json"}
+        assert held == {"model.safetensors", "state.pt", "manifest.json", "manifest.sha256"}
     for plot in ("loss", "accuracy", "lr"):
         Image.open(run / f"plots/{plot}.png").verify()
     assert list(run.glob("tb/events.*"))

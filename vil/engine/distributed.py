@@ -47,7 +47,7 @@ def read_environment(environment: Mapping[str, str]) -> Ranks:
         if int(environment.get(SLURM_TASKS, 1)) > 1:
             raise ValueError(
                 f"srun started {environment[SLURM_TASKS]} processes that know nothing of each "
-                "other: let srun start one torchrun on each node (docs/distributed.md)"
+                "other: let it start one torchrun on each node (scripts/train_slurm.sh)"
             )
         return Ranks()
     missing = [name for name in PLACE + MEETING_POINT if name not in environment]
