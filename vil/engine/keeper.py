@@ -10,7 +10,7 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from vil.engine.distributed import Ranks, share_buffers
+from vil.engine.distributed import Ranks, from_main, share_buffers
 from vil.engine.run import Run
 from vil.engine.state import Average, State, newest_step, save
 from vil.utils.errors import SaveError
@@ -60,7 +60,7 @@ class Keeper:
     ):
         self.run, self.ranks, self.rhythm, self.model = run, ranks, rhythm, model
         self.objects = dict(optimizer=optimizer, scaler=scaler, ema=ema)
-        self.saved = newest_step(run.checkpoints)
+        self.saved = from_main(newest_step(run.checkpoints) if ranks.is_main else None)
         self.failed = 0
 
     def save(self, state: State, *, must: bool = False) -> None:
