@@ -60,6 +60,7 @@ def test_a_signal_saves_at_the_end_of_the_step(number, straight, tmp_path):
     assert caught.value.exit_code == CODES[number]
     assert newest_step(tmp_path / "checkpoints") == 7
     assert (status(tmp_path)["code"], status(tmp_path)["step"]) == (CODES[number], 7)
+    assert "step 7 is saved, --resume goes on" in (tmp_path / "log.txt").read_text()
     toy_train(tmp_path, ema=0.9)
     assert_same_run(tmp_path, straight)
 

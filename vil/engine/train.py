@@ -137,8 +137,9 @@ def train(
                     figures["skipped"] = state.skipped
                 run.log.training(state.step, lr, figures)
             guard.heed(told.signal)
-    except StoppedError:
+    except StoppedError as stop:
         keeper.save(state, must=True)
+        run.log.say(f"{stop}; step {state.step} is saved, --resume goes on from there")
         raise
     finally:
         batches.close()
