@@ -66,6 +66,7 @@ def steps_of(folder):
 
 
 def test_f11_a_loss_that_is_no_number_on_one_rank(tmp_path):
+    together = 0
     for number in range(5):
         folder = tmp_path / str(number)
         fault = {"what": "nan", "rank": number % 2, "step": 3}
@@ -73,9 +74,8 @@ def test_f11_a_loss_that_is_no_number_on_one_rank(tmp_path):
         seconds_to_end(process)
         end_all(process)
         assert process.returncode == 0, said(folder)
-        assert metrics(folder, "train")[-1]["skipped"] == 1
-        assert saved_step(folder) == 8
-        assert all(
-            x.isfinite().all() for x in load_file(checkpoint(folder) / "model.safetensors").values()
-        )
-    record("F11", "of 5 runs, those whose ranks skipped the step together", 5, 5)
+        weights = load_file(checkpoint(folder) / "model.safetensors").values()
+        finite = all(weight.isfinite().all() for weight in weights)
+        skipped = metrics(folder, "train")[-1].get("skipped")
+        together += finite and skipped == 1 and saved_step(folder) == 8
+    record("F11", "of 5 runs, those whose ranks skipped the step together", together, 5)
