@@ -28,6 +28,7 @@ from vil.utils.errors import HUNG, StoppedError
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 IMPATIENT_SECONDS = 2.0  # a job's signal may come twice at once: from its launcher and its group
 BACKSTOP_SECONDS = 2.0
+LAST_WORDS_SECONDS = 2.0  # a rank that leaves breaks its peers' collectives: they are late too
 ROUND_SECONDS = 0.2
 WAITS = ("torch/distributed/", "torch/nn/parallel/", "torch/autograd/")
 
@@ -122,10 +123,13 @@ class Guard:
         asked = StoppedError(signal.Signals(self.noted or signal.SIGTERM))
         state, code = ("hung", HUNG) if hung else (asked.state, asked.exit_code)
         reason = f"rank {self.ranks.rank}: {reason}; {standing()}"
+        faulthandler.dump_traceback_later(2 * LAST_WORDS_SECONDS, exit=True, file=sys.__stderr__)
         print(f"vil: {reason}", file=sys.stderr, flush=True)
         with contextlib.suppress(Exception):  # whatever fails now must not keep the process alive
             self._dump()
             self.status(state, code, reason)
+            if hung and not self.ranks.is_main:
+                time.sleep(LAST_WORDS_SECONDS)  # rank 0 says it, too, before it hears of a failure
         os._exit(code)
 
     def _dump(self) -> None:
