@@ -32,8 +32,13 @@ class Attention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """(B, T, M*C) -> (B, M*N, T, D)."""
-        return x.unflatten(-1, (-1, self.dim // self.num_heads)).transpose(1, 2)
+        """(B, T, C) -> (B, N, T, D)."""
+        return self.split_parts(x, 1)[0]
+
+    def split_parts(self, x: Tensor, parts: int) -> list[Tensor]:
+        """(B, T, M*C) -> M tensors (B, N, T, D): views, whose gradients are laid together once."""
+        found = x.unflatten(-1, (parts, self.num_heads, self.dim // self.num_heads))
+        return [part.transpose(1, 2) for part in found.unbind(2)]
 
     def merge_heads(self, x: Tensor) -> Tensor:
         """(B, N, T, D) -> (B, T, C)."""
@@ -103,13 +108,23 @@ class GlobalLocalAttention(Attention):
 
     def forward(self, x: Tensor, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
         """x (B, G+L, C), global tokens first; valid (B, 2) real rows and columns -> (B, G+L, C)."""
-        x_global, x_local = x[:, : self.num_global], x[:, self.num_global :]
-        q = self.split_heads(self.query(x_local))  # (B, N, L, D)
-        k, v = self.split_heads(self.kv(x)).chunk(2, dim=1)  # (B, N, G+L, D) each
-        rows = [self.proj(self.merge_heads(self.local_rows(q, k, v, grid, valid)))]
+        lengths = (self.num_global, x.shape[1] - self.num_global)
+        k, v = self.split_parts(self.kv(x), 2)  # (B, N, G+L, D) each
+        if self.separate:
+            x_global, x_local = x.split(lengths, dim=1)
+            q = self.split_heads(self.query(x_local))
+            rows = self.proj(self.merge_heads(self.local_rows(q, k, v, grid, valid)))
+            q = self.split_heads(self.query_global(x_global))
+            k, v = self.split_parts(self.kv_global(x), 2)
+            first = self.proj_global(self.merge_heads(self.global_rows(q, k, v, grid, valid)))
+            return self.proj_drop(torch.cat([first, rows], dim=1))
+        # One projection for all tokens: a slice of them would have to be copied before it.
+        q_global, q_local = map(self.split_heads, self.query(x).split(lengths, dim=1))
+        rows = self.merge_heads(self.local_rows(q_local, k, v, grid, valid))
         if self.num_global:
-            rows.insert(0, self.global_rows(x, x_global, k, v, grid, valid))
-        return self.proj_drop(torch.cat(rows, dim=1))
+            first = self.merge_heads(self.global_rows(q_global, k, v, grid, valid))
+            rows = torch.cat([first, rows], dim=1)
+        return self.proj_drop(self.proj(rows))
 
     def local_rows(
         self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid: Tensor | None
@@ -118,20 +133,9 @@ class GlobalLocalAttention(Attention):
         raise NotImplementedError
 
     def global_rows(
-        self,
-        x: Tensor,
-        x_global: Tensor,
-        k: Tensor,
-        v: Tensor,
-        grid: tuple[int, int],
-        valid: Tensor | None,
+        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid: Tensor | None
     ) -> Tensor:
-        """The new global tokens (B, G, C): plain attention of G queries to all G+L tokens."""
-        query, proj = self.query, self.proj
-        if self.separate:
-            query, proj = self.query_global, self.proj_global
-            k, v = self.split_heads(self.kv_global(x)).chunk(2, dim=1)
-        q = self.split_heads(query(x_global))
+        """q (B, N, G, D), k, v (B, N, G+L, D) -> (B, N, G, D): plain attention to all tokens."""
         mask = None if valid is None else padding_mask(valid, grid, self.num_global, q.dtype)
         if self.rel_pos:
             to_local = self.g2l_relative_position_bias[0][:, :, None].expand(
@@ -139,7 +143,7 @@ class GlobalLocalAttention(Attention):
             )
             bias = torch.cat([self.g2g_relative_position_bias, to_local], dim=-1)[None].to(q.dtype)
             mask = bias if mask is None else mask + bias
-        return proj(self.merge_heads(self.dense(q, k, v, mask)))
+        return self.dense(q, k, v, mask)
 
     def macs(self, grid: tuple[int, int]) -> int:
         """The four projections of all tokens, the global rows and the local rows."""

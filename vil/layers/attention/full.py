@@ -44,7 +44,7 @@ class FullAttention(Attention):
 
     def forward(self, x: Tensor, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
         """x (B, G+L, C), global tokens first; valid (B, 2) real rows and columns -> (B, G+L, C)."""
-        q, k, v = self.split_heads(self.qkv(x)).chunk(3, dim=1)  # (B, N, G+L, D) each
+        q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, G+L, D) each
         mask = None if valid is None else padding_mask(valid, grid, self.num_global, q.dtype)
         if self.rel_pos:
             bias = self.bias(grid).to(q.dtype)[None]

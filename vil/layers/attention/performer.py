@@ -52,7 +52,7 @@ class PerformerAttention(Attention):
 
     def forward(self, x: Tensor, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
         """x (B, G+L, C), global tokens first; valid (B, 2) real rows and columns -> (B, G+L, C)."""
-        q, k, v = self.split_heads(self.qkv(x)).chunk(3, dim=1)  # (B, N, T, D) each
+        q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, T, D) each
         real = None if valid is None else real_tokens(valid, grid, self.num_global)
         return self.proj_drop(self.proj(self.merge_heads(self.fast_attention(q, k, v, real))))
 

@@ -58,7 +58,7 @@ class SRAttention(Attention):
         q = self.split_heads(self.query(x))  # (B, N, T, D)
         reduced, mask = self.reduce(x[:, self.num_global :], grid, valid)
         kv = self.kv(torch.cat([x[:, : self.num_global], reduced.to(x.dtype)], dim=1))
-        k, v = self.split_heads(kv).chunk(2, dim=1)  # (B, N, G+R, D) each
+        k, v = self.split_parts(kv, 2)  # (B, N, G+R, D) each
         mask = None if mask is None else mask.to(q.dtype)
         return self.proj_drop(self.proj(self.merge_heads(self.dense(q, k, v, mask))))
 
