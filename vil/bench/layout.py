@@ -76,7 +76,7 @@ class _Watch(TorchDispatchMode):
         seconds = time.perf_counter() - began
         self.seconds += seconds
         if func.overloadpacket in COPIES and converts(func, args, result):
-            row = self.found[*self.places.now, func.overloadpacket.__name__]
+            row = self.found[(*self.places.now, func.overloadpacket.__name__)]
             row[0] += 1
             row[1] += result.nbytes
             row[2] += seconds

@@ -23,7 +23,7 @@ COMMANDS = {
     "benchmark": "time and memory of attention, every backend in one run",
     "config": "print the resolved config, and where each value came from",
     "info": "versions, devices, and which attention backend runs in each stage",
-    "analyze": "parameters and multiply-accumulates of each stage",
+    "analyze": "parameters and multiply-accumulates of each stage; copies that change layouts",
 }
 
 

@@ -1,16 +1,27 @@
-"""Parameters and multiply-accumulates of each stage, for one image.
+"""Parameters and multiply-accumulates of each stage, for one image; or where layouts change.
 
 vil analyze --config-file imagenet/vil_small.yaml
 vil analyze --config-file imagenet/vil_small.yaml INPUT.IMAGE_SIZE 384
+vil analyze --config-file imagenet/vil_small.yaml --layout AMP.MEMORY_FORMAT nhwc
+
+--layout runs one training step in the config's precision and memory format, and lists every copy
+that brings a tensor's numbers into another order in memory: module, direction, bytes, and share of
+the time of all operators. What an attention backend does inside is not looked into.
 """
 
 import argparse
 
+from yacs.config import CfgNode
+
 from vil.cli.arguments import config_arguments, resolve
+from vil.config import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
+    add = parser.add_argument
+    add("--layout", action="store_true", help="list the copies that change a tensor's layout")
+    add("--batch", type=int, default=4, metavar="B", help="images, for --layout (4)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -20,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
     from vil.models.msvit import MsViT
 
     cfg = resolve(args)
+    if args.layout:
+        return layout(cfg, args.batch)
     with torch.device("meta"):
         model = build.build_model(cfg, weights_follow=True)
     size = (cfg.INPUT.IMAGE_SIZE,) * 2
@@ -29,6 +42,35 @@ def run(args: argparse.Namespace) -> int:
         print(f"{name:8} {what:16} {tokens:>14} {width:>6} {parameters:>12,} {count:>15,}")
     print(f"{'total':8} {'':16} {'':14} {'':6} {_count(model):>12,} {sum(counts):>15,}")
     return 0
+
+
+def layout(cfg: CfgNode, batch: int) -> int:
+    """The conversions of one training step on noise."""
+    import torch
+
+    from vil import build
+    from vil.bench.layout import conversions
+    from vil.layers.attention import set_progress
+    from vil.utils.progress import Progress
+
+    if batch < 1:
+        raise ConfigError(f"--batch must be at least 1, got {batch}")
+    device = build.set_up(cfg)
+    model = build.place(build.build_model(cfg, weights_follow=True), cfg, device).train()
+    set_progress(model, Progress(cfg.SEED, 0, 0, 1, 1))
+    images = torch.randn(batch, 3, cfg.INPUT.IMAGE_SIZE, cfg.INPUT.IMAGE_SIZE, device=device)
+    images = images.contiguous(memory_format=build.MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT])
+    found = conversions(model, images, build.amp_dtype(cfg))
+    print(f"{'module':40} {'way':9} {'operator':9} {'calls':>6} {'MiB':>9} {'of time':>8}")
+    for row in found:
+        print(_line(row.module, row.way, row.operator, row.calls, row.bytes, row.share))
+    calls, size, share = (sum(row[i] for row in found) for i in (3, 4, 5))
+    print(_line("all", "", "", calls, size, share))
+    return 0
+
+
+def _line(module: str, way: str, operator: str, calls: int, size: int, share: float) -> str:
+    return f"{module:40} {way:9} {operator:9} {calls:6} {size / 2**20:9.2f} {share:8.2%}"
 
 
 def ours(model, size: tuple[int, int]) -> tuple[list[tuple], list[int]]:
