@@ -41,6 +41,7 @@ from vil.optim import Schedule, decay_groups
 from vil.optim import build_optimizer as optimizer_by_name
 from vil.optim.ema import Ema
 from vil.utils.errors import CheckpointError
+from vil.utils.machine import has_compiler
 
 # The keys of MODEL.VIT.MSVIT that only some attentions read.
 OWN_KEYS = {
@@ -216,6 +217,18 @@ def place(
     for asked in attention_cases(model, cfg, device, training=training):
         choose(asked.case, asked.backend)
     return model.to(device, memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT])
+
+
+def compile_models(cfg: CfgNode, device: torch.device, *models: nn.Module) -> None:
+    """With MODEL.COMPILE: torch compiles each model, in place, when it is first called. Parameters
+    keep their names. Once models are placed and spread."""
+    if not cfg.MODEL.COMPILE:
+        return
+    if not has_compiler(device.type):
+        what = "Triton" if device.type == "cuda" else "a C++ compiler (CXX or g++)"
+        raise ConfigError(f"MODEL.COMPILE needs {what}, which is not there")
+    for model in models:
+        model.compile()
 
 
 def attention_cases(

@@ -159,5 +159,6 @@ def test_without_a_cuda_device_there_is_no_figure_for_one(monkeypatch):
     ended = vil("benchmark", "attention", "--device", "cuda")
     assert (ended.code, ended.out) == (2, "")
     assert (
-        ended.err == "vil benchmark: --device cuda: there is no CUDA device (choices: auto, cpu)\n"
+        ended.err
+        == "vil benchmark attention: --device cuda: there is no CUDA device (choices: auto, cpu)\n"
     )

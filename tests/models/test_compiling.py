@@ -40,3 +40,12 @@ def test_a_tuned_model_is_one_graph_and_computes_the_same(tuned, training, monke
             weights = list(model.parameters())
             pairs = [torch.autograd.grad(x.square().sum(), weights) for x in (plain, compiled)]
             assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*pairs))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_an_untuned_model_is_one_graph(training):
+    model = vil.get_model("vil_tiny_rpb", num_classes=3, img_size=64).train(training)
+    images = torch.randn(2, 3, 64, 64)
+    with torch.set_grad_enabled(training):
+        plain = model(images)
+        assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(images), plain)

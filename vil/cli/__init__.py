@@ -20,7 +20,8 @@ COMMANDS = {
     "evaluate": "evaluate weights on the test sets",
     "predict": "say what pictures show",
     "tune": "find the fastest attention backend of each stage, by trying all",
-    "benchmark": "time and memory of attention, every backend in one run",
+    "benchmark attention": "time and memory of attention, every backend in one run",
+    "benchmark model": "images per second and memory of whole models, in turns; and a profile",
     "config": "print the resolved config, and where each value came from",
     "info": "versions, devices, and which attention backend runs in each stage",
     "analyze": "parameters and multiply-accumulates of each stage; copies that change layouts",
@@ -36,21 +37,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(overview(), file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
-    if words[0] not in COMMANDS:
-        near = difflib.get_close_matches(words[0], COMMANDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
-        print(f"vil: unknown command {words[0]!r}; {hint}", file=sys.stderr)
+    name, words = command_of(words)
+    if name not in COMMANDS:
+        near = [command for command in COMMANDS if command.startswith(f"{name} ")]
+        near = near or difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(COMMANDS)}"
+        print(f"vil: unknown command {name!r}; {hint}", file=sys.stderr)
         return 2
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
-    module = importlib.import_module(f"vil.cli.{words[0]}")
+    module = importlib.import_module(f"vil.cli.{name.replace(' ', '_')}")
     parser = argparse.ArgumentParser(
-        f"vil {words[0]}",
+        f"vil {name}",
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
     try:
-        return module.run(parser.parse_intermixed_args(words[1:]))
+        return module.run(parser.parse_intermixed_args(words))
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output had enough (`| head`)
@@ -60,11 +63,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not hasattr(error, "exit_code"):
             raise
         rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
-        print(f"vil {words[0]}{rank}: {error}", file=sys.stderr)
+        print(f"vil {name}{rank}: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def command_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The command's name, of one word or two, and what follows it."""
+    first = {name.split()[0] for name in COMMANDS if " " in name}
+    length = 2 if words[0] in first and len(words) > 1 else 1
+    return " ".join(words[:length]), words[length:]
 
 
 def overview() -> str:
     """The list of commands."""
-    lines = [f"  {name:10} {about}" for name, about in COMMANDS.items()]
+    lines = [f"  {name:19} {about}" for name, about in COMMANDS.items()]
     return "\n".join(["usage: vil COMMAND [--help] ...", "", *lines])

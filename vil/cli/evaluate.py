@@ -74,6 +74,7 @@ def evaluate(cfg: CfgNode) -> int:
         model, report = loaded_model(cfg)
         model = build.place(model, cfg, device, training=False)
         build.settle_backends(model, cfg, device, ranks, training=False)
+        build.compile_models(cfg, device, model)
         tests = build_data.build_test_loaders(cfg, ranks, device)
         task = build.build_task(cfg, ranks, device, tests, build_data.build_links(cfg, tests))
         folder = results_folder(cfg) if ranks.is_main else None

@@ -96,6 +96,7 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
         model = build.place(model, cfg, device)
         ema = build.build_ema(cfg, model)
         build.spread(cfg, model, ema, ranks, device)
+        build.compile_models(cfg, device, model, *([ema.model] if ema else []))
         optimizer = build.build_optimizer(cfg, model)
         schedule = build.build_schedule(cfg, loader.steps_per_epoch)
         scaler = build.build_scaler(cfg, device)

@@ -136,6 +136,9 @@ _C.MODEL.NONLINEARITY = "celu"  # Activation of the convolutional networks.
 _C.MODEL.MODEL_PATH = ""
 _C.MODEL.PRETRAINED = False  # Pretrained weights of a torchvision or timm model.
 _C.MODEL.FREEZE_CONV_BODY_AT = -1  # Stages of a convolutional network that are not trained.
+# Have torch.compile make one program of the network: minutes at the start, and wherever a batch has
+# another size. Needs Triton on CUDA, a C++ compiler on CPUs.
+_C.MODEL.COMPILE = False
 # Recompute the blocks in the backward pass: less memory, about a third more time.
 _C.MODEL.GRAD_CHECKPOINT = False
 _C.MODEL.VIT = CfgNode()  # Vision transformers.

@@ -6,7 +6,6 @@ sentences. `vil.ops.autotune` fills CHOICES with what it found fastest; nothing 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -110,8 +109,8 @@ def preferred(case: Case) -> tuple[str, ...]:
     window = case.window
     if case.device != "cpu" or case.symbolic or window.length > SMALL_GRID:
         return names
-    chunks = math.prod(3 * n - (0 if window.cyclic else 2) for n in window.chunks)
-    met = chunks * window.tile**2 if window.offsets == ALL_NINE else 0
+    rows, cols = (3 * n - (0 if window.cyclic else 2) for n in window.chunks)
+    met = rows * cols * window.tile**2 if window.offsets == ALL_NINE else 0
     return ("masked", *names) if met > MOST_OF_IT * window.length**2 else names
 
 

@@ -1,9 +1,12 @@
 """The machine that figures are taken on, and how much memory it has to spare."""
 
 import datetime
+import functools
+import importlib.util
 import os
 import platform
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -57,3 +60,12 @@ def free_bytes(device: torch.device) -> int:
         return min(free, int(limit) - int(taken))
     except (OSError, ValueError):  # no cgroup of the second version, or "max"
         return free
+
+
+@functools.cache
+def has_compiler(device: str) -> bool:
+    """Whether torch.compile has what it needs: Triton on CUDA, else a C++ compiler, looked for
+    under the names that torch looks for."""
+    if device == "cuda":
+        return importlib.util.find_spec("triton") is not None
+    return shutil.which(os.environ.get("CXX", "g++")) is not None

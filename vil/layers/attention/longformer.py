@@ -61,6 +61,13 @@ class LongformerAttention(GlobalLocalAttention):
         self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid: Tensor | None
     ) -> Tensor:
         """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
+        attend = self.attend_shifted if self.mode > 0 else self.attend
+        return attend(q, k, v, grid, valid)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid: Tensor | None
+    ) -> Tensor:
+        """The operation with the window of this moment."""
         return local_attention(
             q,
             k,
@@ -73,6 +80,11 @@ class LongformerAttention(GlobalLocalAttention):
             dropout_p=self.attn_drop if self.training else 0.0,
             backend=self.backend,
         )
+
+    @torch.compiler.disable  # each step has another window: compiled, each would be a graph
+    def attend_shifted(self, *arguments) -> Tensor:
+        """`attend`, left out of what torch.compile makes of the model."""
+        return self.attend(*arguments)
 
     def bias(self) -> LocalBias | None:
         """The learned bias of local rows, or None."""

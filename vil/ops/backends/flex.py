@@ -27,10 +27,7 @@ blocks (of global tokens), T entries of the bias table.
 """
 
 import functools
-import importlib.util
 import math
-import os
-import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -44,6 +41,7 @@ from vil.ops.bias import LocalBias
 from vil.ops.case import Case
 from vil.ops.facts import Facts
 from vil.ops.window import Window
+from vil.utils.machine import has_compiler
 
 try:
     from torch.nn.attention.flex_attention import AuxRequest
@@ -182,22 +180,14 @@ def _missing(device: str, compiler: str) -> list[str]:
         reasons.append(f"torch {torch.__version__} cannot be told to raise rather than not compile")
     if device not in ("cpu", "cuda"):
         reasons.append(f"device {device}: FlexAttention is compiled for cpu and cuda")
-    if device == "cuda" and not _has_compiler(device):
+    if device == "cuda" and not has_compiler(device):
         reasons.append("no Triton: torch compiles FlexAttention for GPUs with it")
     if device == "cpu" and compiler == "inductor":
-        if not _has_compiler(device):
+        if not has_compiler(device):
             reasons.append("no C++ compiler (CXX or g++): torch needs one on CPUs")
         if not torch.cpu._is_avx2_supported():
             reasons.append("the CPU has no AVX2: torch does not compile FlexAttention for it")
     return reasons
-
-
-@functools.cache
-def _has_compiler(device: str) -> bool:
-    """Looked for once, under the names that torch looks for."""
-    if device == "cuda":
-        return importlib.util.find_spec("triton") is not None
-    return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
 @torch.compiler.assume_constant_result

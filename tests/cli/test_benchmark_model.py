@@ -1,0 +1,92 @@
+"""`vil benchmark model`: the rows it measures, what it writes, and how it refuses."""
+
+import csv
+import gzip
+import json
+
+import pytest
+from small_runs import TINY, vil
+
+WORDS = (*TINY, "SOLVER.WARMUP_EPOCHS=0", "DATALOADER.BSZ=2", "DEVICE=cpu", "--rounds", "1")
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("benchmark") / "of" / "model"
+    ways = ("--ways", "fp32,bf16+nhwc", "--backends", "chunk_handgrad,flex")
+    beside = ("--beside", "timm/test_vit2,squeezenet1_1", "--profile")
+    ended = vil("benchmark", "model", *WORDS, *ways, *beside, "--out", folder)
+    assert ended.code == 0, ended.err
+    return folder, ended.out
+
+
+def test_every_way_backend_and_other_model_is_a_row(result):
+    folder, out = result
+    found = json.loads((folder / "model.json").read_text())
+    assert found["machine"].keys() >= {"name", "threads", "torch", "date", "command"}
+    rows = {(row["model"], row["way"], row["attention"]): row for row in found["rows"]}
+    own, others = found["rows"][0]["model"], ("timm/test_vit2", "squeezenet1_1")
+    assert [key for key in rows if key[0] == own] == [
+        (own, "fp32", rows and found["rows"][0]["attention"]),
+        (own, "bf16+nhwc", found["rows"][1]["attention"]),
+        (own, "fp32", "chunk_handgrad, pinned"),
+        (own, "fp32", "flex"),
+    ]
+    assert [key[:2] for key in rows if key[0] != own] == [(name, "fp32") for name in others]
+    assert "no backward on CPUs" in rows[own, "fp32", "flex"]["reason"]
+    assert "no backward on CPUs" in out
+    for key, row in rows.items():
+        if key[2] != "flex":
+            assert min(row["evaluation"], row["training"], row["training_mib"]) > 0, key
+            first = found["rows"][0]
+            assert row["over_training"] == pytest.approx(row["training"] / first["training"])
+    with (folder / "model.csv").open() as file:
+        assert [line["way"] for line in csv.DictReader(file)] == [key[1] for key in rows]
+
+
+def test_the_profile_names_modules_and_writes_traces(result):
+    folder, out = result
+    for way in ("fp32", "bf16+nhwc"):
+        with (folder / f"costs-{way}.csv").open() as file:
+            costs = list(csv.DictReader(file))
+        assert sum(float(cost["share"]) for cost in costs) == pytest.approx(1)
+        ways = {(cost["module"], cost["way"]) for cost in costs}
+        for way_of in ("forward", "backward"):
+            assert ("stages.0.blocks.*.mlp.fc1", way_of) in ways
+            assert ("head", way_of) in ways
+        trace = json.loads(gzip.open(folder / f"trace-{way}.json.gz").read())
+        names = {event.get("name") for event in trace["traceEvents"]}
+        assert "module: stages.0.blocks.*.mlp.fc1" in names
+    assert out.count("a training step of") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--ways", "fp32+nhvc"), "unknown way 'nhvc'; did you mean 'nhwc'?"),
+        (("--backends", "blockd"), "unknown backend 'blockd'; did you mean 'blocked'?"),
+        (("--rounds", "0"), "--rounds: expected a whole number from 1 on"),
+        (("--ways", ","), "--ways: expected names"),
+    ],
+)
+def test_wrong_words_are_refused(words, says):
+    ended = vil("benchmark", "model", *WORDS, *words)
+    assert ended.code == 2
+    assert says in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_a_model_that_is_not_there_says_so_in_its_row(tmp_path):
+    ended = vil(
+        "benchmark", "model", *WORDS, "--ways", "fp32", "--backends", "none", "--out", tmp_path,
+        "--beside", "timm/deit_tinny_patch16_224",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert "did you mean 'deit_tiny_patch16_224'?" in ended.out
+
+
+def test_benchmark_alone_says_what_there_is():
+    ended = vil("benchmark")
+    assert ended.code == 2
+    assert "did you mean benchmark attention or benchmark model?" in ended.err
+    assert "did you mean benchmark model?" in vil("benchmark", "models").err
