@@ -1,0 +1,129 @@
+"""Between two log lines nothing waits for the device: no number is read back from it."""
+
+import dataclasses
+
+import pytest
+import torch
+from engine_toy import CLASSES, CPU, ToyLoader, held_out, metrics, toy_model, toy_optimizer
+from torch import Tensor
+
+from vil.engine import verdict
+from vil.engine.distributed import Ranks
+from vil.engine.guard import Guard
+from vil.engine.keeper import Rhythm
+from vil.engine.run import Run
+from vil.engine.state import State
+from vil.engine.task import ClassificationTask
+from vil.engine.train import train
+from vil.optim import Ema, Schedule
+
+STEPS, EVERY = 20, 10
+READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__")
+
+
+def train_toy(folder, device, begin_step, amp_dtype=None):
+    """One epoch of 20 steps in float32, that logs every ten; the batches are on the device."""
+    loader = ToyLoader(steps_per_epoch=STEPS)
+    batches = [as_single(b, device) for b in loader.batches(0, STEPS)]
+    loader.batches = lambda start, stop: iter(batches[start:stop])
+    tests = {"a": [as_single(b, device) for b in held_out(30)]}
+    task = ClassificationTask(
+        device=device, test_loaders=tests, classes=CLASSES, amp_dtype=amp_dtype
+    )
+    model = toy_model(dropout=0.5).float().to(device)
+    fp16, ranks = amp_dtype is torch.float16, Ranks()
+    with Guard(ranks) as guard, Run(folder, ranks, device) as run:
+        train(
+            task,
+            model,
+            loader,
+            toy_optimizer(model),
+            Schedule("cosine", 0.01, STEPS, 1),
+            torch.amp.GradScaler(device.type, enabled=fp16),
+            State(seed=0, world=1, batch_size=12, steps_per_epoch=STEPS, optimizer="AdamW"),
+            run=run,
+            guard=guard,
+            ranks=ranks,
+            device=device,
+            epochs=1,
+            rhythm=Rhythm(),
+            set_progress=lambda model, progress: begin_step(progress.step),
+            accumulate=2,
+            clip_grad=1.0,
+            ema=Ema(model, 0.9),
+            log_freq=EVERY,
+        )
+    assert [m["step"] for m in metrics(folder)] == [10, 20, 20]
+
+
+def as_single(batch, device):
+    batch = dataclasses.replace(batch, images=batch.images.float())
+    return batch.to(device, torch.contiguous_format)
+
+
+class Finished:
+    """A CUDA event, on a machine without one: what was copied is there at the next step."""
+
+    def record(self):
+        self.step = len(begun)
+
+    def synchronize(self):
+        assert len(begun) > self.step, "the flags of this very step are waited for"
+
+
+begun: list[int] = []  # the reads of each step that has begun
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Every read of a tensor is counted, but those of flags that were copied a step before."""
+    begun.clear()
+    copies = []
+
+    def counting(name, plain):
+        def read(self, *args, **kwargs):
+            if begun and not any(self is copy for copy in copies):
+                begun[-1] += 1
+            return plain(self, *args, **kwargs)
+
+        return read
+
+    def pinned(*size, pin_memory=False, **kwargs):
+        made = empty(*size, **kwargs)
+        if pin_memory:
+            copies.append(made)
+        return made
+
+    for name in READS:
+        monkeypatch.setattr(Tensor, name, counting(name, getattr(Tensor, name)), raising=False)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", pinned)
+    monkeypatch.setattr(torch.cuda, "Event", Finished)
+    init = verdict.Late.__init__
+
+    def on_an_accelerator(self, device):
+        init(self, device)
+        self.ahead = True
+
+    monkeypatch.setattr(verdict.Late, "__init__", on_an_accelerator)
+    return begun
+
+
+def test_a_step_reads_nothing_back_unless_it_logs(counted, tmp_path):
+    """As on an accelerator: the flags that tell of bad steps and signals come a step late."""
+    train_toy(tmp_path, CPU, lambda step: counted.append(0))
+    logging = [EVERY - 1, STEPS - 1]
+    assert [step for step, reads in enumerate(counted) if reads] == logging
+    assert counted[EVERY - 1] <= 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16, torch.float16])
+def test_no_step_waits_for_the_gpu_unless_it_logs(tmp_path, amp_dtype):
+    """torch raises at every blocking call while told to."""
+
+    def forbid_waiting(step):
+        quiet = 2 <= step % EVERY < EVERY - 1
+        torch.cuda.set_sync_debug_mode("error" if quiet else "default")
+
+    train_toy(tmp_path, torch.device("cuda"), forbid_waiting, amp_dtype)
