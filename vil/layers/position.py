@@ -14,8 +14,10 @@ STD = 0.02
 
 
 def small_normal(*shape: int) -> nn.Parameter:
-    """A parameter drawn from a truncated normal of standard deviation 0.02."""
-    return nn.Parameter(trunc_normal_(torch.empty(shape), std=STD))
+    """A parameter drawn from a truncated normal of standard deviation 0.02. One without elements
+    (no global tokens) has nothing to learn, and FSDP cannot reduce its gradient: it has none."""
+    drawn = trunc_normal_(torch.empty(shape), std=STD)
+    return nn.Parameter(drawn, requires_grad=drawn.numel() > 0)
 
 
 def resize_line(x: Tensor, length: int) -> Tensor:

@@ -1,0 +1,123 @@
+"""DDP against FSDP2: the weights after some steps, and the peak memory of each rank.
+
+  python benchmarks/sharding.py [--config imagenet/vil_tiny.yaml] [--ranks 2] [--steps 10]
+
+Trains on noise in full precision, both strategies from the same weights on the same images. Prints
+the largest difference of any weight, and in MiB per rank: weights, gradients and momenta between
+two steps, and the peak in a step, counted in tensors. One process per rank, by torchrun and gloo.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+from vil import build
+from vil.config import get_config
+from vil.engine.distributed import Ranks, unwrap, wrap
+from vil.engine.sharding import local, whole
+from vil.utils.machine import machine
+from vil.utils.timing import peak_tensor_bytes
+
+STRATEGIES = ("ddp", "fsdp")
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+def one_rank(args: argparse.Namespace) -> None:
+    """What torchrun starts: train, and leave the weights and this rank's figures."""
+    keys = {"DISTRIBUTED.STRATEGY": args.strategy, "DEVICE": "cpu", "AMP.ENABLED": False}
+    cfg = get_config(args.config, [f"{key}={value}" for key, value in keys.items()])
+    torch.set_num_threads(1)
+    with build.joined(cfg, CPU) as ranks:
+        model = build.place(build.build_model(cfg, weights_follow=True), cfg, CPU).train()
+        build.spread(cfg, model, None, ranks, CPU)
+        optimizer = build.build_optimizer(cfg, model)
+        trained = wrap(model, ranks, CPU)
+        peak = 0
+        for number in range(args.steps):
+            step = lambda number=number: train_step(trained, optimizer, cfg, ranks, number)  # noqa: E731
+            if number == args.steps - 1:
+                peak = peak_tensor_bytes(step, CPU)
+            else:
+                step()
+        held = sum(tensor_bytes(x) for x in kept(unwrap(trained), optimizer))
+        figures = {"held": held / MIB, "peak": (held + peak) / MIB}
+        Path(args.out, f"{args.strategy}-{ranks.rank}.json").write_text(json.dumps(figures))
+        weights = {name: whole(p.detach()).clone() for name, p in model.named_parameters()}
+        if ranks.is_main:
+            save_file(weights, Path(args.out, f"{args.strategy}.safetensors"))
+
+
+def train_step(model, optimizer, cfg, ranks: Ranks, number: int) -> None:
+    torch.manual_seed(number * ranks.world + ranks.rank)
+    side = cfg.INPUT.IMAGE_SIZE
+    images, targets = torch.randn(2, 3, side, side), torch.randint(cfg.DATA.NUM_CLASSES, (2,))
+    optimizer.zero_grad()
+    F.cross_entropy(model(images), targets).backward()
+    optimizer.step()
+
+
+def kept(model, optimizer):
+    """Weights, gradients and momenta."""
+    for parameter in model.parameters():
+        yield parameter
+        if parameter.grad is not None:
+            yield parameter.grad
+        yield from (x for x in optimizer.state[parameter].values() if isinstance(x, torch.Tensor))
+
+
+def tensor_bytes(x: torch.Tensor) -> int:
+    return local(x.detach()).nbytes
+
+
+def run(args: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for strategy in STRATEGIES:
+            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
+            words = ["--config", args.config, "--steps", str(args.steps), "--out", folder]
+            subprocess.run(
+                [
+                    sys.executable,
+                    *launcher,
+                    str(args.ranks),
+                    __file__,
+                    *words,
+                    "--strategy",
+                    strategy,
+                ],
+                check=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        ddp, fsdp = (load_file(Path(folder, f"{name}.safetensors")) for name in STRATEGIES)
+        worst = max(
+            (ddp[name] - fsdp[name]).abs().max().item() for name in ddp if ddp[name].numel()
+        )
+        about = machine(CPU)
+        print(f"{about['name']}, torch {about['torch']}; {args.config}, {args.ranks} ranks")
+        print(f"largest difference of a weight after {args.steps} steps: {worst:.2g}")
+        print(f"{'rank':>4} {'strategy':8} {'held MiB':>9} {'peak MiB':>9}")
+        for rank in range(args.ranks):
+            for name in STRATEGIES:
+                figures = json.loads(Path(folder, f"{name}-{rank}.json").read_text())
+                print(f"{rank:4} {name:8} {figures['held']:9.1f} {figures['peak']:9.1f}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", default="imagenet/vil_tiny.yaml")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--strategy", choices=STRATEGIES, help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    one_rank(args) if args.strategy else run(args)
