@@ -1,6 +1,6 @@
 """What random shift costs and saves: vil_nano_shift on the digits, and the same with MODE 0.
 
-  python benchmarks/random_shift.py [--epochs 60] [--seed 0]
+  python benchmarks/random_shift.py [--epochs 100] [--seed 0]
 
 Prints both accuracies, the line of the log that tells of the switch, and the median step time of an
 epoch with random shift over that of an epoch with all nine chunks, both of the same run.
