@@ -16,7 +16,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, resolve
-from vil.cli.changes import check_changes, with_absolute_data
+from vil.cli.changes import check_changes, to_keep
 from vil.cli.relay import relayed, to_stderr
 from vil.config import ConfigError, dump
 from vil.utils.errors import DataError
@@ -122,7 +122,7 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
                 log.warning(line)
             kept = dict(folder=folder, begun=begun, say=run.log.say)
             build.settle_backends(model, cfg, device, ranks, training=True, **kept)
-            run.write("config.yaml", dump(with_absolute_data(cfg)))
+            run.write("config.yaml", dump(to_keep(cfg)))
             run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
             train(
                 task,
