@@ -7,6 +7,7 @@ Each command's module has a docstring (its help), `add_arguments(parser)` and `r
 import argparse
 import difflib
 import importlib
+import io
 import logging
 import os
 import sys
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
         print(f"vil: unknown command {words[0]!r}; {hint}", file=sys.stderr)
         return 2
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names that the locale cannot spell are escaped
+        sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     module = importlib.import_module(f"vil.cli.{words[0]}")
     parser = argparse.ArgumentParser(
