@@ -66,6 +66,7 @@ SETTINGS = {
     "classes": ("DATA.NUM_CLASSES=5", r"DATA\.NUM_CLASSES is 5, but fake has 4 classes"),
     "argument": ("DATA.KWARGS.nn=3", r"unknown argument \(DATA\.KWARGS\) of fake 'nn'"),
     "argument's type": ("DATA.KWARGS.n=many", r"DATA\.KWARGS .*'many'.* for fake: "),
+    "no UTF-8": ("DATA.PATH=a\udce4", r"DATA\.PATH: 'a\\udce4' is not UTF-8: .*PYTHONUTF8=1"),
     # machine
     "device": ("DEVICE=tpu", r"DEVICE: expected auto, cpu, mps, cuda or cuda:N, got 'tpu'"),
     # models that are none of ours

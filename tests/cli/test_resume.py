@@ -183,6 +183,19 @@ def test_what_does_not_go_on_with_a_run_leaves_it_as_it_was(folders, more, code,
     assert snapshot(folders) == before
 
 
+def test_a_change_is_allowed_for_one_start_only(tmp_path):
+    """Also where the next start reads the config that the run keeps."""
+    line = ("train", *TINY, "DATA.KWARGS.n=16", "--output_dir", tmp_path / "run")
+    exact = "MODEL.VIT.MSVIT.SW_EXACT=1"
+    assert vil(*line).code == 0
+    ended = vil(*line, "--resume", "OPTIM.EPOCHS=3", exact, "RUN.ALLOW_CHANGES=True")
+    assert ended.code == 0, ended.err
+    assert "SW_EXACT is 1 from here, was 0" in ended.out
+    ended = vil("train", "--output_dir", tmp_path / "run", "--resume", "DATALOADER.BSZ=8")
+    assert ended.code == 4
+    assert "DATALOADER.BSZ 16 (now 8)" in ended.err
+
+
 def test_a_run_can_be_made_longer(folders):
     """More epochs with the weights so far; its log goes on where it stood."""
     folder = folders[0]["0 workers"]

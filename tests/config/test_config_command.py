@@ -2,6 +2,9 @@
 
 import argparse
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,6 +89,15 @@ def test_config_prints_a_config_that_names_its_sources(capsys, tmp_path):
     assert '    "no": true  # command line\n' in out
     (tmp_path / "again.yaml").write_text(out)
     assert get_config(tmp_path / "again.yaml") == resolved(*words)
+
+
+def test_a_terminal_that_cannot_spell_a_name_gets_it_escaped():
+    ended = subprocess.run(
+        [sys.executable, "-m", "vil", "config", "--data", "Bücher"], capture_output=True, text=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "B\\xfccher" in ended.stdout
 
 
 def test_diff_prints_a_config_too(capsys, tmp_path):

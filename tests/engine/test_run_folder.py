@@ -12,6 +12,7 @@ from vil.engine.distributed import Ranks
 from vil.engine.log import Log, pairs
 from vil.engine.run import Run
 from vil.utils.errors import DataError
+from vil.utils.files import replace_text
 
 FIGURES = {"loss": 2.30259, "top1": 12.5, "time": 0.25, "data": 0.01}
 
@@ -20,6 +21,16 @@ def opened(folder, step=0):
     log = Log(folder, enabled=True)
     log.begin(step, 100, steps_per_epoch=20, batch_size=16)
     return log
+
+
+def test_names_are_written_alike_in_every_locale(tmp_path):
+    """Those that are not UTF-8, too: with the bytes they were read with."""
+    log = Log(tmp_path, enabled=True)
+    log.say("Äpfel \udce4")
+    log.close()
+    assert (tmp_path / "log.txt").read_bytes().endswith(b" \xc3\x84pfel \xe4\n")
+    replace_text(tmp_path / "classes.txt", "Äpfel \udce4\n")
+    assert (tmp_path / "classes.txt").read_bytes() == b"\xc3\x84pfel \xe4\n"
 
 
 def test_a_log_line_is_pairs_in_a_fixed_order_behind_a_time_stamp(tmp_path):

@@ -104,6 +104,12 @@ def test_a_finished_run_says_so_and_stays_as_it_is(straight, capsys):
     assert (straight / "metrics.jsonl").read_text() == before
 
 
+def test_a_run_that_is_asked_for_fewer_epochs_than_are_done_says_so(tmp_path, capsys):
+    toy_train(tmp_path, max_steps=7)
+    assert toy_train(tmp_path, epochs=1).step == 7
+    assert "nothing to do: 7 of 5 steps" in capsys.readouterr().out
+
+
 def test_the_best_checkpoint_is_that_of_the_first_test_sets_best_top1(straight):
     scores = {m["step"]: m["top1"] for m in metrics(straight) if m["split"] == "val/odd"}
     best = max(scores, key=lambda step: (scores[step], -step))  # strictly greater: the earlier wins

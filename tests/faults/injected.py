@@ -2,9 +2,12 @@
 
 kill      the process dies            sleep   it stands still          nan    the loss is no number
 signal    SIGTERM to itself           exit    a worker of the loader leaves at once
-Where the elastic launcher has started the run again, nothing happens.
+inf       gradients are infinite on one rank, before the ranks add them up; `step` is a list
+scale     in float16 the loss is scaled so much, `scale`, that gradients overflow
+A list of them: one for each time that the elastic launcher starts the run. After the last, nothing.
 """
 
+import functools
 import json
 import os
 import signal
@@ -12,11 +15,14 @@ import time
 
 import torch
 
+from vil import build
 from vil.engine import train
 
-FAULT = json.loads(os.environ["FAULT"])
-MINE = int(os.environ.get("RANK", 0)) == FAULT.get("rank", 0)
-FIRST = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+GIVEN = json.loads(os.environ["FAULT"])
+FAULTS = GIVEN if isinstance(GIVEN, list) else [GIVEN]
+START = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+FAULT = FAULTS[START] if len(FAULTS) > START else None
+MINE = FAULT and int(os.environ.get("RANK", 0)) == FAULT.get("rank", 0)
 
 
 def lie_down():
@@ -34,18 +40,46 @@ def strike():
 
 def seed_step(seed, step, rank, plain=train.seed_step):
     plain(seed, step, rank)
-    if step == FAULT["step"] and FAULT["what"] != "nan":
+    if step == FAULT["step"]:
         strike()
 
 
-def backward(task, model, batch, *rest, plain=train.backward):
+class Overflow(torch.autograd.Function):
+    """Nothing on the way forward, infinity on the way back."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.inf
+
+
+def backward_to_nan(task, model, batch, *rest, plain=train.backward):
     figures = plain(task, model, batch, *rest)
-    if batch.step == FAULT["step"] and FAULT["what"] == "nan":
+    if batch.step == FAULT["step"]:
         for parameter in model.parameters():
             parameter.grad.fill_(torch.nan)
         figures["loss"] = figures["loss"] * torch.nan
     return figures
 
 
-if MINE and FIRST:
-    train.seed_step, train.backward = seed_step, backward
+def backward_to_inf(task, model, batch, *rest, plain=train.backward):
+    if batch.step not in FAULT["step"]:
+        return plain(task, model, batch, *rest)
+    hook = model.register_forward_hook(lambda module, given, logits: Overflow.apply(logits))
+    try:
+        return plain(task, model, batch, *rest)
+    finally:
+        hook.remove()
+
+
+if MINE and FAULT["what"] == "nan":
+    train.backward = backward_to_nan
+elif MINE and FAULT["what"] == "inf":
+    train.backward = backward_to_inf
+elif MINE and FAULT["what"] == "scale":
+    build.GradScaler = functools.partial(build.GradScaler, init_scale=FAULT["scale"])
+elif MINE:
+    train.seed_step = seed_step

@@ -15,6 +15,7 @@ from vil.engine.state import newest_step
 INJECTED = str(Path(__file__).with_name("injected.py"))
 LONG = (*TINY, "OPTIM.EPOCHS=400", "RUN.SAVE_EVERY=400", "OPTIM.EMA=0.9")
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+ELASTIC = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else a restart may meet old addresses
 DEADLINE = 90
 
 

@@ -3,13 +3,12 @@
 import time
 
 import torch
-from real_runs import begin, end_all, said, saved_step, seconds_to_end, status
+from real_runs import ELASTIC, begin, end_all, said, saved_step, seconds_to_end, status
 from records import record
 from safetensors.torch import load_file
 from small_runs import TINY, checkpoint, metrics
 
 SHORT = (*TINY, "OPTIM.EPOCHS=4", "OPTIM.EMA=0.9", "RUN.SAVE_STEPS=3")
-ELASTIC = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else a restart may meet old addresses
 RESTARTS = ("--max-restarts=1",)
 
 

@@ -7,6 +7,7 @@ Each command's module has a docstring (its help), `add_arguments(parser)` and `r
 import argparse
 import difflib
 import importlib
+import io
 import logging
 import os
 import sys
@@ -44,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(COMMANDS)}"
         print(f"vil: unknown command {name!r}; {hint}", file=sys.stderr)
         return 2
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names that the locale cannot spell are escaped
+        sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     module = importlib.import_module(f"vil.cli.{name.replace(' ', '_')}")
     parser = argparse.ArgumentParser(

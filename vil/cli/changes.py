@@ -45,13 +45,13 @@ def check_changes(cfg: CfgNode) -> list[str]:
     file, insists = Path(cfg.OUTPUT_DIR, "config.yaml"), cfg.RUN.ALLOW_CHANGES
     if not file.is_file():
         return []
-    changed = diff(with_absolute_data(cfg), get_config(file))
+    changed = diff(to_keep(cfg), get_config(file))
     fixed = {key: values for key, values in changed.items() if within(key, FIXED)}
     fixed = {key: values for key, values in fixed.items() if not within(key, FREE)}
     if fixed and not insists:
         raise CheckpointError(
             f"the run in {cfg.OUTPUT_DIR} was begun with {listed(fixed)}: go back to it, begin "
-            "another run with MODEL.MODEL_PATH from this one, or set RUN.ALLOW_CHANGES True"
+            "another run with MODEL.MODEL_PATH from this one, or try RUN.ALLOW_CHANGES True"
         )
     return [f"{key} is {now!r} from here, was {was!r}" for key, (now, was) in changed.items()]
 
@@ -64,10 +64,12 @@ def listed(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{key} {was!r} (now {now!r})" for key, (now, was) in changed.items())
 
 
-def with_absolute_data(cfg: CfgNode) -> CfgNode:
-    """The config that a run keeps: its data are found from any folder."""
+def to_keep(cfg: CfgNode) -> CfgNode:
+    """The config that a run keeps: its data are found from any folder, and the next start is asked
+    anew whether it may change what is fixed."""
     kept = cfg.clone()
     kept.defrost()
     if Path(kept.DATA.PATH).is_dir():
         kept.DATA.PATH = str(Path(kept.DATA.PATH).resolve())
+    kept.RUN.ALLOW_CHANGES = False
     return kept

@@ -18,7 +18,6 @@ classes.txt or of --classes, else their numbers.
 """
 
 import argparse
-import io
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -168,13 +167,12 @@ def write(pieces: Iterable[str], file: str | None) -> bool:
 
 @contextmanager
 def output(file: str | None) -> Iterator[TextIO]:
-    """The stream to write to. Names of files that are not UTF-8 must not stop the writing."""
-    escape = "backslashreplace"
+    """The stream to write to. Names of files that are not UTF-8 must not stop the writing; main has
+    seen to it for standard output."""
     if file is None:
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors=escape)
         yield sys.stdout
         return
+    escape = "backslashreplace"
     try:
         stream = open(file, "w", encoding="utf-8", errors=escape, newline="")  # noqa: SIM115
     except OSError as error:

@@ -16,9 +16,10 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, resolve
-from vil.cli.changes import check_changes, with_absolute_data
+from vil.cli.changes import check_changes, to_keep
 from vil.cli.relay import relayed, to_stderr
 from vil.config import ConfigError, dump
+from vil.config.defaults import leaves
 from vil.utils.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         from vil.cli.evaluate import evaluate
 
         return evaluate(cfg)
+    refuse_other_bytes(cfg)
     folder = Path(cfg.OUTPUT_DIR)
     if not args.resume and any(folder.glob("checkpoints/step-*")):
         raise ConfigError(
@@ -59,6 +61,18 @@ def run(args: argparse.Namespace) -> int:
         )
     train_run(cfg)
     return 0
+
+
+def refuse_other_bytes(cfg: CfgNode) -> None:
+    """ConfigError for a name that is not UTF-8: the run's config could not be read again."""
+    for key, value in leaves(cfg).items():
+        try:
+            "".join(map(str, value if isinstance(value, tuple | list) else [value])).encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{key}: {value!r} is not UTF-8: rename it or, if only the locale is not, set "
+                "PYTHONUTF8=1"
+            ) from None
 
 
 def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
@@ -123,7 +137,7 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
                 log.warning(line)
             kept = dict(folder=folder, begun=begun, say=run.log.say)
             build.settle_backends(model, cfg, device, ranks, training=True, **kept)
-            run.write("config.yaml", dump(with_absolute_data(cfg)))
+            run.write("config.yaml", dump(to_keep(cfg)))
             run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
             train(
                 task,

@@ -198,7 +198,10 @@ _C.RUN.SAVE_EVERY = 1  # Epochs between checkpoints.
 _C.RUN.SAVE_STEPS = 0  # Steps between further checkpoints; 0: none.
 _C.RUN.KEEP = 2  # Checkpoints kept besides the best one.
 _C.RUN.KEEP_EVERY = 0  # Epochs between checkpoints that are never removed; 0: none.
-_C.RUN.ALLOW_CHANGES = False  # Resume although model, data or optimizer are other than they were.
+# Resume although model, data or batches are other than they were; not kept for the next start.
+# Weights of other shapes, another optimizer, another number of images in a step and of steps in an
+# epoch are refused all the same.
+_C.RUN.ALLOW_CHANGES = False
 # Steps in a row that may be skipped because their loss or a gradient is not finite (half an epoch,
 # if that is less); one more ends the run.
 _C.RUN.MAX_BAD_STEPS = 10

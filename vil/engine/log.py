@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from vil.utils.files import replace_text
+from vil.utils.files import TEXT, replace_text
 
 FORMATS = {
     "loss": ".4f",
@@ -40,7 +40,7 @@ class Log:
         self.folder, self.enabled = folder, enabled
         self.bar = self.metrics = self.tensorboard = None
         self.drawn = 0.0
-        self.text = open(folder / "log.txt", "a", buffering=1) if enabled else None  # noqa: SIM115
+        self.text = open(folder / "log.txt", "a", 1, **TEXT) if enabled else None  # noqa: SIM115
 
     def begin(self, step: int, end: int, *, steps_per_epoch: int, batch_size: int) -> None:
         """Figures follow for the steps after `step`; what an abandoned attempt wrote is dropped."""

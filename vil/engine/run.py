@@ -25,7 +25,7 @@ from vil.engine.distributed import Ranks
 from vil.engine.log import Log
 from vil.engine.state import pointer
 from vil.utils.errors import INTERRUPTED, StoppedError
-from vil.utils.files import replace_text
+from vil.utils.files import TEXT, replace_text
 
 PACKAGES = ("vil", "torch", "torchvision", "timm", "yacs", "numpy", "safetensors", "triton")
 
@@ -143,7 +143,7 @@ def lock(file: Path):
 
 def append(file: Path, text: str) -> None:
     """Add a dated entry: a run that was resumed has several."""
-    with file.open("a") as stream:
+    with file.open("a", **TEXT) as stream:
         stream.write(f"# {now()}\n{text}\n")
 
 

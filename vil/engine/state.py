@@ -282,7 +282,10 @@ def resume(
     say(f"resuming from {checkpoint}")
     for name in ("batch_size", "steps_per_epoch", "optimizer"):
         if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
-            raise CheckpointError(f"{checkpoint} was made with {name} {old}, this run has {new}")
+            raise CheckpointError(
+                f"{checkpoint} was made with {name} {old}, this run has {new}, which no setting "
+                "allows: go back to it, or begin another run with MODEL.MODEL_PATH from this one"
+            )
     for name in ("seed", "world"):
         if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
             say(f"{name} was {old} and is {new} from here: not the same numbers bit for bit")

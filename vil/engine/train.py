@@ -76,7 +76,7 @@ def train(
     plain, per_epoch = unwrap(model), loader.steps_per_epoch
     end = min(epochs * per_epoch, max_steps or epochs * per_epoch)
     run.tick(state.step)
-    if state.step >= end and state.evaluated == state.step:
+    if state.step > end or state.step == state.evaluated == end:
         run.log.say(f"nothing to do: {state.step} of {end} steps are done")
         return state
     run.begin()

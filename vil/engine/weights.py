@@ -46,7 +46,10 @@ def load_exactly(model: nn.Module, file: Path) -> None:
     if problems:
         more = len(problems) - MAX_KEYS_LISTED
         listed = problems[:MAX_KEYS_LISTED] + ([f"and {more} more"] if more > 0 else [])
-        raise CheckpointError(f"{file} is of another model:\n  " + "\n  ".join(listed))
+        raise CheckpointError(
+            f"{file} is of another model: go back to it, or begin another run with "
+            "MODEL.MODEL_PATH from this one\n  " + "\n  ".join(listed)
+        )
     model.load_state_dict({name: spread_as(t, current[name]) for name, t in tensors.items()})
 
 

@@ -11,6 +11,9 @@ from pathlib import Path
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 FAULTS = {  # what is done to a run, in the words of the page
     "F1": "SIGKILL in the middle of saving, 100 times",
+    "F2": "one process stopped by SIGTERM three times, and started again",
+    "F3": "one of two ranks killed three times, and both started again by the launcher",
+    "F4": "SIGKILL at three steps in the middle of an epoch, and started again",
     "F5": "SIGTERM at random moments of training, evaluation and waiting for data",
     "F6": "SIGTERM to the whole process group, loader workers too",
     "F7": "SIGKILL to one of two ranks, `--max-restarts 1`",
@@ -18,8 +21,12 @@ FAULTS = {  # what is done to a run, in the words of the page
     "F9": "one bit flipped, or a file cut, in the newest checkpoint",
     "F10": "a full disk",
     "F11": "a loss that is no number on one of two ranks",
+    "F12": "infinite gradients in float16 and bfloat16",
+    "F15": "evaluation on 1, 2 and 3 ranks: sets that do not divide, and smaller than the ranks",
+    "F29": "an edited config at `--resume`",
     "F30": "a signal to one of two ranks only",
     "F31": "a disk that fails once, for a while, or is slow",
+    "F32": "`python -O`, `-W error`, hash seeds, the C locale, another time zone",
 }
 
 

@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+# How a run's text files are written in every locale. Names that are not UTF-8 keep their bytes.
+TEXT = {"encoding": "utf-8", "errors": "surrogateescape"}
+
 
 def sync(path: Path) -> None:
     """Wait until a file, or the list of names in a folder, is on the disk."""
@@ -16,7 +19,7 @@ def sync(path: Path) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Write a small file in one piece: readers see the old text or the new one."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes do not mix
-    aside.write_text(text)
+    aside.write_text(text, **TEXT)
     sync(aside)
     os.replace(aside, path)
     sync(path.parent)

@@ -1,0 +1,83 @@
+"""Any number of ranks evaluates alike: every image once, none added, none left out."""
+
+import json
+from pathlib import Path
+
+import pytest
+from records import record
+from small_runs import FAKE, SMALL, draw_pictures, metrics, torchrun, vil
+
+IMAGES = 37  # divides by neither 2 nor 3
+COUNTS, SIZES = (IMAGES, 2, 1), (12, 1)  # images, and of a batch over all ranks
+TINY = (
+    *SMALL, *FAKE, "DATA.NUM_CLASSES=2", f"DATA.KWARGS={{n: {IMAGES}, size: 32, num_classes: 2}}",
+    "DATALOADER.BSZ=12", "OPTIM.EPOCHS=1", "AMP.TF32=False", "OUTPUT_PERCLASS_ACC=True",
+)  # fmt: skip
+STRATEGIES = ("ddp", "fsdp")
+
+
+def training(root, world, strategy):
+    """Evaluates on a set that does not divide, and on one of two images."""
+    words = ("DATA.TEST=[fake, folder]", f"DATA.PATH={root}/pictures")
+    folder = root / f"{strategy} {world}"
+    return ["train", *TINY, *words, f"DISTRIBUTED.STRATEGY={strategy}", "--output_dir", folder]
+
+
+def evaluation(root, world, count, size):
+    where = root / f"{world} {count} {size}"
+    words = (f"DATA.KWARGS.n={count}", f"DATALOADER.BSZ={size}", "--output_dir", where)
+    return ["evaluate", "--run", root / "run", "--checkpoint", "last", *words]
+
+
+def found(folder) -> dict:
+    return json.loads(Path(folder, "eval/results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Of one process: run, and 1 <images> <size>. Of more: <world> ..., ddp <world>, ..."""
+    root = tmp_path_factory.mktemp("evaluation")
+    draw_pictures(root / "pictures/val", {"a": 1, "b": 1})
+    alone = [["train", *TINY, "--output_dir", root / "run"]]
+    alone += [evaluation(root, 1, count, size) for count in COUNTS for size in SIZES]
+    for line in alone:
+        ended = vil(*line)
+        assert ended.code == 0, ended.err
+    for world in (2, 3):
+        lines = [evaluation(root, world, count, size) for count in COUNTS for size in SIZES]
+        torchrun(world, *lines, *(training(root, world, name) for name in STRATEGIES))
+    return root
+
+
+def test_f15_as_many_images_as_there_are(root):
+    same, furthest, equal = 0, 0.0, 0
+    for world in (2, 3):
+        for count in COUNTS:
+            for size in SIZES:
+                ours, theirs = (found(root / f"{n} {count} {size}")["fake"] for n in (world, 1))
+                loss, wanted = ours.pop("loss"), theirs.pop("loss")
+                same += ours == theirs and count == ours["count"] == sum(ours["per_class"]["count"])
+                furthest = max(furthest, abs(loss - wanted) / wanted)
+                equal += size == 1 and loss == wanted
+    sets = "37, 2 and 1 images"
+    record("F15", f"{sets}, of 12 evaluations those with one rank's counts", same, 12)
+    record("F15", "batches of one image: losses equal bit for bit, of 6", equal, 6)
+    bound = "< 1e-6"  # float32 may round otherwise in batches of another size
+    record("F15", "largest relative difference of a loss", furthest, bound, kept=furthest < 1e-6)
+
+
+def test_f15_during_training(root):
+    """Weights spread over the ranks too, where a rank without an image must still take part."""
+    same, furthest = 0, 0.0
+    for world in (2, 3):
+        for name in STRATEGIES:
+            run = root / f"{name} {world}"
+            logged = {m["split"]: m for m in metrics(run, "val")}
+            assert vil("evaluate", "--run", run, "--checkpoint", "last").code == 0
+            for split, figures in found(run).items():
+                line = logged[f"val/{split}"]
+                same += all(line[n] == figures[n] for n in ("top1", "top5", "count"))
+                furthest = max(furthest, abs(line["loss"] - figures["loss"]) / figures["loss"])
+            assert found(run)["folder"]["count"] == 2
+    record("F15", "of 8 evaluations in training (DDP, FSDP2), those with these counts", same, 8)
+    assert furthest < 1e-6

@@ -1,0 +1,106 @@
+"""Gradients that are infinite, in float16 and bfloat16: the step moves nothing, and is counted."""
+
+import json
+
+import pytest
+import torch
+from real_runs import INJECTED, begin, end_all, said, seconds_to_end
+from records import record
+from safetensors.torch import load_file
+from same_runs import equal_digests, fingerprint
+from small_runs import TINY, checkpoint, metrics, torchrun
+
+PER_EPOCH = 12
+BAD = [0, 4, 5, 14]  # steps; the last one only in runs of two epochs
+FAULT = {"what": "inf", "step": BAD}
+SMALL = (
+    *TINY, "DATA.KWARGS.n=96", "DATALOADER.BSZ=8", "OPTIM.EPOCHS=1", "OPTIM.OPT=adamw",
+    "OPTIM.LR=1e-3", "OPTIM.EMA=0.9", "OPTIM.CLIP_GRAD=1", "RUN.SAVE_STEPS=1", "RUN.KEEP=99",
+    "AMP.ENABLED=True",
+)  # fmt: skip
+HALF, BRAIN = "AMP.DTYPE=float16", "AMP.DTYPE=bfloat16"
+PARTS = ("DATALOADER.BSZ=4", "OPTIM.ACCUMULATE=2")
+LONGER, RESUME, FSDP = "OPTIM.EPOCHS=2", "--resume", "DISTRIBUTED.STRATEGY=fsdp"
+ALONE = {
+    "whole": [(HALF, LONGER)],
+    "resumed": [(HALF,), (HALF, LONGER, RESUME)],
+    "in parts": [(HALF, *PARTS)],
+    "bfloat16": [(BRAIN,)],
+}
+TOGETHER = {
+    "ddp, float16": [(HALF,)],
+    "ddp, bfloat16": [(BRAIN,)],
+    "fsdp, bfloat16": [(BRAIN, FSDP)],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """{name: folder}; of two ranks the second has the infinite gradients."""
+    root = tmp_path_factory.mktemp("overflow")
+    with pytest.MonkeyPatch.context() as patch:
+        for world, named in ((1, ALONE), (2, TOGETHER)):
+            patch.setenv("FAULT", json.dumps({**FAULT, "rank": world - 1}))
+            lines = [
+                ["train", *SMALL, *words, "--output_dir", root / name, "--import", INJECTED]
+                for name, starts in named.items()
+                for words in starts
+            ]
+            torchrun(world, *lines)
+    return {name: root / name for name in (*ALONE, *TOGETHER)}
+
+
+def still(folder, last):
+    """The steps 1 .. last - 1 that moved neither weights nor their average nor momenta; and 0, if
+    weights and average are the same after it, as before."""
+    steps = range(1, last + 1)
+    prints = [fingerprint(folder / f"checkpoints/step-{step:08d}") for step in steps]
+    names = ("model", "ema", "optimizer")
+    same = [
+        step
+        for step, (before, after) in enumerate(zip(prints, prints[1:]), start=1)
+        if all(before[name] == after[name] for name in names)
+    ]
+    return [0, *same] if prints[0]["model"] == prints[0]["ema"] else same
+
+
+def test_f12_infinite_gradients(runs):
+    right = {"still": 0, "counted": 0, "scaled": 0, "infinite": 0}
+    for name, folder in runs.items():
+        last = 2 * PER_EPOCH if name in ("whole", "resumed") else PER_EPOCH
+        bad = [step for step in BAD if step < last]
+        lines = metrics(folder, "train")
+        scale = None if "bfloat16" in name else 2.0 ** (16 - len(bad))
+        state = torch.load(checkpoint(folder) / "state.pt", weights_only=True)
+        right["still"] += still(folder, last) == bad
+        right["counted"] += lines[-1]["skipped"] == state["state"]["skipped"] == len(bad)
+        right["scaled"] += lines[-1].get("scale") == state["scaler"].get("scale") == scale
+        weights = [load_file(file) for file in folder.glob("checkpoints/*/*.safetensors")]
+        right["infinite"] += sum(not x.isfinite().all() for w in weights for x in w.values())
+    record("F12", "of 7 runs, those that only the bad steps did not move", right["still"], 7)
+    record("F12", "of 7 runs, those that count the bad steps", right["counted"], 7)
+    record("F12", "of 7 runs, those whose loss scale falls with each", right["scaled"], 7)
+    record("F12", "tensors in all checkpoints that are not finite", right["infinite"], 0)
+
+
+def test_f12_a_run_of_float16_goes_on_bit_for_bit(runs):
+    same = equal_digests(runs["resumed"], runs["whole"])
+    what = "resumed between bad steps: SHA-256 equal, from weights to loss scale, of 5"
+    record("F12", what, same, 5)
+
+
+def test_f12_a_loss_that_is_scaled_too_much(tmp_path):
+    """Real overflow: the scale falls until float16 holds the gradients."""
+    folder = tmp_path / "run"
+    words = (*SMALL, HALF, LONGER, "RUN.SAVE_STEPS=0")
+    process = begin(folder, *words, "DATALOADER.BSZ=4", fault={"what": "scale", "scale": 2.0**22})
+    seconds_to_end(process)
+    end_all(process)
+    assert process.returncode == 0, said(folder)
+    lines = metrics(folder, "train")
+    skipped = [line.get("skipped", 0) for line in lines]
+    scales = [line["scale"] for line in lines]
+    assert 3 <= skipped[-1] <= 10
+    assert lines[-1]["loss"] is not None
+    falls = all(scale == 2.0 ** (22 - count) for scale, count in zip(scales, skipped))
+    record("F12", "overflow of its own: the scale halves with each skipped step", falls, True)

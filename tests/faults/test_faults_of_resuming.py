@@ -1,0 +1,93 @@
+"""Stopped, killed and started again, a run has the weights it would have had, bit for bit."""
+
+import random
+
+import pytest
+from real_runs import ELASTIC, begin, end_all, said, saved_step, seconds_to_end
+from records import record
+from same_runs import EVERYTHING, WITNESS, equal_digests, miscounted, order
+from small_runs import torchrun
+
+IMAGES, PER_EPOCH, EPOCHS = 96, 6, 5
+END = PER_EPOCH * EPOCHS
+LONG = (*EVERYTHING, f"DATA.KWARGS.n={IMAGES}", f"OPTIM.EPOCHS={EPOCHS}")
+STRATEGIES = {"DDP": "DISTRIBUTED.STRATEGY=ddp", "FSDP2": "DISTRIBUTED.STRATEGY=fsdp"}
+DIGESTS = "SHA-256 of weights, average, momenta and position equal to the unbroken run's, of 4"
+
+
+def steps_in_mid_epoch(seed):
+    """Three of them, with a checkpoint before the first."""
+    inside = [step for step in range(5, END) if step % PER_EPOCH]
+    return sorted(random.Random(seed).sample(inside, 3))
+
+
+def start(folder, *words, **options):
+    """Start a run, or go on with it; returns its exit code."""
+    words = (*LONG, *words, "--resume", "--import", WITNESS)
+    process = begin(folder, *words, WITNESS=f"{folder}.seen", **options)
+    seconds_to_end(process)
+    end_all(process)
+    return process.returncode
+
+
+def finish(folder, *words, **options):
+    assert start(folder, *words, **options) == 0, said(folder)
+    assert saved_step(folder) == END
+    return folder
+
+
+def broken_thrice(folder, what, code, *words, seed):
+    """A run of one process that ends in three steps and is started again after each."""
+    for step in steps_in_mid_epoch(seed):
+        assert start(folder, *words, fault={"what": what, "step": step}) == code, said(folder)
+    return finish(folder, *words)
+
+
+def resumptions(folder):
+    return (folder / "log.txt").read_text().count("resuming from")
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """The unbroken run of one process."""
+    return finish(tmp_path_factory.mktemp("one") / "run")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """{strategy: the unbroken run of two ranks}."""
+    root = tmp_path_factory.mktemp("two")
+    settings = STRATEGIES.items()
+    torchrun(2, *(["train", *LONG, word, "--output_dir", root / name] for name, word in settings))
+    return {name: root / name for name in STRATEGIES}
+
+
+def test_f2_one_process_stopped_thrice(one, tmp_path):
+    folder = broken_thrice(tmp_path / "run", "signal", 75, seed=2)
+    assert resumptions(folder) == 3
+    record("F2", DIGESTS, equal_digests(folder, one), 4)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_f3_one_of_two_ranks_killed_thrice(one, two, strategy, tmp_path):
+    """The launcher starts both again after each. Together they see what one process sees."""
+    steps = steps_in_mid_epoch(strategy)
+    kills = [{"what": "kill", "step": step, "rank": n % 2} for n, step in enumerate(steps)]
+    settings = dict(ranks=2, launcher=["--max-restarts=3"], fault=kills, **ELASTIC)
+    folder = finish(tmp_path / "run", STRATEGIES[strategy], **settings)
+    assert resumptions(folder) == 3
+    record("F3", f"{strategy}: {DIGESTS}", equal_digests(folder, two[strategy]), 4)
+    other = sum(order(folder)[step] != samples for step, samples in order(one).items())
+    record("F3", f"{strategy}: steps with other samples than one process sees", other, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_f4_killed_thrice_in_mid_epoch(one, workers, tmp_path):
+    words = f"DATALOADER.WORKERS={workers}"
+    folder = broken_thrice(tmp_path / "run", "kill", -9, words, seed=4 + workers)
+    assert resumptions(folder) == 3
+    record("F4", f"{workers} workers: {DIGESTS}", equal_digests(folder, one), 4)
+    other = sum(order(folder)[step] != samples for step, samples in order(one).items())
+    record("F4", f"{workers} workers: steps with other samples", other, 0)
+    wrong = miscounted(order(folder), PER_EPOCH, IMAGES)
+    record("F4", f"{workers} workers: samples twice or never in an epoch, of 5", wrong, 0)
