@@ -54,7 +54,7 @@ def test_the_profile_names_modules_and_writes_traces(result):
         for way_of in ("forward", "backward"):
             assert ("stages.0.blocks.*.mlp.fc1", way_of) in ways
             assert ("head", way_of) in ways
-        trace = json.loads(gzip.open(folder / f"trace-{way}.json.gz").read())
+        trace = json.loads(gzip.decompress((folder / f"trace-{way}.json.gz").read_bytes()))
         names = {event.get("name") for event in trace["traceEvents"]}
         assert "module: stages.0.blocks.*.mlp.fc1" in names
     assert out.count("a training step of") == 2
