@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
 def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
     """Build all objects, then open OUTPUT_DIR and train: what cannot be built leaves no folder."""
     from vil import build, build_data
+    from vil.data.workers import deaths_named
     from vil.engine import distributed
     from vil.engine.guard import Guard
     from vil.engine.keeper import Rhythm
@@ -106,7 +107,7 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
             steps_per_epoch=loader.steps_per_epoch,
             optimizer=build.optimizer_name(cfg),
         )
-        with Run(folder, ranks, device) as run:
+        with Run(folder, ranks, device) as run, deaths_named():
             relay.open(run.log.say if ranks.is_main else to_stderr)
             state = resume(
                 run.checkpoints,
