@@ -108,6 +108,13 @@ def test_training_replaces_counts_once_and_lists(five_percent, tmp_path, caplog)
     assert not loader.ledger.seen & set(torch.cat([b.indices for b in batches]).tolist())
 
 
+def test_a_run_that_is_resumed_lists_each_once(five_percent, tmp_path):
+    listed = tmp_path / "bad_samples.txt"
+    for _ in range(2):
+        train(five_percent, max_bad_fraction=0.05, bad_file=listed)
+    assert len(listed.read_text().splitlines()) == len(BAD)
+
+
 def test_substitutes_are_the_same_with_workers(five_percent):
     _, alone = train(five_percent, max_bad_fraction=0.05)
     _, shared = train(five_percent, workers=2, max_bad_fraction=0.05)
