@@ -56,9 +56,10 @@ class Log:
             self.bar = open_bar(step, end)
 
     def say(self, text: str) -> None:
-        """A line on the terminal and in log.txt."""
+        """A line on the terminal and in log.txt; names of files need not be UTF-8."""
         if not self.enabled:
             return
+        text = text.encode(errors="backslashreplace").decode()
         line = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {text}"
         self.text.write(f"{line}\n")
         if self.bar:
