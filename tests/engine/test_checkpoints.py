@@ -271,7 +271,7 @@ def test_a_hostile_state_file_is_refused_and_not_run(tmp_path, write):
     manifest["files"]["state.pt"] = fingerprint(folder / "state.pt")
     (folder / MANIFEST).write_text(json.dumps(manifest))
     (folder / SEAL).write_text(seal(folder))
-    with pytest.raises(CheckpointError, match="state.pt cannot be read"):
+    with pytest.raises(CheckpointError, match="state.pt cannot be read: it holds pickled objects"):
         load(newest_valid(tmp_path, pytest.fail), model, optimizer, SCALER)
     assert not canary.exists()
 
@@ -321,3 +321,11 @@ def test_a_checkpoint_that_was_moved_and_linked_is_pruned_but_not_deleted(tmp_pa
     save_steps(tmp_path, 2, keep=1)
     assert names(tmp_path) == ["archive", "last", "step-00000002"]
     assert damage(kept) is None
+
+
+@pytest.mark.parametrize("content", [[1], {"state": {}}, {"state": {"steps": 1}}], ids=str)
+def test_a_state_of_another_version_is_refused(tmp_path, content):
+    model, optimizer = save_steps(tmp_path, 1)
+    torch.save(content, tmp_path / "step-00000001/state.pt")
+    with pytest.raises(CheckpointError, match="state.pt cannot be read: TypeError: "):
+        load(tmp_path / "step-00000001", model, optimizer, SCALER)

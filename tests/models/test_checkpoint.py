@@ -209,6 +209,7 @@ def test_bad_files_are_refused_in_one_line(tmp_path, monkeypatch):
     Path("cut.pth").write_bytes(Path("good.pth").read_bytes()[:900])
     Path("text.pth").write_text("hello")
     torch.save({"net": Trap()}, "trap.pth")
+    torch.save({"net": Trap()}, "old.pth", _use_new_zipfile_serialization=False)
     torch.save({"net": [1, 2]}, "list.pth")
     messages = {
         "absent.pth": "no weight file",
@@ -216,6 +217,7 @@ def test_bad_files_are_refused_in_one_line(tmp_path, monkeypatch):
         "cut.pth": "damaged",
         "text.pth": "not a weight file",
         "trap.pth": "pickled objects",
+        "old.pth": "pickled objects",
         "list.pth": "not a state dict",
     }
     for name, message in messages.items():
@@ -223,4 +225,5 @@ def test_bad_files_are_refused_in_one_line(tmp_path, monkeypatch):
             read_weights(name)
         assert name in str(caught.value)
         assert "\n" not in str(caught.value)
+        assert "weights_only" not in str(caught.value)  # no advice to run what is in the file
     assert not Path("canary").exists()

@@ -33,7 +33,7 @@ from vil.engine.disk import begin_folder, damage, need_space, publish_folder, re
 from vil.engine.distributed import Ranks, from_main
 from vil.engine.momenta import load_by_name, state_by_name
 from vil.engine.weights import check_finite, load_exactly, whole_weights
-from vil.utils.errors import CheckpointError, SaveError, in_a_line
+from vil.utils.errors import CheckpointError, SaveError, in_a_line, of_torch_load
 from vil.utils.files import replace_text
 
 WEIGHTS = "model.safetensors"
@@ -260,15 +260,16 @@ def load(
     load_exactly(model, checkpoint / WEIGHTS)
     try:
         saved = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        first_line = str(error).partition("\n")[0]
-        raise CheckpointError(f"{checkpoint / STATE} cannot be read: {first_line}") from error
+        state = State(**saved["state"])
+    except (UnpicklingError, RuntimeError, EOFError, OSError, LookupError, TypeError) as error:
+        reason = of_torch_load(error)
+        raise CheckpointError(f"{checkpoint / STATE} cannot be read: {reason}") from error
     fresh = load_by_name(optimizer, saved["optimizer"]) if saved["optimizer"] else []
     if fresh:
         say(f"{len(fresh)} parameters start afresh in the optimizer, the first: {fresh[0]}")
     if saved["scaler"]:  # empty unless the run was in float16; GradScaler refuses an empty one
         scaler.load_state_dict(saved["scaler"])
-    return State(**saved["state"])
+    return state
 
 
 def resume(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-import pickle
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from vil.layers.attention.srformer import SRAttention
 from vil.layers.position import resize_line, resize_table
 from vil.models.foreign import head_names
 from vil.models.msvit import MsViT
-from vil.utils.errors import CheckpointError
+from vil.utils.errors import CheckpointError, of_torch_load
 
 log = logging.getLogger(__name__)
 MAX_LINES = 12
@@ -73,22 +73,16 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise CheckpointError(f"no weight file at {path}")
     try:
-        found = (
-            load_file(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, "cpu", weights_only=True)
-        )
-    except pickle.UnpicklingError as error:
-        if "Unsupported global" not in str(error):
-            raise CheckpointError(f"{path} is damaged or not a weight file") from None
-        raise CheckpointError(
-            f"{path} holds pickled objects, which could run code: refused. Save a plain "
-            "state dict (tensors only) instead"
-        ) from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of files that it then refuses
+            found = (
+                load_file(path)
+                if path.suffix == ".safetensors"
+                else torch.load(path, "cpu", weights_only=True)
+            )
     except Exception as error:  # arbitrary bytes make torch's reader fail with anything
-        raise CheckpointError(
-            f"{path} is damaged or not a weight file: {_first_line(error)}"
-        ) from None
+        reason = of_torch_load(error)
+        raise CheckpointError(f"{path} is damaged or not a weight file: {reason}") from None
     for key in ("net", "model", "state_dict"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]
@@ -303,7 +297,3 @@ def _hint(report: Report, heads: Sequence[str]) -> str:
             "FINETUNE.HEAD to new or rows:FILE)"
         )
     return ""
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
