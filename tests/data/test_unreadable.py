@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 
 import numpy as np
 import pytest
@@ -57,6 +58,16 @@ def test_odd_but_whole_pictures_are_read(name, tmp_path):
     (tmp_path / name).write_bytes(GOOD[name])
     image = read_image(tmp_path / name)
     assert (image.mode, image.size) == ("RGB", (56, 40))
+
+
+def test_postscript_is_never_run(tmp_path, monkeypatch):
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/canary\necho 10.0\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "a.jpg").write_bytes(encode(PICTURE, "EPS"))
+    with pytest.raises(UnreadableImage, match="no picture of a known kind"):
+        read_image(tmp_path / "a.jpg")
+    assert not (tmp_path / "canary").exists()
 
 
 def test_sixteen_bits_are_scaled_not_cut_off():
