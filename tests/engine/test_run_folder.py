@@ -78,6 +78,19 @@ def test_resuming_drops_later_lines_and_a_torn_one(tmp_path):
     assert [(event.step, event.value) for event in events] == expected
 
 
+@pytest.mark.parametrize(
+    "tail", [b"\0" * 4096, b"\xff\xfe\n\x80", b'{"step": "x"}\n1\n', b"[" * 9999]
+)
+def test_whatever_a_crash_left_in_the_log_is_dropped(tmp_path, tail):
+    log = opened(tmp_path)
+    log.training(10, 0.1, FIGURES)
+    log.close()
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(file.read_bytes() + tail)
+    opened(tmp_path, step=10).close()
+    assert [m["step"] for m in metrics(tmp_path)] == [10]
+
+
 def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     log = opened(tmp_path)
