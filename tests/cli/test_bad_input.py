@@ -165,6 +165,21 @@ def test_a_second_run_in_a_folder_in_use(tmp_path):
     assert [entry.name for entry in folder.iterdir()] == ["run.lock"]
 
 
+def test_a_run_that_another_one_overtook(monkeypatch):
+    """It found an empty folder, and builds its model while the other one trains there."""
+
+    def overtaken(*args, build_model=build.build_model, **kwargs):
+        monkeypatch.setattr(build, "build_model", build_model)
+        assert vil("train", *TINY, "--output_dir", "used").code == 0
+        return build_model(*args, **kwargs)
+
+    monkeypatch.setattr(build, "build_model", overtaken)
+    ended = vil("train", *TINY, "OPTIM.EPOCHS=9", "--output_dir", "used")
+    assert (ended.code, ended.err.count("\n")) == (USAGE, 1), ended.err
+    assert "used was written by another run meanwhile: choose another --output_dir" in ended.err
+    assert '"step": 8' in Path("used/status.json").read_text()
+
+
 # Data
 
 

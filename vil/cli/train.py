@@ -68,7 +68,7 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
     from vil.engine import distributed
     from vil.engine.guard import Guard
     from vil.engine.keeper import Rhythm
-    from vil.engine.run import Run
+    from vil.engine.run import Run, RunInUseError
     from vil.engine.state import State, checkpoints, resume
     from vil.engine.train import train
     from vil.layers.attention import set_progress
@@ -108,6 +108,11 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
             optimizer=build.optimizer_name(cfg),
         )
         with Run(folder, ranks, device) as run, deaths_named():
+            if distributed.from_main(bool(checkpoints(run.checkpoints)) != begun):
+                raise RunInUseError(
+                    f"{folder} was written by another run meanwhile: choose another --output_dir, "
+                    "or add --resume to go on with that one"
+                )
             relay.open(run.log.say if ranks.is_main else to_stderr)
             state = resume(
                 run.checkpoints,
