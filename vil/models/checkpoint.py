@@ -23,7 +23,7 @@ from vil.layers.attention.global_only import GlobalOnlyAttention
 from vil.layers.attention.linformer import resize_projection
 from vil.layers.attention.performer import PerformerAttention
 from vil.layers.attention.srformer import SRAttention
-from vil.layers.position import resize_line, resize_table
+from vil.layers.position import resize_table
 from vil.models.foreign import head_names
 from vil.models.msvit import MsViT
 from vil.utils.errors import CheckpointError, of_torch_load
@@ -231,13 +231,14 @@ def _unused_tables(module: nn.Module) -> set[str]:
 def _resized(owner: nn.Module, leaf: str, value: Tensor, shape: torch.Size) -> Tensor | None:
     """A value for the owner's parameter `leaf` in the wanted shape, None where that cannot be.
 
-    Tables of positions are resized, and linformer's projections: of square grids, as files do not
-    say which.
+    Absolute embeddings are resized by their owner's rule. So are tables of positions, and
+    linformer's projections: of square grids, as files do not say which.
     """
     if value.shape == shape:
         return value
     if leaf in ("x_pos_embed", "y_pos_embed") and value.ndim == 3 and value.shape[2] == shape[2]:
-        return resize_line(value.double(), shape[1])
+        crops_too_little = owner.resize == "crop" and shape[1] > value.shape[1]
+        return None if crops_too_little else owner.fit(value.double(), shape[1])
     if value.ndim != 2 or value.shape[1:] != shape[1:]:
         return None
     if leaf == "local_relative_position_bias_table":
@@ -296,4 +297,6 @@ def _hint(report: Report, heads: Sequence[str]) -> str:
             "\n  (a head of another size: set DATA.NUM_CLASSES to its classes or, to train, "
             "FINETUNE.HEAD to new or rows:FILE)"
         )
+    if any("pos_embed" in line for line in report.mismatched):
+        return "\n  (there is too little to crop: set MODEL.VIT.POS_RESIZE to interpolate)"
     return ""
