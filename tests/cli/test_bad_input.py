@@ -251,8 +251,9 @@ def test_the_run_of_another_architecture_is_listed():
     save_weights("weights.safetensors", f"{ARCH}=l1,h1,d16,n2,s1,g1,p4,f3,a0")
     words = ["MODEL.MODEL_PATH=weights.safetensors", "--output_dir", "out"]
     ended = vil("evaluate", *TINY, *words)
-    refused(ended, CHECKPOINT, r"missing: stages\.1\.blocks\.0\.", lines=None)
-    assert re.search(r"\.\.\. and \d+ more", ended.err)
+    refused(ended, CHECKPOINT, r"missing: stages\.1\.", lines=None)
+    assert re.search(r"\.\.\. and \d+ more missing\n  unexpected: stages\.0\.", ended.err)
+    assert "mismatched: head.weight (4, 16) -> (4, 32)" in ended.err
     assert ended.err.count("\n") < 20
 
 

@@ -34,6 +34,8 @@ INDEX_BUFFERS = ("relative_position_index", "calls_since_last_redraw")
 # what the reference stores twice when weights are shared: the copy -> its first name
 ALIASES = {r"\b(query|kv|proj)_global\.": r"\1.", r"\bproj_v$": "proj_k"}
 HEAD = ("head.weight", "head.bias")
+# how a report has an embedding that the model would crop, and that is too short
+CROPPED = re.compile(r"[xy]_pos_embed \(1, \d+, (\d+)\) -> \(1, \d+, \1\)$")
 
 
 @dataclass
@@ -55,9 +57,13 @@ class Report:
     def __str__(self) -> str:
         counts = ", ".join(f"{len(keys)} {kind}" for kind, keys in vars(self).items() if keys)
         kinds = ("missing", "unexpected", "mismatched", "resized")
-        lines = [f"  {kind}: {key}" for kind in kinds for key in getattr(self, kind)]
-        rest = [f"  ... and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
-        return "\n".join([counts or "nothing", *lines[:MAX_LINES], *rest])
+        listed = [kind for kind in kinds if getattr(self, kind)]
+        lines = [counts or "nothing"]
+        for kind in listed:
+            keys, room = getattr(self, kind), MAX_LINES // len(listed)
+            lines += [f"  {kind}: {key}" for key in keys[:room]]
+            lines += [f"  ... and {len(keys) - room} more {kind}"] if len(keys) > room else []
+        return "\n".join(lines)
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -290,13 +296,15 @@ def _read_rows(path: Path, count: int) -> Sequence[int]:
 
 
 def _hint(report: Report, heads: Sequence[str]) -> str:
+    """What may be the matter: the head alone, or the map, or all of it."""
+    all_else = "\n  (another architecture: MODEL.ARCH, MSVIT.ARCH or ATTN_TYPE?)"
     if len(report.missing) > len(HEAD) < len(report.unexpected):
-        return "\n  (another architecture: MODEL.ARCH, MSVIT.ARCH or ATTN_TYPE?)"
+        return all_else
     if any(line.split(" ")[0] in heads for line in report.mismatched):
         return (
             "\n  (a head of another size: set DATA.NUM_CLASSES to its classes or, to train, "
             "FINETUNE.HEAD to new or rows:FILE)"
         )
-    if any("pos_embed" in line for line in report.mismatched):
-        return "\n  (there is too little to crop: set MODEL.VIT.POS_RESIZE to interpolate)"
-    return ""
+    if report.missing or report.unexpected or not all(map(CROPPED.search, report.mismatched)):
+        return all_else
+    return "\n  (there is too little to crop: set MODEL.VIT.POS_RESIZE to interpolate)"
