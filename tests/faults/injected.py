@@ -1,7 +1,7 @@
 """A fault for a real run, given to it by --import. $FAULT says which, as JSON: what, step, rank.
 
 kill      the process dies            sleep   it stands still          nan    the loss is no number
-signal    SIGTERM to itself           exit    a worker of the loader leaves at once
+signal    SIGTERM to itself
 Where the elastic launcher has started the run again, nothing happens.
 """
 
