@@ -285,7 +285,10 @@ def _weight_file(cfg: CfgNode) -> Path:
     if path.is_file():
         return path
     if reason := damage(path):
-        raise CheckpointError(f"{path} is damaged, or no checkpoint: {reason}")
+        raise CheckpointError(
+            f"{path} is damaged, or no checkpoint: {reason}; give the folder of a run, a "
+            "checkpoint in it, or a file of weights"
+        )
     return path / AVERAGE if (path / AVERAGE).is_file() else path
 
 

@@ -120,7 +120,7 @@ def _kept(folder: Path) -> dict[str, str] | None:
         found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         log.warning("%s is ignored: %s", file, error)
         return None
     if isinstance(found, dict) and all(isinstance(name, str) for name in found.values()):

@@ -33,7 +33,10 @@ def build_train_loader(
     all ranks."""
     size = cfg.DATALOADER.BSZ
     if size % ranks.world:
-        raise ConfigError(f"DATALOADER.BSZ {size} does not divide by the {ranks.world} processes")
+        near = max(size // ranks.world, 1) * ranks.world
+        raise ConfigError(
+            f"DATALOADER.BSZ {size} does not divide by the {ranks.world} processes; {near} does"
+        )
     _check_arguments(cfg)
     transform = build_train_transform(cfg)
     sets = [_dataset(cfg, name, "train", transform) for name in cfg.DATA.TRAIN]
@@ -42,7 +45,7 @@ def build_train_loader(
     if len(dataset) < (needed := size * cfg.OPTIM.ACCUMULATE):
         raise ConfigError(
             f"a step takes DATALOADER.BSZ {size} x OPTIM.ACCUMULATE {cfg.OPTIM.ACCUMULATE} "
-            f"= {needed} images, and the training set has {len(dataset)}"
+            f"= {needed} images, and the training set has {len(dataset)}: make them smaller"
         )
     return TrainLoader(
         dataset,

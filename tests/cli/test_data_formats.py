@@ -104,3 +104,15 @@ def test_members_that_are_no_pictures():
     last = ended.err.strip().splitlines()[-1]
     assert re.search(r"of 18 images cannot be read, more than the allowed fraction of 0\.01", last)
     assert "train.zip@c9/bad" in last
+
+
+def test_names_that_are_no_text():
+    """A class folder and a broken picture whose names are not UTF-8."""
+    draw_pictures("pets", {"train/cat": 9, "train/d\udcfeg": 9, "val/cat": 2})
+    Path("pets/train/cat/\udcff.png").write_text("no picture")
+    sets = ("DATA.TRAIN=[folder]", "DATA.TEST=[folder]", "DATA.NUM_CLASSES=2", ENOUGH)
+    ended = vil("train", *TEN, *sets, "--data", "pets", "--output_dir", "run")
+    assert ended.code == 0, ended.err
+    assert "train/cat/\\udcff.png" in ended.out
+    assert Path("run/classes.txt").read_bytes() == b"cat\nd\xfeg\n"
+    assert Path("run/bad_samples.txt").read_bytes().startswith(b"train/cat/\xff.png\t")

@@ -69,6 +69,7 @@ def test_a_target_map_links_by_the_name_before_the_last_bracket(tmp_path, caplog
     ("table", "message"),
     [
         ("{", "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
         (["cat"], "must be a JSON object"),
         ({"4": "cat"}, r"'4': 'cat' must be a class of the model \(0\.\.3\)"),
         ({"-1": "cat"}, "'-1'"),

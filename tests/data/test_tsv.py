@@ -231,15 +231,19 @@ def test_labels_of_imagenet_22k_are_json(root):
         ("img: no.tsv\n", r"there is no .*no\.tsv, which .*train\.yaml names"),
         ("img: !!python/object/apply:os.system [touch canary]\n", "cannot be read: could not"),
         ("img: {\n", "cannot be read"),
+        (f"img: {'[' * 9000}\n", "cannot be read"),
+        ("img: letter.txt\n", "letter.txt, line 1: no label"),
     ],
 )
 def test_a_yaml_that_is_none_is_one_line(root, text, message, monkeypatch):
     monkeypatch.chdir(root)
     (root / "train.yaml").write_text(text)
+    (root / "letter.txt").write_text("Dear friend,\n")
     with pytest.raises(DataError, match=message) as caught:
         build_dataset("tsv", root, "train")
     assert "\n" not in str(caught.value)
     assert not (root / "canary").exists()
+    assert not (root / "letter.lineidx").exists()
     (root / "train.yaml").unlink()
     with pytest.raises(DataError, match=r"there is no .*train\.yaml"):
         build_dataset("tsv", root, "train")

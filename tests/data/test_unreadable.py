@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 
 import numpy as np
 import pytest
@@ -59,6 +60,16 @@ def test_odd_but_whole_pictures_are_read(name, tmp_path):
     assert (image.mode, image.size) == ("RGB", (56, 40))
 
 
+def test_postscript_is_never_run(tmp_path, monkeypatch):
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/canary\necho 10.0\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "a.jpg").write_bytes(encode(PICTURE, "EPS"))
+    with pytest.raises(UnreadableImage, match="no picture of a known kind"):
+        read_image(tmp_path / "a.jpg")
+    assert not (tmp_path / "canary").exists()
+
+
 def test_sixteen_bits_are_scaled_not_cut_off():
     assert np.array_equal(np.asarray(read_image(io.BytesIO(GREY16)))[:, :, 0], RAMP)
 
@@ -106,6 +117,13 @@ def test_training_replaces_counts_once_and_lists(five_percent, tmp_path, caplog)
     assert sorted(name for name, _ in lines) == sorted(f"train/one/{name}" for name in BAD)
     assert all(reason for _, reason in lines)
     assert not loader.ledger.seen & set(torch.cat([b.indices for b in batches]).tolist())
+
+
+def test_a_run_that_is_resumed_lists_each_once(five_percent, tmp_path):
+    listed = tmp_path / "bad_samples.txt"
+    for _ in range(2):
+        train(five_percent, max_bad_fraction=0.05, bad_file=listed)
+    assert len(listed.read_text().splitlines()) == len(BAD)
 
 
 def test_substitutes_are_the_same_with_workers(five_percent):

@@ -12,6 +12,8 @@ import pytest
 from vil.data import build_dataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.transforms import eval_transform
+from vil.data.workers import deaths_named
+from vil.utils.errors import DataError
 
 # Saves five more batches after a SIGTERM to the whole group, then fails with its workers alive.
 SCRIPT = """
@@ -92,8 +94,15 @@ def test_a_worker_that_dies_is_named():
     victim = (set(multiprocessing.active_children()) - others).pop()
     os.kill(victim.pid, signal.SIGKILL)
     started = time.monotonic()
-    with pytest.raises(RuntimeError, match=str(victim.pid)) as caught:
+    said = f"pid.* {victim.pid}.*DATALOADER"
+    with pytest.raises(DataError, match=said) as caught, deaths_named():
         for _ in batches:
             pass
     assert time.monotonic() - started < 10
     assert set(multiprocessing.active_children()) == others, caught  # whoever keeps the traceback
+
+
+def test_other_errors_keep_their_traceback():
+    with pytest.raises(RuntimeError) as caught, deaths_named():
+        raise RuntimeError("DataLoader timed out after 3 seconds")
+    assert not isinstance(caught.value, DataError)

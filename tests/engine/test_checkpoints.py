@@ -271,7 +271,7 @@ def test_a_hostile_state_file_is_refused_and_not_run(tmp_path, write):
     manifest["files"]["state.pt"] = fingerprint(folder / "state.pt")
     (folder / MANIFEST).write_text(json.dumps(manifest))
     (folder / SEAL).write_text(seal(folder))
-    with pytest.raises(CheckpointError, match="state.pt cannot be read"):
+    with pytest.raises(CheckpointError, match="state.pt cannot be read: it holds pickled objects"):
         load(newest_valid(tmp_path, pytest.fail), model, optimizer, SCALER)
     assert not canary.exists()
 
@@ -282,3 +282,50 @@ def test_other_folders_beside_the_checkpoints_are_left_alone(tmp_path):
     save_steps(tmp_path, 2, keep=1)
     assert newest_valid(tmp_path, pytest.fail).name == "step-00000002"
     assert "step-mine" in names(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "../step-00000001", "/etc", "step-1/../..", "\udcff"])
+def test_a_pointer_leads_to_a_checkpoint_beside_it_only(tmp_path, text):
+    save_steps(tmp_path, 1)
+    (tmp_path / "last").write_text(text, errors="surrogateescape")
+    with pytest.raises(CheckpointError, match="last names no checkpoint: delete it, and resume"):
+        pointer(tmp_path, "last")
+    save_steps(tmp_path, 2)
+    assert pointer(tmp_path, "last").name == "step-00000002"
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../model.safetensors"])
+def test_a_manifest_names_files_of_its_own_folder_only(tmp_path, name):
+    save_steps(tmp_path, 1)
+    folder = tmp_path / "step-00000001"
+    (tmp_path / "secret").write_text("mine")
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"][name] = fingerprint(tmp_path / "secret")
+    replace_text(folder / MANIFEST, json.dumps(manifest))
+    replace_text(folder / SEAL, seal(folder))
+    assert damage(folder) == f"manifest.json names {name}, which lies elsewhere"
+
+
+def test_a_manifest_that_exhausts_the_reader(tmp_path):
+    save_steps(tmp_path, 1)
+    replace_text(tmp_path / "step-00000001" / MANIFEST, "[" * 100_000)
+    assert "unreadable (RecursionError)" in damage(tmp_path / "step-00000001")
+
+
+def test_a_checkpoint_that_was_moved_and_linked_is_pruned_but_not_deleted(tmp_path):
+    save_steps(tmp_path, 1)
+    kept = tmp_path / "archive"
+    (tmp_path / "step-00000001").rename(kept)
+    (tmp_path / "step-00000001").symlink_to(kept)
+    (tmp_path / ".step-00000002.tmp").symlink_to(kept)
+    save_steps(tmp_path, 2, keep=1)
+    assert names(tmp_path) == ["archive", "last", "step-00000002"]
+    assert damage(kept) is None
+
+
+@pytest.mark.parametrize("content", [[1], {"state": {}}, {"state": {"steps": 1}}], ids=str)
+def test_a_state_of_another_version_is_refused(tmp_path, content):
+    model, optimizer = save_steps(tmp_path, 1)
+    torch.save(content, tmp_path / "step-00000001/state.pt")
+    with pytest.raises(CheckpointError, match="state.pt cannot be read: TypeError: "):
+        load(tmp_path / "step-00000001", model, optimizer, SCALER)

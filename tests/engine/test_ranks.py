@@ -57,6 +57,8 @@ def test_the_environment_of_torchrun_is_read():
 def test_processes_that_srun_started_alone_are_refused():
     with pytest.raises(ValueError, match="srun started 8 processes .*scripts/train_slurm.sh"):
         read_environment({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"})
+    with pytest.raises(ValueError, match="srun started many processes"):
+        read_environment({"SLURM_STEP_NUM_TASKS": "many"})
     assert read_environment({"SLURM_STEP_NUM_TASKS": "1"}) == Ranks()
     assert read_environment({"SLURM_STEP_NUM_TASKS": "4", **TORCHRUN}) == Ranks(1, 2, 1)
 

@@ -10,7 +10,7 @@ from engine_toy import CPU, metrics, toy_train
 
 from vil.engine.distributed import Ranks
 from vil.engine.log import Log, pairs
-from vil.engine.run import Run
+from vil.engine.run import Run, RunFolderError
 from vil.utils.errors import DataError
 from vil.utils.files import replace_text
 
@@ -89,6 +89,19 @@ def test_resuming_drops_later_lines_and_a_torn_one(tmp_path):
     assert [(event.step, event.value) for event in events] == expected
 
 
+@pytest.mark.parametrize(
+    "tail", [b"\0" * 4096, b"\xff\xfe\n\x80", b'{"step": "x"}\n1\n', b"[" * 9999]
+)
+def test_whatever_a_crash_left_in_the_log_is_dropped(tmp_path, tail):
+    log = opened(tmp_path)
+    log.training(10, 0.1, FIGURES)
+    log.close()
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(file.read_bytes() + tail)
+    opened(tmp_path, step=10).close()
+    assert [m["step"] for m in metrics(tmp_path)] == [10]
+
+
 def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     log = opened(tmp_path)
@@ -164,3 +177,24 @@ def test_the_curves_are_drawn_from_what_a_run_logged(tmp_path):
     files = draw(tmp_path)
     assert [file.name for file in files] == ["loss.png", "accuracy.png", "lr.png"]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
+
+
+@pytest.mark.parametrize("name", ["run.lock", "log.txt", "crash/stacks-rank0.txt"])
+def test_a_link_to_a_file_elsewhere_is_refused(tmp_path, name):
+    folder, victim = tmp_path / "run", tmp_path / "victim"
+    (folder / "crash").mkdir(parents=True)
+    (folder / name).symlink_to(victim)
+    for content in (None, "mine"):
+        if content:
+            victim.write_text(content)
+        with pytest.raises(RunFolderError, match=f"{name} is a link: remove it"):
+            Run(folder, Ranks(), CPU)
+    assert victim.read_text() == "mine"
+
+
+def test_a_folder_on_another_disk_is_fine(tmp_path):
+    (tmp_path / "large").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/checkpoints").symlink_to(tmp_path / "large")
+    toy_train(tmp_path / "run")
+    assert (tmp_path / "large/last").is_file()

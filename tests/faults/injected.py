@@ -1,7 +1,7 @@
 """A fault for a real run, given to it by --import. $FAULT says which, as JSON: what, step, rank.
 
 kill      the process dies            sleep   it stands still          nan    the loss is no number
-signal    SIGTERM to itself           exit    a worker of the loader leaves at once
+signal    SIGTERM to itself
 inf       gradients are infinite on one rank, before the ranks add them up; `step` is a list
 scale     in float16 the loss is scaled so much, `scale`, that gradients overflow
 A list of them: one for each time that the elastic launcher starts the run. After the last, nothing.

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from small_runs import TINY, command, environment
+from small_runs import TINY, Outcome, command, environment
 
 from vil.engine.state import newest_step
 
@@ -31,6 +31,12 @@ def begin(folder, *words, ranks=1, launcher=(), fault=None, **environ):
         return subprocess.Popen(
             line, env=environment(**environ), stdout=log, stderr=log, start_new_session=True
         )
+
+
+def really(*words) -> Outcome:
+    """The command as a process, waited for."""
+    done = subprocess.run(command(*words), env=environment(), capture_output=True, text=True)
+    return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 def said(folder) -> str:

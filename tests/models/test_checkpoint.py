@@ -103,6 +103,15 @@ def test_another_size_and_window_are_resized_and_reported():
     assert "(49, 2) -> (121, 2)" in report.resized[-1]
 
 
+def test_embeddings_of_another_size_are_cropped_where_the_model_crops():
+    source, name = build(img_size=48), "stages.0.embed.position.x_pos_embed"
+    target = build(img_size=32, pos_resize="crop")
+    assert f"{name} (1, 12, 4) -> (1, 8, 4)" in load_weights(target, source.state_dict()).resized
+    assert torch.equal(target.state_dict()[name], source.state_dict()[name][:, :8])
+    with pytest.raises(CheckpointError, match=r"mismatched: .*x_pos_embed(.*\n)*.*POS_RESIZE"):
+        load_weights(build(img_size=64, pos_resize="crop"), source.state_dict())
+
+
 def test_linformer_projections_of_another_size():
     """Resized as a forward pass on another grid has it; a copy of the shared one is ignored."""
     arch = "l1,h1,d8,n1,s1,g{},p8,f3,a1"
@@ -209,6 +218,7 @@ def test_bad_files_are_refused_in_one_line(tmp_path, monkeypatch):
     Path("cut.pth").write_bytes(Path("good.pth").read_bytes()[:900])
     Path("text.pth").write_text("hello")
     torch.save({"net": Trap()}, "trap.pth")
+    torch.save({"net": Trap()}, "old.pth", _use_new_zipfile_serialization=False)
     torch.save({"net": [1, 2]}, "list.pth")
     messages = {
         "absent.pth": "no weight file",
@@ -216,6 +226,7 @@ def test_bad_files_are_refused_in_one_line(tmp_path, monkeypatch):
         "cut.pth": "damaged",
         "text.pth": "not a weight file",
         "trap.pth": "pickled objects",
+        "old.pth": "pickled objects",
         "list.pth": "not a state dict",
     }
     for name, message in messages.items():
@@ -223,4 +234,5 @@ def test_bad_files_are_refused_in_one_line(tmp_path, monkeypatch):
             read_weights(name)
         assert name in str(caught.value)
         assert "\n" not in str(caught.value)
+        assert "weights_only" not in str(caught.value)  # no advice to run what is in the file
     assert not Path("canary").exists()

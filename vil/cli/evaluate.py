@@ -65,12 +65,13 @@ def of_run(args: argparse.Namespace) -> None:
 def evaluate(cfg: CfgNode) -> int:
     """Load MODEL.MODEL_PATH, evaluate, print and write the figures."""
     from vil import build, build_data
+    from vil.data.workers import deaths_named
     from vil.engine.log import pairs
     from vil.utils.files import replace_text
 
     refuse_random_weights(cfg)
     device = build.set_up(cfg)
-    with build.joined(cfg, device) as ranks:
+    with build.joined(cfg, device) as ranks, deaths_named():
         model, report = loaded_model(cfg)
         model = build.place(model, cfg, device, training=False)
         build.settle_backends(model, cfg, device, ranks, training=False)

@@ -100,6 +100,7 @@ def predict(cfg: CfgNode, args: argparse.Namespace, names: list[str]) -> int:
     """Find the pictures, load the weights, print what each picture shows."""
     from vil import build, build_data
     from vil.data.pictures import PictureLoader, find_pictures
+    from vil.data.workers import deaths_named
     from vil.engine.distributed import Ranks
 
     pictures = find_pictures(args.images, lambda: sys.stdin.buffer.read())
@@ -117,7 +118,7 @@ def predict(cfg: CfgNode, args: argparse.Namespace, names: list[str]) -> int:
         workers=cfg.DATALOADER.WORKERS,
         pin_memory=device.type == "cuda",
     )
-    with closing(predictions(cfg, model, device, loader, args.top)) as shown:
+    with deaths_named(), closing(predictions(cfg, model, device, loader, args.top)) as shown:
         whole = write(FORMATS[args.format](shown, names), args.output_file)
     if whole and len(loader.ledger.seen) == len(pictures):
         raise DataError(f"none of the {len(pictures)} images could be read")

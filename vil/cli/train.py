@@ -78,10 +78,11 @@ def refuse_other_bytes(cfg: CfgNode) -> None:
 def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
     """Build all objects, then open OUTPUT_DIR and train: what cannot be built leaves no folder."""
     from vil import build, build_data
+    from vil.data.workers import deaths_named
     from vil.engine import distributed
     from vil.engine.guard import Guard
     from vil.engine.keeper import Rhythm
-    from vil.engine.run import Run
+    from vil.engine.run import Run, RunInUseError
     from vil.engine.state import State, checkpoints, resume
     from vil.engine.train import train
     from vil.layers.attention import set_progress
@@ -121,7 +122,12 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
             steps_per_epoch=loader.steps_per_epoch,
             optimizer=build.optimizer_name(cfg),
         )
-        with Run(folder, ranks, device) as run:
+        with Run(folder, ranks, device) as run, deaths_named():
+            if distributed.from_main(bool(checkpoints(run.checkpoints)) != begun):
+                raise RunInUseError(
+                    f"{folder} was written by another run meanwhile: choose another --output_dir, "
+                    "or add --resume to go on with that one"
+                )
             relay.open(run.log.say if ranks.is_main else to_stderr)
             state = resume(
                 run.checkpoints,

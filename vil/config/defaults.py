@@ -146,8 +146,9 @@ _C.MODEL.VIT.DROP = 0.0  # Dropout after embedding, attention output and both ML
 _C.MODEL.VIT.DROP_PATH = 0.1  # Stochastic depth of the last block; rises from 0 over the blocks.
 _C.MODEL.VIT.NORM_EMBED = True  # LayerNorm in the patch embeddings.
 _C.MODEL.VIT.AVG_POOL = False  # Classify the mean of all tokens, not the first global token.
-# Absolute embeddings on images of another size: interpolate them, or crop their first rows and
-# columns. Tables of full attention are always interpolated.
+# Absolute embeddings on images of another size, and those of weights made for another size:
+# interpolate them, or crop their first rows and columns. Tables of full attention are always
+# interpolated.
 _C.MODEL.VIT.POS_RESIZE = "interpolate"
 _C.MODEL.VIT.MSVIT = CfgNode()  # The multi-scale vision transformer.
 # Stages joined by `_`, each a list of letter and number: l stage, h heads, d width, n blocks,

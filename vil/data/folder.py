@@ -79,7 +79,10 @@ def pictures(folder: Path) -> list[str]:
         if entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith(".")
     )
     if not files:
-        raise DataError(f"the class folder {folder} has no pictures ({' '.join(EXTENSIONS)})")
+        kinds = " ".join(EXTENSIONS)
+        raise DataError(
+            f"the class folder {folder} has no pictures ({kinds}): remove it, or put some there"
+        )
     return files
 
 

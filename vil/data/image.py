@@ -16,6 +16,7 @@ def read_image(source: str | Path | BinaryIO) -> Image.Image:
     try:
         with Image.open(source) as image:
             refuse_bomb(image)
+            refuse_program(image)
             return to_rgb(image)
     except UnidentifiedImageError as error:  # names a BytesIO by its place in memory
         raise UnreadableImage("UnidentifiedImageError: no picture of a known kind") from error
@@ -32,6 +33,12 @@ def refuse_bomb(image: Image.Image) -> None:
         raise Image.DecompressionBombError(
             f"{image.width} x {image.height} pixels, more than PIL's limit of {limit}"
         )
+
+
+def refuse_program(image: Image.Image) -> None:
+    """PostScript is a program, which PIL would hand to Ghostscript, whatever its file is called."""
+    if image.format == "EPS":
+        raise UnidentifiedImageError
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

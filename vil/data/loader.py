@@ -83,7 +83,11 @@ class TrainLoader:
     def refuse_gaps(self, batch: Batch) -> None:
         """DataError when a sample found no substitute."""
         if len(batch) < self.order["batch_size"]:
-            raise DataError(f"{TRIES} images in a row cannot be read: {batch.unreadable}")
+            last = batch.unreadable[-1]
+            raise DataError(
+                f"{TRIES} images in a row cannot be read: mend or remove them; "
+                f"the last: {last.name} ({last.reason})"
+            )
 
 
 class EvalLoader:

@@ -57,7 +57,7 @@ def read_entries(path: str | Path, num_classes: int) -> dict[int, str]:
         table = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise DataError(f"there is no target map {path}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(table, dict):
         raise DataError(f'{path} must be a JSON object {{"0": "name(...)", ...}}')

@@ -94,7 +94,7 @@ def read_yaml(source: Path) -> dict[str, Path]:
         tree = yaml_format.safe_load(source.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise DataError(f"there is no {source}: it names the files of a TSV set") from error
-    except (yaml_format.YAMLError, OSError, ValueError) as error:
+    except (yaml_format.YAMLError, OSError, ValueError, RecursionError) as error:
         raise DataError(f"{source} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict) or tree.get("img") is None:
         raise DataError(f"{source} must have the key 'img' (and may have {', '.join(KEYS[1:])})")
@@ -192,7 +192,7 @@ def json_class(text: str, file: Path, line: int) -> str:
     """The class of the first element."""
     try:
         return str(json.loads(text)[0]["class"])
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DataError(
             f"{file}, line {line}: the label must be a JSON list whose first element has a "
             f"'class', given {text[:100]!r}"

@@ -86,7 +86,8 @@ def row_offsets(path: Path) -> np.ndarray:
         refuse_stale(path, index, offsets, size)
     else:
         offsets = find_rows(path)
-        write_index(index, offsets)
+        if has_columns(path):  # else it is no TSV, and what lies beside it is none of our business
+            write_index(index, offsets)
     return np.append(offsets, size)
 
 
@@ -123,6 +124,12 @@ def is_last_row(path: Path, offset: int) -> bool:
         begins = offset == 0 or file.read(1) == b"\n"
         file.readline()
         return begins and not file.read(1)
+
+
+def has_columns(path: Path) -> bool:
+    """Whether there is a TAB in the first line, of which only a beginning is looked at."""
+    with open(path, "rb") as file:
+        return b"\t" in file.readline(BLOCK)
 
 
 def find_rows(path: Path) -> np.ndarray:

@@ -59,13 +59,18 @@ class Ledger:
             if len(self.seen) > self.max_fraction * self.total:
                 raise DataError(
                     f"{len(self.seen)} of {self.total} images cannot be read, more than the "
-                    f"allowed fraction of {self.max_fraction} (DATA.MAX_BAD_FRACTION); "
+                    f"allowed fraction of {self.max_fraction}: mend or remove them (the run's "
+                    "bad_samples.txt names them), or raise DATA.MAX_BAD_FRACTION; "
                     f"the last: {name} ({reason})"
                 )
 
     def write(self, line: str) -> None:
-        """One warning, and one line at the end of the file."""
+        """One warning, and one line at the end of the file: other ranks, and the run before it was
+        resumed, may have met the picture."""
         logger.warning("unreadable image (%d of %d so far): %s", len(self.seen), self.total, line)
-        if self.file is not None:
-            with open(self.file, "a", encoding="utf-8", errors="surrogateescape") as file:
-                file.write(line + "\n")
+        if self.file is None:
+            return
+        with open(self.file, "a+", encoding="utf-8", errors="surrogateescape") as file:
+            file.seek(0)
+            if f"{line}\n" not in file:
+                file.write(f"{line}\n")

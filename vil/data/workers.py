@@ -1,10 +1,12 @@
 """Worker processes: how they start, which signals they leave to the parent, and how they end."""
 
 import atexit
+import re
 import signal
 import time
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch.utils.data import DataLoader
@@ -12,6 +14,9 @@ from torch.utils.data import DataLoader
 from vil.data.batch import Batch, collate
 from vil.data.samplers import Position
 from vil.data.unreadable import Samples
+from vil.utils.errors import DataError
+
+DEATH = re.compile(r"DataLoader (worker \(pid.*?\)) (.*?)\.?( Details are lost.*)?\s*", re.DOTALL)
 
 
 def data_loader(
@@ -62,6 +67,25 @@ def receive(iterator: Iterator[Batch]) -> Iterator[Batch]:
     except (ConnectionError, EOFError):
         time.sleep(1)
         raise
+
+
+@contextmanager
+def deaths_named() -> Iterator[None]:
+    """DataError, which says what to try, where torch says that a worker has died.
+
+    To be put around all that goes on while there are workers: torch says it from the handler of a
+    signal, on whatever line the main thread is.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        death = DEATH.fullmatch(str(error))
+        if death is None:
+            raise
+        raise DataError(
+            f"loader {death[1]} {death[2]}; if memory ran out, take fewer DATALOADER.WORKERS or a "
+            "smaller DATALOADER.BSZ; with 0 workers an error of the data shows its own lines"
+        ) from error
 
 
 def stop_workers(iterator: object) -> None:

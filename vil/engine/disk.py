@@ -22,7 +22,7 @@ FORMAT = 2  # 1 had no seal
 def begin_folder(final: Path) -> Path:
     """An empty folder beside `final` to fill; what killed processes left there is removed."""
     for leftover in final.parent.glob(".*.tmp"):
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        remove(leftover)
     aside = final.with_name(f".{final.name}.tmp")
     aside.mkdir(parents=True)
     return aside
@@ -44,10 +44,15 @@ def publish_folder(aside: Path, final: Path, **facts: object) -> None:
         sync(file)
     replace_text(aside / MANIFEST, json.dumps(manifest, indent=1))
     replace_text(aside / SEAL, seal(aside))
-    if final.exists():  # only if it was found damaged when the run resumed from an older one
-        shutil.rmtree(final)
+    if os.path.lexists(final):  # it was found damaged when the run resumed from an older one
+        remove(final)
     os.rename(aside, final)
     sync(final.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder or a file; of a link the link, and not what somebody keeps elsewhere."""
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def seal(folder: Path) -> str:
@@ -68,13 +73,15 @@ def damage(folder: Path) -> str | None:
         manifest = json.loads((folder / MANIFEST).read_text())
         version, files = manifest["format"], manifest["files"].items()
         whole = version == 1 or (folder / SEAL).read_text() == seal(folder)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} is unreadable ({type(error).__name__})"
     if version not in (1, FORMAT):
         return f"it has format {version}, this version reads up to {FORMAT}"
     if not whole:
         return f"{MANIFEST} is not as it was written (SHA-256 differs)"
     for name, expected in files:
+        if Path(name).name != name:
+            return f"{MANIFEST} names {name}, which lies elsewhere"
         if not (folder / name).is_file():
             return f"{name} is missing"
         try:

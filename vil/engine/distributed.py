@@ -44,10 +44,10 @@ def read_environment(environment: Mapping[str, str]) -> Ranks:
     """The place torchrun gave this process; ValueError if only a part of its variables is there, or
     if another launcher started several processes."""
     if not any(name in environment for name in PLACE):
-        if int(environment.get(SLURM_TASKS, 1)) > 1:
+        if (tasks := environment.get(SLURM_TASKS, "1")) != "1":
             raise ValueError(
-                f"srun started {environment[SLURM_TASKS]} processes that know nothing of each "
-                "other: let it start one torchrun on each node (scripts/train_slurm.sh)"
+                f"srun started {tasks} processes that know nothing of each other: let it start "
+                "one torchrun on each node (scripts/train_slurm.sh)"
             )
         return Ranks()
     missing = [name for name in PLACE + MEETING_POINT if name not in environment]

@@ -56,9 +56,10 @@ class Log:
             self.bar = open_bar(step, end)
 
     def say(self, text: str) -> None:
-        """A line on the terminal and in log.txt."""
+        """A line on the terminal and in log.txt; names of files need not be UTF-8."""
         if not self.enabled:
             return
+        text = text.encode(errors="backslashreplace").decode()
         line = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {text}"
         self.text.write(f"{line}\n")
         if self.bar:
@@ -136,15 +137,16 @@ def rewind(file: Path, step: int) -> None:
     """Drop the lines of metrics.jsonl beyond `step`, and a last line that was cut by a crash."""
     if not file.exists():
         return
-    kept = [line for line in file.read_text().splitlines() if step_of(line) <= step]
+    lines = file.read_text(errors="replace").splitlines()
+    kept = [line for line in lines if step_of(line) <= step]
     replace_text(file, "".join(f"{line}\n" for line in kept))
 
 
 def step_of(line: str) -> float:
     """The step of a line of metrics.jsonl; infinity for one that is not whole."""
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, RecursionError):
         return math.inf
 
 

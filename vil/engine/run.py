@@ -116,10 +116,19 @@ def take(folder: Path):
     """The lock of the folder, which is made if need be. RunInUseError, RunFolderError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        refuse_links(folder)
         return lock(folder / "run.lock")
     except OSError as error:
-        reason = error.strerror or error
+        reason = f"{error.strerror or error}; choose another --output_dir"
         raise RunFolderError(f"{folder} cannot be the folder of a run: {reason}") from error
+
+
+def refuse_links(folder: Path) -> None:
+    """RunFolderError for a link to a file: in a folder from somebody else it would make us write
+    into a file elsewhere. Links to folders (checkpoints on another disk) are fine."""
+    for link in (*folder.glob("*"), *folder.glob("*/*")):
+        if link.is_symlink() and not link.is_dir():
+            raise RunFolderError(f"{link} is a link: remove it, a run writes files of its own only")
 
 
 def lock(file: Path):
@@ -133,8 +142,9 @@ def lock(file: Path):
         fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         stream.seek(0)
-        holder = stream.read().strip()
-        raise RunInUseError(f"{file.parent} is in use by {holder}: choose another") from error
+        holder = stream.read().strip() or "another process"  # which has not written its name yet
+        message = f"{file.parent} is in use by {holder}: choose another --output_dir"
+        raise RunInUseError(message) from error
     stream.truncate(0)
     stream.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}\n")
     stream.flush()

@@ -13,6 +13,7 @@ it can hold data, never code.
 """
 
 import platform
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -28,11 +29,11 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from vil.engine.disk import begin_folder, damage, need_space, publish_folder
+from vil.engine.disk import begin_folder, damage, need_space, publish_folder, remove
 from vil.engine.distributed import Ranks, from_main
 from vil.engine.momenta import load_by_name, state_by_name
 from vil.engine.weights import check_finite, load_exactly, whole_weights
-from vil.utils.errors import CheckpointError, SaveError, in_a_line
+from vil.utils.errors import CheckpointError, SaveError, in_a_line, of_torch_load
 from vil.utils.files import replace_text
 
 WEIGHTS = "model.safetensors"
@@ -184,7 +185,7 @@ def prune(folder: Path, step: int, keep: int, stays: Callable[[int], bool]) -> N
     best = pointer(folder, "best")
     for checkpoint in [c for c in checkpoints(folder) if step_of(c) <= step][max(keep, 1) :]:
         if checkpoint != best and not stays(step_of(checkpoint)):
-            shutil.rmtree(checkpoint)
+            remove(checkpoint)
 
 
 # ------------------------------------------------------------------------------------------ loading
@@ -192,14 +193,22 @@ def prune(folder: Path, step: int, keep: int, stays: Callable[[int], bool]) -> N
 
 def checkpoints(folder: Path) -> list[Path]:
     """All checkpoints in `folder`, newest first, damaged ones too."""
-    named = [path for path in folder.glob("step-*") if path.name[len("step-") :].isdecimal()]
+    named = [path for path in folder.glob("step-*") if is_name(path.name)]
     return sorted(named, key=step_of, reverse=True)
 
 
 def pointer(folder: Path, name: str) -> Path | None:
-    """The checkpoint that the text file `last` or `best` names, None before the first one."""
+    """The checkpoint that the text file `last` or `best` names, None before the first one.
+
+    CheckpointError if it names none: it leads nowhere else.
+    """
     file = folder / name
-    return folder / file.read_text().strip() if file.exists() else None
+    if not file.exists():
+        return None
+    named = file.read_text(errors="replace").strip()
+    if not is_name(named):
+        raise CheckpointError(f"{file} names no checkpoint: delete it, and resume the run")
+    return folder / named
 
 
 def newest_step(folder: Path) -> int:
@@ -210,6 +219,10 @@ def newest_step(folder: Path) -> int:
 
 def name_of(step: int) -> str:
     return f"step-{step:08d}"
+
+
+def is_name(text: str) -> bool:
+    return re.fullmatch("step-[0-9]+", text) is not None
 
 
 def step_of(checkpoint: Path) -> int:
@@ -247,15 +260,16 @@ def load(
     load_exactly(model, checkpoint / WEIGHTS)
     try:
         saved = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        first_line = str(error).partition("\n")[0]
-        raise CheckpointError(f"{checkpoint / STATE} cannot be read: {first_line}") from error
+        state = State(**saved["state"])
+    except (UnpicklingError, RuntimeError, EOFError, OSError, LookupError, TypeError) as error:
+        reason = of_torch_load(error)
+        raise CheckpointError(f"{checkpoint / STATE} cannot be read: {reason}") from error
     fresh = load_by_name(optimizer, saved["optimizer"]) if saved["optimizer"] else []
     if fresh:
         say(f"{len(fresh)} parameters start afresh in the optimizer, the first: {fresh[0]}")
     if saved["scaler"]:  # empty unless the run was in float16; GradScaler refuses an empty one
         scaler.load_state_dict(saved["scaler"])
-    return State(**saved["state"])
+    return state
 
 
 def resume(

@@ -55,7 +55,7 @@ class AbsoluteEmbedding(nn.Module):
 
     def forward(self, grid: tuple[int, int]) -> Tensor:
         """-> (1, G+L, C), global tokens first."""
-        rows, cols = self._fit(self.x_pos_embed, grid[0]), self._fit(self.y_pos_embed, grid[1])
+        rows, cols = self.fit(self.x_pos_embed, grid[0]), self.fit(self.y_pos_embed, grid[1])
         local = torch.cat(
             [
                 rows[:, :, None].expand(-1, -1, grid[1], -1),
@@ -65,7 +65,9 @@ class AbsoluteEmbedding(nn.Module):
         )
         return torch.cat([self.cls_pos_embed, local.flatten(1, 2)], dim=1)
 
-    def _fit(self, line: Tensor, length: int) -> Tensor:
+    def fit(self, line: Tensor, length: int) -> Tensor:
+        """(1, n, C) -> (1, length, C), by the rule of `resize`. ValueError where there is too
+        little to crop."""
         if length == line.shape[1]:
             return line
         if self.resize == "interpolate":

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-import pickle
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +23,10 @@ from vil.layers.attention.global_only import GlobalOnlyAttention
 from vil.layers.attention.linformer import resize_projection
 from vil.layers.attention.performer import PerformerAttention
 from vil.layers.attention.srformer import SRAttention
-from vil.layers.position import resize_line, resize_table
+from vil.layers.position import resize_table
 from vil.models.foreign import head_names
 from vil.models.msvit import MsViT
-from vil.utils.errors import CheckpointError
+from vil.utils.errors import CheckpointError, of_torch_load
 
 log = logging.getLogger(__name__)
 MAX_LINES = 12
@@ -34,6 +34,8 @@ INDEX_BUFFERS = ("relative_position_index", "calls_since_last_redraw")
 # what the reference stores twice when weights are shared: the copy -> its first name
 ALIASES = {r"\b(query|kv|proj)_global\.": r"\1.", r"\bproj_v$": "proj_k"}
 HEAD = ("head.weight", "head.bias")
+# how a report has an embedding that the model would crop, and that is too short
+CROPPED = re.compile(r"[xy]_pos_embed \(1, \d+, (\d+)\) -> \(1, \d+, \1\)$")
 
 
 @dataclass
@@ -55,9 +57,13 @@ class Report:
     def __str__(self) -> str:
         counts = ", ".join(f"{len(keys)} {kind}" for kind, keys in vars(self).items() if keys)
         kinds = ("missing", "unexpected", "mismatched", "resized")
-        lines = [f"  {kind}: {key}" for kind in kinds for key in getattr(self, kind)]
-        rest = [f"  ... and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
-        return "\n".join([counts or "nothing", *lines[:MAX_LINES], *rest])
+        listed = [kind for kind in kinds if getattr(self, kind)]
+        lines = [counts or "nothing"]
+        for kind in listed:
+            keys, room = getattr(self, kind), MAX_LINES // len(listed)
+            lines += [f"  {kind}: {key}" for key in keys[:room]]
+            lines += [f"  ... and {len(keys) - room} more {kind}"] if len(keys) > room else []
+        return "\n".join(lines)
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -73,22 +79,16 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise CheckpointError(f"no weight file at {path}")
     try:
-        found = (
-            load_file(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, "cpu", weights_only=True)
-        )
-    except pickle.UnpicklingError as error:
-        if "Unsupported global" not in str(error):
-            raise CheckpointError(f"{path} is damaged or not a weight file") from None
-        raise CheckpointError(
-            f"{path} holds pickled objects, which could run code: refused. Save a plain "
-            "state dict (tensors only) instead"
-        ) from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of files that it then refuses
+            found = (
+                load_file(path)
+                if path.suffix == ".safetensors"
+                else torch.load(path, "cpu", weights_only=True)
+            )
     except Exception as error:  # arbitrary bytes make torch's reader fail with anything
-        raise CheckpointError(
-            f"{path} is damaged or not a weight file: {_first_line(error)}"
-        ) from None
+        reason = of_torch_load(error)
+        raise CheckpointError(f"{path} is damaged or not a weight file: {reason}") from None
     for key in ("net", "model", "state_dict"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]
@@ -237,13 +237,14 @@ def _unused_tables(module: nn.Module) -> set[str]:
 def _resized(owner: nn.Module, leaf: str, value: Tensor, shape: torch.Size) -> Tensor | None:
     """A value for the owner's parameter `leaf` in the wanted shape, None where that cannot be.
 
-    Tables of positions are resized, and linformer's projections: of square grids, as files do not
-    say which.
+    Absolute embeddings are resized by their owner's rule. So are tables of positions, and
+    linformer's projections: of square grids, as files do not say which.
     """
     if value.shape == shape:
         return value
     if leaf in ("x_pos_embed", "y_pos_embed") and value.ndim == 3 and value.shape[2] == shape[2]:
-        return resize_line(value.double(), shape[1])
+        crops_too_little = owner.resize == "crop" and shape[1] > value.shape[1]
+        return None if crops_too_little else owner.fit(value.double(), shape[1])
     if value.ndim != 2 or value.shape[1:] != shape[1:]:
         return None
     if leaf == "local_relative_position_bias_table":
@@ -295,15 +296,15 @@ def _read_rows(path: Path, count: int) -> Sequence[int]:
 
 
 def _hint(report: Report, heads: Sequence[str]) -> str:
+    """What may be the matter: the head alone, or the map, or all of it."""
+    all_else = "\n  (another architecture: MODEL.ARCH, MSVIT.ARCH or ATTN_TYPE?)"
     if len(report.missing) > len(HEAD) < len(report.unexpected):
-        return "\n  (another architecture: MODEL.ARCH, MSVIT.ARCH or ATTN_TYPE?)"
+        return all_else
     if any(line.split(" ")[0] in heads for line in report.mismatched):
         return (
             "\n  (a head of another size: set DATA.NUM_CLASSES to its classes or, to train, "
             "FINETUNE.HEAD to new or rows:FILE)"
         )
-    return ""
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    if report.missing or report.unexpected or not all(map(CROPPED.search, report.mismatched)):
+        return all_else
+    return "\n  (there is too little to crop: set MODEL.VIT.POS_RESIZE to interpolate)"

@@ -17,6 +17,14 @@ def in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
+def of_torch_load(error: Exception) -> str:
+    """Why torch.load refused a file, in a line and without its advice to run what is in it."""
+    said = str(error)
+    if "unsupported global" in said.lower() or said.startswith("Cannot use ``weights_only"):
+        return "it holds pickled objects, which could run code; a state dict of tensors would not"
+    return "it is no file of torch's" if "weights_only" in said else in_a_line(error)
+
+
 class DataError(RuntimeError):
     """A dataset that is missing, empty or broken beyond what the config tolerates."""
 

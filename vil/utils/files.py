@@ -17,7 +17,8 @@ def sync(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a small file in one piece: readers see the old text or the new one."""
+    """Write a small file in one piece: readers see the old text or the new one. Names of files in
+    the text keep their bytes."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes do not mix
     aside.write_text(text, **TEXT)
     sync(aside)

@@ -1,0 +1,333 @@
+"""What a run meets besides its own work: a second run, another clock, a log cut in the middle of a
+line, folders, data, devices and launchers that will not do."""
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from engine_toy import toy_train
+from real_runs import LAUNCHER, begin, said, seconds_to_end, status
+from records import record
+from small_runs import (
+    FOLDER,
+    SMALL,
+    TINY,
+    Outcome,
+    checkpoint,
+    command,
+    draw_pictures,
+    environment,
+    figures,
+    metrics,
+    vil,
+)  # fmt: skip
+
+from vil.engine.run import RunInUseError, take
+
+AROUND = str(Path(__file__).with_name("injected_around.py"))
+USAGE, DATA, CHECKPOINT = 2, 3, 4
+STEPS = 8
+DEADLINE = 90
+
+
+def begin_with(folder, *words, **fault):
+    """A run with a fault of injected_around.py."""
+    return begin(folder, *words, "--import", AROUND, FAULT=json.dumps(fault))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing happens to."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    process = begin(folder, *TINY)
+    seconds_to_end(process)
+    assert process.returncode == 0, said(folder)
+    return folder
+
+
+def outcome(folder):
+    """What must be the same, whatever happened around a run."""
+    weights = (checkpoint(folder) / "model.safetensors").read_bytes()
+    return weights, figures(metrics(folder)), status(folder)["step"]
+
+
+# Two runs
+
+
+def wait_for(file, process, folder):
+    deadline = time.monotonic() + DEADLINE
+    while not Path(file).exists():
+        assert process.poll() is None, said(folder)
+        assert time.monotonic() < deadline, said(folder)
+        time.sleep(0.02)
+
+
+def test_f24_a_second_run_in_the_folder(whole, tmp_path):
+    """The first one waits at steps 1 and 6, before and after a checkpoint, until others came."""
+    folder, gate = tmp_path / "used", tmp_path / "gate"
+    process = begin_with(folder, *TINY, what="pause", file=str(gate), steps=(1, 6))
+    refused = 0
+    for step, flags in ((1, ([], ["--resume"])), (6, ([], ["--resume"]))):
+        wait_for(f"{gate}.{step}.reached", process, folder)
+        lines = [command("train", *TINY, "--output_dir", folder, *words) for words in flags]
+        others = [subprocess.Popen(line, env=environment(), text=True, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE) for line in lines]  # fmt: skip
+        for words, other in zip(flags, others):
+            out, err = other.communicate(timeout=DEADLINE)
+            holder = f"process {process.pid} on .*: choose another --output_dir"
+            wanted = holder if step == 1 or words else "already holds a run: add --resume"
+            fits = re.fullmatch(rf"vil train: .*{wanted}.*\n", err) and not out
+            refused += other.returncode == USAGE and bool(fits)
+        for words in ([], ["--resume"]):
+            ended = vil("train", *TINY, "--output_dir", folder, *words)
+            refused += ended.code == USAGE and ended.err.count("\n") == 1
+        Path(f"{gate}.{step}").touch()
+    seconds_to_end(process)
+    record("F24", "of 8 further runs in a folder in use, refused", refused, 8)
+    unharmed = process.returncode == 0 and outcome(folder) == outcome(whole)
+    record("F24", "the first run ends as if they had not come", unharmed, True)
+
+
+def test_f24_a_run_that_was_overtaken(whole, tmp_path):
+    """It finds an empty folder; before it takes it, another one has been there and gone."""
+    folder, gate = tmp_path / "used", tmp_path / "gate"
+    slow = begin_with(folder, *TINY, what="pause", file=str(gate), building=True)
+    wait_for(f"{gate}.reached", slow, folder)
+    ended = vil("train", *TINY, "--output_dir", folder)
+    assert ended.code == 0, ended.err
+    gate.touch()
+    seconds_to_end(slow)
+    line = said(folder).splitlines()[-1]
+    refused = slow.returncode == USAGE and "was written by another run meanwhile: choose" in line
+    record("F24", "one that was overtaken is refused", refused, True)
+    assert outcome(folder) == outcome(whole)
+
+
+def race(folder, go):
+    """In a fork: the exit code says whether the folder's lock was got."""
+    child = os.fork()
+    if child:
+        return child
+    os.read(go, 1)
+    try:
+        held = take(folder)
+    except RunInUseError:
+        os._exit(3)
+    except BaseException:
+        os._exit(1)
+    time.sleep(0.02)
+    held.close()
+    os._exit(0)
+
+
+def test_f24_a_hundred_races(tmp_path):
+    one_winner = 0
+    for number in range(100):
+        go, gun = os.pipe()
+        children = [race(tmp_path / str(number), go) for _ in range(2)]
+        os.write(gun, b"..")
+        codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+        one_winner += codes == [0, 3]
+        os.close(go)
+        os.close(gun)
+    record("F24", "of 100 pairs that start at once, exactly one has the folder", one_winner, 100)
+
+
+# A clock that jumps
+
+
+def test_f25_the_wall_clock_jumps(whole, tmp_path):
+    """An hour back at step 3 and two forward at step 4, while a hang is looked out for."""
+    folder = tmp_path / "run"
+    words = (*TINY, "RUN.HANG_SECONDS=60", "DATALOADER.WORKERS=1")
+    process = begin_with(folder, *words, what="clock", step=3)
+    seconds_to_end(process)
+    assert process.returncode == 0, said(folder)
+    walls = [line["wall"] for line in metrics(folder, "train")]
+    assert min(b - a for a, b in zip(walls, walls[1:])) < -3000  # it did jump
+    assert all(line["time"] < 1000 for line in metrics(folder, "train"))
+    same = outcome(folder) == outcome(whole)
+    record("F25", "the wall clock jumps back and forth: the same weights and log", same, True)
+
+
+# What will not do
+
+
+def read_only(folder) -> list[str]:
+    """Words before a command for which nothing can be made in the folder; none: no way here."""
+    folder.mkdir()
+    if os.geteuid():
+        folder.chmod(0o555)
+        return ["env"]
+    script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    words = ["unshare", "--mount", "sh", "-c", script, str(folder)]
+    done = subprocess.run([*words, "true"], capture_output=True)
+    return words if done.returncode == 0 else []
+
+
+def alone(line, **environ) -> Outcome:
+    done = subprocess.run(line, env=environment(**environ), capture_output=True, text=True)
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def refused(ended, code, pattern) -> bool:
+    """One line with the fix in it, and nothing else."""
+    line = rf"vil train( \(rank 0\))?: .*{pattern}.*\n"
+    fine = ended.code == code and not ended.out and bool(re.fullmatch(line, ended.err))
+    if not fine:
+        print(code, pattern, ended)
+    return fine
+
+
+def not_ours(folder):
+    """A checkpoint as other programs write them."""
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "optimizer.pt").write_bytes(b"")
+
+
+def test_f25_by_real_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    card = {"FAULT": json.dumps({"what": "card"})}
+    train = command("train", *TINY, "--output_dir", "out")
+    bfloat16 = ("--import", AROUND, "DEVICE=cuda", "AMP.ENABLED=True", "AMP.DTYPE=bfloat16")
+    tries = [
+        (train, {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}, "one torchrun on each node"),
+        ([*train, *bfloat16], card, "AMP.DTYPE bfloat16: an old card has none, use float16"),
+    ]
+    if ahead := read_only(tmp_path / "fixed"):
+        line = [*ahead, *command("train", *TINY, "--output_dir", "fixed/run")]
+        tries.append((line, {}, "fixed/run cannot be .*; choose another --output_dir"))
+    right = sum(refused(alone(line, **given), USAGE, said) for line, given, said in tries)
+    assert not Path("out").exists()
+    what = "launcher, device and read-only folder: refused in a line with the fix"
+    record("F25", what, right, len(tries))
+
+
+VARIABLES = {
+    "RANK": ("0", "WORLD_SIZE, .* not set .*start with torchrun, or unset RANK"),
+    "WORLD_SIZE": ("2", "RANK, .* not set .*start with torchrun, or unset RANK"),
+    "SLURM_STEP_NUM_TASKS": ("2(x4)", "let it start one torchrun on each node"),
+}
+
+
+def test_f25_in_this_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    right, train = 0, ("train", *TINY, "--output_dir", "out")
+    for name, (value, pattern) in VARIABLES.items():
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            right += refused(vil(*train), USAGE, pattern)
+    Path("file").write_text("mine")
+    ended = vil("train", *TINY, "--output_dir", "file/below")
+    right += refused(ended, USAGE, "file/below cannot be .*; choose another --output_dir")
+    not_ours(tmp_path / "theirs")
+    ended = vil(*train, "MODEL.MODEL_PATH=theirs")
+    right += refused(ended, CHECKPOINT, "no checkpoint: .*; give the folder of a run, a checkpoint")
+    ended = vil(*train, "DEVICE=mps")
+    right += refused(ended, USAGE, r"DEVICE mps is not there \(available: .*cpu\)")
+    assert not Path("out").exists()
+    record("F25", "variables, folders, checkpoints: refused in a line with the fix", right, 6)
+
+
+def test_f25_a_batch_that_does_not_divide(tmp_path):
+    line = [*LAUNCHER, "-m", *command("train", *TINY, "DATALOADER.BSZ=15")[2:]]
+    ended = alone([*line, "--output_dir", tmp_path / "out"])
+    told = re.findall(r"vil train \(rank \d\): DATALOADER.BSZ 15 does not divide .*; 14 does\n",
+                      ended.err)  # fmt: skip
+    record("F25", "of 2 ranks whose batch does not divide, that say which does", len(told), 2)
+    assert not (tmp_path / "out").exists()
+
+
+PETS = {
+    "missing": ({}, DATA, "there is no folder pets/train"),
+    "missing val": ({"train/cat": 20}, DATA, "there is no folder pets/val"),
+    "empty class": (
+        {"train/cat": 9, "train/dog": 0, "val/cat": 1},
+        DATA,
+        r"class folder pets/train/dog has no pictures .*: remove it, or put some there",
+    ),
+    "one image": ({"train/cat": 1, "val/cat": 1}, USAGE, "has 1: make them smaller"),
+    "15 images": (
+        {"train/cat": 9, "train/dog": 6, "val/cat": 1},
+        USAGE,
+        "DATALOADER.BSZ 16 x OPTIM.ACCUMULATE 1 = 16 images, .* has 15: make them smaller",
+    ),
+}
+
+
+def test_f25_data_that_will_not_do(tmp_path, monkeypatch):
+    right = 0
+    for name, (counts, code, pattern) in PETS.items():
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        draw_pictures("pets", counts)
+        classes = len({folder for folder in counts if folder.startswith("train")}) or 2
+        sets = (*FOLDER, f"DATA.NUM_CLASSES={classes}", "--data", "pets")
+        ended = vil("train", *SMALL, *sets, "--output_dir", "out")
+        if name.startswith("missing"):  # its fix is a drawing of what there should be
+            first, drawing = ended.err.split(". Expected:\n")
+            assert "└── val                  the same classes, other pictures" in drawing
+            ended = ended._replace(err=f"{first}\n")
+        right += refused(ended, code, pattern) and not Path("out").exists()
+    record("F25", "missing, empty or too small data: refused with the fix", right, len(PETS))
+
+
+def test_f25_one_image_is_enough(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    draw_pictures("pets", {"train/cat": 1, "val/cat": 1})
+    words = (*SMALL, *FOLDER, "DATA.NUM_CLASSES=1", "DATALOADER.BSZ=1", "--data", "pets")
+    ended = alone(command("train", *words, "--output_dir", "out"))
+    done = ended.code == 0 and status("out")["step"] == 2
+    record("F25", "a training set of one image, in batches of one", done, True)
+
+
+# A log cut in the middle of a line
+
+
+def readable(folder, last) -> bool:
+    """Every line is one object, no step of a split stands twice, and the end is there."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    keys = [(line["step"], line["split"]) for line in lines]
+    return len(set(keys)) == len(keys) and keys == sorted(keys, key=lambda key: key[0]) and (
+        last, "train") in keys  # fmt: skip
+
+
+def test_f27_killed_in_the_middle_of_a_line(whole, tmp_path):
+    draw, fine, torn = random.Random(27), 0, 0
+    for number, step in enumerate((2, 5, 7)):
+        folder = tmp_path / str(number)
+        process = begin_with(folder, *TINY, what="line", step=step, share=draw.random())
+        seconds_to_end(process)
+        assert process.returncode == -9, said(folder)
+        torn += not (folder / "metrics.jsonl").read_text().endswith("\n")
+        run = begin(folder, *TINY, "--resume") if number else None
+        if run:
+            seconds_to_end(run)
+        else:
+            assert vil("train", *TINY, "--output_dir", folder, "--resume").code == 0
+        fine += readable(folder, STEPS) and outcome(folder) == outcome(whole)
+    record("F27", "of 3 kills in the middle of a line, that left half of one", torn, 3)
+    record("F27", "resumed: readable, no step twice, the log of the unbroken run", fine, 3)
+
+
+def test_f27_cut_by_hand(tmp_path):
+    """Anywhere, with zeros or noise behind it now and then: what is left of the log is readable."""
+    run = tmp_path / "run"
+    toy_train(run, log_freq=1, epochs=1)
+    log, draw, fine = (run / "metrics.jsonl").read_bytes(), random.Random(0), 0
+    for number in range(60):
+        folder = tmp_path / str(number)
+        shutil.copytree(run, folder)
+        tail = draw.choice([b"", b"", b"\0" * 512, draw.randbytes(40), b"\n" + draw.randbytes(9)])
+        (folder / "metrics.jsonl").write_bytes(log[: draw.randrange(len(log))] + tail)
+        toy_train(folder, log_freq=1, epochs=2)
+        fine += readable(folder, 10)
+        shutil.rmtree(folder)
+    record("F27", "of 60 logs cut anywhere, readable after resuming, no step twice", fine, 60)

@@ -1,0 +1,137 @@
+"""Typing errors, wrong values, and configs that are written and read: by the real command."""
+
+import random
+import re
+
+import pytest
+from real_runs import really
+from records import record
+from small_runs import vil
+
+from vil.config import defaults, dump, get_config
+from vil.config.legacy import SPELLINGS
+from vil.config.sources import packaged_root
+from vil.config.values import coerce
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ_"
+USAGE = 2
+EDITS = {
+    "insert": lambda key, at, letter: key[:at] + letter + key[at:],
+    "delete": lambda key, at, letter: key[:at] + key[at + 1 :],
+    "replace": lambda key, at, letter: key[:at] + letter + key[at + 1 :],
+    "swap": lambda key, at, letter: key[:at] + key[at + 1 : at + 2] + key[at] + key[at + 2 :],
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def given(key, text, in_a_file) -> list[str]:
+    """The words that set a key, or the file that does."""
+    if not in_a_file:
+        return [f"{key}={text}"]
+    path = key.split(".")
+    with open("x.yaml", "w") as file:
+        for depth, name in enumerate(path[:-1]):
+            file.write(f"{'  ' * depth}{name}:\n")
+        file.write(f"{'  ' * (len(path) - 1)}{path[-1]}: {text}\n")
+    return ["--config-file", "x.yaml"]
+
+
+def typos(count):
+    """(wrong key, right key), each edit as often as the others; none is a real key."""
+    draw, found = random.Random(17), {}
+    while len(found) < count:
+        key, edit = draw.choice(list(defaults.KEYS)), list(EDITS.values())[len(found) % len(EDITS)]
+        wrong = edit(key, draw.randrange(len(key)), draw.choice(LETTERS))
+        if wrong not in defaults.KEYS and all(wrong.split(".")):
+            found[wrong] = key
+    return list(found.items())
+
+
+def test_f17_two_hundred_typos():
+    refused = right = 0
+    for number, (wrong, key) in enumerate(typos(200)):
+        run = really if number % 9 == 0 else vil  # 23 processes: as many on each side
+        ended = run("train", *given(wrong, defaults.KEYS[key] or "''", number % 2 == 1))
+        one_line = ended.err.count("\n") == 1 and f" {wrong}: unknown key" in ended.err
+        refused += ended.code == USAGE and one_line
+        right += ended.err.endswith(f"did you mean {key}?\n")
+    record("F17", "of 200 typing errors, refused", refused, 200)
+    record("F17", "answered with the right key", right, "180 or more", kept=right >= 180)
+
+
+WRONG_TYPES = {
+    bool: ("maybe", "2", "[true]", "None"),
+    int: ("1.5", "many", "[1]", "nan", "None"),
+    float: ("fast", "[0.5]", "inf", "None"),
+    str: ("[a, b]", "None"),
+    list: ("[[1], [2]]", "(1", "None"),
+    tuple: ("[[a]]", "(1", "None"),
+}
+OTHER_VALUES = {  # of which each rule refuses some
+    int: ("-99", str(10**12)),
+    float: ("-99", "99"),
+    str: ("No Such !", ""),
+    list: ("[9, 9, 9, 9]", "[2, 1]"),
+    tuple: ("[9, 9, 9, 9]", "[2, 1]", "('',)"),
+}
+
+
+def wrong_values():
+    """(key, text, what is said of it): types, and what the key's rule does not allow."""
+    for key, default in defaults.KEYS.items():
+        for text in WRONG_TYPES[type(default)]:
+            if (key, text) not in SPELLINGS:  # which the 2021 original wrote for empty
+                yield key, text, f"{key}: expected "
+        yield key, "{a: 1}", f"{key}.a: unknown key"
+        if rule := defaults.CHECKS.get(key):
+            refused = [text for text in OTHER_VALUES[type(default)] if not allowed(key, text)]
+            assert refused, f"{key}: no value that it refuses is tried"
+            for text in refused:
+                yield key, text or "''", f"{key}: expected {rule.sentence}, got "
+
+
+def allowed(key, text):
+    try:
+        return defaults.CHECKS[key].holds(coerce(text, defaults.KEYS[key]))
+    except ValueError:
+        return True  # a wrong type: tried above
+
+
+def test_f18_wrong_values_of_every_key():
+    cases = [(*case, in_a_file) for case in wrong_values() for in_a_file in (False, True)]
+    refused = 0
+    for number, (key, text, said, in_a_file) in enumerate(cases):
+        run = really if number % 99 == 0 else vil
+        ended = run("train", *given(key, text, in_a_file))
+        one_line = ended.err.count("\n") == 1 and said in ended.err
+        refused += ended.code == USAGE and one_line
+    assert {key for key, *_ in cases} == set(defaults.KEYS)
+    record("F18", "refused with the key in the line", refused, len(cases))
+
+
+def shipped():
+    root = packaged_root()
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*.yaml"))
+
+
+def without_sources(printed):
+    return re.sub(r"  # .*", "", printed)
+
+
+def test_f19_every_shipped_config_written_and_read(tmp_path):
+    names, equal, printed_equal = shipped(), 0, 0
+    for name in names:
+        (tmp_path / "again.yaml").write_text(dump(get_config(name)))
+        equal += dump(get_config("again.yaml")) == (tmp_path / "again.yaml").read_text()
+    real = names[::6]
+    for name in real:
+        first = really("config", "--config-file", name).out
+        (tmp_path / "again.yaml").write_text(first)
+        second = really("config", "--config-file", "again.yaml").out
+        printed_equal += without_sources(first) == without_sources(second) != ""
+    record("F19", "the same bytes", equal, len(names))
+    record("F19", "the same from `vil config`", printed_equal, len(real))

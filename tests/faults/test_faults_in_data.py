@@ -1,0 +1,206 @@
+"""Broken pictures, workers that die, and workers however they start: by real runs."""
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from data_files import picture, write_everything
+from real_runs import begin, end_all, left_over, said, seconds_to_end, status
+from records import record
+from small_runs import SMALL, TINY, checkpoint, figures, metrics, results, vil
+from test_unreadable import BAD, GOOD
+
+from vil import build_data
+from vil.config import get_config
+from vil.data.unreadable import Samples
+from vil.engine.distributed import Ranks
+
+AROUND = str(Path(__file__).with_name("injected_around.py"))
+DATA = 3
+pytestmark = pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+
+
+def begin_with(folder, *words, **fault):
+    """A run with a fault of injected_around.py."""
+    return begin(folder, *words, "--import", AROUND, FAULT=json.dumps(fault))
+
+
+def weights(folder) -> bytes:
+    return (checkpoint(folder) / "model.safetensors").read_bytes()
+
+
+# Pictures
+
+
+BROKEN = (
+    *SMALL, "DATA.TRAIN=[folder]", "DATA.TEST=[folder]", "DATA.NUM_CLASSES=2", "DATALOADER.BSZ=18",
+    "DATA.MAX_BAD_FRACTION=0.05",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """180 training pictures: 9 broken ones, 8 odd but whole (CMYK, wrong extensions, ...), and 163
+    plain ones; and 20 to evaluate on, one of them broken."""
+    root = tmp_path_factory.mktemp("pictures")
+    plain = {f"{number:03d}.png": picture(number, (40, 36)) for number in range(163)}
+    train = {f"{'cat' if number % 2 else 'dog'}/{name}": content
+             for number, (name, content) in enumerate([*plain.items(), *GOOD.items()])}  # fmt: skip
+    train |= {f"dog/{name}": content for name, content in BAD.items()}
+    val = dict(list(train.items())[:19]) | {"cat/cut.png": BAD["cut.png"]}
+    for split, files in {"train": train, "val": val}.items():
+        for name, content in files.items():
+            file = root / split / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+    return root
+
+
+def test_f13_broken_pictures(pictures, tmp_path):
+    listed = {f"train/dog/{name}" for name in BAD} | {"val/cat/cut.png"}
+    folders = {tmp_path / str(number): 2 * (number // 2) for number in range(4)}
+    finished = right = 0
+    for folder, workers in folders.items():
+        process = begin(folder, *BROKEN, "--data", pictures, f"DATALOADER.WORKERS={workers}")
+        seconds_to_end(process)
+        assert process.returncode == 0, said(folder)
+        finished += [line["step"] for line in metrics(folder, "train")] == list(range(1, 21))
+        names = [line.split("\t")[0] for line in bad_samples(folder)]
+        right += sorted(names) == sorted(listed)
+        assert metrics(folder, "val")[-1]["count"] == 19
+    alike = {(weights(folder), str(figures(metrics(folder)))) for folder in folders}
+    record("F13", "of 4 runs with 0 and 2 workers, whose epochs come to their end", finished, 4)
+    record("F13", "bad_samples.txt names the broken ones, each once, and no odd one", right, 4)
+    record("F13", "different weights or figures among the 4", len(alike) - 1, 0)
+
+
+def bad_samples(folder):
+    return Path(folder, "bad_samples.txt").read_text().splitlines()
+
+
+def test_f13_a_resumed_run_lists_each_once(pictures, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for epochs in (1, 2, 3):
+        words = (f"OPTIM.EPOCHS={epochs}", "--data", pictures, "--output_dir", "run", "--resume")
+        assert vil("train", *BROKEN, *words).code == 0
+    assert len(bad_samples("run")) == len(set(bad_samples("run"))) == len(BAD) + 1
+    assert vil("evaluate", "--run", "run").code == 0
+    assert results("run")["folder"]["count"] == 19
+
+
+def substitutes(root, workers):
+    """Which pictures stand where, for two epochs."""
+    words = [word for word in BROKEN if "=" in word]
+    cfg = get_config(None, [*words, f"DATA.PATH={root}", f"DATALOADER.WORKERS={workers}"])
+    loader = build_data.build_train_loader(cfg, Ranks(), torch.device("cpu"))
+    names = loader.samples.dataset.sample_name
+    return [list(map(names, batch.indices.tolist())) for batch in loader.batches(0, 20)]
+
+
+def test_f13_the_same_substitutes(pictures):
+    shown = [substitutes(pictures, workers) for workers in (0, 0, 1, 2)]
+    broken = {f"train/dog/{name}" for name in BAD}
+    assert not any(broken.intersection(batch) for batch in shown[0])
+    record("F13", "different substitutes with 0, 1 and 2 workers",
+           sum(other != shown[0] for other in shown), 0)  # fmt: skip
+
+
+def test_f13_too_many_broken_pictures(pictures, tmp_path, monkeypatch):
+    """Above the allowed fraction the run is refused, and says how to go on."""
+    monkeypatch.chdir(tmp_path)
+    pattern = r"vil train: \d of 180 images cannot be read, .* or raise DATA\.MAX_BAD_FRACTION"
+    refused = 0
+    for number, fraction in enumerate((0.044, 0.01, 0.0)):
+        words = (*BROKEN, f"DATA.MAX_BAD_FRACTION={fraction}", "--data", pictures)
+        folder = tmp_path / str(number)
+        if number == 0:
+            process = begin(folder, *words)
+            seconds_to_end(process)
+            code, line = process.returncode, said(folder).splitlines()[-1]
+        else:
+            code, _, line = vil("train", *words, "--output_dir", folder)
+        refused += code == status(folder)["code"] == DATA and bool(re.match(pattern, line))
+    record("F13", "of 3 runs with more than are allowed, refused", refused, 3)
+
+
+# Workers that die
+
+
+DEATHS = [("exit", True), ("SIGKILL", True), ("SIGKILL", False), ("exit", False), ("SIGBUS", True)]
+
+
+def test_f14_a_worker_dies(tmp_path):
+    named, seconds, orphans = 0, [], 0
+    for number, (how, training) in enumerate(DEATHS):
+        folder, file = tmp_path / str(number), tmp_path / f"{number}.died"
+        words = (*TINY, f"DATALOADER.WORKERS={1 + number % 2}")
+        fault = dict(what="worker", how=how, training=training, file=str(file))
+        process = begin_with(folder, *words, **fault)
+        seconds_to_end(process)
+        pid, died = file.read_text().split()
+        seconds.append(time.monotonic() - float(died))
+        line = said(folder).splitlines()[-1].strip("\0")  # which torch's own words end with
+        fits = re.match(rf"vil train: loader worker \(pid.* {pid}\) .*DATALOADER\.WORKERS", line)
+        right = process.returncode == status(folder)["code"] == DATA
+        named += right and bool(fits) and "Traceback" not in said(folder)
+        time.sleep(0.2)
+        orphans += len(left_over(process.pid))
+        end_all(process)
+    slowest = round(max(seconds), 1)
+    record("F14", "of 5 deaths, told in a line that names the worker, exit code 3", named, 5)
+    record("F14", "seconds from the death to the run's end", slowest, "< 10", kept=slowest < 10)
+    record("F14", "processes left behind", orphans, 0)
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict"])
+def test_f14_outside_of_training(verb, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert vil("train", *TINY, "--output_dir", "run").code == 0
+    for number in range(3):
+        Path(f"{number}.png").write_bytes(picture(number))
+
+    def dying(samples, at):
+        assert multiprocessing.parent_process()  # this is a worker
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(Samples, "__getitem__", dying)
+    words = ["--images", "0.png", "1.png", "2.png"] if verb == "predict" else []
+    ended = vil(verb, "--run", "run", "DATALOADER.WORKERS=1", "DATALOADER.BSZ=2", *words)
+    assert ended.code == DATA
+    assert f"vil {verb}: loader worker (pid" in ended.err.splitlines()[-1]
+    assert multiprocessing.active_children() == []
+
+
+# Workers however they start
+
+
+EVERY = ("digits", "folder", "imagenet", "tar", "tsv", "cifar", "cifar100", "mnist", "fake")
+JOINED = (
+    *SMALL, f"DATA.TRAIN=[{','.join(EVERY)}]", "DATA.TEST=[tsv]", "DATA.NUM_CLASSES=10",
+    "DATA.KWARGS={n: 12, size: 16}", "DATALOADER.BSZ=128", "DATA.MAX_BAD_FRACTION=0.2",
+    "AUG.TIMM_AUG.USE_TRANSFORM=True", "OPTIM.EPOCHS=1",
+)  # fmt: skip
+
+
+def test_f26_every_format_by_every_start_method(tmp_path):
+    """All formats joined, in one run for each way to start workers."""
+    (tmp_path / "data").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        write_everything(tmp_path / "data", patch)
+    ways = [("", 0), ("fork", 1), ("fork", 2), ("spawn", 1), ("forkserver", 2)]
+    kept = {}
+    for method, workers in ways:
+        folder = tmp_path / f"{method} {workers}"
+        words = (*JOINED, "--data", tmp_path / "data", f"DATALOADER.WORKERS={workers}")
+        process = begin_with(folder, *words, what="start", method=method)
+        seconds_to_end(process)
+        assert process.returncode == 0, said(folder)
+        kept[folder.name] = weights(folder)
+    equal = sum(found == kept[" 0"] for found in kept.values()) - 1
+    record("F26", "of 4 runs with other workers, weights of the run without", equal, 4)

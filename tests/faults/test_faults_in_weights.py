@@ -1,0 +1,176 @@
+"""Weights of another architecture, head or image size: told apart, and resized only when asked."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from real_runs import really
+from records import record
+from safetensors.torch import load_file
+from small_runs import TINY, checkpoint, vil
+
+from vil import build
+from vil.config import get_config
+
+CHECKPOINT = 4
+ARCH = "MODEL.VIT.MSVIT.ARCH"
+# Absolute embeddings and a window in stage 1, a table over the whole map in stage 2.
+OURS = (*TINY, f"{ARCH}=l1,h1,d16,n1,s1,g1,p4,f3,a1_l2,h2,d32,n1,s0,g1,p2,f3,a0")
+STILL = ("OPTIM.LR=1e-30", "OPTIM.WD=0", "OPTIM.EPOCHS=1")  # too little to be seen in a weight
+LINES = ("stages.0.embed.position.x_pos_embed", "stages.0.embed.position.y_pos_embed")
+TABLE = "stages.1.blocks.0.attn.local_relative_position_bias_table"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run's folder."""
+    folder = tmp_path_factory.mktemp("runs") / "trained"
+    assert vil("train", *OURS, "OPTIM.EPOCHS=1", "--output_dir", folder).code == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def weights(folder):
+    return load_file(checkpoint(folder) / "model.safetensors")
+
+
+OTHERS = {
+    "deeper": f"{ARCH}=l1,h1,d16,n2,s1,g1,p4,f3,a1_l2,h2,d32,n1,s0,g1,p2,f3,a0",
+    "shallower": f"{ARCH}=l1,h1,d32,n1,s1,g1,p4,f3,a1",
+    "wider": f"{ARCH}=l1,h1,d24,n1,s1,g1,p4,f3,a1_l2,h2,d32,n1,s0,g1,p2,f3,a0",
+    "other positions": f"{ARCH}=l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s0,g1,p2,f3,a0",
+    "other tokens": f"{ARCH}=l1,h1,d16,n1,s1,g2,p4,f3,a1_l2,h2,d32,n1,s0,g1,p2,f3,a0",
+    "other patches": f"{ARCH}=l1,h1,d16,n1,s1,g1,p8,f3,a1_l2,h2,d32,n1,s0,g1,p1,f3,a0",
+    "other attention": "MODEL.VIT.MSVIT.ATTN_TYPE=srformer",
+    "a network of others": "MODEL.ARCH=resnet18",
+}
+
+
+def differences(words, state) -> dict[str, set[str]]:
+    """What the model that the words ask for does not find in the file, and so on."""
+    model = build.build_model(get_config(None, [*OURS, *words])).state_dict()
+    other = {
+        name
+        for name in model.keys() & state.keys()
+        if model[name].shape != state[name].shape
+        # of tables the number of places may be other, not what there is at each
+        and not (name in (*LINES, TABLE) and model[name].shape[-1] == state[name].shape[-1])
+    }
+    missing, unexpected = model.keys() - state.keys(), state.keys() - model.keys()
+    return {"missing": missing, "unexpected": unexpected, "mismatched": other}
+
+
+def listed(kind, text) -> set[str]:
+    return set(re.findall(rf"^  {kind}: (\S+)", text, re.MULTILINE))
+
+
+def is_right(text, wanted) -> bool:
+    """Whether a message counts and lists what does not fit, and has an advice."""
+    counts = {kind: int(count) for count, kind in re.findall(r"(\d+) (\w+)", text.splitlines()[0])}
+    return text.splitlines()[-1].startswith("  (another architecture") and all(
+        counts.get(kind, 0) == len(names)
+        and listed(kind, text) <= names
+        and (bool(listed(kind, text)) == bool(names))
+        for kind, names in wanted.items()
+    )
+
+
+def test_f20_another_architecture(trained):
+    right, state = 0, weights(trained)
+    for number, (name, words) in enumerate(OTHERS.items()):
+        wanted = differences([words], state)
+        assert any(wanted.values())
+        for verb in ("train", "evaluate"):
+            run = really if number == 0 else vil
+            words_of_run = (*OURS, words, f"MODEL.MODEL_PATH={trained}", "--output_dir", "out")
+            ended = run(verb, *words_of_run)
+            fine = ended.code == CHECKPOINT and is_right(ended.err, wanted)
+            right += fine
+            if not fine:
+                print(name, verb, wanted, ended)
+    record("F20", "of 8 architectures, by 2 commands: refused, all differences counted", right, 16)
+
+
+def test_f20_resuming_with_another_model(trained):
+    """Refused by the config, and by the weights where the config is overruled."""
+    before, refused = weights(trained), 0
+    changes = (OTHERS["deeper"], "INPUT.IMAGE_SIZE=48", "DATA.NUM_CLASSES=7")
+    for words in changes:
+        words = (*OURS, words, "DATA.KWARGS.num_classes=7" if "NUM" in words else "LOG_FREQ=1")
+        words = (*words, "--output_dir", trained, "--resume", "OPTIM.EPOCHS=2")
+        ended = vil("train", *words)
+        refused += ended.code == CHECKPOINT and "set RUN.ALLOW_CHANGES True" in ended.err
+        ended = vil("train", *words, "RUN.ALLOW_CHANGES=True")
+        refused += ended.code == CHECKPOINT and "is of another model:\n  " in ended.err
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(trained).items())
+    record("F20", "of 3 changes, twice, refused when a run is resumed", refused, 6)
+
+
+def taken_over(found, state, names):
+    """Whether weights are those of the file, where nothing was to be changed."""
+    return all(torch.allclose(found[n], state[n], rtol=0, atol=1e-20) for n in names)
+
+
+SEVEN = (*OURS, "DATA.NUM_CLASSES=7", "DATA.KWARGS.num_classes=7")
+
+
+def test_f20_another_head(trained, tmp_path):
+    state = weights(trained)
+    ended = really("train", *SEVEN, f"MODEL.MODEL_PATH={trained}", "--output_dir", "keep")
+    refused = ended.code == CHECKPOINT and "FINETUNE.HEAD to new or rows:FILE" in ended.err
+    assert listed("mismatched", ended.err) == {"head.weight", "head.bias"}
+    record("F20", "a head with other classes: refused, with the key that allows it", refused, True)
+    (tmp_path / "rows.txt").write_text("3 1 0 2 2 1 0\n")
+    rest, right = [name for name in state if not name.startswith("head.")], 0
+    for head in ("new", "rows:rows.txt"):
+        words = (*SEVEN, *STILL, f"FINETUNE.HEAD={head}", f"MODEL.MODEL_PATH={trained}")
+        ended = vil("train", *words, "--output_dir", head[:4])
+        assert ended.code == 0, ended.err
+        found = weights(head[:4])
+        wanted = state["head.weight"][[3, 1, 0, 2, 2, 1, 0]]
+        rows = torch.allclose(found["head.weight"], wanted, rtol=0, atol=1e-20)
+        right += taken_over(found, state, rest) and rows == (head != "new")
+    record("F20", "FINETUNE.HEAD new and rows: only the head is other", right, 2)
+
+
+def resized(state, side, rule):
+    """The tables as the docs have them, for `side` x `side` tokens in stage 1."""
+    lines = {name: state[name].double() for name in LINES}
+    if rule == "crop":
+        lines = {name: line[:, :side] for name, line in lines.items()}
+    else:
+        lines = {
+            name: F.interpolate(line.mT, side, mode="linear").mT for name, line in lines.items()
+        }
+    old, new = (2 * 4 - 1, 2 * (side // 2) - 1)  # of stage 2
+    image = state[TABLE].double().T.reshape(1, -1, old, old)
+    table = F.interpolate(image, (new, new), mode="bilinear")
+    return {**lines, TABLE: table[0].flatten(1).T}
+
+
+def test_f20_another_image_size(trained):
+    state, right = weights(trained), 0
+    rest = [name for name in state if name not in (*LINES, TABLE)]
+    for size, rule in ((48, "interpolate"), (24, "interpolate"), (24, "crop")):
+        words = (f"INPUT.IMAGE_SIZE={size}", f"MODEL.VIT.POS_RESIZE={rule}")
+        folder = f"{rule} {size}"
+        words = (*OURS, *STILL, *words, f"MODEL.MODEL_PATH={trained}", "--output_dir", folder)
+        run = really if size == 48 else vil
+        ended = run("train", *words)
+        assert ended.code == 0, ended.err
+        assert listed("resized", re.sub(r"^\S+ +", "  ", ended.out)) <= {*LINES, TABLE}
+        assert "3 resized" in ended.out
+        found, wanted = weights(folder), resized(state, size // 4, rule)
+        close = all(torch.allclose(found[n].double(), wanted[n], atol=1e-6) for n in wanted)
+        right += close and taken_over(found, state, rest)
+    record("F20", "of 3 image sizes: tables resized by POS_RESIZE, nothing else", right, 3)
+    words = ("INPUT.IMAGE_SIZE=48", "MODEL.VIT.POS_RESIZE=crop", f"MODEL.MODEL_PATH={trained}")
+    ended = really("train", *OURS, *words, "--output_dir", "out")
+    refused = ended.code == CHECKPOINT and listed("mismatched", ended.err) == {*LINES}
+    advised = ended.err.splitlines()[-1].endswith("set MODEL.VIT.POS_RESIZE to interpolate)")
+    record("F20", "too little to crop: refused, with the way out", refused and advised, True)

@@ -1,0 +1,436 @@
+"""Files of strangers: what is in them is never run, and leads to no file elsewhere.
+
+Every payload here would make the folder `canary`. Each file is refused with one line and the
+documented code or, where the docs say so, left out or never looked at.
+"""
+
+import io
+import json
+import os
+import pickle
+import re
+import shutil
+import stat
+import tarfile
+import warnings
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from data_files import picture, samples, write_folder, write_map, write_tsv
+from real_runs import really
+from records import record
+from small_runs import SMALL, TINY, Outcome, vil
+
+from vil.engine.disk import MANIFEST, SEAL, fingerprint, seal
+
+USAGE, DATA, CHECKPOINT = 2, 3, 4
+
+
+class Payload:
+    """Unpickled, it makes the canary."""
+
+    def __reduce__(self):
+        return os.mkdir, (os.path.abspath("canary"),)
+
+
+STATE = {"head.weight": torch.ones(4, 32), "note": Payload()}
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    """Where payloads work, when somebody runs them."""
+    monkeypatch.chdir(tmp_path)
+    pickle.loads(pickle.dumps(Payload()))
+    os.rmdir("canary")
+
+
+class Tally:
+    """Counts what was tried and what was refused in a line, and tells of what was not."""
+
+    def __init__(self):
+        self.tried = self.refused = 0
+
+    def judge(self, name, ended, code, said):
+        ran = Path("canary").exists()
+        one_line = re.search(said, ended.err) and ended.err.count("\n") == 1
+        fine = ended.code == code and one_line and not ran
+        self.tried += 1
+        self.refused += bool(fine)
+        if not fine:
+            print(f"{name}: {ended.code}, not {code}; {said!r} in {ended.err}; payload ran: {ran}")
+
+    def record(self, what):
+        record("F16", f"{what} refused, and their payloads not run", self.refused, self.tried)
+
+
+# Configs
+
+
+MAKE = "!!python/object/apply:os.mkdir [canary]"
+CALL = "(__import__('os').mkdir('canary'), 1)"
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "\n".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)
+)
+CONFIGS = {
+    "object": (f"OPTIM: {MAKE}", "tags are refused"),
+    "object as a value": (f"OPTIM:\n  LR: {MAKE}", "x.yaml:2: .*tags are refused"),
+    "object as a key": (f"? {MAKE}\n: 1", "tags are refused"),
+    "object in the second document": (f"OPTIM: {{}}\n---\n{MAKE}", "refused|not valid YAML"),
+    "new object": ("OPTIM: !!python/object/new:os.mkdir [canary]", "tags are refused"),
+    "name": ("OPTIM: {LR: !!python/name:os.mkdir ''}", "tags are refused"),
+    "own tag": ("%TAG ! tag:yaml.org,2002:python/\n---\nOPTIM: !name:os.mkdir ''", "are refused"),
+    "expression": (f'AUG: {{SCALE: "{CALL}"}}', "AUG.SCALE: expected tuple of float"),
+    "key twice": ("OPTIM:\n  LR: 1\n  LR: 2", "OPTIM.LR: given twice"),
+    "section twice": ("OPTIM: {LR: 1}\nOPTIM: {LR: 2}", "OPTIM: given twice"),
+    "merged key": ("OPTIM: &a {LR: 1}\nSOLVER: {<<: *a}", "SOLVER.<<"),
+    "bomb of aliases": (BOMB, "too large once its aliases are written out"),
+    "alias to itself": ("DATA: &a {KWARGS: *a}", "too large"),
+    "depth": ("DATA: {KWARGS: {a: " + "[" * 5000, "nested deeper than"),
+    "size": ("#" * (1 << 20) + "\n", "larger than"),
+    "base of the system": ("_BASE_: ../../../etc/passwd", "a config ends in"),
+    "base that is a link": ("_BASE_: link.yaml", "lies outside"),
+    "base above": ("_BASE_: ../theirs/secret.yaml", "lies outside"),
+    "base that is code": ("_BASE_: code.py", "a config ends in"),
+    "base of bases": ("_BASE_: x.yaml", "in a circle"),
+}
+
+
+def test_f16_configs():
+    """All in processes of their own."""
+    for folder in ("mine", "theirs"):
+        os.mkdir(folder)
+    Path("theirs/secret.yaml").write_text("OPTIM: {LR: 2}")
+    Path("mine/link.yaml").symlink_to(Path("theirs/secret.yaml").resolve())
+    Path("mine/code.py").write_text("import os\nos.mkdir('canary')\n")
+    tally = Tally()
+    for name, (text, said) in CONFIGS.items():
+        Path("mine/x.yaml").write_text(text)
+        ended = really("train", "--config-file", "mine/x.yaml")
+        tally.judge(name, ended, USAGE, said)
+    for words, said in (
+        (["--config-file", "mine/code.py"], "a config ends in"),
+        ([f"AUG.SCALE={CALL}"], "expected tuple of float"),
+        ([f"DATA.KWARGS={{a: {MAKE}}}"], "tags are refused"),
+        ([f"DATA.TRAIN=[{MAKE}]"], "tags are refused"),
+    ):
+        tally.judge(words, really("train", *words), USAGE, said)
+    Path("mine/config.yaml").write_text(f"OPTIM: {MAKE}")
+    ended = really("train", "--output_dir", "mine", "--resume")
+    tally.judge("config of a run", ended, USAGE, "tags are refused")
+    tally.record("configs")
+
+
+# Weights
+
+
+def old_tar(file):
+    with tarfile.open(file, "w") as archive:
+        for name in ("sys_info", "pickle", "storages", "tensors"):
+            add(archive, name, pickle.dumps(Payload(), protocol=2))
+
+
+def torch_script(file):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(torch.nn.ReLU()), file)
+
+
+def of_another_library(folder):
+    """What torch.distributed.checkpoint writes; its reader unpickles .metadata."""
+    os.mkdir(folder)
+    Path(folder, ".metadata").write_bytes(pickle.dumps(Payload()))
+    Path(folder, "__0_0.distcp").write_bytes(b"")
+
+
+WEIGHTS = {
+    "a.pt": lambda file: torch.save(STATE, file),
+    "old.pt": lambda file: torch.save(STATE, file, _use_new_zipfile_serialization=False),
+    "older.pt": old_tar,
+    "nested.pt": lambda file: torch.save({"model": {"a": [Payload()]}}, file),
+    "module.pth": lambda file: torch.save(torch.nn.Linear(2, 2), file),
+    "script.pt": torch_script,
+    "plain.pt": lambda file: Path(file).write_bytes(pickle.dumps(STATE, protocol=2)),
+    "newer.pt": lambda file: Path(file).write_bytes(pickle.dumps(STATE, protocol=5)),
+    "a.safetensors": lambda file: Path(file).write_bytes(pickle.dumps(Payload())),
+    "b.safetensors": lambda file: Path(file).write_bytes((1 << 62).to_bytes(8, "little")),
+    "folder": of_another_library,
+}
+
+
+def test_f16_weights():
+    tally = Tally()
+    for number, (name, write) in enumerate(WEIGHTS.items()):
+        write(name)
+        for verb in ("train", "evaluate"):
+            run = really if number == 0 else vil
+            ended = run(verb, *TINY, f"MODEL.MODEL_PATH={name}", "--output_dir", "out")
+            tally.judge(f"{verb} {name}", ended, CHECKPOINT, rf"{name} is damaged,? or ")
+    assert not Path("out").exists()
+    tally.record("weights")
+
+
+# Checkpoints and runs
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of one epoch, to be tampered with."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    assert vil("train", *TINY, "OPTIM.EPOCHS=1", "OPTIM.EMA=0.9", "--output_dir", folder).code == 0
+    return folder
+
+
+def copied(whole) -> Path:
+    """A copy of its checkpoint, below `run`."""
+    shutil.rmtree("run", ignore_errors=True)
+    shutil.copytree(whole, "run", symlinks=True)
+    return Path("run/checkpoints/step-00000004")
+
+
+def forge(folder, **files):
+    """Manifest and seal that vouch for the folder's files as they are now, and for `files`."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for name in manifest["files"]:
+        manifest["files"][name] = fingerprint(folder / name)
+    manifest["files"] |= files
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    (folder / SEAL).write_text(seal(folder))
+
+
+def pickled(name, write):
+    def tamper(folder):
+        write(folder / name)
+        forge(folder)
+
+    return tamper
+
+
+def linked(folder):
+    torch.save(STATE, "elsewhere.pt")
+    (folder / "state.pt").unlink()
+    (folder / "state.pt").symlink_to(Path("elsewhere.pt").resolve())
+    forge(folder)
+
+
+def linked_whole(folder):
+    torch.save(STATE, folder / "state.pt")
+    forge(folder)
+    shutil.rmtree("elsewhere", ignore_errors=True)
+    folder.rename("elsewhere")
+    folder.symlink_to(Path("elsewhere").resolve())
+
+
+def leading_out(name):
+    def tamper(folder):
+        Path("secret").write_text("mine")
+        forge(folder, **{name: fingerprint(folder / name)})
+
+    return tamper
+
+
+def bottomless(folder):
+    (folder / MANIFEST).write_text("[" * 100_000)
+    (folder / SEAL).write_text(seal(folder))
+
+
+def pointing(text):
+    def tamper(folder):
+        (folder.parent / "last").write_bytes(text)
+
+    return tamper
+
+
+RESUMED = {
+    "state as a zip": pickled("state.pt", lambda file: torch.save(STATE, file)),
+    "state as a pickle": pickled("state.pt", lambda f: f.write_bytes(pickle.dumps(STATE, 2))),
+    "state as a tar": pickled("state.pt", old_tar),
+    "state of nothing": pickled("state.pt", lambda file: torch.save([1], file)),
+    "weights as a pickle": pickled("model.safetensors", WEIGHTS["plain.pt"]),
+    "average as a pickle": pickled("ema.safetensors", WEIGHTS["plain.pt"]),
+    "state that is a link": linked,
+    "checkpoint that is a link": linked_whole,
+    "manifest above": leading_out("../../../secret"),
+    "manifest of the system": leading_out("/etc/passwd"),
+    "manifest that turns round": leading_out("../step-00000004/state.pt"),
+    "bottomless manifest": bottomless,
+}
+EVALUATED = {
+    "last above": pointing(b"../../whole/checkpoints/step-00000004"),
+    "last of the system": pointing(b"/etc"),
+    "last of nothing": pointing(b""),
+    "last of noise": pointing(b"\xff\0\n"),
+    "average": RESUMED["average as a pickle"],
+    "manifest above": RESUMED["manifest above"],
+    "bottomless manifest": bottomless,
+}
+
+
+def test_f16_checkpoints(whole, tmp_path):
+    shutil.copytree(whole, "whole")  # a whole one, which a pointer could lead to
+    tally = Tally()
+    for number, (name, tamper) in enumerate(RESUMED.items()):
+        tamper(copied(whole))
+        run = really if number == 0 else vil
+        ended = run("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")
+        tally.judge(name, ended, CHECKPOINT, "cannot be read|is whole")
+    for name, tamper in EVALUATED.items():
+        tamper(copied(whole))
+        ended = vil("evaluate", "--run", "run", "--checkpoint", "last")
+        tally.judge(name, ended, CHECKPOINT, "damaged|names no checkpoint")
+    tally.record("checkpoints")
+    folder = copied(whole)
+    of_another_library("theirs")
+    for name in (".metadata", "__0_0.distcp"):
+        shutil.copy(f"theirs/{name}", folder)
+    ended = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")
+    assert ended.code == 0, ended.err
+    assert not Path("canary").exists()  # pickles of others beside a checkpoint are not read
+
+
+LINKS = (
+    "run.lock", "log.txt", "metrics.jsonl", "command.txt", "env.txt", "status.json", "config.yaml",
+    "classes.txt", "autotune.json", "bad_samples.txt", "checkpoints/last", "checkpoints/best",
+    "crash/stacks-rank0.txt", "plots/loss.png", "new.txt",
+)  # fmt: skip
+
+
+def test_f16_links_in_a_run(whole):
+    tally, changed = Tally(), 0
+    for name in LINKS:
+        copied(whole)
+        link, victim = Path("run", name), Path("victim")
+        victim.write_bytes(link.read_bytes() if link.exists() else b"mine")
+        before = victim.read_bytes()
+        link.parent.mkdir(exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(victim.resolve())
+        ended = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")
+        tally.judge(name, ended, USAGE, f"run/{name} is a link: remove it")
+        changed += victim.read_bytes() != before
+    tally.record("links in a run's folder")
+    record("F16", "files that a link made us change", changed, 0)
+    folder = copied(whole)
+    folder.rename("precious")
+    folder.symlink_to(Path("precious").resolve())
+    words = ("--resume", "OPTIM.EPOCHS=4", "RUN.KEEP=1", "OPTIM.LR=1e-9")
+    ended = vil("train", "--output_dir", "run", *words)
+    assert ended.code == 0, ended.err
+    assert not folder.is_symlink()  # pruned
+    kept, original = Path("precious/state.pt"), whole / "checkpoints/step-00000004/state.pt"
+    assert kept.read_bytes() == original.read_bytes()
+
+
+# Data
+
+
+TEN = (*SMALL, "DATA.NUM_CLASSES=10", "DATALOADER.BSZ=5", "OPTIM.EPOCHS=1")
+CLIMBING = ("../evil.png", "/abs/evil.png", "c0/../../evil.png", "c0/../../../etc/evil.png")
+
+
+def train_on(name, *words):
+    sets = (f"DATA.TRAIN=[{name}]", f"DATA.TEST=[{name}]")
+    return vil("train", *TEN, *sets, *words, "--data", "data", "--output_dir", "out")
+
+
+def add(archive, name, content=b"", **fields):
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    for field, value in fields.items():
+        setattr(member, field, value)
+    archive.addfile(member, io.BytesIO(content))
+
+
+def hostile_tar(split, whole):
+    with tarfile.open(f"data/{split}.tar", "w") as archive:
+        for name, content in whole.items():
+            add(archive, name, content)
+        for name in CLIMBING:
+            add(archive, name, picture(1))
+        add(archive, "c0/link.png", type=tarfile.SYMTYPE, linkname="/etc/passwd")
+        add(archive, "c0/hard.png", type=tarfile.LNKTYPE, linkname="../../../etc/passwd")
+        add(archive, "c0/device.png", type=tarfile.CHRTYPE, devmajor=1, devminor=3)
+        add(archive, "c0/pipe.png", type=tarfile.FIFOTYPE)
+    return len(CLIMBING) + 4
+
+
+def hostile_zip(split, whole):
+    link = zipfile.ZipInfo("c0/link.png")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(f"data/{split}.zip", "w") as archive:
+        for name in (*whole, *CLIMBING):
+            archive.writestr(name, whole.get(name) or picture(1))
+        archive.writestr(link, "/etc/passwd")
+    labels = dict.fromkeys((*CLIMBING, link.filename), 0)
+    write_map(Path("data"), split, labels | {name: int(name[1]) for name in whole})
+    return len(CLIMBING) + 1 - 2  # nobody asks for hidden members, nor for those that begin with /
+
+
+@pytest.mark.parametrize(("name", "write"), [("imagenet", hostile_zip), ("tar", hostile_tar)])
+def test_f16_archives(name, write, tmp_path):
+    os.mkdir("data")
+    for split in ("train", "val"):
+        hostile = write(split, {})
+    ended = train_on(name)
+    assert ended.code == DATA
+    assert re.match("vil train: .*(has no pictures|names no picture)", ended.err)
+    for split in ("train", "val"):
+        write(split, samples(split))
+    ended = train_on(name)
+    assert ended.code == 0, ended.err
+    assert "10 images of 10 classes" in ended.out
+    said = re.search(r"train\.\w+: (\d+) members left out \(links", ended.out)
+    written = [*tmp_path.parent.rglob("evil.png"), *Path("/").glob("*/evil.png")]
+    kind = "zip" if name == "imagenet" else "tar"
+    record("F16", f"hostile members left out of a {kind}", int(said[1]), hostile)
+    record("F16", f"files unpacked from a {kind}", len(written), 0)
+
+
+def pickles_of_cifar():
+    folder = Path("data/cifar-10-batches-py")
+    folder.mkdir()
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"):
+        (folder / name).write_bytes(pickle.dumps(Payload()))
+
+
+TSV = {
+    "object": (f"img: {MAKE}", "cannot be read"),
+    "system": ("img: /etc/passwd", "passwd, line 1: no label"),
+    "above": ("img: ../secret.txt", "secret.txt, line 1: no label"),
+    "bottomless": (f"img: {'[' * 5000}", "cannot be read"),
+    "bomb": (f"{BOMB}\nimg: *a9", "img must be the path of a file"),
+}
+
+
+def test_f16_data(tmp_path, monkeypatch):
+    os.mkdir("data")
+    tally = Tally()
+    pickles_of_cifar()
+    tally.judge("cifar", train_on("cifar"), DATA, "no whole .*cifar-10-batches-py")
+    Path("secret.txt").write_text("mine\n")
+    for name, (text, said) in TSV.items():
+        Path("data/train.yaml").write_text(text)
+        tally.judge(name, train_on("tsv"), DATA, said)
+    for split in ("train", "val"):
+        write_tsv(Path("data"), split, samples(split))
+    Path("data/map.json").write_text("[" * 100_000)
+    ended = train_on("tsv", "DATA.TARGETMAP=map.json")
+    tally.judge("target map", ended, DATA, "cannot be read as JSON")
+    assert not [*tmp_path.glob("*.lineidx"), *Path("/etc").glob("*.lineidx")]
+    postscript(monkeypatch)
+    ended = train_on("folder")
+    line = Outcome(ended.code, ended.out, ended.err.splitlines()[-1] + "\n")
+    tally.judge("PostScript", line, DATA, "cannot be read, more than the allowed")
+    tally.record("data")
+
+
+def postscript(monkeypatch):
+    """Among the pictures; whoever starts Ghostscript for it makes the canary."""
+    os.mkdir("bin")
+    Path("bin/gs").write_text(f"#!/bin/sh\nmkdir {os.path.abspath('canary')}\necho 10.0\n")
+    Path("bin/gs").chmod(0o755)
+    monkeypatch.setenv("PATH", os.path.abspath("bin"), prepend=os.pathsep)
+    program = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
+    for split in ("train", "val"):
+        write_folder(Path("data"), split, samples(split) | {"c0/0.png": program})
