@@ -56,10 +56,9 @@ class Log:
             self.bar = open_bar(step, end)
 
     def say(self, text: str) -> None:
-        """A line on the terminal and in log.txt; names of files need not be UTF-8."""
+        """A line on the terminal and in log.txt."""
         if not self.enabled:
             return
-        text = text.encode(errors="backslashreplace").decode()
         line = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {text}"
         self.text.write(f"{line}\n")
         if self.bar:
