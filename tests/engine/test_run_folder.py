@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -12,7 +14,6 @@ from vil.engine.distributed import Ranks
 from vil.engine.log import Log, pairs
 from vil.engine.run import Run, RunFolderError
 from vil.utils.errors import DataError
-from vil.utils.files import replace_text
 
 FIGURES = {"loss": 2.30259, "top1": 12.5, "time": 0.25, "data": 0.01}
 
@@ -29,7 +30,11 @@ def test_names_are_written_alike_in_every_locale(tmp_path):
     log.say("Äpfel \udce4")
     log.close()
     assert (tmp_path / "log.txt").read_bytes().endswith(b" \xc3\x84pfel \xe4\n")
-    replace_text(tmp_path / "classes.txt", "Äpfel \udce4\n")
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    code = "import sys, pathlib; from vil.utils.files import replace_text\n"
+    code += 'replace_text(pathlib.Path(sys.argv[1]), "\\xc4pfel \\udce4\\n")'
+    words = [sys.executable, "-c", code, tmp_path / "classes.txt"]
+    subprocess.run(words, env={**os.environ, **ascii_alone}, check=True)
     assert (tmp_path / "classes.txt").read_bytes() == b"\xc3\x84pfel \xe4\n"
 
 
