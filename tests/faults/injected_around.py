@@ -87,7 +87,9 @@ def clock(step):
             return datetime.now(tz) + timedelta(seconds=jump[0])
 
     def act(now):
-        jump[0] = {step: -3600, step + 1: 3600}.get(now, jump[0])
+        if now in (step, step + 1):
+            jump[0] = -3600 if now == step else 3600
+            time.sleep(0.5)  # for all who look at the clock now and then
 
     time.time = lambda: plain() + jump[0]
     log.datetime = run.datetime = Jumping
