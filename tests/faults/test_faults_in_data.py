@@ -114,7 +114,7 @@ def test_f13_the_same_substitutes(pictures):
 def test_f13_too_many_broken_pictures(pictures, tmp_path, monkeypatch):
     """Above the allowed fraction the run is refused, and says how to go on."""
     monkeypatch.chdir(tmp_path)
-    pattern = r"vil train: \d of 180 images cannot be read, .* or raise DATA\.MAX_BAD_FRACTION"
+    pattern = r"vil train: \d of 180 images cannot be read, .*MAX_BAD_FRACTION\): mend or remove"
     refused = 0
     for number, fraction in enumerate((0.044, 0.01, 0.0)):
         words = (*BROKEN, f"DATA.MAX_BAD_FRACTION={fraction}", "--data", pictures)

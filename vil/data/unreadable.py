@@ -59,8 +59,8 @@ class Ledger:
             if len(self.seen) > self.max_fraction * self.total:
                 raise DataError(
                     f"{len(self.seen)} of {self.total} images cannot be read, more than the "
-                    f"allowed fraction of {self.max_fraction}: mend or remove them (the run's "
-                    "bad_samples.txt names them), or raise DATA.MAX_BAD_FRACTION; "
+                    f"allowed fraction of {self.max_fraction} (DATA.MAX_BAD_FRACTION): mend or "
+                    "remove them, the run's bad_samples.txt names them, or allow for more; "
                     f"the last: {name} ({reason})"
                 )
 
