@@ -12,12 +12,12 @@ FOUND = json.loads((ROOT / "benchmarks/results/faults.json").read_text())
 
 def test_the_page_is_written_from_the_result(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    page.write_text(f"before\n{BEGIN}\nof yesterday\n{END}\nafter\n")
     write(FOUND, page)
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert "old" not in text
+    assert "of yesterday" not in text
     assert table(FOUND) in (ROOT / "docs/reliability.md").read_text()
 
 

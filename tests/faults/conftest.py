@@ -20,6 +20,8 @@ def pytest_sessionfinish(session):
         with open(file, "a+") as stream:  # the suite's processes end one after the other
             fcntl.flock(stream, fcntl.LOCK_EX)
             stream.seek(0)
-            found = {**json.loads(stream.read() or "{}"), **FOUND}
+            found = json.loads(stream.read() or "{}")
+            for fault, rows in FOUND.items():
+                found[fault] = found.get(fault, {}) | rows
             stream.truncate(0)
             stream.write(json.dumps(found, indent=1, sort_keys=True) + "\n")
