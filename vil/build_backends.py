@@ -100,7 +100,10 @@ def settle(
     CHOICES.clear()
     CHOICES.update(found)
     if folder and ranks.is_main:
-        replace_text(folder / FILE, json.dumps(CHOICES, indent=1) + "\n")
+        try:
+            replace_text(folder / FILE, json.dumps(CHOICES, indent=1) + "\n")
+        except OSError as error:
+            log.warning("%s cannot be written: %s", folder / FILE, error.strerror or error)
     for a in automatic:
         wanted = CHOICES.get(a.case.bucket())
         if wanted and tuned(a.case) != wanted:

@@ -203,3 +203,28 @@ def test_a_folder_on_another_disk_is_fine(tmp_path):
     (tmp_path / "run/checkpoints").symlink_to(tmp_path / "large")
     toy_train(tmp_path / "run")
     assert (tmp_path / "large/last").is_file()
+
+
+def test_a_full_disk_costs_the_log_and_not_the_run(tmp_path, capsys):
+    """/dev/full answers every write as a disk without room does."""
+    log = Log(tmp_path, enabled=True)
+    log.text.close()
+    log.text = open("/dev/full", "w", buffering=1)  # noqa: SIM115
+    log.say("one")
+    log.say("two")
+    log.close()
+    told = capsys.readouterr()
+    assert [line.split()[-1] for line in told.out.splitlines()] == ["one", "two"]
+    assert told.err.count("the log cannot be written: [Errno 28] No space left on device") == 1
+
+
+def test_what_a_full_disk_refuses_is_named(tmp_path, monkeypatch, capsys):
+    def full(path, text):
+        raise OSError(28, "No space left on device")
+
+    with Run(tmp_path, Ranks(), CPU) as run:
+        monkeypatch.setattr("vil.engine.run.replace_text", full)
+        with pytest.raises(RunFolderError, match=r"config\.yaml cannot be written: No space left"):
+            run.write("config.yaml", "text")
+        run.status("running")
+    assert "status.json cannot be written: No space left" in capsys.readouterr().err

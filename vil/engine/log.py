@@ -13,6 +13,8 @@ import math
 import resource
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -39,7 +41,7 @@ class Log:
     def __init__(self, folder: Path, *, enabled: bool):
         self.folder, self.enabled = folder, enabled
         self.bar = self.metrics = self.tensorboard = None
-        self.drawn = 0.0
+        self.drawn, self.cannot = 0.0, ""
         self.text = open(folder / "log.txt", "a", 1, **TEXT) if enabled else None  # noqa: SIM115
 
     def begin(self, step: int, end: int, *, steps_per_epoch: int, batch_size: int) -> None:
@@ -60,7 +62,8 @@ class Log:
         if not self.enabled:
             return
         line = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {text}"
-        self.text.write(f"{line}\n")
+        with self.patient():
+            self.text.write(f"{line}\n")
         if self.bar:
             self.bar.console.out(line, highlight=False)
         else:
@@ -100,7 +103,8 @@ class Log:
             figures = {k: v for k, v in figures.items() if isinstance(v, (int, float))}
             self.say(f"val {self.position(step)} set {name} {pairs(figures)}")
             self.record(step, f"val/{name}", figures)
-        self.tensorboard.flush()
+        with self.patient():
+            self.tensorboard.flush()
 
     def failure(self, step: int, count: int) -> None:
         """So many checkpoints in a row could not be written."""
@@ -115,16 +119,28 @@ class Log:
         """A line of metrics.jsonl, and TensorBoard's scalars. JSON knows no NaN: null."""
         where = {"step": step, "epoch": step / self.steps_per_epoch, "split": split}
         numbers = {k: v if math.isfinite(v) else None for k, v in figures.items()}
-        self.metrics.write(json.dumps({**where, "wall": time.time(), **numbers}) + "\n")
-        for name, value in figures.items():
-            self.tensorboard.add_scalar(f"{name}/{split}", value, step)
+        with self.patient():
+            self.metrics.write(json.dumps({**where, "wall": time.time(), **numbers}) + "\n")
+        with self.patient():
+            for name, value in figures.items():
+                self.tensorboard.add_scalar(f"{name}/{split}", value, step)
 
     def close(self) -> None:
         if self.bar:
             self.bar.stop()
-        for file in (self.tensorboard, self.metrics, self.text):
-            if file:
+        for file in filter(None, (self.tensorboard, self.metrics, self.text)):
+            with self.patient():
                 file.close()
+
+    @contextmanager
+    def patient(self) -> Iterator[None]:
+        """Inside, a file that cannot be written does not end the run: stderr tells of it, once."""
+        try:
+            yield
+        except OSError as error:
+            if self.cannot != str(error):
+                print(f"vil: the log cannot be written: {error}", file=sys.stderr, flush=True)
+            self.cannot = str(error)
 
 
 def pairs(figures: dict[str, float]) -> str:

@@ -15,6 +15,8 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -63,14 +65,16 @@ class Run:
         """Steps follow. Until then the folder's record of an earlier attempt stays as it is."""
         self.begun = True
         if self.writes:
-            append(self.folder / "command.txt", shlex.join(sys.argv))
-            append(self.folder / "env.txt", environment(self.ranks, self.device))
+            with refused(self.folder):
+                append(self.folder / "command.txt", shlex.join(sys.argv))
+                append(self.folder / "env.txt", environment(self.ranks, self.device))
         self.status("running")
 
     def write(self, name: str, text: str) -> None:
-        """Replace a small file of the folder."""
+        """Replace a small file of the folder; RunFolderError where that cannot be."""
         if self.writes:
-            replace_text(self.folder / name, text)
+            with refused(self.folder / name):
+                replace_text(self.folder / name, text)
 
     def tick(self, step: int) -> None:
         """`step` steps are done."""
@@ -78,7 +82,8 @@ class Run:
         self.log.tick(step)
 
     def status(self, state: str, code: int | None = None, reason: str = "") -> None:
-        """Replace status.json. `code` is the exit code, null while the run goes on."""
+        """Replace status.json. `code` is the exit code, null while the run goes on. A full disk
+        costs the file, not the run."""
         last = pointer(self.checkpoints, "last")
         facts = {
             "state": state,
@@ -88,7 +93,10 @@ class Run:
             "reason": reason,
             "time": now(),
         }
-        self.write("status.json", json.dumps(facts, indent=1) + "\n")
+        try:
+            self.write("status.json", json.dumps(facts, indent=1) + "\n")
+        except RunFolderError as error:
+            print(f"vil: {error}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> "Run":
         return self
@@ -99,6 +107,16 @@ class Run:
             self.status(*verdict(error))
         if self.writes:
             self.lock.close()
+
+
+@contextmanager
+def refused(path: Path) -> Iterator[None]:
+    """RunFolderError, which names the path, for what the system refuses to write."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunFolderError(f"{path} cannot be written: {reason}") from error
 
 
 def verdict(error: BaseException | None) -> tuple[str, int, str]:

@@ -305,7 +305,10 @@ def resume(
             say(f"{name} was {old} and is {new} from here: not the same numbers bit for bit")
     load_average(checkpoint, ema, say)
     if ranks.is_main:
-        point(folder, saved)
+        try:
+            point(folder, saved)
+        except OSError as error:
+            say(f"last and best cannot be written anew: {in_a_line(error)}")
     return replace(saved, seed=fresh.seed, world=fresh.world)
 
 

@@ -5,6 +5,7 @@ A figure that the run never logged has no picture.
 """
 
 import json
+import logging
 from collections import defaultdict
 from pathlib import Path
 
@@ -17,19 +18,23 @@ PICTURES = {
     "lr": ("learning rate", ("lr",)),
 }
 TRAIN = "train"
+log = logging.getLogger(__name__)
 
 
 def draw(folder: Path) -> list[Path]:
-    """Draw what the run in `folder` has logged so far; returns the files written."""
+    """Draw what the run in `folder` has logged so far; returns the files written. What cannot be
+    written is only told of: pictures can be drawn later."""
     series = read_series(Path(folder) / "metrics.jsonl")
-    (Path(folder) / "plots").mkdir(exist_ok=True)
-    written = []
-    for picture, (label, figures) in PICTURES.items():
-        curves = {key: points for key, points in series.items() if key[1] in figures}
-        if curves:
-            file = Path(folder) / "plots" / f"{picture}.png"
-            chart(curves, label).savefig(file, dpi=120)
-            written.append(file)
+    plots, written = Path(folder) / "plots", []
+    try:
+        plots.mkdir(exist_ok=True)
+        for picture, (label, figures) in PICTURES.items():
+            curves = {key: points for key, points in series.items() if key[1] in figures}
+            if curves:
+                chart(curves, label).savefig(plots / f"{picture}.png", dpi=120)
+                written.append(plots / f"{picture}.png")
+    except OSError as error:
+        log.warning("no pictures in %s: %s", plots, error.strerror or error)
     return written
 
 

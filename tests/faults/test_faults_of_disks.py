@@ -1,0 +1,161 @@
+"""Real runs that are killed while they save, find rot, meet a full disk and a failing one."""
+
+import contextlib
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from real_runs import begin, end_all, said, saved_step, seconds_to_end, status
+from records import record
+from same_runs import equal_digests
+from small_runs import TINY, checkpoint
+
+from vil.engine.state import damage, newest_valid
+
+WORDS = (*TINY, "OPTIM.EMA=0.9", "RUN.SAVE_STEPS=1", "RUN.KEEP=9", "SOLVER.LR_POLICY=")
+DIGESTS = 4
+DISK = str(Path(__file__).with_name("injected_disk.py"))
+
+
+def finished(folder, *words, **environ) -> bool:
+    process = begin(folder, *WORDS, *words, **environ)
+    seconds_to_end(process)
+    return process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An unbroken run of eight steps."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert finished(folder), said(folder)
+    return folder
+
+
+def test_f1_real_runs_killed_while_they_save(whole, tmp_path):
+    draw, same = random.Random(1), 0
+    for number in range(5):
+        folder = tmp_path / str(number)
+        process = begin(folder, *WORDS)
+        while saved_step(folder) < 1 + number:
+            assert process.poll() is None, said(folder)
+            time.sleep(0.001)
+        time.sleep(0.05 * draw.random())
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        end_all(process)
+        same += finished(folder, "--resume") and equal_digests(folder, whole) == DIGESTS
+    record("F1", "of 5 real runs that save at every step, ended like the unbroken one", same, 5)
+
+
+def test_f9_real_runs_whose_newest_checkpoint_is_damaged(whole, tmp_path):
+    draw, same = random.Random(2), 0
+    for number, file in enumerate(sorted(p.name for p in checkpoint(whole).iterdir())):
+        folder = tmp_path / str(number)
+        shutil.copytree(whole, folder)
+        damaged = checkpoint(folder) / file
+        data = bytearray(damaged.read_bytes())
+        place = draw.randrange(len(data))
+        data[place] ^= 1 << draw.randrange(8)
+        damaged.write_bytes(data[:place] if number % 2 else data)
+        back = finished(folder, "--resume") and "step-00000008 skipped" in said(folder)
+        same += back and equal_digests(folder, whole) == DIGESTS
+    name = "real runs with one damaged file, that stepped back and ended like the unbroken one"
+    record("F9", f"of {number + 1} {name}", same, number + 1)
+
+
+def test_f10_real_runs_on_a_full_disk(whole, tmp_path):
+    """They go on for four more steps; no file may grow beyond a part of what a checkpoint needs."""
+    longer = ("--resume", "OPTIM.EPOCHS=3")
+    unbroken = tmp_path / "unbroken"
+    shutil.copytree(whole, unbroken)
+    assert finished(unbroken, *longer), said(unbroken)
+    size = (checkpoint(whole) / "state.pt").stat().st_size
+    limits, same = resource.getrlimit(resource.RLIMIT_FSIZE), 0
+    for number, part in enumerate((0.5, 0.7, 0.8, 0.9, 1.0)):
+        folder = tmp_path / str(number)
+        shutil.copytree(whole, folder)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(part * size) - 1, limits[1]))
+        try:
+            process = begin(folder, *WORDS, *longer, "RUN.MAX_FAILED_SAVES=9")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        seconds_to_end(process)
+        went_on = "train epoch 3.00/3 step 12/12" in said(folder)
+        told = "no checkpoint of step 9" in said(folder) and status(folder)["state"] == "failed"
+        valid = saved_step(folder) == 8 and damage(checkpoint(folder)) is None
+        again = finished(folder, *longer) and equal_digests(folder, unbroken) == DIGESTS
+        same += went_on and told and valid and again
+    name = "real runs, that went on, kept their checkpoint, and resumed like the unbroken one"
+    record("F10", f"of 5 {name}", same, 5)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A run's folder on a file system of 4 MB, which root can make."""
+    place = tmp_path / "run"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def fill_up(ballast):
+    """Until its disk has no room for another page."""
+    with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as stream:
+        while stream.write(bytes(4096)):
+            pass
+
+
+def test_f10_a_real_run_without_a_byte_left(small_disk, tmp_path):
+    """From its third epoch on nothing can be written, neither checkpoints nor the log."""
+    longer = ("OPTIM.EPOCHS=20", "RUN.KEEP=1", "RUN.MAX_FAILED_SAVES=99")
+    folder, unbroken, ballast = small_disk, tmp_path / "unbroken", small_disk / "ballast"
+    assert finished(unbroken, *longer), said(unbroken)
+    process = begin(folder, *WORDS, *longer)
+    while saved_step(folder) < 12:
+        assert process.poll() is None, said(folder)
+        time.sleep(0.001)
+    fill_up(ballast)
+    seconds_to_end(process)
+    text = said(folder)
+    went_on = "train epoch 20.00/20 step 80/80" in text and "the log cannot be written" in text
+    stopped = process.returncode == 4 and "no checkpoint of step 80" in text
+    valid = newest_valid(folder / "checkpoints") is not None
+    ballast.unlink()
+    again = finished(folder, *longer, "--resume") and equal_digests(folder, unbroken) == DIGESTS
+    found = [went_on, stopped, valid, again]
+    name = (
+        "a real run without a byte left for the log either goes on, and resumes like the unbroken"
+    )
+    record("F10", name, found == [True] * 4, True)
+
+
+FAULTS = (
+    {"what": "rename", "times": 1},
+    {"what": "rename", "times": 4},
+    {"what": "fsync", "times": 1},
+    {"what": "fsync", "times": 6},
+    {"what": "fsync", "seconds": 0.02},
+)
+
+
+def test_f31_real_runs_on_a_failing_disk(whole, tmp_path):
+    same = 0
+    for number, fault in enumerate(FAULTS):
+        folder = tmp_path / str(number)
+        shutil.copytree(whole, folder)
+        for last in sorted((folder / "checkpoints").glob("step-*"))[4:]:
+            shutil.rmtree(last)
+        environ = {"FAULT": str(fault).replace("'", '"')}
+        ended = finished(folder, "--resume", "--import", DISK, **environ)
+        told = "no checkpoint of step" in said(folder)
+        same += ended and equal_digests(folder, whole) == DIGESTS and told == (number in (1, 3))
+    record("F31", "of 5 real runs, ended like the undisturbed one", same, 5)
