@@ -84,7 +84,10 @@ scripts/finetune_384.sh imagenet/vil_medium_deep_384.yaml model_best.pth DIR run
     FINETUNE.HEAD rows:rows.txt
 ```
 """
-MEASURED = {"attentions": "Attentions on the digits", "finetune": "Fine-tuning on the digits"}
+MEASURED = {
+    "attentions": "Attentions on the digits in 42 epochs",
+    "finetune": "Fine-tuning on the digits",
+}
 
 
 def page() -> str:

@@ -47,14 +47,7 @@ def config_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of the run (OUTPUT_DIR)",
     )
     add("--seed", metavar="N", help="seed of every random draw (SEED)")
-    add(
-        "--import",
-        dest="imports",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="run a Python file first, which may add backends (vil.ops.register_backend)",
-    )
+    import_argument(parser)
     # Old launchers pass the rank as a flag; it is read from the environment instead.
     add("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     add("--opts", nargs="*", action="extend", dest="opts", help=argparse.SUPPRESS)
@@ -64,6 +57,18 @@ def config_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         metavar="KEY VALUE",
         help="set any key, as KEY VALUE or KEY=VALUE; docs/config.md lists them",
+    )
+
+
+def import_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --import, for `import_file`."""
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="run a Python file first, which may add backends (vil.ops.register_backend)",
     )
 
 

@@ -18,7 +18,7 @@ import itertools
 import json
 from pathlib import Path
 
-from vil.cli.arguments import import_file
+from vil.cli.arguments import import_argument, import_file
 from vil.cli.benchmark import number, result_folder, split, write_results
 from vil.config import ConfigError
 
@@ -48,14 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="auto", help="auto, cpu or cuda")
     add("--out", metavar="DIR", help="benchmarks/results/attention-<machine>-<time> by default")
     add("--max-bytes", metavar="N", help="most that one may hold, as 4e9 (0.8 of what is free)")
-    add(
-        "--import",
-        dest="imports",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="run a Python file first, which may add backends (vil.ops.register_backend)",
-    )
+    import_argument(parser)
     add("--plot", metavar="FILE", help="draw a result's pictures anew, beside it or in --out")
 
 
