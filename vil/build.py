@@ -32,7 +32,7 @@ from vil.engine.losses import build_loss
 from vil.engine.state import AVERAGE, pointer
 from vil.engine.task import ClassificationTask
 from vil.models.arch import parse_arch
-from vil.models.checkpoint import load_weights, read_weights
+from vil.models.checkpoint import load_weights
 from vil.models.foreign import build_foreign, layer_numbers, undecayed
 from vil.models.msvit import MsViT
 from vil.models.zoo import ARCHS as NAMED
@@ -144,7 +144,8 @@ def build_model(cfg: CfgNode, *, weights_follow: bool = False) -> nn.Module:
         _warn_unused(cfg, f"{cfg.MODEL.ARCH} is none of our models", unused)
         if cfg.MODEL.ARCH in NAMED:
             name = cfg.MODEL.ARCH
-            raise ConfigError(f"MODEL.ARCH {name} is a config: --config-file imagenet/{name}.yaml")
+            folder = "digits" if name == "vil_nano" else "imagenet"
+            raise ConfigError(f"MODEL.ARCH {name} is a config: --config-file {folder}/{name}.yaml")
         pretrained = cfg.MODEL.PRETRAINED and not weights_follow
         model = build_foreign(cfg.MODEL.ARCH, pretrained=pretrained, **common)
         if cfg.FINETUNE.FREEZE_STAGES:
@@ -265,14 +266,15 @@ def load_model_path(model: nn.Module, cfg: CfgNode) -> str:
     or `last` in it, stands for a checkpoint, and a checkpoint for its averaged weights where it has
     them (OPTIM.EMA).
     """
-    path = _weight_file(cfg)
-    report = load_weights(model, read_weights(path), head=cfg.FINETUNE.HEAD)
-    return f"weights of {path}: {report}"
+    path = weight_file(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
+    found = load_weights(model, path, head=cfg.FINETUNE.HEAD, rule=cfg.FINETUNE.RESIZE)
+    return f"weights of {path}: {found}"
 
 
-def _weight_file(cfg: CfgNode) -> Path:
-    given = Path(cfg.MODEL.MODEL_PATH)
-    places = (given, Path(cfg.DATA.DATA_DIR, given))
+def weight_file(given: str, data_dir: str) -> Path:
+    """The file, or the folder of a checkpoint, that a path stands for."""
+    given = Path(given)
+    places = (given, Path(data_dir, given))
     path = next((place for place in places if place.exists()), None)
     if path is None:
         raise CheckpointError(f"no weights at {places[0]} (MODEL.MODEL_PATH), nor at {places[1]}")

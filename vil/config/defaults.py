@@ -191,6 +191,7 @@ _C.FINETUNE.USE_TRAIN_AUG = False  # Fine-tune with the full augmentation after 
 # A head of another size than the weights': keep refuses it, new starts afresh, rows:FILE takes the
 # rows of the old head whose numbers stand in FILE.
 _C.FINETUNE.HEAD = "keep"
+_C.FINETUNE.RESIZE = "linear"  # Positions of another size: linear as in 2021, or bicubic.
 _C.FINETUNE.FREEZE_STAGES = 0  # Number of first stages whose parameters are not trained.
 
 _C.RUN = CfgNode()  # What happens between epochs, and what a run survives.
@@ -399,6 +400,7 @@ CHECKS = {
     f"{MSVIT}.MODE": between(-1, 8),
     f"{MSVIT}.VIL_MODE_SWITCH": share,
     "FINETUNE.HEAD": matches(r"keep|new|rows:.+", "keep, new or rows:FILE"),
+    "FINETUNE.RESIZE": one_of("linear", "bicubic"),
     "FINETUNE.FREEZE_STAGES": at_least(0),
     "RUN.EVAL_EVERY": at_least(1),
     "RUN.SAVE_EVERY": at_least(1),

@@ -12,7 +12,7 @@ import os
 import shutil
 from pathlib import Path
 
-from vil.utils.files import replace_text, sync
+from vil.utils.files import replace_text, sha256_of, sync
 
 MANIFEST = "manifest.json"
 SEAL = "manifest.sha256"
@@ -60,11 +60,7 @@ def seal(folder: Path) -> str:
 
 
 def fingerprint(file: Path) -> dict[str, int | str]:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return {"bytes": file.stat().st_size, "sha256": digest.hexdigest()}
+    return {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
 
 
 def damage(folder: Path) -> str | None:

@@ -34,7 +34,7 @@ from vil.engine.distributed import Ranks, from_main
 from vil.engine.momenta import load_by_name, state_by_name
 from vil.engine.weights import check_finite, load_exactly, whole_weights
 from vil.utils.errors import CheckpointError, SaveError, in_a_line, of_torch_load
-from vil.utils.files import replace_text
+from vil.utils.files import like_others, replace_text
 
 WEIGHTS = "model.safetensors"
 AVERAGE = "ema.safetensors"
@@ -157,6 +157,7 @@ def write(final: Path, files: dict[str, dict], state: State) -> None:
         need_space(final.parent, sum(map(bytes_of, files.values())))
         for name, content in files.items():
             (save_file if name.endswith(".safetensors") else torch.save)(content, aside / name)
+            like_others(aside / name)
         publish_folder(aside, final, step=state.step, epoch=state.epoch, versions=versions)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -10,25 +10,30 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 RESIZES = ("interpolate", "crop")
+# how positions are interpolated: the reference's rule, and a sharper one
+RULES = {
+    "linear": dict(mode="bilinear", align_corners=False),
+    "bicubic": dict(mode="bicubic", align_corners=False, antialias=True),
+}
 STD = 0.02
 
 
 def small_normal(*shape: int) -> nn.Parameter:
-    """A parameter drawn from a truncated normal of standard deviation 0.02. One without elements
-    (no global tokens) has nothing to learn, and FSDP cannot reduce its gradient: it has none."""
-    drawn = trunc_normal_(torch.empty(shape), std=STD)
-    return nn.Parameter(drawn, requires_grad=drawn.numel() > 0)
+    """A parameter drawn from a truncated normal of standard deviation 0.02."""
+    return nn.Parameter(trunc_normal_(torch.empty(shape), std=STD))
 
 
-def resize_line(x: Tensor, length: int) -> Tensor:
-    """(1, n, C) -> (1, length, C): linear, corners not aligned (the reference's rule)."""
-    return F.interpolate(x.mT, size=length, mode="linear", align_corners=False).mT
+def resize_line(x: Tensor, length: int, rule: str = "linear") -> Tensor:
+    """(1, n, C) -> (1, length, C), by one of RULES."""
+    return F.interpolate(x.mT[:, :, None], size=(1, length), **RULES[rule])[:, :, 0].mT
 
 
-def resize_table(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """(old rows * old columns, N) -> (new rows * new columns, N): bilinear, corners not aligned."""
+def resize_table(
+    table: Tensor, old: tuple[int, int], new: tuple[int, int], rule: str = "linear"
+) -> Tensor:
+    """(old rows * old columns, N) -> (new rows * new columns, N), by one of RULES."""
     image = table.unflatten(0, old).permute(2, 0, 1)[None]
-    image = F.interpolate(image, size=new, mode="bilinear", align_corners=False)
+    image = F.interpolate(image, size=new, **RULES[rule])
     return image[0].permute(1, 2, 0).flatten(0, 1)
 
 
@@ -49,7 +54,10 @@ class AbsoluteEmbedding(nn.Module):
         if resize not in RESIZES:
             raise ValueError(f"resize must be one of {', '.join(RESIZES)}, got {resize!r}")
         self.resize = resize
-        self.cls_pos_embed = small_normal(1, num_global, dim)
+        if num_global:
+            self.cls_pos_embed = small_normal(1, num_global, dim)
+        else:  # the reference's files have it; without elements there is nothing to learn
+            self.register_buffer("cls_pos_embed", torch.zeros(1, 0, dim))
         self.x_pos_embed = small_normal(1, grid[0], dim // 2)
         self.y_pos_embed = small_normal(1, grid[1], dim // 2)
 
@@ -65,13 +73,18 @@ class AbsoluteEmbedding(nn.Module):
         )
         return torch.cat([self.cls_pos_embed, local.flatten(1, 2)], dim=1)
 
-    def fit(self, line: Tensor, length: int) -> Tensor:
-        """(1, n, C) -> (1, length, C), by the rule of `resize`. ValueError where there is too
-        little to crop."""
+    def set_grid(self, grid: tuple[int, int]) -> None:
+        """Make the embeddings for another grid, for good."""
+        for leaf, length in zip(("x_pos_embed", "y_pos_embed"), grid):
+            replace_parameter(self, leaf, self.fit(getattr(self, leaf), length))
+
+    def fit(self, line: Tensor, length: int, rule: str = "linear") -> Tensor:
+        """(1, n, C) -> (1, length, C): interpolated by one of RULES or cropped, as `resize` says.
+        ValueError where there is too little to crop."""
         if length == line.shape[1]:
             return line
         if self.resize == "interpolate":
-            return resize_line(line, length)
+            return resize_line(line, length, rule)
         if length > line.shape[1]:
             raise ValueError(
                 f"a grid of {length} is larger than the {line.shape[1]} embeddings to crop"
@@ -82,6 +95,13 @@ class AbsoluteEmbedding(nn.Module):
         return (
             f"grid=({self.x_pos_embed.shape[1]}, {self.y_pos_embed.shape[1]}), resize={self.resize}"
         )
+
+
+def replace_parameter(module: nn.Module, leaf: str, value: Tensor) -> None:
+    """Give a parameter another value and shape; whether it is trained stays."""
+    old = getattr(module, leaf)
+    new = nn.Parameter(value.detach().to(old.dtype).clone(), requires_grad=old.requires_grad)
+    module.register_parameter(leaf, new)
 
 
 def register_relative_bias(

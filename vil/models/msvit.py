@@ -55,7 +55,8 @@ class Stage(nn.Module):
 class MsViT(nn.Module):
     """A classifier and a backbone over images of any size.
 
-    img_size: the usual image side, which position parameters are made for; others work too.
+    img_size: the usual image side, or height and width, which position parameters are made for;
+    others work too.
     num_classes: 0 for no head.
     norm_embed: a LayerNorm after each patch convolution.
     avg_pool: the head reads the mean of all tokens instead of the first global token.
@@ -72,7 +73,7 @@ class MsViT(nn.Module):
         self,
         stages: Sequence[StageSpec],
         *,
-        img_size: int = 224,
+        img_size: int | tuple[int, int] = 224,
         in_chans: int = 3,
         num_classes: int = 1000,
         qkv_bias: bool = True,
@@ -86,7 +87,14 @@ class MsViT(nn.Module):
         attention_args: Mapping[str, Mapping] | None = None,
         grad_checkpoint: bool = False,
     ) -> None:
+        # as they were given, for `describe`; a setting is whatever has a name after `stages`
+        settings = {
+            key: value
+            for key, value in locals().items()
+            if key not in ("self", "stages", "__class__")
+        }
         super().__init__()
+        self.settings = settings
         for name in attention_args or {}:
             lookup(ATTENTIONS, name, "attention")
         stages = _with_positions(stages)
@@ -95,12 +103,12 @@ class MsViT(nn.Module):
             depths
         )
         self.specs, self.avg_pool = tuple(stages), avg_pool
-        self.stages = nn.ModuleList()
+        self.stages, map_size = nn.ModuleList(), pair(img_size)
         for spec, rates in zip(stages, drop_paths):
-            grid = (img_size // spec.patch,) * 2
-            if grid[0] < 1:
+            grid = (map_size[0] // spec.patch, map_size[1] // spec.patch)
+            if min(grid) < 1:
                 raise ValueError(
-                    f"stage {len(self.stages) + 1} has no token left of a map of {img_size}"
+                    f"stage {len(self.stages) + 1} has no token left of a map of {min(map_size)}"
                 )
             position = (
                 AbsoluteEmbedding(spec.dim, grid, spec.num_global, resize=pos_resize)
@@ -136,7 +144,7 @@ class MsViT(nn.Module):
                 for name, rate in zip(spec.attention, rates.tolist())
             ]
             self.stages.append(Stage(embed, blocks, grad_checkpoint=grad_checkpoint))
-            in_chans, img_size = spec.dim, grid[0]
+            in_chans, map_size = spec.dim, grid
         self.num_features = in_chans
         self.norm = nn.LayerNorm(in_chans, eps=norm_eps)
         self.head = nn.Linear(in_chans, num_classes) if num_classes else nn.Identity()
@@ -155,7 +163,7 @@ class MsViT(nn.Module):
         maps = []
         for stage, spec in zip(self.stages, self.specs):
             tokens, grid, valid = stage(x, valid)
-            x = _to_map(tokens, spec.num_global, grid)
+            x = to_map(tokens, spec.num_global, grid)
             maps.append(x)
         return maps
 
@@ -163,7 +171,7 @@ class MsViT(nn.Module):
         """x (B, c, H, W) -> the last stage's tokens (B, G+L, d), global ones first."""
         for stage, spec in zip(self.stages, self.specs):
             tokens, grid, _ = stage(x)
-            x = _to_map(tokens, spec.num_global, grid)
+            x = to_map(tokens, spec.num_global, grid)
         return tokens
 
     def pool(self, tokens: Tensor) -> Tensor:
@@ -213,6 +221,15 @@ class MsViT(nn.Module):
         for stage in self.stages[:count]:
             stage.requires_grad_(False)
 
+    def resize_positions(self, img_size: int | tuple[int, int]) -> None:
+        """Make the position parameters for another image size, for good."""
+        self.settings["img_size"] = img_size
+        for stage, grid in zip(self.stages, self.grids(pair(img_size))):
+            if stage.embed.position is not None:
+                stage.embed.position.set_grid(grid)
+            for block in stage.blocks:
+                block.attn.set_grid(grid)
+
     def grids(self, img_size: tuple[int, int]) -> list[tuple[int, int]]:
         """Rows and columns of each stage's tokens, for images of that size."""
         found = []
@@ -228,6 +245,11 @@ class MsViT(nn.Module):
             for stage, grid in zip(self.stages, self.grids(img_size))
         ]
         return [*counts, self.head.weight.numel() if isinstance(self.head, nn.Linear) else 0]
+
+
+def pair(size: int | Sequence[int]) -> tuple[int, int]:
+    """Height and width of a size, or of a square's side."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def _with_positions(stages: Sequence[StageSpec]) -> list[StageSpec]:
@@ -254,7 +276,7 @@ def _own(name: str, spec: StageSpec, attention_args: Mapping[str, Mapping] | Non
     return feature | dict((attention_args or {}).get(name, {}))
 
 
-def _to_map(tokens: Tensor, num_global: int, grid: tuple[int, int]) -> Tensor:
+def to_map(tokens: Tensor, num_global: int, grid: tuple[int, int]) -> Tensor:
     """(B, G+L, d) -> (B, d, X, Y), global tokens dropped."""
     return tokens[:, num_global:].mT.unflatten(2, grid)
 

@@ -1,5 +1,6 @@
-"""Small files that are, whenever a process dies, the old one or the new one."""
+"""Small files that are, whenever a process dies, the old one or the new one; a file's digest."""
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -24,3 +25,19 @@ def replace_text(path: Path, text: str) -> None:
     sync(aside)
     os.replace(aside, path)
     sync(path.parent)
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def like_others(path: Path) -> None:
+    """Give a file the rights of any new one: safetensors makes its files private."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)

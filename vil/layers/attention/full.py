@@ -8,7 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, padding_mask
-from vil.layers.position import dense_bias, register_relative_bias, resize_table
+from vil.layers.position import (
+    dense_bias,
+    register_relative_bias,
+    replace_parameter,
+    resize_table,
+)
 
 
 class FullAttention(Attention):
@@ -66,6 +71,14 @@ class FullAttention(Attention):
         )
         right = torch.cat([to_local[:, :, None].expand(-1, -1, length), bias], dim=1)
         return torch.cat([left, right], dim=2)
+
+    def set_grid(self, grid: tuple[int, int]) -> None:
+        """Resize the bias table for good."""
+        if self.rel_pos:
+            size = (2 * grid[0] - 1, 2 * grid[1] - 1)
+            table = resize_table(self.local_relative_position_bias_table, self.table_size, size)
+            replace_parameter(self, "local_relative_position_bias_table", table)
+            self.table_size = size
 
     def macs(self, grid: tuple[int, int]) -> int:
         """The projections, the scores and the values of all tokens."""

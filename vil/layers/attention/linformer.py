@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, real_tokens
-from vil.layers.position import resize_table
+from vil.layers.position import replace_parameter, resize_table
 
 
 class LinformerAttention(Attention):
@@ -77,6 +77,12 @@ class LinformerAttention(Attention):
             return table
         return resize_projection(table, self.grid, grid, self.num_global)
 
+    def set_grid(self, grid: tuple[int, int]) -> None:
+        """Resize the projections for good."""
+        for leaf in ("proj_k",) if self.share_kv else ("proj_k", "proj_v"):
+            replace_parameter(self, leaf, self.fit(getattr(self, leaf), grid))
+        self.grid = grid
+
     def macs(self, grid: tuple[int, int]) -> int:
         """The linears, the two projections of tokens, the scores and the values."""
         tokens = self.num_global + grid[0] * grid[1]
@@ -90,13 +96,17 @@ class LinformerAttention(Attention):
 
 
 def resize_projection(
-    table: Tensor, old: tuple[int, int], new: tuple[int, int], num_global: int
+    table: Tensor,
+    old: tuple[int, int],
+    new: tuple[int, int],
+    num_global: int,
+    rule: str = "linear",
 ) -> Tensor:
     """(G + old X*Y, f) -> (G + new X*Y, f), rows of global tokens as they are.
 
     Local rows are resized as an image, and scaled by the ratio of the areas, so that the sums over
     tokens keep their size.
     """
-    local = resize_table(table[num_global:], old, new)
+    local = resize_table(table[num_global:], old, new, rule)
     scale = (old[0] * old[1]) / (new[0] * new[1])
     return torch.cat([table[:num_global], local * scale])
