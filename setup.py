@@ -37,7 +37,8 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["vil", "vil.*"]) + CONFIGS,
     package_dir={"vil.configs": "configs"},
-    package_data={name: ["*.yaml"] for name in CONFIGS},
+    package_data={name: ["*.yaml"] for name in CONFIGS}
+    | {"vil": ["weights/*", "models/*.csv"]},
     install_requires=[
         "torch>=2.6",
         "torchvision>=0.21",

@@ -3,7 +3,7 @@
 python docs/model_zoo.py            write the file
 python docs/model_zoo.py --check    compare with it instead; exit code 1 where it differs
 
-docs/model_zoo.csv holds what was published and cannot be computed. Counts come from the configs'
+vil/models/published.csv holds what was published and cannot be computed. Counts come from the configs'
 models on the meta device (zoo_counts), reasons for differences from zoo_reasons, measured figures
 from benchmarks/results.
 """
@@ -24,10 +24,11 @@ from zoo_counts import (
     macs_agree,
     mega,
     parameters_agree,
-    read_rows,
     table,
 )
 from zoo_reasons import REASONS
+
+from vil.models.weights import read_rows
 
 PAGE, RESULTS = ROOT / "MODEL_ZOO.md", ROOT / "benchmarks/results"
 

@@ -1,6 +1,5 @@
-"""The rows of docs/model_zoo.csv: what was published, and the counts of the config's model."""
+"""What was published of each model, and the counts of the config's model."""
 
-import csv
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,25 +11,10 @@ from torch import nn
 from vil import build
 from vil.config import get_config
 from vil.models.arch import StageSpec
+from vil.models.weights import Row
 
 ROOT = Path(__file__).resolve().parents[1]
-ROWS = ROOT / "docs/model_zoo.csv"
 TOLERANCE = 0.005  # published multiply-accumulates are this near, or there is a reason
-
-
-class Row(NamedTuple):
-    """A line of the file: texts as published, empty where nothing was."""
-
-    section: str
-    model: str
-    config: str  # below configs/
-    pretraining: str
-    top1: str
-    top5: str
-    parameters: str  # millions
-    macs: str  # thousand millions
-    folder: str  # of the weights, below msvit/ of the original's storage
-    why: str  # the reason why a count differs, a key of zoo_reasons.REASONS
 
 
 class StageCount(NamedTuple):
@@ -52,11 +36,6 @@ class Counted(NamedTuple):
     @property
     def macs(self) -> int:
         return sum(stage.macs for stage in self.stages) + self.head
-
-
-def read_rows() -> list[Row]:
-    with ROWS.open(encoding="utf-8", newline="") as file:
-        return [Row(**line) for line in csv.DictReader(file)]
 
 
 @functools.cache

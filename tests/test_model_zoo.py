@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from vil.build_data import INTERPOLATIONS
+from vil.config import get_config
+from vil.models.weights import read_rows
+
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "docs"))  # scripts of their own, not part of the package
 zoo, counts = map(importlib.import_module, ("model_zoo", "zoo_counts"))
 
-ROWS = counts.read_rows()
+ROWS = read_rows()
 PUBLISHED = [row for row in ROWS if row.parameters]
 # Counts of parameters that do not round to the published figure.
 OTHER_PARAMETERS = {
@@ -126,3 +130,14 @@ def test_measured_figures_are_shown_with_their_command(tmp_path):
     assert "measured\n\n`python benchmarks/attentions-cpu.py`; two cores" in attentions
     assert "| longformer | 98.06 | 18,200,000 |\n| full | 97.50 |  |\n" in attentions
     assert "| fine-tuned | 91.25 | 90.00, 92.50, 91.25 |\n" in finetune
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.section} {Path(row.config).stem}")
+def test_what_stands_beside_the_weights_is_what_the_config_says(row):
+    cfg, counted = get_config(ROOT / "configs" / row.config), counts.count(row.config)
+    assert (int(row.size), float(row.crop_pct)) == (cfg.INPUT.IMAGE_SIZE, cfg.INPUT.CROP_PCT)
+    assert row.interpolation == INTERPOLATIONS[cfg.INPUT.INTERPOLATION]
+    assert row.windows == "/".join(str(spec.feature) for spec in counted.model.specs)
+    assert int(row.counted_parameters) == counted.parameters
+    assert int(row.counted_macs) == counted.macs
+    assert bool(row.weights) == (row.section != "attention")

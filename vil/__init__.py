@@ -7,19 +7,24 @@ Importing the package is cheap: torch is loaded when one of the names below is f
 import importlib
 
 __version__ = "0.1.0"
-__all__ = ["build_attention", "get_model", "list_models"]
-
 _HOMES = {
     "build_attention": "vil.layers.attention",
+    "from_pretrained": "vil.models.hub",
     "get_model": "vil.models.zoo",
+    "get_model_weights": "vil.models.weights",
+    "get_weight": "vil.models.weights",
     "list_models": "vil.models.zoo",
+    "load_weights": "vil.models.checkpoint",
+    "save_pretrained": "vil.models.hub",
 }
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str):
-    if name not in _HOMES:
+    home = "vil.models.weights" if name.endswith("_Weights") else _HOMES.get(name)
+    if home is None:
         raise AttributeError(f"module 'vil' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:

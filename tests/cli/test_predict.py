@@ -16,6 +16,8 @@ from small_runs import TINY, checkpoint, command, draw_pictures, environment, re
 
 from vil.cli.predict import FORMATS
 from vil.data import build_dataset
+from vil.data.digits import Digits
+from vil.data.sample import read_sample
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 NAMES = ["hue 0", "hue 90", "hue 180", "hue 270"]
@@ -232,7 +234,9 @@ def test_nothing_to_read(run, stdin, caplog):
     [
         ("--images photos --format yaml", USAGE, r"--format: invalid choice: 'yaml'"),
         ("--images photos --top 0", USAGE, r"--top: expected a number from 1 up, or all, got '0'"),
-        ("", USAGE, r"arguments are required: --images"),
+        ("", USAGE, r"which pictures\? files, folders or - for standard input; or --sample"),
+        ("--sample photos", USAGE, r"which pictures\?"),
+        ("photos INPUT.IMAGE_SIZ 32", USAGE, r"INPUT\.IMAGE_SIZ: .*did you mean INPUT\.IMAGE_SIZE"),
         ("--images photos DEVICE cpu", USAGE, r"--images DEVICE: KEY VALUE pairs stand before"),
         ("--images photos SEED=3", USAGE, r"--images SEED=3: KEY VALUE pairs stand before"),
         ("--images photos --classes two.txt", USAGE, r"two\.txt has 2 lines, .*NUM_CLASSES is 4"),
@@ -252,3 +256,40 @@ def test_random_weights_say_nothing(photos):
     ended = vil("predict", *TINY, "--images", photos)
     assert (ended.code, ended.out) == (CHECKPOINT, "")
     assert "set MODEL.MODEL_PATH, or give --run DIR" in ended.err
+
+
+def test_pictures_without_a_flag(run, photos):
+    """Before and after KEY VALUE pairs, and beside --images."""
+    wanted = predicted(run, images=[photos, photos])
+    words = (photos, "DEVICE", "cpu", "--run", run, "--format", "json")
+    for more in (("--images", photos), (photos, "SEED=3")):
+        assert json.loads(vil("predict", *words, *more).out) == wanted
+
+
+def test_the_shipped_weights_know_the_shipped_digits(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = vil("predict", "--sample", "--format", "csv", "--top", "1")
+    assert ended.code == 0, ended.err
+    rows = list(csv.DictReader(io.StringIO(ended.out)))
+    right = [row["class"] == row["file"].split("/")[0] for row in rows]
+    assert len(right) == 360
+    assert np.mean(right) >= 0.97
+    assert f"{sum(right)} of 360 right" in ended.err
+
+    pictures, classes = read_sample()
+    Path("photo.png").write_bytes(pictures[123].content)
+    one = vil("predict", "photo.png", "--top", "1", "--format", "json")
+    assert json.loads(one.out)[0]["classes"][0]["class"] == rows[123]["class"]
+    assert classes[123] == rows[123]["file"].split("/")[0]
+    assert "the shipped vil_nano" in one.err
+
+
+def test_the_sample_is_the_held_out_digits():
+    held_out = Digits(None, "val", size=8)
+    pictures, classes = read_sample()
+    found = {name: np.asarray(Image.open(io.BytesIO(content))) for name, content in pictures}
+    assert len(found) == len(held_out) == 360
+    for index in range(0, 360, 40):
+        name = f"{held_out.targets[index]}/{held_out.indices[index]:04}.png"
+        assert np.array_equal(found[name], held_out.pixels[index])
+    assert [int(c) for c in classes] == sorted(held_out.targets)

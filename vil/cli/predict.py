@@ -1,15 +1,18 @@
 """Say what pictures show.
 
-  vil predict --run runs/nano --images photo.jpg             the best checkpoint of a run
-  vil predict --run runs/nano --images photos/ more.png --top 3
-  vil predict --run runs/nano DEVICE cpu --images photos/ --format csv --output-file shown.csv
-  vil predict --config-file imagenet/vil_small.yaml MODEL.MODEL_PATH best.pth --images photo.jpg
-  curl -s URL | vil predict --run runs/nano --images -       one picture
+  vil predict photo.png                                        which digit: our own small weights
+  vil predict --sample                                         the same for the 360 shipped pictures
+  vil predict --run runs/nano photo.jpg                        the best checkpoint of a run
+  vil predict --run runs/nano photos/ more.png --top 3
+  vil predict --run runs/nano DEVICE cpu photos/ --format csv --output-file shown.csv
+  vil predict --config-file imagenet/vil_small.yaml MODEL.MODEL_PATH best.pth photo.jpg
+  curl -s URL | vil predict --run runs/nano --images -         one picture
   find . -name '*.jpg' | vil predict --run runs/nano --images - --format json
 
-KEY VALUE pairs stand before --images, or after another flag: --images takes every word up to the
-next flag. A folder stands for all pictures below it. Standard input is one picture, or a list of
-paths, one per line.
+Pictures may also be given after --images, which takes every word up to the next flag. A folder
+stands for all pictures below it. Standard input is one picture, or a list of paths, one per line.
+Without --run or a config the weights are those of vil_nano that ship with the package; they know
+the ten digits and nothing else.
 
 json is an array of {file, classes: [{class, index, probability}]}, csv has the columns file, rank,
 class, index, probability, error. A picture that cannot be read is a warning and has an `error`
@@ -18,7 +21,9 @@ classes.txt or of --classes, else their numbers.
 """
 
 import argparse
+import itertools
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -34,6 +39,8 @@ from vil.config.defaults import is_known
 from vil.report.predictions import FORMATS, Prediction
 from vil.utils.errors import DataError
 
+LOOKS_LIKE_KEY = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)+")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
@@ -43,10 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--images",
         nargs="+",
         action="extend",
-        required=True,
+        default=[],
         metavar="PATH",
         help="files, folders, or - for standard input",
     )
+    add("--sample", action="store_true", help="the digits that ship with the package")
     add(
         "--top",
         type=_count,
@@ -72,11 +80,38 @@ def run(args: argparse.Namespace) -> int:
     for word in args.images:
         if is_known(word.partition("=")[0]) and not os.path.exists(word):
             raise ConfigError(f"--images {word}: KEY VALUE pairs stand before --images")
+    args.opts, pictures = sort_words(args.opts or [])
+    args.images = [*pictures, *args.images]
+    if bool(args.images) == args.sample:
+        raise ConfigError("which pictures? files, folders or - for standard input; or --sample")
     if args.run:
         of_run(args)
+    elif not (args.config_file or args.opts):
+        of_shipped_weights(args)
     cfg = resolve(args)
     refuse_random_weights(cfg)
     return predict(cfg, args, class_names(args, cfg.DATA.NUM_CLASSES))
+
+
+def sort_words(words: list[str]) -> tuple[list[str], list[str]]:
+    """KEY VALUE and KEY=VALUE, and the words that are pictures: files, or no key by their look."""
+    opts, pictures, rest = [], [], iter(words)
+    for word in rest:
+        key = word.partition("=")[0]
+        if is_known(key) or (LOOKS_LIKE_KEY.fullmatch(key) and not os.path.exists(word)):
+            opts += [word] if "=" in word else [word, *itertools.islice(rest, 1)]
+        else:
+            pictures.append(word)
+    return opts, pictures
+
+
+def of_shipped_weights(args: argparse.Namespace) -> None:
+    """Put the shipped weights and their config where `resolve` finds them."""
+    from vil.models.weights import DIGITS
+
+    args.config_file = DIGITS.meta["recipe"].removeprefix("configs/")
+    args.opts = [f"MODEL.MODEL_PATH={DIGITS.url}"]
+    print("the shipped vil_nano, which knows the digits 0 to 9", file=sys.stderr)
 
 
 def class_names(args: argparse.Namespace, count: int) -> list[str]:
@@ -100,10 +135,14 @@ def predict(cfg: CfgNode, args: argparse.Namespace, names: list[str]) -> int:
     """Find the pictures, load the weights, print what each picture shows."""
     from vil import build, build_data
     from vil.data.pictures import PictureLoader, find_pictures
+    from vil.data.sample import read_sample
     from vil.data.workers import deaths_named
     from vil.engine.distributed import Ranks
 
-    pictures = find_pictures(args.images, lambda: sys.stdin.buffer.read())
+    if args.sample:
+        pictures, classes = read_sample()
+    else:
+        pictures, classes = find_pictures(args.images, lambda: sys.stdin.buffer.read()), []
     if not pictures:
         raise DataError(f"no images in {', '.join(args.images)}")
     device = build.set_up(cfg)
@@ -119,10 +158,21 @@ def predict(cfg: CfgNode, args: argparse.Namespace, names: list[str]) -> int:
         pin_memory=device.type == "cuda",
     )
     with deaths_named(), closing(predictions(cfg, model, device, loader, args.top)) as shown:
+        if classes:
+            shown = counted(shown, names, classes)
         whole = write(FORMATS[args.format](shown, names), args.output_file)
     if whole and len(loader.ledger.seen) == len(pictures):
         raise DataError(f"none of the {len(pictures)} images could be read")
     return 0
+
+
+def counted(shown: Iterable[Prediction], names: list[str], classes: list[str]):
+    """The predictions; and, once all are out, how many are right."""
+    right = 0
+    for prediction, wanted in zip(shown, classes):
+        right += bool(prediction.classes) and names[prediction.classes[0][0]] == wanted
+        yield prediction
+    print(f"{right} of {len(classes)} right, {100 * right / len(classes):.2f} %", file=sys.stderr)
 
 
 def predictions(cfg, model, device, loader, top: int | None) -> Iterator[Prediction]:

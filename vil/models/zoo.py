@@ -1,11 +1,16 @@
-"""The named models: architectures of arXiv:2103.15358, tables 1 and 9, and the two in Swin's shape
-that its authors published later.
+"""The named models: architectures of arXiv:2103.15358, tables 1 and 9, the two in Swin's shape that
+its authors published later, and a small one for the digits.
 """
 
 import fnmatch
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from vil.models.arch import parse_arch
+from vil.models.checkpoint import load_weights
 from vil.models.msvit import MsViT
+from vil.models.weights import ViLWeights, get_model_weights
 from vil.utils.table import lookup
 
 TINY = (
@@ -36,21 +41,68 @@ SWIN = (
     "l1,h3,d96,n2,s1,g1,p4,f7,a0_l2,h6,d192,n2,s1,g1,p2,f7,a0_"
     "l3,h12,d384,n{},s0,g1,p2,f7,a0_l4,h24,d768,n2,s0,g0,p2,f7,a0"
 )
+NANO = "l1,h1,d32,n1,s1,g1,p4,f4,a0_l2,h2,d64,n2,s1,g1,p2,f3,a0_l3,h4,d128,n1,s0,g1,p2,f3,a0"
 # name -> ARCH; without suffix the absolute position embedding, `_rpb` the relative position bias
-ARCHS = {
-    name + suffix: arch.format(a=absolute)
-    for name, arch in FAMILY.items()
-    for suffix, absolute in (("", 1), ("_rpb", 0))
-} | {"vil_swin_tiny_rpb": SWIN.format(6), "vil_swin_small_rpb": SWIN.format(18)}
+ARCHS = (
+    {
+        name + suffix: arch.format(a=absolute)
+        for name, arch in FAMILY.items()
+        for suffix, absolute in (("", 1), ("_rpb", 0))
+    }
+    | {"vil_swin_tiny_rpb": SWIN.format(6), "vil_swin_small_rpb": SWIN.format(18)}
+    | {"vil_nano": NANO}
+)
+# what is not as in the paper: the small model for the digits
+DEFAULTS = {"vil_nano": {"img_size": 64, "num_classes": 10, "avg_pool": True}}
 
 
-def get_model(name: str, *, attention: str = "longformer", **kwargs) -> MsViT:
-    """A named model with fresh weights; kwargs are MsViT's (img_size, num_classes, ...).
+def get_model(
+    name: str,
+    *,
+    weights: str | Path | ViLWeights | None = None,
+    attention: str = "longformer",
+    windows: Sequence[int] | None = None,
+    head: str = "keep",
+    rule: str = "linear",
+    **kwargs,
+) -> MsViT:
+    """A named model; kwargs are MsViT's (img_size, num_classes, drop_path_rate, ...).
 
-    attention: what stands where the architecture says local, by the rules of `parse_arch`. Raises
-    ValueError for an unknown name.
+    weights: None for fresh ones; a member of `vil.get_model_weights(name)` or its name ("DEFAULT",
+    "IMAGENET1K_V1"), whose image size, classes and windows are then the defaults; or a file: ours,
+    or the 2021 reference's. attention: what stands where the architecture says local, by the rules
+    of `parse_arch`. windows: the letter f of each stage. head, rule: what becomes of a head and of
+    positions of another size, see `load_weights`.
+    Raises ValueError for an unknown name, CheckpointError for weights that do not fit.
     """
-    return MsViT(parse_arch(lookup(ARCHS, name, "model"), attention), **kwargs)
+    stages = parse_arch(lookup(ARCHS, name, "model"), attention)
+    weights = _find(name, weights)
+    settings = dict(DEFAULTS.get(name, {}))
+    if isinstance(weights, ViLWeights):
+        settings |= weights.meta["build"]
+    settings |= kwargs if windows is None else {**kwargs, "windows": windows}
+    windows = settings.pop("windows", None) or [stage.feature for stage in stages]
+    if len(windows) != len(stages):
+        raise ValueError(f"{name} has {len(stages)} stages, but there are {len(windows)} windows")
+    stages = [replace(stage, feature=size) for stage, size in zip(stages, windows)]
+    model = MsViT(stages, **settings)
+    if weights is not None:
+        state = weights.get_state_dict() if isinstance(weights, ViLWeights) else weights
+        load_weights(model, state, head=head, rule=rule)
+    return model
+
+
+def _find(name: str, weights: str | Path | ViLWeights | None) -> Path | ViLWeights | None:
+    """A member of the model's weights, or a file."""
+    if weights is None or isinstance(weights, ViLWeights | Path):
+        return weights
+    kinds = get_model_weights(name).__members__
+    member = weights.removeprefix(f"{get_model_weights(name).__name__}.")
+    if member in kinds:
+        return kinds[member]
+    if Path(weights).suffix or Path(weights).exists():
+        return Path(weights)
+    return lookup(kinds, member, f"weights of {name}")
 
 
 def list_models(pattern: str = "*") -> list[str]:

@@ -1,0 +1,115 @@
+"""`vil convert`: files that do not say what they are become files that do."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import TINY, vil
+
+import vil as package
+from vil.engine.state import AVERAGE
+from vil.models.original import original_names
+from vil.models.weight_file import read_about, read_weights
+
+USAGE, CHECKPOINT = 2, 4
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return package.get_model(
+        "vil_tiny_rpb", img_size=96, num_classes=4, windows=(6, 6, 7, 7)
+    ).eval()
+
+
+@pytest.fixture(autouse=True)
+def files(model, tmp_path, monkeypatch):
+    """best.pth and detector.pth as the 2021 code wrote them."""
+    monkeypatch.chdir(tmp_path)
+    names = original_names(model)
+    state = {names[name]: value for name, value in model.state_dict().items()}
+    net = {f"module.{name}": value for name, value in state.items()}
+    torch.save({"net": net, "arch": "msvit", "epoch": 3, "best_acc": 1.0}, "best.pth")
+    backbone = {f"backbone.bottom_up.{name}": value for name, value in state.items()}
+    torch.save({"model": backbone | {"roi_heads.x": torch.ones(2)}}, "detector.pth")
+
+
+def test_which_model_it_is_is_found_out(model):
+    ended = vil("convert", "best.pth", "out.safetensors")
+    assert ended.code == 0, ended.err
+    assert "this is vil_tiny_rpb, 96 px" in ended.out
+    assert re.search(r"weights of best\.pth: \d+ loaded\n", ended.out)
+    x = torch.randn(1, 3, 96, 96)
+    assert torch.equal(package.from_pretrained("out.safetensors")(x), model(x))
+    source = read_about("out.safetensors")["source"]
+    assert source["file"] == "best.pth"
+    assert re.fullmatch(r"[0-9a-f]{64}", source["sha256"])
+
+
+def test_of_a_detector_the_backbone(model):
+    ended = vil("convert", "detector.pth", "out.safetensors")
+    assert ", 1 ignored" in ended.out
+    assert torch.equal(read_weights("out.safetensors")["norm.weight"], model.norm.weight)
+
+
+def test_into_a_folder_and_on(model):
+    assert vil("convert", "best.pth", "hub", "--classes", "none.txt").code == USAGE
+    Path("names.txt").write_text("a\nb\nc\nd\n")
+    assert vil("convert", "best.pth", "hub", "--classes", "names.txt").code == 0
+    assert vil("convert", "hub/model.safetensors", "again.safetensors").code == 0
+    assert read_about("again.safetensors")["classes"] == list("abcd")
+    x = torch.randn(1, 3, 96, 96)
+    assert torch.equal(package.from_pretrained("hub")(x), model(x))
+
+
+def test_a_run(tmp_path):
+    assert vil("train", *TINY, "OPTIM.EPOCHS=1", "OPTIM.EMA=0.9", "--output_dir", "run").code == 0
+    ended = vil("convert", "run", "run.safetensors")
+    assert ended.code == 0, ended.err
+    about = read_about("run.safetensors")
+    assert len(about["classes"]) == 4
+    assert about["transform"]["interpolation"] == "bilinear"
+    kept = read_weights(next(Path("run/checkpoints").glob(f"step-*/{AVERAGE}")))
+    assert torch.equal(read_weights("run.safetensors")["norm.weight"], kept["norm.weight"])
+    shown = vil("predict", *TINY, "MODEL.MODEL_PATH=run.safetensors", "--images", "run/plots")
+    assert shown.code == 0, shown.err
+
+
+def test_for_another_size_and_attention():
+    """Said by a config: what was resized and converted stands in the report."""
+    words = ["--config-file", "imagenet/vil_tiny_rpb.yaml", "DATA.NUM_CLASSES=4"]
+    ended = vil("convert", "best.pth", "full.safetensors", *words, "MODEL.VIT.MSVIT.ATTN_TYPE=full",
+                "INPUT.IMAGE_SIZE=128", "--resize", "bicubic")  # fmt: skip
+    assert ended.code == 0, ended.err
+    for line in (
+        r"\d+ loaded, \d+ resized, 4 converted",
+        r"converted: layer1.1.attn.qkv.weight of layer1.1.attn.query.weight and layer1.1.attn.kv",
+        r"resized: layer1.1.attn.local_relative_position_bias_table \(529, 1\) -> \(3969, 1\)",
+    ):
+        assert re.search(line, ended.out), line
+    assert package.from_pretrained("full.safetensors").settings["img_size"] == 128
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "pattern"),
+    [
+        ("absent.pth out.safetensors", CHECKPOINT, "no weights at absent.pth"),
+        ("best.pth out.pth", USAGE, r"TARGET out.pth: a .safetensors file or a folder"),
+        ("best.pth out.safetensors --model vil_tny", USAGE, "did you mean 'vil_tiny'"),
+        ("best.pth out.safetensors --model vil_small", CHECKPOINT, "more mismatched"),
+        ("best.pth o.safetensors --model vil_tiny SEED=1", USAGE, "leave the config out"),
+        ("best.pth o.safetensors MODEL.ARCH=resnet18", USAGE, "only our own models are converted"),
+        ("stranger.pth out.safetensors", CHECKPOINT, "none of the named models; vil_"),
+        ("cut.pth out.safetensors", CHECKPOINT, r"damaged .*SHA-256 is [0-9a-f]{64}"),
+        ("best.pth best.pth/out.safetensors", CHECKPOINT, "cannot be written"),
+    ],
+)
+def test_what_cannot_be(words, code, pattern):
+    torch.save({"conv1.weight": torch.ones(3)}, "stranger.pth")
+    Path("cut.pth").write_bytes(Path("best.pth").read_bytes()[:5000])
+    ended = vil("convert", *words.split())
+    assert ended.code == code, ended
+    assert re.search(pattern, ended.err), ended.err
+    assert ended.err.count("\n") <= 5 + 12  # of keys at most twelve lines; the rest is counted
+    assert not Path("out.safetensors").exists()

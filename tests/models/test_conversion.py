@@ -1,0 +1,144 @@
+"""Weights of other layouts: detectors, other attentions, other numbers of global tokens, sizes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+import vil
+from vil.models.arch import parse_arch
+from vil.models.checkpoint import load_original, load_weights, original_names
+from vil.models.msvit import MsViT
+from vil.models.recognise import recognise
+from vil.models.zoo import ARCHS
+from vil.utils.errors import CheckpointError
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+PUBLISHED = json.loads((GOLDEN / "state_dict_keys.json").read_text())
+ARCH = "l1,h1,d8,n1,s1,g1,p4,f2,a{0}_l2,h2,d16,n2,s{1},g{2},p2,f2,a{0}"
+
+
+def build(absolute=0, sparse=1, num_global=1, attention="longformer", **settings) -> MsViT:
+    torch.manual_seed(0)
+    stages = parse_arch(ARCH.format(absolute, sparse, num_global), attention)
+    return MsViT(stages, **{"img_size": 32, "num_classes": 5, **settings})
+
+
+def original(model) -> dict:
+    return {original_names(model)[name]: value for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry["name"])
+def test_files_of_the_detection_code_give_their_backbone(entry):
+    """The layout of detectron2: everything below backbone.bottom_up, beside the heads."""
+    kind = {"longformerhand": "longformer"}.get(entry["attn_type"], entry["attn_type"])
+    kind = "global" if "global" in entry["name"] else kind
+    own = {name: {"share_weights": entry["share_w"]} for name in ("longformer", "global")}
+    stages = parse_arch(entry["arch"], kind)
+    model = MsViT(stages, img_size=entry["image_size"], attention_args=own)
+    state = {f"backbone.bottom_up.{k}": torch.full(s, 0.5) for k, s in entry["keys"].items()}
+    heads = ["backbone.fpn_lateral2.weight", "proposal_generator.anchor", "roi_heads.box.weight"]
+    report = load_original(model, state | {key: torch.zeros(3) for key in heads})
+    assert report.complete
+    assert set(heads) <= set(report.ignored)
+    assert all((value == 0.5).all() for value in model.state_dict().values())
+
+
+@pytest.mark.parametrize("names", ["ours", "the reference's"])
+@pytest.mark.parametrize("absolute", [0, 1])
+def test_full_attention_and_longformer_have_each_other_s_projections(absolute, names):
+    """Where the window covers the grid they compute the same, but for the bias of positions."""
+    full, local = build(absolute, 0), build(absolute, 1)
+    with torch.no_grad():
+        for model in (full, local):
+            for name, value in model.named_parameters():
+                if "bias_table" in name or "g2" in name:
+                    value.zero_()  # of another size: resizing changes what it means
+    state = full.state_dict() if names == "ours" else original(full)
+    report = load_weights(local, state)
+    assert report.complete
+    assert len(report.converted) == 2 * 4  # two blocks: weight and bias of query and of kv
+    x = torch.randn(2, 3, 32, 32)
+    assert_close(local.eval()(x), full.eval()(x), atol=1e-5, rtol=1e-5)
+
+    back = build(absolute, 0)
+    report = load_weights(back, local.state_dict())
+    assert report.complete
+    for name, value in full.state_dict().items():
+        if "bias_table" not in name:
+            assert torch.equal(back.state_dict()[name], value), name
+
+
+def test_global_tokens_get_projections_of_their_own_from_the_shared_ones():
+    shared = build()
+    separate = build(attention_args={"longformer": {"share_weights": False}})
+    report = load_weights(separate, original(shared))
+    assert report.complete
+    attn = separate.stages[0].blocks[0].attn
+    assert torch.equal(attn.kv_global.weight, attn.kv.weight)
+    assert torch.equal(attn.proj_global.bias, attn.proj.bias)
+    x = torch.randn(1, 3, 32, 32)
+    assert_close(separate.eval()(x), shared.eval()(x))
+
+
+@pytest.mark.parametrize("absolute", [0, 1])
+def test_one_global_token_is_repeated(absolute):
+    one, four = build(absolute, num_global=1), build(absolute, num_global=4)
+    report = load_weights(four, one.state_dict())
+    assert report.complete
+    assert any("cls_token (1, 1, 16) -> (1, 4, 16)" in line for line in report.resized)
+    token = four.stages[1].embed.cls_token
+    assert torch.equal(token, one.stages[1].embed.cls_token.expand(1, 4, 16))
+    with pytest.raises(CheckpointError, match=r"mismatched: .*cls_token \(1, 4, 16\) -> "):
+        load_weights(build(absolute, num_global=2), four.state_dict())
+
+
+def test_bicubic_is_pytorch_s_antialiased_one():
+    source, target = build(1), build(1, img_size=64)
+    report = load_weights(target, source.state_dict(), rule="bicubic")
+    assert len(report.resized) == 4
+    line = source.stages[0].embed.position.x_pos_embed
+    wanted = F.interpolate(line.mT[:, :, None], (1, 16), mode="bicubic", antialias=True)
+    assert_close(target.stages[0].embed.position.x_pos_embed, wanted[:, :, 0].mT)
+
+    source, target = build(0, 0), build(0, 0, img_size=48)
+    load_weights(target, source.state_dict(), rule="bicubic")
+    table = source.stages[1].blocks[0].attn.local_relative_position_bias_table
+    image = table.mT.unflatten(1, (7, 7))[None]
+    wanted = F.interpolate(image, (11, 11), mode="bicubic", antialias=True)
+    found = target.stages[1].blocks[0].attn.local_relative_position_bias_table
+    assert_close(found, wanted[0].flatten(1).mT)
+    with pytest.raises(ValueError, match=r"unknown rule of resizing 'cubic'.*bicubic"):
+        load_weights(target, source.state_dict(), rule="cubic")
+
+
+def test_tables_are_resized_to_grids_that_are_no_squares():
+    source, target = build(0, 0), build(0, 0, img_size=(32, 64))
+    assert load_weights(target, source.state_dict()).complete
+    attn = target.stages[1].blocks[0].attn
+    assert len(attn.local_relative_position_bias_table) == 7 * 15
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_named_models_are_recognised(name):
+    """With other classes, size and windows, under either names, from either repository."""
+    windows = [6 if "s1" in part else 7 for part in ARCHS[name].split("_")]
+    windows = windows if name.endswith("rpb") else None  # else nothing depends on them
+    model = vil.get_model(name, img_size=96, num_classes=3, windows=windows)
+    for state in (model.state_dict(), original(model)):
+        found, other = recognise(state)
+        assert found == name
+        report = load_weights(other, state)
+        assert report.complete
+        assert not report.resized
+        assert [s.feature for s in other.specs] == [s.feature for s in model.specs]
+    detector = {f"backbone.bottom_up.{k}": v for k, v in original(model).items()}
+    assert recognise(detector)[0] == name
+
+
+def test_strangers_are_not_recognised():
+    with pytest.raises(CheckpointError, match=r"none of the named models; vil_\w+ is the nearest"):
+        recognise(build().state_dict())

@@ -1,0 +1,210 @@
+"""Trained weights by name: what they say of themselves, and what happens without them."""
+
+import argparse
+import copy
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.testing import assert_close
+
+import vil
+from vil import build_data
+from vil.config import get_config
+from vil.models.msvit import MsViT
+from vil.models.original import original_names
+from vil.models.weight_file import read_about, read_weights, write_weights
+from vil.models.weights import IMAGENET_CLASSES, SHIPPED, tables
+from vil.utils.errors import CheckpointError
+
+ROOT = Path(__file__).parents[2]
+MEMBERS = [weights for kind in tables().values() for weights in kind]
+
+
+@pytest.fixture
+def no_network(monkeypatch, tmp_path):
+    """torch's folder of downloads, empty; and a host that does not answer."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("vil.models.weights.STORAGE", "https://localhost:1/none")
+
+
+@pytest.mark.parametrize("weights", MEMBERS, ids=repr)
+def test_what_members_say(weights):
+    """The classes fit the head, the picture the input, and both are those of the recipe."""
+    cfg, meta = get_config(ROOT / weights.meta["recipe"]), weights.meta
+    transform = weights.transforms()
+    noise = np.random.RandomState(0).randint(0, 256, (70, 90, 3), np.uint8)
+    picture = Image.fromarray(noise)
+    size = meta["build"]["img_size"]
+    assert transform(picture).shape == (3, size, size)
+    assert_close(transform(picture), build_data.build_eval_transform(cfg)(picture))
+    assert meta["status"] == ("measured" if "Nano" in repr(weights) else "published")
+    if meta["categories"]:
+        assert len(meta["categories"]) == meta["build"]["num_classes"] == cfg.DATA.NUM_CLASSES
+    assert pickle.loads(pickle.dumps(weights)) is copy.deepcopy(weights) is weights
+    assert vil.get_weight(repr(weights)) is weights
+
+
+def test_the_names_are_torchvision_s():
+    assert vil.get_model_weights("vil_tiny") is vil.ViL_Tiny_Weights
+    best = vil.ViL_Medium_Deep_Weights.DEFAULT
+    assert best is vil.ViL_Medium_Deep_Weights.IMAGENET22K_FT_IMAGENET1K_384_V1
+    assert best.meta["metrics"] == {"ImageNet-1K": {"acc@1": 85.6, "acc@5": 97.7}}
+    assert best.url.endswith("imagenet384_finetune_bsz256_lr001_wd0/model_best.pth")
+    assert len(IMAGENET_CLASSES) == 1000
+    with pytest.raises(ValueError, match="did you mean 'IMAGENET1K_V1'"):
+        vil.get_weight("ViL_Tiny_Weights.IMAGENET1K_V2")
+    with pytest.raises(ValueError, match="did you mean 'ViL_Tiny_Weights'"):
+        vil.get_weight("ViL_Tin_Weights.IMAGENET1K_V1")
+    with pytest.raises(ValueError, match="did you mean 'vil_tiny'"):
+        vil.get_model_weights("vil_tny")
+    with pytest.raises(AttributeError, match="ViL_Huge_Weights"):
+        vil.ViL_Huge_Weights  # noqa: B018
+
+
+def test_the_shipped_weights():
+    model = vil.get_model("vil_nano", weights="DEFAULT").eval()
+    digits = vil.ViL_Nano_Weights.DIGITS
+    assert sum(p.numel() for p in model.parameters()) == digits.meta["num_params"]
+    assert sum(model.macs((64, 64))) == digits.meta["macs"]
+    assert vil.get_model("vil_nano", weights=digits).head.out_features == 10
+    for file in SHIPPED.glob("*.safetensors"):
+        assert file.stat().st_size < 2e6
+        assert read_about(file)["source"]["sha256"]
+
+
+@pytest.mark.parametrize("weights", ["DEFAULT", "IMAGENET1K_V1", "ViL_Small_Weights.IMAGENET1K_V1"])
+def test_without_a_network(no_network, weights):
+    with pytest.raises(CheckpointError, match="vil convert FILE OUT.safetensors") as caught:
+        vil.get_model("vil_small", weights=weights)
+    assert "\n" not in str(caught.value)
+    assert "ViL_Small_Weights.IMAGENET1K_V1 cannot be fetched from https://" in str(caught.value)
+
+
+def test_a_download_is_kept_and_read(no_network, tmp_path):
+    """As the authors stored it: {net: {module.<their name>: ...}}."""
+    model = vil.get_model("vil_tiny_rpb")
+    names = original_names(model)
+    net = {f"module.{names[name]}": value for name, value in model.state_dict().items()}
+    kept = tmp_path / "hub/checkpoints/ViL_Tiny_RPB_Weights-IMAGENET1K_V1.pth"
+    kept.parent.mkdir(parents=True)
+    torch.save({"net": net, "arch": "msvit", "epoch": 300, "best_acc": 76.65}, kept)
+    found = vil.get_model("vil_tiny_rpb", weights="DEFAULT")
+    assert torch.equal(found.norm.weight, model.norm.weight)
+    assert torch.equal(found.head.weight, model.head.weight)
+
+
+def test_weights_of_a_file(tmp_path):
+    model = vil.get_model("vil_tiny", img_size=64, num_classes=4)
+    file = tmp_path / "tiny.safetensors"
+    write_weights(file, model.state_dict(), {})
+    found = vil.get_model("vil_tiny", weights=str(file), img_size=96, num_classes=4)
+    assert found.stages[0].embed.position.x_pos_embed.shape == (1, 24, 24)
+    with pytest.raises(CheckpointError, match="head of another size"):
+        vil.get_model("vil_tiny", weights=file, img_size=64)
+    other = vil.get_model("vil_tiny", weights=file, img_size=64, head="new")
+    assert other.head.out_features == 1000
+    with pytest.raises(CheckpointError, match="no weight file at nowhere.pth"):
+        vil.get_model("vil_tiny", weights="nowhere.pth")
+    with pytest.raises(ValueError, match="vil_tiny has 4 stages, but there are 2 windows"):
+        vil.get_model("vil_tiny", windows=(7, 7))
+
+
+# Files
+
+
+def test_a_changed_bit_is_found(tmp_path):
+    """Anywhere among the tensors: the format itself loads such a file without a word."""
+    file = tmp_path / "x.safetensors"
+    write_weights(file, {"a": torch.randn(50), "b": torch.randn(3, 3)}, {"format": 1})
+    whole, start = file.read_bytes(), file.stat().st_size - 59 * 4
+    for at in (start, start + 111, len(whole) - 1):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises(CheckpointError, match=r"SHA-256 of its tensors is \w{64}, its header"):
+            read_weights(file)
+    file.write_bytes(whole[:-5])
+    with pytest.raises(CheckpointError, match=r"damaged or not.* \(its SHA-256 is \w{64}\)"):
+        read_weights(file)
+    file.write_bytes(whole)
+    assert read_weights(file).keys() == {"a", "b"}
+    assert read_about(file) == {"format": 1}
+
+
+def test_the_shipped_file_is_checked(tmp_path, monkeypatch):
+    damaged = tmp_path / "vil_nano_digits.safetensors"
+    content = bytearray((SHIPPED / damaged.name).read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    digits = vil.ViL_Nano_Weights.DIGITS
+    monkeypatch.setattr(digits.value, "url", str(damaged))
+    with pytest.raises(CheckpointError, match=rf"its SHA-256 is \w+, not {digits.sha256}"):
+        digits.get_state_dict()
+
+
+def test_checkpoints_of_other_programs(tmp_path):
+    """Averaged weights first, as from our own; timm's keep their arguments beside; compiled."""
+    plain, average = {"w": torch.zeros(2)}, {"_orig_mod.w": torch.ones(2)}
+    file = tmp_path / "last.pth.tar"
+    torch.save(
+        {"state_dict": plain, "state_dict_ema": average, "args": argparse.Namespace(lr=1)}, file
+    )
+    assert torch.equal(read_weights(file)["w"], torch.ones(2))
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        write_weights(tmp_path / "file/x.safetensors", {"a": torch.ones(1)}, {})
+
+
+# Folders
+
+
+@pytest.mark.parametrize("name", ["vil_tiny", "vil_tiny_rpb", "vil_nano"])
+def test_a_model_in_a_folder(tmp_path, name):
+    model = vil.get_model(name, img_size=64, num_classes=3).eval()
+    vil.save_pretrained(model, tmp_path / "hub", transform={"mean": [0.5] * 3}, classes=list("abc"))
+    assert sorted(p.name for p in (tmp_path / "hub").iterdir()) == [
+        "README.md", "config.json", "model.safetensors",
+    ]  # fmt: skip
+    x = torch.randn(1, 3, 64, 64)
+    for source in (tmp_path / "hub", str(tmp_path / "hub"), tmp_path / "hub/model.safetensors"):
+        found = vil.from_pretrained(source)
+        assert type(found) is MsViT
+        assert torch.equal(found(x), model(x))
+    larger = vil.from_pretrained(tmp_path / "hub", img_size=96)
+    assert larger.settings["img_size"] == 96
+    assert larger(torch.randn(1, 3, 96, 96)).shape == (1, 3)
+
+
+def test_folders_that_are_none(tmp_path):
+    cases = {
+        "empty": {},
+        "text": {"config.json": "no"},
+        "strange": {"config.json": '{"vil": {"format": 1, "model": {}}}'},
+        "later": {"config.json": '{"vil": {"format": 99}}'},
+        "theirs": {"config.json": '{"architecture": "resnet18"}'},
+    }
+    patterns = ["no config.json", "cannot be used", "no description", "later version", "'vil'"]
+    for (name, files), pattern in zip(cases.items(), patterns):
+        (tmp_path / name).mkdir()
+        for file, text in files.items():
+            (tmp_path / name / file).write_text(text)
+        with pytest.raises(CheckpointError, match=pattern) as caught:
+            vil.from_pretrained(tmp_path / name)
+        assert "\n" not in str(caught.value)
+    torch.save({"a": torch.ones(1)}, tmp_path / "bare.pth")
+    with pytest.raises(CheckpointError, match="does not say what model it is of: vil convert it"):
+        vil.from_pretrained(tmp_path / "bare.pth")
+    with pytest.raises(ValueError, match=r"transform has mean, .*, not size"):
+        vil.save_pretrained(vil.get_model("vil_nano"), tmp_path / "x", transform={"size": 3})
+
+
+def test_a_repository_that_cannot_be_fetched(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="no folder someone/vil, and the Hub's repository"):
+        vil.from_pretrained("someone/vil")

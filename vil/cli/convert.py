@@ -1,0 +1,137 @@
+"""Make a file of weights that says what it is, of one that does not.
+
+  vil convert model_best.pth vil_small.safetensors             which of our models it is, is found out
+  vil convert model_final.pth backbone.safetensors             of the 2021 detection code: the backbone
+  vil convert runs/nano nano.safetensors                       a run's best checkpoint, with its config
+  vil convert runs/nano nano_hub/                              a folder in the Hub's layout
+  vil convert best.pth at_384.safetensors --config-file imagenet/vil_small.yaml INPUT.IMAGE_SIZE 384 --resize bicubic
+  vil convert best.pth full.safetensors --config-file imagenet/vil_small.yaml MODEL.VIT.MSVIT.ATTN_TYPE full
+
+Reads .safetensors and .pt/.pth files: ours, the 2021 original's (classification and detection), timm's; runs
+and their checkpoints. Writes .safetensors under our names with, in its header, the model, the
+source with its SHA-256, and the SHA-256 of the tensors, which every later reading checks. With a
+config or --model, weights of another size, window or attention are fitted and each key is reported;
+what cannot be fitted is an error. `vil.from_pretrained`, `vil.get_model(NAME, weights=FILE)`,
+MODEL.MODEL_PATH and timm take the result.
+"""  # noqa: E501
+
+import argparse
+from pathlib import Path
+
+from yacs.config import CfgNode
+
+from vil.cli.arguments import config_arguments, resolve
+from vil.cli.evaluate import of_run
+from vil.config import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help="a file of weights, a checkpoint, or the folder of a run")
+    add("target", metavar="TARGET", help="a .safetensors file, or a folder")
+    config_arguments(parser)
+    add("--model", metavar="NAME", help="one of our models by name, instead of a config")
+    add("--checkpoint", default="best", choices=["best", "last"], help="which one of a run")
+    add(
+        "--resize",
+        default="linear",
+        choices=["linear", "bicubic"],
+        dest="rule",
+        help="how positions of another size are fitted: as in 2021, or sharper",
+    )
+    add("--classes", metavar="FILE", help="the names of the classes, one per line")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.model and (args.config_file or args.opts):
+        raise ConfigError(f"--model {args.model}: leave the config out, the model has its own")
+    target = Path(args.target)
+    if target.suffix not in ("", ".safetensors"):
+        raise ConfigError(f"TARGET {target}: a .safetensors file or a folder")
+    from vil.models.description import describe
+    from vil.models.hub import save_pretrained
+    from vil.models.weight_file import write_weights
+
+    source, model, facts = load(args)
+    if target.suffix:
+        write_weights(target, model.state_dict(), describe(model, **facts, source=source))
+    else:
+        save_pretrained(model, target, **facts, source=source)
+    print(f"written to {target}")
+    return 0
+
+
+def load(args: argparse.Namespace):
+    """The weights' file, the model with them, and what goes with them."""
+    from vil import build
+    from vil.models.checkpoint import load_weights
+    from vil.models.weight_file import read_about, read_weights
+
+    cfg, given = configured(args), Path(args.source)
+    path = build.weight_file(args.source if cfg is None else cfg.MODEL.MODEL_PATH, "")
+    path = path / "model.safetensors" if path.is_dir() else path
+    known, state = read_about(path) or {}, read_weights(path)
+    model = build.build_model(cfg, weights_follow=True) if cfg else named(args, known, state)
+    if not hasattr(model, "specs"):
+        raise ConfigError(f"MODEL.ARCH {cfg.MODEL.ARCH}: only our own models are converted")
+    print(f"weights of {path}: {load_weights(model, state, rule=args.rule)}")
+    classes = args.classes or (given / "classes.txt" if given.is_dir() else None)
+    return path, model, {
+        "transform": transform(cfg) or known.get("transform"),
+        "classes": class_names(classes) or known.get("classes"),
+    }  # fmt: skip
+
+
+def configured(args: argparse.Namespace) -> CfgNode | None:
+    """The config that was given, or the run's; None for neither."""
+    if args.model:
+        return None
+    if Path(args.source, "config.yaml").is_file():
+        args.run = args.source
+        of_run(args)
+    elif args.config_file or args.opts:
+        args.opts = [f"MODEL.MODEL_PATH={args.source}", *(args.opts or ())]
+    else:
+        return None
+    return resolve(args)
+
+
+def named(args: argparse.Namespace, known: dict, state: dict):
+    """The model of --model; else the one that the file says, or that its tensors fit."""
+    from vil.models.description import build_described
+    from vil.models.recognise import recognise
+    from vil.models.zoo import get_model
+
+    if args.model:
+        try:
+            return get_model(args.model)
+        except ValueError as error:
+            raise ConfigError(f"--model: {error}") from None
+    if known:
+        return build_described(known)
+    name, model = recognise(state)
+    print(f"this is {name}, {model.settings['img_size']} px")
+    return model
+
+
+def transform(cfg: CfgNode | None) -> dict | None:
+    """How pictures become the model's input, by timm's names."""
+    if cfg is None:
+        return None
+    from vil.build_data import INTERPOLATIONS
+
+    return {
+        "mean": list(cfg.INPUT.MEAN),
+        "std": list(cfg.INPUT.STD),
+        "crop_pct": cfg.INPUT.CROP_PCT,
+        "interpolation": INTERPOLATIONS[cfg.INPUT.INTERPOLATION],
+    }
+
+
+def class_names(file: str | Path | None) -> list[str] | None:
+    if file is None or (isinstance(file, Path) and not file.is_file()):
+        return None
+    try:
+        return Path(file).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"--classes {file}: {error.strerror}") from None

@@ -1,0 +1,57 @@
+"""What a model is, in words that JSON can hold, and the model again from them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import nn
+
+import vil
+from vil.models.arch import format_arch, format_attention, parse_arch
+from vil.models.msvit import MsViT
+from vil.utils.errors import CheckpointError
+from vil.utils.files import sha256_of
+
+FORMAT = 1
+TRANSFORM = ("mean", "std", "crop_pct", "interpolation")
+
+
+def describe(
+    model: MsViT,
+    *,
+    transform: Mapping | None = None,
+    classes: Sequence[str] | None = None,
+    source: Path | None = None,
+) -> dict:
+    """The model's stages and settings, and what goes with its weights.
+
+    transform: mean, std, crop_pct and interpolation of its input, by timm's names. classes: their
+    names. source: the file that the weights come from, named with its SHA-256. Raises ValueError
+    for another key in transform.
+    """
+    if unknown := set(transform or {}) - set(TRANSFORM):
+        raise ValueError(f"transform has {', '.join(TRANSFORM)}, not {', '.join(sorted(unknown))}")
+    head = model.head.out_features if isinstance(model.head, nn.Linear) else 0
+    stages = {"arch": format_arch(model.specs), "attention": format_attention(model.specs)}
+    found = {
+        "format": FORMAT,
+        "version": vil.__version__,
+        "model": {**stages, **model.settings, "num_classes": head},
+        "transform": dict(transform) if transform else None,
+        "classes": list(classes) if classes else None,
+    }
+    if source is not None:
+        found["source"] = {"file": source.name, "sha256": sha256_of(source)}
+    return found
+
+
+def build_described(about: Mapping, **settings) -> MsViT:
+    """A fresh model; `settings` replace what the description says. CheckpointError for a
+    description that is none of ours, or of a later version."""
+    try:
+        if about["format"] > FORMAT:
+            raise CheckpointError("the model was described by a later version of vil: update it")
+        facts = {**about["model"], **settings}
+        stages = parse_arch(facts.pop("arch"), facts.pop("attention"))
+        return MsViT(stages, **facts)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"no description of a model of ours: {error!r}") from None

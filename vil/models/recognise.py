@@ -1,0 +1,90 @@
+"""Which of our models a file of weights belongs to, by the sizes of its tensors."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from math import isqrt
+
+import torch
+from torch import Tensor
+
+from vil.models.arch import parse_arch
+from vil.models.checkpoint import compare, names_in
+from vil.models.msvit import MsViT
+from vil.models.original import backbone_of
+from vil.models.zoo import ARCHS, DEFAULTS
+from vil.utils.errors import CheckpointError
+
+TABLE = "local_relative_position_bias_table"
+MAY_CHANGE = ("x_pos_embed", "y_pos_embed", TABLE, "head.weight", "head.bias")
+
+
+def recognise(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
+    """The named model whose weights these are, under ours or the 2021 reference's names, freshly
+    made.
+
+    Its image size, windows and classes are read from the tensors; what the weights do not depend
+    on is the architecture's own. Raises CheckpointError, with the nearest model and what does not
+    fit it, if there is none.
+    """
+    state, _ = backbone_of(state)
+    name = max(ARCHS, key=lambda name: _likeness(name, state))
+    model = _fitting(name, state)
+    report = compare(model, state)
+    if report.complete and not report.converted:
+        return name, model
+    raise CheckpointError(
+        f"these are weights of none of the named models; {name} is the nearest: {report}\n"
+        "  (give --model NAME, or a config)"
+    )
+
+
+@cache
+def _plain(name: str) -> MsViT:
+    """The model in its usual sizes, without memory."""
+    with torch.device("meta"):
+        return MsViT(parse_arch(ARCHS[name]), **DEFAULTS.get(name, {}))
+
+
+def _likeness(name: str, state: Mapping[str, Tensor]) -> float:
+    """The share that names of both, with equal shapes unless these may change, have in all."""
+    model = _plain(name)
+    names, wanted = names_in(model, state), model.state_dict()
+    both = [
+        ours
+        for ours, theirs in names.items()
+        if theirs in state
+        and (ours.endswith(MAY_CHANGE) or state[theirs].shape == wanted[ours].shape)
+    ]
+    return len(both) / (len(names) + len(state) - len(both))
+
+
+def _fitting(name: str, state: Mapping[str, Tensor]) -> MsViT:
+    """The model, in the sizes that the state has."""
+    stages, settings = parse_arch(ARCHS[name]), dict(DEFAULTS.get(name, {}))
+    if "head.weight" in state:
+        settings["num_classes"] = len(state["head.weight"])
+    names = names_in(_plain(name), state)
+    shapes = {ours: state[theirs].shape for ours, theirs in names.items() if theirs in state}
+    reduction, sides = 1, []
+    for at, spec in enumerate(stages):
+        reduction *= spec.patch
+        prefix = rf"stages\.{at}\."
+        lines = [_first(shapes, rf"{prefix}.*{axis}_pos_embed") for axis in "xy"]
+        if all(lines):
+            sides.append(tuple(line[1] * reduction for line in lines))
+        if table := _first(shapes, rf"{prefix}.*{TABLE}"):
+            side = isqrt(table[0])
+            if set(spec.attention) == {"full"}:
+                sides.append(((side + 1) // 2 * reduction,) * 2)
+            else:
+                stages[at] = replace(spec, feature=max((side + 1) // 4, 1))
+    if sides:  # the first is the finest: a coarse grid may have lost rows
+        rows, columns = sides[0]
+        settings["img_size"] = rows if rows == columns else (rows, columns)
+    return MsViT(stages, **settings)
+
+
+def _first(shapes: Mapping[str, torch.Size], pattern: str) -> torch.Size | None:
+    return next((shape for name, shape in shapes.items() if re.fullmatch(pattern, name)), None)
