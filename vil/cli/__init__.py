@@ -27,6 +27,7 @@ COMMANDS = {
     "info": "versions, devices, and which attention backend runs in each stage",
     "visualize attention": "what a token of a picture sees, in each head and stage",
     "visualize pattern": "the window of a token, for masks and modes",
+    "report": "a run as one HTML page: figures, curves, confusions, pictures, config",
     "analyze": "parameters and multiply-accumulates of each stage; copies that change layouts",
 }
 
