@@ -76,7 +76,7 @@ def page(run):
 def test_the_figures_are_those_of_evaluation(run, page):
     assert vil("evaluate", "--run", run, "OUTPUT_PERCLASS_ACC=True").code == 0
     found = results(run)["folder"]
-    for text in (f"{found['top1']:.2f} %", f"{found['loss']:.4f}", "folder, 18 images"):
+    for text in (f"{found['top1']:.2f}%", f"{found['loss']:.4f}", "folder, 18 images"):
         assert text in page.said
     for right, count in zip(found["per_class"]["right"], found["per_class"]["count"]):
         assert f"{right}/{count}" in page.said
@@ -187,7 +187,7 @@ def test_the_data_moved_and_a_picture_is_lost_meanwhile(run, photos):
     shutil.copytree(photos, "moved")
     words = ("--data", "moved", "--checkpoint", "last", "DEVICE", "cpu", "--out", "x.html")
     assert vil("report", run, *words).code == 0
-    assert "last checkpoint, step-" in Page("x.html").said
+    assert "last checkpoint, step " in Page("x.html").said
     assert str(photos) in Page("x.html").said  # the run's own config
 
 

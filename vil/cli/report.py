@@ -121,7 +121,7 @@ def evaluate(args: argparse.Namespace):
     from vil.cli.answers import collect
     from vil.data.workers import deaths_named
     from vil.engine.distributed import Ranks
-    from vil.engine.state import pointer
+    from vil.engine.state import pointer, step_of
     from vil.report.page_answers import Evaluated
 
     if pointer(Path(args.run, "checkpoints"), args.checkpoint) is None:
@@ -141,7 +141,7 @@ def evaluate(args: argparse.Namespace):
     same = test_set not in task.links
     return Evaluated(
         test_set=test_set,
-        checkpoint=f"{args.checkpoint} checkpoint, {Path(cfg.MODEL.MODEL_PATH).name}",
+        checkpoint=f"{args.checkpoint} checkpoint, step {step_of(Path(cfg.MODEL.MODEL_PATH)):,}",
         answers=answers,
         classes=loader.classes,
         answers_of=loader.classes if same else names_of_model(args.run, cfg.DATA.NUM_CLASSES),

@@ -85,7 +85,7 @@ def visualize(cfg: CfgNode, args: argparse.Namespace, names: list[str], path) ->
         batch = image[None].to(device)
         share, number = model(batch).float().softmax(-1)[0].max(-1)
         rows = all_rows(model, batch, places, token, args)
-    said = f"{args.image}: {names[number.item()]}, {share:.1%}"
+    said = f"{args.image}: class {names[number.item()]}, {share:.1%}"
     mean, std = (torch.tensor(x).view(3, 1, 1) for x in (cfg.INPUT.MEAN, cfg.INPUT.STD))
     shown = (image * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()
     with written(path):

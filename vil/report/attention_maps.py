@@ -51,7 +51,7 @@ def draw_attention(image: np.ndarray, rows: list[Row], title: str, path: str | P
         for axes, (name, weights) in zip(line[1:], mean + heads):
             _draw_map(axes, image, row, name, weights)
     figure.suptitle(plain(title), fontsize=10, parse_math=False)
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=90)
 
 
 def panels_of(row: Row) -> int:
@@ -91,7 +91,7 @@ def _draw_map(axes: Axes, image: np.ndarray, row: Row, name: str, weights: np.nd
     axes.imshow(heat, extent=(0, wide, high, 0), interpolation="nearest")
     axes.set_xlim(0, width)
     axes.set_ylim(height, 0)
-    said = f"highest {peak:.1%}"
+    said = f"highest {100 * peak:.3g}%"
     if row.num_global:
         said += f", to globals {weights[: row.num_global].sum():.0%}"
     axes.set_title(f"{name}\n{said}", fontsize=7)

@@ -80,9 +80,9 @@ def cards(page: Page) -> Html:
     found = []
     if page.evaluated:
         figures, of = page.evaluated.answers.figures(), page.evaluated
-        where = f"{of.test_set}, {figures['count']:,} images, {of.checkpoint}"
-        found.append(("Top-1, evaluated for this page", f"{figures['top1']:.2f} %", where))
-        found.append(("Top-5", f"{figures['top5']:.2f} %", "of the same"))
+        found.append(("Top-1, evaluated for this page", percent(figures["top1"]), of.checkpoint))
+        where = f"of the same, on {of.test_set}, {figures['count']:,} images"
+        found.append(("Top-5", percent(figures["top5"]), where))
         found.append(("Loss", f"{figures['loss']:.4f}", "cross entropy, of the same"))
     found += logged(page.record)
     found += progress(page)
@@ -105,8 +105,8 @@ def logged(record: Record) -> list[tuple[str, str, str]]:
         return []
     best, last = max(points, key=lambda p: p["top1"]), points[-1]
     return [
-        ("Best top-1 in training", f"{best['top1']:.2f} %", f"epoch {best['epoch']:g}"),
-        ("Last top-1 in training", f"{last['top1']:.2f} %", f"epoch {last['epoch']:g}"),
+        ("Best top-1 in training", percent(best["top1"]), f"epoch {best['epoch']:g}"),
+        ("Last top-1 in training", percent(last["top1"]), f"epoch {last['epoch']:g}"),
     ]
 
 
@@ -221,6 +221,10 @@ def starts(record: Record) -> Html:
             summary = element("summary", f"{len(found) - 1} earlier")
             parts.append(element("details", summary, *listed))
     return element("section", *parts)
+
+
+def percent(value: float) -> str:
+    return f"{value:.2f}%"
 
 
 def grouped(value: object) -> str:

@@ -42,9 +42,10 @@ def thumbnail(image: Image.Image) -> bytes:
 
 def answer_sections(found: Evaluated) -> list[Html]:
     """Accuracy per class, confusions, pictures."""
+    classes = element("section", element("h2", "Classes"), per_class(found))
+    mixed = element("section", element("h2", "Confusions"), *confusions(found))
     return [
-        element("section", element("h2", "Classes"), per_class(found)),
-        element("section", element("h2", "Confusions"), *confusions(found)),
+        element("div", classes, mixed, class_="beside"),
         element("section", element("h2", "Pictures"), *pictures(found)),
     ]
 

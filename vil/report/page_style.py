@@ -35,6 +35,8 @@ dl.cards dt { color: var(--quiet); font-size: .85rem; }
 dl.cards dd { margin: 0; font-size: 1.45rem; font-weight: 650; line-height: 1.25;
   font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 dl.cards dd.more { font-size: .85rem; font-weight: 400; color: var(--quiet); }
+.beside { display: flex; flex-wrap: wrap; gap: 0 2rem; align-items: flex-start; }
+.beside section { min-width: 0; max-width: 100%; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr));
   gap: .75rem; }
 figure { margin: 0; } figure.chart h3 { margin: 0 0 .25rem; }
