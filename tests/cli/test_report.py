@@ -2,6 +2,7 @@
 nothing, whatever the names in the data are."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from data_files import write_everything
 from PIL import Image
-from small_runs import FOLDER, SMALL, TINY, results, vil
+from small_runs import FOLDER, SMALL, TINY, draw_pictures, results, vil
 
 from vil.cli.answers import collect
 from vil.data.batch import Batch
@@ -239,10 +241,64 @@ def test_answers_are_judged_as_evaluation_judges_them(linked):
         assert not found.judged.all()
 
 
-def test_a_digits_run_of_ten_classes_has_a_matrix():
+def test_a_few_classes_have_a_matrix():
     words = [*TINY, "OPTIM.EPOCHS=1", "--output_dir", "run"]
     assert vil("train", *words).code == 0
     assert vil("report", "run").code == 0
     found = Page("run/report.html")
     cells = [a for a in found.all("td") if a.get("class") in ("right", "wrong", "none")]
     assert len(cells) == 4 * 4
+
+
+# Every kind of data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield write_everything(tmp_path_factory.mktemp("data"), monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["imagenet", "tar", "tsv", "val.yaml", "cifar", "mnist"])
+def test_pictures_are_read_again_from_every_format(name, data):
+    """By their number in the set, here after a loader's worker has read them in its process."""
+    train = name.replace("val", "train")
+    words = [*SMALL, f"DATA.TRAIN=[{train}]", f"DATA.TEST=[{name}]", "DATA.NUM_CLASSES=10",
+             "DATALOADER.BSZ=8", "OPTIM.EPOCHS=1", "DATA.MAX_BAD_FRACTION=0.2"]  # fmt: skip
+    ended = vil("train", *words, "--data", data, "--output_dir", "run")
+    assert ended.code == 0, ended.err
+    assert vil("report", "run", "DATALOADER.WORKERS=1").code == 0
+    found = Page("run/report.html")
+    count = int(re.search(r"([\d,]+) images", found.said)[1].replace(",", ""))
+    assert 10 <= len(found.all("img")) <= count
+    assert "cannot be read" not in found.said
+
+
+def test_a_test_set_of_other_classes():
+    """DATA.TARGETMAP: true classes are the set's, answers the model's; no matrix of the two."""
+    draw_pictures("pets", {"train/cat": 8, "train/dog": 8, "val/cat": 2, "val/dog": 3})
+    Path("pets/map.json").write_text(json.dumps({"0": "cat(n1)", "2": "dog(n2)"}))
+    assert vil("train", *TINY, "OPTIM.EPOCHS=1", "--output_dir", "run").code == 0
+    words = ["DATA.TEST=[folder]", "DATA.TARGETMAP=map.json", "DATA.KWARGS={}"]
+    ended = vil("report", "run", "--data", "pets", *words)
+    assert ended.code == 0, ended.err
+    found = Page("run/report.html")
+    assert "matrix" not in [a.get("class") for a in found.all("table")]
+    answered = set(re.findall(r"answer: (hue \d+) ", found.said))
+    assert answered <= {"hue 0", "hue 180"}
+    assert answered
+    assert "true: cat" in found.said
+    assert "true: dog" in found.said
+
+
+def test_names_that_are_no_text():
+    """Folders and files whose names are not UTF-8."""
+    bad = os.fsdecode(b"\xff\xfe")
+    for split in ("train", "val"):
+        draw_pictures(f"photos/{split}", {bad: 9, "plain": 9})
+        Path(f"photos/{split}", bad, "0.png").rename(Path(f"photos/{split}", bad, f"{bad}.png"))
+    words = (*SMALL, *FOLDER, "OPTIM.EPOCHS=1", "--data", "photos", "--output_dir", "run")
+    ended = vil("train", *words)
+    assert ended.code == 0, ended.err
+    assert vil("report", "run").code == 0
+    assert r"\udcff\udcfe" in Page("run/report.html").said
