@@ -105,8 +105,8 @@ def matrix(counts: np.ndarray, classes: list[str]) -> Html:
     for true, (label, row) in enumerate(zip(classes, counts.tolist())):
         cells = [_cell(n, sum(row), right=true == at) for at, n in enumerate(row)]
         rows.append(element("tr", element("th", name(label), scope="row"), *cells))
-    corner = element("th", "true \\ answer", scope="col")
-    caption = "Confusion matrix: images of a class (row) by the answer they got (column)"
+    corner = element("th", "true \\ answer", scope="col", class_="corner")
+    caption = "Images of each true class (row) by answer (column)"
     content = element(
         "table",
         element("caption", caption),

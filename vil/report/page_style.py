@@ -54,7 +54,8 @@ table { border-collapse: collapse; min-width: min(100%, 26rem); font-size: .9rem
 caption { text-align: left; padding: .6rem .75rem .3rem; }
 th, td { text-align: left; padding: .35rem .75rem; border-top: 1px solid var(--line);
   vertical-align: top; overflow-wrap: anywhere; min-width: 3ch; }
-thead th { color: var(--quiet); font-weight: 600; } tbody th { font-weight: 500; }
+thead th { color: var(--quiet); font-weight: 600; overflow-wrap: normal; }
+tbody th { font-weight: 500; }
 td.number, th.number { text-align: right; white-space: nowrap; }
 th.number { color: var(--quiet); }
 tr.changed th, tr.changed td { background: var(--mark); }
@@ -64,8 +65,10 @@ tr.changed th, tr.changed td { background: var(--mark); }
 table.matrix { min-width: 0; margin: 0 .75rem .75rem; }
 table.matrix th, table.matrix td { padding: .3rem .4rem; text-align: center; border: 0;
   max-width: 11rem; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-table.matrix caption { padding-left: 0; }
-table.matrix tbody th { text-align: right; } table.matrix td { min-width: 2.6rem;
+table.matrix caption { padding-left: 0; } table.matrix thead th { vertical-align: bottom; }
+table.matrix tbody th { text-align: right; position: sticky; left: 0; background: var(--card); }
+table.matrix .corner { white-space: normal; font-size: .8rem; max-width: 5.5rem; }
+table.matrix td { min-width: 2.6rem;
   border: 1px solid var(--card); border-radius: 6px; }
 table.matrix .long { writing-mode: vertical-rl; max-height: 10rem; display: inline-block;
   transform: rotate(180deg); text-align: left; }
