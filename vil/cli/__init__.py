@@ -26,6 +26,9 @@ COMMANDS = {
     "benchmark model": "images per second and memory of whole models, in turns; and a profile",
     "config": "print the resolved config, and where each value came from",
     "info": "versions, devices, and which attention backend runs in each stage",
+    "visualize attention": "what a token of a picture sees, in each head and stage",
+    "visualize pattern": "the window of a token, for masks and modes",
+    "report": "a run as one HTML page: figures, curves, confusions, pictures, config",
     "analyze": "parameters and multiply-accumulates of each stage; copies that change layouts",
 }
 

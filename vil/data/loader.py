@@ -110,6 +110,7 @@ class EvalLoader:
         context: str | None = None,
     ):
         self.num_samples = len(dataset)
+        self.dataset = dataset
         self.classes = dataset.classes
         self.order = eval_batches(len(dataset), batch_size=batch_size, rank=rank, world=world)
         self.loader = data_loader(

@@ -4,12 +4,14 @@ plots/loss.png, plots/accuracy.png and plots/lr.png, training and test sets in t
 A figure that the run never logged has no picture.
 """
 
-import json
 import logging
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from matplotlib.figure import Figure
+
+from vil.report.run_folder import metrics
 
 # picture -> (label of its y axis, the figures in it)
 PICTURES = {
@@ -39,16 +41,17 @@ def draw(folder: Path) -> list[Path]:
 
 
 def read_series(file: Path) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """(split, figure) -> [(epoch, value), ..]; a last line still being written is passed over."""
+    """(split, figure) -> [(epoch, value), ..]."""
+    return series_of(metrics(file))
+
+
+def series_of(points: Iterable[dict]) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """Those of lines that are read already."""
     series = defaultdict(list)
-    for line in file.read_text().splitlines():
-        try:
-            point = json.loads(line)
-        except ValueError:
-            continue
+    for point in points:
         for _, figures in PICTURES.values():
             for figure in figures:
-                if point.get(figure) is not None:
+                if figure in point:
                     series[point["split"], figure].append((point["epoch"], point[figure]))
     return series
 

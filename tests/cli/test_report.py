@@ -1,0 +1,304 @@
+"""`vil report` makes one page of a run that says what evaluation says, holds everything, and runs
+nothing, whatever the names in the data are."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from data_files import write_everything
+from PIL import Image
+from small_runs import FOLDER, SMALL, TINY, draw_pictures, results, vil
+
+from vil.cli.answers import collect
+from vil.data.batch import Batch
+from vil.engine.task import ClassificationTask
+
+USAGE, DATA, CHECKPOINT = 2, 3, 4
+HOSTILE = ["<img src=x onerror=alert(1)>", "\"'&lt;b\u202e $x^{ {{}}"]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+
+
+class Page(HTMLParser):
+    """The tags, attributes and text of a page."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.tags, self.said, self.markup = [], "", Path(file).read_text(encoding="utf-8")
+        self.feed(self.markup)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.said += data
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A folder of two classes with the worst of names, and one broken picture."""
+    root = tmp_path_factory.mktemp("photos")
+    for split, count in (("train", 16), ("val", 9)):
+        for number, name in enumerate(HOSTILE):
+            (root / split / name).mkdir(parents=True)
+            for n in range(count):
+                colour = (250 * number, 9 * n, 90)
+                Image.new("RGB", (300 - 7 * n, 200), colour).save(root / split / name / f"{n}.png")
+    (root / "val" / HOSTILE[0] / "x.png").write_bytes(b"no picture")
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report") / "run"
+    words = (*SMALL, *FOLDER, "DATA.MAX_BAD_FRACTION=0.1", "OPTIM.LR=0.02")
+    ended = vil("train", *words, "--data", photos, "--output_dir", folder)
+    assert ended.code == 0, ended.err
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(run):
+    ended = vil("report", run)
+    assert (ended.code, ended.out) == (0, f"{run}/report.html\n"), ended.err
+    return Page(run / "report.html")
+
+
+# What is on the page
+
+
+def test_the_figures_are_those_of_evaluation(run, page):
+    assert vil("evaluate", "--run", run, "OUTPUT_PERCLASS_ACC=True").code == 0
+    found = results(run)["folder"]
+    for text in (f"{found['top1']:.2f}%", f"{found['loss']:.4f}", "folder, 18 images"):
+        assert text in page.said
+    for right, count in zip(found["per_class"]["right"], found["per_class"]["count"]):
+        assert f"{right}/{count}" in page.said
+
+
+def test_config_command_machine_and_model(run, page):
+    assert re.search(r"OPTIM\.LR0\.02\d", page.said)  # the value, then the default
+    for text in ("vil", "torch ", "finished", "8 x 8 + 1", "total", "val/folder", "Started 20"):
+        assert text in page.said
+    assert len(page.all("svg")) >= 3
+
+
+def test_names_from_the_data_are_text(page):
+    for name in HOSTILE:
+        assert page.said.count(name) >= 3
+    assert not [1 for _, attributes in page.tags for key in attributes if key.startswith("on")]
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "iframe", "object", "form"})
+
+
+def test_nothing_comes_from_elsewhere(page):
+    assert all(a["src"].startswith("data:image/jpeg;base64,") for a in page.all("img"))
+    assert [a["href"] for a in page.all("link")] == ["data:,"]
+    assert not page.all("a")
+    assert "url(" not in page.markup
+    assert "@import" not in page.markup
+    policy = next(a["content"] for a in page.all("meta") if "http-equiv" in a)
+    assert policy.startswith("default-src 'none'")
+    assert len(page.markup.encode()) < 3e6
+
+
+def test_pictures_and_tables_are_described(page):
+    assert len(page.all("img")) == 18
+    assert all(a["alt"].startswith("An image of class") for a in page.all("img"))
+    assert all(a.get("scope") in ("col", "row") for a in page.all("th"))
+    assert len(page.all("caption")) == len(page.all("table"))
+    assert all(a["role"] == "img" for a in page.all("svg") if "aria-hidden" not in a)
+    assert page.all("html") == [{"lang": "en"}]
+
+
+# In a browser
+
+
+def browsed(file, profile) -> str:
+    """What a browser logs while it opens a page."""
+    words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+             f"--user-data-dir={profile}", "--dump-dom", Path(file).resolve().as_uri()]  # fmt: skip
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_a_browser_shows_every_picture_and_has_no_complaint(page, tmp_path):
+    """A copy says so itself, in the log that must be empty for the page: it has a script, which the
+    page's policy refuses."""
+    Path("page.html").write_text(page.markup, encoding="utf-8")
+    assert browsed("page.html", tmp_path / "profile") == ""
+    script = (
+        "<script>onload = () => console.log('found', document.images.length, "
+        "[...document.images].filter(i => i.naturalWidth > 0).length, "
+        "document.documentElement.scrollWidth <= innerWidth)</script>"
+    )
+    Path("refused.html").write_text(page.markup + script, encoding="utf-8")
+    assert (
+        "Refused" in (said := browsed("refused.html", tmp_path / "profile")) or "violates" in said
+    )
+    free = re.sub(r"<meta http-equiv[^>]*>", "", page.markup)
+    Path("copy.html").write_text(free + script, encoding="utf-8")
+    assert '"found 18 18 true"' in browsed("copy.html", tmp_path / "profile")
+
+
+# Runs in every state
+
+
+def test_a_run_that_is_still_training(run):
+    """Its log ends in the middle of a line, and there is no checkpoint and no data."""
+    shutil.copytree(
+        run, "live", ignore=shutil.ignore_patterns("checkpoints", "report.html", "eval")
+    )
+    status = {"state": "running", "code": None, "step": 3, "time": "2026-01-01", "reason": ""}
+    Path("live/status.json").write_text(json.dumps(status))
+    with open("live/metrics.jsonl", "a") as log:
+        log.write('{"step": 9, "epo')
+    ended = vil("report", "live", "--no-eval", "--out", "live.html")
+    assert (ended.code, ended.out) == (0, "live.html\n"), ended.err
+    found = Page("live.html")
+    assert "running" in found.said
+    assert "Best top-1 in training" in found.said
+    assert not found.all("img")
+    for name in ("status.json", "metrics.jsonl", "command.txt", "env.txt", "classes.txt"):
+        Path("live", name).unlink()
+    assert vil("report", "live", "--no-eval").code == 0
+    assert "Nothing is logged yet." in Path("live/report.html").read_text()
+
+
+def test_a_model_that_cannot_be_built_here(run):
+    shutil.copytree(run, "old")
+    config = Path("old/config.yaml")
+    config.write_text(config.read_text().replace("BACKEND: auto", "BACKEND: mine"))
+    assert vil("report", "old", "--no-eval").code == 0
+    assert "The model cannot be built here: unknown backend" in Page("old/report.html").said
+
+
+def test_the_data_moved_and_a_picture_is_lost_meanwhile(run, photos):
+    """KEY VALUE pairs and flags are for the evaluation."""
+    ended = vil("report", run, "--data", "nowhere", "--out", "x.html")
+    assert ended.code == DATA
+    shutil.copytree(photos, "moved")
+    words = ("--data", "moved", "--checkpoint", "last", "DEVICE", "cpu", "--out", "x.html")
+    assert vil("report", run, *words).code == 0
+    assert "last checkpoint, step " in Page("x.html").said
+    assert str(photos) in Page("x.html").said  # the run's own config
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("nowhere", USAGE, "nowhere: no config.yaml there, so it is not a run's folder"),
+        ("RUN --out no/where.html", USAGE, "--out no/where.html: No such file or directory"),
+        ("RUN --out page.png", USAGE, "--out page.png: expected a name that ends in .html, .htm"),
+        ("RUN --out .", USAGE, "--out .: expected a name"),
+        ("RUN --config-file x.yaml", USAGE, "leave --config-file out: the run has its own"),
+        ("bare", CHECKPOINT, "bare has no best checkpoint yet: see --no-eval"),
+        ("", USAGE, "the following arguments are required: RUN"),
+    ],
+)
+def test_what_cannot_be_reported(run, words, code, message):
+    Path("bare").mkdir()
+    Path("bare/config.yaml").write_text("VERSION: 1\n")
+    ended = vil("report", *words.replace("RUN", str(run)).split())
+    assert (ended.code, ended.out) == (code, "")
+    assert message in ended.err.splitlines()[-1]
+
+
+# Answers
+
+
+def task_of(links=None):
+    torch.manual_seed(0)
+    batches = [
+        Batch(torch.randn(n, 3, 4, 4), torch.randint(3, (n,)), torch.arange(n) + 10 * n)
+        for n in (5, 1, 7)
+    ]
+    facts = dict(device=torch.device("cpu"), test_loaders={"val": batches}, classes=6)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 6))
+    return ClassificationTask(**facts, links=links), model
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_answers_are_judged_as_evaluation_judges_them(linked):
+    """With a test set of other classes too, one of which no class of the model stands for."""
+    links = torch.zeros(6, 3, dtype=torch.bool)
+    links[[0, 3, 5], [0, 1, 1]] = True
+    task, model = task_of({"val": links} if linked else None)
+    found, wanted = collect(task, model, "val"), task.evaluate(model)["val"]
+    assert found.figures() == pytest.approx(wanted, rel=1e-6)
+    assert found.indices.tolist() == [*range(50, 55), 10, *range(70, 77)]
+    if linked:
+        assert set(found.predicted.tolist()) <= {0, 3, 5}
+        assert not found.judged.all()
+
+
+def test_a_few_classes_have_a_matrix():
+    words = [*TINY, "OPTIM.EPOCHS=1", "--output_dir", "run"]
+    assert vil("train", *words).code == 0
+    assert vil("report", "run").code == 0
+    found = Page("run/report.html")
+    cells = [a for a in found.all("td") if a.get("class") in ("right", "wrong", "none")]
+    assert len(cells) == 4 * 4
+
+
+# Every kind of data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield write_everything(tmp_path_factory.mktemp("data"), monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["imagenet", "tar", "tsv", "val.yaml", "cifar", "mnist"])
+def test_pictures_are_read_again_from_every_format(name, data):
+    """By their number in the set, here after a loader's worker has read them in its process."""
+    train = name.replace("val", "train")
+    words = [*SMALL, f"DATA.TRAIN=[{train}]", f"DATA.TEST=[{name}]", "DATA.NUM_CLASSES=10",
+             "DATALOADER.BSZ=8", "OPTIM.EPOCHS=1", "DATA.MAX_BAD_FRACTION=0.2"]  # fmt: skip
+    ended = vil("train", *words, "--data", data, "--output_dir", "run")
+    assert ended.code == 0, ended.err
+    assert vil("report", "run", "DATALOADER.WORKERS=1").code == 0
+    found = Page("run/report.html")
+    count = int(re.search(r"([\d,]+) images", found.said)[1].replace(",", ""))
+    assert 10 <= len(found.all("img")) <= count
+    assert "cannot be read" not in found.said
+
+
+def test_a_test_set_of_other_classes():
+    """DATA.TARGETMAP: true classes are the set's, answers the model's; no matrix of the two."""
+    draw_pictures("pets", {"train/cat": 8, "train/dog": 8, "val/cat": 2, "val/dog": 3})
+    Path("pets/map.json").write_text(json.dumps({"0": "cat(n1)", "2": "dog(n2)"}))
+    assert vil("train", *TINY, "OPTIM.EPOCHS=1", "--output_dir", "run").code == 0
+    words = ["DATA.TEST=[folder]", "DATA.TARGETMAP=map.json", "DATA.KWARGS={}"]
+    ended = vil("report", "run", "--data", "pets", *words)
+    assert ended.code == 0, ended.err
+    found = Page("run/report.html")
+    assert "matrix" not in [a.get("class") for a in found.all("table")]
+    answered = set(re.findall(r"answer: (hue \d+) ", found.said))
+    assert answered <= {"hue 0", "hue 180"}
+    assert answered
+    assert "true: cat" in found.said
+    assert "true: dog" in found.said
+
+
+def test_names_that_are_no_text():
+    """Folders and files whose names are not UTF-8."""
+    bad = os.fsdecode(b"\xff\xfe")
+    for split in ("train", "val"):
+        draw_pictures(f"photos/{split}", {bad: 9, "plain": 9})
+        Path(f"photos/{split}", bad, "0.png").rename(Path(f"photos/{split}", bad, f"{bad}.png"))
+    words = (*SMALL, *FOLDER, "OPTIM.EPOCHS=1", "--data", "photos", "--output_dir", "run")
+    ended = vil("train", *words)
+    assert ended.code == 0, ended.err
+    assert vil("report", "run").code == 0
+    assert r"\udcff\udcfe" in Page("run/report.html").said

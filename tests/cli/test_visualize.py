@@ -1,0 +1,219 @@
+"""`vil visualize` draws what tokens see, and says in one line what it cannot draw."""
+
+import argparse
+import contextlib
+import importlib
+import io
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+from PIL import Image
+from small_runs import TINY, checkpoint, vil
+
+from vil.cli import command_of
+from vil.cli.visualize_attention import __doc__ as attention_help
+from vil.cli.visualize_pattern import __doc__ as pattern_help
+
+USAGE, DATA, CHECKPOINT = 2, 3, 4
+ARCH = "MODEL.VIT.MSVIT.ARCH="
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("visualize") / "run"
+    ended = vil("train", *TINY, "OPTIM.EPOCHS=1", "--output_dir", folder)
+    assert ended.code == 0, ended.err
+    return folder
+
+
+@pytest.fixture
+def photo():
+    Image.linear_gradient("L").resize((40, 36)).save("photo.png")
+    return "photo.png"
+
+
+def drawn(*words, out="attention.png"):
+    """The picture that a command draws, and what it says on stderr."""
+    ended = vil("visualize", *words)
+    assert (ended.code, ended.out) == (0, f"{out}\n"), ended.err
+    return imread(out), ended.err
+
+
+# Attention
+
+
+def test_a_file_a_stream_and_a_picture_of_the_test_set(run, photo, monkeypatch):
+    whole, said = drawn("attention", photo, "--run", run)
+    assert re.match(r"weights of .*step-\d+: \d+ loaded\n", said)
+    stdin = io.TextIOWrapper(io.BytesIO(Path(photo).read_bytes()))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    drawn("attention", "-", "--run", run, "DEVICE=cpu")
+    tested, _ = drawn("attention", "test:63", "--run", run)
+    assert tested.shape == whole.shape
+    assert (tested != whole).any()
+
+
+def test_rows_are_tokens_and_global_tokens_of_the_stages(run, photo):
+    """Two stages with a global token each: four rows, two, one."""
+    heights = [
+        drawn("attention", photo, "--run", run, *words)[0].shape[0]
+        for words in ([], ["--only", "token"], ["--stage=2", "--block=1", "--only", "global"])
+    ]
+    assert heights[0] - heights[1] == 2 * (heights[1] - heights[2]) > 0
+
+
+def test_another_token_sees_something_else(run, photo):
+    words = ("attention", photo, "--run", run, "--stage", 1, "--only", "token")
+    first, _ = drawn(*words, "--token", "3,3", "--out", "1.png", out="1.png")
+    same, _ = drawn(*words, "--token", "0,0", "--out", "2.png", out="2.png")
+    other, _ = drawn(*words, "--token", "0,4", "--out", "3.png", out="3.png")
+    assert (first == same).all()  # two pixels of one patch
+    assert (first != other).any()
+
+
+def test_an_attention_without_maps_is_left_out(photo):
+    """Where all have none, it is refused."""
+    mixed = [*TINY, "MODEL.VIT.MSVIT.ATTN_TYPE=linformer"]
+    assert vil("train", *mixed, "OPTIM.EPOCHS=1", "--output_dir", "mixed").code == 0
+    _, said = drawn("attention", photo, "--run", "mixed")
+    assert "left out: stage 1: linformer attention has no map" in said
+    ended = vil("visualize", "attention", photo, "--run", "mixed", "--stage", 1)
+    assert ended.code == USAGE
+    assert re.search(r"attention: stage 1: linformer .* weights are of both signs\n$", ended.err)
+
+
+def test_pixels_beyond_the_last_whole_patch(photo):
+    arch = ARCH + "l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s0,g0,p3,f3,a0"
+    assert vil("train", *TINY, arch, "OPTIM.EPOCHS=1", "--output_dir", "cut").code == 0
+    _, said = drawn("attention", photo, "--run", "cut", "--token", "31,31")
+    assert "left out: stage 2: no token holds pixel 31,31: 2 x 2 tokens of 12 pixels" in said
+    ended = vil("visualize", "attention", photo, "--run", "cut", "--stage=2", "--only=global")
+    assert ended.code == USAGE
+    assert ended.err.endswith("there are no global tokens\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("nowhere.png", DATA, "nowhere.png cannot be read: FileNotFoundError"),
+        ("text.png", DATA, "text.png cannot be read: UnidentifiedImageError: no picture"),
+        ("test:64", DATA, "test:64: fake has 64 pictures, from 0"),
+        ("photo.png --token 32,0", USAGE, "--token 32,0: outside the picture of 32 x 32 pixels"),
+        ("photo.png --token 3", USAGE, "--token 3: expected a row and a column in pixels"),
+        ("photo.png --stage 3", USAGE, "--stage 3: the model has stages 1 to 2"),
+        ("photo.png --stage 0", USAGE, "--stage 0: the model has stages 1 to 2"),
+        ("photo.png --stage 1 --block 2", USAGE, "--block 2: stage 1 has blocks 1 to 1"),
+        ("photo.png --block 0", USAGE, "--block 0: stage 1 has blocks 1 to 1"),
+        ("photo.png --out no/where.png", USAGE, "--out no/where.png: No such file"),
+        ("photo.png --out here.gif", USAGE, "--out here.gif: expected a name that ends in .png"),
+        ("photo.png --out .", USAGE, "--out .: expected a name"),
+        ("DEVICE cpu", USAGE, "DEVICE: IMAGE stands before KEY VALUE pairs"),
+    ],
+)
+def test_what_cannot_be_drawn(run, photo, words, code, message):
+    Path("text.png").write_text("no picture")
+    refused(vil("visualize", "attention", *words.split(), "--run", run), code, message)
+
+
+def test_runs_that_are_none_and_models_of_others(photo):
+    Path("empty").mkdir()
+    show = ("visualize", "attention", photo)
+    refused(vil(*show, "--run", "empty"), USAGE, "so it is not a run's folder")
+    Path("empty/config.yaml").write_text("VERSION: 1\n")
+    refused(vil(*show, "--run", "empty"), CHECKPOINT, "no best checkpoint yet")
+    refused(vil(*show, *TINY), CHECKPOINT, "set MODEL.MODEL_PATH, or give --run DIR")
+    foreign = [*TINY, "MODEL.ARCH=timm/resnet10t", "OPTIM.EPOCHS=1"]
+    assert vil("train", *foreign, "--output_dir", "foreign").code == 0
+    refused(vil(*show, "--run", "foreign"), USAGE, "none of our models")
+
+
+def refused(ended, code, message):
+    assert (ended.code, ended.out) == (code, "")
+    last = ended.err.splitlines()[-1]
+    assert message in last, ended.err
+
+
+def test_weights_of_a_file(run, photo):
+    drawn("attention", photo, *TINY, "MODEL.MODEL_PATH", checkpoint(run), "DEVICE", "cpu")
+
+
+# Patterns
+
+
+def test_every_example_of_the_pattern_s_help_is_drawn():
+    examples = re.sub(r"\\\n *", "", pattern_help).splitlines()[2:8]
+    lines = [re.split(r"   +", line.strip())[0] for line in examples if "vil visualize" in line]
+    assert len(lines) == 5
+    Path("docs").mkdir()
+    for line in lines:
+        words = shlex.split(line)[2:]
+        drawn(*words, out=words[words.index("--out") + 1] if "--out" in words else "pattern.png")
+
+
+def test_the_picture_of_the_docs_is_what_its_command_draws():
+    last = pattern_help.split("vil visualize ")[-1].split("docs/pattern.png")[0]
+    words = shlex.split(last.replace("\\\n", "")) + ["docs/pattern.png"]
+    Path("docs").mkdir()
+    pixels, _ = drawn(*words, out="docs/pattern.png")
+    committed = imread(Path(__file__).parents[2] / "docs/pattern.png")
+    assert pixels.shape == committed.shape
+    assert abs(pixels - committed).mean() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--grid 7x", "--grid 7x: expected rows and columns, such as 12x17 or 14"),
+        ("--grid 0x4", "--grid 0x4: expected 1 to 1024 tokens"),
+        ("--token 7,3", "--token 7,3: outside the grid of 7 x 5 tokens"),
+        ("--token 3", "--token 3: expected a row and a column from 0"),
+        ("--window 0", "grid and window must be positive"),
+        ("--window 1000", "--window 1000: expected at most 256"),
+        ("--sw-exact 2", "exact must be 1 (exact), 0 (chunks) or -1 (cyclic), got 2"),
+        ("--sw-exact 1 --mode 3", "the exact window (exact=1) needs all nine chunks"),
+        ("--mode 9", "mode must be -1 (own chunk), 0 (all nine chunks) or 1..8"),
+        ("--sw-exact 0 1 -1 --mode 0 -1", "--mode has 2 items: expected 1 or, as others, 3"),
+        ("--out no/where.png", "--out no/where.png: No such file or directory"),
+    ],
+)
+def test_patterns_that_cannot_be(words, message):
+    ended = vil("visualize", "pattern", "--grid", "7x5", "--window", "4", *words.split())
+    refused(ended, USAGE, message)
+
+
+def test_the_help_names_what_is_shown_of_every_attention():
+    from vil.layers.attention import ATTENTIONS
+
+    assert all(name in attention_help for name in ATTENTIONS)
+
+
+# The page in docs
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_commands_of_the_docs_are_understood():
+    pages = "".join(
+        (DOCS / name).read_text(encoding="utf-8") for name in ("visualize.md", "runs.md")
+    )
+    lines = re.findall(r"^(vil (?:visualize|report) [^#\n]*)", pages, flags=re.MULTILINE)
+    assert len(lines) >= 10
+    for line in lines:
+        name, words = command_of(shlex.split(line)[1:])
+        module = importlib.import_module(f"vil.cli.{name.replace(' ', '_')}")
+        parser = argparse.ArgumentParser()
+        module.add_arguments(parser)
+        parser.parse_intermixed_args(words)
+
+
+def test_the_example_of_the_docs_runs():
+    page = (DOCS / "visualize.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec("".join(code), {})
+    assert out.getvalue() == "torch.Size([1, 1, 2, 3137]) (56, 56)\n"

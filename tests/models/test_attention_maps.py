@@ -1,0 +1,188 @@
+"""The weights that are shown are those the module attends with: times the values and projected,
+they are its output."""
+
+import pytest
+import torch
+
+from vil.layers.attention import ATTENTIONS, build_attention
+from vil.models.arch import parse_arch
+from vil.models.attention_maps import REFUSED, ROWS, attention_maps, token_weights
+from vil.models.msvit import MsViT
+from vil.ops import Window
+from vil.ops.definition import meetings
+
+DIM, HEADS = 12, 3
+OWN = {"longformer": {"window": 3}, "performer": {"num_features": 5}, "srformer": {"ratio": 3}}
+VALID = torch.tensor([[5, 8], [3, 2]])  # the second image is padded
+CASES = {
+    **{
+        f"longformer exact {exact} mode {mode} {grid[0]}x{grid[1]} g{num_global}": (
+            "longformer", grid, num_global, {"sw_exact": exact, "mode": mode},
+        )
+        for exact, mode in [(1, 0), (0, 0), (-1, 0), (0, -1), (-1, -1), (0, 4), (-1, 4)]
+        for grid, num_global in [((5, 8), 1), ((7, 11), 2), ((1, 1), 1), ((4, 4), 0)]
+    },
+    **{
+        f"{name} {grid[0]}x{grid[1]} g{num_global}": (name, grid, num_global, {})
+        for name in ATTENTIONS if name not in ("longformer", "linformer")
+        for grid, num_global in [((5, 8), 1), ((7, 11), 2), ((1, 1), 1)]
+    },
+    "separate weights": ("longformer", (5, 8), 2, {"share_weights": False}),
+    "separate weights, cyclic": ("longformer", (5, 8), 1, {"share_weights": False, "sw_exact": -1}),
+    "global, separate weights": ("global", (5, 8), 2, {"share_weights": False}),
+    "srformer, cells dropped": ("srformer", (5, 8), 1, {"ragged": "drop"}),
+    "full without globals": ("full", (5, 8), 0, {}),
+}  # fmt: skip
+
+
+def drawn(name, grid, num_global, own, made_for=None):
+    """A module in float64 with parameters of some size, and tokens of two images."""
+    torch.manual_seed(0)
+    rel_pos = ATTENTIONS[name].has_relative_bias
+    module = build_attention(
+        name, dim=DIM, num_heads=HEADS, num_global=num_global, grid=made_for or grid,
+        rel_pos=rel_pos, **OWN.get(name, {}), **own,
+    ).double().eval()  # fmt: skip
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+    tokens = num_global + grid[0] * grid[1]
+    return module, torch.randn(2, tokens, DIM, dtype=torch.float64)
+
+
+def values(module, x, grid, valid, of_globals):
+    """(B, N, keys, D), from the module's own projections."""
+    if hasattr(module, "qkv"):
+        return module.split_parts(module.qkv(x), 3)[2]
+    if hasattr(module, "proj_sr"):
+        reduced = module.reduce(x[:, module.num_global :], grid, valid)[0]
+        return module.split_parts(module.kv(torch.cat([x[:, : module.num_global], reduced], 1)), 2)[
+            1
+        ]
+    kv = module.kv_global if of_globals and module.separate else module.kv
+    return module.split_parts(kv(x), 2)[1]
+
+
+def projected(module, x, grid, valid, found):
+    """The module's output, made from the weights."""
+    rows = []
+    for of_globals, cut in (
+        (True, slice(module.num_global)),
+        (False, slice(module.num_global, None)),
+    ):
+        mixed = found.weights[:, :, cut] @ values(module, x, grid, valid, of_globals)
+        separate = of_globals and getattr(module, "separate", False)
+        rows.append((module.proj_global if separate else module.proj)(module.merge_heads(mixed)))
+    return torch.cat(rows, dim=1)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("case", CASES)
+def test_weights_times_values_are_the_output(case, padded):
+    name, grid, num_global, own = CASES[case]
+    module, x = drawn(name, grid, num_global, own)
+    valid = torch.minimum(VALID, torch.tensor(grid)) if padded else None
+    with torch.no_grad():
+        found = token_weights(module, x, grid, valid=valid)
+        torch.testing.assert_close(
+            projected(module, x, grid, valid, found), module(x, grid, valid), rtol=0, atol=1e-6
+        )
+    assert (found.weights >= 0).all()
+    sums = found.weights.sum(-1)
+    if num_global == 0 and padded:  # a token of padding may see nothing at all
+        assert ((sums - 1).abs().lt(1e-9) | sums.eq(0)).all()
+    else:
+        torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-9)
+
+
+def test_full_attention_on_another_grid_than_its_table_s():
+    module, x = drawn("full", (5, 8), 1, {}, made_for=(4, 4))
+    with torch.no_grad():
+        found = token_weights(module, x, (5, 8))
+        torch.testing.assert_close(projected(module, x, (5, 8), None, found), module(x, (5, 8)))
+
+
+@pytest.mark.parametrize("exact", [1, 0, -1])
+def test_a_token_has_weights_in_its_window_only(exact):
+    grid = (7, 11)
+    module, x = drawn("longformer", grid, 1, {"sw_exact": exact})
+    found = token_weights(module, x, grid, [1 + 2 * 11 + 9]).weights[0, 0, 0]
+    window = Window.from_mode(grid, 3, exact)
+    seen = {(row, col) for row, col, _ in meetings(window, 2, 9)}
+    assert {divmod(k, 11) for k in found[1:].nonzero()[:, 0].tolist()} == seen
+    assert len(seen) < 77
+
+
+def test_random_shift_is_shown_as_evaluation_has_it():
+    shifted, plain = (
+        token_weights(*drawn("longformer", (7, 11), 1, {"mode": mode}), (7, 11), [40])
+        for mode in (1, 0)
+    )
+    assert shifted.weights.equal(plain.weights)
+
+
+def test_only_the_queries_asked_for_in_their_order():
+    module, x = drawn("longformer", (5, 8), 2, {})
+    whole = token_weights(module, x, (5, 8)).weights
+    some = token_weights(module, x, (5, 8), [17, 1, 3]).weights
+    torch.testing.assert_close(some, whole[:, :, [17, 1, 3]])
+
+
+def test_every_attention_is_shown_or_refused():
+    assert {*ATTENTIONS.values()} == ROWS.keys() | REFUSED.keys()
+
+
+# A whole model
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    arch = "l1,h3,d12,n2,s1,g2,p4,f3,a0_l2,h2,d16,n1,s0,g1,p2,f3,a0"
+    return MsViT(parse_arch(arch, "longformer"), img_size=36, num_classes=3).eval()
+
+
+def test_the_weights_are_of_what_the_block_is_given(model):
+    """Other tokens than those of the embedding: the block before has changed them."""
+    images, met = torch.randn(2, 3, 36, 52), []
+    attn = model.stages[0].blocks[1].attn
+    hook = attn.register_forward_hook(lambda _, given, out: met.append((given, out)))
+    with torch.no_grad():
+        model(images)
+        hook.remove()
+        found = attention_maps(model, images, 0, 1)
+        (x, grid, valid), out = met[0]
+        torch.testing.assert_close(projected(attn, x, grid, valid, found), out)
+    assert found.grid == found.cells == (9, 13)
+    assert found.weights.shape == (2, 3, 2 + 9 * 13, 2 + 9 * 13)
+    assert attention_maps(model, images, -1, -1).grid == (4, 6)
+
+
+def test_padding_of_images_is_that_of_tokens(model):
+    images, valid = torch.randn(1, 3, 36, 36), torch.tensor([[20, 36]])
+    found = attention_maps(model, images, 0, 0, [2], valid).weights
+    assert (found[..., 2 + 5 * 9 :] == 0).all()
+    assert (attention_maps(model, images, 0, 0, [2]).weights[..., 2 + 5 * 9 :] > 0).any()
+
+
+@pytest.mark.parametrize(
+    ("stage", "block", "queries", "message"),
+    [
+        (2, 0, None, "no stage of index 2: the model has 2"),
+        (0, 2, None, "no block of index 2: the stage has 2"),
+        (0, -3, None, "no block of index -3: the stage has 2"),
+        (0, 0, [83], "no token 83: the map has 83, global ones first"),
+        (0, 0, [-1], "no token -1"),
+    ],
+)
+def test_what_there_is_not(model, stage, block, queries, message):
+    with pytest.raises(ValueError, match=message):
+        attention_maps(model, torch.zeros(1, 3, 36, 36), stage, block, queries)
+
+
+def test_models_and_attentions_without_maps():
+    with pytest.raises(ValueError, match="Linear has no stages of ours"):
+        attention_maps(torch.nn.Linear(2, 2), torch.zeros(1, 3, 8, 8), 0, 0)
+    module = build_attention("linformer", dim=4, num_heads=2, num_features=3, grid=(2, 2))
+    with pytest.raises(ValueError, match="linformer attention has no map: it attends to mixtures"):
+        token_weights(module, torch.zeros(1, 5, 4), (2, 2))

@@ -1,0 +1,189 @@
+"""What a run's page is put together from: markup, charts, what stands in a folder, answers."""
+
+import json
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vil.report.answers import Answers
+from vil.report.charts import MOST_POINTS, chart, thinned
+from vil.report.html import Html, document, element, name, table, text
+from vil.report.page import Page, Setting, render
+from vil.report.page_answers import Evaluated, thumbnail
+from vil.report.run_folder import Record, metrics
+
+HOSTILE = "</td><script>alert(1)</script><img src=x onerror='alert(\"2\")'>&amp;"
+
+
+class Text(HTMLParser):
+    """The tags and the text of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.said = [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.said += data
+
+
+# Markup
+
+
+def test_text_never_becomes_markup():
+    page = Text(element("p", HOSTILE, title=HOSTILE, onclick=None))
+    assert page.tags == [("p", {"title": HOSTILE})]
+    assert page.said == HOSTILE
+    assert text(Html("<b>")) == "<b>"
+
+
+def test_what_html_forbids_is_spelled_out():
+    assert text("a\0b\x1b[0m\x7f\udcff\nc") == "a\\x00b\\x1b[0m\\x7f\\udcff\nc"
+    assert len(name("x" * 10**6)) < 300
+    document("\udcff", "", element("p", "\udcff")).encode()
+
+
+def test_heads_of_tables_have_a_scope():
+    tags = Text(table(["a", "b"], [["x", 1], ["y", 2]], "what")).tags
+    scopes = [attributes["scope"] for tag, attributes in tags if tag == "th"]
+    assert scopes == ["col", "col", "row", "row"]
+    assert ("caption", {}) in tags
+
+
+# Charts
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(0, 0.0)],
+        [(1, 5.0), (2, 5.0)],
+        [(0.5, -3e-9), (70, 1e9)],
+        [(n, n % 7) for n in range(9999)],
+    ],
+    ids=["one", "level", "wide", "many"],
+)
+def test_curves_of_any_shape(points):
+    drawn = chart({"train top1": points, "<val>": points}, "accuracy", "accuracy (%)")
+    assert "nan" not in drawn
+    assert len(drawn) < 40_000
+    assert "accuracy (%) against epochs: train top1 from" in Text(drawn).said
+    lines = [a["points"].split() for tag, a in Text(drawn).tags if tag == "polyline"]
+    for place in (pair for line in lines[:2] for pair in line):
+        x, y = map(float, place.split(","))
+        assert 0 <= x <= 400
+        assert 0 <= y <= 240
+
+
+def test_thinning_keeps_the_mean_and_the_end():
+    points = [(float(n), float(n % 2)) for n in range(10_000)]
+    few = thinned(points)
+    assert len(few) <= MOST_POINTS
+    assert few[-1] == points[-1]
+    assert np.mean([y for _, y in few]) == pytest.approx(0.5, abs=0.01)
+    assert thinned(points[:MOST_POINTS]) == points[:MOST_POINTS]
+
+
+# A folder
+
+
+def test_a_folder_in_any_state(tmp_path):
+    """Lines cut short, of other shapes, or with numbers that are none; files that are not there."""
+    empty = Record.read(tmp_path)
+    assert (empty.status, empty.commands, empty.points) == ({}, [], [])
+    good = {"step": 4, "epoch": 1.0, "split": "train", "time": 0.5, "loss": 1.0}
+    odd = [
+        "[]", "7", "null", '{"step": 1}', '{"step": 1, "epoch": "x", "split": "train"}',
+        '{"step": 1, "epoch": 1, "split": ["train"]}', "[" * 5000, '{"step": 5, "epoc',
+    ]  # fmt: skip
+    lines = [json.dumps(good), *odd, json.dumps(good | {"step": 6, "loss": None})]
+    (tmp_path / "metrics.jsonl").write_bytes("\n".join(lines).encode() + b"\n\xff")
+    (tmp_path / "status.json").write_text("[1]")
+    (tmp_path / "command.txt").write_text("# 2026-01-01T00:00:00+00:00\nvil a\n# no\nb\n"
+                                          "# 2026-01-02T00:00:00+00:00\nvil c\n")  # fmt: skip
+    record = Record.read(tmp_path)
+    assert record.status == {}
+    assert [what for _, what in record.commands] == ["vil a\n# no\nb", "vil c"]
+    assert [point["step"] for point in metrics(tmp_path / "metrics.jsonl")] == [4, 6]
+    assert "loss" not in record.points[1]
+    assert record.training_seconds() == 3.0
+
+
+def test_a_page_of_nothing(tmp_path):
+    page = render(Page(HOSTILE, Record.read(tmp_path), [], "no model", None, 1.0, "now"))
+    assert "Nothing is logged yet." in page
+    assert HOSTILE in Text(page).said
+    assert not [tag for tag, _ in Text(page).tags if tag in ("script", "img")]
+
+
+# Answers
+
+
+def answers(targets, predicted, probability, loss):
+    targets, predicted = np.array(targets), np.array(predicted)
+    right = targets == predicted
+    whole = np.ones(len(targets), dtype=bool)
+    numbers = (np.array(x, dtype=np.float32) for x in (probability, loss))
+    return Answers(np.arange(len(targets)), targets, predicted, right, whole, *numbers, whole)
+
+
+SOME = answers([0, 0, 1, 1, 2], [0, 1, 1, 0, 0], [0.9, 0.6, 0.8, 0.7, 0.7], [0.1, 2, 0.2, 1, 3])
+
+
+def test_what_stands_out():
+    assert SOME.figures() == {"loss": pytest.approx(1.26), "top1": 40.0, "top5": 100.0, "count": 5}
+    assert [part.tolist() for part in SOME.per_class(4)] == [[1, 1, 0, 0], [2, 2, 1, 0]]
+    assert SOME.confusion(3).tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 0]]
+    assert SOME.mistakes(2) == [(0, 1, 1), (1, 0, 1)]
+    assert [part.tolist() for part in SOME.extremes(2).values()] == [[3, 4], [1, 2], [0]]
+
+
+def test_no_image_stands_twice():
+    rng = np.random.default_rng(0)
+    for count in (1, 5, 40):
+        found = answers(*rng.integers(2, size=(2, count)), *rng.random((2, count)))
+        places = np.concatenate(list(found.extremes(3).values()))
+        assert len(set(places.tolist())) == len(places)
+
+
+def evaluated(found, classes, data):
+    places = [int(n) for part in found.extremes().values() for n in part]
+    thumbnails = dict.fromkeys(places, ("x" * 5000, data))
+    return Evaluated("val", "best", found, classes, classes, True, thumbnails)
+
+
+def test_a_page_of_very_many_classes_and_noise(tmp_path):
+    """ImageNet's 21,841 classes with the names of a fool: no matrix of all pairs, below 3 MB."""
+    rng = np.random.default_rng(0)
+    count, images = 21_841, 60_000
+    found = answers(*rng.integers(count, size=(2, images)), *rng.random((2, images)))
+    noise = Image.fromarray(rng.integers(256, size=(700, 500, 3), dtype=np.uint8))
+    classes = ["&<" * 5000] * count
+    settings = [Setting(f"KEY.{n}", "<" * 9000, "1") for n in range(30)]
+    shown = evaluated(found, classes, thumbnail(noise))
+    page = render(Page("big", Record.read(tmp_path), settings, "none", shown, 1.0, "now"))
+    assert len(page.encode()) < 3e6
+    assert "matrix" not in [a.get("class") for _, a in Text(page).tags]
+    assert "the 30 worst and best of" in page
+
+
+def test_a_picture_that_is_gone_leaves_its_place(tmp_path):
+    shown = evaluated(SOME, ["a", HOSTILE, "c"], None)
+    page = Text(render(Page("run", Record.read(tmp_path), [], "none", shown, 1.0, "now")))
+    assert page.said.count("cannot be read any more") == 5
+    assert HOSTILE in page.said
+    assert "matrix" in [attributes.get("class") for _, attributes in page.tags]
+
+
+def test_thumbnails_are_small_and_keep_their_shape():
+    import io
+
+    for size in ((4000, 10), (7, 5)):
+        with Image.open(io.BytesIO(thumbnail(Image.new("RGB", size)))) as small:
+            assert max(small.size) <= 160
+            assert min(small.size) >= 1
