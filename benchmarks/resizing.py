@@ -1,0 +1,106 @@
+"""What resizing positions costs: a model of 224 px and windows of 7 at other sizes and windows.
+
+  python benchmarks/resizing.py
+  python benchmarks/resizing.py --epochs 12 --json benchmarks/results/resizing-cpu.json
+
+Trains a small model on the digits, shown at 224 px, once with the relative bias and once with the
+absolute position; then, for each other size and window, evaluates it as resized, fine-tunes it for
+one epoch, and evaluates it again. Prints the top-1 of all, and how many keys were resized.
+"""
+
+import argparse
+import json
+import re
+import tempfile
+from pathlib import Path
+
+from vil.build import build_model, load_model_path
+from vil.cli import main
+from vil.config import get_config
+from vil.report.run_folder import metrics
+
+CONFIG = "digits/vil_nano.yaml"
+# 28 x 28 tokens in 4 x 4 chunks of 7, 14 x 14 in 2 x 2, then 7 x 7 with full attention
+ARCH = (
+    "l1,h1,d32,n1,s1,g1,p8,f{w},a{a}_l2,h2,d64,n2,s1,g1,p2,f{w},a{a}_l3,h4,d128,n1,s0,g1,p2,f7,a{a}"
+)
+POSITIONS = {"relative bias": 0, "absolute position": 1}
+START = (224, 7)
+# (image size, window, rule of resizing)
+TARGETS = (
+    (224, 8, "linear"),
+    (224, 12, "linear"),
+    (384, 7, "linear"),
+    (384, 8, "linear"),
+    (384, 12, "linear"),
+    (384, 12, "bicubic"),
+)
+FINETUNE = ("OPTIM.EPOCHS=1", "SOLVER.WARMUP_EPOCHS=0", "OPTIM.LR=2e-4", "RUN.EVAL_EVERY=1")
+
+
+def words(absolute: int, size: int, window: int, rule: str = "linear") -> list[str]:
+    return [
+        f"INPUT.IMAGE_SIZE={size}",
+        f"DATA.KWARGS={{size: {size}}}",
+        f"MODEL.VIT.MSVIT.ARCH={ARCH.format(w=window, a=absolute)}",
+        f"FINETUNE.RESIZE={rule}",
+        "LOG_FREQ=1000",
+    ]
+
+
+def train(folder: Path, *options: str) -> float:
+    """Top-1 of the last epoch."""
+    line = ["train", "--config-file", CONFIG, "--output_dir", str(folder)]
+    if main([*line, *options]):
+        raise SystemExit("training failed")
+    return [p for p in metrics(folder / "metrics.jsonl") if "val" in p["split"]][-1]["top1"]
+
+
+def evaluate(folder: Path, *options: str) -> float:
+    line = ["evaluate", "--config-file", CONFIG, "--output_dir", str(folder)]
+    if main([*line, *options]):
+        raise SystemExit("evaluation failed")
+    return json.loads((folder / "eval/results.json").read_text())["digits"]["top1"]
+
+
+def resized_keys(options: list[str]) -> int:
+    """As the report of loading says it."""
+    cfg = get_config(CONFIG, options)
+    said = re.search(r"(\d+) resized", load_model_path(build_model(cfg), cfg))
+    return int(said[1]) if said else 0
+
+
+def run(args: argparse.Namespace, folder: Path) -> None:
+    rows = []
+    for position, absolute in POSITIONS.items():
+        source = folder / f"source{absolute}"
+        epochs = (f"OPTIM.EPOCHS={args.epochs}", "RUN.EVAL_EVERY=1")
+        before = train(source, *words(absolute, *START), *epochs)
+        for size, window, rule in TARGETS:
+            path = f"MODEL.MODEL_PATH={source}/checkpoints/last"
+            options = [*words(absolute, size, window, rule), path]
+            target = folder / f"{absolute} {size} {window} {rule}"
+            row = {"position": position, "size": size, "window": window, "rule": rule}
+            row |= {"resized": resized_keys(options), "before": before}
+            row["as resized"] = evaluate(target / "at once", *options)
+            row["fine-tuned"] = train(target / "tuned", *options, *FINETUNE)
+            rows.append(row)
+    heads = (*rows[0],)
+    print("  ".join(f"{head:>17}" for head in heads))
+    for row in rows:
+        cells = (f"{v:.2f}" if isinstance(v, float) else v for v in row.values())
+        print("  ".join(f"{cell:>17}" for cell in cells))
+    if args.json:
+        found = {"command": f"python benchmarks/resizing.py --epochs {args.epochs}", "rows": rows}
+        Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=24, help="of the model of 224 px (24)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run(args, Path(folder))
