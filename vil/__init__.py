@@ -7,12 +7,13 @@ Importing the package is cheap: torch is loaded when one of the names below is f
 import importlib
 
 __version__ = "0.1.0"
-__all__ = ["build_attention", "get_model", "list_models"]
+__all__ = ["build_attention", "get_model", "list_models", "patch_attention"]
 
 _HOMES = {
     "build_attention": "vil.layers.attention",
     "get_model": "vil.models.zoo",
     "list_models": "vil.models.zoo",
+    "patch_attention": "vil.models.patch",
 }
 
 
