@@ -322,6 +322,21 @@ def test_torch_compile_makes_one_graph(kind):
     assert all(torch.allclose(want[name], got[name], atol=1e-5) for name in want)
 
 
+@pytest.mark.slow
+def test_torch_export_with_open_sizes():
+    model = patched(living(MODELS["any size"]()), window=2)
+    any_size = torch.export.Dim.AUTO
+    exported = torch.export.export(
+        model,
+        (torch.randn(2, 3, 96, 96),),
+        dynamic_shapes=({0: any_size, 2: any_size, 3: any_size},),
+    )
+    images = torch.randn(5, 3, 48, 112)
+    want = copy.deepcopy(model)(images)  # a copy of what was exported: no open size stays in it
+    assert torch.allclose(exported.module()(images), want, atol=1e-5)
+    assert pickle.dumps(model)
+
+
 def test_what_walks_over_our_attentions_finds_them():
     model = vil.patch_attention(vit(), window=2, backend="gathered")
     found = [m for m in model.modules() if isinstance(m, LongformerAttention)]

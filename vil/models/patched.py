@@ -36,7 +36,7 @@ class PatchGrid:
 
     def __call__(self, embed: nn.Module, images: tuple[Tensor], tokens: Tensor) -> None:
         """tokens (B, X, Y, C) of a model for any size of image, else (B, L, C)."""
-        self.size = tuple(tokens.shape[1:3]) if tokens.ndim == 4 else embed.grid_size
+        self.size = tuple(tokens.shape[1:3]) if tokens.ndim == 4 else tuple(embed.grid_size)
         if not torch.compiler.is_compiling():
             self.by_length[self.size[0] * self.size[1]] = self.size
 
@@ -47,6 +47,12 @@ class PatchGrid:
         if length not in self.by_length:
             raise ValueError(f"{length} patch tokens are no grid of {self.size[0]}x{self.size[1]}")
         return self.by_length[length]
+
+    def __getstate__(self) -> dict:
+        """For copies and pickles: sizes that torch.export left open would fit in neither."""
+        if not any(isinstance(n, torch.SymInt) for n in self.size):
+            return self.__dict__
+        return self.__dict__ | {"size": next(iter(self.by_length.values()))}
 
     def attach(self, embed: nn.Module) -> None:
         if self.handle is None:
@@ -102,7 +108,7 @@ class PatchedAttention(GlobalLocalAttention):
             self.register_parameter(name, weight)
         for name, buffer in plain.named_buffers(recurse=False):
             self.register_buffer(name, buffer, name not in plain._non_persistent_buffers_set)
-        self.train(plain.training)
+        self.training = plain.training
 
     def add_projections(self, dim: int, qkv_bias: bool) -> None:
         """None: they are timm's."""
@@ -116,7 +122,8 @@ class PatchedAttention(GlobalLocalAttention):
             (self._buffers, plain._buffers),
         ):
             kept.update({name: own[name] for name in kept.keys() & own.keys()})
-        return plain.train(self.training)
+        plain.training = plain.attn_drop.training = self.training
+        return plain
 
     def forward(
         self,
@@ -140,15 +147,19 @@ class PatchedAttention(GlobalLocalAttention):
             first, local = k.split(lengths, dim=2)
             q_local, local = self.turn(q_local, rope), self.turn(local, rope)
             k = torch.cat([first, local], dim=2)
-        rows = self.all_rows(q_global, q_local, k, v, grid, None)
+        return self.finish(self.all_rows(q_global, q_local, k, v, grid, None), x)
+
+    def finish(self, rows: list[Tensor], x: Tensor) -> Tensor:
+        """What was attended to, (B, G, C) if G and (B, L, C), for x (B, T, C) -> (B, T, C).
+
+        Projected apart: of rows joined before, the projection would keep a copy for backward.
+        """
+        rows = [self.norm(row) for row in rows]
         if self.gate is not None:
-            gates = self.gate(x).sigmoid().split(lengths, dim=1)[-len(rows) :]
-            rows = [self.norm(row) * gate for row, gate in zip(rows, gates)]
-        else:
-            rows = [self.norm(row) for row in rows]
-        # Projected apart: of rows joined before, the projection would keep a copy for backward.
+            gates = self.gate(x).sigmoid().split([row.shape[1] for row in rows], dim=1)
+            rows = [row * gate for row, gate in zip(rows, gates)]
         rows = [self.proj(row) for row in rows]
-        return self.proj_drop(torch.cat(rows, dim=1) if len(rows) > 1 else rows[0])
+        return self.proj_drop(torch.cat(rows, dim=1) if self.num_global else rows[0])
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, T, C) -> q, k, v (B, N, T, D), normalised."""
