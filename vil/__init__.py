@@ -15,6 +15,7 @@ _HOMES = {
     "get_weight": "vil.models.weights",
     "list_models": "vil.models.zoo",
     "load_weights": "vil.models.checkpoint",
+    "patch_attention": "vil.models.patch",
     "save_pretrained": "vil.models.hub",
 }
 __all__ = list(_HOMES)

@@ -101,6 +101,10 @@ class GlobalLocalAttention(Attention):
         super().__init__(dim, num_heads, num_global, attn_drop, proj_drop)
         self.rel_pos = rel_pos
         self.separate = num_global > 0 and not share_weights
+        self.add_projections(dim, qkv_bias)
+
+    def add_projections(self, dim: int, qkv_bias: bool) -> None:
+        """What makes queries, keys and values of tokens, and tokens of what was attended to."""
         self.query = nn.Linear(dim, dim, bias=qkv_bias)
         self.kv = nn.Linear(dim, 2 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
@@ -123,11 +127,24 @@ class GlobalLocalAttention(Attention):
             return self.proj_drop(torch.cat([first, rows], dim=1))
         # One projection for all tokens: a slice of them would have to be copied before it.
         q_global, q_local = map(self.split_heads, self.query(x).split(lengths, dim=1))
-        rows = self.merge_heads(self.local_rows(q_local, k, v, grid, valid))
-        if self.num_global:
-            first = self.merge_heads(self.global_rows(q_global, k, v, grid, valid))
-            rows = torch.cat([first, rows], dim=1)
+        rows = self.all_rows(q_global, q_local, k, v, grid, valid)
+        rows = torch.cat(rows, dim=1) if self.num_global else rows[0]
         return self.proj_drop(self.proj(rows))
+
+    def all_rows(
+        self,
+        q_global: Tensor,
+        q_local: Tensor,
+        k: Tensor,
+        v: Tensor,
+        grid: tuple[int, int],
+        valid: Tensor | None,
+    ) -> list[Tensor]:
+        """q (B, N, G, D) and (B, N, L, D), k, v (B, N, G+L, D) -> (B, G, C) if G, and (B, L, C)."""
+        rows = [self.merge_heads(self.local_rows(q_local, k, v, grid, valid))]
+        if self.num_global:
+            rows.insert(0, self.merge_heads(self.global_rows(q_global, k, v, grid, valid)))
+        return rows
 
     def local_rows(
         self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid: Tensor | None
