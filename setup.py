@@ -24,6 +24,7 @@ EXTRAS = {
         "hypothesis>=6.100",
         "setuptools>=70.1",  # the wheel test builds without isolation
         "scikit-learn>=1.3",
+        "segmentation-models-pytorch>=0.5",  # somebody else's user of timm's models
     ],
 }
 

@@ -43,6 +43,10 @@ it by hand.
   computed from the model that the config builds. Biases, norms and softmax are not in the MACs.
 - **measured**: the outcome of a run of this code, with the command that prints it.
 
+`vil.get_model(NAME, weights=MEMBER)` takes the weights that a row names, in Python and in timm:
+[docs/weights.md](docs/weights.md). `vil_nano`, trained on the digits, is the model whose weights
+ship with the package (`ViL_Nano_Weights.DIGITS`).
+
 The host of the published weights is gone. `folder` is where they lay, so that who has a copy finds
 them: `msvit/<folder>/model_best.pth`, with a `config.yaml` beside it. "22K" means pre-trained on
 ImageNet-22K, a star that a count differs from the published figure
@@ -109,7 +113,7 @@ def page() -> str:
 def results(rows: Iterable[Row]) -> str:
     header = (
         "model", "config", "px", "pre-trained", "top-1 published", "top-5 published",
-        "parameters published", "counted", "MACs published", "counted", "folder",
+        "parameters published", "counted", "MACs published", "counted", "weights", "folder",
     )  # fmt: skip
     lines = []
     for row in rows:
@@ -126,6 +130,7 @@ def results(rows: Iterable[Row]) -> str:
                 mega(ours.parameters),
                 f"{row.macs}G",
                 giga(ours.macs),
+                f"`{row.weights}`" if row.weights else "",
                 f"`{row.folder}`",
             )
         )
@@ -136,8 +141,10 @@ def pretrained(rows: Iterable[Row]) -> str:
     lines = []
     for row in rows:
         ours, folder = count(row.config), f"`{row.folder}`"
-        lines.append((row.model, link(row.config), mega(ours.parameters), giga(ours.macs), folder))
-    return table(("model", "config", "parameters counted", "MACs counted", "folder"), lines)
+        counts = mega(ours.parameters), giga(ours.macs)
+        lines.append((row.model, link(row.config), *counts, f"`{row.weights}`", folder))
+    header = ("model", "config", "parameters counted", "MACs counted", "weights", "folder")
+    return table(header, lines)
 
 
 def link(config: str) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from vil.data.sample import read_sample
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -55,3 +57,19 @@ def test_it_holds_every_config_and_the_licence(installed):
         assert (installed / "vil/configs" / path.relative_to(ROOT / "configs")).exists(), path
     assert list(installed.glob("vil-*.dist-info/**/LICENSE"))
     assert not (installed / "tests").exists()
+
+
+def test_it_predicts_in_an_empty_folder_without_a_run_or_a_network(installed, tmp_path):
+    pictures, classes = read_sample()
+    (tmp_path / "photo.png").write_bytes(pictures[200].content)
+    environment = os.environ | {"PYTHONPATH": str(installed), "HF_HUB_OFFLINE": "1"}
+    unshare = ["unshare", "--net"] if os.geteuid() == 0 else []
+    if unshare and subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        unshare = []
+    done = subprocess.run(
+        [*unshare, sys.executable, "-m", "vil", "predict", "photo.png", "--top", "1"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].split()[:2] == ["photo.png", classes[200]]
+    assert str(installed) in done.stderr  # whose weights these are
