@@ -57,6 +57,11 @@ def test_a_file_a_stream_and_a_picture_of_the_test_set(run, photo, monkeypatch):
     assert (tested != whole).any()
 
 
+def test_the_shipped_weights_where_nothing_is_said(photo):
+    _, said = drawn("attention", photo)
+    assert said.startswith("the shipped vil_nano, which knows the digits 0 to 9\nweights of ")
+
+
 def test_rows_are_tokens_and_global_tokens_of_the_stages(run, photo):
     """Two stages with a global token each: four rows, two, one."""
     heights = [

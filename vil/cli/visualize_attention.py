@@ -1,5 +1,6 @@
 """Draw what a token of a picture attends to, in each head and stage, and what global tokens do.
 
+  vil visualize attention photo.jpg                                    in the small weights we ship
   vil visualize attention photo.jpg --run runs/nano                    the token in the middle
   vil visualize attention photo.jpg --run runs/nano --token 40,12 --out seen.png
   vil visualize attention photo.jpg --run runs/nano --stage 2 --block 1 --only token
@@ -31,7 +32,7 @@ from yacs.config import CfgNode
 from vil.cli.arguments import config_arguments, resolve
 from vil.cli.evaluate import loaded_model, of_run, refuse_random_weights, run_arguments
 from vil.cli.output import PICTURES, output_file, written
-from vil.cli.predict import class_names
+from vil.cli.predict import class_names, of_shipped_weights
 from vil.config import ConfigError
 from vil.config.defaults import is_known
 from vil.utils.errors import DataError
@@ -58,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
     path = output_file(args.out, endings=PICTURES)
     if args.run:
         of_run(args)
+    elif not (args.config_file or args.opts):
+        of_shipped_weights(args)
     cfg = resolve(args)
     refuse_random_weights(cfg)
     names = class_names(args, cfg.DATA.NUM_CLASSES)
