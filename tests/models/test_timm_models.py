@@ -217,3 +217,15 @@ def test_a_u_net_of_somebody_else_trains_a_step(size):
     optimizer.step()
     still = [name for name, p in net.named_parameters() if torch.equal(p, before[name])]
     assert not still
+
+
+@pytest.mark.parametrize("pool", ["avg", "token"])
+def test_a_model_of_timm_s_protocol_in_a_folder(tmp_path, pool):
+    model = create("vil_nano", num_classes=3)
+    model.reset_classifier(3, pool)
+    vil.save_pretrained(model, tmp_path)
+    x = torch.randn(1, 3, 64, 64)
+    assert_close(vil.from_pretrained(tmp_path)(x), model(x))
+    flat = create("vil_tiny", num_classes=3, global_pool="max")
+    with pytest.raises(ValueError, match="save it by timm.models.save_for_hf"):
+        vil.save_pretrained(flat, tmp_path)

@@ -26,7 +26,7 @@ def describe(
 
     transform: mean, std, crop_pct and interpolation of its input, by timm's names. classes: their
     names. source: the file that the weights come from, named with its SHA-256. Raises ValueError
-    for another key in transform.
+    for another key in transform, and for a pool of timm's.
     """
     if unknown := set(transform or {}) - set(TRANSFORM):
         raise ValueError(f"transform has {', '.join(TRANSFORM)}, not {', '.join(sorted(unknown))}")
@@ -35,13 +35,23 @@ def describe(
     found = {
         "format": FORMAT,
         "version": vil.__version__,
-        "model": {**stages, **model.settings, "num_classes": head},
+        "model": {**stages, **model.settings, **_pool(model), "num_classes": head},
         "transform": dict(transform) if transform else None,
         "classes": list(classes) if classes else None,
     }
     if source is not None:
         found["source"] = {"file": source.name, "sha256": sha256_of(source)}
     return found
+
+
+def _pool(model: MsViT) -> dict:
+    """How a model of timm's protocol pools, in our words; ValueError where we have none."""
+    kind = getattr(model, "global_pool", None)
+    if kind is None:
+        return {}
+    if kind not in ("avg", "token"):
+        raise ValueError(f"global_pool {kind!r} is timm's alone: save it by timm.models.save_for_hf")
+    return {"avg_pool": kind == "avg" and model.gives_tokens}
 
 
 def build_described(about: Mapping, **settings) -> MsViT:
