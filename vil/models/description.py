@@ -50,7 +50,7 @@ def _pool(model: MsViT) -> dict:
     if kind is None:
         return {}
     if kind not in ("avg", "token"):
-        raise ValueError(f"global_pool {kind!r} is timm's alone: save it by timm.models.save_for_hf")
+        raise ValueError(f"global_pool {kind!r} is is timm's: save it by timm.models.save_for_hf")
     return {"avg_pool": kind == "avg" and model.gives_tokens}
 
 
