@@ -75,7 +75,10 @@ def test_help_begins_with_examples(name):
     assert re.search(rf"^ *vil {name}\b", succeeds(name, "--help"), re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "benchmark attention"])
+WITHOUT_CONFIG = ("benchmark attention", "visualize pattern")
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in WITHOUT_CONFIG])
 def test_every_command_with_a_config_takes_the_same_flags(name):
     shown = succeeds(name, "--help")
     for flag in ("--config-file", "--data", "--output_dir", "--seed", "KEY VALUE"):

@@ -58,14 +58,16 @@ def test_full_attention_and_longformer_have_each_other_s_projections(absolute, n
                 if "bias_table" in name or "g2" in name:
                     value.zero_()  # of another size: resizing changes what it means
     state = full.state_dict() if names == "ours" else original(full)
-    report = load_weights(local, state)
+    with pytest.raises(CheckpointError, match="go into each other by vil convert"):
+        load_weights(local, state)
+    report = load_weights(local, state, convert=True)
     assert report.complete
     assert len(report.converted) == 2 * 4  # two blocks: weight and bias of query and of kv
     x = torch.randn(2, 3, 32, 32)
     assert_close(local.eval()(x), full.eval()(x), atol=1e-5, rtol=1e-5)
 
     back = build(absolute, 0)
-    report = load_weights(back, local.state_dict())
+    report = load_weights(back, local.state_dict(), convert=True)
     assert report.complete
     for name, value in full.state_dict().items():
         if "bias_table" not in name:
@@ -75,7 +77,7 @@ def test_full_attention_and_longformer_have_each_other_s_projections(absolute, n
 def test_global_tokens_get_projections_of_their_own_from_the_shared_ones():
     shared = build()
     separate = build(attention_args={"longformer": {"share_weights": False}})
-    report = load_weights(separate, original(shared))
+    report = load_weights(separate, original(shared), convert=True)
     assert report.complete
     attn = separate.stages[0].blocks[0].attn
     assert torch.equal(attn.kv_global.weight, attn.kv.weight)

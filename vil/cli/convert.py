@@ -74,7 +74,7 @@ def load(args: argparse.Namespace):
     model = build.build_model(cfg, weights_follow=True) if cfg else named(args, known, state)
     if not hasattr(model, "specs"):
         raise ConfigError(f"MODEL.ARCH {cfg.MODEL.ARCH}: only our own models are converted")
-    print(f"weights of {path}: {load_weights(model, state, rule=args.rule)}")
+    print(f"weights of {path}: {load_weights(model, state, rule=args.rule, convert=True)}")
     classes = args.classes or (given / "classes.txt" if given.is_dir() else None)
     return path, model, {
         "transform": transform(cfg) or known.get("transform"),

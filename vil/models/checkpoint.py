@@ -20,6 +20,7 @@ from vil.layers.position import RULES
 from vil.models.foreign import head_names
 from vil.models.msvit import MsViT
 from vil.models.original import (
+    PROJECTION,
     backbone_of,
     convert_projections,
     is_original,
@@ -74,13 +75,12 @@ def load_original(
 ) -> Report:
     """Load weights with the reference's names into an MsViT or an attention module.
 
-    Weights of a detector: its backbone. Full attention's projections go into longformer's, and the
-    other way. Position tables of another size are resized by the reference's rule, or "bicubic".
-    strict: raise CheckpointError, with the report, if anything is missing, unexpected or of another
-    shape.
+    Weights of a detector: its backbone. Position tables of another size are resized by the
+    reference's rule, or "bicubic". strict: raise CheckpointError, with the report, if anything is
+    missing, unexpected or of another shape.
     """
     state, rest = backbone_of(state_dict)
-    report = _load(module, state, original_names(module), strict, rule=rule)
+    report = _load(module, state, original_names(module), strict, (), rule)
     report.ignored += rest
     return report
 
@@ -92,12 +92,14 @@ def load_weights(
     head: str = "keep",
     strict: bool = True,
     rule: str = "linear",
+    convert: bool = False,
 ) -> Report:
     """Load weights with the model's names or, into an MsViT, the reference's. See `load_original`.
 
     weights: a state dict, or the file it is in. head: "keep" the file's head, which must have the
     model's classes; "new": leave the model's as initialised; "rows:FILE": take the rows of the
-    file's head that FILE lists, one class index per line.
+    file's head that FILE lists, one class index per line. convert: put full attention's projections
+    into longformer's, and the other way round; the model is then another one, to be fine-tuned.
     """
     lookup(RULES, rule, "rule of resizing")
     state = read_weights(weights) if isinstance(weights, str | Path) else weights
@@ -108,7 +110,7 @@ def load_weights(
     heads = HEAD if ours else head_names(model)
     state, fresh = _fit_head(dict(state), head, heads)
     names = {o: t for o, t in names.items() if t not in fresh}
-    report = _load(model, state, names, strict, heads if head == "keep" else (), rule=rule)
+    report = _load(model, state, names, strict, heads if head == "keep" else (), rule, convert)
     report.fresh = fresh
     report.ignored += rest
     if ours and is_original(state):
@@ -135,7 +137,7 @@ def translate(
     there is a rule for them; the rest is left as it is, for others to fit or to refuse."""
     state, _ = backbone_of(state_dict)
     names = names_in(model, state)
-    fitted, report, state = _fit(model, state, names, rule)
+    fitted, report = _fit(model, state, names, rule)
     ours = {theirs: name for name, theirs in names.items()}
     left = {ours.get(k, k): v for k, v in state.items() if k not in report.ignored}
     return left | fitted
@@ -153,15 +155,15 @@ def _load(
     state: Mapping[str, Tensor],
     names: Mapping[str, str],
     strict: bool,
-    heads: Sequence[str] = (),
-    *,
+    heads: Sequence[str],
     rule: str,
+    convert: bool = False,
 ) -> Report:
     """names: ours -> the file's. Nothing is changed in the module if strict loading fails.
 
     heads: the names whose size the caller may still choose to change.
     """
-    fitted, report, _ = _fit(module, state, names, rule)
+    fitted, report = _fit(module, state, names, rule, convert)
     if strict and not report.complete:
         hint = _hint(report, heads)
         raise CheckpointError(f"the weights do not fit the model: {report}{hint}")
@@ -173,11 +175,16 @@ def _load(
 
 
 def _fit(
-    module: nn.Module, state: Mapping[str, Tensor], names: Mapping[str, str], rule: str
-) -> tuple[dict[str, Tensor], Report, dict[str, Tensor]]:
-    """What fits under our names, the report, and the state with its projections converted."""
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    names: Mapping[str, str],
+    rule: str,
+    convert: bool = False,
+) -> tuple[dict[str, Tensor], Report]:
+    """What fits, under our names, and the report."""
     report, target, fitted = Report(), module.state_dict(), {}
-    state, report.converted = convert_projections(state, names.values())
+    if convert:
+        state, report.converted = convert_projections(state, names.values())
     for ours, theirs in names.items():
         if theirs not in state:
             report.missing.append(theirs)
@@ -198,7 +205,7 @@ def _fit(
         (report.ignored if is_surplus(key, state, unused) else report.unexpected).append(key)
     report.unexpected.sort()
     report.ignored.sort()
-    return fitted, report, state
+    return fitted, report
 
 
 def _fit_head(
@@ -236,6 +243,8 @@ def _read_rows(path: Path, count: int) -> Sequence[int]:
 def _hint(report: Report, heads: Sequence[str]) -> str:
     """What may be the matter: the head alone, or the map, or all of it."""
     all_else = "\n  (another architecture: MODEL.ARCH, MSVIT.ARCH or ATTN_TYPE?)"
+    if all(PROJECTION.fullmatch(name) for name in report.missing + report.unexpected):
+        all_else += "\n  (full and longformer attention go into each other by vil convert)"
     if len(report.missing) > len(HEAD) < len(report.unexpected):
         return all_else
     if any(line.split(" ")[0] in heads for line in report.mismatched):

@@ -32,7 +32,7 @@ def recognise(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
     name = max(ARCHS, key=lambda name: _likeness(name, state))
     model = _fitting(name, state)
     report = compare(model, state)
-    if report.complete and not report.converted:
+    if report.complete:
         return name, model
     raise CheckpointError(
         f"these are weights of none of the named models; {name} is the nearest: {report}\n"

@@ -64,6 +64,7 @@ def get_model(
     windows: Sequence[int] | None = None,
     head: str = "keep",
     rule: str = "linear",
+    convert: bool = False,
     **kwargs,
 ) -> MsViT:
     """A named model; kwargs are MsViT's (img_size, num_classes, drop_path_rate, ...).
@@ -71,8 +72,8 @@ def get_model(
     weights: None for fresh ones; a member of `vil.get_model_weights(name)` or its name ("DEFAULT",
     "IMAGENET1K_V1"), whose image size, classes and windows are then the defaults; or a file: ours,
     or the 2021 reference's. attention: what stands where the architecture says local, by the rules
-    of `parse_arch`. windows: the letter f of each stage. head, rule: what becomes of a head and of
-    positions of another size, see `load_weights`.
+    of `parse_arch`. windows: the letter f of each stage. head, rule, convert: what becomes of a
+    head, of positions and of projections that do not fit, see `load_weights`.
     Raises ValueError for an unknown name, CheckpointError for weights that do not fit.
     """
     stages = parse_arch(lookup(ARCHS, name, "model"), attention)
@@ -88,7 +89,7 @@ def get_model(
     model = MsViT(stages, **settings)
     if weights is not None:
         state = weights.get_state_dict() if isinstance(weights, ViLWeights) else weights
-        load_weights(model, state, head=head, rule=rule)
+        load_weights(model, state, head=head, rule=rule, convert=convert)
     return model
 
 
