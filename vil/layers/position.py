@@ -20,6 +20,15 @@ def small_normal(*shape: int) -> nn.Parameter:
     return nn.Parameter(drawn, requires_grad=drawn.numel() > 0)
 
 
+def same_size(new: tuple[int, ...], old: tuple[int, ...]) -> bool:
+    """Whether nothing need be resized.
+
+    Sizes that torch.export left open are not compared, which would exclude the old one from what
+    is exported; resizing to the same size changes nothing.
+    """
+    return not any(isinstance(n, torch.SymInt) for n in new) and tuple(new) == tuple(old)
+
+
 def resize_line(x: Tensor, length: int) -> Tensor:
     """(1, n, C) -> (1, length, C): linear, corners not aligned (the reference's rule)."""
     return F.interpolate(x.mT, size=length, mode="linear", align_corners=False).mT
@@ -68,7 +77,7 @@ class AbsoluteEmbedding(nn.Module):
     def fit(self, line: Tensor, length: int) -> Tensor:
         """(1, n, C) -> (1, length, C), by the rule of `resize`. ValueError where there is too
         little to crop."""
-        if length == line.shape[1]:
+        if same_size((length,), (line.shape[1],)):
             return line
         if self.resize == "interpolate":
             return resize_line(line, length)
