@@ -20,6 +20,7 @@ COMMANDS = {
     "train": "train from a config, or go on with a run",
     "evaluate": "evaluate weights on the test sets",
     "predict": "say what pictures show",
+    "export": "write a model as ONNX, int8 ONNX or a program of torch.export",
     "tune": "find the fastest attention backend of each stage, by trying all",
     "benchmark attention": "time and memory of attention, every backend in one run",
     "benchmark model": "images per second and memory of whole models, in turns; and a profile",
