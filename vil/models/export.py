@@ -192,7 +192,10 @@ def _write_onnx(
             output_names=["logits"],
             dynamic_shapes=(axes_of(names, dynamic),),  # their names
             opset_version=opset,
+            optimize=False,
         )
+        optimizer = require("onnxscript.optimizer")
+        optimizer.optimize_ir(program.model, should_fold=_may_be_folded)
     reached = program.model.opset_imports[""]
     if opset not in (None, reached):
         raise ValueError(f"opset {opset} cannot be reached, torch wrote {reached}")
@@ -202,6 +205,11 @@ def _write_onnx(
         node.metadata_props.update(kept)
     program.model.metadata_props.update(notes)
     program.save(path)
+
+
+def _may_be_folded(node) -> bool | None:
+    """None: onnxscript decides. It computes the resizing of constants wrongly, runtimes do not."""
+    return False if node.op_type == "Resize" else None
 
 
 def _write_program(
