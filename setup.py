@@ -13,10 +13,11 @@ FOLDERS = [path for path in sorted((HERE / "configs").rglob("*")) if path.is_dir
 CONFIGS = ["vil.configs"] + [
     ".".join(["vil.configs", *path.relative_to(HERE / "configs").parts]) for path in FOLDERS
 ]
+EXPORT = ["onnx>=1.16", "onnxscript>=0.2", "onnxruntime>=1.18"]
 EXTRAS = {
     "demo": ["scikit-learn>=1.3"],
     "detection": ["pycocotools>=2.0.7", "faster-coco-eval>=1.6"],
-    "export": ["onnx>=1.16", "onnxscript>=0.2", "onnxruntime>=1.18"],
+    "export": EXPORT,
     "dev": [
         "pytest>=8",
         "pytest-xdist>=3.5",
@@ -25,6 +26,7 @@ EXTRAS = {
         "setuptools>=70.1",  # the wheel test builds without isolation
         "scikit-learn>=1.3",
         "segmentation-models-pytorch>=0.5",  # somebody else's user of timm's models
+        *EXPORT,
     ],
 }
 

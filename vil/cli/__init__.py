@@ -21,6 +21,7 @@ COMMANDS = {
     "evaluate": "evaluate weights on the test sets",
     "predict": "say what pictures show",
     "convert": "make a file of weights that says what it is, of one that does not",
+    "export": "write a model as ONNX, int8 ONNX or a program of torch.export",
     "tune": "find the fastest attention backend of each stage, by trying all",
     "benchmark attention": "time and memory of attention, every backend in one run",
     "benchmark model": "images per second and memory of whole models, in turns; and a profile",

@@ -47,7 +47,7 @@ class PatchEmbed(nn.Module):
         grid = (x.shape[2], x.shape[3])
         tokens = self.norm_embed(x.flatten(2).mT)
         if self.cls_token is not None:
-            first = self.cls_token.to(tokens.dtype).expand(len(tokens), -1, -1)
+            first = self.cls_token.to(tokens.dtype).expand(tokens.shape[0], -1, -1)
             tokens = torch.cat([first, tokens], dim=1)
         if self.position is not None:
             tokens = tokens + self.position(grid)

@@ -23,6 +23,15 @@ def small_normal(*shape: int) -> nn.Parameter:
     return nn.Parameter(trunc_normal_(torch.empty(shape), std=STD))
 
 
+def same_size(new: tuple[int, ...], old: tuple[int, ...]) -> bool:
+    """Whether nothing need be resized.
+
+    Sizes that torch.export left open are not compared, which would exclude the old one from what
+    is exported; resizing to the same size changes nothing.
+    """
+    return not any(isinstance(n, torch.SymInt) for n in new) and tuple(new) == tuple(old)
+
+
 def resize_line(x: Tensor, length: int, rule: str = "linear") -> Tensor:
     """(1, n, C) -> (1, length, C), by one of RULES."""
     return F.interpolate(x.mT[:, :, None], size=(1, length), **RULES[rule])[:, :, 0].mT
@@ -81,7 +90,7 @@ class AbsoluteEmbedding(nn.Module):
     def fit(self, line: Tensor, length: int, rule: str = "linear") -> Tensor:
         """(1, n, C) -> (1, length, C): interpolated by one of RULES or cropped, as `resize` says.
         ValueError where there is too little to crop."""
-        if length == line.shape[1]:
+        if same_size((length,), (line.shape[1],)):
             return line
         if self.resize == "interpolate":
             return resize_line(line, length, rule)

@@ -136,12 +136,15 @@ class Window:
         valid (B, 2): the number of real rows and columns of each image; None: the whole grid.
         """
         rows, cols = self._real(0, valid, device), self._real(1, valid, device)
-        chunks = [
-            rows[:, :, None, dx + 1, :, None] & cols[:, None, :, dy + 1, None, :]
-            for dx, dy in self.offsets
-        ]  # K of (B, R, C, w, w)
-        real = torch.stack(chunks, dim=3).flatten(3).unsqueeze(3)
+        real = rows[:, :, None, :, :, None] & cols[:, None, :, :, None, :]
+        real = real.flatten(3).unsqueeze(3)
         return real & self.reach(device) if self.exact == 1 else real
+
+    def neighbours(self, device: torch.device | str = "cpu") -> Tensor:
+        """(R, C, K*W) int64: the token at each place of the chunks at `offsets`; the nearest one at
+        places outside the grid, which `visible` tells."""
+        rows, cols = (self._tokens(axis, device).clamp(0, self.grid[axis] - 1) for axis in range(2))
+        return (rows[:, None, :, :, None] * self.grid[1] + cols[:, :, None]).flatten(2)
 
     def reach(self, device: torch.device | str = "cpu") -> Tensor:
         """bool (W, K*W): tile positions at most w rows and w columns apart."""
@@ -160,13 +163,21 @@ class Window:
         return (query[0], query[1]), (key_rows.reshape(1, -1), key_cols.reshape(1, -1))
 
     def _real(self, axis: int, valid: Tensor | None, device: torch.device | str) -> Tensor:
-        """bool (B or 1, R, 3, w): which tokens of the chunks before, at and after exist."""
-        count = self.chunks[axis]
-        chunk = torch.arange(count, device=device)[:, None] + torch.arange(-1, 2, device=device)
-        if self.cyclic:
-            chunk = chunk % count
-        token = chunk[..., None] * self.size + torch.arange(self.size, device=device)
+        """bool (B or 1, R, K, w): which of `_tokens` exist."""
+        token = self._tokens(axis, device)
         real = ((token >= 0) & (token < self.grid[axis]))[None]
         return (
             real if valid is None else real & (token < valid[:, axis, None, None, None].to(device))
         )
+
+    def _tokens(self, axis: int, device: torch.device | str) -> Tensor:
+        """(R, K, w) int64: the row (or column) at each line of the chunks at `offsets`."""
+        count = self.chunks[axis]
+        chunk = torch.arange(count, device=device)
+        if self.cyclic:  # rolled and not % count: ONNX has no remainder of an open count
+            near = torch.stack([chunk.roll(1), chunk, chunk.roll(-1)], dim=1)
+        else:
+            near = chunk[:, None] + torch.arange(-1, 2, device=device)
+        steps = torch.tensor([offset[axis] + 1 for offset in self.offsets], device=device)
+        first = near.index_select(1, steps) * self.size
+        return first[..., None] + torch.arange(self.size, device=device)

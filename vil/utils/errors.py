@@ -43,6 +43,12 @@ class SaveError(RuntimeError):
     exit_code = 4
 
 
+class ExportError(RuntimeError):
+    """A written file that does not compute what the model does."""
+
+    exit_code = 1
+
+
 class DivergedError(RuntimeError):
     """The loss is no longer a finite number."""
 

@@ -13,6 +13,7 @@ from vil.layers.position import (
     register_relative_bias,
     replace_parameter,
     resize_table,
+    same_size,
 )
 
 
@@ -59,7 +60,7 @@ class FullAttention(Attention):
     def bias(self, grid: tuple[int, int]) -> Tensor:
         """(N, G+L, G+L)."""
         table, size = self.local_relative_position_bias_table, (2 * grid[0] - 1, 2 * grid[1] - 1)
-        if size != self.table_size:
+        if not same_size(size, self.table_size):
             table = resize_table(table, self.table_size, size)
         bias = dense_bias(table, grid)
         if not self.num_global:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, real_tokens
-from vil.layers.position import replace_parameter, resize_table
+from vil.layers.position import replace_parameter, resize_table, same_size
 
 
 class LinformerAttention(Attention):
@@ -68,12 +68,8 @@ class LinformerAttention(Attention):
         return proj_k @ k, self.fit(self.proj_v, grid).mT @ v
 
     def fit(self, table: Tensor, grid: tuple[int, int]) -> Tensor:
-        """A projection for another grid than the one it was made for.
-
-        Symbolic sizes (export) are not compared, which would exclude this one; resizing to the same
-        size changes nothing.
-        """
-        if not any(isinstance(n, torch.SymInt) for n in grid) and grid == self.grid:
+        """A projection for another grid than the one it was made for."""
+        if same_size(grid, self.grid):
             return table
         return resize_projection(table, self.grid, grid, self.num_global)
 

@@ -88,7 +88,9 @@ class SRAttention(Attention):
         """Rows and columns of the reduced map."""
         if self.ragged == "drop":
             return max(grid[0] // self.ratio, 1), max(grid[1] // self.ratio, 1)
-        return -(-grid[0] // self.ratio), -(-grid[1] // self.ratio)
+        # of positive numbers alone: ONNX rounds quotients of negative ones towards zero
+        rows, cols = ((n + self.ratio - 1) // self.ratio for n in grid)
+        return rows, cols
 
     def macs(self, grid: tuple[int, int]) -> int:
         """The linears, the convolution, the scores and the values."""

@@ -7,16 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vil.ops.window import Window
+from vil.ops.window import OWN, Window
 
 
 def to_chunks(x: Tensor, window: Window) -> Tensor:
     """(B, N, L, D), row-major -> (B, N, R, C, W, D)."""
     (grid_rows, grid_cols), (rows, cols), w = window.grid, window.chunks, window.size
     if window.symbolic:
-        return x.index_select(2, _token_at_place(window, x.device)).unflatten(
-            2, (rows, cols, w * w)
-        )
+        return at_offsets(x, Window(window.grid, w, offsets=(OWN,)))
     x = x.unflatten(2, window.grid)
     if (grid_rows, grid_cols) != (rows * w, cols * w):  # else padding would copy for nothing
         x = F.pad(x, (0, 0, 0, cols * w - grid_cols, 0, rows * w - grid_rows))
@@ -33,19 +31,15 @@ def from_chunks(x: Tensor, window: Window) -> Tensor:
     return x[:, :, : window.grid[0], : window.grid[1]].flatten(2, 3)
 
 
-def _token_at_place(window: Window, device: torch.device) -> Tensor:
-    """(R*C*W) int64: the token at each place of the chunks; padding repeats the last row or column.
+def at_offsets(x: Tensor, window: Window) -> Tensor:
+    """(B, N, L, D) -> (B, N, R, C, K*W, D): the tokens of the chunks at the window's K offsets, any
+    token where there is none.
 
-    Export traces this instead of padding and cropping, whose graphs would hold for one remainder of
-    X / w only.
+    Export traces this instead of padding, rolling and cropping: it takes few operators, and those
+    graphs would hold for one remainder of X / w only.
     """
-    lines = [
-        torch.arange(n * window.size, device=device)
-        .clamp(max=size - 1)
-        .unflatten(0, (n, window.size))
-        for n, size in zip(window.chunks, window.grid)
-    ]
-    return (lines[0][:, None, :, None] * window.grid[1] + lines[1][None, :, None, :]).flatten()
+    index = window.neighbours(x.device)
+    return x.index_select(2, index.flatten()).unflatten(2, index.shape)
 
 
 def _place_of_token(window: Window, device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vil.ops.backends.chunks import can_be_empty, from_chunks, neighbour, to_chunks
+from vil.ops.backends.chunks import at_offsets, can_be_empty, from_chunks, neighbour, to_chunks
 from vil.ops.bias import LocalBias, joined_bias
 from vil.ops.window import Window
 
@@ -47,9 +47,13 @@ def attend(
 def _gather(x: Tensor, window: Window, num_global: int) -> Tensor:
     """(B, N, G+L, D) -> (B, N*R*C, G + K*W, D): the globals and the neighbours of each chunk."""
     rows, cols = window.chunks
-    first, local = x[:, :, :num_global], to_chunks(x[:, :, num_global:], window)
+    first, local = x[:, :, :num_global], x[:, :, num_global:]
     parts = [first[:, :, None, None].expand(-1, -1, rows, cols, -1, -1)] if num_global else []
-    parts += [neighbour(local, offset) for offset in window.offsets]
+    if window.symbolic:
+        parts.append(at_offsets(local, window))
+    else:
+        chunks = to_chunks(local, window)
+        parts += [neighbour(chunks, offset) for offset in window.offsets]
     return torch.cat(parts, dim=4).flatten(1, 3)
 
 

@@ -1,0 +1,126 @@
+"""`vil export` writes what `vil evaluate` judges; what cannot be is one line and a code."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+from small_runs import FOLDER, SMALL, TINY, checkpoint, draw_pictures, results, vil
+
+from vil.models.exported import load_exported
+
+USAGE, CHECKPOINT = 2, 4
+SHIFT = "MODEL.VIT.MSVIT.MODE=1"  # in evaluation all nine chunks, so in files too
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of one epoch, of four classes, with random shift."""
+    folder = tmp_path_factory.mktemp("export") / "run"
+    words = ("OPTIM.EPOCHS=1", "OPTIM.LR=0.1", SHIFT, "AMP.ENABLED=True")
+    ended = vil("train", *TINY, *words, "--output_dir", folder)
+    assert ended.code == 0, ended.err
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(run, tmp_path_factory):
+    """The run as ONNX and in int8, and what the command printed."""
+    path = tmp_path_factory.mktemp("written") / "small.onnx"
+    ended = vil("export", "--run", run, "--out", path, "--int8", "--check")
+    assert (ended.code, ended.err) == (0, "")
+    return path, ended.out
+
+
+def test_files_are_judged_beside_the_model(run, written):
+    path, said = written
+    assert vil("evaluate", "--run", run, "AMP.ENABLED=False").code == 0
+    wanted = results(run)["fake"]
+    judged = re.findall(r"^val set fake (\S+) +loss (\S+) top1 (\S+)", said, flags=re.MULTILINE)
+    assert [name for name, *_ in judged] == ["model", "small.onnx", "small.int8.onnx"]
+    assert {(loss, top1) for _, loss, top1 in judged[:2]} == {
+        (f"{wanted['loss']:.4f}", f"{wanted['top1']:.2f}")
+    }
+    differences = re.findall(r"images (.+?) +largest difference from the model (\S+)", said)
+    assert [images for images, _ in differences] == [
+        "1 x 3 x 32 x 32", "3 x 3 x 23 x 32", "2 x 3 x 36 x 40",
+    ]  # fmt: skip
+    assert max(float(largest) for _, largest in differences) <= 1e-4
+    sizes = dict(re.findall(r"^(\S+): (\S+) MiB", said, flags=re.MULTILINE))
+    assert float(sizes[str(path)]) > float(sizes[str(path.with_name("small.int8.onnx"))]) > 0
+    assert re.search(r"^10 linear layers in int8$", said, flags=re.MULTILINE)
+
+
+def test_the_file_needs_nothing_else(run, written):
+    """Classes and normalisation are in it; the logits are those behind `vil predict`."""
+    session = onnxruntime.InferenceSession(written[0], providers=["CPUExecutionProvider"])
+    notes = session.get_modelmeta().custom_metadata_map
+    assert json.loads(notes["classes"]) == ["hue 0", "hue 90", "hue 180", "hue 270"]
+    mean, std = (torch.tensor(json.loads(notes[key]))[:, None, None] for key in ("mean", "std"))
+    pictures = draw_pictures("photos", {"a": 3})
+    told = vil("predict", "--run", run, "AMP.ENABLED=False", "INPUT.CROP_PCT=1.0",
+               "--format", "json", "--images", pictures)  # fmt: skip
+    for number, record in enumerate(json.loads(told.out)):
+        colour = torch.tensor([40 * number, 100, 50])[:, None, None] / 255  # the whole picture
+        images = ((colour - mean) / std).expand(3, 32, 32)[None].numpy()
+        shares = torch.from_numpy(session.run(["logits"], {"images": images})[0]).softmax(-1)[0]
+        for row in record["classes"]:
+            assert shares[row["index"]].item() == pytest.approx(row["probability"], abs=1e-4)
+
+
+def test_a_program_of_torch_from_a_config_and_weights(run):
+    words = ("--dynamic", "none", "--size", "32x32", "--check", SHIFT)
+    ended = vil("export", *TINY, "MODEL.MODEL_PATH", checkpoint(run), "--out", "m.pt2", *words)
+    assert (ended.code, ended.err) == (0, "")
+    judged = re.findall(r"^val set fake \S+ +(loss .+)$", ended.out, flags=re.MULTILINE)
+    assert len(judged) == 2
+    assert len(set(judged)) == 1
+    file = load_exported("m.pt2")
+    assert file(torch.zeros(1, 3, 32, 32)).shape == (1, 4)
+    assert file.metadata["dynamic"] == "none"
+    assert "classes" not in file.metadata
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("--out m.onnx --format yaml", USAGE, r"--format: invalid choice: 'yaml'"),
+        ("--out m.bin", USAGE, r"--out m\.bin: ends with neither \.onnx nor \.pt2"),
+        ("--out m.pt2 --format onnx", USAGE, r"--out m\.pt2 with --format onnx: \.pt2 is torch"),
+        ("--out m.pt2 --int8", USAGE, r"--int8 is for --format onnx, not torch"),
+        ("--out m.pt2 --opset 20", USAGE, r"--opset is for --format onnx, not torch"),
+        ("--out m.onnx --opset 5", USAGE, r"opset 5 is not among those written, 18 to \d+"),
+        ("--out m.onnx --size 32x", USAGE, r"--size: expected pixels, as 224 or 224x320"),
+        ("--out m.onnx --size 7", USAGE, r"images of 7x7 leave the last stage no token: 8 pixels"),
+        ("--out m.pt2 --size 8", USAGE, r"images of 16 pixels a side and more, not 8x8"),
+        ("--out m.onnx --dynamic width", USAGE, r"--dynamic: expected batch, size, .* 'width'"),
+        ("--out m.pt2 --dynamic batch --size 40 --check", USAGE, r"--check: .* 32 pixels .* 40x40"),
+        ("--out nowhere/m.pt2", USAGE, r"--out nowhere/m\.pt2: No such file or directory"),
+        ("--out .", USAGE, r"--out \.: is a folder"),
+        ("--out m.pt2 --classes no.txt", USAGE, r"no\.txt: cannot be read: No such file"),
+        ("--out m.pt2 FINETUNE.HEAD=new", CHECKPOINT, r"random head"),
+        ("--out m.pt2 --checkpoint last --size", USAGE, r"--size: expected one argument"),
+        ("", USAGE, r"arguments are required: --out"),
+    ],
+)  # fmt: skip
+def test_command_lines_that_cannot_be(run, words, code, said):
+    ended = vil("export", "--run", run, *words.split())
+    assert ended.code == code
+    assert re.search(said, ended.err.splitlines()[-1]), ended.err
+    assert not any(Path().iterdir())
+
+
+def test_random_weights_are_not_written():
+    ended = vil("export", *SMALL, *FOLDER, "--out", "m.onnx")
+    assert (ended.code, ended.out) == (CHECKPOINT, "")
+    assert "set MODEL.MODEL_PATH, or give --run DIR" in ended.err
+
+
+def test_missing_packages(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    ended = vil("export", "--run", run, "--out", "m.onnx")
+    assert ended.code == USAGE
+    assert ended.err == "vil export: ONNX needs onnxscript: pip install 'vil[export]'\n"
