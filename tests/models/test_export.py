@@ -159,6 +159,15 @@ def test_linears_in_int8(model, written, tmp_path):
     assert (tmp_path / "int8.onnx").stat().st_size < written[0].stat().st_size
 
 
+def test_training_with_random_shift_is_no_program():
+    """By torch's own export, of a model in training; ours takes it in evaluation."""
+    arch = "l1,h1,d8,n1,g1,p4,f2,a0"
+    shift = {"longformer": {"mode": 1}}
+    model = MsViT(parse_arch(arch), img_size=32, attention_args=shift).train()
+    with pytest.raises(ValueError, match=r"draws another window at each training step.*model\.eval"):
+        torch.export.export(model, (torch.zeros(2, 3, 32, 32),))
+
+
 def test_random_shift_is_exported_as_it_is_evaluated(tmp_path):
     """From a model in training, which stays as it was."""
     own = {"longformer": {"mode": 1, "backend": "chunk_handgrad"}}

@@ -61,6 +61,11 @@ class LongformerAttention(GlobalLocalAttention):
         self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid: Tensor | None
     ) -> Tensor:
         """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
+        if self.mode > 0 and self.training and torch.compiler.is_exporting():
+            raise ValueError(
+                "random shift draws another window at each training step, which no exported "
+                "program can: export the model in evaluation, model.eval(), or vil export"
+            )
         attend = self.attend_shifted if self.mode > 0 else self.attend
         return attend(q, k, v, grid, valid)
 
