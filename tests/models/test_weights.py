@@ -61,6 +61,10 @@ def test_the_names_are_torchvision_s():
         vil.get_weight("ViL_Tin_Weights.IMAGENET1K_V1")
     with pytest.raises(ValueError, match="did you mean 'vil_tiny'"):
         vil.get_model_weights("vil_tny")
+    with pytest.raises(ValueError, match="unknown model with weights 'vil_base_wide_rpb'"):
+        vil.get_model("vil_base_wide_rpb", weights="DEFAULT")
+    with pytest.raises(ValueError, match="of another model; vil_small has ViL_Small_Weights"):
+        vil.get_model("vil_small", weights=vil.ViL_Tiny_Weights.DEFAULT)
     with pytest.raises(AttributeError, match="ViL_Huge_Weights"):
         vil.ViL_Huge_Weights  # noqa: B018
 
@@ -98,6 +102,10 @@ def test_a_download_is_kept_and_read(no_network, tmp_path):
 
 
 def test_weights_of_a_file(tmp_path):
+    model = vil.get_model("vil_base_wide_rpb", img_size=32, num_classes=2)  # there are no others
+    write_weights(tmp_path / "wide.safetensors", model.state_dict(), {})
+    settings = {"img_size": 32, "num_classes": 2}
+    vil.get_model("vil_base_wide_rpb", weights=str(tmp_path / "wide.safetensors"), **settings)
     model = vil.get_model("vil_tiny", img_size=64, num_classes=4)
     file = tmp_path / "tiny.safetensors"
     write_weights(file, model.state_dict(), {})

@@ -55,6 +55,8 @@ ARCHS = (
 # what is not as in the paper: the small model for the digits
 DEFAULTS = {"vil_nano": {"img_size": 64, "num_classes": 10, "avg_pool": True}}
 
+FILES = (".safetensors", ".pth", ".pt", ".tar", ".bin")
+
 
 def get_model(
     name: str,
@@ -74,7 +76,7 @@ def get_model(
     or the 2021 reference's. attention: what stands where the architecture says local, by the rules
     of `parse_arch`. windows: the letter f of each stage. head, rule, convert: what becomes of a
     head, of positions and of projections that do not fit, see `load_weights`.
-    Raises ValueError for an unknown name, CheckpointError for weights that do not fit.
+    Raises ValueError for an unknown name and weights of another model, CheckpointError for weights that do not fit.
     """
     stages = parse_arch(lookup(ARCHS, name, "model"), attention)
     weights = _find(name, weights)
@@ -95,15 +97,17 @@ def get_model(
 
 def _find(name: str, weights: str | Path | ViLWeights | None) -> Path | ViLWeights | None:
     """A member of the model's weights, or a file."""
-    if weights is None or isinstance(weights, ViLWeights | Path):
+    if weights is None or isinstance(weights, Path):
         return weights
-    kinds = get_model_weights(name).__members__
-    member = weights.removeprefix(f"{get_model_weights(name).__name__}.")
-    if member in kinds:
-        return kinds[member]
-    if Path(weights).suffix or Path(weights).exists():
+    if isinstance(weights, str) and (Path(weights).exists() or weights.endswith(FILES)):
         return Path(weights)
-    return lookup(kinds, member, f"weights of {name}")
+    kind = get_model_weights(name)
+    if isinstance(weights, str):
+        member = weights.removeprefix(f"{kind.__name__}.")
+        return lookup(kind.__members__, member, f"weights of {name}")
+    if not isinstance(weights, kind):
+        raise ValueError(f"{weights!r} are weights of another model; {name} has {kind.__name__}")
+    return weights
 
 
 def list_models(pattern: str = "*") -> list[str]:
