@@ -76,7 +76,8 @@ def get_model(
     or the 2021 reference's. attention: what stands where the architecture says local, by the rules
     of `parse_arch`. windows: the letter f of each stage. head, rule, convert: what becomes of a
     head, of positions and of projections that do not fit, see `load_weights`.
-    Raises ValueError for an unknown name and weights of another model, CheckpointError for weights that do not fit.
+    Raises ValueError for an unknown name and for another model's weights, CheckpointError for a
+    file that does not fit.
     """
     stages = parse_arch(lookup(ARCHS, name, "model"), attention)
     weights = _find(name, weights)
