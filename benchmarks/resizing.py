@@ -1,7 +1,7 @@
 """What resizing positions costs: a model of 224 px and windows of 7 at other sizes and windows.
 
-  python benchmarks/resizing.py
-  python benchmarks/resizing.py --epochs 12 --json benchmarks/results/resizing-cpu.json
+  python benchmarks/resizing.py --json benchmarks/results/resizing-cpu.json
+  python benchmarks/resizing.py --folder runs/resizing   keeps the runs, takes those there
 
 Trains a small model on the digits, shown at 224 px, once with the relative bias and once with the
 absolute position; then, for each other size and window, evaluates it as resized, fine-tunes it for
@@ -49,9 +49,9 @@ def words(absolute: int, size: int, window: int, rule: str = "linear") -> list[s
 
 
 def train(folder: Path, *options: str) -> float:
-    """Top-1 of the last epoch."""
+    """Top-1 of the last epoch, of a new run or of one that is there."""
     line = ["train", "--config-file", CONFIG, "--output_dir", str(folder)]
-    if main([*line, *options]):
+    if not (folder / "config.yaml").exists() and main([*line, *options]):
         raise SystemExit("training failed")
     return [p for p in metrics(folder / "metrics.jsonl") if "val" in p["split"]][-1]["top1"]
 
@@ -74,8 +74,7 @@ def run(args: argparse.Namespace, folder: Path) -> None:
     rows = []
     for position, absolute in POSITIONS.items():
         source = folder / f"source{absolute}"
-        epochs = (f"OPTIM.EPOCHS={args.epochs}", "RUN.EVAL_EVERY=1")
-        before = train(source, *words(absolute, *START), *epochs)
+        before = train(source, *words(absolute, *START), f"OPTIM.EPOCHS={args.epochs}")
         for size, window, rule in TARGETS:
             path = f"MODEL.MODEL_PATH={source}/checkpoints/last"
             options = [*words(absolute, size, window, rule), path]
@@ -91,7 +90,7 @@ def run(args: argparse.Namespace, folder: Path) -> None:
         cells = (f"{v:.2f}" if isinstance(v, float) else v for v in row.values())
         print("  ".join(f"{cell:>17}" for cell in cells))
     if args.json:
-        found = {"command": f"python benchmarks/resizing.py --epochs {args.epochs}", "rows": rows}
+        found = {"command": "python benchmarks/resizing.py", "rows": rows}
         Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
 
 
@@ -99,8 +98,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--epochs", type=int, default=24, help="of the model of 224 px (24)")
+    parser.add_argument("--epochs", type=int, default=40, help="of the model of 224 px (40)")
+    parser.add_argument(
+        "--folder", metavar="DIR", help="of the runs; by default one that is removed"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        run(args, Path(folder))
+        run(args, Path(args.folder or folder))

@@ -2,6 +2,7 @@
 
   vil convert model_best.pth vil_small.safetensors             which of our models it is, is found out
   vil convert model_final.pth backbone.safetensors             of the 2021 detection code: the backbone
+  vil convert best.pth out.safetensors --model ViL_Base_Deep_Weights.IMAGENET22K_FT_IMAGENET1K_384_V1
   vil convert runs/nano nano.safetensors                       a run's best checkpoint, with its config
   vil convert runs/nano nano_hub/                              a folder in the Hub's layout
   vil convert best.pth at_384.safetensors --config-file imagenet/vil_small.yaml INPUT.IMAGE_SIZE 384 --resize bicubic
@@ -22,6 +23,7 @@ from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, resolve
 from vil.cli.evaluate import of_run
+from vil.cli.predict import class_names
 from vil.config import ConfigError
 
 
@@ -30,30 +32,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("source", metavar="SOURCE", help="a file of weights, a checkpoint, or the folder of a run")
     add("target", metavar="TARGET", help="a .safetensors file, or a folder")
     config_arguments(parser)
-    add("--model", metavar="NAME", help="one of our models by name, instead of a config")
+    add("--model", metavar="NAME", help="one of our models, or of their published weights, by name")
     add("--checkpoint", default="best", choices=["best", "last"], help="which one of a run")
     add(
         "--resize",
-        default="linear",
         choices=["linear", "bicubic"],
         dest="rule",
-        help="how positions of another size are fitted: as in 2021, or sharper",
+        help="how positions of another size are fitted: as in 2021 (default), or sharper",
     )
     add("--classes", metavar="FILE", help="the names of the classes, one per line")
 
 
 def run(args: argparse.Namespace) -> int:
+    args.run = None
     if args.model and (args.config_file or args.opts):
         raise ConfigError(f"--model {args.model}: leave the config out, the model has its own")
     target = Path(args.target)
-    if target.suffix not in ("", ".safetensors"):
+    if target.suffix in (".pth", ".pt", ".bin", ".onnx"):
         raise ConfigError(f"TARGET {target}: a .safetensors file or a folder")
     from vil.models.description import describe
     from vil.models.hub import save_pretrained
     from vil.models.weight_file import write_weights
 
     source, model, facts = load(args)
-    if target.suffix:
+    if target.suffix == ".safetensors":
         write_weights(target, model.state_dict(), describe(model, **facts, source=source))
     else:
         save_pretrained(model, target, **facts, source=source)
@@ -67,19 +69,28 @@ def load(args: argparse.Namespace):
     from vil.models.checkpoint import load_weights
     from vil.models.weight_file import read_about, read_weights
 
-    cfg, given = configured(args), Path(args.source)
+    cfg = configured(args)
     path = build.weight_file(args.source if cfg is None else cfg.MODEL.MODEL_PATH, "")
     path = path / "model.safetensors" if path.is_dir() else path
     known, state = read_about(path) or {}, read_weights(path)
     model = build.build_model(cfg, weights_follow=True) if cfg else named(args, known, state)
     if not hasattr(model, "specs"):
         raise ConfigError(f"MODEL.ARCH {cfg.MODEL.ARCH}: only our own models are converted")
-    print(f"weights of {path}: {load_weights(model, state, rule=args.rule, convert=True)}")
-    classes = args.classes or (given / "classes.txt" if given.is_dir() else None)
+    head, rule = (cfg.FINETUNE.HEAD, cfg.FINETUNE.RESIZE) if cfg else ("keep", "linear")
+    if head == "new":
+        raise ConfigError("FINETUNE.HEAD new would write a random head: keep it, or rows:FILE")
+    report = load_weights(model, state, head=head, rule=args.rule or rule, convert=True)
+    print(f"weights of {path}: {report}")
+    given = args.classes or args.run and Path(args.run, "classes.txt").is_file()
     return path, model, {
         "transform": transform(cfg) or known.get("transform"),
-        "classes": class_names(classes) or known.get("classes"),
+        "classes": class_names(args, count(model)) if given else known.get("classes"),
     }  # fmt: skip
+
+
+def count(model) -> int:
+    """Of its classes."""
+    return getattr(model.head, "out_features", 0)
 
 
 def configured(args: argparse.Namespace) -> CfgNode | None:
@@ -100,17 +111,24 @@ def named(args: argparse.Namespace, known: dict, state: dict):
     """The model of --model; else the one that the file says, or that its tensors fit."""
     from vil.models.description import build_described
     from vil.models.recognise import recognise
+    from vil.models.weights import get_weight
     from vil.models.zoo import get_model
 
     if args.model:
         try:
-            return get_model(args.model)
+            name, _, member = args.model.partition(".")
+            facts = get_weight(args.model).meta["build"] if member else {}
+            name = name.removesuffix("_Weights").lower() if member else name
+            return get_model(name, **facts)
         except ValueError as error:
             raise ConfigError(f"--model: {error}") from None
     if known:
         return build_described(known)
     name, model = recognise(state)
-    print(f"this is {name}, {model.settings['img_size']} px")
+    windows = ", ".join(str(spec.feature) for spec in model.specs)
+    print(f"this is {name}, {model.settings['img_size']} px, windows {windows}")
+    if any(spec.absolute for spec in model.specs):
+        print("  (windows leave no trace in weights with absolute positions: these are the usual)")
     return model
 
 
@@ -126,12 +144,3 @@ def transform(cfg: CfgNode | None) -> dict | None:
         "crop_pct": cfg.INPUT.CROP_PCT,
         "interpolation": INTERPOLATIONS[cfg.INPUT.INTERPOLATION],
     }
-
-
-def class_names(file: str | Path | None) -> list[str] | None:
-    if file is None or (isinstance(file, Path) and not file.is_file()):
-        return None
-    try:
-        return Path(file).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"--classes {file}: {error.strerror}") from None

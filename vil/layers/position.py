@@ -82,10 +82,10 @@ class AbsoluteEmbedding(nn.Module):
         )
         return torch.cat([self.cls_pos_embed, local.flatten(1, 2)], dim=1)
 
-    def set_grid(self, grid: tuple[int, int]) -> None:
+    def set_grid(self, grid: tuple[int, int], rule: str = "linear") -> None:
         """Make the embeddings for another grid, for good."""
         for leaf, length in zip(("x_pos_embed", "y_pos_embed"), grid):
-            replace_parameter(self, leaf, self.fit(getattr(self, leaf), length))
+            replace_parameter(self, leaf, self.fit(getattr(self, leaf), length, rule))
 
     def fit(self, line: Tensor, length: int, rule: str = "linear") -> Tensor:
         """(1, n, C) -> (1, length, C): interpolated by one of RULES or cropped, as `resize` says.

@@ -30,7 +30,7 @@ from vil.models.original import (
     warn_of_other_rules,
 )
 from vil.models.resizing import resized
-from vil.models.weight_file import read_weights
+from vil.models.weight_file import read_weights, unwrap
 from vil.utils.errors import CheckpointError
 from vil.utils.table import lookup
 
@@ -102,7 +102,8 @@ def load_weights(
     into longformer's, and the other way round; the model is then another one, to be fine-tuned.
     """
     lookup(RULES, rule, "rule of resizing")
-    state = read_weights(weights) if isinstance(weights, str | Path) else weights
+    state = read_weights(weights) if isinstance(weights, str | Path) else unwrap(weights)
+    model = getattr(model, "_orig_mod", model)  # that torch.compile wraps
     ours, rest = isinstance(model, MsViT), []
     if ours:
         state, rest = backbone_of(state)
@@ -113,6 +114,7 @@ def load_weights(
     report = _load(model, state, names, strict, heads if head == "keep" else (), rule, convert)
     report.fresh = fresh
     report.ignored += rest
+    log.info("weights: %s", report)
     if ours and is_original(state):
         warn_of_other_rules(model)
     if report.converted:
@@ -182,7 +184,7 @@ def _fit(
     convert: bool = False,
 ) -> tuple[dict[str, Tensor], Report]:
     """What fits, under our names, and the report."""
-    report, target, fitted = Report(), module.state_dict(), {}
+    report, target, fitted, given = Report(), module.state_dict(), {}, state
     if convert:
         state, report.converted = convert_projections(state, names.values())
     for ours, theirs in names.items():
@@ -202,7 +204,7 @@ def _fit(
             report.resized.append(shapes)
     unused = unused_tables(module)
     for key in state.keys() - set(names.values()):
-        (report.ignored if is_surplus(key, state, unused) else report.unexpected).append(key)
+        (report.ignored if is_surplus(key, given, unused) else report.unexpected).append(key)
     report.unexpected.sort()
     report.ignored.sort()
     return fitted, report
@@ -216,7 +218,9 @@ def _fit_head(
         return {key: value for key, value in state.items() if key not in names}, list(names)
     if head.startswith("rows:"):
         found = [name for name in names if name in state]
-        count = len(state[found[0]]) if found else 0
+        if not found:
+            raise CheckpointError(f"head {head}: the file has no head to take rows of")
+        count = len(state[found[0]])
         rows = _read_rows(Path(head.removeprefix("rows:")), count)
         state |= {name: state[name][rows] for name in found}
     elif head != "keep":
@@ -250,7 +254,7 @@ def _hint(report: Report, heads: Sequence[str]) -> str:
     if any(line.split(" ")[0] in heads for line in report.mismatched):
         return (
             "\n  (a head of another size: set DATA.NUM_CLASSES to its classes or, to train, "
-            "FINETUNE.HEAD to new or rows:FILE)"
+            "FINETUNE.HEAD to new or rows:FILE; in Python num_classes, head='new')"
         )
     if report.missing or report.unexpected or not all(map(CROPPED.search, report.mismatched)):
         return all_else

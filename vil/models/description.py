@@ -1,5 +1,6 @@
 """What a model is, in words that JSON can hold, and the model again from them."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from vil.models.arch import format_arch, format_attention, parse_arch
 from vil.models.msvit import MsViT
 from vil.utils.errors import CheckpointError
 from vil.utils.files import sha256_of
+from vil.utils.table import lookup
 
 FORMAT = 1
 TRANSFORM = ("mean", "std", "crop_pct", "interpolation")
@@ -25,12 +27,21 @@ def describe(
     """The model's stages and settings, and what goes with its weights.
 
     transform: mean, std, crop_pct and interpolation of its input, by timm's names. classes: their
-    names. source: the file that the weights come from, named with its SHA-256. Raises ValueError
-    for another key in transform, and for a pool of timm's.
+    names. Both are by default what the model's `notes` say. source: the file that the weights come
+    from, named with its SHA-256. Raises ValueError for another key in transform, names of another
+    number of classes, another head than a linear one, and a pool of timm's.
     """
+    transform, classes = (
+        transform or model.notes.get("transform"),
+        classes or model.notes.get("classes"),
+    )
     if unknown := set(transform or {}) - set(TRANSFORM):
         raise ValueError(f"transform has {', '.join(TRANSFORM)}, not {', '.join(sorted(unknown))}")
+    if not isinstance(model.head, nn.Linear | nn.Identity):
+        raise ValueError(f"the head must be one linear layer or none: {type(model.head).__name__}")
     head = model.head.out_features if isinstance(model.head, nn.Linear) else 0
+    if classes and len(classes) != head:
+        raise ValueError(f"{len(classes)} names for {head} classes")
     stages = {"arch": format_arch(model.specs), "attention": format_attention(model.specs)}
     found = {
         "format": FORMAT,
@@ -50,18 +61,22 @@ def _pool(model: MsViT) -> dict:
     if kind is None:
         return {}
     if kind not in ("avg", "token"):
-        raise ValueError(f"global_pool {kind!r} is is timm's: save it by timm.models.save_for_hf")
+        raise ValueError(f"global_pool {kind!r} is timm's: save it by timm.models.save_for_hf")
     return {"avg_pool": kind == "avg" and model.gives_tokens}
 
 
 def build_described(about: Mapping, **settings) -> MsViT:
     """A fresh model; `settings` replace what the description says. CheckpointError for a
-    description that is none of ours, or of a later version."""
+    description that is none of ours, or of a later version; ValueError for an unknown setting."""
+    for name in settings:
+        lookup(inspect.signature(MsViT).parameters, name, "setting of a model")
     try:
         if about["format"] > FORMAT:
             raise CheckpointError("the model was described by a later version of vil: update it")
-        facts = {**about["model"], **settings}
-        stages = parse_arch(facts.pop("arch"), facts.pop("attention"))
-        return MsViT(stages, **facts)
+        facts = dict(about["model"])
+        facts |= settings
+        model = MsViT(parse_arch(facts.pop("arch"), facts.pop("attention")), **facts)
+        model.notes = {key: about[key] for key in ("transform", "classes") if about.get(key)}
+        return model
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"no description of a model of ours: {error!r}") from None

@@ -1,14 +1,16 @@
 """Models in a folder of the Hub's layout: config.json, model.safetensors and a README.md.
 
-The same folder loads with timm for a named model (`timm.create_model("local-dir:FOLDER")`, once
-vil.models.timm_models is imported) and here for any: config.json has timm's keys and ours.
+The same folder loads with timm for a named model (`timm.create_model("local-dir:FOLDER",
+pretrained=True)`, once vil.models.timm_models is imported) and here for any: config.json has
+timm's keys and ours.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from vil.models.arch import StageSpec, parse_arch
+from vil.models.arch import StageSpec, format_attention, parse_arch
 from vil.models.checkpoint import load_weights
 from vil.models.description import build_described, describe
 from vil.models.msvit import MsViT, pair
@@ -19,6 +21,9 @@ from vil.utils.files import replace_text
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 PATTERNS = [CONFIG, WEIGHTS]
+# what timm says itself, or is a matter of training
+OF_TIMM = ("arch", "in_chans", "num_classes", "drop_rate", "attn_drop_rate", "drop_path_rate",
+           "grad_checkpoint")  # fmt: skip
 
 
 def save_pretrained(
@@ -39,16 +44,22 @@ def save_pretrained(
     config = _config(model, about)
     try:
         replace_text(folder / CONFIG, json.dumps(config, indent=1) + "\n")
-        replace_text(folder / CARD, _card(config))
+        if not (folder / CARD).exists():  # it may have been written by hand
+            replace_text(folder / CARD, _card(config))
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be written: {error.strerror}") from None
 
 
-def from_pretrained(source: str | Path, *, rule: str = "linear", **settings) -> MsViT:
+def from_pretrained(
+    source: str | Path, *, head: str = "keep", rule: str = "linear", **settings
+) -> MsViT:
     """The model in a folder, in a file of `vil convert`, or in a repository of the Hub.
 
-    settings replace those it was saved with (img_size, drop_path_rate, ...); positions are then
-    resized by `rule`. Raises CheckpointError for what is absent, damaged or no model of ours.
+    settings replace those it was saved with (img_size, num_classes, drop_path_rate, ...); positions
+    are then resized by `rule`, and another number of classes needs `head`, see `load_weights`. Its
+    `notes` have the transform and the classes, where they are known.
+    Raises CheckpointError for what is absent, damaged or no model of ours, ValueError for an
+    unknown setting.
     """
     path = Path(source)
     if path.is_file():
@@ -61,19 +72,24 @@ def from_pretrained(source: str | Path, *, rule: str = "linear", **settings) -> 
     else:
         path = path if path.exists() else _fetch(str(source))
         about, weights = _described_in(path), path / WEIGHTS
+    size = settings.pop("img_size", None)
     model = build_described(about, **settings)
-    load_weights(model, weights, rule=rule)
+    load_weights(model, weights, head=head, rule=rule)
+    if size is not None:  # from the grids it was made for: a table alone does not say them
+        model.resize_positions(size, rule)
     return model.eval()
 
 
 def zoo_name(model: MsViT) -> str | None:
     """The named model that this is, whatever its windows; None for others."""
 
-    def shape(stages: Sequence[StageSpec]) -> list[tuple]:
-        return [(s.dim, s.num_heads, len(s.attention), s.num_global, s.patch, s.absolute)
-                for s in stages]  # fmt: skip
+    def shape(stages: Sequence[StageSpec]) -> list[StageSpec]:
+        return [replace(stage, feature=1) for stage in stages]
 
-    found = (name for name, arch in ARCHS.items() if shape(parse_arch(arch)) == shape(model.specs))
+    attention = format_attention(model.specs)
+    found = (
+        n for n, arch in ARCHS.items() if shape(parse_arch(arch, attention)) == shape(model.specs)
+    )
     return next(found, None)
 
 
@@ -81,7 +97,7 @@ def _config(model: MsViT, about: Mapping) -> dict:
     """timm's keys, and ours under `vil`. timm knows architectures by name: another one's folder
     loads here alone."""
     settings = about["model"]
-    args = ("img_size", "attention", "avg_pool", "norm_embed", "norm_eps", "attention_args")
+    args = {key: value for key, value in settings.items() if key not in OF_TIMM}
     return {
         "architecture": zoo_name(model) or "msvit",
         "num_classes": settings["num_classes"],
@@ -95,7 +111,7 @@ def _config(model: MsViT, about: Mapping) -> dict:
             **(about["transform"] or {}),
         },
         "model_args": {
-            **{key: settings[key] for key in args},
+            **args,
             "windows": [stage.feature for stage in model.specs],
         },
         "label_names": about["classes"],

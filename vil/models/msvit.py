@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from timm.layers import trunc_normal_
@@ -87,14 +88,15 @@ class MsViT(nn.Module):
         attention_args: Mapping[str, Mapping] | None = None,
         grad_checkpoint: bool = False,
     ) -> None:
-        # as they were given, for `describe`; a setting is whatever has a name after `stages`
+        # a setting is whatever has a name after `stages`
         settings = {
             key: value
             for key, value in locals().items()
             if key not in ("self", "stages", "__class__")
         }
         super().__init__()
-        self.settings = settings
+        self.settings = settings  # as they were given, for `describe`
+        self.notes: dict[str, Any] = {}  # what goes with its weights: transform, classes
         for name in attention_args or {}:
             lookup(ATTENTIONS, name, "attention")
         stages = _with_positions(stages)
@@ -221,14 +223,14 @@ class MsViT(nn.Module):
         for stage in self.stages[:count]:
             stage.requires_grad_(False)
 
-    def resize_positions(self, img_size: int | tuple[int, int]) -> None:
-        """Make the position parameters for another image size, for good."""
+    def resize_positions(self, img_size: int | tuple[int, int], rule: str = "linear") -> None:
+        """Make the position parameters for another image size, for good, by one of RULES."""
         self.settings["img_size"] = img_size
         for stage, grid in zip(self.stages, self.grids(pair(img_size))):
             if stage.embed.position is not None:
-                stage.embed.position.set_grid(grid)
+                stage.embed.position.set_grid(grid, rule)
             for block in stage.blocks:
-                block.attn.set_grid(grid)
+                block.attn.set_grid(grid, rule)
 
     def grids(self, img_size: tuple[int, int]) -> list[tuple[int, int]]:
         """Rows and columns of each stage's tokens, for images of that size."""

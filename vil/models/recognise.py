@@ -9,7 +9,7 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from vil.models.arch import parse_arch
+from vil.models.arch import StageSpec, parse_arch
 from vil.models.checkpoint import compare, names_in
 from vil.models.msvit import MsViT
 from vil.models.original import backbone_of
@@ -17,6 +17,7 @@ from vil.models.zoo import ARCHS, DEFAULTS
 from vil.utils.errors import CheckpointError
 
 TABLE = "local_relative_position_bias_table"
+KINDS = {"full": "qkv.weight", "longformer": "kv.weight"}
 MAY_CHANGE = ("x_pos_embed", "y_pos_embed", TABLE, "head.weight", "head.bias")
 
 
@@ -24,14 +25,15 @@ def recognise(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
     """The named model whose weights these are, under ours or the 2021 reference's names, freshly
     made.
 
-    Its image size, windows and classes are read from the tensors; what the weights do not depend
-    on is the architecture's own. Raises CheckpointError, with the nearest model and what does not
-    fit it, if there is none.
+    Image size, windows, classes, and whether a stage's attention is full or local are read from
+    the tensors; what the tensors do not tell (windows without a relative bias) is the
+    architecture's own. A detector's backbone crops its positions, as the reference's did.
+    Raises CheckpointError, with the nearest model and what does not fit it, if there is none.
     """
-    state, _ = backbone_of(state)
-    name = max(ARCHS, key=lambda name: _likeness(name, state))
-    model = _fitting(name, state)
-    report = compare(model, state)
+    backbone, rest = backbone_of(state)
+    name = max(ARCHS, key=lambda name: _likeness(name, backbone))
+    model = _fitting(name, backbone, "crop" if rest else "interpolate")
+    report = compare(model, backbone)
     if report.complete:
         return name, model
     raise CheckpointError(
@@ -40,16 +42,27 @@ def recognise(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
     )
 
 
+def _stages(name: str, state: Mapping[str, Tensor]) -> list[StageSpec]:
+    """The architecture's, each with full or local attention as its first block has in the state."""
+    stages = parse_arch(ARCHS[name])
+    for at, spec in enumerate(stages):
+        first = (f"stages.{at}.blocks.0.attn.", f"layer{at + 1}.1.attn.")
+        for kind, leaf in KINDS.items():
+            if any(f"{prefix}{leaf}" in state for prefix in first):
+                stages[at] = replace(spec, attention=(kind,) * len(spec.attention))
+    return stages
+
+
 @cache
-def _plain(name: str) -> MsViT:
-    """The model in its usual sizes, without memory."""
+def _plain(stages: tuple[StageSpec, ...]) -> MsViT:
+    """A model in its usual sizes, without memory."""
     with torch.device("meta"):
-        return MsViT(parse_arch(ARCHS[name]), **DEFAULTS.get(name, {}))
+        return MsViT(stages)
 
 
 def _likeness(name: str, state: Mapping[str, Tensor]) -> float:
     """The share that names of both, with equal shapes unless these may change, have in all."""
-    model = _plain(name)
+    model = _plain(tuple(_stages(name, state)))
     names, wanted = names_in(model, state), model.state_dict()
     both = [
         ours
@@ -60,12 +73,11 @@ def _likeness(name: str, state: Mapping[str, Tensor]) -> float:
     return len(both) / (len(names) + len(state) - len(both))
 
 
-def _fitting(name: str, state: Mapping[str, Tensor]) -> MsViT:
+def _fitting(name: str, state: Mapping[str, Tensor], pos_resize: str) -> MsViT:
     """The model, in the sizes that the state has."""
-    stages, settings = parse_arch(ARCHS[name]), dict(DEFAULTS.get(name, {}))
-    if "head.weight" in state:
-        settings["num_classes"] = len(state["head.weight"])
-    names = names_in(_plain(name), state)
+    stages, settings = _stages(name, state), dict(DEFAULTS.get(name, {}))
+    settings["num_classes"] = len(state["head.weight"]) if "head.weight" in state else 0
+    names = names_in(_plain(tuple(stages)), state)
     shapes = {ours: state[theirs].shape for ours, theirs in names.items() if theirs in state}
     reduction, sides = 1, []
     for at, spec in enumerate(stages):
@@ -83,7 +95,7 @@ def _fitting(name: str, state: Mapping[str, Tensor]) -> MsViT:
     if sides:  # the first is the finest: a coarse grid may have lost rows
         rows, columns = sides[0]
         settings["img_size"] = rows if rows == columns else (rows, columns)
-    return MsViT(stages, **settings)
+    return MsViT(stages, pos_resize=pos_resize, **settings)
 
 
 def _first(shapes: Mapping[str, torch.Size], pattern: str) -> torch.Size | None:

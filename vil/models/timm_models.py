@@ -26,7 +26,7 @@ from vil.models.arch import StageSpec, parse_arch
 from vil.models.checkpoint import translate
 from vil.models.msvit import MsViT, to_map
 from vil.models.weight_file import unwrap
-from vil.models.weights import IMAGENET, ViLWeights, tables, zoo_model
+from vil.models.weights import IMAGENET, ViLWeights, by_model
 from vil.models.zoo import ARCHS, DEFAULTS
 
 __all__ = ["ViL"]
@@ -162,8 +162,12 @@ class ViL(MsViT):
     def _take(self, indices: int | Sequence[int] | None) -> tuple[list[int], int]:
         """The chosen stages, from 0, and the last of them; ValueError for one that is not there."""
         count = len(self.stages)
-        if indices is None or isinstance(indices, int):
-            indices = range(count - (count if indices is None else indices), count)
+        if indices is None:
+            indices = count
+        if isinstance(indices, int):
+            if not 0 < indices <= count:
+                raise ValueError(f"the last {indices} stages: there are {count}")
+            indices = range(count - indices, count)
         chosen = [at + count if at < 0 else at for at in indices]
         if not chosen or min(chosen) < 0 or max(chosen) >= count:
             raise ValueError(f"indices {list(indices)}: there are {count} stages, 0 to {count - 1}")
@@ -251,8 +255,7 @@ def _cfg_of(weights: ViLWeights, reduction: int) -> dict:
 
 def _default_cfgs() -> dict[str, dict]:
     """By `name.tag`, and by the name alone for a model without weights."""
-    found = {}
-    of_model = {zoo_model(kind): members for kind, members in tables().items()}
+    found, of_model = {}, by_model()
     for name, arch in ARCHS.items():
         reduction = _feature_info(parse_arch(arch))[-1]["reduction"]
         if name not in of_model:
@@ -283,9 +286,10 @@ def _create(
     if pretrained and weights and cfg.url == weights.url and not (cfg.file or cfg.state_dict):
         # not by timm: it would take another model's file of the same name for it
         overlay["state_dict"] = weights.get_state_dict()
-    stages, size = parse_arch(ARCHS[name], attention), {}
+    stages = parse_arch(ARCHS[name], attention)
+    cfg_settings = {"num_classes": cfg.num_classes}
     if pretrained or pretrained_cfg is not None:  # as those weights were trained
-        size = {"img_size": cfg.input_size[-2:]}
+        cfg_settings["img_size"] = cfg.input_size[-2:]
         windows = windows or (weights and weights.meta["build"].get("windows"))
     windows = windows or [stage.feature for stage in stages]
     stages = [replace(stage, feature=feature) for stage, feature in zip(stages, windows)]
@@ -298,14 +302,15 @@ def _create(
         pretrained_filter_fn=_fit,
         feature_cfg={"out_indices": tuple(range(len(stages))), "feature_cls": "getter"},
         stages=stages,
-        **{**DEFAULTS.get(name, {}), **size, **kwargs},
+        **{**DEFAULTS.get(name, {}), **cfg_settings, **kwargs},
     )
 
 
 def _weights(name: str, tag: str | None) -> ViLWeights | None:
     """The member of our table that timm's name and tag stand for."""
-    members = {zoo_model(kind): found for kind, found in tables().items()}.get(name, ())
-    return next((weights for weights in members if TAGS[weights.name] == tag), None)
+    return next(
+        (weights for weights in by_model().get(name, ()) if TAGS[weights.name] == tag), None
+    )
 
 
 def _fit(state: dict, model: ViL) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -26,6 +26,7 @@ from vil.utils.files import like_others, sha256_of
 # Where other programs put the weights in their checkpoints; averaged ones first, as from our own.
 WRAPPERS = ("net", "state_dict_ema", "model_ema", "model", "state_dict")
 PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
+COUNTER = "n_averaged"  # of torch's AveragedModel
 SHA256, ABOUT = "sha256", "vil"  # in a header: the tensors' SHA-256, and what they belong to
 
 
@@ -43,7 +44,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise CheckpointError(f"no weight file at {path}")
     try:
         if path.suffix == ".safetensors":
-            return _without_prefix(_read_safetensors(path))
+            return _plain(_read_safetensors(path))
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             warnings.simplefilter("ignore")  # torch warns of files that it then refuses
             found = torch.load(path, "cpu", weights_only=True)
@@ -72,7 +73,7 @@ def unwrap(found: object) -> dict[str, Tensor]:
         or not all(isinstance(value, Tensor) for value in found.values())
     ):
         raise ValueError("it must map names to tensors")
-    return _without_prefix(found)
+    return _plain(found)
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -88,11 +89,13 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def _without_prefix(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    for prefix in PREFIXES:
-        if all(key.startswith(prefix) for key in state):
-            state = {key.removeprefix(prefix): value for key, value in state.items()}
-    return state
+def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without what wrappers put in front of every name, and beside them."""
+    found = {key: value for key, value in state.items() if key != COUNTER}
+    for prefix in PREFIXES * 2:  # one may wrap the other
+        if all(key.startswith(prefix) for key in found):
+            found = {key.removeprefix(prefix): value for key, value in found.items()}
+    return found
 
 
 def write_weights(path: str | Path, tensors: Mapping[str, Tensor], about: Mapping) -> None:
@@ -108,10 +111,12 @@ def write_weights(path: str | Path, tensors: Mapping[str, Tensor], about: Mappin
         save_file(tensors, aside, header)
         like_others(aside)
         os.replace(aside, path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         with suppress(OSError):
             aside.unlink()
-        raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise CheckpointError(
+            f"{path} cannot be written: {getattr(error, 'strerror', None) or error}"
+        ) from None
 
 
 def read_about(path: str | Path) -> dict | None:

@@ -186,10 +186,17 @@ def get_weight(name: str) -> ViLWeights:
 
 def get_model_weights(model: str) -> type[ViLWeights]:
     """The class of weights of a named model; ValueError for a model without weights."""
-    return lookup({zoo_model(kind): found for kind, found in tables().items()}, model,
-                  "model with weights")  # fmt: skip
+    return lookup(by_model(), model, "model with weights")
 
 
-def zoo_model(kind: str) -> str:
-    """ViL_Medium_Deep_RPB_Weights -> vil_medium_deep_rpb."""
-    return kind.removesuffix("_Weights").lower()
+@cache
+def by_model() -> dict[str, type[ViLWeights]]:
+    """ViL_Medium_Deep_RPB_Weights, ... by vil_medium_deep_rpb, ..."""
+    return {kind.removesuffix("_Weights").lower(): found for kind, found in tables().items()}
+
+
+def notes_of(weights: ViLWeights) -> dict:
+    """What goes with a model that has them: transform and classes."""
+    known = weights.transforms.keywords
+    transform = {key: known[key] for key in ("mean", "std", "crop_pct", "interpolation")}
+    return {"transform": transform, "classes": weights.meta["categories"]}

@@ -3,6 +3,7 @@ its authors published later, and a small one for the digits.
 """
 
 import fnmatch
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 from vil.models.arch import parse_arch
 from vil.models.checkpoint import load_weights
 from vil.models.msvit import MsViT
-from vil.models.weights import ViLWeights, get_model_weights
+from vil.models.weights import ViLWeights, by_model, get_model_weights, notes_of
 from vil.utils.table import lookup
 
+log = logging.getLogger(__name__)
 TINY = (
     "l1,h1,d48,n1,s1,g1,p4,f7,a{a}_l2,h3,d96,n1,s1,g1,p2,f7,a{a}_"
     "l3,h3,d192,n9,s0,g1,p2,f7,a{a}_l4,h6,d384,n1,s0,g0,p2,f7,a{a}"
@@ -90,9 +92,14 @@ def get_model(
         raise ValueError(f"{name} has {len(stages)} stages, but there are {len(windows)} windows")
     stages = [replace(stage, feature=size) for stage, size in zip(stages, windows)]
     model = MsViT(stages, **settings)
-    if weights is not None:
-        state = weights.get_state_dict() if isinstance(weights, ViLWeights) else weights
-        load_weights(model, state, head=head, rule=rule, convert=convert)
+    if weights is None:
+        return model
+    state = weights.get_state_dict() if isinstance(weights, ViLWeights) else weights
+    report = load_weights(model, state, head=head, rule=rule, convert=convert)
+    if report.resized:
+        log.warning("%s: %d tables of positions resized", name, len(report.resized))
+    if isinstance(weights, ViLWeights):
+        model.notes = notes_of(weights) | ({"classes": None} if report.fresh else {})
     return model
 
 
@@ -100,7 +107,9 @@ def _find(name: str, weights: str | Path | ViLWeights | None) -> Path | ViLWeigh
     """A member of the model's weights, or a file."""
     if weights is None or isinstance(weights, Path):
         return weights
-    if isinstance(weights, str) and (Path(weights).exists() or weights.endswith(FILES)):
+    known = by_model()[name].__members__ if name in by_model() else {}
+    is_file = isinstance(weights, str) and (weights.endswith(FILES) or Path(weights).exists())
+    if is_file and weights not in known:
         return Path(weights)
     kind = get_model_weights(name)
     if isinstance(weights, str):

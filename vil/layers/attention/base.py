@@ -53,7 +53,7 @@ class Attention(nn.Module):
         """Multiply-accumulates of one image, biases and softmax not counted."""
         raise NotImplementedError
 
-    def set_grid(self, grid: tuple[int, int]) -> None:
+    def set_grid(self, grid: tuple[int, int], rule: str = "linear") -> None:
         """Make parameters that depend on the grid, if any, for another one, for good."""
 
     def set_progress(self, progress: Progress, index: int) -> str | None:

@@ -73,11 +73,12 @@ class FullAttention(Attention):
         right = torch.cat([to_local[:, :, None].expand(-1, -1, length), bias], dim=1)
         return torch.cat([left, right], dim=2)
 
-    def set_grid(self, grid: tuple[int, int]) -> None:
+    def set_grid(self, grid: tuple[int, int], rule: str = "linear") -> None:
         """Resize the bias table for good."""
         if self.rel_pos:
             size = (2 * grid[0] - 1, 2 * grid[1] - 1)
-            table = resize_table(self.local_relative_position_bias_table, self.table_size, size)
+            table = self.local_relative_position_bias_table.detach()
+            table = resize_table(table, self.table_size, size, rule)
             replace_parameter(self, "local_relative_position_bias_table", table)
             self.table_size = size
 

@@ -73,10 +73,12 @@ class LinformerAttention(Attention):
             return table
         return resize_projection(table, self.grid, grid, self.num_global)
 
-    def set_grid(self, grid: tuple[int, int]) -> None:
+    def set_grid(self, grid: tuple[int, int], rule: str = "linear") -> None:
         """Resize the projections for good."""
         for leaf in ("proj_k",) if self.share_kv else ("proj_k", "proj_v"):
-            replace_parameter(self, leaf, self.fit(getattr(self, leaf), grid))
+            table = getattr(self, leaf).detach()
+            table = resize_projection(table, self.grid, grid, self.num_global, rule)
+            replace_parameter(self, leaf, table)
         self.grid = grid
 
     def macs(self, grid: tuple[int, int]) -> int:
