@@ -35,6 +35,7 @@ from vil.models.arch import parse_arch
 from vil.models.checkpoint import load_weights
 from vil.models.foreign import build_foreign, layer_numbers, undecayed
 from vil.models.msvit import MsViT
+from vil.models.weight_file import weights_at
 from vil.models.zoo import ARCHS as NAMED
 from vil.ops import choose
 from vil.optim import Schedule, decay_groups
@@ -274,18 +275,18 @@ def load_model_path(model: nn.Module, cfg: CfgNode) -> str:
 def weight_file(given: str, data_dir: str) -> Path:
     """The file, or the folder of a checkpoint, that a path stands for."""
     given = Path(given)
-    places = (given, Path(data_dir, given))
+    places = list(dict.fromkeys((given, Path(data_dir, given))))
     path = next((place for place in places if place.exists()), None)
     if path is None:
-        raise CheckpointError(f"no weights at {places[0]} (MODEL.MODEL_PATH), nor at {places[1]}")
+        raise CheckpointError(f"no weights at {', nor at '.join(map(str, places))}")
     if path.name in POINTERS and path.is_file():
         path = pointer(path.parent, path.name)
     elif (path / "config.yaml").is_file():
         path = pointer(path / "checkpoints", "best")
     if path is None:
         raise CheckpointError(f"the run in {given} has no checkpoint yet")
-    if path.is_file():
-        return path
+    if path.is_file() or (path / "config.json").is_file():  # a file, a folder of save_pretrained
+        return weights_at(path)
     if reason := damage(path):
         raise CheckpointError(
             f"{path} is damaged, or no checkpoint: {reason}; give the folder of a run, a "

@@ -1,16 +1,20 @@
 """`vil convert`: files that do not say what they are become files that do."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from small_runs import TINY, vil
+from PIL import Image
+from small_runs import FAKE, TINY, vil
 
 import vil as package
 from vil.engine.state import AVERAGE
+from vil.models.arch import format_arch
 from vil.models.original import original_names
 from vil.models.weight_file import read_about, read_weights
+from vil.models.weights import picture_transform
 
 USAGE, CHECKPOINT = 2, 4
 
@@ -63,6 +67,43 @@ def test_into_a_folder_and_on(model):
     assert torch.equal(package.from_pretrained("hub")(x), model(x))
 
 
+def test_the_reference_s_own_layout_into_full_attention(model):
+    """With copies of shared projections and index buffers, as its files have them."""
+    state = torch.load("best.pth")["net"]
+    for key in list(state):
+        if ".attn." in key and key.split(".")[-2] in ("query", "kv", "proj"):
+            state[key.replace(".query.", ".query_global.").replace(".kv.", ".kv_global.")
+                  .replace("attn.proj.", "attn.proj_global.")] = state[key]  # fmt: skip
+    state["module.layer1.1.attn.relative_position_index"] = torch.zeros(4, 4, dtype=torch.int64)
+    torch.save({"net": state, "arch": "msvit"}, "aliases.pth")
+    words = ["--config-file", "imagenet/vil_tiny_rpb.yaml", "DATA.NUM_CLASSES=4"]
+    ended = vil("convert", "aliases.pth", "f.safetensors", *words, "MODEL.VIT.MSVIT.ATTN_TYPE=full")
+    assert ended.code == 0, ended.err
+    assert re.search(r"4 converted, \d+ ignored\n", ended.out)
+
+
+def test_what_is_written_needs_no_config(model):
+    """It says what it is: model, transform and classes, to every command."""
+    Path("names.txt").write_text("a\nb\nc\nd\n")
+    words = ["--config-file", "imagenet/vil_tiny_rpb.yaml", "DATA.NUM_CLASSES=4",
+             "INPUT.IMAGE_SIZE=96", "INPUT.MEAN=[0.2, 0.3, 0.4]", "--classes", "names.txt",
+             "MODEL.VIT.MSVIT.ARCH=" + format_arch(model.specs)]  # fmt: skip
+    assert vil("convert", "best.pth", "out.safetensors", *words).code == 0
+    Image.linear_gradient("L").save("photo.png")
+    ended = vil("predict", "MODEL.MODEL_PATH", "out.safetensors", "photo.png", "--format", "json")
+    assert ended.code == 0, ended.err
+    shown = {row["class"]: row["probability"] for row in json.loads(ended.out)[0]["classes"]}
+    same = package.from_pretrained("out.safetensors")
+    settings = same.notes["transform"]
+    assert settings["mean"] == [0.2, 0.3, 0.4]
+    image = picture_transform(input_size=96, **settings)(Image.open("photo.png"))
+    wanted = same(image[None]).softmax(-1)[0]
+    for name, probability in zip(same.notes["classes"], wanted.tolist()):
+        assert shown[name] == pytest.approx(probability, abs=1e-5)
+    ended = vil("export", "MODEL.MODEL_PATH=out.safetensors", "--out", "out.pt2")
+    assert ended.code == 0, ended.err
+
+
 def test_a_run(tmp_path):
     assert vil("train", *TINY, "OPTIM.EPOCHS=1", "OPTIM.EMA=0.9", "--output_dir", "run").code == 0
     ended = vil("convert", "run", "run.safetensors")
@@ -72,8 +113,14 @@ def test_a_run(tmp_path):
     assert about["transform"]["interpolation"] == "bilinear"
     kept = read_weights(next(Path("run/checkpoints").glob(f"step-*/{AVERAGE}")))
     assert torch.equal(read_weights("run.safetensors")["norm.weight"], kept["norm.weight"])
-    shown = vil("predict", *TINY, "MODEL.MODEL_PATH=run.safetensors", "--images", "run/plots")
+    shown = vil("predict", "MODEL.MODEL_PATH=run.safetensors", "run/plots")
     assert shown.code == 0, shown.err
+    evaluated = [vil("evaluate", *words).out.splitlines()[-1] for words in (
+        ["--run", "run"], [*FAKE, "MODEL.MODEL_PATH=run.safetensors", "--output_dir", "eval"],
+    )]  # fmt: skip
+    assert evaluated[0] == evaluated[1]
+    for path in ("run", "run/checkpoints/best", "run/checkpoints/last"):
+        assert package.load_weights(package.from_pretrained("run.safetensors"), path).complete
 
 
 def test_for_another_size_and_attention():
@@ -103,10 +150,19 @@ def test_for_another_size_and_attention():
         ("stranger.pth out.safetensors", CHECKPOINT, "none of the named models; vil_"),
         ("cut.pth out.safetensors", CHECKPOINT, r"damaged .*SHA-256 is [0-9a-f]{64}"),
         ("best.pth best.pth/out.safetensors", CHECKPOINT, "cannot be written"),
+        ("best.pth /proc/out.safetensors", CHECKPOINT, "cannot be written"),
+        ("best.pth o.safetensors --model ViL_Tiny_Weights.V9", USAGE, "did you mean|choices"),
+        ("best.pth o.safetensors --classes two.txt", USAGE, "two.txt has 2 lines"),
+        (
+            "best.pth o.safetensors --config-file imagenet/vil_tiny.yaml FINETUNE.HEAD=new",
+            USAGE,
+            "would write a random head",
+        ),
     ],
 )
 def test_what_cannot_be(words, code, pattern):
     torch.save({"conv1.weight": torch.ones(3)}, "stranger.pth")
+    Path("two.txt").write_text("one\ntwo\n")
     Path("cut.pth").write_bytes(Path("best.pth").read_bytes()[:5000])
     ended = vil("convert", *words.split())
     assert ended.code == code, ended

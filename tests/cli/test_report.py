@@ -197,7 +197,7 @@ def test_the_data_moved_and_a_picture_is_lost_meanwhile(run, photos):
     ("words", "code", "message"),
     [
         ("nowhere", USAGE, "nowhere: no config.yaml there, so it is not a run's folder"),
-        ("RUN --out no/where.html", USAGE, "--out no/where.html: No such file or directory"),
+        ("RUN --out no/where.html", USAGE, "--out no/where.html: there is no folder no"),
         ("RUN --out page.png", USAGE, "--out page.png: expected a name that ends in .html, .htm"),
         ("RUN --out .", USAGE, "--out .: expected a name"),
         ("RUN --config-file x.yaml", USAGE, "leave --config-file out: the run has its own"),

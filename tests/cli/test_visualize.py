@@ -113,7 +113,7 @@ def test_pixels_beyond_the_last_whole_patch(photo):
         ("photo.png --stage 0", USAGE, "--stage 0: the model has stages 1 to 2"),
         ("photo.png --stage 1 --block 2", USAGE, "--block 2: stage 1 has blocks 1 to 1"),
         ("photo.png --block 0", USAGE, "--block 0: stage 1 has blocks 1 to 1"),
-        ("photo.png --out no/where.png", USAGE, "--out no/where.png: No such file"),
+        ("photo.png --out no/where.png", USAGE, "--out no/where.png: there is no folder no"),
         ("photo.png --out here.gif", USAGE, "--out here.gif: expected a name that ends in .png"),
         ("photo.png --out .", USAGE, "--out .: expected a name"),
         ("DEVICE cpu", USAGE, "DEVICE: IMAGE stands before KEY VALUE pairs"),
@@ -182,7 +182,7 @@ def test_the_picture_of_the_docs_is_what_its_command_draws():
         ("--sw-exact 1 --mode 3", "the exact window (exact=1) needs all nine chunks"),
         ("--mode 9", "mode must be -1 (own chunk), 0 (all nine chunks) or 1..8"),
         ("--sw-exact 0 1 -1 --mode 0 -1", "--mode has 2 items: expected 1 or, as others, 3"),
-        ("--out no/where.png", "--out no/where.png: No such file or directory"),
+        ("--out no/where.png", "--out no/where.png: there is no folder no"),
     ],
 )
 def test_patterns_that_cannot_be(words, message):

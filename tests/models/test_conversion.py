@@ -141,6 +141,28 @@ def test_named_models_are_recognised(name):
     assert recognise(detector)[0] == name
 
 
+def test_a_detector_of_local_attention_throughout_is_recognised(tmp_path, monkeypatch):
+    """As the published ones: no full attention, no head needed, positions cropped."""
+    monkeypatch.chdir(tmp_path)
+    stages = parse_arch(ARCHS["vil_tiny_rpb"].replace("s0", "s1"))
+    model = MsViT(stages, img_size=64)
+    state = {f"backbone.bottom_up.{k}": v for k, v in original(model).items() if "head" not in k}
+    name, found = recognise(state)
+    assert (name, found.settings["num_classes"]) == ("vil_tiny_rpb", 0)
+    assert {kind for spec in found.specs for kind in spec.attention} == {"longformer"}
+    assert load_weights(found, state).complete
+    vil.save_pretrained(found, "sparse")
+    assert json.loads(Path("sparse/config.json").read_text())["architecture"] == "msvit"
+
+    absolute = MsViT(parse_arch(ARCHS["vil_tiny"]), img_size=128, pos_resize="crop").eval()
+    state = {f"backbone.bottom_up.{k}": v for k, v in original(absolute).items()}
+    _, found = recognise(state)
+    load_weights(found.eval(), state)
+    x = torch.randn(1, 3, 64, 64)
+    for ours, wanted in zip(found.forward_stages(x), absolute.forward_stages(x)):
+        assert_close(ours, wanted)
+
+
 def test_strangers_are_not_recognised():
     with pytest.raises(CheckpointError, match=r"none of the named models; vil_\w+ is the nearest"):
         recognise(build().state_dict())

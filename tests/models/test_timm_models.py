@@ -67,6 +67,8 @@ def test_layouts_and_norm_of_maps():
         model.forward_intermediates(x, output_fmt="NLC")
     with pytest.raises(ValueError, match=r"indices \[4\]: there are 4 stages, 0 to 3"):
         model.forward_intermediates(x, indices=[4])
+    with pytest.raises(ValueError, match="the last 7 stages: there are 4"):
+        model.forward_intermediates(x, indices=7)
 
 
 @pytest.mark.parametrize("pool", ["avg", "max", "avgmax", ""])
@@ -158,6 +160,7 @@ def test_shipped_and_published_weights(monkeypatch, tmp_path):
     assert_close(digits(x), vil.get_model("vil_nano", weights="DIGITS").eval()(x))
     three = create("vil_nano.digits", pretrained=True, num_classes=3, in_chans=1)
     assert three(x[:, :1]).shape == (1, 3)
+    assert_close(three.stages[2].embed.proj.weight, digits.stages[2].embed.proj.weight)
     cfg = timm.get_pretrained_cfg("vil_medium_deep.in22k_ft_in1k_384")
     assert (cfg.input_size, cfg.crop_pct, cfg.num_classes) == ((3, 384, 384), 0.922, 1000)
     assert timm.get_pretrained_cfg("vil_medium_deep").tag == "in22k_ft_in1k_384"
@@ -182,8 +185,16 @@ def test_another_model_s_download_of_the_same_name_is_not_taken_for_ours(monkeyp
         create("vil_tiny.in1k", pretrained=True)
 
 
-def test_a_folder_of_ours_is_one_of_timm_s(tmp_path):
-    model = vil.get_model("vil_tiny_rpb", img_size=64, num_classes=3, windows=(5, 5, 7, 7)).eval()
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("vil_tiny_rpb", {"windows": (5, 5, 7, 7), "qkv_bias": False}),
+        ("vil_tiny", {"pos_resize": "crop", "img_size": 96}),
+        ("vil_nano", {}),
+    ],
+)
+def test_a_folder_of_ours_is_one_of_timm_s(tmp_path, name, settings):
+    model = vil.get_model(name, **{"img_size": 64, "num_classes": 3, **settings}).eval()
     vil.save_pretrained(model, tmp_path, transform={"mean": (0.1, 0.2, 0.3)})
     found = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     x = torch.randn(1, 3, 64, 64)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.testing import assert_close
+from torchvision.models import resnet18
 
 import vil
 from vil import build_data
@@ -38,6 +39,7 @@ def test_what_members_say(weights):
     transform = weights.transforms()
     noise = np.random.RandomState(0).randint(0, 256, (70, 90, 3), np.uint8)
     picture = Image.fromarray(noise)
+    assert transform(picture.convert("LA")).shape == transform(picture).shape
     size = meta["build"]["img_size"]
     assert transform(picture).shape == (3, size, size)
     assert_close(transform(picture), build_data.build_eval_transform(cfg)(picture))
@@ -160,6 +162,18 @@ def test_checkpoints_of_other_programs(tmp_path):
         {"state_dict": plain, "state_dict_ema": average, "args": argparse.Namespace(lr=1)}, file
     )
     assert torch.equal(read_weights(file)["w"], torch.ones(2))
+    average = {"n_averaged": torch.tensor(3), "module._orig_mod.w": torch.ones(2)}
+    torch.save({"model": plain, "model_ema": average}, file)
+    assert list(read_weights(file)) == ["w"]
+    model = vil.get_model("vil_nano")
+    assert vil.load_weights(torch.compile(model), {"net": model.state_dict()}).complete
+
+
+def test_another_kind_of_network():
+    model = vil.get_model("vil_nano")
+    with pytest.raises(CheckpointError, match="not one name fits: weights of another network") as e:
+        vil.load_weights(model, resnet18().state_dict())
+    assert "stages.0.embed.cls_token" in str(e.value)
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
@@ -186,6 +200,38 @@ def test_a_model_in_a_folder(tmp_path, name):
     larger = vil.from_pretrained(tmp_path / "hub", img_size=96)
     assert larger.settings["img_size"] == 96
     assert larger(torch.randn(1, 3, 96, 96)).shape == (1, 3)
+
+
+@pytest.mark.parametrize("name", ["vil_tiny", "vil_tiny_rpb"])
+def test_a_folder_for_another_grid(tmp_path, name):
+    """Turned, too: the tables' lengths are the same, what they mean is not."""
+    model = vil.get_model(name, img_size=(64, 128), num_classes=2).eval()
+    vil.save_pretrained(model, tmp_path)
+    for size in ((128, 64), 160):
+        found = vil.from_pretrained(tmp_path, img_size=size)
+        wanted = copy.deepcopy(model)
+        wanted.resize_positions(size)
+        for key, value in wanted.state_dict().items():
+            assert torch.equal(found.state_dict()[key], value), key
+
+
+def test_what_goes_with_weights_goes_with_the_folder(tmp_path):
+    model = vil.get_model("vil_nano", weights="DIGITS")
+    (tmp_path / "README.md").write_text("mine")
+    vil.save_pretrained(model, tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
+    found = vil.from_pretrained(tmp_path)
+    assert found.notes["classes"] == [str(digit) for digit in range(10)]
+    assert found.notes["transform"]["mean"] == [0.3] * 3
+    five = vil.from_pretrained(tmp_path, num_classes=5, head="new")
+    assert five.head.out_features == 5
+    with pytest.raises(ValueError, match="unknown setting of a model 'img_sise'.*img_size"):
+        vil.from_pretrained(tmp_path, img_sise=3)
+    with pytest.raises(ValueError, match="2 names for 10 classes"):
+        vil.save_pretrained(found, tmp_path, classes=["a", "b"])
+    found.head = torch.nn.Sequential(torch.nn.Dropout(), found.head)
+    with pytest.raises(ValueError, match="one linear layer or none: Sequential"):
+        vil.save_pretrained(found, tmp_path)
 
 
 def test_folders_that_are_none(tmp_path):

@@ -4,6 +4,7 @@
   vil evaluate --run runs/nano --checkpoint last
   vil evaluate --config-file imagenet/vil_small.yaml --data DIR MODEL.MODEL_PATH best.pth
   vil evaluate --run runs/nano OUTPUT_PERCLASS_ACC True
+  vil evaluate MODEL.MODEL_PATH nano.safetensors DATA.TEST digits       a file of vil convert
 
 Prints loss, top-1 and top-5, and writes them to OUTPUT_DIR/eval/results.json. Random weights are
 never evaluated.
@@ -16,6 +17,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, resolve
+from vil.cli.described import described
 from vil.config import ConfigError
 from vil.utils.errors import CheckpointError
 
@@ -39,9 +41,17 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    of_weights(args)
+    return evaluate(resolve(args))
+
+
+def of_weights(args: argparse.Namespace) -> None:
+    """Put the config of a run, or of a file that says what it is, where `resolve` finds it."""
     if args.run:
         of_run(args)
-    return evaluate(resolve(args))
+    elif not args.config_file:
+        own, args.known_classes = described(args.opts or ())
+        args.opts = [*own, *(args.opts or ())]
 
 
 def of_run(args: argparse.Namespace) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, resolve
-from vil.cli.evaluate import loaded_model, of_run, refuse_random_weights, run_arguments
+from vil.cli.evaluate import loaded_model, of_weights, refuse_random_weights, run_arguments
 from vil.cli.predict import class_names
 from vil.config import ConfigError
 
@@ -75,8 +75,7 @@ def _open(text: str) -> tuple[str, ...]:
 
 def run(args: argparse.Namespace) -> int:
     settle_format(args)
-    if args.run:
-        of_run(args)
+    of_weights(args)
     # what is written is float32 for CPUs; a file of one image is evaluated image by image
     args.opts = [*(args.opts or ()), "DEVICE=cpu", "AMP.ENABLED=False", "MODEL.COMPILE=False"]
     args.opts += [] if "batch" in args.dynamic else ["DATALOADER.BSZ=1"]
@@ -111,14 +110,20 @@ def settle_format(args: argparse.Namespace) -> None:
 
 def metadata(cfg: CfgNode, args: argparse.Namespace) -> dict[str, str]:
     """What a program that runs the file must know, as text; lists are JSON."""
-    known = args.classes or (args.run and Path(args.run, "classes.txt").is_file())
+    from vil.build_data import INTERPOLATIONS
+
+    known = (
+        args.classes
+        or getattr(args, "known_classes", None)
+        or (args.run and Path(args.run, "classes.txt").is_file())
+    )
     names = class_names(args, cfg.DATA.NUM_CLASSES) if known else None
     notes = {
         "model": cfg.MODEL.ARCH,
         "mean": json.dumps(list(cfg.INPUT.MEAN)),
         "std": json.dumps(list(cfg.INPUT.STD)),
         "crop_pct": str(cfg.INPUT.CROP_PCT),
-        "interpolation": str(cfg.INPUT.INTERPOLATION),
+        "interpolation": INTERPOLATIONS[cfg.INPUT.INTERPOLATION],
     }
     return notes | ({"classes": json.dumps(names)} if names else {})
 
@@ -139,7 +144,8 @@ def export(cfg: CfgNode, args: argparse.Namespace, notes: Mapping[str, str]) -> 
         print(f"{count} linear layers in int8")
     for file in files:
         share = file.stat().st_size / out.stat().st_size
-        print(f"{file}: {file.stat().st_size / MIB:.2f} MiB ({share:.2f} of {out.name})")
+        beside = f" ({share:.2f} of {out.name})" if file != out else ""
+        print(f"{file}: {file.stat().st_size / MIB:.2f} MiB{beside}")
     if args.check:
         check(cfg, model, {file.name: load_exported(file, args.format) for file in files})
     return 0

@@ -18,7 +18,7 @@ def output_file(given: str, flag: str = "--out", endings: tuple[str, ...] = ()) 
     if path.is_dir():
         raise ConfigError(f"{flag} {given}: Is a directory")
     if not path.parent.is_dir():
-        raise ConfigError(f"{flag} {given}: No such file or directory")
+        raise ConfigError(f"{flag} {given}: there is no folder {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"{flag} {given}: Permission denied")
     return path

@@ -5,6 +5,7 @@
   vil predict --run runs/nano photo.jpg                        the best checkpoint of a run
   vil predict --run runs/nano photos/ more.png --top 3
   vil predict --run runs/nano DEVICE cpu photos/ --format csv --output-file shown.csv
+  vil predict MODEL.MODEL_PATH nano.safetensors photo.jpg      a file of vil convert
   vil predict --config-file imagenet/vil_small.yaml MODEL.MODEL_PATH best.pth photo.jpg
   curl -s URL | vil predict --run runs/nano --images -         one picture
   find . -name '*.jpg' | vil predict --run runs/nano --images - --format json
@@ -33,7 +34,7 @@ from typing import TextIO
 from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, resolve
-from vil.cli.evaluate import loaded_model, of_run, refuse_random_weights, run_arguments
+from vil.cli.evaluate import loaded_model, of_weights, refuse_random_weights, run_arguments
 from vil.config import ConfigError
 from vil.config.defaults import is_known
 from vil.report.predictions import FORMATS, Prediction
@@ -84,10 +85,9 @@ def run(args: argparse.Namespace) -> int:
     args.images = [*pictures, *args.images]
     if bool(args.images) == args.sample:
         raise ConfigError("which pictures? files, folders or - for standard input; or --sample")
-    if args.run:
-        of_run(args)
-    elif not (args.config_file or args.opts):
+    if not (args.run or args.config_file or args.opts):
         of_shipped_weights(args)
+    of_weights(args)
     cfg = resolve(args)
     refuse_random_weights(cfg)
     return predict(cfg, args, class_names(args, cfg.DATA.NUM_CLASSES))
@@ -120,7 +120,8 @@ def class_names(args: argparse.Namespace, count: int) -> list[str]:
     if file is None and args.run and Path(args.run, "classes.txt").is_file():
         file = Path(args.run, "classes.txt")
     if file is None:
-        return [str(number) for number in range(count)]
+        known = getattr(args, "known_classes", None)  # of a file that says what it is
+        return known or [str(number) for number in range(count)]
     try:
         with open(file, encoding="utf-8", errors="surrogateescape") as lines:
             names = [line.rstrip("\n") for line in lines]

@@ -30,7 +30,7 @@ import sys
 from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, resolve
-from vil.cli.evaluate import loaded_model, of_run, refuse_random_weights, run_arguments
+from vil.cli.evaluate import loaded_model, of_weights, refuse_random_weights, run_arguments
 from vil.cli.output import PICTURES, output_file, written
 from vil.cli.predict import class_names, of_shipped_weights
 from vil.config import ConfigError
@@ -57,10 +57,9 @@ def run(args: argparse.Namespace) -> int:
     if is_known(args.image.partition("=")[0]) and not os.path.exists(args.image):
         raise ConfigError(f"{args.image}: IMAGE stands before KEY VALUE pairs")
     path = output_file(args.out, endings=PICTURES)
-    if args.run:
-        of_run(args)
-    elif not (args.config_file or args.opts):
+    if not (args.run or args.config_file or args.opts):
         of_shipped_weights(args)
+    of_weights(args)
     cfg = resolve(args)
     refuse_random_weights(cfg)
     names = class_names(args, cfg.DATA.NUM_CLASSES)

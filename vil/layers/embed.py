@@ -38,6 +38,8 @@ class PatchEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """x (B, c, H, W) -> tokens (B, G+L, C), global ones first, and the grid (X, Y)."""
+        if x.ndim != 4:
+            raise ValueError(f"images must be (B, c, H, W), got a shape of {tuple(x.shape)}")
         if min(x.shape[-2:]) < self.patch:
             raise ValueError(
                 f"a map of {tuple(x.shape[-2:])} is smaller than the patch {self.patch}: "

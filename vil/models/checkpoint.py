@@ -246,6 +246,8 @@ def _read_rows(path: Path, count: int) -> Sequence[int]:
 
 def _hint(report: Report, heads: Sequence[str]) -> str:
     """What may be the matter: the head alone, or the map, or all of it."""
+    if not report.loaded:
+        return "\n  (not one name fits: weights of another network?)"
     all_else = "\n  (another architecture: MODEL.ARCH, MSVIT.ARCH or ATTN_TYPE?)"
     if all(PROJECTION.fullmatch(name) for name in report.missing + report.unexpected):
         all_else += "\n  (full and longformer attention go into each other by vil convert)"

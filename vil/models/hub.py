@@ -70,6 +70,10 @@ def from_pretrained(
                 "or vil.get_model(NAME, weights=FILE)"
             )
     else:
+        if not path.exists() and source in ARCHS:
+            raise CheckpointError(
+                f"{source} is a named model: vil.get_model({str(source)!r}, weights='DEFAULT')"
+            )
         path = path if path.exists() else _fetch(str(source))
         about, weights = _described_in(path), path / WEIGHTS
     size = settings.pop("img_size", None)
@@ -142,7 +146,10 @@ def _described_in(folder: Path) -> dict:
     try:
         about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["vil"]
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} has no {CONFIG}: not saved by save_pretrained") from None
+        raise CheckpointError(
+            f"{folder} has no {CONFIG}: not saved by save_pretrained "
+            "(of a run: vil convert RUN FOLDER/)"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / CONFIG} cannot be used: {in_a_line(error)}") from None
     return about

@@ -17,6 +17,7 @@ from vil.layers.attention.performer import PerformerAttention
 from vil.layers.attention.srformer import SRAttention
 
 log = logging.getLogger(__name__)
+FIRST = ("layer1.0.proj.weight", "layer1.0.cls_token")  # other networks have a layer1 too
 BACKBONE = "backbone.bottom_up."
 INDEX_BUFFERS = ("relative_position_index", "calls_since_last_redraw")
 # what the reference stores twice when weights are shared: the copy -> its first name
@@ -34,7 +35,7 @@ def original_names(model: nn.Module) -> dict[str, str]:
 
 def is_original(state: Iterable[str]) -> bool:
     """Whether these are the reference's names of a whole model."""
-    return any(key.startswith("layer1.") for key in state)
+    return any(key.startswith("layer1.0.") and key.endswith(FIRST) for key in state)
 
 
 def backbone_of(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:

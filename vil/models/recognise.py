@@ -12,7 +12,7 @@ from torch import Tensor
 from vil.models.arch import StageSpec, parse_arch
 from vil.models.checkpoint import compare, names_in
 from vil.models.msvit import MsViT
-from vil.models.original import backbone_of
+from vil.models.original import BACKBONE, backbone_of
 from vil.models.zoo import ARCHS, DEFAULTS
 from vil.utils.errors import CheckpointError
 
@@ -30,9 +30,10 @@ def recognise(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
     architecture's own. A detector's backbone crops its positions, as the reference's did.
     Raises CheckpointError, with the nearest model and what does not fit it, if there is none.
     """
-    backbone, rest = backbone_of(state)
+    backbone, _ = backbone_of(state)
+    of_detector = any(key.startswith(BACKBONE) for key in state)
     name = max(ARCHS, key=lambda name: _likeness(name, backbone))
-    model = _fitting(name, backbone, "crop" if rest else "interpolate")
+    model = _fitting(name, backbone, "crop" if of_detector else "interpolate")
     report = compare(model, backbone)
     if report.complete:
         return name, model

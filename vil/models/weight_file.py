@@ -26,20 +26,22 @@ from vil.utils.files import like_others, sha256_of
 # Where other programs put the weights in their checkpoints; averaged ones first, as from our own.
 WRAPPERS = ("net", "state_dict_ema", "model_ema", "model", "state_dict")
 PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
+# of our checkpoints, as vil/engine/state.py writes them
+POINTERS, IN_A_FOLDER = ("best", "last"), ("ema.safetensors", "model.safetensors")
 COUNTER = "n_averaged"  # of torch's AveragedModel
 SHA256, ABOUT = "sha256", "vil"  # in a header: the tensors' SHA-256, and what they belong to
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, of a checkpoint folder of ours, or of a .pt/.pth file.
+    """The tensors of a .safetensors file, of a run, checkpoint or other folder of ours (averaged
+    ones where there are some), or of a .pt/.pth file.
 
     A .pt file is read without unpickling objects; the reference's {net, arch, ...}, the usual
     {model, ...} and {state_dict, ...} and timm's averaged weights are unwrapped, and a prefix
     `module.` or `_orig_mod.` that all keys share is dropped.
     Raises CheckpointError for a file that is absent, damaged, or holds anything but tensors.
     """
-    path = Path(path)
-    path = path / "model.safetensors" if path.is_dir() else path
+    path = weights_at(Path(path))
     if not path.is_file():
         raise CheckpointError(f"no weight file at {path}")
     try:
@@ -59,6 +61,20 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         return unwrap(found)
     except ValueError as error:
         raise CheckpointError(f"{path} is not a state dict: {error}") from None
+
+
+def weights_at(path: Path) -> Path:
+    """The file that a path stands for: of a run its best checkpoint, of `best` and `last` the one
+    they name, of a folder the weights in it."""
+    if (path / "config.yaml").is_file():
+        path = path / "checkpoints/best"
+    if path.name in POINTERS and path.is_file():
+        path = path.parent / Path(path.read_text(errors="replace").strip()).name
+    if not path.is_dir():
+        return path
+    return next(
+        (path / name for name in IN_A_FOLDER if (path / name).is_file()), path / IN_A_FOLDER[-1]
+    )
 
 
 def unwrap(found: object) -> dict[str, Tensor]:

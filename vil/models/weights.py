@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
 from torchvision.models import ResNet18_Weights, Weights, WeightsEnum
+from torchvision.transforms import Compose
 
 from vil.models.weight_file import read_weights
 from vil.utils.errors import CheckpointError
@@ -126,12 +128,21 @@ def _published(row: Row) -> Weights:
 def _transforms(size: int, crop_pct: float, interpolation: str, **normalisation: Any) -> partial:
     """timm's evaluation transform: resize the short side, cut out the middle, normalise."""
     return partial(
-        create_transform,
+        picture_transform,
         input_size=size,
         crop_pct=crop_pct,
         interpolation=interpolation,
         **normalisation,
     )
+
+
+def picture_transform(**settings: Any) -> Compose:
+    """A picture of any kind, as RGB, through timm's transform."""
+    return Compose([_as_rgb, create_transform(**settings)])
+
+
+def _as_rgb(picture: Image.Image) -> Image.Image:
+    return picture.convert("RGB")
 
 
 DIGITS = Weights(

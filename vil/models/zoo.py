@@ -3,6 +3,7 @@ its authors published later, and a small one for the digits.
 """
 
 import fnmatch
+import inspect
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -65,7 +66,7 @@ def get_model(
     *,
     weights: str | Path | ViLWeights | None = None,
     attention: str = "longformer",
-    windows: Sequence[int] | None = None,
+    windows: int | Sequence[int] | None = None,
     head: str = "keep",
     rule: str = "linear",
     convert: bool = False,
@@ -76,18 +77,21 @@ def get_model(
     weights: None for fresh ones; a member of `vil.get_model_weights(name)` or its name ("DEFAULT",
     "IMAGENET1K_V1"), whose image size, classes and windows are then the defaults; or a file: ours,
     or the 2021 reference's. attention: what stands where the architecture says local, by the rules
-    of `parse_arch`. windows: the letter f of each stage. head, rule, convert: what becomes of a
-    head, of positions and of projections that do not fit, see `load_weights`.
+    of `parse_arch`. windows: the letter f of all stages or of each. head, rule, convert: what
+    becomes of a head, of positions and of projections that do not fit, see `load_weights`.
     Raises ValueError for an unknown name and for another model's weights, CheckpointError for a
     file that does not fit.
     """
     stages = parse_arch(lookup(ARCHS, name, "model"), attention)
+    for setting in kwargs:
+        lookup(inspect.signature(MsViT).parameters, setting, "setting of a model")
     weights = _find(name, weights)
     settings = dict(DEFAULTS.get(name, {}))
     if isinstance(weights, ViLWeights):
         settings |= weights.meta["build"]
     settings |= kwargs if windows is None else {**kwargs, "windows": windows}
     windows = settings.pop("windows", None) or [stage.feature for stage in stages]
+    windows = [windows] * len(stages) if isinstance(windows, int) else windows
     if len(windows) != len(stages):
         raise ValueError(f"{name} has {len(stages)} stages, but there are {len(windows)} windows")
     stages = [replace(stage, feature=size) for stage, size in zip(stages, windows)]

@@ -76,7 +76,11 @@ def load(device: str) -> int:
     """Take over what was chosen for this device, code and versions; returns how many choices."""
     machines, here = _read(), machine(device)
     if machines and here not in machines:
-        log.warning("%s has no choices for this machine, code and --import: %s", path(), here)
+        log.warning(
+            "%s has choices, but none of this machine, code and --import (vil tune makes some): %s",
+            path(),
+            here,
+        )
     found = {bucket: entry["backend"] for bucket, entry in machines.get(here, {}).items()}
     CHOICES.update(found)
     return len(found)
