@@ -35,7 +35,12 @@ TARGETS = (
     (384, 12, "linear"),
     (384, 12, "bicubic"),
 )
-FINETUNE = ("OPTIM.EPOCHS=1", "SOLVER.WARMUP_EPOCHS=0", "OPTIM.LR=2e-4", "RUN.EVAL_EVERY=1")
+# crops of very different sizes, as on ImageNet: 384 px show the digits 1.7 times as large
+SOURCE = ("AUG.SCALE=[0.3, 1.0]", "AUG.MIXUP_PROB=0")
+FINETUNE = (
+    "OPTIM.EPOCHS=1", "SOLVER.WARMUP_EPOCHS=0.1", "OPTIM.LR=1e-3", "DATALOADER.BSZ=8",
+    "AUG.MIXUP_PROB=0", "RUN.EVAL_EVERY=1",
+)  # fmt: skip
 
 
 def words(absolute: int, size: int, window: int, rule: str = "linear") -> list[str]:
@@ -74,7 +79,7 @@ def run(args: argparse.Namespace, folder: Path) -> None:
     rows = []
     for position, absolute in POSITIONS.items():
         source = folder / f"source{absolute}"
-        before = train(source, *words(absolute, *START), f"OPTIM.EPOCHS={args.epochs}")
+        before = train(source, *words(absolute, *START), *SOURCE, f"OPTIM.EPOCHS={args.epochs}")
         for size, window, rule in TARGETS:
             path = f"MODEL.MODEL_PATH={source}/checkpoints/last"
             options = [*words(absolute, size, window, rule), path]
