@@ -3,9 +3,9 @@
 python docs/model_zoo.py            write the file
 python docs/model_zoo.py --check    compare with it instead; exit code 1 where it differs
 
-vil/models/published.csv holds what was published and cannot be computed. Counts come from the configs'
-models on the meta device (zoo_counts), reasons for differences from zoo_reasons, measured figures
-from benchmarks/results.
+vil/models/published.csv holds what was published and cannot be computed. Counts come from the
+configs' models on the meta device (zoo_counts), reasons for differences from zoo_reasons, measured
+figures from benchmarks/results.
 """
 
 import argparse
