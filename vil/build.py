@@ -278,7 +278,8 @@ def weight_file(given: str, data_dir: str) -> Path:
     places = list(dict.fromkeys((given, Path(data_dir, given))))
     path = next((place for place in places if place.exists()), None)
     if path is None:
-        raise CheckpointError(f"no weights at {', nor at '.join(map(str, places))}")
+        beside = f" (MODEL.MODEL_PATH), nor at {places[1]}" if len(places) > 1 else ""
+        raise CheckpointError(f"no weights at {given}{beside}")
     if path.name in POINTERS and path.is_file():
         path = pointer(path.parent, path.name)
     elif (path / "config.yaml").is_file():
