@@ -29,7 +29,7 @@ from vil.models.original import (
     unused_tables,
     warn_of_other_rules,
 )
-from vil.models.resizing import resized
+from vil.models.resizing import repeated, resized
 from vil.models.weight_file import read_weights, unwrap
 from vil.utils.errors import CheckpointError
 from vil.utils.table import lookup
@@ -99,7 +99,8 @@ def load_weights(
     weights: a state dict, or the file it is in. head: "keep" the file's head, which must have the
     model's classes; "new": leave the model's as initialised; "rows:FILE": take the rows of the
     file's head that FILE lists, one class index per line. convert: put full attention's projections
-    into longformer's, and the other way round; the model is then another one, to be fine-tuned.
+    into longformer's, and the other way round, and repeat a single global token; the model is then
+    another one, to be fine-tuned.
     """
     lookup(RULES, rule, "rule of resizing")
     state = read_weights(weights) if isinstance(weights, str | Path) else unwrap(weights)
@@ -193,7 +194,9 @@ def _fit(
             continue
         owner, _, leaf = ours.rpartition(".")
         shape = target[ours].shape
-        value = resized(module.get_submodule(owner), leaf, state[theirs], shape, rule)
+        part = module.get_submodule(owner)
+        value = resized(part, leaf, state[theirs], shape, rule)
+        value = repeated(leaf, state[theirs], shape) if value is None and convert else value
         shapes = f"{theirs} {tuple(state[theirs].shape)} -> {tuple(shape)}"
         if value is None:
             report.mismatched.append(shapes)
@@ -246,10 +249,10 @@ def _read_rows(path: Path, count: int) -> Sequence[int]:
 
 def _hint(report: Report, heads: Sequence[str]) -> str:
     """What may be the matter: the head alone, or the map, or all of it."""
-    if not report.loaded:
-        return "\n  (not one name fits: weights of another network?)"
-    all_else = "\n  (another architecture: MODEL.ARCH, MSVIT.ARCH or ATTN_TYPE?)"
-    if all(PROJECTION.fullmatch(name) for name in report.missing + report.unexpected):
+    nothing = "" if report.loaded else ", not one name fits"
+    all_else = f"\n  (another architecture{nothing}: MODEL.ARCH, MSVIT.ARCH or ATTN_TYPE?)"
+    names = report.missing + report.unexpected
+    if names and all(map(PROJECTION.fullmatch, names)):
         all_else += "\n  (full and longformer attention go into each other by vil convert)"
     if len(report.missing) > len(HEAD) < len(report.unexpected):
         return all_else

@@ -27,14 +27,10 @@ def resized(
     """A value for the owner's parameter `leaf` in the wanted shape, None where that cannot be.
 
     Absolute embeddings are resized by their owner's rule. So are tables of positions, and
-    linformer's projections: of square grids, as files do not say which. A single global token is
-    repeated.
+    linformer's projections: of square grids, as files do not say which.
     """
     if value.shape == shape:
         return value
-    if leaf in GLOBAL and value.ndim == len(shape) and shape.numel():
-        single = [1 if at in GLOBAL[leaf] else size for at, size in enumerate(shape)]
-        return value.expand(shape) if list(value.shape) == single else None
     if leaf in ("x_pos_embed", "y_pos_embed") and value.ndim == 3 and value.shape[2] == shape[2]:
         crops_too_little = owner.resize == "crop" and shape[1] > value.shape[1]
         return None if crops_too_little else owner.fit(value.double(), shape[1], rule)
@@ -48,6 +44,14 @@ def resized(
         if old:
             return resize_projection(value.double(), (old, old), owner.grid, num_global, rule)
     return None
+
+
+def repeated(leaf: str, value: Tensor, shape: torch.Size) -> Tensor | None:
+    """A single global token's value for several of them, None for other parameters."""
+    if leaf not in GLOBAL or value.ndim != len(shape) or not shape.numel():
+        return None
+    single = [1 if at in GLOBAL[leaf] else size for at, size in enumerate(shape)]
+    return value.expand(shape) if list(value.shape) == single else None
 
 
 def _sides(owner: nn.Module, area: int) -> tuple[int, int] | None:
