@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 import vil
 from vil.models.arch import format_arch, format_attention
-from vil.models.exported import METADATA, load_exported, quiet, require, set_aside
+from vil.models.exported import METADATA, load_exported, quiet, require
 from vil.models.msvit import MsViT
 from vil.models.traced import axes_of, backends, channels, least_side, stride, stumbling, traced
 from vil.utils.errors import ExportError, in_a_line
+from vil.utils.files import set_aside
 from vil.utils.table import lookup
 
 OPEN = ("batch", "size")  # what may stay open

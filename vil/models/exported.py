@@ -7,7 +7,6 @@ same evaluation judges them.
 import importlib
 import json
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ from types import ModuleType
 
 import torch
 from torch import Tensor, nn
+
+from vil.utils.files import set_aside
 
 METADATA = "metadata.json"  # in a program of torch
 
@@ -98,18 +99,6 @@ def _is_linear(node) -> bool:
     """Whether a node multiplies by the weights of an nn.Linear, by torch's notes."""
     notes = {entry.key.rpartition(".")[2]: entry.value for entry in node.metadata_props}
     return "torch.nn.modules.linear." in notes.get("class_hierarchy", "")
-
-
-@contextmanager
-def set_aside(path: Path) -> Iterator[Path]:
-    """A file to write beside `path`, which becomes it at the end; nothing stays after an error."""
-    aside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        aside.touch()  # a place that cannot be written to is found before the work
-        yield aside
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def require(package: str) -> ModuleType:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -21,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vil.utils.errors import CheckpointError, of_torch_load
-from vil.utils.files import like_others, sha256_of
+from vil.utils.files import like_others, set_aside, sha256_of
 
 # Where other programs put the weights in their checkpoints; averaged ones first, as from our own.
 WRAPPERS = ("net", "state_dict_ema", "model_ema", "model", "state_dict")
@@ -120,19 +118,15 @@ def write_weights(path: str | Path, tensors: Mapping[str, Tensor], about: Mappin
     Raises CheckpointError for a place that cannot be written.
     """
     path, tensors = Path(path), {name: value.contiguous() for name, value in tensors.items()}
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     header = {"format": "pt", SHA256: fingerprint(tensors), ABOUT: json.dumps(about)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, aside, header)
-        like_others(aside)
-        os.replace(aside, path)
+        with set_aside(path) as aside:
+            save_file(tensors, aside, header)
+            like_others(aside)
     except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            aside.unlink()
-        raise CheckpointError(
-            f"{path} cannot be written: {getattr(error, 'strerror', None) or error}"
-        ) from None
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{path} cannot be written: {reason}") from None
 
 
 def read_about(path: str | Path) -> dict | None:

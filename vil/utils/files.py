@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # How a run's text files are written in every locale. Names that are not UTF-8 keep their bytes.
@@ -25,6 +27,19 @@ def replace_text(path: Path, text: str) -> None:
     sync(aside)
     os.replace(aside, path)
     sync(path.parent)
+
+
+@contextmanager
+def set_aside(path: Path) -> Iterator[Path]:
+    """A file to write beside `path`, which becomes it at the end; nothing stays after an error."""
+    aside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        aside.touch()  # a place that cannot be written to is found before the work
+        yield aside
+        os.replace(aside, path)
+    finally:
+        with suppress(OSError):
+            aside.unlink()
 
 
 def sha256_of(path: Path) -> str:
