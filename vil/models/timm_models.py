@@ -26,7 +26,7 @@ from vil.models.arch import StageSpec, parse_arch
 from vil.models.checkpoint import translate
 from vil.models.msvit import MsViT, to_map
 from vil.models.weight_file import unwrap
-from vil.models.weights import IMAGENET, ViLWeights, by_model
+from vil.models.weights import IMAGENET, ViLWeights, by_model, notes_of
 from vil.models.zoo import ARCHS, DEFAULTS
 
 __all__ = ["ViL"]
@@ -246,11 +246,11 @@ def _cfg(size: int, num_classes: int, pool: int, **more) -> dict:
 
 
 def _cfg_of(weights: ViLWeights, reduction: int) -> dict:
-    build, settings = weights.meta["build"], weights.transforms.keywords
+    build = weights.meta["build"]
     where = "url" if weights.url.startswith("https://") else "file"
     size = build["img_size"]
-    own = {key: settings[key] for key in ("crop_pct", "interpolation", "mean", "std")}
-    return _cfg(size, build["num_classes"], size // reduction, **{where: weights.url}, **own)
+    more = {where: weights.url, **notes_of(weights)["transform"]}
+    return _cfg(size, build["num_classes"], size // reduction, **more)
 
 
 def _default_cfgs() -> dict[str, dict]:

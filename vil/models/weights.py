@@ -23,6 +23,7 @@ from torch import Tensor
 from torchvision.models import ResNet18_Weights, Weights, WeightsEnum
 from torchvision.transforms import Compose
 
+from vil.models.description import TRANSFORM
 from vil.models.weight_file import read_weights
 from vil.utils.errors import CheckpointError
 from vil.utils.files import sha256_of
@@ -209,5 +210,5 @@ def by_model() -> dict[str, type[ViLWeights]]:
 def notes_of(weights: ViLWeights) -> dict:
     """What goes with a model that has them: transform and classes."""
     known = weights.transforms.keywords
-    transform = {key: known[key] for key in ("mean", "std", "crop_pct", "interpolation")}
+    transform = {key: known[key] for key in TRANSFORM}
     return {"transform": transform, "classes": weights.meta["categories"]}
