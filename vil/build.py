@@ -425,6 +425,7 @@ def build_schedule(cfg: CfgNode, steps_per_epoch: int) -> Schedule:
         warmup_method=cfg.SOLVER.WARMUP_METHOD,
         min_lr=cfg.SOLVER.MIN_LR,
         drop_freq=cfg.OPTIM.DROP_FREQ,
+        drop_epochs=tuple(cfg.OPTIM.DROP_EPOCHS),
         drop_factor=cfg.OPTIM.DROP_FACTOR,
         epoch_based=cfg.SOLVER.EPOCH_BASED_SCHEDULE,
     )

@@ -109,6 +109,8 @@ _C.OPTIM.LAYER_DECAY = 1.0
 _C.OPTIM.EMA = 0.0
 _C.OPTIM.WARMUP = 0  # Warm-up in epochs; SOLVER.WARMUP_EPOCHS is the one that works.
 _C.OPTIM.DROP_FREQ = 50  # multistep: epochs between two drops of the learning rate.
+# multistep: the epochs of the drops instead, fractions allowed; empty: DROP_FREQ.
+_C.OPTIM.DROP_EPOCHS = []
 _C.OPTIM.DROP_FACTOR = 10.0  # multistep and VAL: what the learning rate is divided by.
 # sgd and qhm without LR_POLICY: non-zero drops the learning rate after every evaluation that is not
 # the best so far.
@@ -193,6 +195,50 @@ _C.FINETUNE.USE_TRAIN_AUG = False  # Fine-tune with the full augmentation after 
 _C.FINETUNE.HEAD = "keep"
 _C.FINETUNE.RESIZE = "linear"  # Positions of another size: linear as in 2021, or bicubic.
 _C.FINETUNE.FREEZE_STAGES = 0  # Number of first stages whose parameters are not trained.
+
+# Detectors of torchvision on the stages' maps. DATA.NUM_CLASSES counts the categories without the
+# background, INPUT.IMAGE_SIZE is the longest side that positions are made for.
+_C.DETECTION = CfgNode()
+_C.DETECTION.MODEL = ""  # mask_rcnn, faster_rcnn or retinanet; empty: a classifier.
+# Torchvision's first heads, or the second ones: deeper and with norms, and GIoU for retinanet.
+_C.DETECTION.HEADS = "v1"
+_C.DETECTION.FPN = CfgNode()  # The feature pyramid.
+_C.DETECTION.FPN.STAGES = [1, 2, 3, 4]  # Stages that it takes; retinanet has no 1.
+_C.DETECTION.FPN.CHANNELS = 256  # Of each level; retinanet's head is as wide.
+_C.DETECTION.FPN.NORM = False  # A LayerNorm on each stage's map before the pyramid.
+_C.DETECTION.ANCHORS = CfgNode()  # The boxes that a detector starts from.
+# Side in pixels of each level's anchors, the finest first; one more than stages (the pooled level),
+# for retinanet two more (P6, P7).
+_C.DETECTION.ANCHORS.SIZES = [32, 64, 128, 256, 512]
+_C.DETECTION.ANCHORS.OCTAVES = 1  # Sizes per level: side * 2^(i / OCTAVES); retinanet takes 3.
+_C.DETECTION.ANCHORS.RATIOS = [0.5, 1.0, 2.0]  # Height over width.
+_C.DETECTION.RPN = CfgNode()  # The region proposals of mask_rcnn and faster_rcnn.
+_C.DETECTION.RPN.PRE_NMS_TRAIN = 2000  # Proposals of each level before suppression, in training.
+_C.DETECTION.RPN.PRE_NMS_TEST = 1000  # The same in evaluation.
+_C.DETECTION.RPN.POST_NMS_TRAIN = 1000  # Proposals of an image after suppression, in training.
+_C.DETECTION.RPN.POST_NMS_TEST = 1000  # The same in evaluation.
+_C.DETECTION.RPN.SAMPLES = 256  # Anchors of an image that the loss is a mean over.
+_C.DETECTION.BOX = CfgNode()  # The box head of mask_rcnn and faster_rcnn.
+_C.DETECTION.BOX.CHANNELS = 1024  # Width of its hidden layers.
+_C.DETECTION.BOX.SAMPLES = 512  # Proposals of an image that it learns from.
+_C.DETECTION.BOX.POSITIVE = 0.25  # Largest part of them that lies on an object.
+_C.DETECTION.MASK = CfgNode()  # The mask head of mask_rcnn.
+_C.DETECTION.MASK.CHANNELS = 256  # Width of its convolutions.
+_C.DETECTION.MASK.LAYERS = 4  # Number of its convolutions before the upsampling.
+_C.DETECTION.TEST = CfgNode()  # What counts as a detection.
+_C.DETECTION.TEST.SCORE = 0.05  # Smallest score.
+_C.DETECTION.TEST.NMS = 0.5  # Of two boxes of a class that overlap more, one goes.
+_C.DETECTION.TEST.PER_IMAGE = 100  # Largest number of an image.
+_C.DETECTION.INPUT = CfgNode()  # How pictures are resized and augmented.
+_C.DETECTION.INPUT.TRAIN_SIZES = [800]  # Shorter sides in training, one of them drawn.
+_C.DETECTION.INPUT.TEST_SIZE = 800  # Shorter side in evaluation.
+_C.DETECTION.INPUT.MAX_SIZE = 1333  # The longer side is at most this.
+_C.DETECTION.INPUT.FLIP = 0.5  # Probability of a horizontal flip in training.
+# Large-scale jitter instead of TRAIN_SIZES: smallest and largest factor, such as [0.1, 2.0], of
+# a picture that fits MAX_SIZE; crops and padding to MAX_SIZE. Empty: none.
+_C.DETECTION.INPUT.JITTER = []
+_C.DETECTION.INPUT.GROUP_ASPECTS = True  # A batch has wide pictures, or tall ones.
+_C.DETECTION.INPUT.KEEP_EMPTY = False  # Train on pictures without a box too.
 
 _C.RUN = CfgNode()  # What happens between epochs, and what a run survives.
 _C.RUN.EVAL_EVERY = 1  # Epochs between evaluations.
@@ -374,6 +420,9 @@ CHECKS = {
     "OPTIM.LAYER_DECAY": Rule(lambda value: 0 < value <= 1, "above 0 and at most 1"),
     "OPTIM.EMA": below_one,
     "OPTIM.DROP_FREQ": at_least(1),
+    "OPTIM.DROP_EPOCHS": Rule(
+        lambda v: list(v) == sorted(v) and all(n > 0 for n in v), "empty, or ascending epochs"
+    ),
     "OPTIM.DROP_FACTOR": positive,
     "OPTIM.VAL": at_least(0),
     "OPTIM.ADAM.BETA1": below_one,
@@ -402,6 +451,33 @@ CHECKS = {
     "FINETUNE.HEAD": matches(r"keep|new|rows:.+", "keep, new or rows:FILE"),
     "FINETUNE.RESIZE": one_of("linear", "bicubic"),
     "FINETUNE.FREEZE_STAGES": at_least(0),
+    "DETECTION.MODEL": one_of("", "mask_rcnn", "faster_rcnn", "retinanet"),
+    "DETECTION.HEADS": one_of("v1", "v2"),
+    "DETECTION.FPN.STAGES": Rule(
+        lambda v: v and v == sorted(set(v)) and v[0] > 0, "ascending numbers of stages from 1"
+    ),
+    "DETECTION.FPN.CHANNELS": at_least(1),
+    "DETECTION.ANCHORS.SIZES": Rule(lambda v: v and min(v) > 0, "a number above 0 for each level"),
+    "DETECTION.ANCHORS.OCTAVES": at_least(1),
+    "DETECTION.ANCHORS.RATIOS": Rule(lambda v: v and min(v) > 0, "numbers above 0"),
+    "DETECTION.RPN.PRE_NMS_TRAIN": at_least(1),
+    "DETECTION.RPN.PRE_NMS_TEST": at_least(1),
+    "DETECTION.RPN.POST_NMS_TRAIN": at_least(1),
+    "DETECTION.RPN.POST_NMS_TEST": at_least(1),
+    "DETECTION.RPN.SAMPLES": at_least(1),
+    "DETECTION.BOX.CHANNELS": at_least(1),
+    "DETECTION.BOX.SAMPLES": at_least(1),
+    "DETECTION.BOX.POSITIVE": Rule(lambda v: 0 < v <= 1, "above 0 and at most 1"),
+    "DETECTION.MASK.CHANNELS": at_least(1),
+    "DETECTION.MASK.LAYERS": at_least(1),
+    "DETECTION.TEST.SCORE": below_one,
+    "DETECTION.TEST.NMS": share,
+    "DETECTION.TEST.PER_IMAGE": at_least(1),
+    "DETECTION.INPUT.TRAIN_SIZES": Rule(lambda v: v and min(v) > 0, "numbers above 0"),
+    "DETECTION.INPUT.TEST_SIZE": at_least(1),
+    "DETECTION.INPUT.MAX_SIZE": at_least(1),
+    "DETECTION.INPUT.FLIP": share,
+    "DETECTION.INPUT.JITTER": Rule(lambda v: not v or is_range(v), "empty, or 0 < low <= high"),
     "RUN.EVAL_EVERY": at_least(1),
     "RUN.SAVE_EVERY": at_least(1),
     "RUN.SAVE_STEPS": at_least(0),

@@ -24,6 +24,7 @@ class Schedule:
     warmup_method: str = "linear"
     min_lr: float = 0.0
     drop_freq: int = 1
+    drop_epochs: tuple[float, ...] = ()  # instead of every drop_freq epochs
     drop_factor: float = 10.0
     epoch_based: bool = False  # the rate changes at the start of an epoch only
 
@@ -69,8 +70,10 @@ def linear(s: Schedule, time: int) -> float:
 
 
 def multistep(s: Schedule, time: int) -> float:
-    """Divided by drop_factor every drop_freq epochs, the last one excepted; warm-up on top."""
-    drops = sum(epoch * s.unit <= time for epoch in range(s.drop_freq, s.epochs, s.drop_freq))
+    """Divided by drop_factor at drop_epochs or, without them, every drop_freq epochs, the last one
+    excepted; warm-up on top."""
+    epochs = s.drop_epochs or range(s.drop_freq, s.epochs, s.drop_freq)
+    drops = sum(epoch * s.unit <= time for epoch in epochs)
     return s.lr * s.warmup_at(time) * (1 / s.drop_factor) ** drops
 
 
