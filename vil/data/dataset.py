@@ -1,24 +1,45 @@
 """What every row of DATASETS gives: pictures with one class each, by index."""
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
+from vil.data.batch import collate
 from vil.utils.table import lookup
 
 # The number keeps the two splits apart where a dataset is generated.
 SPLITS = {"train": 0, "val": 1}
 
 
+class Loadable(Protocol):
+    """What the loaders ask of a dataset, whatever its targets are.
+
+    A picture that cannot be read is an OSError, which they count and forgive; every other error
+    ends the run. One that also has `groups` (N,) int64 gets training batches of one group each, as
+    far as possible.
+    """
+
+    classes: list[str]
+    collate: Callable[[list], Any]  # rows of `Samples` -> a batch
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> tuple: ...  # (image, target)
+
+    def sample_name(self, index: int) -> str: ...
+
+
 class ImageDataset(Dataset):
     """ds[i] -> (image, target): a PIL RGB image, or what `transform` makes of it, and an int.
 
-    A subclass sets the two fields and writes `image` and `sample_name`. A picture that cannot be
-    read is an OSError, which the loaders count and forgive; every other error ends the run.
+    A subclass sets the two fields and writes `image` and `sample_name`, of which `image` raises
+    OSError for a picture that cannot be read.
     """
 
+    collate = staticmethod(collate)
     numbered = False  # labels are plain numbers: the row takes num_classes
     classes: list[str]
     targets: np.ndarray  # (N,) int64: one buffer, whose pages forked workers share for good

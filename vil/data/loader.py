@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vil.data.batch import Batch
-from vil.data.dataset import ImageDataset
+from vil.data.dataset import Loadable
 from vil.data.samplers import eval_batches, train_batches
 from vil.data.unreadable import Ledger, Samples
 from vil.data.workers import data_loader, receive, stop_at_exit, stop_workers
@@ -24,7 +24,7 @@ class TrainLoader:
 
     def __init__(
         self,
-        dataset: ImageDataset,
+        dataset: Loadable,
         *,
         batch_size: int,
         seed: int = 0,
@@ -39,7 +39,8 @@ class TrainLoader:
     ):
         """batch_size is that of one process; context is a start method of multiprocessing.
 
-        repeats > 1 is repeated augmentation: as many samples per epoch, fewer distinct ones.
+        repeats > 1 is repeated augmentation: as many samples per epoch, fewer distinct ones. A
+        dataset's `groups` are kept apart (samplers.in_groups).
         """
         if repeats < 1:
             raise ValueError(f"repeats must be at least 1, given {repeats}")
@@ -57,6 +58,7 @@ class TrainLoader:
             "rank": rank,
             "world": world,
             "repeats": repeats,
+            "groups": getattr(dataset, "groups", None),
         }
         self.options = {"workers": workers, "pin_memory": pin_memory, "context": context}
         self.ledger = Ledger(len(dataset), max_bad_fraction, bad_file)
@@ -98,7 +100,7 @@ class EvalLoader:
 
     def __init__(
         self,
-        dataset: ImageDataset,
+        dataset: Loadable,
         *,
         batch_size: int,
         rank: int = 0,

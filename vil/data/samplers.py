@@ -40,12 +40,14 @@ def train_batches(
     rank: int = 0,
     world: int = 1,
     repeats: int = 1,
+    groups: np.ndarray | None = None,
 ) -> Iterator[list[Position]]:
     """This process's B positions of every step in [start, stop), across epochs.
 
     A step takes B * R consecutive positions and each process a slice of them, so that R processes
     see together what one process with their common batch sees. The rest of an epoch is dropped.
     The copies that `repeats` makes stand at positions of their own and are augmented apart.
+    `groups` (N,) are kept apart as in_groups does.
     """
     everyone = batch_size * world
     order, order_epoch = None, None
@@ -53,8 +55,26 @@ def train_batches(
         epoch, batch = divmod(step, n // everyone)
         if epoch != order_epoch:
             order, order_epoch = epoch_order(n, seed, epoch, repeats), epoch
+            if groups is not None:
+                order = in_groups(order, groups, everyone)
         first = batch * everyone + rank * batch_size
         yield [Position(epoch, p, int(order[p])) for p in range(first, first + batch_size)]
+
+
+def in_groups(order: np.ndarray, groups: np.ndarray, everyone: int) -> np.ndarray:
+    """The same samples (N,), put so that the B * R of a step are of one group, as far as possible.
+
+    A batch stands where its last sample stood. What a group has left over comes at the end, mixed
+    with the others' and in the old order, so that an epoch has as many steps as without groups.
+    """
+    kinds, rest, batches = groups[order], [], []
+    for kind in np.unique(kinds):
+        places = np.flatnonzero(kinds == kind)
+        whole = len(places) // everyone * everyone
+        batches += list(places[:whole].reshape(-1, everyone))
+        rest.append(places[whole:])
+    batches.sort(key=lambda places: places[-1])
+    return order[np.concatenate([*batches, np.sort(np.concatenate(rest))])]
 
 
 def eval_indices(n: int, rank: int = 0, world: int = 1) -> range:

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch.utils.data import Dataset
 
 from vil.data.batch import Unreadable
-from vil.data.dataset import ImageDataset
+from vil.data.dataset import Loadable
 from vil.data.samplers import Position
 from vil.data.seeding import seeded
 from vil.utils.errors import DataError
@@ -22,7 +22,7 @@ class Samples(Dataset):
     successive indices that can be read, or None; reports name those that cannot.
     """
 
-    def __init__(self, dataset: ImageDataset, *, seed: int = 0, tries: int = 1):
+    def __init__(self, dataset: Loadable, *, seed: int = 0, tries: int = 1):
         self.dataset = dataset
         self.seed = seed
         self.tries = tries

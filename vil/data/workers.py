@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch.utils.data import DataLoader
 
-from vil.data.batch import Batch, collate
+from vil.data.batch import Batch
 from vil.data.samplers import Position
 from vil.data.unreadable import Samples
 from vil.utils.errors import DataError
@@ -37,7 +37,7 @@ def data_loader(
         samples,
         batch_sampler=batches,
         num_workers=workers,
-        collate_fn=collate,
+        collate_fn=samples.dataset.collate,
         pin_memory=pin_memory,
         worker_init_fn=leave_signals_to_parent,
         multiprocessing_context=context if workers else None,

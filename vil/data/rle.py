@@ -1,0 +1,30 @@
+"""Bitmaps as run lengths, in COCO's two spellings: a list of numbers and a compressed string.
+
+The runs go down the columns, the first one is of zeros. In the string a number is its difference to
+the last but one before it (from the fourth on), in groups of five bits, the lowest first; bit 5
+says that more follow, the last group's bit 4 is the sign, and 48 is added to make it a character.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+
+def runs_of(bitmap: np.ndarray) -> list[int]:
+    """The run lengths of a bitmap (H, W) of zeros and others."""
+    flat = np.concatenate([[False], np.asarray(bitmap, bool).ravel(order="F")])
+    starts = np.flatnonzero(flat[1:] != flat[:-1])
+    return np.diff([0, *starts, len(flat) - 1]).tolist()
+
+
+def compressed(runs: Iterable[int]) -> str:
+    """The string of run lengths."""
+    runs, characters = list(runs), []
+    for at, run in enumerate(runs):
+        rest = run - runs[at - 2] if at > 2 else run
+        more = True
+        while more:
+            group, rest = rest & 31, rest >> 5
+            more = rest != (-1 if group & 16 else 0)
+            characters.append(chr(48 + group + 32 * more))
+    return "".join(characters)
