@@ -28,3 +28,26 @@ def compressed(runs: Iterable[int]) -> str:
             more = rest != (-1 if group & 16 else 0)
             characters.append(chr(48 + group + 32 * more))
     return "".join(characters)
+
+
+def runs_in(text: bytes) -> np.ndarray:
+    """The run lengths (n,) int64 that a string spells. ValueError for what is no such string."""
+    groups = np.frombuffer(text, np.uint8).astype(np.int64) - 48
+    ends = np.flatnonzero(groups < 32) + 1
+    if not len(ends) or groups.min() < 0 or groups.max() > 63 or ends[-1] != len(groups):
+        raise ValueError("no string of run lengths")
+    starts = np.concatenate([[0], ends[:-1]])
+    lengths = ends - starts
+    if lengths.max() > 7:
+        raise ValueError("a run length of more than 34 bits")
+    places = np.arange(len(groups)) - starts.repeat(lengths)
+    runs = np.add.reduceat((groups & 31) << 5 * places, starts)
+    runs -= (groups[ends - 1] >> 4 & 1) << 5 * lengths
+    runs[1::2], runs[2::2] = runs[1::2].cumsum(), runs[2::2].cumsum()
+    return runs
+
+
+def bitmap_of(runs: np.ndarray, height: int, width: int) -> np.ndarray:
+    """(height, width) uint8 of runs that add up to its pixels."""
+    values = np.arange(len(runs), dtype=np.uint8) & 1
+    return values.repeat(runs).reshape(width, height).T
