@@ -151,6 +151,17 @@ def from_main(value: T) -> T:
     return box[0]
 
 
+def at_main(value: T) -> list[T]:
+    """Every rank's `value`, in their order, on rank 0; on the others nothing. No device takes part
+    where gloo does."""
+    if not dist.is_initialized():
+        return [value]
+    main = dist.get_rank() == 0
+    box = [None] * dist.get_world_size() if main else None
+    dist.gather_object(value, box, dst=0)
+    return box or []
+
+
 def barrier() -> None:
     if dist.is_initialized():
         dist.barrier()
