@@ -38,7 +38,7 @@ TARGETS = (
 # crops of very different sizes, as on ImageNet: 384 px show the digits 1.7 times as large
 SOURCE = ("AUG.SCALE=[0.3, 1.0]", "AUG.MIXUP_PROB=0")
 FINETUNE = (
-    "OPTIM.EPOCHS=1", "SOLVER.WARMUP_EPOCHS=0.1", "OPTIM.LR=1e-3", "DATALOADER.BSZ=8",
+    "OPTIM.EPOCHS=1", "SOLVER.WARMUP_EPOCHS=0.1", "OPTIM.LR=5e-4", "DATALOADER.BSZ=4",
     "AUG.MIXUP_PROB=0", "RUN.EVAL_EVERY=1",
 )  # fmt: skip
 
@@ -103,7 +103,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--epochs", type=int, default=40, help="of the model of 224 px (40)")
+    parser.add_argument("--epochs", type=int, default=80, help="of the model of 224 px (80)")
     parser.add_argument(
         "--folder", metavar="DIR", help="of the runs; by default one that is removed"
     )

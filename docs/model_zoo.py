@@ -1,11 +1,11 @@
-"""Write MODEL_ZOO.md: every config of configs/imagenet with its published figures and our counts.
+"""Write MODEL_ZOO.md: every published model with its published figures and our counts.
 
 python docs/model_zoo.py            write the file
 python docs/model_zoo.py --check    compare with it instead; exit code 1 where it differs
 
 vil/models/published.csv holds what was published and cannot be computed. Counts come from the
-configs' models on the meta device (zoo_counts), reasons for differences from zoo_reasons, measured
-figures from benchmarks/results.
+configs' models on the meta device (zoo_counts), reasons for differences from zoo_reasons, detectors
+from zoo_detectors, measured figures from benchmarks/results.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from zoo_counts import (
     parameters_agree,
     table,
 )
+from zoo_detectors import section as detectors
 from zoo_reasons import REASONS
 
 from vil.models.weights import read_rows
@@ -35,7 +36,7 @@ PAGE, RESULTS = ROOT / "MODEL_ZOO.md", ROOT / "benchmarks/results"
 HEAD = """\
 # Model zoo
 
-Every published ViL classifier as a config. `python docs/model_zoo.py` writes this page; do not edit
+Every published ViL classifier and detector as a config. `python docs/model_zoo.py` writes this page; do not edit
 it by hand.
 
 - **published**: as the authors published it. Nobody measured it here.
@@ -105,6 +106,7 @@ def page() -> str:
     parts = [HEAD]
     parts += [f"## {title}\n\n{results(named[name])}" for name, title in SECTIONS.items()]
     parts += [PRETRAINED, pretrained(named["22K"])]
+    parts += [detectors()]
     parts += [DIFFERENCES, *[reason(rows) for reason in REASONS.values()]]
     parts += [USE, *measured(RESULTS)]
     return "\n".join(parts)

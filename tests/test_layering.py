@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "engine": {"utils"},
     "report": {"utils"},
 }
-EVERYTHING = {"build", "build_backends", "build_data", "cli", "__main__", "__init__"}
+BRIDGES = {"build", "build_backends", "build_data", "build_detection"}
+EVERYTHING = BRIDGES | {"cli", "__main__", "__init__"}
 CONFIG_READERS = EVERYTHING | {"config"}
 
 

@@ -20,22 +20,25 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from yacs.config import CfgNode
 
-from vil import build_backends
-from vil.build_backends import Asked
+from vil import build_backends, build_detection
+from vil.build_backends import Asked, network_in
 from vil.config import HISTORIC, ConfigError
 from vil.config.defaults import KEYS, leaves, names_in
 from vil.data.mixup import Mix
+from vil.detection.models import PerImage
+from vil.detection.weights import load_detector
 from vil.engine import distributed
 from vil.engine.disk import damage
 from vil.engine.distributed import Ranks
 from vil.engine.losses import build_loss
 from vil.engine.state import AVERAGE, pointer
-from vil.engine.task import ClassificationTask
+from vil.engine.task import ClassificationTask, Task
 from vil.models.arch import parse_arch
 from vil.models.checkpoint import load_weights
 from vil.models.foreign import build_foreign, layer_numbers, undecayed
 from vil.models.msvit import MsViT
 from vil.models.weight_file import weights_at
+from vil.models.weights import get_weight
 from vil.models.zoo import ARCHS as NAMED
 from vil.ops import choose
 from vil.optim import Schedule, decay_groups
@@ -55,6 +58,7 @@ OWN_KEYS = {
 log = logging.getLogger(__name__)
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 POINTERS = ("best", "last")
+MEMBER = re.compile(r"ViL_\w+_Weights\.\w+")  # of vil.models.weights
 SPREAD_OPTIMIZERS = ("adamw", "adam", "sgd", "lamb")  # those that take slices of parameters
 MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
@@ -127,11 +131,14 @@ def joined(cfg: CfgNode, device: torch.device) -> Iterator[Ranks]:
 
 @refuses
 def build_model(cfg: CfgNode, *, weights_follow: bool = False) -> nn.Module:
-    """The network, freshly initialised from SEED or, with MODEL.PRETRAINED, as published.
+    """The network, freshly initialised from SEED or, with MODEL.PRETRAINED, as published; with
+    DETECTION.MODEL the detector on it.
 
     weights_follow: others are loaded afterwards, so that nothing need be fetched.
     """
     torch.manual_seed(cfg.SEED)
+    if cfg.DETECTION.MODEL and cfg.MODEL.ARCH != "msvit":
+        raise ConfigError(f"DETECTION.MODEL stands on msvit, not on MODEL.ARCH {cfg.MODEL.ARCH}")
     common = dict(
         num_classes=cfg.DATA.NUM_CLASSES,
         img_size=cfg.INPUT.IMAGE_SIZE,
@@ -156,7 +163,7 @@ def build_model(cfg: CfgNode, *, weights_follow: bool = False) -> nn.Module:
         raise ConfigError("MODEL.PRETRAINED: for msvit give the weights' file as MODEL.MODEL_PATH")
     model = _build_msvit(cfg, common)
     model.freeze_stages(cfg.FINETUNE.FREEZE_STAGES)
-    return model
+    return build_detection.detector(cfg, model) if cfg.DETECTION.MODEL else model
 
 
 def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
@@ -230,7 +237,10 @@ def compile_models(cfg: CfgNode, device: torch.device, *models: nn.Module) -> No
         what = "Triton" if device.type == "cuda" else "a C++ compiler (CXX or g++)"
         raise ConfigError(f"MODEL.COMPILE needs {what}, which is not there")
     for model in models:
-        model.compile()
+        if isinstance(model, PerImage):  # what follows depends on what is found
+            model.backbone.compile(dynamic=True)
+        else:
+            model.compile()
 
 
 def attention_cases(
@@ -257,23 +267,33 @@ def settle_backends(
     asked = attention_cases(model, cfg, device, training=training, world=ranks.world)
     tune = training and cfg.MODEL.VIT.MSVIT.TUNE
     build_backends.settle(asked, ranks, folder=folder, begun=begun, tune=tune, say=say)
+    if isinstance(model, PerImage):
+        build_backends.pin(network_in(model), asked)
 
 
 @refuses
-def load_model_path(model: nn.Module, cfg: CfgNode) -> str:
+def load_model_path(model: nn.Module, cfg: CfgNode, *, whole: bool = False) -> str:
     """Load MODEL.MODEL_PATH; the line returned says which file it was and what became of its keys.
+
+    whole: nothing may stay as it was initialised, so that a detector needs more than a backbone.
 
     It is looked for as it stands, then below DATA.DATA_DIR. The folder of a run, or the file `best`
     or `last` in it, stands for a checkpoint, and a checkpoint for its averaged weights where it has
     them (OPTIM.EMA).
     """
     path = weight_file(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
-    found = load_weights(model, path, head=cfg.FINETUNE.HEAD, rule=cfg.FINETUNE.RESIZE)
+    choices = dict(head=cfg.FINETUNE.HEAD, rule=cfg.FINETUNE.RESIZE)
+    if cfg.DETECTION.MODEL:
+        found = load_detector(model, path, **choices, whole=whole)
+    else:
+        found = load_weights(model, path, **choices)
     return f"weights of {path}: {found}"
 
 
 def weight_file(given: str, data_dir: str) -> Path:
-    """The file, or the folder of a checkpoint, that a path stands for."""
+    """The file, or the folder of a checkpoint, that a path or a name of weights stands for."""
+    if MEMBER.fullmatch(given) and not Path(given).exists():
+        return get_weight(given).file()
     given = Path(given)
     places = list(dict.fromkeys((given, Path(data_dir, given))))
     path = next((place for place in places if place.exists()), None)
@@ -303,8 +323,11 @@ def build_task(
     device: torch.device,
     test_loaders: dict,
     links: dict[str, Tensor] | None = None,
-) -> ClassificationTask:
+) -> Task:
     """The loss, the mixing and the evaluation. links: see `vil.build_data.build_links`."""
+    precision = dict(amp_dtype=amp_dtype(cfg), memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT])
+    if cfg.DETECTION.MODEL:
+        return build_detection.task(cfg, device, test_loaders, **precision)
     mix = None
     if cfg.AUG.MIXUP_PROB > 0:
         mix = Mix(
@@ -325,10 +348,9 @@ def build_task(
         loss=_build_loss(cfg),
         label_smoothing=cfg.LOSS.LABEL_SMOOTHING,
         mix=mix and partial(mix, rank=ranks.rank),
-        amp_dtype=amp_dtype(cfg),
-        memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT],
         per_class=cfg.OUTPUT_PERCLASS_ACC,
         links=links,
+        **precision,
     )
 
 
@@ -376,7 +398,7 @@ def optimizer_name(cfg: CfgNode) -> str:
 
 def _layers(model: nn.Module) -> dict[str, Any]:
     """How deep each parameter lies, for layer-wise decay."""
-    if isinstance(model, MsViT):
+    if isinstance(model, MsViT | PerImage):
         return {"layer_of": model.layer_of, "num_layers": model.num_layers}
     numbers = layer_numbers(model)
     return {"layer_of": numbers.__getitem__, "num_layers": max(numbers.values())}
@@ -403,7 +425,8 @@ def spread(
     from vil.engine.sharding import shard
 
     for each in (model, *([ema.model] if ema else [])):
-        stages = each.stages if isinstance(each, MsViT) else ()
+        network = network_in(each)
+        stages = network.stages if isinstance(network, MsViT) else ()
         shard(each, (block for stage in stages for block in stage.blocks), ranks, device)
 
 

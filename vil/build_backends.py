@@ -7,6 +7,7 @@ computes with the backends it began with, whatever was tuned meanwhile.
 import json
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
+from vil.detection.models import PerImage
 from vil.engine import distributed
 from vil.engine.distributed import Ranks
 from vil.layers.attention.longformer import LongformerAttention
@@ -25,6 +27,7 @@ from vil.utils.files import replace_text
 
 log = logging.getLogger(__name__)
 FILE = "autotune.json"  # in the run's folder
+LARGE = 1024  # tokens of a side: a picture of 4096 pixels
 
 
 class Asked(NamedTuple):
@@ -59,10 +62,12 @@ def attention_cases(
     dtype: that of autocast, None for full precision. Of the eight neighbours of random shift one
     stands for all.
     """
+    padded = isinstance(model, PerImage)
+    model = network_in(model)
     if not isinstance(model, MsViT):
         return
     batch = max(1, cfg.DATALOADER.BSZ // world)
-    facts = dict(batch=batch, dtype=dtype or torch.float32, device=device.type)
+    facts = dict(batch=batch, dtype=dtype or torch.float32, device=device.type, padded=padded)
     grids = model.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
     for number, (stage, grid) in enumerate(zip(model.stages, grids), start=1):
         kinds = {type(block.attn): block.attn for block in stage.blocks}
@@ -73,6 +78,26 @@ def attention_cases(
                     yield Asked(number, case, attention.backend)
             case = attention.case(grid, min(attention.mode, 0), training=False, **facts)
             yield Asked(number, case, attention.backend)
+
+
+def network_in(model: nn.Module) -> nn.Module:
+    """The network with the attention: a detector's body, else the model."""
+    return model.backbone.body if isinstance(model, PerImage) else model
+
+
+def pin(network: nn.Module, asked: list[Asked]) -> None:
+    """One backend for images of every size, by stage: that of the usual size or, where it has a
+    limit, the first preferred without one. So a new size changes nothing but the time."""
+    for a in asked:
+        if a.case.needs_grad != asked[0].case.needs_grad:
+            continue  # settled by training, where there is some
+        large = replace(a.case, window=replace(a.case.window, grid=(LARGE, LARGE)))
+        name = choose(a.case, a.backend)
+        if name != a.backend and BACKENDS[name].unsupported(large):
+            name = choose(large)
+        for block in network.stages[a.stage - 1].blocks:
+            if isinstance(block.attn, LongformerAttention):
+                block.attn.backend = name
 
 
 def settle(

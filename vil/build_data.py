@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
+from vil import build_detection
 from vil.build import refuses
 from vil.config import ConfigError
-from vil.data import build_dataset, is_numbered, own_arguments
+from vil.data import build_dataset, is_numbered, keyword_arguments, own_arguments
 from vil.data.dataset import ImageDataset
 from vil.data.joined import Joined
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.target_map import read_target_map
 from vil.data.transforms import eval_transform, train_transform
+from vil.detection.coco import DETECTION_SETS
 from vil.engine.distributed import Ranks
 from vil.utils.table import lookup
 
@@ -106,21 +108,30 @@ def _loading(cfg: CfgNode, device: torch.device) -> dict[str, Any]:
     )
 
 
-def _dataset(cfg: CfgNode, name: str, split: str, transform: Callable) -> ImageDataset:
-    taken = own_arguments(name)
+def _dataset(cfg: CfgNode, name: str, split: str, transform: Callable | None) -> ImageDataset:
+    taken = _arguments(cfg, name)
     own = {key: value for key, value in cfg.DATA.KWARGS.items() if key in taken}
-    if is_numbered(name) and not (split == "val" and cfg.DATA.TARGETMAP):
-        own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
     try:
+        if cfg.DETECTION.MODEL:
+            return build_detection.dataset(cfg, name, split, transform, own)
+        if is_numbered(name) and not (split == "val" and cfg.DATA.TARGETMAP):
+            own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
         return build_dataset(name, cfg.DATA.PATH, split, transform, **own)
     except TypeError as error:  # of a type that the dataset does not take
         raise ConfigError(f"DATA.KWARGS {dict(cfg.DATA.KWARGS)} for {name}: {error}") from error
 
 
+def _arguments(cfg: CfgNode, name: str) -> list[str]:
+    """What a set takes from DATA.KWARGS."""
+    if cfg.DETECTION.MODEL:
+        return keyword_arguments(lookup(DETECTION_SETS, name, "set of pictures with boxes"))
+    return own_arguments(name)
+
+
 def _check_arguments(cfg: CfgNode) -> None:
     """Each set gets those of DATA.KWARGS that it takes; one that no set takes is a mistake."""
     names = ", ".join(_sets(cfg))
-    known = {argument: name for name in _sets(cfg) for argument in own_arguments(name)}
+    known = {argument: name for name in _sets(cfg) for argument in _arguments(cfg, name)}
     for argument in cfg.DATA.KWARGS:
         if not known:
             raise ConfigError(
@@ -152,7 +163,9 @@ def _normalisation(cfg: CfgNode) -> dict[str, Any]:
 
 @refuses
 def build_train_transform(cfg: CfgNode) -> Callable:
-    """From a training picture to an augmented tensor."""
+    """From a training picture to an augmented tensor; with DETECTION.MODEL, with its boxes."""
+    if cfg.DETECTION.MODEL:
+        return build_detection.transform_for_training(cfg)
     timm, aug = cfg.AUG.TIMM_AUG, cfg.AUG
     by_timm = dict(
         use_timm=True,
@@ -181,6 +194,8 @@ def build_train_transform(cfg: CfgNode) -> Callable:
 
 
 @refuses
-def build_eval_transform(cfg: CfgNode) -> Callable:
-    """From a picture to the tensor that is evaluated."""
+def build_eval_transform(cfg: CfgNode) -> Callable | None:
+    """From a picture to the tensor that is evaluated; a detector has its own, for all sizes."""
+    if cfg.DETECTION.MODEL:
+        return None
     return eval_transform(cfg.INPUT.IMAGE_SIZE, crop_pct=cfg.INPUT.CROP_PCT, **_normalisation(cfg))

@@ -115,7 +115,7 @@ def loaded_model(cfg: CfgNode):
     model = build.build_model(cfg, weights_follow=bool(cfg.MODEL.MODEL_PATH))
     if not cfg.MODEL.MODEL_PATH:
         return model, f"published weights of {cfg.MODEL.ARCH}"
-    return model, build.load_model_path(model, cfg)
+    return model, build.load_model_path(model, cfg, whole=True)
 
 
 def refuse_random_weights(cfg: CfgNode) -> None:

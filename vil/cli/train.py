@@ -42,10 +42,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    return begin(args, asked(args))
+
+
+def asked(args: argparse.Namespace) -> CfgNode:
+    """The config of the arguments: with --resume, the folder's own where none is named."""
     if args.resume and args.output_dir and not args.config_file:
         saved = Path(args.output_dir, "config.yaml")
         args.config_file = str(saved) if saved.is_file() else None
-    cfg = resolve(args)
+    return resolve(args)
+
+
+def begin(args: argparse.Namespace, cfg: CfgNode) -> int:
+    """Train, go on training, or do what else the arguments and the config say."""
     if args.dry_run:
         return dry_run(cfg)
     if cfg.EVALUATE:

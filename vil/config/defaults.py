@@ -134,7 +134,8 @@ _C.SOLVER.USE_LARC = False  # Wrap sgd in LARC, layer-wise adaptive rate clippin
 _C.MODEL = CfgNode()  # The network.
 _C.MODEL.ARCH = "msvit"  # msvit, a torchvision model's name, or timm/<name>.
 _C.MODEL.NONLINEARITY = "celu"  # Activation of the convolutional networks.
-# Weights to evaluate or to start from: a file, as given or below DATA.DATA_DIR; empty: none.
+# Weights to evaluate or to start from: a file, as given or below DATA.DATA_DIR, a run's folder, or
+# a name such as ViL_Nano_Weights.DIGITS; empty: none.
 _C.MODEL.MODEL_PATH = ""
 _C.MODEL.PRETRAINED = False  # Pretrained weights of a torchvision or timm model.
 _C.MODEL.FREEZE_CONV_BODY_AT = -1  # Stages of a convolutional network that are not trained.

@@ -6,9 +6,11 @@ Source: Vision Longformer, arXiv:2103.15358, section 3.
 """
 
 import logging
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from vil.layers.attention import ATTENTIONS, FEATURE, build_attention
 from vil.layers.block import Block
 from vil.layers.embed import PatchEmbed
+from vil.layers.padding import blanked, coarser
 from vil.layers.position import AbsoluteEmbedding
 from vil.models.arch import StageSpec
 from vil.utils.table import lookup
@@ -42,9 +45,8 @@ class Stage(nn.Module):
         """x (B, c, H, W), valid in pixels -> tokens (B, G+L, d), grid, valid in tokens."""
         tokens, grid = self.embed(x)
         if valid is not None:
-            valid = (-(-valid // self.embed.patch)).clamp(
-                max=torch.tensor(grid, device=valid.device)
-            )
+            most = torch.tensor(grid, device=valid.device)
+            valid = coarser(valid, self.embed.patch).clamp(max=most)
         for block in self.blocks:
             if self.grad_checkpoint and torch.is_grad_enabled():
                 tokens = checkpoint(block, tokens, grid, valid, use_reentrant=False)
@@ -160,12 +162,12 @@ class MsViT(nn.Module):
         """The local tokens of each stage as maps, not normalised.
 
         x (B, c, H, W) -> (B, d_i, X_i, Y_i) each. valid (B, 2): height and width of each image's
-        real pixels; tokens wholly beyond are never attended to.
+        real pixels; tokens wholly beyond are never attended to, and are 0 in the maps.
         """
         maps = []
         for stage, spec in zip(self.stages, self.specs):
             tokens, grid, valid = stage(x, valid)
-            x = to_map(tokens, spec.num_global, grid)
+            x = blanked(to_map(tokens, spec.num_global, grid), valid)
             maps.append(x)
         return maps
 
@@ -192,6 +194,16 @@ class MsViT(nn.Module):
         return norms | {
             name for name, _ in self.named_parameters() if any(kind in name for kind in kinds)
         }
+
+    @property
+    def channels(self) -> list[int]:
+        """The width of each stage's map."""
+        return [spec.dim for spec in self.specs]
+
+    @property
+    def strides(self) -> list[int]:
+        """The pixels of an image's side that a cell of each stage's map stands for."""
+        return list(accumulate((spec.patch for spec in self.specs), operator.mul))
 
     @property
     def num_layers(self) -> int:

@@ -78,6 +78,10 @@ class ViLWeights(WeightsEnum):
 
         Raises CheckpointError where they cannot be fetched, or are not what they should be.
         """
+        return read_weights(self.file(progress, check_hash))
+
+    def file(self, progress: bool = True, check_hash: bool = True) -> Path:
+        """Where the weights are, as for `get_state_dict`."""
         file = Path(self.url)
         if self.url.startswith("https://"):
             name = f"{type(self).__name__}-{self.name}.pth"
@@ -88,7 +92,7 @@ class ViLWeights(WeightsEnum):
             raise CheckpointError(
                 f"{file} is damaged: its SHA-256 is {digest}, not {self.sha256} ({self!r})"
             )
-        return read_weights(file)
+        return file
 
     def _download(self, file: Path, progress: bool) -> None:
         try:

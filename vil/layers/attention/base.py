@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vil.layers.padding import real_cells
 from vil.utils.progress import Progress
 
 
@@ -65,9 +66,7 @@ class Attention(nn.Module):
 
 def real_tokens(valid: Tensor, grid: tuple[int, int], num_global: int) -> Tensor:
     """valid (B, 2) -> (B, G+L) bool: global tokens and those within the valid rows and columns."""
-    rows = torch.arange(grid[0], device=valid.device) < valid[:, :1]
-    cols = torch.arange(grid[1], device=valid.device) < valid[:, 1:]
-    return F.pad((rows[:, :, None] & cols[:, None]).flatten(1), (num_global, 0), value=True)
+    return F.pad(real_cells(valid, grid).flatten(1), (num_global, 0), value=True)
 
 
 def padding_mask(

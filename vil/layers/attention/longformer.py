@@ -116,8 +116,10 @@ class LongformerAttention(GlobalLocalAttention):
         batch: int,
         dtype: torch.dtype,
         device: str,
+        padded: bool = False,
     ) -> Case:
-        """What a backend is asked for on this grid in a neighbour mode."""
+        """What a backend is asked for on this grid in a neighbour mode; padded: images of several
+        sizes share a batch."""
         return Case(
             self.window(grid, mode),
             batch,
@@ -128,6 +130,7 @@ class LongformerAttention(GlobalLocalAttention):
             device,
             table_bias=self.rel_pos,
             global_bias=self.rel_pos and self.num_global > 0,
+            valid=padded,
             dropout=training and self.attn_drop > 0,
             needs_grad=training,
         )

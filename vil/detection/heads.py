@@ -1,0 +1,93 @@
+"""The heads of torchvision's detectors, with predictions in float32 whatever autocast computes in:
+boxes are decoded from them, and losses made of them.
+
+Letters: C channels of the pyramid, A anchors of a cell, K categories and the background.
+Sources: Faster R-CNN, arXiv:1506.01497; Mask R-CNN, arXiv:1703.06870; Focal Loss, arXiv:1708.02002;
+the second generation of heads, arXiv:2111.11429.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection.faster_rcnn import (
+    FastRCNNConvFCHead,
+    FastRCNNPredictor,
+    TwoMLPHead,
+)
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.retinanet import RetinaNetHead
+from torchvision.models.detection.rpn import RPNHead
+from torchvision.ops import MultiScaleRoIAlign
+from torchvision.ops.poolers import initLevelMapper
+
+POOLED, MASK_POOLED = 7, 14  # side of what is pooled for a box, and for its mask
+BOX_CONVS = 4  # convolutions of the second box head
+SAMPLING = 2  # points per side of a pooled cell
+
+
+class ObjectnessHead(RPNHead):
+    def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        scores, deltas = super().forward(x)
+        return [level.float() for level in scores], [level.float() for level in deltas]
+
+
+class BoxPredictor(FastRCNNPredictor):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores, deltas = super().forward(x)
+        return scores.float(), deltas.float()
+
+
+class MaskPredictor(MaskRCNNPredictor):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).float()
+
+
+class DenseHead(RetinaNetHead):
+    def forward(self, x: list[Tensor]) -> dict[str, Tensor]:
+        return {name: found.float() for name, found in super().forward(x).items()}
+
+
+class Pooler(MultiScaleRoIAlign):
+    """Pools from each image's own maps, in which there is no padding to sample from."""
+
+    def __init__(self, strides: Sequence[int], output_size: int) -> None:
+        names = [str(i) for i in range(len(strides))]
+        super().__init__(names, output_size, SAMPLING)
+        # else torchvision would guess both from the first batch it sees
+        self.scales = [1 / stride for stride in strides]
+        first, last = (stride.bit_length() - 1 for stride in (strides[0], strides[-1]))
+        self.map_levels = initLevelMapper(first, last)
+
+    def forward(
+        self, x: list[dict[str, Tensor]], boxes: list[Tensor], image_shapes: list[tuple[int, int]]
+    ) -> Tensor:
+        """The levels of each image, its boxes (P, 4) -> (sum of P, C, side, side)."""
+        pooled = super().forward
+        return torch.cat([pooled(*each) for each in zip(x, [[b] for b in boxes], image_shapes)])
+
+
+def box_head(version: str, channels: int, hidden: int) -> nn.Module:
+    """(P, C, 7, 7) -> (P, hidden)."""
+    if version == "v1":
+        return TwoMLPHead(channels * POOLED**2, hidden)
+    convs = [channels] * BOX_CONVS
+    return FastRCNNConvFCHead(
+        (channels, POOLED, POOLED), convs, [hidden], norm_layer=nn.BatchNorm2d
+    )
+
+
+def mask_head(version: str, channels: int, hidden: int, layers: int) -> nn.Module:
+    """(P, C, 14, 14) -> (P, hidden, 14, 14)."""
+    norm = nn.BatchNorm2d if version == "v2" else None
+    return MaskRCNNHeads(channels, [hidden] * layers, 1, norm_layer=norm)
+
+
+def dense_head(version: str, channels: int, anchors: int, classes: int) -> nn.Module:
+    """RetinaNet's two towers; those of v2 are normalised, and learn boxes by GIoU."""
+    if version == "v1":
+        return DenseHead(channels, anchors, classes)
+    head = DenseHead(channels, anchors, classes, norm_layer=partial(nn.GroupNorm, 32))
+    head.regression_head._loss_type = "giou"
+    return head
