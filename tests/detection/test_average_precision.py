@@ -166,13 +166,29 @@ def test_annotations_may_lack_what_follows_from_the_box(tmp_path):
     figures = average_precision(file, results)
     assert figures["box_ap"] == figures["box_ap_s"] == pytest.approx(100)
     assert list(figures["per_class"]["box_ap"]) == ["it (1)", "it (2)"]
-    with pytest.raises(DataError, match="annotation 0 has no segmentation: masks cannot be"):
-        average_precision(file, results, BOTH)
+
+
+def test_annotations_that_are_none_are_left_out(tmp_path):
+    """As they are in training, which warns of them; without a mask a box still counts as a box."""
+    box, image = [10.0, 10.0, 20.0, 50.0], {"id": 1, "height": 80, "width": 90, "file_name": "a"}
+    good = {"image_id": 1, "category_id": 1, "bbox": box, "segmentation": polygon(box)}
+    bad = [{"image_id": 2}, {"category_id": 7}, {"bbox": [1, 2]}, {"bbox": None}, {"image_id": []}]
+    rows = [good, *({**good, **fault} for fault in bad)]
+    truth = {"images": [image], "annotations": rows, "categories": [{"id": 1, "name": "it"}]}
+    rle = masks.merge(masks.frPyObjects(polygon(box), 80, 90))
+    found = {"image_id": 1, "category_id": 1, "bbox": box, "score": 0.5,
+             "segmentation": {"size": [80, 90], "counts": rle["counts"].decode()}}  # fmt: skip
+    figures = average_precision(written(truth, tmp_path), [found], BOTH)
+    assert figures["box_ap"] == figures["mask_ap"] == pytest.approx(100)
+    rows += [{**good, "segmentation": [[1, 2, 3, 4]]}, {**good, "segmentation": []}]
+    figures = average_precision(written(truth, tmp_path), [found], BOTH)
+    assert figures["box_ar100"] < 40
+    assert figures["mask_ap"] == pytest.approx(100)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "cut.json").write_text('{"images": [')
-    with pytest.raises(DataError, match=r"cut\.json: cannot be read"):
+    with pytest.raises(DataError, match=r"cut\.json is no JSON, or was cut off"):
         average_precision(tmp_path / "cut.json", [])
 
 

@@ -8,7 +8,6 @@ thresholds, R 101 recalls, K classes, A 4 ranges of areas, M 3 numbers of detect
 (1, 10, 100).
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from vil.detection.annotations import areas, as_corners, position, tables
 from vil.detection.detections import Detections
+from vil.detection.masks import Segmentations, pieces
 from vil.utils.errors import DataError
 
 KINDS = {"bbox": "box", "segm": "mask"}  # what COCO calls them, and what our figures begin with
@@ -98,10 +99,10 @@ def average_precision(
     `mask_...`; and `per_class` {"box_ap": {name of the class: AP}, ...}. What has no object in the
     set (a size, a class, everything) has no figure: NaN. Without any detection figures are 0.
     """
-    truth = read_annotations(annotations, masks="segm" in kinds)
-    names = class_names(truth["categories"])
     figures, per_class = {}, {}
     for kind in kinds:
+        truth = truth_of(annotations, kind)
+        names = class_names(truth["categories"])
         precision, recall = evaluated(truth, of_kind(in_order(results), kind), kind)
         figures |= {f"{KINDS[kind]}_{name}": v for name, v in summary(precision, recall).items()}
         of_classes = [mean(precision[:, :, k, 0, -1]) for k in range(len(names))]
@@ -142,23 +143,42 @@ def mean(values: np.ndarray) -> float:
     return 100 * float(there.mean()) if there.size else float("nan")
 
 
-def read_annotations(path: Path, *, masks: bool) -> dict[str, Any]:
-    """A file of annotations, with what COCO's evaluation needs and smaller sets leave out: an area
-    (of the box), iscrowd (0), ids that are distinct and not 0, which means "not found" there."""
-    try:
-        truth = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    for number, row in enumerate(truth["annotations"], start=1):
-        if masks and not row.get("segmentation"):
-            raise DataError(
-                f"{path}: annotation {row.get('id', number)} has no segmentation: masks cannot be "
-                "evaluated on this set (DETECTION.MODEL faster_rcnn or retinanet has none)"
-            )
-        row["id"] = number
-        row.setdefault("iscrowd", 0)
-        row.setdefault("area", row["bbox"][2] * row["bbox"][3])
-    return truth
+def truth_of(path: Path, kind: str) -> dict[str, Any]:
+    """A file of annotations as COCO's evaluation takes it.
+
+    What it would stumble over is left out: annotations of images and categories that the file does
+    not have, without a box, and for masks those without a usable segmentation. The others of those
+    that training drops are evaluated, as everybody does. Added is what small sets leave out: an
+    area (of the box), iscrowd (0), and ids that are distinct and not 0: there that is "not found".
+    """
+    table = tables(Path(path))
+    rows = table["annotations"]
+    boxes = as_corners([row.get("bbox") for row in rows])
+    usable = np.isfinite(boxes).all(axis=1)
+    for key, name in (("images", "image_id"), ("categories", "category_id")):
+        known = {row["id"]: True for row in table[key]}
+        usable &= np.array([position(known, row.get(name), False) for row in rows], bool)
+    if kind == "segm":
+        usable &= Segmentations(row.get("segmentation") for row in rows).usable
+    of_rows = areas([row.get("area") for row in rows], boxes)
+    table["annotations"] = [
+        {
+            "id": at + 1,
+            **{key: rows[at][key] for key in ("image_id", "category_id", "bbox")},
+            "area": float(of_rows[at]),
+            "iscrowd": int(rows[at].get("iscrowd") == 1),
+            **({"segmentation": drawable(rows[at]["segmentation"])} if kind == "segm" else {}),
+        }
+        for at in np.flatnonzero(usable).tolist()
+    ]
+    return table
+
+
+def drawable(segmentation: dict | list) -> dict | list:
+    """Without polygons that are none: COCO's tools take one of two points for a box."""
+    if isinstance(segmentation, dict):
+        return segmentation
+    return [polygon for polygon in segmentation if pieces([polygon])]
 
 
 def class_names(categories: list[dict]) -> list[str]:
