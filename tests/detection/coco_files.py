@@ -1,11 +1,14 @@
 """Annotation files with everything that is wrong in real ones, and their pictures."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from pycocotools import mask as oracle
+
+from vil.detection.annotations import MIN_SIDE
 
 # Pictures of odd sizes: file name, width, height.
 IMAGES = (("a.png", 40, 30), ("deep/er/b.png", 21, 33), ("c.jpg", 17, 17), ("empty.png", 50, 8))
@@ -54,3 +57,54 @@ def write(root, annotations, images=IMAGES, **more):
         Image.fromarray(pixels).save(folder / name)
     file.write_text(json.dumps(content(annotations, images, **more)))
     return folder, file
+
+
+# what is wrong -> the annotation, and a part of the reason
+BROKEN = {
+    "no width": (box(1, bbox=(5, 5, 0, 9)), "without area"),
+    "negative height": (box(1, bbox=(5, 5, 9, -2)), "without area"),
+    "NaN": (box(1, bbox=(5, math.nan, 9, 9)), "four finite"),
+    "infinite": (box(1, bbox=(5, 5, math.inf, 9)), "four finite"),
+    "beyond float32": (box(1, bbox=(5, 5, 1e300, 9)), "four finite"),
+    "three numbers": (box(1, bbox=(5, 5, 9)), "four finite"),
+    "words": (box(1, bbox=("left", 5, 9, 9)), "four finite"),
+    "null": (box(1) | {"bbox": None}, "four finite"),
+    "an object": (box(1) | {"bbox": {"x": 1}}, "four finite"),
+    "no box": (without(box(1), "bbox"), "four finite"),
+    "right of the image": (box(1, bbox=(40, 5, 9, 9)), "outside"),
+    "above the image": (box(1, bbox=(5, -9, 9, 9)), "outside"),
+    "narrow": (box(1, bbox=(5, 5, 0.9, 9)), f"side under {MIN_SIDE:g} px"),
+    "a rim inside": (box(1, bbox=(39.5, 5, 9, 9)), f"side under {MIN_SIDE:g} px"),
+    "no such category": (box(1, category=3), "category"),
+    "a category's name": (box(1, category="two"), "category"),
+    "a list as category": (box(1, category=[2]), "category"),
+    "no such image": (box(1, image=99), "an image"),
+    "no image": (without(box(1), "image_id"), "an image"),
+}
+# segmentation -> whether a mask can be drawn of it
+SEGMENTATIONS = {
+    "none": (None, False),
+    "empty": ([], False),
+    "an empty polygon": ([[]], False),
+    "two points": ([[1, 1, 5, 5]], False),
+    "odd": ([[1, 1, 5, 1, 5, 5, 1]], False),
+    "a flat list": ([1, 1, 5, 1, 5, 5], False),
+    "words": ([["a"] * 6], False),
+    "NaN": ([[1, 1, 5, 1, 5, math.nan]], False),
+    "far away": ([[1, 1, 1e9, 1, 5, 5]], False),
+    "a string": ("1 1 5 5", False),
+    "a number": (5, False),
+    "one good, one bad": ([[1, 1], *SQUARE], True),
+    "string": (runs(30, 40), True),
+    "numbers": (runs(30, 40, form="numbers"), True),
+    "too short a string": ({"size": [30, 40], "counts": "0"}, False),
+    "no such string": ({"size": [30, 40], "counts": "\u00e9\u00fc"}, False),
+    "an open string": ({"size": [30, 40], "counts": "oooo"}, False),
+    "a long string": ({"size": [30, 40], "counts": "o" * 50 + "0"}, False),
+    "negative runs": ({"size": [30, 40], "counts": [1300, -200, 100]}, False),
+    "an endless size": ({"size": [10**7, 10**7], "counts": [10**14]}, False),
+    "no size": ({"counts": [1200]}, False),
+    "a size of one": ({"size": [1200], "counts": [1200]}, False),
+    "half a pixel": ({"size": [30.5, 40], "counts": [1220]}, False),
+    "no counts": ({"size": [30, 40]}, False),
+}
