@@ -143,16 +143,17 @@ def warn_of(table: Annotations) -> None:
             table.path,
             sum(counts.values()),
             len(table.ids),
-            ", ".join(f"{count} {reason}" for reason, count in counts.items()),
+            ", ".join(f"{reason}: {count}" for reason, count in counts.items()),
         )
 
 
 def why_none(table: Annotations) -> str:
     """What became of all annotations of a file."""
-    if not table.ids:
+    if not len(table.ids):
         return ": it has no annotations"
     whole = {**table.counts(), "a crowd": int((table.crowd & (table.reasons == 0)).sum())}
-    return ": " + ", ".join(f"{count} have {reason}" for reason, count in whole.items() if count)
+    each = ", ".join(f"{reason}: {count}" for reason, count in whole.items() if count)
+    return f", of {len(table.ids)} annotations ({each})"
 
 
 def coco(
