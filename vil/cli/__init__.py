@@ -29,6 +29,7 @@ COMMANDS = {
     "tune": "find the fastest attention backend of each stage, by trying all",
     "benchmark attention": "time and memory of attention, every backend in one run",
     "benchmark model": "images per second and memory of whole models, in turns; and a profile",
+    "detect check": "what an annotation file holds, and what of it training would not use",
     "config": "print the resolved config, and where each value came from",
     "info": "versions, devices, and which attention backend runs in each stage",
     "visualize attention": "what a token of a picture sees, in each head and stage",

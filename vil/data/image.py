@@ -1,5 +1,7 @@
 """Read a picture as 8-bit RGB, or raise the one error that means "this file is broken"."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,11 +15,23 @@ class UnreadableImage(OSError):
 
 def read_image(source: str | Path | BinaryIO) -> Image.Image:
     """The whole picture, decoded. Raises UnreadableImage."""
+    with faults_named(), Image.open(source) as image:
+        refuse_bomb(image)
+        refuse_program(image)
+        return to_rgb(image)
+
+
+def read_size(source: str | Path | BinaryIO) -> tuple[int, int]:
+    """Width and height, from the picture's head alone. Raises UnreadableImage."""
+    with faults_named(), Image.open(source) as image:
+        return image.size
+
+
+@contextmanager
+def faults_named() -> Iterator[None]:
+    """UnreadableImage for whatever PIL raises inside."""
     try:
-        with Image.open(source) as image:
-            refuse_bomb(image)
-            refuse_program(image)
-            return to_rgb(image)
+        yield
     except UnidentifiedImageError as error:  # names a BytesIO by its place in memory
         raise UnreadableImage("UnidentifiedImageError: no picture of a known kind") from error
     except Exception as error:

@@ -10,7 +10,8 @@ from numpy.random import RandomState
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 FINE = 64  # pixels of an enlarged digit's side
 # Ink above this is stroke. No simple fraction, which cubics through 16 grey levels hit exactly.
-INK, SOFT = 0.3517, 0.0943  # the middle of the stroke's edge, and half its width
+INK, SOFT = 0.4417, 0.0943  # the middle of the edge of a stroke, and half its width
+RIM = 0.1817  # the same of a rim around it
 
 
 def noise(random: RandomState, height: int, width: int, cell: float) -> np.ndarray:

@@ -5,12 +5,11 @@ on textured grounds, as an ordinary set in COCO's format:
 
 Train scenes are made of the digits that `digits.py` trains with, val scenes of the others. A digit
 is 20 to 80 pixels high, turned by up to 30 degrees, and may be cut by the border and covered by
-others, but at least half of its stroke is seen. Masks are the pixels of the stroke that are seen.
+others, but at least 60 % of its stroke is seen. Masks are the pixels of the stroke that are seen.
 """
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from PIL import Image
 
 from vil.data import digits
 from vil.data.dataset import SPLITS
-from vil.data.painting import clutter, contrasting, enlarged, ground, ink, noise, opacity
+from vil.data.painting import RIM, clutter, contrasting, enlarged, ground, ink, noise, opacity
 from vil.data.rle import compressed, runs_of
 from vil.utils.errors import DataError
 
@@ -31,7 +30,7 @@ SMALLEST, LARGEST = 20.0, 80.0  # height of a digit in pixels
 SHARE = 0.6  # of the scene's shorter side: the height of its largest digit
 TURN = np.pi / 6
 MOST = 8  # digits of a scene
-SEEN = 0.5  # part of a stroke that is seen at least
+SEEN = 0.6  # part of a stroke that is seen at least
 TRIES = 12  # places that are tried for a digit, which is left out when none suits
 CATEGORIES = [{"id": d + 1, "name": str(d), "supercategory": "digit"} for d in range(10)]
 
@@ -84,23 +83,20 @@ def write_scenes(
         raise FileExistsError(f"{folder} is already there")
     pixels, targets = digits.load()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        aside.chmod(folder.parent.stat().st_mode & 0o777)  # mkdtemp's is for its owner alone
-        (aside / "annotations").mkdir()
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as aside:
+        whole = Path(aside, folder.name)
+        (whole / "annotations").mkdir(parents=True)
         for split, count in (("train", train), ("val", val)):
             own = digits.split_indices(targets, split)
             scans = [enlarged(scan) for scan in pixels[own]], targets[own]
-            write_split(aside, split, scans, seed=seed, count=count, low=low, high=high)
-        rename_new(aside, folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+            write_split(whole, split, scans, seed=seed, count=count, low=low, high=high)
+        rename_new(whole, folder)
 
 
-def rename_new(aside: Path, folder: Path) -> None:
+def rename_new(whole: Path, folder: Path) -> None:
     """os.rename, which refuses to put a folder in the place of one that is not empty."""
     try:
-        os.rename(aside, folder)
+        os.rename(whole, folder)
     except OSError as error:
         if folder.is_dir():
             raise FileExistsError(f"{folder} is already there") from error
@@ -172,7 +168,7 @@ def add_digit(random: RandomState, picture: np.ndarray, placed: list[Digit], sca
     size = np.exp(random.uniform(np.log(SMALLEST), np.log(largest)))
     values = ink(fine[which], size, random.uniform(-TURN, TURN), random.uniform(-0.2, 0.2))
     rim = random.random_sample() < 0.3  # a second colour around the stroke
-    stroke, around = opacity(values), opacity(values, 0.13)
+    stroke, around = opacity(values), opacity(values, RIM)
     pixels = int((stroke > 0.5).sum())
     for place in places(random, picture.shape, len(values)):
         seen, cover = (

@@ -1,6 +1,7 @@
 """Detection: boxes and masks of objects, learnt through the loop that classifiers use.
 
-annotations  a file in COCO's format -> columns; what cannot be used is dropped, with a reason
+coco_file    a file in COCO's format, or an error that says what it is instead
+annotations  its columns; what cannot be used is dropped, with a reason
 masks        polygons and run lengths -> bitmaps
 coco         CocoDataset, and DETECTION_SETS: the sets by name
 transforms   what a training picture goes through, boxes and masks with it

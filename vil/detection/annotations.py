@@ -1,32 +1,23 @@
 """A file in COCO's format as columns, and what of it cannot be used.
 
-https://cocodataset.org/#format-data. Pictures are not opened here: sizes are those that the file
-gives. Letters: N images, K categories, M annotations.
+Pictures are not opened here: sizes are those that the file gives. Letters: N images, K categories, M annotations.
 """
 
-import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from vil.detection.coco_file import FORMAT, NEEDED, no_collection, tables
 from vil.detection.masks import Segmentations
 from vil.utils.errors import DataError
 
 # The shortest side, in pixels, of a box that is trained on, after the picture's border has cut it.
 MIN_SIDE = 1.0
-FORMAT = (
-    "expected COCO's format: images [{id, file_name, width, height}], categories [{id, name}], "
-    "annotations [{id, image_id, category_id, bbox [x, y, width, height], iscrowd, segmentation}]"
-)
-NEEDED = {
-    "images": {"id": int, "file_name": str, "width": int, "height": int},
-    "categories": {"id": int, "name": str},
-    "annotations": {},
-}
 # Why an annotation is dropped. The first reason that holds counts; 0 is a usable one.
 REASONS = (
     "",
@@ -58,7 +49,7 @@ class Annotations:
     sizes: np.ndarray  # (N, 2) int64: width and height
     category_ids: list[int]  # (K,) ascending
     classes: list[str]  # (K,)
-    ids: list  # (M,) as they are
+    ids: np.ndarray  # (M,) int64, or objects where the file has others
     images: np.ndarray  # (M,) int64: 0..N - 1, or -1
     labels: np.ndarray  # (M,) int64: 1..K, or 0
     boxes: np.ndarray  # (M, 4) float32: x1 y1 x2 y2, as they are, also where they are NaN
@@ -74,7 +65,7 @@ class Annotations:
     def dropped(self) -> Iterator[Dropped]:
         """Those that cannot be used, in the file's order."""
         for at in np.flatnonzero(self.reasons).tolist():
-            yield Dropped(self.ids[at], self.name(self.images[at]), REASONS[self.reasons[at]])
+            yield Dropped(self.ids.item(at), self.name(self.images[at]), REASONS[self.reasons[at]])
 
     def counts(self) -> dict[str, int]:
         """{reason: how many}, of the reasons that occur."""
@@ -82,6 +73,7 @@ class Annotations:
         return {reason: count for reason, count in zip(REASONS, found) if reason and count}
 
 
+@no_collection()
 def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
     """The columns. With masks an annotation without a usable segmentation is dropped too.
 
@@ -115,46 +107,12 @@ def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
         names=file_names(path, images),
         category_ids=[categories[at]["id"] for at in order],
         classes=[categories[at]["name"] for at in order],
-        ids=[row.get("id") for row in rows],
+        ids=numbers_or_objects([row.get("id") for row in rows]),
         areas=areas([row.get("area") for row in rows], boxes),
         crowd=np.array([row.get("iscrowd") == 1 for row in rows], bool),
         reasons=judge(**columns),
         **columns,
     )
-
-
-def tables(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """The three lists of the file, whose rows have what is needed."""
-    try:
-        # None for NaN and Infinity, which are no JSON, but which Python writes
-        content = json.loads(path.read_text("utf-8-sig"), parse_constant=lambda name: None)
-    except FileNotFoundError as error:
-        raise DataError(f"there is no annotation file {path}") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is no JSON, or was cut off: {error}") from error
-    for key, needed in NEEDED.items():
-        rows = content.get(key) if isinstance(content, dict) else None
-        if not isinstance(rows, list):
-            raise DataError(f"{path} has no list {key!r}; {FORMAT}")
-        for at, row in enumerate(rows):
-            if fault := fault_of(row, needed):
-                raise DataError(f"{path}: {key}[{at}] {fault}; {FORMAT}")
-    return content
-
-
-def fault_of(row: object, needed: dict[str, type]) -> str | None:
-    """What a row lacks."""
-    if not isinstance(row, dict):
-        return f"is not an object, but {row!r:.40}"
-    for key, kind in needed.items():
-        value = row.get(key)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            return f"has {key} {value!r:.40}" if key in row else f"has no {key!r}"
-        if key in ("width", "height") and not 0 < value < 1 << 31:
-            return f"has {key} {value}"
-    return None
 
 
 def unique_ids(path: Path, key: str, rows: list[dict[str, Any]]) -> np.ndarray:
@@ -175,6 +133,17 @@ def file_names(path: Path, images: list[dict[str, Any]]) -> np.ndarray:
         return np.array([os.fsencode(row["file_name"]) for row in images])
     except UnicodeEncodeError as error:
         raise DataError(f"{path}: no file can be called {error.object!r}") from error
+
+
+def numbers_or_objects(values: list) -> np.ndarray:
+    """An array that, if it can, keeps no object of the JSON alive: a few that are left keep all of
+    its memory, some GB for COCO's."""
+    if all(type(value) is int for value in values):
+        with suppress(OverflowError):
+            return np.array(values, np.int64)
+    found = np.empty(len(values), object)
+    found[:] = values
+    return found
 
 
 def position(places: dict[int, int], key: object, otherwise: int) -> int:

@@ -1,10 +1,13 @@
 """Weights for a detector: all of a detector of ours, or a classifier's for its body alone."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from vil.detection.models import BODY
+from vil.layers.position import AbsoluteEmbedding
 from vil.models.checkpoint import Report, load_weights
 from vil.models.original import BACKBONE
 from vil.models.weight_file import read_weights
@@ -37,11 +40,29 @@ def load_detector(
 
 
 def load_body(body: nn.Module, state: dict[str, Tensor], rule: str) -> Report:
-    """The weights of a classifier or of the reference's detector, without what a body has not."""
-    prefix = BACKBONE if any(name.startswith(BACKBONE) for name in state) else ""
-    surplus = tuple(prefix + part for part in CLASSIFIER)
+    """The weights of a classifier or of the reference's detector, without what a body has not.
+
+    A classifier's positions are those of its whole picture: they are stretched over the largest
+    one, also where the body crops them for smaller ones.
+    """
+    detector = any(name.startswith(BACKBONE) for name in state)
+    surplus = tuple((BACKBONE if detector else "") + part for part in CLASSIFIER)
     unused = [name for name in state if name.startswith(surplus)]
     kept = {name: value for name, value in state.items() if name not in unused}
-    report = load_weights(body, kept, rule=rule, convert=True)
+    with nullcontext() if detector else stretching(body):
+        report = load_weights(body, kept, rule=rule, convert=True)
     report.ignored += unused
     return report
+
+
+@contextmanager
+def stretching(body: nn.Module) -> Iterator[None]:
+    """Inside, absolute positions of another size are interpolated."""
+    rules = {m: m.resize for m in body.modules() if isinstance(m, AbsoluteEmbedding)}
+    for position in rules:
+        position.resize = "interpolate"
+    try:
+        yield
+    finally:
+        for position, rule in rules.items():
+            position.resize = rule
