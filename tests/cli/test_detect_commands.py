@@ -89,6 +89,16 @@ def test_the_worst_pictures_are_drawn(run):
         assert Image.open(run / "eval/pictures" / name).width > 900  # two enlarged pictures
 
 
+def test_the_page_of_a_run_has_what_training_logged(run, caplog):
+    ended = vil("report", run, "--out", "page.html")
+    assert ended.code == 0, ended.err
+    assert "vil detect evaluate has more" in caplog.text
+    page = Path("page.html").read_text()
+    for text in ("Best mask AP in training", "A mask_rcnn on l1,h1,d32", "average precision (%)"):
+        assert text in page
+    assert ">top5<" not in page
+
+
 # Prediction
 
 
