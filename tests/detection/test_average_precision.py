@@ -215,6 +215,7 @@ def test_rows_of_a_picture():
         assert row["image_id"] == 9
         assert np.array_equal(masks.decode(row["segmentation"]), (mask > 0.5).numpy())
     assert sum(mask.pixels.size for mask in found.masks) < 40 * 31 / 2
+    assert all(mask.pixels.base is None for mask in found.masks)  # the whole ones are let go
 
 
 def test_a_picture_without_detections_has_no_rows():

@@ -173,6 +173,25 @@ def test_numbers_without_a_format_of_their_own_are_short():
     assert pairs({"loss": 1, "grad_norm": 0.123456}) == "loss 1.0000 grad_norm 0.1235"
 
 
+def test_precision_is_written_like_accuracy_and_parts_of_a_loss_like_the_loss():
+    found = {"box_ap": 0.0, "mask_ap50": 41.256, "box_ar100": math.nan, "loss_mask": 0.69314}
+    assert pairs(found) == "box_ap 0.00 mask_ap50 41.26 box_ar100 nan loss_mask 0.6931"
+
+
+def test_the_curves_of_a_detector(tmp_path):
+    """What the set has no figure for (null) is no point of a curve."""
+    from vil.report.curves import draw, read_series
+
+    lines = [
+        {"step": 1, "epoch": 0.5, "split": "train", "loss": 2.0, "loss_mask": 0.5, "lr": 0.1},
+        {"step": 2, "epoch": 1.0, "split": "val/scenes", "box_ap": 3.0, "mask_ap": None},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = draw(tmp_path)
+    assert [file.name for file in files] == ["loss.png", "precision.png", "losses.png", "lr.png"]
+    assert read_series(tmp_path / "metrics.jsonl")["val/scenes", "box_ap"] == [(1.0, 3.0)]
+
+
 def test_the_curves_are_drawn_from_what_a_run_logged(tmp_path):
     from vil.report.curves import draw
 

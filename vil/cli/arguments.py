@@ -20,8 +20,13 @@ FLAGS = {"data": "DATA.PATH", "output_dir": "OUTPUT_DIR", "seed": "SEED"}
 ENVIRONMENT = {"DATA.PATH": "PT_DATA_DIR", "OUTPUT_DIR": "PT_OUTPUT_DIR"}
 
 
-def config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --config-file, --data, --output_dir, --seed and the trailing KEY VALUE pairs."""
+def config_arguments(
+    parser: argparse.ArgumentParser, output: str = "folder of the run (OUTPUT_DIR)"
+) -> None:
+    """Add --config-file, --data, --output_dir, --seed and the trailing KEY VALUE pairs.
+
+    output: what a command that makes no run has --output for.
+    """
     add = parser.add_argument
     add(
         "--config-file",
@@ -44,7 +49,7 @@ def config_arguments(parser: argparse.ArgumentParser) -> None:
         "--output-dir",
         "--output",
         metavar="DIR",
-        help="folder of the run (OUTPUT_DIR)",
+        help=output,
     )
     add("--seed", metavar="N", help="seed of every random draw (SEED)")
     import_argument(parser)

@@ -7,12 +7,16 @@
   vil evaluate MODEL.MODEL_PATH nano.safetensors DATA.TEST digits       a file of vil convert
 
 Prints loss, top-1 and top-5, and writes them to OUTPUT_DIR/eval/results.json. Random weights are
-never evaluated.
+never evaluated. A detector is evaluated as by `vil detect evaluate`.
 """
 
 import argparse
 import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
@@ -74,10 +78,35 @@ def of_run(args: argparse.Namespace) -> None:
 
 def evaluate(cfg: CfgNode) -> int:
     """Load MODEL.MODEL_PATH, evaluate, print and write the figures."""
+    if cfg.DETECTION.MODEL:
+        from vil.cli import detect_evaluate
+
+        return detect_evaluate.evaluate(cfg)
+    with ready(cfg) as (task, model, report, folder):
+        results = task.evaluate(model)
+        if folder:
+            print(report)
+            for name, figures in results.items():
+                tell(name, figures)
+                tell_classes(figures.get("per_class"), task.test_loaders[name].classes)
+            write_results(folder, results)
+    return 0
+
+
+class Ready(NamedTuple):
+    """What is evaluated. `report` says which weights; `folder` is for results, on rank 0."""
+
+    task: Any
+    model: Any
+    report: str
+    folder: Path | None
+
+
+@contextmanager
+def ready(cfg: CfgNode) -> Iterator[Ready]:
+    """The task and the model with its weights, among the processes that torchrun started."""
     from vil import build, build_data
     from vil.data.workers import deaths_named
-    from vil.engine.log import pairs
-    from vil.utils.files import replace_text
 
     refuse_random_weights(cfg)
     device = build.set_up(cfg)
@@ -88,24 +117,35 @@ def evaluate(cfg: CfgNode) -> int:
         build.compile_models(cfg, device, model)
         tests = build_data.build_test_loaders(cfg, ranks, device)
         task = build.build_task(cfg, ranks, device, tests, build_data.build_links(cfg, tests))
-        folder = results_folder(cfg) if ranks.is_main else None
-        results = task.evaluate(model)
-        if not ranks.is_main:
-            return 0
-        print(report)
-        for name, figures in results.items():
-            table = figures.get("per_class")
-            print(f"val set {name} {pairs({k: v for k, v in figures.items() if k != 'per_class'})}")
-            if table:
-                classes = task.test_loaders[name].classes
-                print(
-                    "\n".join(
-                        f"  {label:20} {right}/{count}"
-                        for label, right, count in zip(classes, table["right"], table["count"])
-                    )
-                )
-        replace_text(folder / "results.json", json.dumps(results, indent=1) + "\n")
-    return 0
+        yield Ready(task, model, report, results_folder(cfg) if ranks.is_main else None)
+
+
+def tell(name: str, figures: dict[str, Any]) -> None:
+    """A line of a test set's figures, as in the log of training."""
+    from vil.engine.log import pairs
+
+    print(f"val set {name} {pairs({k: v for k, v in figures.items() if k != 'per_class'})}")
+
+
+def tell_classes(table: dict[str, list[int]] | None, classes: list[str]) -> None:
+    """How many of each class are right, if that was counted."""
+    if table:
+        for label, right, count in zip(classes, table["right"], table["count"]):
+            print(f"  {label:20} {right}/{count}")
+
+
+def write_results(folder: Path, results: dict[str, dict]) -> None:
+    """results.json; what has no figure is null there."""
+    from vil.utils.files import replace_text
+
+    replace_text(folder / "results.json", json.dumps(without_nan(results), indent=1) + "\n")
+
+
+def without_nan(value: Any) -> Any:
+    """The same with None for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: without_nan(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def loaded_model(cfg: CfgNode):

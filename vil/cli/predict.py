@@ -78,9 +78,7 @@ def _count(text: str) -> int | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    for word in args.images:
-        if is_known(word.partition("=")[0]) and not os.path.exists(word):
-            raise ConfigError(f"--images {word}: KEY VALUE pairs stand before --images")
+    refuse_late_keys(args.images)
     args.opts, pictures = sort_words(args.opts or [])
     args.images = [*pictures, *args.images]
     if bool(args.images) == args.sample:
@@ -89,8 +87,17 @@ def run(args: argparse.Namespace) -> int:
         of_shipped_weights(args)
     of_weights(args)
     cfg = resolve(args)
+    if cfg.DETECTION.MODEL:
+        raise ConfigError("this config is a detector's: vil detect predict finds objects")
     refuse_random_weights(cfg)
     return predict(cfg, args, class_names(args, cfg.DATA.NUM_CLASSES))
+
+
+def refuse_late_keys(images: list[str]) -> None:
+    """ConfigError for settings that --images took for pictures."""
+    for word in images:
+        if is_known(word.partition("=")[0]) and not os.path.exists(word):
+            raise ConfigError(f"--images {word}: KEY VALUE pairs stand before --images")
 
 
 def sort_words(words: list[str]) -> tuple[list[str], list[str]]:

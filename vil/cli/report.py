@@ -7,7 +7,8 @@
 
 The best checkpoint is evaluated on the run's first test set, which gives the confusions, the
 accuracy of each class, and the pictures that it got most wrong and most right. KEY VALUE pairs and
-flags change that evaluation, not what the page says of the run's config.
+flags change that evaluation, not what the page says of the run's config. The page of a detector has
+what training logged: vil detect evaluate --pictures shows what it got wrong.
 
 The file needs nothing but itself: no script, no network, pictures inside; less than 3 MB whatever
 the size of the test set. All names are escaped. With --no-eval neither weights nor data are read.
@@ -57,7 +58,9 @@ def run(args: argparse.Namespace) -> int:
     if args.no_eval and args.opts:
         log.warning("--no-eval, so without effect: %s", " ".join(args.opts))
     own = get_config(folder / "config.yaml")
-    evaluated = None if args.no_eval else evaluate(args)
+    if own.DETECTION.MODEL and not args.no_eval:
+        log.warning("the page of a detector has what training logged; vil detect evaluate has more")
+    evaluated = None if args.no_eval or own.DETECTION.MODEL else evaluate(args)
     moment = datetime.now().astimezone().isoformat(timespec="seconds")
     with written(folder, "RUN"):
         record = Record.read(folder)
@@ -103,6 +106,8 @@ def model_facts(cfg: CfgNode, imports: list[str]):
 
     for file in imports:
         import_file(file)
+    if own := cfg.DETECTION.MODEL:
+        return f"A {own} on {cfg.MODEL.VIT.MSVIT.ARCH}; what it costs depends on the picture."
     try:
         with torch.device("meta"):
             model = build.build_model(cfg, weights_follow=True)

@@ -87,7 +87,8 @@ def _on_host(found: dict, scores: Tensor, masks: list[Mask] | None) -> Detection
 
 
 def cropped(masks: Tensor, boxes: Tensor) -> list[Mask]:
-    """The parts of masks (n, H, W) bool around their boxes (n, 4)."""
+    """The parts of masks (n, H, W) bool around their boxes (n, 4), copied: a view would keep the
+    whole in memory."""
     height, width = masks.shape[-2:]
     low = (boxes[:, :2].float().cpu().floor().long() - MARGIN).clamp(min=0)
     high = boxes[:, 2:].float().cpu().ceil().long() + MARGIN
@@ -95,6 +96,6 @@ def cropped(masks: Tensor, boxes: Tensor) -> list[Mask]:
     low = torch.minimum(low, high)  # a box beyond the picture has an empty mask
     corners = torch.cat([low, high], dim=1).tolist()
     return [
-        Mask(left, top, mask[top:bottom, left:right].cpu().numpy())
+        Mask(left, top, mask[top:bottom, left:right].cpu().numpy().copy())
         for mask, (left, top, right, bottom) in zip(masks, corners)
     ]

@@ -75,6 +75,14 @@ def encoded(mask: np.ndarray) -> dict[str, Any]:
     return {"size": list(mask.shape), "counts": rle["counts"].decode("ascii")}
 
 
+def decoded(rle: dict[str, Any]) -> np.ndarray:
+    """The mask (H, W) uint8 that `encoded` was given."""
+    needed()
+    from faster_coco_eval.core import mask as masks
+
+    return masks.decode({**rle, "counts": rle["counts"].encode("ascii")})
+
+
 def in_order(results: Iterable[dict]) -> list[dict]:
     """By image, then the best first: the order in which equal scores count decides figures, and
     must not depend on who computed which image. Equal ones of an image stay as the model gave them.

@@ -32,6 +32,14 @@ FORMATS = {
     "img/s": ".1f",
     "mem": ".0f",
 }
+# by the beginning of the name: a detector's average precision and recall, and the parts of a loss
+FAMILIES = {
+    "box_a": ".2f",
+    "mask_a": ".2f",
+    "loss_": ".4f",
+    "classification": ".4f",
+    "bbox_regression": ".4f",
+}
 REDRAW_SECONDS = 0.2
 
 
@@ -145,7 +153,13 @@ class Log:
 
 def pairs(figures: dict[str, float]) -> str:
     """{'loss': 2.3, 'top1': 41.5} -> 'loss 2.3000 top1 41.5'."""
-    return " ".join(f"{name} {value:{FORMATS.get(name, '.4g')}}" for name, value in figures.items())
+    return " ".join(f"{name} {value:{format_of(name)}}" for name, value in figures.items())
+
+
+def format_of(name: str) -> str:
+    """How a figure is written."""
+    family = next((kind for start, kind in FAMILIES.items() if name.startswith(start)), ".4g")
+    return FORMATS.get(name, family)
 
 
 def rewind(file: Path, step: int) -> None:

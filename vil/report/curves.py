@@ -1,7 +1,8 @@
 """Learning curves of a run as pictures, drawn from its metrics.jsonl: no server, no dependency.
 
-plots/loss.png, plots/accuracy.png and plots/lr.png, training and test sets in the same picture.
-A figure that the run never logged has no picture.
+plots/loss.png, plots/accuracy.png and plots/lr.png, training and test sets in the same picture; of
+a detector plots/precision.png and plots/losses.png. A figure that the run never logged has no
+picture.
 """
 
 import logging
@@ -15,8 +16,21 @@ from vil.report.run_folder import metrics
 
 # picture -> (label of its y axis, the figures in it)
 PICTURES = {
-    "loss": ("loss (cross entropy)", ("loss",)),
+    "loss": ("loss", ("loss",)),
     "accuracy": ("accuracy (%)", ("top1", "top5")),
+    "precision": ("average precision (%)", ("box_ap", "box_ap50", "mask_ap", "mask_ap50")),
+    "losses": (
+        "parts of the loss",
+        (
+            "loss_classifier",
+            "loss_box_reg",
+            "loss_mask",
+            "loss_objectness",
+            "loss_rpn_box_reg",
+            "classification",
+            "bbox_regression",
+        ),
+    ),
     "lr": ("learning rate", ("lr",)),
 }
 TRAIN = "train"

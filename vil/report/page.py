@@ -15,6 +15,10 @@ from vil.report.run_folder import Record
 
 MOST_EVALUATIONS, MOST_SETS, MOST_STARTS = 100, 12, 20
 LONGEST_VALUE = 2000  # signs of a value of the config
+# The figure that decides which checkpoint is best, the first that is there: what people call it.
+DECIDES = {"top1": "top-1", "mask_ap": "mask AP", "box_ap": "box AP"}
+COLUMNS = ("loss", "top1", "top5", "box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50",
+           "mask_ap75")  # fmt: skip
 STATES = ("running", "finished", "failed", "hung", "preempted", "interrupted")
 
 
@@ -100,13 +104,15 @@ def cards(page: Page) -> Html:
 
 def logged(record: Record) -> list[tuple[str, str, str]]:
     """The best and the last evaluation of the first test set, as training logged them."""
-    points = [p for p in next(iter(record.evaluations().values()), []) if "top1" in p]
+    points = next(iter(record.evaluations().values()), [])
+    figure = next((name for name in DECIDES if any(name in point for point in points)), None)
+    points = [point for point in points if figure in point]
     if not points:
         return []
-    best, last = max(points, key=lambda p: p["top1"]), points[-1]
+    best, last = max(points, key=lambda p: p[figure]), points[-1]
     return [
-        ("Best top-1 in training", percent(best["top1"]), f"epoch {best['epoch']:g}"),
-        ("Last top-1 in training", percent(last["top1"]), f"epoch {last['epoch']:g}"),
+        (f"Best {DECIDES[figure]} in training", percent(best[figure]), f"epoch {best['epoch']:g}"),
+        (f"Last {DECIDES[figure]} in training", percent(last[figure]), f"epoch {last['epoch']:g}"),
     ]
 
 
@@ -150,7 +156,7 @@ def curves(record: Record) -> Html:
 
 def evaluations(test: str, points: list[dict]) -> Html:
     """The figures of each evaluation of a test set, the last ones of very many."""
-    names = ("loss", "top1", "top5")
+    names = [name for name in COLUMNS if any(name in point for point in points)]
     rows = [
         [f"{p['epoch']:g}", *(number(f"{p[n]:.4f}" if n in p else "-") for n in names)]
         for p in points[-MOST_EVALUATIONS:]

@@ -1,0 +1,233 @@
+"""`vil detect evaluate` and `vil detect predict`: a run of one epoch, judged and asked."""
+
+import io
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from small_runs import results, vil
+
+from vil.detection.coco import CocoDataset, build_detection_set
+from vil.detection.scoring import average_precision
+
+USAGE, DATA = 2, 3
+SMALL = (
+    "--config-file", "scenes/mask_rcnn_vil_nano.yaml", "DATA.KWARGS={train: 16, val: 5}",
+    "OPTIM.EPOCHS=1", "DEVICE=cpu", "DETECTION.TEST.SCORE=0.0", "DETECTION.TEST.PER_IMAGE=12",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of two steps; it knows little, but what it knows is the same each time."""
+    place = tmp_path_factory.mktemp("detect")
+    ended = vil("detect", "train", *SMALL, "--data", place / "data", "--output_dir", place / "run")
+    assert ended.code == 0, ended.err
+    return place / "run"
+
+
+@pytest.fixture
+def photos(run):
+    """The five pictures of the test set."""
+    (folder,) = (run.parent / "data").glob("*/val")
+    return folder
+
+
+def predicted(run, *words):
+    """What the command prints as JSON."""
+    ended = vil("detect", "predict", "--run", run, "--format", "json", *words)
+    assert ended.code == 0, ended.err
+    return json.loads(ended.out)
+
+
+# Evaluation
+
+
+def test_figures_and_files_agree(run):
+    ended = vil("detect", "evaluate", "--run", run)
+    assert ended.code == 0, ended.err
+    assert re.search(r"^val set scenes box_ap \d+\.\d\d box_ap50 .*mask_ar100 .*count 5$",
+                     ended.out, re.MULTILINE)  # fmt: skip
+    figures = results(run)["scenes"]
+    rows = json.loads((run / "eval/scenes_bbox.json").read_text())
+    annotations = next((run.parent / "data").glob("*/annotations/*val*.json"))
+    again = average_precision(annotations, rows)
+    for name in ("box_ap", "box_ap50", "box_ar100"):
+        assert figures[name] == again[name]
+    assert math.isnan(again["box_ap_l"])  # no object is that large
+    assert figures["box_ap_l"] is None
+    assert set(figures["per_class"]) == {"box_ap", "mask_ap"}
+
+
+def test_vil_evaluate_is_the_same_command(run):
+    by_both = [vil(*words, "--run", run) for words in (("evaluate",), ("detect", "evaluate"))]
+    assert by_both[0] == by_both[1]
+
+
+def test_every_class_is_a_line_if_asked_for(run):
+    ended = vil("detect", "evaluate", "--run", run, "OUTPUT_PERCLASS_ACC", "True")
+    *_, header = [line.split() for line in ended.out.splitlines() if "class" in line]
+    assert header == ["class", "box_ap", "mask_ap"]
+    lines = [line.split() for line in ended.out.splitlines()[-10:]]
+    assert [line[0] for line in lines] == [str(digit) for digit in range(10)]
+    assert all(re.fullmatch(r"\d+\.\d\d|nan", cell) for line in lines for cell in line[1:])
+
+
+def test_the_worst_pictures_are_drawn(run):
+    """Those of an evaluation before are gone."""
+    for count in (3, 2):
+        ended = vil("detect", "evaluate", "--run", run, "--pictures", count)
+        assert f"{count} pictures in {run}/eval/pictures" in ended.out
+    drawn = sorted(path.name for path in (run / "eval/pictures").iterdir())
+    assert [name[:9] for name in drawn] == ["scenes-1-", "scenes-2-"]
+    for name in drawn:
+        assert Image.open(run / "eval/pictures" / name).width > 900  # two enlarged pictures
+
+
+def test_the_page_of_a_run_has_what_training_logged(run, caplog):
+    ended = vil("report", run, "--out", "page.html")
+    assert ended.code == 0, ended.err
+    assert "vil detect evaluate has more" in caplog.text
+    page = Path("page.html").read_text()
+    for text in ("Best mask AP in training", "A mask_rcnn on l1,h1,d32", "average precision (%)"):
+        assert text in page
+    assert ">top5<" not in page
+
+
+# Prediction
+
+
+def test_predictions_are_those_of_evaluation(run, photos):
+    """The same boxes, to the last digit, from the same pictures."""
+    assert vil("detect", "evaluate", "--run", run).code == 0
+    rows = json.loads((run / "eval/scenes_bbox.json").read_text())
+    found = predicted(run, photos, "--score", "0")
+    dataset = build_detection_set(
+        "scenes", run.parent / "data", "val", masks=False, train=16, val=5
+    )
+    assert [Path(record["file"]).name for record in found] == sorted(
+        dataset.sample_name(i) for i in range(5)
+    )
+    ids = {dataset.sample_name(i): int(dataset.image_ids[i]) for i in range(5)}
+    assert sum(len(record["objects"]) for record in found) == len(rows) > 0
+    for record in found:
+        own = [row for row in rows if row["image_id"] == ids[Path(record["file"]).name]]
+        for thing, row in zip(record["objects"], own):
+            assert thing["score"] == pytest.approx(row["score"], abs=1e-5)
+            assert dataset.category_ids[thing["label"] - 1] == row["category_id"]
+            assert thing["class"] == dataset.classes[thing["label"] - 1]
+            x1, y1, x2, y2 = thing["box"]
+            assert [x1, y1, x2 - x1, y2 - y1] == pytest.approx(row["bbox"], abs=1e-3)
+
+
+def test_formats_agree(run, photos):
+    Path("broken.png").write_bytes(b"not a picture")
+    words = ["--run", run, "--score", "0.1", "--images", photos, "broken.png"]
+    shown = {name: vil("detect", "predict", "--format", name, *words)
+             for name in ("text", "json", "coco")}  # fmt: skip
+    assert {ended.code for ended in shown.values()} == {0}
+    *whole, broken = json.loads(shown["json"].out)
+    assert broken.keys() == {"file", "objects", "error"}
+    things = [thing for record in whole for thing in record["objects"]]
+    assert things
+    lines = shown["text"].out.splitlines()
+    assert lines[-1].startswith("broken.png: cannot be read: ")
+    assert sum(line.startswith("  ") for line in lines) == len(things)
+    assert f"{whole[0]['file']}: {len(whole[0]['objects'])} object" in lines[0]
+    coco = json.loads(shown["coco"].out)
+    assert [image["file_name"] for image in coco["images"]] == [r["file"] for r in whole]
+    assert [(row["category_id"], row["score"]) for row in coco["annotations"]] == [
+        (thing["label"], thing["score"]) for thing in things
+    ]
+    assert all(row["segmentation"]["counts"] for row in coco["annotations"])
+    Path("found.json").write_text(shown["coco"].out)  # a set like any other
+    again = CocoDataset("/", "found.json", "val", masks=True)
+    assert sum(len(again[index][1]["labels"]) for index in range(5)) == len(things)
+    assert [row["name"] for row in coco["categories"]] == [str(digit) for digit in range(10)]
+
+
+def test_pictures_are_drawn_under_names_of_their_own(run, photos):
+    Path("other").mkdir()
+    for name in ("other/000001.png", "other/x.png"):
+        Image.open(sorted(photos.iterdir())[0]).save(name)
+    words = ["--output", "drawn", "--score", "0.1", sorted(photos.iterdir())[0], "other"]
+    assert len(predicted(run, *words)) == 3
+    drawn = sorted(path.name for path in Path("drawn").iterdir())
+    assert drawn == ["000001-2.png", "000001.png", "x.png"]
+    assert not (Path(run) / "drawn").exists()
+    assert np.asarray(Image.open("drawn/x.png")).std() > 0
+
+
+def test_a_large_picture_in_tiles(run, photos):
+    """A scene in the corner of a dark picture of many tiles; one that fits into a tile is whole."""
+    scene = Image.open(sorted(photos.iterdir())[0]).convert("RGB")
+    large = Image.new("RGB", (1000, 700))
+    large.paste(scene, (0, 0))
+    large.save("large.png")
+    tiles = ["--tile", "400", "--overlap", "100", "--score", "0"]
+    (record,) = predicted(run, "large.png", *tiles)
+    assert (record["width"], record["height"]) == (1000, 700)
+    assert 0 < len(record["objects"]) <= 12
+    boxes = np.array([thing["box"] for thing in record["objects"]])
+    assert boxes.min() >= 0
+    assert boxes[:, 2].max() <= 1000
+    assert boxes[:, 3].max() <= 700
+    scene.save("small.png")
+    whole = predicted(run, "small.png", "--score", "0")
+    assert predicted(run, "small.png", *tiles) == whole
+
+
+def test_standard_input_is_a_list(run, photos, monkeypatch):
+    names = [str(path) for path in sorted(photos.iterdir())[:2]]
+    text = io.TextIOWrapper(io.BytesIO("\n".join(names).encode()))
+    monkeypatch.setattr(sys, "stdin", text)
+    assert [record["file"] for record in predicted(run, "--images", "-")] == names
+
+
+def test_nothing_could_be_read(run):
+    Path("broken.png").write_bytes(b"")
+    ended = vil("detect", "predict", "--run", run, "broken.png", "nowhere.png")
+    assert ended.code == DATA
+    assert ended.err.endswith("vil detect predict: none of the 2 images could be read\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "pattern"),
+    [
+        ("predict", USAGE, r"which pictures\?"),
+        ("predict --overlap 10 x.png", USAGE, "--overlap is that of tiles: give --tile, too"),
+        ("predict --tile 64 --overlap 64 x.png", USAGE, "--overlap 64 must be smaller than"),
+        ("predict --tile 0 x.png", USAGE, "expected a whole number from 1 up, got '0'"),
+        ("predict --score 1.5 x.png", USAGE, r"DETECTION\.TEST\.SCORE"),
+        ("predict --images x.png DEVICE cpu", USAGE, "KEY VALUE pairs stand before"),
+        ("predict --output file x.png", USAGE, "--output file: File exists"),
+        ("predict empty", DATA, "no images in empty"),
+        ("evaluate --pictures many", USAGE, "expected a whole number from 0 up, got 'many'"),
+    ],
+)
+def test_command_lines_that_cannot_be(run, words, code, pattern):
+    Path("file").touch()
+    Path("empty").mkdir()
+    command, *words = words.split()
+    ended = vil("detect", command, "--run", run, *words)
+    assert (ended.code, ended.out) == (code, "")
+    assert re.search(pattern, ended.err), ended.err
+
+
+def test_without_a_detector(run):
+    ended = vil("detect", "predict", "x.png")
+    assert ended.code == USAGE
+    assert "which detector? --run DIR" in ended.err
+    for command in ("evaluate", "predict"):
+        words = ["x.png"] if command == "predict" else []
+        ended = vil("detect", command, "--config-file", "digits/vil_nano.yaml", *words)
+        assert ended.code == USAGE
+        assert "this config is a classifier's" in ended.err
+    ended = vil("predict", "--run", run, "x.png")
+    assert ended.code == USAGE
+    assert "vil detect predict finds objects" in ended.err
