@@ -15,7 +15,6 @@ MODEL, RUN = "defects/test_model_defects.py::test_", "defects/test_run_defects.p
 COMMANDS, OLD = "cli/test_commands.py::test_", "cli/test_old_commands.py::test_"
 ATTENTION, TASK = "layers/test_attention.py::test_", "engine/test_classification_task.py::test_"
 BACKENDS, LOADERS = "ops/test_backends.py::test_", "data/test_loaders.py::test_"
-NO_DETECTION = "there is no detection yet"
 
 DEFECTS: dict[str, tuple[str, tuple[str, ...] | str]] = {
     "B1": ("asserted CUDA and ran everything when imported", (
@@ -153,8 +152,17 @@ DEFECTS: dict[str, tuple[str, tuple[str, ...] | str]] = {
     "B32": ("advertised longformer_cuda, which was not there", (
         RUN + "the_cuda_kernel_by_its_old_name",
     )),
-    "B33": ("detection: froze the wrong stage, decayed norms, dead weights", NO_DETECTION),
-    "B34": ("converted detection checkpoints without checking shapes", NO_DETECTION),
+    "B33": ("detection: no padding mask, wrong stage frozen, norms decayed, dead weights", (
+        "detection/test_pyramid.py::test_an_image_does_not_depend_on_the_sizes_of_the_others",
+        "detection/test_detectors.py::test_every_parameter_learns",
+        "detection/test_detector_weights.py::"
+        "test_layers_and_decay_of_the_body_are_those_of_the_classifier",
+        "cli/test_detect_train.py::test_stages_can_be_frozen",
+    )),
+    "B34": ("converted detection checkpoints without checking shapes", (
+        "detection/test_detector_weights.py::test_weights_that_fit_nothing",
+        "models/test_conversion.py::test_files_of_the_detection_code_give_their_backbone",
+    )),
     "B35": ("contradicted itself between README, configs and checkpoints", (
         "test_configs.py::test_its_head_is_true",
     )),

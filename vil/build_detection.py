@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from vil.detection.coco import build_detection_set, own_arguments
+from vil.config import ConfigError
+from vil.detection.coco import CocoDataset, build_detection_set, own_arguments
 from vil.detection.models import Settings, build_detector
 from vil.detection.pyramid import body_of
 from vil.detection.task import DetectionTask
@@ -53,9 +54,15 @@ def has_masks(cfg: CfgNode) -> bool:
     return cfg.DETECTION.MODEL == "mask_rcnn"
 
 
-def dataset(cfg: CfgNode, name: str, split: str, transform: Callable | None, own: dict):
+def dataset(
+    cfg: CfgNode, name: str, split: str, transform: Callable | None, own: dict
+) -> CocoDataset:
     """A set of pictures with boxes; `own` are the arguments it takes."""
-    return build_detection_set(
+    if len(cfg.DATA.TRAIN) > 1:
+        raise ConfigError(
+            f"DATA.TRAIN {', '.join(cfg.DATA.TRAIN)}: a detector trains on one set; join the files"
+        )
+    found = build_detection_set(
         name,
         cfg.DATA.PATH,
         split,
@@ -64,6 +71,9 @@ def dataset(cfg: CfgNode, name: str, split: str, transform: Callable | None, own
         keep_empty=cfg.DETECTION.INPUT.KEEP_EMPTY,
         **own,
     )
+    if not cfg.DETECTION.INPUT.GROUP_ASPECTS:
+        found.groups = None
+    return found
 
 
 def transform_for_training(cfg: CfgNode) -> Callable:
@@ -73,7 +83,7 @@ def transform_for_training(cfg: CfgNode) -> Callable:
         sizes=shape.TRAIN_SIZES,
         max_size=shape.MAX_SIZE,
         flip=shape.FLIP,
-        jitter=tuple(shape.JITTER) or None,
+        jitter=tuple(shape.JITTER),
     )
 
 

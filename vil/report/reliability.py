@@ -34,6 +34,8 @@ FAULTS = {  # what is done to a run, in the words of the page
     "F25": "a clock that jumps; folders, data, devices and launchers that will not do",
     "F26": "loader workers by fork, spawn and forkserver, every format of data",
     "F27": "the log ends in the middle of a line",
+    "F28": "boxes without area, outside the picture, of a pixel, no numbers; crowds, pictures "
+    "without boxes, wrong sizes",
     "F29": "an edited config at `--resume`",
     "F30": "a signal to one of two ranks only",
     "F31": "a disk that fails once, for a while, or is slow",

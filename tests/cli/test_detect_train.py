@@ -1,0 +1,123 @@
+"""vil detect train: the loop of classifiers, from a config to a run that goes on."""
+
+import pytest
+import torch
+from small_runs import checkpoint, figures, metrics, vil
+
+from vil import build
+from vil.config import get_config
+
+DETECTOR = (
+    "DETECTION.MODEL=mask_rcnn", "DETECTION.FPN.STAGES=[1,2]", "DETECTION.FPN.CHANNELS=16",
+    "DETECTION.ANCHORS.SIZES=[24,48,96]", "DETECTION.RPN.SAMPLES=16", "DETECTION.BOX.CHANNELS=16",
+    "DETECTION.BOX.SAMPLES=16", "DETECTION.MASK.CHANNELS=8", "DETECTION.MASK.LAYERS=1",
+    "DETECTION.RPN.POST_NMS_TRAIN=20", "DETECTION.RPN.POST_NMS_TEST=20",
+    "DETECTION.INPUT.TRAIN_SIZES=[48,64]", "DETECTION.INPUT.TEST_SIZE=64",
+    "DETECTION.INPUT.MAX_SIZE=96", "INPUT.IMAGE_SIZE=96", "DEVICE=cpu", "LOG_FREQ=1",
+    "MODEL.VIT.MSVIT.ARCH=l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s1,g1,p2,f3,a0",
+    "DATALOADER.BSZ=4", "OPTIM.LR=1e-3", "OPTIM.EPOCHS=2", "DATA.NUM_CLASSES=3",
+    "DATA.TRAIN=[fake]", "DATA.TEST=[fake]", "DATA.KWARGS={n: 8, size: 64, num_classes: 3}",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("detector") / "run"
+    data = folder.parent
+    outcome = vil("detect", "train", "--output_dir", folder, "--data", data, *DETECTOR)
+    assert outcome.code == 0, outcome.err
+    return folder
+
+
+def test_a_run_tells_losses_and_average_precision(run):
+    points = metrics(run)
+    losses = {"loss_classifier", "loss_box_reg", "loss_mask", "loss_objectness"}
+    assert all(losses < point.keys() for point in points if point["split"] == "train")
+    last = [point for point in points if point["split"] == "val/fake"][-1]
+    assert {"box_ap", "box_ap50", "mask_ap", "mask_ap50"} < last.keys()
+    assert last["count"] == 8
+    assert (run / "classes.txt").read_text().split("\n")[:3] == [
+        "category 1", "category 2", "category 3",
+    ]  # fmt: skip
+    assert (run / "checkpoints/best").exists()
+
+
+def test_a_run_goes_on_as_if_it_had_never_stopped(run, tmp_path):
+    words = ("detect", "train", "--data", tmp_path, "--output_dir", tmp_path / "run")
+    assert vil(*words, *DETECTOR, "OPTIM.EPOCHS=1").code == 0
+    assert vil(*words, *DETECTOR, "--resume").code == 0
+    assert figures(metrics(tmp_path / "run")) == figures(metrics(run))
+    ours, theirs = (checkpoint(f) / "model.safetensors" for f in (tmp_path / "run", run))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_it_starts_from_a_detector_with_other_categories(run, tmp_path):
+    words = (
+        "detect", "train", "--data", tmp_path, "--output_dir", tmp_path / "run", *DETECTOR,
+        f"MODEL.MODEL_PATH={run}", "DATA.NUM_CLASSES=5", "OPTIM.EPOCHS=1",
+        "DATA.KWARGS={n: 8, size: 64, num_classes: 5}",
+    )  # fmt: skip
+    refused = vil(*words)
+    assert refused.code == 4
+    assert "a head of another size" in refused.err
+    assert vil(*words, "FINETUNE.HEAD=new").code == 0
+
+
+def test_stages_can_be_frozen(run, tmp_path):
+    words = ("FINETUNE.FREEZE_STAGES=1", f"MODEL.MODEL_PATH={run}", "OPTIM.EPOCHS=1")
+    folder = tmp_path / "run"
+    line = ("detect", "train", "--data", tmp_path, "--output_dir", folder, *DETECTOR, *words)
+    assert vil(*line).code == 0
+    cfg = get_config(None, [*DETECTOR, *words, "DETECTION.TEST.SCORE=0.0"])
+    before, after = (build.build_model(cfg) for _ in range(2))
+    build.load_model_path(before, cfg)
+    frozen = [name for name, p in before.named_parameters() if not p.requires_grad]
+    assert frozen
+    assert all(name.startswith("backbone.body.stages.0.") for name in frozen)
+    build.load_detector(after, checkpoint(folder))
+    old, new = before.state_dict(), after.state_dict()
+    assert all(torch.equal(old[name], new[name]) for name in frozen)
+    assert not torch.equal(old["rpn.head.bbox_pred.weight"], new["rpn.head.bbox_pred.weight"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["DETECTION.MODEL="], 2, "this config is a classifier's: set DETECTION.MODEL"),
+        (["DATA.NUM_CLASSES=80"], 2, "DATA.NUM_CLASSES is 80, but fake has 3 classes"),
+        (["DATA.TRAIN=[cocoo]"], 2, "did you mean 'coco'"),
+        (["DATA.TRAIN=[fake,scenes]"], 2, "a detector trains on one set"),
+        (["DATA.TRAIN=[digits]"], 2, "digits"),
+        (["DATA.KWARGS.sise=3"], 2, "did you mean 'size'"),
+        (["DETECTION.MODEL=mask_rnn"], 2, "did you mean mask_rcnn"),
+        (["DETECTION.FPN.STAGES=[1,2,3]"], 2, "stages 1, 2, 3 of a network with 2"),
+        (["DETECTION.ANCHORS.SIZES=[32,64]"], 2, "2 sizes of anchors for 3 levels"),
+        (["MODEL.ARCH=timm/resnet18"], 2, "DETECTION.MODEL stands on msvit"),
+        (["DATA.TRAIN=[coco]"], 3, "instances_train2017.json"),
+        (["MODEL.MODEL_PATH=ViL_Tiny_Weights.NONE"], 2, "ViL_Tiny_Weights"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_does_not_fit_is_one_line(words, code, says, tmp_path):
+    data = ("--output_dir", tmp_path / "run", "--data", tmp_path)
+    outcome = vil("detect", "train", *data, *DETECTOR, *words)
+    assert outcome.code == code, outcome.err
+    assert says in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_makes_up_pictures(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outcome = vil("detect", "train", "--dry-run", *DETECTOR, "DATA.TRAIN=[coco]")
+    assert outcome.code == 0, outcome.err
+    assert "dry run: one step of 4 made-up images" in outcome.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_by_name(tmp_path):
+    """The shipped weights of ViL-Nano under its detector, all stages with local attention."""
+    cfg = get_config("scenes/mask_rcnn_vil_nano.yaml")
+    model = build.build_model(cfg)
+    said = build.load_model_path(model, cfg)
+    assert "83 loaded, 1 resized, 4 converted, 4 ignored" in said

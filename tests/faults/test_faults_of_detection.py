@@ -1,0 +1,139 @@
+"""Detectors are trained by the same loop, so the same holds: killed, stopped and started again a
+run has the weights it would have had; and boxes that are none do no harm."""
+
+import json
+import math
+import re
+
+import pytest
+from real_runs import begin, end_all, said, saved_step, seconds_to_end, status
+from records import record
+from same_runs import equal_digests
+from small_runs import figures, metrics, vil
+
+ARCH = "l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s1,g1,p2,f3,a0"
+# All that draws: sizes, flips, samples of anchors and proposals, random shift, drop path.
+DETECTOR = (
+    "DETECTION.MODEL=mask_rcnn", "DETECTION.FPN.STAGES=[1,2]", "DETECTION.FPN.CHANNELS=16",
+    "DETECTION.ANCHORS.SIZES=[24,48,96]", "DETECTION.RPN.SAMPLES=16", "DETECTION.BOX.CHANNELS=16",
+    "DETECTION.BOX.SAMPLES=16", "DETECTION.MASK.CHANNELS=8", "DETECTION.MASK.LAYERS=1",
+    "DETECTION.RPN.POST_NMS_TRAIN=20", "DETECTION.RPN.POST_NMS_TEST=20",
+    "DETECTION.INPUT.TRAIN_SIZES=[64,80,96]", "DETECTION.INPUT.TEST_SIZE=80",
+    "DETECTION.INPUT.MAX_SIZE=128", "INPUT.IMAGE_SIZE=128", f"MODEL.VIT.MSVIT.ARCH={ARCH}",
+    "MODEL.VIT.MSVIT.MODE=1", "MODEL.VIT.DROP_PATH=0.2", "DEVICE=cpu", "LOG_FREQ=1", "SEED=3",
+    "DATALOADER.BSZ=4", "OPTIM.LR=1e-3", "OPTIM.EMA=0.9", "OPTIM.CLIP_GRAD=1",
+)  # fmt: skip
+FAKE = (
+    "DATA.TRAIN=[fake]", "DATA.TEST=[fake]", "DATA.NUM_CLASSES=3",
+    "DATA.KWARGS={n: 24, size: 96, num_classes: 3}",
+)  # fmt: skip
+PER_EPOCH, EPOCHS = 6, 3
+END = PER_EPOCH * EPOCHS
+DIGESTS = "a detector: SHA-256 of weights, average, momenta and position equal, of 4"
+
+
+def start(folder, *words, **options):
+    """Start a detector's run, or go on with it; returns its exit code."""
+    data = f"DATA.PATH={folder}.data"
+    settings = (f"OPTIM.EPOCHS={EPOCHS}", "RUN.SAVE_STEPS=4", "RUN.EVAL_EVERY=3")
+    process = begin(folder, *DETECTOR, *FAKE, *settings, data, *words, "--resume", **options)
+    seconds_to_end(process)
+    end_all(process)
+    return process.returncode
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """The run that nothing happens to."""
+    folder = tmp_path_factory.mktemp("one") / "run"
+    assert start(folder) == 0, said(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("fault", "what", "code", "workers"),
+    [("F4", "kill", -9, 0), ("F4", "kill", -9, 2), ("F2", "signal", 75, 0)],
+)
+def test_a_detector_broken_in_mid_epoch(one, fault, what, code, workers, tmp_path):
+    folder, words = tmp_path / "run", f"DATALOADER.WORKERS={workers}"
+    for step in (5, 9, 14):
+        assert start(folder, words, fault={"what": what, "step": step}) == code, said(folder)
+        if what == "signal":
+            assert saved_step(folder) == status(folder)["step"]
+    assert start(folder, words) == 0, said(folder)
+    assert saved_step(folder) == END
+    assert figures(metrics(folder)) == figures(metrics(one))
+    record(fault, f"{DIGESTS}, {workers} workers", equal_digests(folder, one), 4)
+
+
+# box, and what is wrong with it, in a picture of 72 x 96
+STRANGE = {
+    "no width": [10, 10, 0, 20],
+    "no height": [10, 10, 20, 0],
+    "negative": [40, 40, -20, 20],
+    "outside": [200, 200, 20, 20],
+    "reaching out": [80, 60, 100, 100],
+    "one pixel": [5, 5, 1, 1],
+    "less than a pixel": [5, 5, 0.2, 0.2],
+    "larger than the picture": [-50, -50, 500, 500],
+    "no number": [math.nan, 5, 10, 10],
+    "endless": [5, 5, math.inf, 10],
+}
+
+
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory):
+    """A set whose every other picture has strange boxes, a crowd, or nothing; and wrong sizes."""
+    from vil.detection.fake import write_fake
+
+    root = tmp_path_factory.mktemp("strange")
+    for split in ("train", "val"):
+        write_fake(root, split, n=16, size=96, num_classes=3)
+        file = root / f"annotations/instances_{split}.json"
+        table = json.loads(file.read_text())
+        kept = [a for a in table["annotations"] if a["image_id"] % 2]
+        for number, box in enumerate(STRANGE.values()):
+            kept.append({
+                "id": 1000 + number, "image_id": 2 * (number % 4), "category_id": 1, "bbox": box,
+                "area": 1.0, "iscrowd": 0, "segmentation": [],
+            })  # fmt: skip
+        counts = [72 * 48, 72 * 48]
+        kept.append({
+            "id": 2000, "image_id": 8, "category_id": 2, "bbox": [0, 0, 96, 72], "area": 3456,
+            "iscrowd": 1, "segmentation": {"size": [72, 96], "counts": counts},
+        })  # fmt: skip
+        for image in table["images"][5::4]:
+            image["width"], image["height"] = 3 * image["width"], image["height"] // 2
+        file.write_text(json.dumps(table | {"annotations": kept}))
+    return root
+
+
+@pytest.mark.parametrize("model", ["mask_rcnn", "faster_rcnn", "retinanet"])
+def test_f28_boxes_that_are_none(strange, model, tmp_path):
+    """Neither a crash nor a loss that is no number, and a count of what is left out."""
+    retinanet = ("DETECTION.FPN.STAGES=[2]",) if model == "retinanet" else ()
+    outcome = vil(
+        "detect", "train", "--output_dir", tmp_path / "run", "--data", strange, *DETECTOR,
+        f"DETECTION.MODEL={model}", "DATA.TRAIN=[coco]", "DATA.TEST=[coco]", "DATA.NUM_CLASSES=3",
+        "DATA.KWARGS={images: '{split}', annotations: 'annotations/instances_{split}.json'}",
+        "OPTIM.EPOCHS=2", "DETECTION.INPUT.KEEP_EMPTY=True", *retinanet,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    losses = [point["loss"] for point in metrics(tmp_path / "run") if "loss" in point]
+    finite = sum(loss is not None and math.isfinite(loss) for loss in losses)
+    record("F28", f"{model}: steps with a finite loss, of 8", finite, 8)
+    said = (tmp_path / "run/log.txt").read_text() + outcome.err
+    record("F28", f"{model}: the count of what is dropped is told", "are dropped (" in said, True)
+
+
+def test_f28_check_counts_them(strange):
+    outcome = vil(
+        "detect", "check", strange / "annotations/instances_train.json",
+        "--images", strange / "train",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    dropped = sum(map(int, re.findall(r"^(\d+) dropped annotations", outcome.out, re.MULTILINE)))
+    assert "16, 5 of them without a usable box" in outcome.out
+    assert "1 crowds" in outcome.out
+    assert "288 x 36 px in the file, 96 x 72 in the picture, which counts" in outcome.out
+    record("F28", "annotations that vil detect check says are dropped, of 12", dropped, 12)
