@@ -36,8 +36,8 @@ PAGE, RESULTS = ROOT / "MODEL_ZOO.md", ROOT / "benchmarks/results"
 HEAD = """\
 # Model zoo
 
-Every published ViL classifier and detector as a config. `python docs/model_zoo.py` writes this page; do not edit
-it by hand.
+Every published ViL classifier and detector as a config. `python docs/model_zoo.py` writes this
+page; do not edit it by hand.
 
 - **published**: as the authors published it. Nobody measured it here.
 - **counted**: parameters, and multiply-accumulates of one image (MACs; the authors say FLOPs),

@@ -12,13 +12,12 @@ from yacs.config import CfgNode
 from vil import build_detection
 from vil.build import refuses
 from vil.config import ConfigError
-from vil.data import build_dataset, is_numbered, keyword_arguments, own_arguments
+from vil.data import build_dataset, is_numbered, own_arguments
 from vil.data.dataset import ImageDataset
 from vil.data.joined import Joined
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.target_map import read_target_map
 from vil.data.transforms import eval_transform, train_transform
-from vil.detection.coco import DETECTION_SETS
 from vil.engine.distributed import Ranks
 from vil.utils.table import lookup
 
@@ -124,7 +123,7 @@ def _dataset(cfg: CfgNode, name: str, split: str, transform: Callable | None) ->
 def _arguments(cfg: CfgNode, name: str) -> list[str]:
     """What a set takes from DATA.KWARGS."""
     if cfg.DETECTION.MODEL:
-        return keyword_arguments(lookup(DETECTION_SETS, name, "set of pictures with boxes"))
+        return build_detection.own_arguments(name)
     return own_arguments(name)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from vil.detection.coco import build_detection_set
+from vil.detection.coco import build_detection_set, own_arguments
 from vil.detection.models import Settings, build_detector
 from vil.detection.pyramid import body_of
 from vil.detection.task import DetectionTask
@@ -44,6 +44,9 @@ def detector(cfg: CfgNode, network: MsViT) -> nn.Module:
         std=cfg.INPUT.STD,
     )
     return build_detector(c.MODEL, body_of(network), settings)
+
+
+__all__ = ["dataset", "detector", "own_arguments", "task", "transform_for_training"]
 
 
 def has_masks(cfg: CfgNode) -> bool:

@@ -127,7 +127,9 @@ def test_what_is_in_the_padding_does_not_matter():
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-@pytest.mark.parametrize("extra, strides", [("pool", [4, 8, 16, 32]), ("p6p7", [8, 16, 32, 64])])
+@pytest.mark.parametrize(
+    ("extra", "strides"), [("pool", [4, 8, 16, 32]), ("p6p7", [8, 16, 32, 64])]
+)
 def test_levels_have_the_strides_they_say(extra, strides):
     backbone = backbone_of(extra)
     assert backbone.strides == strides

@@ -1,6 +1,7 @@
 """Weights of other layouts: detectors, other attentions, other numbers of global tokens, sizes."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,11 @@ PUBLISHED = json.loads((GOLDEN / "state_dict_keys.json").read_text())
 ARCH = "l1,h1,d8,n1,s1,g1,p4,f2,a{0}_l2,h2,d16,n2,s{1},g{2},p2,f2,a{0}"
 
 
-def build(absolute=0, sparse=1, num_global=1, attention="longformer", **settings) -> MsViT:
+def build(absolute=0, sparse=1, num_global=1, attention="longformer", window=2, **settings):
+    """An MsViT drawn from seed 0."""
     torch.manual_seed(0)
-    stages = parse_arch(ARCH.format(absolute, sparse, num_global), attention)
+    arch = ARCH.format(absolute, sparse, num_global).replace("f2", f"f{window}")
+    stages = parse_arch(arch, attention)
     return MsViT(stages, **{"img_size": 32, "num_classes": 5, **settings})
 
 
@@ -98,6 +101,23 @@ def test_one_global_token_is_repeated(absolute):
     assert torch.equal(token, one.stages[1].embed.cls_token.expand(1, 4, 16))
     with pytest.raises(CheckpointError, match=r"mismatched: .*cls_token \(1, 4, 16\) -> "):
         load_weights(build(absolute, num_global=2), four.state_dict(), convert=True)
+
+
+def test_extending_keeps_each_distance():
+    """In a larger window tokens see each other as before, and new ones as the nearest known."""
+    source, larger, back = build(0), build(0, window=3), build(0)
+    load_weights(larger, source.state_dict(), rule="extend")
+    load_weights(back, larger.state_dict(), rule="extend")
+    name = "stages.0.blocks.0.attn.local_relative_position_bias_table"
+    small, large = source.state_dict()[name], larger.state_dict()[name]
+    side, wide = (math.isqrt(len(table)) for table in (small, large))
+    edge, inner = (wide - side) // 2, slice((wide - side) // 2, (wide + side) // 2)
+    square = large.unflatten(0, (wide, wide))
+    assert edge > 0
+    assert torch.equal(square[inner, inner], small.unflatten(0, (side, side)))
+    assert torch.equal(square[0, inner], square[edge, inner])
+    assert torch.equal(square[inner, -1], square[inner, -1 - edge])
+    assert torch.equal(back.state_dict()[name], small)
 
 
 def test_bicubic_is_pytorch_s_antialiased_one():

@@ -36,9 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", default="best", choices=["best", "last"], help="which one of a run")
     add(
         "--resize",
-        choices=["linear", "bicubic"],
+        choices=["linear", "bicubic", "extend"],
         dest="rule",
-        help="how positions of another size are fitted: as in 2021 (default), or sharper",
+        help="how positions of another size are fitted: as in 2021 (default), sharper, or, for "
+        "another window alone, relative ones kept at their distance",
     )
     add("--classes", metavar="FILE", help="the names of the classes, one per line")
 

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from vil.cli.output import output_file, written
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from vil.detection.annotations import Annotations
 
 SHOWN = 12
@@ -71,17 +73,18 @@ def summary(table: "Annotations", masks: bool) -> list[str]:
     """What the file has: images, boxes by category and size, masks."""
     import numpy as np
 
-    good = boxes_of(table)
+    good, crowds = boxes_of(table), table.crowd
+    crowds, good = int((good & crowds).sum()), good & ~crowds
     used = len(np.unique(table.images[good]))
     areas = table.areas[good]
     sizes = {n: int(((low <= areas) & (areas < high)).sum()) for n, (low, high) in AREAS.items()}
     counts = np.bincount(table.labels[good], minlength=len(table.classes) + 1)[1:].tolist()
-    names = [f"{name} {count}" for name, count in zip(table.classes, counts)]
+    names = [f"{name} ({count})" for name, count in zip(table.classes, counts)]
     fit = int((good & table.segmentations.usable).sum())
     empty = len(table.names) - used
     rows = {
         "images": f"{len(table.names)}, {empty} of them without a usable box",
-        "boxes": f"{good.sum()} usable, {crowds(table)} crowds (left out of training)",
+        "boxes": f"{good.sum()} usable, {crowds} crowds (left out of training)",
         "by area": ", ".join(f"{name} {count}" for name, count in sizes.items()),
         "masks": f"{fit} of the usable boxes have one" if masks else "none: mask_rcnn needs them",
         "categories": f"{len(names)}: {', '.join(names)}",
@@ -94,17 +97,11 @@ def told(name: str, text: str) -> list[str]:
     return textwrap.wrap(f"{name:11} {text}", 100, subsequent_indent=" " * 12)
 
 
-def boxes_of(table: "Annotations"):
-    """Which annotations (M,) have a box that is trained on, with or without a mask."""
+def boxes_of(table: "Annotations") -> "np.ndarray":
+    """Which annotations (M,) have a usable box, with or without a mask, crowds among them."""
     from vil.detection.annotations import REASONS
 
-    whole = (table.reasons == 0) | (table.reasons == REASONS.index(no_mask()))
-    return whole & ~table.crowd
-
-
-def crowds(table: "Annotations") -> int:
-    """Annotations of many objects at once."""
-    return int((table.crowd & (table.reasons == 0)).sum())
+    return (table.reasons == 0) | (table.reasons == REASONS.index(no_mask()))
 
 
 def faults_of_images(table: "Annotations", folder: Path) -> list[Fault]:
@@ -152,7 +149,7 @@ def refuse(table: "Annotations", faults: list[Fault]) -> None:
     """DataError, if training would end with one."""
     from vil.utils.errors import DataError
 
-    if not boxes_of(table).any():
+    if not (boxes_of(table) & ~table.crowd).any():
         raise DataError(f"{table.path} cannot be trained on: it has no usable box")
     if missing := sum(fault.reason == MISSING for fault in faults):
         raise DataError(f"{table.path} cannot be trained on: {missing} of its images are missing")

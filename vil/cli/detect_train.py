@@ -2,8 +2,9 @@
 
   vil detect train --config-file scenes/mask_rcnn_vil_nano.yaml --output_dir runs/scenes
   vil detect train --config-file scenes/mask_rcnn_vil_nano.yaml --output_dir runs/scenes --resume
-  vil detect train --config-file coco/mask_rcnn_vil_tiny_1x.yaml --data /data/coco MODEL.MODEL_PATH model_best.pth
-  torchrun --nproc_per_node=8 tools/train.py --config-file coco/mask_rcnn_vil_tiny_1x.yaml --data /data/coco
+  vil detect train --config-file coco/mask_rcnn_vil_tiny_1x.yaml --data /data/coco \\
+      MODEL.MODEL_PATH model_best.pth
+  scripts/coco_1x.sh mask_rcnn_vil_tiny model_best.pth /data/coco         on 8 GPUs
   vil detect train --config-file mine.yaml --dry-run     one step on made-up pictures: does it fit?
 
 MODEL.MODEL_PATH: weights of a classifier, ours or the 2021 reference's, or of one of its detectors,

@@ -226,11 +226,11 @@ def dry_run(cfg: CfgNode) -> int:
     trial.DATA.TARGETMAP = ""
     trial.MODEL.VIT.MSVIT.TUNE = False  # which may take minutes
     images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
-    trial.DATA.KWARGS = CfgNode(
-        {"n": images, "size": cfg.INPUT.IMAGE_SIZE, "num_classes": cfg.DATA.NUM_CLASSES}
-    )
+    size = cfg.DETECTION.INPUT.MAX_SIZE if cfg.DETECTION.MODEL else cfg.INPUT.IMAGE_SIZE
+    made_up = {"n": images, "size": size, "num_classes": cfg.DATA.NUM_CLASSES}
+    trial.DATA.KWARGS = CfgNode(made_up)
     with tempfile.TemporaryDirectory() as folder:
-        trial.OUTPUT_DIR = folder
+        trial.OUTPUT_DIR = trial.DATA.PATH = folder
         train_run(trial, max_steps=1)
     if os.environ.get("RANK", "0") != "0":
         return 0

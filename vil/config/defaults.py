@@ -194,7 +194,9 @@ _C.FINETUNE.USE_TRAIN_AUG = False  # Fine-tune with the full augmentation after 
 # A head of another size than the weights': keep refuses it, new starts afresh, rows:FILE takes the
 # rows of the old head whose numbers stand in FILE.
 _C.FINETUNE.HEAD = "keep"
-_C.FINETUNE.RESIZE = "linear"  # Positions of another size: linear as in 2021, or bicubic.
+# Positions of another size: stretched, linear as in 2021, or bicubic; extend keeps relative ones at
+# their distance in tokens, for another window on images of the same size.
+_C.FINETUNE.RESIZE = "linear"
 _C.FINETUNE.FREEZE_STAGES = 0  # Number of first stages whose parameters are not trained.
 
 # Detectors of torchvision on the stages' maps. DATA.NUM_CLASSES counts the categories without the
@@ -450,7 +452,7 @@ CHECKS = {
     f"{MSVIT}.MODE": between(-1, 8),
     f"{MSVIT}.VIL_MODE_SWITCH": share,
     "FINETUNE.HEAD": matches(r"keep|new|rows:.+", "keep, new or rows:FILE"),
-    "FINETUNE.RESIZE": one_of("linear", "bicubic"),
+    "FINETUNE.RESIZE": one_of("linear", "bicubic", "extend"),
     "FINETUNE.FREEZE_STAGES": at_least(0),
     "DETECTION.MODEL": one_of("", "mask_rcnn", "faster_rcnn", "retinanet"),
     "DETECTION.HEADS": one_of("v1", "v2"),

@@ -57,12 +57,7 @@ def is_numbered(name: str) -> bool:
 
 def own_arguments(name: str) -> list[str]:
     """What a dataset takes besides root, split and transform."""
-    return keyword_arguments(dataset_row(name))
-
-
-def keyword_arguments(row: Callable) -> list[str]:
-    """The arguments of a row of a table of datasets that have to be named."""
-    parameters = inspect.signature(row).parameters.values()
+    parameters = inspect.signature(dataset_row(name)).parameters.values()
     return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
 
 

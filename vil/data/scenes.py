@@ -53,10 +53,10 @@ def find_scenes(root: str | Path, *, seed: int, train: int, val: int, low: int, 
     if not folder.is_dir():
         try:
             write_scenes(folder, seed=seed, train=train, val=val, low=low, high=high)
-        except FileExistsError:
-            pass
         except OSError as error:
-            raise DataError(f"the scenes cannot be written to {folder}: {error}") from error
+            if not folder.is_dir():
+                reason = error.strerror or error
+                raise DataError(f"the scenes cannot be written to {folder}: {reason}") from error
     return folder
 
 

@@ -1,6 +1,7 @@
 """A file in COCO's format as columns, and what of it cannot be used.
 
-Pictures are not opened here: sizes are those that the file gives. Letters: N images, K categories, M annotations.
+Pictures are not opened here: sizes are those that the file gives. Letters: N images,
+K categories, M annotations.
 """
 
 import os

@@ -22,6 +22,7 @@ from vil.data.image import read_image
 from vil.data.scenes import find_scenes
 from vil.detection.annotations import Annotations, read_annotations
 from vil.detection.batch import Target, collate
+from vil.detection.fake import write_fake
 from vil.detection.transforms import clipped
 from vil.utils.errors import DataError
 from vil.utils.table import lookup
@@ -142,16 +143,17 @@ def warn_of(table: Annotations) -> None:
             table.path,
             sum(counts.values()),
             len(table.ids),
-            ", ".join(f"{count} {reason}" for reason, count in counts.items()),
+            ", ".join(f"{reason}: {count}" for reason, count in counts.items()),
         )
 
 
 def why_none(table: Annotations) -> str:
     """What became of all annotations of a file."""
-    if not table.ids:
+    if not len(table.ids):
         return ": it has no annotations"
     whole = {**table.counts(), "a crowd": int((table.crowd & (table.reasons == 0)).sum())}
-    return ": " + ", ".join(f"{count} have {reason}" for reason, count in whole.items() if count)
+    each = ", ".join(f"{reason}: {count}" for reason, count in whole.items() if count)
+    return f", of {len(table.ids)} annotations ({each})"
 
 
 def coco(
@@ -197,8 +199,34 @@ def scenes(
     )
 
 
+def fake(
+    root: str | Path,
+    split: str,
+    transform: Transform | None = None,
+    *,
+    masks: bool,
+    keep_empty: bool,
+    n: int = 8,
+    size: int = 128,
+    num_classes: int = 3,
+) -> CocoDataset:
+    """Rectangles on noise, written below root each time."""
+    lookup(SPLITS, split, "split")
+    folder = Path(root, "fake")
+    write_fake(folder, split, n=n, size=size, num_classes=num_classes)
+    return coco(
+        folder,
+        split,
+        transform,
+        masks=masks,
+        keep_empty=keep_empty,
+        images="{split}",
+        annotations="annotations/instances_{split}.json",
+    )
+
+
 # Each row is called as f(root, split, transform, masks=, keep_empty=, **own).
-DETECTION_SETS = {"coco": coco, "scenes": scenes}
+DETECTION_SETS = {"coco": coco, "scenes": scenes, "fake": fake}
 OF_ALL = ("masks", "keep_empty")
 
 

@@ -20,19 +20,20 @@ from vil.detection.batch import Target
 PADDING = [124, 116, 104]
 
 
-class _OnePixel:
-    """A very long picture may not shrink to a side of no pixels."""
+class _NotTooSmall:
+    """A very long picture may not shrink to a side of no pixels, nor any to a single pixel, which
+    torch's antialiased resizing of uint8 cannot write."""
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         """The size (height, width) to resize to."""
-        return {"size": tuple(max(side, 1) for side in super().make_params(flat_inputs)["size"])}
+        return {"size": tuple(max(side, 2) for side in super().make_params(flat_inputs)["size"])}
 
 
-class ShortestSize(_OnePixel, v2.RandomShortestSize):
+class ShortestSize(_NotTooSmall, v2.RandomShortestSize):
     """The shorter side becomes one of `min_size`, the longer one `max_size` at most."""
 
 
-class ScaleJitter(_OnePixel, v2.ScaleJitter):
+class ScaleJitter(_NotTooSmall, v2.ScaleJitter):
     """A random factor of the size that fits `target_size`."""
 
 
@@ -90,7 +91,7 @@ def clipped(target: Target, size: Sequence[int], *, cropped: bool = False) -> Ta
     boxes = boxes.clamp(min=0).minimum(limits)
     keep = (boxes[:, 2:] - boxes[:, :2] >= MIN_SIDE).all(dim=1)
     if cropped and "masks" in target:
-        keep &= target["masks"].flatten(1).any(dim=1)
+        keep &= target["masks"].flatten(1).any(dim=1).bool()  # of uint8 it is uint8
     return {
         key: value[keep] if isinstance(value, Tensor) else value
         for key, value in {**target, "boxes": boxes}.items()

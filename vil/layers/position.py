@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 RESIZES = ("interpolate", "crop")
 # how positions are interpolated: the reference's rule, and a sharper one
+LINEAR = dict(mode="bilinear", align_corners=False)
 RULES = {
-    "linear": dict(mode="bilinear", align_corners=False),
+    "linear": LINEAR,
     "bicubic": dict(mode="bicubic", align_corners=False, antialias=True),
+    "extend": LINEAR,  # but for tables of relative positions, see resize_table
 }
 STD = 0.02
 
@@ -40,7 +42,18 @@ def resize_line(x: Tensor, length: int, rule: str = "linear") -> Tensor:
 def resize_table(
     table: Tensor, old: tuple[int, int], new: tuple[int, int], rule: str = "linear"
 ) -> Tensor:
-    """(old rows * old columns, N) -> (new rows * new columns, N), by one of RULES."""
+    """(old rows * old columns, N) -> (new rows * new columns, N), by one of RULES.
+
+    A table has an entry for each distance in tokens, 0 in the middle. linear and bicubic stretch
+    it, so that the outermost distances stay the outermost; with extend each entry stays at its
+    distance, and new distances get what the nearest known one has.
+    """
+    if rule == "extend":
+        rows, cols = (
+            (torch.arange(n, device=table.device) - (n - m) // 2).clamp(0, m - 1)
+            for n, m in zip(new, old)
+        )
+        return table.unflatten(0, old)[rows][:, cols].flatten(0, 1)
     image = table.unflatten(0, old).permute(2, 0, 1)[None]
     image = F.interpolate(image, size=new, **RULES[rule])
     return image[0].permute(1, 2, 0).flatten(0, 1)

@@ -76,7 +76,7 @@ def load_original(
     """Load weights with the reference's names into an MsViT or an attention module.
 
     Weights of a detector: its backbone. Position tables of another size are resized by the
-    reference's rule, or "bicubic". strict: raise CheckpointError, with the report, if anything is
+    reference's rule, "bicubic" or "extend". strict: raise CheckpointError, with the report, if anything is
     missing, unexpected or of another shape.
     """
     state, rest = backbone_of(state_dict)

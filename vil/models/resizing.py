@@ -1,7 +1,8 @@
 """Weights for another image size, window or number of global tokens.
 
 Rules: "linear", the reference's, without aligned corners; "bicubic", antialiased, which smooths
-less where a table grows and keeps what would fall between samples where it shrinks.
+less where a table grows and keeps what would fall between samples where it shrinks; "extend", which
+keeps relative positions at their distance in tokens, for another window on images of the same size.
 """
 
 import math

@@ -1,0 +1,187 @@
+"""A training step of Mask R-CNN at 800 x 1216 on three backbones, in turns; and a large picture.
+
+  python benchmarks/detection.py     and writes benchmarks/results/detection-cpu.json
+  python benchmarks/detection.py --rounds 3 --side 4096 --json FILE
+
+mask_rcnn_vil_tiny is our config; swin_tiny is timm's backbone under the same pyramid and heads;
+resnet50 v2 is torchvision's own maskrcnn_resnet50_fpn_v2. One picture with ten objects, float32,
+SGD; medians of the rounds. Memory is what a step holds in tensors at its peak, beyond weights and
+images. Then `vil detect predict` finds what there is in a picture of noise of 4096 x 4096, whole
+and in tiles, in a process of its own, of which the peak of its memory is told.
+"""
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torchvision.models.detection import maskrcnn_resnet50_fpn_v2
+
+from vil import build
+from vil.config import get_config
+from vil.detection.models import Settings, build_detector
+from vil.engine.distributed import Ranks
+from vil.utils.machine import machine
+from vil.utils.timing import peak_tensor_bytes, seconds
+
+CPU = torch.device("cpu")
+THREADS, ROUNDS, SIDE = 2, 5, 4096
+CONFIG = "coco/mask_rcnn_vil_tiny_1x.yaml"
+SIZE = (800, 1216)
+OBJECTS = 10
+RESULT = Path(__file__).parent / "results/detection-cpu.json"
+MOST_BYTES = 8 * 2**30  # of the process that predicts
+TILES = {"whole": (), "tiles of 1024": ("--tile", "1024", "--overlap", "128")}
+
+
+class TimmBody(nn.Module):
+    """The stages of a timm backbone, for our pyramid. It sees what pads its pictures."""
+
+    def __init__(self, name: str, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.net = timm.create_model(name, features_only=True, img_size=size)
+        self.channels = self.net.feature_info.channels()
+        self.strides = self.net.feature_info.reduction()
+
+    def forward_stages(self, x: Tensor, valid: Tensor | None = None) -> list[Tensor]:
+        return [level.permute(0, 3, 1, 2) for level in self.net(x)]
+
+
+def ours() -> nn.Module:
+    cfg = get_config(CONFIG, ["DEVICE=cpu"])
+    model = build.build_model(cfg)
+    build.settle_backends(model, cfg, CPU, Ranks(), training=True)
+    return model
+
+
+def detectors() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    swin = TimmBody("swin_tiny_patch4_window7_224", SIZE)
+    return {
+        "mask_rcnn_vil_tiny": ours(),
+        "swin_tiny, the same heads": build_detector("mask_rcnn", swin, Settings(80)),
+        "maskrcnn_resnet50_fpn_v2": maskrcnn_resnet50_fpn_v2(
+            weights_backbone=None, num_classes=81, _skip_resize=True
+        ),
+    }
+
+
+def example() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    """A picture of noise, ten boxes of all sizes, masks that fill them."""
+    torch.manual_seed(1)
+    height, width = SIZE
+    sides = torch.logspace(1.3, 2.7, OBJECTS)
+    corners = torch.rand(OBJECTS, 2) * (torch.tensor([width, height]) - sides[:, None])
+    boxes = torch.cat([corners, corners + sides[:, None]], dim=1)
+    masks = torch.zeros(OBJECTS, height, width, dtype=torch.uint8)
+    for mask, (x0, y0, x1, y1) in zip(masks, boxes.long().tolist()):
+        mask[y0:y1, x0:x1] = 1
+    labels = torch.arange(1, OBJECTS + 1)
+    return [torch.rand(3, height, width)], [{"boxes": boxes, "labels": labels, "masks": masks}]
+
+
+def steps(rounds: int) -> dict[str, dict[str, float]]:
+    """{detector: seconds and MiB of a training step, parameters}."""
+    images, targets = example()
+    models = {name: model.train() for name, model in detectors().items()}
+    rules = {name: torch.optim.SGD(model.parameters(), 1e-4) for name, model in models.items()}
+
+    def step(name: str) -> None:
+        rules[name].zero_grad()
+        torch.manual_seed(2)
+        sum(models[name](images, targets).values()).backward()
+        rules[name].step()
+
+    found = {name: {"MiB": 0.0, "seconds": []} for name in models}
+    for name in models:
+        step(name)  # gradients are there from now on
+        found[name]["MiB"] = peak_tensor_bytes(lambda name=name: step(name), CPU) / 2**20
+        found[name]["parameters"] = sum(p.numel() for p in models[name].parameters())
+    for _ in range(rounds):
+        for name in models:
+            found[name]["seconds"].append(seconds(lambda name=name: step(name), CPU))
+    for row in found.values():
+        row["seconds"] = statistics.median(row["seconds"])
+    return found
+
+
+def large(side: int) -> dict[str, dict[str, float]]:
+    """{way: seconds and peak bytes of the command on a large picture, whole and in tiles}."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        picture, weights = Path(folder, "large.png"), Path(folder, "vil_tiny.safetensors")
+        noise = np.random.RandomState(0).randint(0, 256, (side, side, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(picture, compress_level=1)
+        save_file({k: v.contiguous() for k, v in ours().state_dict().items()}, weights)
+        for way, words in TILES.items():
+            options = [
+                f"MODEL.MODEL_PATH={weights}", "DEVICE=cpu", "AMP.ENABLED=False",
+                f"DETECTION.INPUT.TEST_SIZE={1024 if words else side}",
+                f"DETECTION.INPUT.MAX_SIZE={1024 if words else side}",
+                f"INPUT.IMAGE_SIZE={1024 if words else side}",
+            ]  # fmt: skip
+            line = [
+                sys.executable, "-c", REPORTING, "detect", "predict", str(picture),
+                "--config-file", CONFIG, "--score", "0.5", *words, *options,
+            ]  # fmt: skip
+            done = subprocess.run(line, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            spent, peak = re.search(r"(\S+) s (\d+) KiB", done.stderr).groups()
+            found[way] = {"seconds": float(spent), "GiB": int(peak) / 2**20}
+    return found
+
+
+REPORTING = """
+import resource, sys, time
+from vil.cli import main
+began = time.perf_counter()
+code = main(sys.argv[1:])
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(f"{time.perf_counter() - began:.1f} s {peak} KiB", file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def run(args: argparse.Namespace) -> None:
+    torch.set_num_threads(THREADS)
+    about = machine(CPU)
+    print(f"{about['name']}, {THREADS} threads, torch {about['torch']}, timm {timm.__version__}")
+    found = steps(args.rounds)
+    print(f"\na training step at {SIZE[0]} x {SIZE[1]}, batch 1")
+    for name, row in found.items():
+        print(
+            f"  {name:28} {row['parameters'] / 1e6:6.2f}M {row['seconds']:7.2f} s "
+            f"{row['MiB']:7.0f} MiB"
+        )
+    ratio = found["mask_rcnn_vil_tiny"]["MiB"] / found["swin_tiny, the same heads"]["MiB"]
+    print(f"  memory of vil_tiny over swin_tiny: {ratio:.2f} (wanted <= 1)", flush=True)
+    pictures = large(args.side)
+    print(f"\nvil detect predict on a picture of {args.side} x {args.side}")
+    for way, row in pictures.items():
+        missed = "  <- missed" if row["GiB"] * 2**30 > MOST_BYTES else ""
+        print(f"  {way:28} {row['seconds']:7.1f} s {row['GiB']:7.2f} GiB (wanted <= 8){missed}")
+    facts = {"timm": timm.__version__, "command": "python benchmarks/detection.py"}
+    written = {"machine": about | facts, "steps": found, "large": pictures}
+    args.json.write_text(json.dumps(written, indent=1) + "\n")
+    print(f"\n{args.json}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"timed steps ({ROUNDS})")
+    parser.add_argument("--side", type=int, default=SIDE, help=f"of the large picture ({SIDE})")
+    parser.add_argument("--json", metavar="FILE", type=Path, default=RESULT, help="the result")
+    run(parser.parse_args())
