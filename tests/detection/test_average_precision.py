@@ -14,7 +14,16 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from vil.detection.detections import Detections, Mask, from_output
-from vil.detection.scoring import KINDS, average_precision, in_order, needed, of_kind, to_results
+from vil.detection.scoring import (
+    KINDS,
+    average_precision,
+    decoded,
+    encoded,
+    in_order,
+    needed,
+    of_kind,
+    to_results,
+)
 from vil.utils.errors import DataError
 
 # pycocotools, of itself
@@ -216,6 +225,23 @@ def test_rows_of_a_picture():
         assert np.array_equal(masks.decode(row["segmentation"]), (mask > 0.5).numpy())
     assert sum(mask.pixels.size for mask in found.masks) < 40 * 31 / 2
     assert all(mask.pixels.base is None for mask in found.masks)  # the whole ones are let go
+
+
+@pytest.mark.parametrize(
+    ("place", "part"),
+    [
+        ((0, 0), (1, 1)), ((0, 0), (40, 31)), ((10, 0), (40, 5)), ((0, 9), (7, 8)),
+        ((5, 5), (0, 3)), ((29, 38), (1, 2)), ((3, 0), (40, 28)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_run_lengths_are_those_of_coco(place, part, share):
+    """Of a part (h, w) at (left, top) of 40 x 31 pixels: at borders, as high as all, empty."""
+    pixels = np.random.default_rng(0).random(part) < share
+    mask = Mask(*place, pixels)
+    rle = encoded(mask, (40, 31))
+    assert rle["counts"] == masks.encode(np.asfortranarray(mask.whole((40, 31))))["counts"].decode()
+    assert np.array_equal(decoded(rle), mask.whole((40, 31)))
 
 
 def test_a_picture_without_detections_has_no_rows():

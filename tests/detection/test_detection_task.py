@@ -9,7 +9,9 @@ from detection_toy import CATEGORIES, CPU, ToyDetector, ToySet, launch, small_ma
 from detection_toy import main as alone_in_this_process
 
 from vil.detection.batch import collate
-from vil.detection.scoring import average_precision
+from vil.detection.coco import build_detection_set
+from vil.detection.detections import from_target
+from vil.detection.scoring import average_precision, to_results
 from vil.engine.step import backward
 
 
@@ -33,6 +35,18 @@ def test_a_detector_that_finds_all_scores_a_hundred(toy, tmp_path):
     assert figures["box_ap"] == figures["mask_ap"] == pytest.approx(100)
     assert figures["count"] == len(toy)
     assert set(figures["per_class"]["mask_ap"]) == {row["name"] for row in CATEGORIES}
+
+
+def test_the_truth_of_a_set_scores_a_hundred(tmp_path):
+    """Boxes and masks of scenes, as they are trained on, are those that are evaluated with."""
+    scenes = build_detection_set("scenes", tmp_path, "val", masks=True, train=2, val=6)
+    rows = []
+    for image, target in (scenes[index] for index in range(6)):
+        size, ids = tuple(image.shape[-2:]), scenes.category_ids
+        truth = from_target(target)
+        rows += to_results(truth, image_id=target["image_id"], size=size, category_ids=ids)
+    figures = average_precision(scenes.annotations, rows, ("bbox", "segm"))
+    assert figures["box_ap"] == figures["mask_ap"] == pytest.approx(100)
 
 
 def test_masks_are_judged_where_there_are_some(toy, tmp_path):

@@ -12,7 +12,8 @@ stands for all pictures below it. Standard input is one picture, or a list of pa
 
 A picture is detected as a whole, its shorter side resized to DETECTION.INPUT.TEST_SIZE. With --tile
 it is read once and cut into tiles of that many pixels, which share --overlap pixels; each is then
-resized as a picture would be. An object no larger than the overlap is found once, and whole.
+resized as a picture would be. An object no larger than the overlap is found once, and whole. Tiles
+also save memory: a detector makes each mask as large as what it is given.
 
 --output is a folder for the pictures with boxes, classes, scores and masks drawn: NAME.png, or
 NAME-2.png where two have the same name. text and json give boxes as x1 y1 x2 y2 in pixels; coco is
@@ -22,6 +23,8 @@ names of the run's classes.txt or of --classes, else their numbers.
 """
 
 import argparse
+import itertools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -91,8 +94,6 @@ def overlap_of(args: argparse.Namespace) -> int:
 
 def predict(cfg: CfgNode, args: argparse.Namespace, overlap: int, folder: str | None) -> int:
     """Find the pictures, load the weights, list and draw what each picture shows."""
-    import sys
-
     from vil import build
     from vil.data.pictures import Pictures, find_pictures
     from vil.detection.listing import FORMATS
@@ -163,6 +164,7 @@ def findings(pictures, find: Callable, drawing: Callable | None, broken: list[st
 
 def drawer(folder: str, names: list[str]) -> Callable:
     """Writes a picture with what was found; ConfigError where the folder cannot be made."""
+    from vil.data.pictures import STDIN
     from vil.detection.pictures import draw
 
     place, used = Path(folder), set()
@@ -172,12 +174,9 @@ def drawer(folder: str, names: list[str]) -> Callable:
         raise ConfigError(f"--output {folder}: {error.strerror}") from error
 
     def write_picture(name: str, picture, found) -> None:
-        stem = "stdin" if name == "-" else Path(name).stem
-        free = stem
-        number = 1
-        while free in used:
-            number += 1
-            free = f"{stem}-{number}"
+        stem = "stdin" if name == STDIN else Path(name).stem
+        numbered = (f"{stem}-{number}" for number in itertools.count(2))
+        free = next(each for each in itertools.chain([stem], numbered) if each not in used)
         used.add(free)
         draw(picture, found, names).save(place / f"{free}.png")
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from vil.data.rle import bitmap_of, compressed, runs_in
 from vil.detection.annotations import areas, as_corners, position, tables
-from vil.detection.detections import Detections
+from vil.detection.detections import Detections, Mask
 from vil.detection.masks import Segmentations, pieces
 from vil.utils.errors import DataError
 
@@ -62,25 +63,18 @@ def to_results(
         for label, corner, extent, score in columns
     ]
     for row, mask in zip(rows, found.masks or ()):
-        row["segmentation"] = encoded(mask.whole(size))
+        row["segmentation"] = encoded(mask, size)
     return rows
 
 
-def encoded(mask: np.ndarray) -> dict[str, Any]:
-    """A mask (H, W) uint8, in columns, as a compressed run length."""
-    needed()
-    from faster_coco_eval.core import mask as masks
-
-    rle = masks.encode(mask)
-    return {"size": list(mask.shape), "counts": rle["counts"].decode("ascii")}
+def encoded(mask: Mask, size: tuple[int, int]) -> dict[str, Any]:
+    """A mask in a picture (H, W) as a compressed run length."""
+    return {"size": list(size), "counts": compressed(mask.runs(size))}
 
 
 def decoded(rle: dict[str, Any]) -> np.ndarray:
-    """The mask (H, W) uint8 that `encoded` was given."""
-    needed()
-    from faster_coco_eval.core import mask as masks
-
-    return masks.decode({**rle, "counts": rle["counts"].encode("ascii")})
+    """The pixels (H, W) uint8 that `encoded` was given."""
+    return bitmap_of(runs_in(rle["counts"].encode("ascii")), *rle["size"])
 
 
 def in_order(results: Iterable[dict]) -> list[dict]:
