@@ -14,9 +14,10 @@ CONFIGS = ["vil.configs"] + [
     ".".join(["vil.configs", *path.relative_to(HERE / "configs").parts]) for path in FOLDERS
 ]
 EXPORT = ["onnx>=1.16", "onnxscript>=0.2", "onnxruntime>=1.18"]
+DETECTION = ["faster-coco-eval>=1.6"]
 EXTRAS = {
     "demo": ["scikit-learn>=1.3"],
-    "detection": ["pycocotools>=2.0.7", "faster-coco-eval>=1.6"],
+    "detection": DETECTION,
     "export": EXPORT,
     "dev": [
         "pytest>=8",
@@ -26,6 +27,8 @@ EXTRAS = {
         "setuptools>=70.1",  # the wheel test builds without isolation
         "scikit-learn>=1.3",
         "segmentation-models-pytorch>=0.5",  # somebody else's user of timm's models
+        "pycocotools>=2.0.7",  # what average precision and masks are held to
+        *DETECTION,
         *EXPORT,
     ],
 }
