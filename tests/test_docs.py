@@ -98,6 +98,12 @@ def test_training_on_a_folder_of_images(tmp_path):
     assert re.search(r"class2 +\d/5", done.stdout)
 
 
+DETECTOR = (
+    "DETECTION.MODEL=mask_rcnn", "DETECTION.FPN.STAGES=[1]", "DETECTION.ANCHORS.SIZES=[32,64]",
+    "DATA.KWARGS={n: 2, size: 32, num_classes: 10}", "DATALOADER.BSZ=2", "AUG.MIXUP_PROB=0",
+)  # fmt: skip
+
+
 def test_every_key_is_read_or_said_to_do_nothing(tmp_path, monkeypatch):
     """Train and evaluate once, noting which keys are asked for: the rest is dead."""
     names, asked, kept, plain = {}, set(), [], CfgNode.__getattr__
@@ -118,6 +124,7 @@ def test_every_key_is_read_or_said_to_do_nothing(tmp_path, monkeypatch):
     words = ["train", "--output_dir", str(tmp_path), *data, *model, *switches]
     assert main(words) == main([*words, "--resume"]) == 0
     assert main(["evaluate", "--run", str(tmp_path)]) == 0
+    assert main([*words, "--output_dir", str(tmp_path / "found"), *DETECTOR]) == 0
     assert {key for key in KEYS if key not in asked} - {"VERSION"} == {*DEAD}
 
 
