@@ -26,19 +26,22 @@ ARCH = (
 )
 POSITIONS = {"relative bias": 0, "absolute position": 1}
 START = (224, 7)
-# (image size, window, rule of resizing)
-TARGETS = (
-    (224, 8, "linear"),
-    (224, 12, "linear"),
-    (384, 7, "linear"),
-    (384, 8, "linear"),
-    (384, 12, "linear"),
-    (384, 12, "bicubic"),
-)
+# position: image size, window, rule of resizing; where the size stays absolute ones stay too
+TARGETS = {
+    "relative bias": (
+        (224, 8, "linear"), (224, 8, "extend"), (224, 12, "linear"), (224, 12, "extend"),
+        (384, 7, "linear"), (384, 7, "extend"), (384, 8, "linear"), (384, 8, "extend"),
+        (384, 12, "linear"), (384, 12, "extend"),
+    ),
+    "absolute position": (
+        (224, 8, "linear"), (224, 12, "linear"), (384, 7, "linear"), (384, 8, "linear"),
+        (384, 12, "linear"), (384, 12, "bicubic"),
+    ),
+}  # fmt: skip
 # crops of very different sizes, as on ImageNet: 384 px show the digits 1.7 times as large
 SOURCE = ("AUG.SCALE=[0.3, 1.0]", "AUG.MIXUP_PROB=0")
 FINETUNE = (
-    "OPTIM.EPOCHS=1", "SOLVER.WARMUP_EPOCHS=0.1", "OPTIM.LR=5e-4", "DATALOADER.BSZ=4",
+    "OPTIM.EPOCHS=1", "SOLVER.WARMUP_EPOCHS=0.1", "OPTIM.LR=1e-3", "DATALOADER.BSZ=4",
     "AUG.MIXUP_PROB=0", "RUN.EVAL_EVERY=1",
 )  # fmt: skip
 
@@ -80,7 +83,7 @@ def run(args: argparse.Namespace, folder: Path) -> None:
     for position, absolute in POSITIONS.items():
         source = folder / f"source{absolute}"
         before = train(source, *words(absolute, *START), *SOURCE, f"OPTIM.EPOCHS={args.epochs}")
-        for size, window, rule in TARGETS:
+        for size, window, rule in TARGETS[position]:
             path = f"MODEL.MODEL_PATH={source}/checkpoints/last"
             options = [*words(absolute, size, window, rule), path]
             target = folder / f"{absolute} {size} {window} {rule}"

@@ -75,7 +75,7 @@ def test_help_begins_with_examples(name):
     assert re.search(rf"^ *vil {name}\b", succeeds(name, "--help"), re.MULTILINE)
 
 
-WITHOUT_CONFIG = ("benchmark attention", "visualize pattern")
+WITHOUT_CONFIG = ("benchmark attention", "visualize pattern", "detect check")
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in WITHOUT_CONFIG])

@@ -16,7 +16,7 @@ DETECTOR = (
     "DETECTION.INPUT.MAX_SIZE=96", "INPUT.IMAGE_SIZE=96", "DEVICE=cpu", "LOG_FREQ=1",
     "MODEL.VIT.MSVIT.ARCH=l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s1,g1,p2,f3,a0",
     "DATALOADER.BSZ=4", "OPTIM.LR=1e-3", "OPTIM.EPOCHS=2", "DATA.NUM_CLASSES=3",
-    "DATA.TRAIN=[fake]", "DATA.TEST=[fake]", "DATA.KWARGS={n: 8, size: 64, num_classes: 3}",
+    "DATA.TRAIN=[fake_boxes]", "DATA.TEST=[fake_boxes]", "DATA.KWARGS={n: 8, size: 64, num_classes: 3}",
 )  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def test_a_run_tells_losses_and_average_precision(run):
     points = metrics(run)
     losses = {"loss_classifier", "loss_box_reg", "loss_mask", "loss_objectness"}
     assert all(losses < point.keys() for point in points if point["split"] == "train")
-    last = [point for point in points if point["split"] == "val/fake"][-1]
+    last = [point for point in points if point["split"] == "val/fake_boxes"][-1]
     assert {"box_ap", "box_ap50", "mask_ap", "mask_ap50"} < last.keys()
     assert last["count"] == 8
     assert (run / "classes.txt").read_text().split("\n")[:3] == [
@@ -84,9 +84,9 @@ def test_stages_can_be_frozen(run, tmp_path):
     ("words", "code", "says"),
     [
         (["DETECTION.MODEL="], 2, "this config is a classifier's: set DETECTION.MODEL"),
-        (["DATA.NUM_CLASSES=80"], 2, "DATA.NUM_CLASSES is 80, but fake has 3 classes"),
+        (["DATA.NUM_CLASSES=80"], 2, "DATA.NUM_CLASSES is 80, but fake_boxes has 3 classes"),
         (["DATA.TRAIN=[cocoo]"], 2, "did you mean 'coco'"),
-        (["DATA.TRAIN=[fake,scenes]"], 2, "a detector trains on one set"),
+        (["DATA.TRAIN=[fake_boxes,scenes]"], 2, "a detector trains on one set"),
         (["DATA.TRAIN=[digits]"], 2, "digits"),
         (["DATA.KWARGS.sise=3"], 2, "did you mean 'size'"),
         (["DETECTION.MODEL=mask_rnn"], 2, "did you mean mask_rcnn"),

@@ -24,7 +24,7 @@ DETECTOR = (
     "DATALOADER.BSZ=4", "OPTIM.LR=1e-3", "OPTIM.EMA=0.9", "OPTIM.CLIP_GRAD=1",
 )  # fmt: skip
 FAKE = (
-    "DATA.TRAIN=[fake]", "DATA.TEST=[fake]", "DATA.NUM_CLASSES=3",
+    "DATA.TRAIN=[fake_boxes]", "DATA.TEST=[fake_boxes]", "DATA.NUM_CLASSES=3",
     "DATA.KWARGS={n: 24, size: 96, num_classes: 3}",
 )  # fmt: skip
 PER_EPOCH, EPOCHS = 6, 3

@@ -222,13 +222,13 @@ def dry_run(cfg: CfgNode) -> int:
     check_data(cfg)
     trial = cfg.clone()
     trial.defrost()
-    trial.DATA.TRAIN = trial.DATA.TEST = ("fake",)
+    made_up = "fake_boxes" if cfg.DETECTION.MODEL else "fake"
+    trial.DATA.TRAIN = trial.DATA.TEST = (made_up,)
     trial.DATA.TARGETMAP = ""
     trial.MODEL.VIT.MSVIT.TUNE = False  # which may take minutes
     images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
     size = cfg.DETECTION.INPUT.MAX_SIZE if cfg.DETECTION.MODEL else cfg.INPUT.IMAGE_SIZE
-    made_up = {"n": images, "size": size, "num_classes": cfg.DATA.NUM_CLASSES}
-    trial.DATA.KWARGS = CfgNode(made_up)
+    trial.DATA.KWARGS = CfgNode({"n": images, "size": size, "num_classes": cfg.DATA.NUM_CLASSES})
     with tempfile.TemporaryDirectory() as folder:
         trial.OUTPUT_DIR = trial.DATA.PATH = folder
         train_run(trial, max_steps=1)

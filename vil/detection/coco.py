@@ -199,7 +199,7 @@ def scenes(
     )
 
 
-def fake(
+def fake_boxes(
     root: str | Path,
     split: str,
     transform: Transform | None = None,
@@ -212,7 +212,7 @@ def fake(
 ) -> CocoDataset:
     """Rectangles on noise, written below root each time."""
     lookup(SPLITS, split, "split")
-    folder = Path(root, "fake")
+    folder = Path(root, "fake_boxes")
     write_fake(folder, split, n=n, size=size, num_classes=num_classes)
     return coco(
         folder,
@@ -226,7 +226,7 @@ def fake(
 
 
 # Each row is called as f(root, split, transform, masks=, keep_empty=, **own).
-DETECTION_SETS = {"coco": coco, "scenes": scenes, "fake": fake}
+DETECTION_SETS = {"coco": coco, "scenes": scenes, "fake_boxes": fake_boxes}
 OF_ALL = ("masks", "keep_empty")
 
 
