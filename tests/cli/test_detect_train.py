@@ -121,3 +121,20 @@ def test_weights_by_name(tmp_path):
     model = build.build_model(cfg)
     said = build.load_model_path(model, cfg)
     assert "83 loaded, 1 resized, 4 converted, 4 ignored" in said
+
+
+@pytest.mark.parametrize("config", ["mask_rcnn_vil_tiny_1x", "retinanet_vil_tiny_1x"])
+def test_analyze_counts_every_part(config):
+    """The parts sum up; the convolutions of the heads by hand, at 64 x 64."""
+    shown = vil("analyze", "--config-file", f"coco/{config}.yaml", "INPUT.IMAGE_SIZE=64").out
+    rows = [line.replace(",", "").split() for line in shown.splitlines()[1:]]
+    *parts, total = [(row[0], int(row[-2]), int(row[-1])) for row in rows]
+    assert total[1:] == tuple(map(sum, zip(*(part[1:] for part in parts))))
+    macs = {name: count for name, _, count in parts}
+    if "mask" in config:
+        cells = sum(n * n for n in (16, 8, 4, 2, 1))
+        assert macs["rpn"] == cells * (9 * 256**2 + 256 * 15)
+        assert macs["boxes"] == 1000 * (49 * 256 * 1024 + 1024**2 + 1024 * 81 * 5)
+    else:
+        cells = sum(n * n for n in (8, 4, 2, 1, 1))
+        assert macs["head"] == cells * 9 * 256 * (8 * 256 + 9 * 81 + 9 * 4)

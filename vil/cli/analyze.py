@@ -2,6 +2,7 @@
 
 vil analyze --config-file imagenet/vil_small.yaml
 vil analyze --config-file imagenet/vil_small.yaml INPUT.IMAGE_SIZE 384
+vil analyze --config-file coco/mask_rcnn_vil_tiny_1x.yaml INPUT.IMAGE_SIZE 800
 vil analyze --config-file imagenet/vil_small.yaml --layout AMP.MEMORY_FORMAT nhwc
 
 --layout runs one training step in the config's precision and memory format, and lists every copy
@@ -28,15 +29,20 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from vil import build
+    from vil.detection.models import PerImage
     from vil.models.msvit import MsViT
 
     cfg = resolve(args)
+    if args.layout and cfg.DETECTION.MODEL:
+        raise ConfigError("--layout looks at classifiers: leave DETECTION.MODEL empty")
     if args.layout:
         return layout(cfg, args.batch)
     with torch.device("meta"):
         model = build.build_model(cfg, weights_follow=True)
     size = (cfg.INPUT.IMAGE_SIZE,) * 2
-    rows, counts = ours(model, size) if isinstance(model, MsViT) else foreign(model, size)
+    kinds = {MsViT: ours, PerImage: detector}
+    look = next((look for kind, look in kinds.items() if isinstance(model, kind)), foreign)
+    rows, counts = look(model, size)
     print(f"{'':8} {'attention':16} {'tokens':>14} {'width':>6} {'parameters':>12} {'MACs':>15}")
     for (name, what, tokens, width, parameters), count in zip(rows, counts):
         print(f"{name:8} {what:16} {tokens:>14} {width:>6} {parameters:>12,} {count:>15,}")
@@ -83,6 +89,54 @@ def ours(model, size: tuple[int, int]) -> tuple[list[tuple], list[int]]:
         rows.append((f"stage {number}", what, tokens, spec.dim, _count(stage)))
     rows.append(("head", "", "", model.num_features, _count(model.norm) + _count(model.head)))
     return rows, model.macs(size)
+
+
+def detector(model, size: tuple[int, int]) -> tuple[list[tuple], list[int]]:
+    """The stages, the pyramid, and the heads on all they may be asked for: the proposals of
+    evaluation, and masks for as many objects as an image may have."""
+    import torch
+
+    backbone = model.backbone
+    rows, counts = ours(backbone.body, size)
+    sides = [backbone.divisor * -(-side // backbone.divisor) for side in size]
+    maps = [
+        torch.empty(1, width, *(side // stride for side in sides), device="meta")
+        for width, stride in zip(backbone.body.channels, backbone.body.strides)
+    ]
+    maps = [maps[i] for i in backbone.stages]
+    levels, macs = counted(backbone.fpn, maps, [None] * len(maps))
+    width = backbone.out_channels
+    rows, counts = rows[:-1], counts[:-1]  # a body has no head
+    rows.append(
+        ("pyramid", "", f"{len(levels)} levels", width, _count(backbone) - _count(backbone.body))
+    )
+    counts.append(macs)
+    if hasattr(model, "head"):
+        rows.append(("head", "", "", width, _count(model.head)))
+        return rows, [*counts, counted(model.head, levels)[1]]
+    roi, rpn = model.roi_heads, model.rpn
+    rows.append(("rpn", "", "", width, _count(rpn)))
+    counts.append(counted(rpn.head, levels)[1])
+    heads = {"boxes": ("box", rpn.post_nms_top_n())}
+    if roi.has_mask():
+        heads["masks"] = ("mask", roi.detections_per_img)
+    for name, (kind, number) in heads.items():
+        head, last = getattr(roi, f"{kind}_head"), getattr(roi, f"{kind}_predictor")
+        side = getattr(roi, f"{kind}_roi_pool").output_size[0]
+        pooled = torch.empty(number, width, side, side, device="meta")
+        hidden, macs = counted(head, pooled)
+        rows.append((name, "", f"{number} regions", "", _count(head) + _count(last)))
+        counts.append(macs + counted(last, hidden)[1])
+    return rows, counts
+
+
+def counted(module, *arguments):
+    """What a module makes of tensors on the meta device, and its MACs."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        found = module.eval()(*arguments)
+    return found, counter.get_total_flops() // 2
 
 
 def foreign(model, size: tuple[int, int]) -> tuple[list[tuple], list[int]]:
