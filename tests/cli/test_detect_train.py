@@ -16,7 +16,8 @@ DETECTOR = (
     "DETECTION.INPUT.MAX_SIZE=96", "INPUT.IMAGE_SIZE=96", "DEVICE=cpu", "LOG_FREQ=1",
     "MODEL.VIT.MSVIT.ARCH=l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s1,g1,p2,f3,a0",
     "DATALOADER.BSZ=4", "OPTIM.LR=1e-3", "OPTIM.EPOCHS=2", "DATA.NUM_CLASSES=3",
-    "DATA.TRAIN=[fake_boxes]", "DATA.TEST=[fake_boxes]", "DATA.KWARGS={n: 8, size: 64, num_classes: 3}",
+    "DATA.TRAIN=[fake_boxes]", "DATA.TEST=[fake_boxes]",
+    "DATA.KWARGS={n: 8, size: 64, num_classes: 3}",
 )  # fmt: skip
 
 
