@@ -1,0 +1,91 @@
+"""What detectors learn on the embedded scenes in minutes, and that evaluating again repeats it.
+
+  python benchmarks/scenes.py                      all runs, about two and a half hours
+  python benchmarks/scenes.py mask_rcnn retinanet  some of them; the others' figures stay
+  OMP_NUM_THREADS=1 python benchmarks/scenes.py mask_rcnn    on one core, and another beside it
+
+Each run is `vil detect train` to its end, scenes drawn, evaluations and all, by the clock; then
+`vil detect evaluate` on what it saved last. Figures are in percent, on the 400 val scenes; the
+recipe was chosen on these same scenes, so they flatter it. benchmarks/results/scenes-cpu.json
+has them, with the machine and its threads.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from vil.cli import main
+from vil.report.run_folder import metrics
+from vil.utils.machine import machine
+
+MASKS, BOXES = "scenes/mask_rcnn_vil_nano.yaml", "scenes/retinanet_vil_nano.yaml"
+# name: config, options, smallest box_ap50 and mask_ap50 that will do, most minutes
+RUNS = {
+    "mask_rcnn": (MASKS, (), {"box_ap50": 70, "mask_ap50": 65}, 25),
+    "retinanet": (BOXES, (), {"box_ap50": 60}, 25),
+    "mask_rcnn, no pretraining": (MASKS, ("MODEL.MODEL_PATH=",), {}, 25),
+    "mask_rcnn, an hour": (MASKS, ("OPTIM.EPOCHS=24",), {"box_ap50": 70, "mask_ap50": 65}, 60),
+}
+FIGURES = ("box_ap", "box_ap50", "mask_ap", "mask_ap50")
+RESULT = Path(__file__).parent / "results/scenes-cpu.json"
+
+
+def figures(found: dict[str, float]) -> dict[str, float]:
+    return {name: found[name] for name in FIGURES if name in found}
+
+
+def train(config: str, options: tuple[str, ...]) -> dict:
+    """The figures of a run in a folder that is removed, with the scenes it draws."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = f"{folder}/run"
+        words = ["detect", "train", "--config-file", config, "--data", folder, "--output_dir", run]
+        began = time.perf_counter()
+        if main([*words, *options]):
+            raise SystemExit("training failed")
+        minutes = (time.perf_counter() - began) / 60
+        last = [line for line in metrics(Path(run, "metrics.jsonl")) if "val" in line["split"]][-1]
+        if main(["detect", "evaluate", "--run", run, "--checkpoint", "last"]):
+            raise SystemExit("evaluation failed")
+        again = json.loads(Path(run, "eval/results.json").read_text())["scenes"]
+        epochs = last["epoch"]
+    return {"minutes": minutes, "epochs": epochs} | figures(last) | {"again": figures(again)}
+
+
+def missed(name: str, row: dict) -> list[str]:
+    """What of the run is worse than it should be."""
+    _, _, least, most = RUNS[name]
+    said = [f"{key} below {bound}" for key, bound in least.items() if row[key] < bound]
+    said += [f"more than {most} minutes"] if row["minutes"] > most else []
+    return said + (["evaluated otherwise"] if row["again"] != figures(row) else [])
+
+
+def run(names: list[str], path: Path) -> None:
+    for name in names:
+        config, options, _, _ = RUNS[name]
+        row = train(config, options) | {"machine": machine(torch.device("cpu"))}
+        before = json.loads(path.read_text()) if path.exists() else {}
+        rows = before | {name: row}
+        path.write_text(json.dumps({n: rows[n] for n in RUNS if n in rows}, indent=1) + "\n")
+    for name, row in json.loads(path.read_text()).items():
+        shown = "  ".join(f"{key} {row[key]:.2f}" for key in FIGURES if key in row)
+        wrong = ", ".join(missed(name, row))
+        print(
+            f"{name}: {row['epochs']:g} epochs, {row['minutes']:.1f} min, "
+            f"{row['machine']['threads']} threads: {shown}" + (f"  <- {wrong}" if wrong else "")
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="RUN", help=f"of {'; '.join(RUNS)} (all)")
+    parser.add_argument("--json", metavar="FILE", type=Path, default=RESULT, help="the result")
+    args = parser.parse_args()
+    if unknown := [name for name in args.names if name not in RUNS]:
+        parser.error(f"no run {', '.join(unknown)}; there are: {'; '.join(RUNS)}")
+    run(args.names or list(RUNS), args.json)
