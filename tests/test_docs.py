@@ -66,7 +66,10 @@ def test_commands_exist():
                 assert word in KEYS, word
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/weights.md", "docs/migrating.md"])
+PAGES = ["README.md", "docs/weights.md", "docs/migrating.md", "docs/detection.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_the_library_examples_run(page, tmp_path):
     """All of a page in one process: a later one may use what an earlier one made."""
     text = (ROOT / page).read_text(encoding="utf-8")
