@@ -178,6 +178,13 @@ FILES = {
         json.dumps(WHOLE | {"images": [WHOLE["images"][0] | {"file_name": "\ud800"}]}),
         "no file can be called",
     ),
+    **{
+        f"a name that leads out: {name}": (
+            json.dumps(WHOLE | {"images": [WHOLE["images"][0] | {"file_name": name}]}),
+            f"the file_name '{name}' is none below the folder",
+        )
+        for name in ("../a.png", "deep/../../a.png", "/etc/passwd", "", ".")
+    },
     "an image twice": (
         json.dumps(WHOLE | {"images": WHOLE["images"][:1] * 2}),
         "two of its images have the id 1",
