@@ -6,6 +6,7 @@ from small_runs import checkpoint, figures, metrics, vil
 
 from vil import build
 from vil.config import get_config
+from vil.engine.distributed import Ranks
 
 DETECTOR = (
     "DETECTION.MODEL=mask_rcnn", "DETECTION.FPN.STAGES=[1,2]", "DETECTION.FPN.CHANNELS=16",
@@ -19,6 +20,9 @@ DETECTOR = (
     "DATA.TRAIN=[fake_boxes]", "DATA.TEST=[fake_boxes]",
     "DATA.KWARGS={n: 8, size: 64, num_classes: 3}",
 )  # fmt: skip
+
+
+ABSOLUTE = "l1,h1,d16,n1,s1,g1,p4,f3,a1_l2,h2,d32,n1,s1,g1,p2,f3,a1"
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +98,16 @@ def test_stages_can_be_frozen(run, tmp_path):
         (["DETECTION.FPN.STAGES=[1,2,3]"], 2, "stages 1, 2, 3 of a network with 2"),
         (["DETECTION.ANCHORS.SIZES=[32,64]"], 2, "2 sizes of anchors for 3 levels"),
         (["MODEL.ARCH=timm/resnet18"], 2, "DETECTION.MODEL stands on msvit"),
+        (["DATA.TARGETMAP=map.json"], 2, "DATA.TARGETMAP is for classifiers"),
+        (
+            [
+                f"MODEL.VIT.MSVIT.ARCH={ABSOLUTE}",
+                "MODEL.VIT.POS_RESIZE=crop",
+                "INPUT.IMAGE_SIZE=95",
+            ],
+            2,
+            "INPUT.IMAGE_SIZE 95: pictures of DETECTION.INPUT.MAX_SIZE 96 pixels need positions",
+        ),
         (["DATA.TRAIN=[coco]"], 3, "instances_train2017.json"),
         (["MODEL.MODEL_PATH=ViL_Tiny_Weights.NONE"], 2, "ViL_Tiny_Weights"),
     ],
@@ -106,6 +120,35 @@ def test_what_does_not_fit_is_one_line(words, code, says, tmp_path):
     assert says in outcome.err
     assert len(outcome.err.strip().splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["AUG.MIXUP_PROB=0.5", "AUG.MIXUP=0.8"], ["AUG.MIXUP_PROB", "AUG.MIXUP"]),
+        (["AUG.TIMM_AUG.HFLIP=0.1"], ["AUG.TIMM_AUG.HFLIP"]),
+        (["LOSS.LOSS=focal", "LOSS.FOCAL.GAMMA=2.0"], ["LOSS.LOSS", "LOSS.FOCAL.GAMMA"]),
+        (["INPUT.CROP_PCT=1.0", "INPUT.INTERPOLATION=3"], ["INPUT.CROP_PCT", "INPUT.INTERPOLATION"]),
+        (["FINETUNE.FINETUNE=True"], ["FINETUNE.FINETUNE"]),
+        (["DETECTION.MODEL=faster_rcnn"], ["DETECTION.MASK.CHANNELS", "DETECTION.MASK.LAYERS"]),
+        (["DETECTION.INPUT.JITTER=[0.5,2.0]"], ["DETECTION.INPUT.TRAIN_SIZES"]),
+        (["AUG.REPEATED_AUG=True"], []),
+        ([], []),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_settings_that_nothing_reads_are_told(words, told, caplog):
+    cfg = get_config(None, [*DETECTOR, *words])
+    build.build_task(cfg, Ranks(), torch.device("cpu"), {})
+    assert [record.getMessage().split("without effect: ")[1] for record in caplog.records] == [
+        ", ".join(told)
+    ] * bool(told)
+
+
+def test_a_classifier_has_none_of_them(caplog):
+    cfg = get_config(None, ["DETECTION.TEST.SCORE=0.3"])
+    build.build_task(cfg, Ranks(), torch.device("cpu"), {})
+    assert "DETECTION.MODEL is empty, without effect: DETECTION.TEST.SCORE" in caplog.text
 
 
 def test_a_dry_run_makes_up_pictures(tmp_path, monkeypatch):
