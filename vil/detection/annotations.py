@@ -78,8 +78,8 @@ class Annotations:
 def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
     """The columns. With masks an annotation without a usable segmentation is dropped too.
 
-    DataError for a file that is missing, cut, no JSON or not of the format, has no image, gives an
-    id twice, or names a file outside of the folder of pictures.
+    DataError for a file that is missing, cut, no JSON or not of the format, has no image, or gives
+    an id twice.
     """
     path = Path(path)
     table = tables(path)
@@ -129,15 +129,7 @@ def unique_ids(path: Path, key: str, rows: list[dict[str, Any]]) -> np.ndarray:
 
 
 def file_names(path: Path, images: list[dict[str, Any]]) -> np.ndarray:
-    """(N,) bytes. DataError for one that leads out of the folder: a file from elsewhere may not
-    choose what of this machine is read."""
-    for row in images:
-        place = os.path.normpath(row["file_name"])
-        if os.path.isabs(place) or place.split(os.sep)[0] in ("..", "."):
-            raise DataError(
-                f"{path}: the file_name {row['file_name']!r:.80} is none below the folder of "
-                "pictures"
-            )
+    """(N,) bytes."""
     try:
         return np.array([os.fsencode(row["file_name"]) for row in images])
     except UnicodeEncodeError as error:

@@ -120,12 +120,15 @@ def refuse_missing(folder: Path, names: Iterable[str]) -> None:
 
 
 def missing_images(folder: Path, names: Iterable[str]) -> list[str]:
-    """The names below the folder that are not there, in their order."""
+    """The names below the folder that are not there, in their order. DataError for one that leads
+    out of it: an annotation file from elsewhere may not choose what of this machine is read."""
     if not folder.is_dir():
         raise DataError(f"there is no folder of pictures {folder}")
     listed: dict[str, set[str]] = {}
-    missing = []
+    missing, inside = [], os.path.join(os.path.abspath(folder), "")
     for name in names:
+        if not os.path.abspath(folder / name).startswith(inside):
+            raise DataError(f"the file_name {name!r:.80} is none below the folder {folder}")
         parent, file = os.path.split(name)
         if parent not in listed:
             below = folder / parent
