@@ -231,3 +231,29 @@ def test_without_a_detector(run):
     ended = vil("predict", "--run", run, "x.png")
     assert ended.code == USAGE
     assert "vil detect predict finds objects" in ended.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["export", "--run", "RUN", "--out", "model.onnx"],
+        ["visualize", "attention", "x.png", "--run", "RUN"],
+        ["visualize", "attention", "test:0", "--run", "RUN"],
+        ["convert", "RUN", "model.safetensors"],
+        ["benchmark", "model", *SMALL[:2]],
+        ["analyze", "--layout", *SMALL[:2]],
+    ],
+    ids=lambda words: " ".join(words[:3]),
+)
+def test_commands_for_classifiers_say_so(run, words):
+    ended = vil(*(str(run) if word == "RUN" else word for word in words))
+    assert ended.code == USAGE
+    assert "this config is a detector's: " in ended.err
+    assert len(ended.err.splitlines()) == 1
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("words", [["evaluate"], ["detect", "evaluate"]], ids=" ".join)
+def test_a_kept_config_has_no_settings_without_effect(run, words, caplog):
+    assert vil(*words, "--run", run).code == 0
+    assert "without effect" not in caplog.text

@@ -33,7 +33,7 @@ from typing import TextIO
 
 from yacs.config import CfgNode
 
-from vil.cli.arguments import config_arguments, resolve
+from vil.cli.arguments import config_arguments, of_classifier, resolve
 from vil.cli.evaluate import loaded_model, of_weights, refuse_random_weights, run_arguments
 from vil.config import ConfigError
 from vil.config.defaults import is_known
@@ -86,9 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if not (args.run or args.config_file or args.opts):
         of_shipped_weights(args)
     of_weights(args)
-    cfg = resolve(args)
-    if cfg.DETECTION.MODEL:
-        raise ConfigError("this config is a detector's: vil detect predict finds objects")
+    cfg = of_classifier(resolve(args), "vil detect predict finds objects")
     refuse_random_weights(cfg)
     return predict(cfg, args, class_names(args, cfg.DATA.NUM_CLASSES))
 
