@@ -10,7 +10,8 @@ from yacs.config import CfgNode
 from vil.config import ConfigError
 from vil.config.defaults import tree_at
 from vil.config.unused import warn_unused
-from vil.detection.coco import CocoDataset, build_detection_set, own_arguments
+from vil.data.scenes import TRAIN, VAL
+from vil.detection.coco import DRAWN, CocoDataset, build_detection_set, own_arguments
 from vil.detection.models import Settings, build_detector
 from vil.detection.pyramid import body_of
 from vil.detection.task import DetectionTask
@@ -115,6 +116,23 @@ def dataset(
     if not cfg.DETECTION.INPUT.GROUP_ASPECTS:
         found.groups = None
     return found
+
+
+def few_drawn(cfg: CfgNode, folder: str) -> CfgNode:
+    """The same with sets that lie in `folder` and have no more pictures than a step of training
+    takes, where all sets are such that are drawn; as it is for others."""
+    sets = {*cfg.DATA.TRAIN, *cfg.DATA.TEST}
+    if not cfg.DETECTION.MODEL or not sets <= {*DRAWN}:
+        return cfg
+    few = cfg.clone()
+    few.defrost()
+    few.DATA.PATH = folder
+    if "scenes" in sets:
+        own, step = few.DATA.KWARGS, cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
+        for name, usual, most in (("train", TRAIN, step), ("val", VAL, 1)):
+            given = own.get(name, usual)
+            own[name] = min(given, most) if isinstance(given, int) else given
+    return few
 
 
 def transform_for_training(cfg: CfgNode) -> Callable:

@@ -160,6 +160,29 @@ def test_a_dry_run_makes_up_pictures(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ([], 0, ""),
+        (["DATA.KWARGS={train: 20, val: 5, seed: 3}"], 0, ""),
+        (["DATA.NUM_CLASSES=3"], 2, "DATA.NUM_CLASSES is 3, but scenes has 10 classes"),
+        (["DATA.KWARGS={train: 3}"], 2, "a step takes DATALOADER.BSZ 4 x"),
+        (["DATA.KWARGS={train: some}"], 2, "DATA.KWARGS"),
+        (["DATA.KWARGS={low: 10}"], 2, "48 <= low <= high"),
+        (["DATA.KWARGS={sed: 1}"], 2, "did you mean 'seed'"),
+    ],
+    ids=str,
+)
+def test_a_dry_run_leaves_no_scenes(words, code, says, tmp_path, monkeypatch):
+    """Drawing all would take half a minute, and fill a folder of the user's."""
+    monkeypatch.chdir(tmp_path)
+    other = [word for word in DETECTOR if "KWARGS" not in word]
+    sets = ("DATA.TRAIN=[scenes]", "DATA.TEST=[scenes]", "DATA.NUM_CLASSES=10")
+    outcome = vil("detect", "train", "--dry-run", *other, *sets, *words)
+    assert (outcome.code, says in outcome.err) == (code, True), outcome.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_weights_by_name(tmp_path):
     """The shipped weights of ViL-Nano under its detector, all stages with local attention."""
     cfg = get_config("scenes/mask_rcnn_vil_nano.yaml")

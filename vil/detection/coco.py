@@ -19,7 +19,7 @@ from torchvision.transforms.v2 import functional as F
 
 from vil.data.dataset import SPLITS
 from vil.data.image import read_image
-from vil.data.scenes import find_scenes
+from vil.data.scenes import TRAIN, VAL, find_scenes
 from vil.detection.annotations import Annotations, read_annotations
 from vil.detection.batch import Target, collate
 from vil.detection.fake import write_fake
@@ -183,8 +183,8 @@ def scenes(
     masks: bool,
     keep_empty: bool,
     seed: int = 0,
-    train: int = 2000,
-    val: int = 400,
+    train: int = TRAIN,
+    val: int = VAL,
     low: int = 128,
     high: int = 192,
 ) -> CocoDataset:
@@ -230,6 +230,7 @@ def fake_boxes(
 
 # Each row is called as f(root, split, transform, masks=, keep_empty=, **own).
 DETECTION_SETS = {"coco": coco, "scenes": scenes, "fake_boxes": fake_boxes}
+DRAWN = ("scenes", "fake_boxes")  # those that are written, below root
 OF_ALL = ("masks", "keep_empty")
 
 
