@@ -1,11 +1,14 @@
 """vil detect train: the loop of classifiers, from a config to a run that goes on."""
 
+import json
+
 import pytest
 import torch
 from small_runs import checkpoint, figures, metrics, vil
 
 from vil import build
 from vil.config import get_config
+from vil.detection.fake import write_fake
 from vil.engine.distributed import Ranks
 
 DETECTOR = (
@@ -144,6 +147,29 @@ def test_settings_that_nothing_reads_are_told(words, told, caplog):
     assert [record.getMessage().split("without effect: ")[1] for record in caplog.records] == [
         ", ".join(told)
     ] * bool(told)
+
+
+@pytest.mark.parametrize(("names", "told"), [("abc", False), ("acb", True)])
+def test_categories_of_other_names_are_told(names, told, tmp_path):
+    """Their ids may be others."""
+    for split, called, first in (("train", "abc", 1), ("val", names, 5)):
+        write_fake(tmp_path, split, n=4, size=64, num_classes=3)
+        file = tmp_path / f"annotations/instances_{split}.json"
+        table = json.loads(file.read_text())
+        for number, (row, name) in enumerate(zip(table["categories"], called)):
+            row["name"], row["id"] = name, first + number
+        for row in table["annotations"]:
+            row["category_id"] += first - 1
+        file.write_text(json.dumps(table))
+    outcome = vil(
+        "detect", "train", "--output_dir", tmp_path / "run", "--data", tmp_path,
+        *(word for word in DETECTOR if "KWARGS" not in word), "OPTIM.EPOCHS=1",
+        "DATA.TRAIN=[coco]", "DATA.TEST=[coco]",
+        "DATA.KWARGS={images: '{split}', annotations: 'annotations/instances_{split}.json'}",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    line = "coco are not called as those of training, the first 'c' there and 'b' here"
+    assert (line in (tmp_path / "run/log.txt").read_text()) == told
 
 
 def test_a_classifier_has_none_of_them(caplog):
