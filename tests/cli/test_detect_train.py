@@ -68,6 +68,9 @@ def test_it_starts_from_a_detector_with_other_categories(run, tmp_path):
     refused = vil(*words)
     assert refused.code == 4
     assert "a head of another size" in refused.err
+    rows = vil(*words, "FINETUNE.HEAD=rows:some")
+    assert rows.code == 2
+    assert "the heads of a detector are kept or new" in rows.err
     assert vil(*words, "FINETUNE.HEAD=new").code == 0
 
 
