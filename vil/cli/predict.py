@@ -27,7 +27,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -210,16 +210,35 @@ def probabilities(cfg, model, device, batch):
 
 
 def write(pieces: Iterable[str], file: str | None) -> bool:
-    """To the file, or to standard output; False when the reader of that had enough (`| head`)."""
+    """To the file, or to standard output; False when the reader of that had enough (`| head`).
+    ConfigError where it cannot be written (a full disk)."""
     try:
         with output(file) as stream:
-            stream.writelines(pieces)
-            stream.flush()
+            for piece in pieces:
+                put(piece, stream, file)
     except BrokenPipeError:
-        # Python may flush stdout once more as it ends (its documentation, "Note on SIGPIPE")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        forget_output()
         return False
     return True
+
+
+def put(piece: str, stream: TextIO, file: str | None) -> None:
+    """One piece, through all buffers, so that only writing can fail here."""
+    try:
+        stream.write(piece)
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if file is None:
+            forget_output()
+        name = "standard output" if file is None else f"--output-file {file}"
+        raise ConfigError(f"{name}: {error.strerror or error}") from error
+
+
+def forget_output() -> None:
+    """Python may flush stdout once more as it ends (its documentation, "Note on SIGPIPE")."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
@@ -234,5 +253,8 @@ def output(file: str | None) -> Iterator[TextIO]:
         stream = open(file, "w", encoding="utf-8", errors=escape, newline="")  # noqa: SIM115
     except OSError as error:
         raise ConfigError(f"--output-file {file}: {error.strerror}") from error
-    with stream:
+    try:
         yield stream
+    finally:
+        with suppress(OSError):  # what could not be written has been told
+            stream.close()

@@ -216,7 +216,11 @@ def fake_boxes(
     """Rectangles on noise, written below root each time."""
     lookup(SPLITS, split, "split")
     folder = Path(root, "fake_boxes")
-    write_fake(folder, split, n=n, size=size, num_classes=num_classes)
+    try:
+        write_fake(folder, split, n=n, size=size, num_classes=num_classes)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"made-up pictures cannot be written to {folder}: {reason}") from error
     return coco(
         folder,
         split,
