@@ -143,6 +143,15 @@ def test_pixels_of_the_picture_that_came_in():
     assert large["boxes"].max() > 1.5 * small["boxes"].max()
 
 
+def test_pictures_are_shrunk_without_aliasing():
+    """A chequered picture becomes a grey one, not another pattern."""
+    transform = detector("retinanet").eval().transform
+    image = (torch.arange(400)[:, None] + torch.arange(400)).remainder(2).float().expand(3, -1, -1)
+    shrunk, _ = transform.resize(image)
+    assert shrunk.shape == (3, 100, 100)
+    assert shrunk[:, 5:-5, 5:-5].sub(0.5).abs().max() < 0.05
+
+
 def test_anchors_are_torchvisions_where_its_strides_are_right():
     ours = Anchors((32, 64), 3, (0.5, 1.0, 2.0), (8, 16))
     scales = [2 ** (i / 3) for i in range(3)]
