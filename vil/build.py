@@ -8,7 +8,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from vil import build_backends, build_detection
 from vil.build_backends import Asked, network_in
 from vil.config import HISTORIC, ConfigError
 from vil.config.defaults import KEYS, leaves, names_in
+from vil.config.unused import warn_unused
 from vil.data.mixup import Mix
 from vil.detection.models import PerImage
 from vil.detection.weights import load_detector
@@ -148,8 +149,8 @@ def build_model(cfg: CfgNode, *, weights_follow: bool = False) -> nn.Module:
     )
     if cfg.MODEL.ARCH != "msvit":
         taken = ("DROP", "DROP_PATH") if cfg.MODEL.ARCH.startswith("timm/") else ()
-        unused = [key for key in leaves(cfg.MODEL.VIT) if key not in taken]
-        _warn_unused(cfg, f"{cfg.MODEL.ARCH} is none of our models", unused)
+        unused = [f"MODEL.VIT.{key}" for key in leaves(cfg.MODEL.VIT) if key not in taken]
+        warn_unused(cfg, f"{cfg.MODEL.ARCH} is none of our models", unused)
         if cfg.MODEL.ARCH in NAMED:
             name = cfg.MODEL.ARCH
             folder = "digits" if name == "vil_nano" else "imagenet"
@@ -174,7 +175,7 @@ def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
     for names, keys in OWN_KEYS.items():
         if present.isdisjoint(names):
             why = f"no stage has {' or '.join(names)} attention"
-            _warn_unused(cfg, why, [f"MSVIT.{key}" for key in keys])
+            warn_unused(cfg, why, [f"MODEL.VIT.MSVIT.{key}" for key in keys])
     return MsViT(
         stages,
         norm_embed=vit.NORM_EMBED,
@@ -207,15 +208,6 @@ def _attention_names(msvit: CfgNode) -> tuple[str, str]:
     today = {**dict.fromkeys(HISTORIC, longformer), "longformer": longformer}
     attention = re.sub(r"[^,/]+", lambda name: today.get(name[0], name[0]), msvit.ATTN_TYPE)
     return attention, next(iter(pinned), msvit.BACKEND)
-
-
-def _warn_unused(cfg: CfgNode, why: str, names: Iterable[str]) -> None:
-    """Nothing is silent: settings that this model does not have."""
-    values = leaves(cfg)
-    keys = [f"MODEL.VIT.{name}" for name in names]
-    changed = [key for key in keys if values[key] != KEYS[key]]
-    if changed:
-        log.warning("%s, without effect: %s", why, ", ".join(changed))
 
 
 @refuses
@@ -325,6 +317,7 @@ def build_task(
     links: dict[str, Tensor] | None = None,
 ) -> Task:
     """The loss, the mixing and the evaluation. links: see `vil.build_data.build_links`."""
+    build_detection.warn_of_settings(cfg)
     precision = dict(amp_dtype=amp_dtype(cfg), memory_format=MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT])
     if cfg.DETECTION.MODEL:
         return build_detection.task(cfg, device, test_loaders, **precision)
@@ -355,11 +348,9 @@ def build_task(
 
 
 def _build_loss(cfg: CfgNode) -> Callable[[Tensor, Tensor], Tensor]:
-    focal, changed = cfg.LOSS.FOCAL, []
+    focal = cfg.LOSS.FOCAL
     if cfg.LOSS.LOSS != "focal":
-        changed = [f"LOSS.FOCAL.{k}" for k, v in focal.items() if v != KEYS[f"LOSS.FOCAL.{k}"]]
-    if changed:
-        log.warning("LOSS.LOSS is not focal, without effect: %s", ", ".join(changed))
+        warn_unused(cfg, "LOSS.LOSS is not focal", ("LOSS.FOCAL",))
     return build_loss(
         cfg.LOSS.LOSS, alpha=focal.ALPHA, gamma=focal.GAMMA, normalize=focal.NORMALIZE
     )

@@ -87,6 +87,21 @@ def build_test_loaders(
     }
 
 
+def warn_of_names(cfg: CfgNode, loader: TrainLoader, tests: dict[str, EvalLoader]) -> None:
+    """Categories of a detector's test set go by their numbers: say so where, by their names, they
+    are others than those it learns."""
+    for name, test in tests.items() if cfg.DETECTION.MODEL else ():
+        pairs = zip(loader.classes, test.classes)
+        other = next((pair for pair in pairs if pair[0] != pair[1]), None)
+        if other:
+            log.warning(
+                "the categories of %s are not called as those of training, the first %r there and "
+                "%r here: they are matched by the order of their ids",
+                name,
+                *reversed(other),
+            )
+
+
 @refuses
 def build_links(cfg: CfgNode, test_loaders: dict[str, EvalLoader]) -> dict[str, Tensor] | None:
     """Which classes of the model stand for which of each test set (DATA.TARGETMAP), if not 1:1."""

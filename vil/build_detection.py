@@ -8,17 +8,44 @@ from torch import nn
 from yacs.config import CfgNode
 
 from vil.config import ConfigError
-from vil.detection.coco import CocoDataset, build_detection_set, own_arguments
+from vil.config.defaults import tree_at
+from vil.config.unused import warn_unused
+from vil.data.scenes import TRAIN, VAL
+from vil.detection.coco import DRAWN, CocoDataset, build_detection_set, own_arguments
 from vil.detection.models import Settings, build_detector
 from vil.detection.pyramid import body_of
 from vil.detection.task import DetectionTask
 from vil.detection.transforms import train_transform
 from vil.models.msvit import MsViT
 
+# Keys, and nodes of keys, that only classifiers read.
+OF_CLASSIFIERS = (
+    "INPUT.CROP_PCT", "INPUT.INTERPOLATION", "LOSS", "FINETUNE.FINETUNE", "FINETUNE.USE_TRAIN_AUG",
+    "MODEL.VIT.AVG_POOL", *(f"AUG.{name}" for name in tree_at("AUG") if name != "REPEATED_AUG"),
+)  # fmt: skip
+# What a kind of detector does not have.
+NOT_OF = {
+    "retinanet": ("DETECTION.RPN", "DETECTION.BOX", "DETECTION.MASK"),
+    "faster_rcnn": ("DETECTION.MASK",),
+}
+
+
+def warn_of_settings(cfg: CfgNode) -> None:
+    """Those that the detector, or a classifier, does not read."""
+    kind = cfg.DETECTION.MODEL
+    if not kind:
+        warn_unused(cfg, "DETECTION.MODEL is empty", ("DETECTION",))
+        return
+    warn_unused(cfg, f"{kind} is a detector", OF_CLASSIFIERS)
+    warn_unused(cfg, f"{kind} has no such part", NOT_OF.get(kind, ()))
+    if cfg.DETECTION.INPUT.JITTER:
+        warn_unused(cfg, "DETECTION.INPUT.JITTER is set", ("DETECTION.INPUT.TRAIN_SIZES",))
+
 
 def detector(cfg: CfgNode, network: MsViT) -> nn.Module:
     """The detector on a network whose head falls off."""
     c = cfg.DETECTION
+    refuse_few_positions(cfg, network)
     settings = Settings(
         classes=cfg.DATA.NUM_CLASSES,
         version=c.HEADS,
@@ -47,6 +74,19 @@ def detector(cfg: CfgNode, network: MsViT) -> nn.Module:
     return build_detector(c.MODEL, body_of(network), settings)
 
 
+def refuse_few_positions(cfg: CfgNode, network: MsViT) -> None:
+    """ConfigError where absolute positions, made for INPUT.IMAGE_SIZE, are cropped and would not
+    reach to the end of the largest picture."""
+    stride, largest = network.strides[-1], cfg.DETECTION.INPUT.MAX_SIZE
+    needed = -(-largest // stride) * stride
+    cropped = cfg.MODEL.VIT.POS_RESIZE == "crop" and any(s.absolute for s in network.specs)
+    if cropped and needed > cfg.INPUT.IMAGE_SIZE:
+        raise ConfigError(
+            f"INPUT.IMAGE_SIZE {cfg.INPUT.IMAGE_SIZE}: pictures of DETECTION.INPUT.MAX_SIZE "
+            f"{largest} pixels need positions for {needed} (or MODEL.VIT.POS_RESIZE interpolate)"
+        )
+
+
 __all__ = ["dataset", "detector", "own_arguments", "task", "transform_for_training"]
 
 
@@ -58,6 +98,8 @@ def dataset(
     cfg: CfgNode, name: str, split: str, transform: Callable | None, own: dict
 ) -> CocoDataset:
     """A set of pictures with boxes; `own` are the arguments it takes."""
+    if cfg.DATA.TARGETMAP:
+        raise ConfigError("DATA.TARGETMAP is for classifiers: leave it empty with DETECTION.MODEL")
     if len(cfg.DATA.TRAIN) > 1:
         raise ConfigError(
             f"DATA.TRAIN {', '.join(cfg.DATA.TRAIN)}: a detector trains on one set; join the files"
@@ -74,6 +116,23 @@ def dataset(
     if not cfg.DETECTION.INPUT.GROUP_ASPECTS:
         found.groups = None
     return found
+
+
+def few_drawn(cfg: CfgNode, folder: str) -> CfgNode:
+    """The same with sets that lie in `folder` and have no more pictures than a step of training
+    takes, where all sets are such that are drawn; as it is for others."""
+    sets = {*cfg.DATA.TRAIN, *cfg.DATA.TEST}
+    if not cfg.DETECTION.MODEL or not sets <= {*DRAWN}:
+        return cfg
+    few = cfg.clone()
+    few.defrost()
+    few.DATA.PATH = folder
+    if "scenes" in sets:
+        own, step = few.DATA.KWARGS, cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
+        for name, usual, most in (("train", TRAIN, step), ("val", VAL, 1)):
+            given = own.get(name, usual)
+            own[name] = min(given, most) if isinstance(given, int) else given
+    return few
 
 
 def transform_for_training(cfg: CfgNode) -> Callable:

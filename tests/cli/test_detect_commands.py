@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from small_runs import results, vil
 
 from vil.detection.coco import CocoDataset, build_detection_set
 from vil.detection.scoring import average_precision
+from vil.utils.errors import DataError
 
 USAGE, DATA = 2, 3
 SMALL = (
@@ -219,6 +221,39 @@ def test_command_lines_that_cannot_be(run, words, code, pattern):
     assert re.search(pattern, ended.err), ended.err
 
 
+def on_a_full_disk(*words, allowed=0):
+    """The command as a process that may write files of so many bytes: 0 but for its own."""
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({allowed}, {allowed}))"
+    ignore = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"
+    start = f"import sys; from vil.cli import main; {ignore}; {limit}; sys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", start, *map(str, words)], capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["predict", "PHOTOS", "--output", "drawn"], USAGE, "--output drawn/000001.png: File too"),
+        (["predict", "PHOTOS", "--output-file", "a"], USAGE, "--output-file a: File too large"),
+        (["evaluate", "--output_dir", "there"], 4, "there/eval/scenes_bbox.json cannot be written"),
+    ],
+    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
+)
+def test_a_full_disk_is_one_line(run, photos, words, code, says):
+    words = [str(photos) if word == "PHOTOS" else word for word in words]
+    ended = on_a_full_disk("detect", words[0], "--run", run, *words[1:])
+    assert ended.returncode == code, ended.stderr
+    assert says in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_made_up_pictures_need_a_place(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="cannot be written to .*: Not a directory"):
+        build_detection_set("fake_boxes", tmp_path / "file", "val", masks=False)
+
+
 def test_without_a_detector(run):
     ended = vil("detect", "predict", "x.png")
     assert ended.code == USAGE
@@ -231,3 +266,29 @@ def test_without_a_detector(run):
     ended = vil("predict", "--run", run, "x.png")
     assert ended.code == USAGE
     assert "vil detect predict finds objects" in ended.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["export", "--run", "RUN", "--out", "model.onnx"],
+        ["visualize", "attention", "x.png", "--run", "RUN"],
+        ["visualize", "attention", "test:0", "--run", "RUN"],
+        ["convert", "RUN", "model.safetensors"],
+        ["benchmark", "model", *SMALL[:2]],
+        ["analyze", "--layout", *SMALL[:2]],
+    ],
+    ids=lambda words: " ".join(words[:3]),
+)
+def test_commands_for_classifiers_say_so(run, words):
+    ended = vil(*(str(run) if word == "RUN" else word for word in words))
+    assert ended.code == USAGE
+    assert "this config is a detector's: " in ended.err
+    assert len(ended.err.splitlines()) == 1
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("words", [["evaluate"], ["detect", "evaluate"]], ids=" ".join)
+def test_a_kept_config_has_no_settings_without_effect(run, words, caplog):
+    assert vil(*words, "--run", run).code == 0
+    assert "without effect" not in caplog.text

@@ -1,11 +1,15 @@
 """vil detect train: the loop of classifiers, from a config to a run that goes on."""
 
+import json
+
 import pytest
 import torch
 from small_runs import checkpoint, figures, metrics, vil
 
 from vil import build
 from vil.config import get_config
+from vil.detection.fake import write_fake
+from vil.engine.distributed import Ranks
 
 DETECTOR = (
     "DETECTION.MODEL=mask_rcnn", "DETECTION.FPN.STAGES=[1,2]", "DETECTION.FPN.CHANNELS=16",
@@ -19,6 +23,9 @@ DETECTOR = (
     "DATA.TRAIN=[fake_boxes]", "DATA.TEST=[fake_boxes]",
     "DATA.KWARGS={n: 8, size: 64, num_classes: 3}",
 )  # fmt: skip
+
+
+ABSOLUTE = "l1,h1,d16,n1,s1,g1,p4,f3,a1_l2,h2,d32,n1,s1,g1,p2,f3,a1"
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +68,9 @@ def test_it_starts_from_a_detector_with_other_categories(run, tmp_path):
     refused = vil(*words)
     assert refused.code == 4
     assert "a head of another size" in refused.err
+    rows = vil(*words, "FINETUNE.HEAD=rows:some")
+    assert rows.code == 2
+    assert "the heads of a detector are kept or new" in rows.err
     assert vil(*words, "FINETUNE.HEAD=new").code == 0
 
 
@@ -94,6 +104,16 @@ def test_stages_can_be_frozen(run, tmp_path):
         (["DETECTION.FPN.STAGES=[1,2,3]"], 2, "stages 1, 2, 3 of a network with 2"),
         (["DETECTION.ANCHORS.SIZES=[32,64]"], 2, "2 sizes of anchors for 3 levels"),
         (["MODEL.ARCH=timm/resnet18"], 2, "DETECTION.MODEL stands on msvit"),
+        (["DATA.TARGETMAP=map.json"], 2, "DATA.TARGETMAP is for classifiers"),
+        (
+            [
+                f"MODEL.VIT.MSVIT.ARCH={ABSOLUTE}",
+                "MODEL.VIT.POS_RESIZE=crop",
+                "INPUT.IMAGE_SIZE=95",
+            ],
+            2,
+            "INPUT.IMAGE_SIZE 95: pictures of DETECTION.INPUT.MAX_SIZE 96 pixels need positions",
+        ),
         (["DATA.TRAIN=[coco]"], 3, "instances_train2017.json"),
         (["MODEL.MODEL_PATH=ViL_Tiny_Weights.NONE"], 2, "ViL_Tiny_Weights"),
     ],
@@ -108,11 +128,87 @@ def test_what_does_not_fit_is_one_line(words, code, says, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["AUG.MIXUP_PROB=0.5", "AUG.MIXUP=0.8"], ["AUG.MIXUP_PROB", "AUG.MIXUP"]),
+        (["AUG.TIMM_AUG.HFLIP=0.1"], ["AUG.TIMM_AUG.HFLIP"]),
+        (["LOSS.LOSS=focal", "LOSS.FOCAL.GAMMA=2.0"], ["LOSS.LOSS", "LOSS.FOCAL.GAMMA"]),
+        (["INPUT.CROP_PCT=1.0"], ["INPUT.CROP_PCT"]),
+        (["INPUT.INTERPOLATION=3"], ["INPUT.INTERPOLATION"]),
+        (["FINETUNE.FINETUNE=True"], ["FINETUNE.FINETUNE"]),
+        (["DETECTION.MODEL=faster_rcnn"], ["DETECTION.MASK.CHANNELS", "DETECTION.MASK.LAYERS"]),
+        (["DETECTION.INPUT.JITTER=[0.5,2.0]"], ["DETECTION.INPUT.TRAIN_SIZES"]),
+        (["AUG.REPEATED_AUG=True"], []),
+        ([], []),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_settings_that_nothing_reads_are_told(words, told, caplog):
+    cfg = get_config(None, [*DETECTOR, *words])
+    build.build_task(cfg, Ranks(), torch.device("cpu"), {})
+    assert [record.getMessage().split("without effect: ")[1] for record in caplog.records] == [
+        ", ".join(told)
+    ] * bool(told)
+
+
+@pytest.mark.parametrize(("names", "told"), [("abc", False), ("acb", True)])
+def test_categories_of_other_names_are_told(names, told, tmp_path):
+    """Their ids may be others."""
+    for split, called, first in (("train", "abc", 1), ("val", names, 5)):
+        write_fake(tmp_path, split, n=4, size=64, num_classes=3)
+        file = tmp_path / f"annotations/instances_{split}.json"
+        table = json.loads(file.read_text())
+        for number, (row, name) in enumerate(zip(table["categories"], called)):
+            row["name"], row["id"] = name, first + number
+        for row in table["annotations"]:
+            row["category_id"] += first - 1
+        file.write_text(json.dumps(table))
+    outcome = vil(
+        "detect", "train", "--output_dir", tmp_path / "run", "--data", tmp_path,
+        *(word for word in DETECTOR if "KWARGS" not in word), "OPTIM.EPOCHS=1",
+        "DATA.TRAIN=[coco]", "DATA.TEST=[coco]",
+        "DATA.KWARGS={images: '{split}', annotations: 'annotations/instances_{split}.json'}",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    line = "coco are not called as those of training, the first 'c' there and 'b' here"
+    assert (line in (tmp_path / "run/log.txt").read_text()) == told
+
+
+def test_a_classifier_has_none_of_them(caplog):
+    cfg = get_config(None, ["DETECTION.TEST.SCORE=0.3"])
+    build.build_task(cfg, Ranks(), torch.device("cpu"), {})
+    assert "DETECTION.MODEL is empty, without effect: DETECTION.TEST.SCORE" in caplog.text
+
+
 def test_a_dry_run_makes_up_pictures(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = vil("detect", "train", "--dry-run", *DETECTOR, "DATA.TRAIN=[coco]")
     assert outcome.code == 0, outcome.err
     assert "dry run: one step of 4 made-up images" in outcome.out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ([], 0, ""),
+        (["DATA.KWARGS={train: 20, val: 5, seed: 3}"], 0, ""),
+        (["DATA.NUM_CLASSES=3"], 2, "DATA.NUM_CLASSES is 3, but scenes has 10 classes"),
+        (["DATA.KWARGS={train: 3}"], 2, "a step takes DATALOADER.BSZ 4 x"),
+        (["DATA.KWARGS={train: some}"], 2, "DATA.KWARGS"),
+        (["DATA.KWARGS={low: 10}"], 2, "48 <= low <= high"),
+        (["DATA.KWARGS={sed: 1}"], 2, "did you mean 'seed'"),
+    ],
+    ids=str,
+)
+def test_a_dry_run_leaves_no_scenes(words, code, says, tmp_path, monkeypatch):
+    """Drawing all would take half a minute, and fill a folder of the user's."""
+    monkeypatch.chdir(tmp_path)
+    other = [word for word in DETECTOR if "KWARGS" not in word]
+    sets = ("DATA.TRAIN=[scenes]", "DATA.TEST=[scenes]", "DATA.NUM_CLASSES=10")
+    outcome = vil("detect", "train", "--dry-run", *other, *sets, *words)
+    assert (outcome.code, says in outcome.err) == (code, True), outcome.err
     assert not list(tmp_path.iterdir())
 
 

@@ -195,6 +195,24 @@ def test_annotations_that_are_none_are_left_out(tmp_path):
     assert figures["mask_ap"] == pytest.approx(100)
 
 
+@pytest.mark.parametrize("said", [(80, 90), (160, 180), (45, 51)], ids=str)
+def test_masks_count_in_the_size_of_the_picture(said, tmp_path):
+    """Whatever size the file gives for it, and its run lengths have: as in training."""
+    box = [10.0, 10.0, 20.0, 30.0]
+    image = {"id": 1, "height": said[0], "width": said[1], "file_name": "a"}
+    rle = masks.merge(masks.frPyObjects(polygon(box), *said))
+    shapes = (polygon(box), {"size": list(said), "counts": rle["counts"].decode()})
+    rle = masks.merge(masks.frPyObjects(polygon(box), 80, 90))
+    found = {"image_id": 1, "category_id": 1, "bbox": box, "score": 0.5,
+             "segmentation": {"size": [80, 90], "counts": rle["counts"].decode()}}  # fmt: skip
+    for shape in shapes:
+        row = {"id": 1, "image_id": 1, "category_id": 1, "bbox": box, "segmentation": shape}
+        truth = {"images": [image], "annotations": [row]}
+        truth["categories"] = [{"id": 1, "name": "it"}]
+        figures = average_precision(written(truth, tmp_path), [found], BOTH)
+        assert figures["box_ap"] == figures["mask_ap"] == pytest.approx(100)
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "cut.json").write_text('{"images": [')
     with pytest.raises(DataError, match=r"cut\.json is no JSON, or was cut off"):

@@ -178,6 +178,13 @@ FILES = {
         json.dumps(WHOLE | {"images": [WHOLE["images"][0] | {"file_name": "\ud800"}]}),
         "no file can be called",
     ),
+    **{
+        f"a name that leads out: {name}": (
+            json.dumps(WHOLE | {"images": [WHOLE["images"][0] | {"file_name": name}]}),
+            f"^the file_name '{name}' is none below the folder .*pictures$",
+        )
+        for name in ("../a.png", "deep/../../a.png", "/etc/passwd", "", ".")
+    },
     "an image twice": (
         json.dumps(WHOLE | {"images": WHOLE["images"][:1] * 2}),
         "two of its images have the id 1",
@@ -199,6 +206,14 @@ def test_a_bad_file_is_one_line(case, tmp_path):
     text, said = FILES[case]
     file.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
     assert re.search(said, refusal(folder, file))
+
+
+def test_a_whole_path_into_the_folder_is_fine(tmp_path):
+    """As `vil detect predict --format coco` writes it, where it was given one."""
+    folder, _ = write(tmp_path, [])
+    whole = [WHOLE["images"][0] | {"file_name": str(folder / "a.png")}]
+    (tmp_path / "whole.json").write_text(json.dumps(WHOLE | {"images": whole}))
+    assert len(CocoDataset(folder, tmp_path / "whole.json", "train")[0][1]["labels"]) == 1
 
 
 def test_missing_files_are_named(tmp_path):

@@ -5,8 +5,10 @@ import torch
 from detectors import detector, pictures, target
 from torchvision.models.detection import FasterRCNN, MaskRCNN
 from torchvision.models.detection.rpn import AnchorGenerator
+from torchvision.ops.poolers import initLevelMapper
 
 from vil.detection.anchors import Anchors
+from vil.detection.heads import Levels, Pooler
 from vil.detection.models import KINDS, Settings, build_detector
 from vil.detection.pyramid import body_of
 
@@ -109,9 +111,7 @@ def test_the_second_generation_of_heads(kind):
     """Batch norms keep the images of a step together; in evaluation each is by itself again."""
     model = detector(kind, version="v2", channels=32)
     truth = target(SIZES[0], (5, 5, 40, 30))
-    assert all(
-        map(torch.isfinite, model(pictures(*SIZES[:2]), [truth, target(SIZES[1])]).values())
-    )
+    assert all(map(torch.isfinite, model(pictures(*SIZES[:2]), [truth, target(SIZES[1])]).values()))
     count = sum(p.numel() for p in model.parameters())
     assert count > sum(p.numel() for p in detector(kind, channels=32).parameters())
     images = pictures(*SIZES)
@@ -143,6 +143,15 @@ def test_pixels_of_the_picture_that_came_in():
     assert large["boxes"].max() > 1.5 * small["boxes"].max()
 
 
+def test_pictures_are_shrunk_without_aliasing():
+    """Noise is averaged over all pixels that become one, 16 and their neighbours, not over four."""
+    transform = detector("retinanet").eval().transform
+    (image,) = pictures((400, 400))
+    shrunk, _ = transform.resize(image)
+    assert shrunk.shape == (3, 100, 100)
+    assert 0.03 < shrunk.std() < 0.08
+
+
 def test_anchors_are_torchvisions_where_its_strides_are_right():
     ours = Anchors((32, 64), 3, (0.5, 1.0, 2.0), (8, 16))
     scales = [2 ** (i / 3) for i in range(3)]
@@ -154,6 +163,30 @@ def test_anchors_are_torchvisions_where_its_strides_are_right():
     levels = [torch.zeros(2, 1, 8, 12), torch.zeros(2, 1, 4, 6)]
     for mine, expected in zip(ours(images, levels), theirs(images, levels), strict=True):
         assert torch.equal(mine, expected)
+
+
+@pytest.mark.parametrize("strides", [(4, 8, 16, 32), (8, 16), (4,)], ids=str)
+def test_boxes_are_pooled_from_torchvisions_levels(strides):
+    torch.manual_seed(0)
+    boxes = torch.cat([torch.zeros(500, 2), 10 ** (3 * torch.rand(500, 2))], dim=1)
+    octaves = [stride.bit_length() - 1 for stride in (strides[0], strides[-1])]
+    ours, theirs = Levels(strides)([boxes[:9], boxes[9:]]), initLevelMapper(*octaves)([boxes])
+    assert torch.equal(ours, theirs)
+    assert len(ours.unique()) == len(strides)
+
+
+@pytest.mark.parametrize("strides", [(4, 16), (4, 32), (3, 12), (4, 8, 32)], ids=str)
+def test_boxes_of_all_sizes_are_pooled(strides):
+    """Also from a pyramid without some stages, or of a body whose patches are larger."""
+    maps = {
+        str(at): torch.full((1, 1, 960 // stride, 960 // stride), at + 1.0)
+        for at, stride in enumerate(strides)
+    }
+    sides = torch.tensor([5.0, 50, 100, 150, 250, 400, 900])
+    boxes = torch.stack([0 * sides, 0 * sides, sides, sides], dim=1)
+    pooled = Pooler(strides, 7)([maps], [boxes], [(960, 960)]).mean(dim=(1, 2, 3))
+    assert torch.equal(pooled, pooled.sort().values)
+    assert (pooled[0], pooled[-1]) == (1, len(strides))
 
 
 def test_the_rcnn_computes_what_torchvisions_does():
@@ -185,6 +218,8 @@ def test_the_rcnn_computes_what_torchvisions_does():
 def test_settings_that_do_not_fit_are_refused():
     from detectors import small_body
 
+    with pytest.raises(ValueError, match="need a multiple of 32 channels, given 48"):
+        detector("retinanet", version="v2", channels=48)
     with pytest.raises(ValueError, match="5 sizes of anchors for 4 levels"):
         build_detector("mask_rcnn", body_of(small_body()), Settings(3, stages=(1, 2, 3)))
     with pytest.raises(ValueError, match="did you mean 'mask_rcnn'"):

@@ -14,7 +14,7 @@ import argparse
 
 from yacs.config import CfgNode
 
-from vil.cli.arguments import config_arguments, resolve
+from vil.cli.arguments import config_arguments, of_classifier, resolve
 from vil.config import ConfigError
 
 
@@ -33,10 +33,8 @@ def run(args: argparse.Namespace) -> int:
     from vil.models.msvit import MsViT
 
     cfg = resolve(args)
-    if args.layout and cfg.DETECTION.MODEL:
-        raise ConfigError("--layout looks at classifiers: leave DETECTION.MODEL empty")
     if args.layout:
-        return layout(cfg, args.batch)
+        return layout(of_classifier(cfg, "--layout looks at classifiers"), args.batch)
     with torch.device("meta"):
         model = build.build_model(cfg, weights_follow=True)
     size = (cfg.INPUT.IMAGE_SIZE,) * 2

@@ -92,6 +92,13 @@ def resolve_with_sources(args: argparse.Namespace) -> tuple[CfgNode, dict[str, s
     return load_config(args.config_file, args.opts or (), fallbacks, flags)
 
 
+def of_classifier(cfg: CfgNode, otherwise: str) -> CfgNode:
+    """The config, if it is a classifier's; else a ConfigError that says what there is otherwise."""
+    if cfg.DETECTION.MODEL:
+        raise ConfigError(f"this config is a detector's: {otherwise}")
+    return cfg
+
+
 def import_file(file: str) -> None:
     """Run a Python file, once.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from vil.cli.arguments import config_arguments, resolve
+from vil.cli.arguments import config_arguments, of_classifier, resolve
 from vil.cli.benchmark import number, result_folder, split, write_csv, write_results
 from vil.config import ConfigError
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.config_file is None:
         args.config_file = DEFAULT
         args.opts = [f"DATALOADER.BSZ={BATCH}", *(args.opts or ())]
-    cfg = resolve(args)
+    cfg = of_classifier(resolve(args), "only classifiers are measured")
     try:
         rounds, trials = number(args.rounds, "--rounds"), trials_of(cfg, args)
     except ValueError as error:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from vil.cli.arguments import config_arguments, resolve
+from vil.cli.arguments import config_arguments, of_classifier, resolve
 from vil.cli.evaluate import of_run
 from vil.cli.predict import class_names
 from vil.config import ConfigError
@@ -105,7 +105,7 @@ def configured(args: argparse.Namespace) -> CfgNode | None:
         args.opts = [f"MODEL.MODEL_PATH={args.source}", *(args.opts or ())]
     else:
         return None
-    return resolve(args)
+    return of_classifier(resolve(args), "only classifiers are converted; MODEL.MODEL_PATH takes it")
 
 
 def named(args: argparse.Namespace, known: dict, state: dict):

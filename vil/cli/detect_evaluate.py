@@ -28,6 +28,7 @@ from yacs.config import CfgNode
 from vil.cli.arguments import config_arguments, resolve
 from vil.cli.detect_train import of_detector
 from vil.cli.evaluate import of_weights, ready, run_arguments, tell, write_results
+from vil.cli.output import written
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,5 +99,6 @@ def draw(folder: Path, name: str, task: Any, count: int) -> None:
     )
     rows = [{**box, **mask} for box, mask in zip(boxes, *masks)] if masks else boxes
     pictures = folder / "pictures"
-    written = draw_worst(task.test_loaders[name].dataset, rows, count, pictures, name)
-    print(f"{len(written)} pictures in {pictures}")
+    with written(pictures, "OUTPUT_DIR"):
+        drawn = draw_worst(task.test_loaders[name].dataset, rows, count, pictures, name)
+    print(f"{len(drawn)} pictures in {pictures}")

@@ -34,6 +34,7 @@ from vil.cli.arguments import config_arguments, resolve
 from vil.cli.detect_evaluate import at_least
 from vil.cli.detect_train import of_detector
 from vil.cli.evaluate import loaded_model, of_weights, refuse_random_weights, run_arguments
+from vil.cli.output import written
 from vil.cli.predict import class_names, refuse_late_keys, sort_words, write
 from vil.config import ConfigError
 from vil.utils.errors import DataError
@@ -163,7 +164,7 @@ def findings(pictures, find: Callable, drawing: Callable | None, broken: list[st
 
 
 def drawer(folder: str, names: list[str]) -> Callable:
-    """Writes a picture with what was found; ConfigError where the folder cannot be made."""
+    """Writes a picture with what was found; ConfigError where it cannot."""
     from vil.data.pictures import STDIN
     from vil.detection.pictures import draw
 
@@ -178,6 +179,7 @@ def drawer(folder: str, names: list[str]) -> Callable:
         numbered = (f"{stem}-{number}" for number in itertools.count(2))
         free = next(each for each in itertools.chain([stem], numbered) if each not in used)
         used.add(free)
-        draw(picture, found, names).save(place / f"{free}.png")
+        with written(place / f"{free}.png", "--output"):
+            draw(picture, found, names).save(place / f"{free}.png")
 
     return write_picture

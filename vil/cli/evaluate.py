@@ -22,6 +22,7 @@ from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, resolve
 from vil.cli.described import described
+from vil.cli.output import written
 from vil.config import ConfigError
 from vil.utils.errors import CheckpointError
 
@@ -138,7 +139,8 @@ def write_results(folder: Path, results: dict[str, dict]) -> None:
     """results.json; what has no figure is null there."""
     from vil.utils.files import replace_text
 
-    replace_text(folder / "results.json", json.dumps(without_nan(results), indent=1) + "\n")
+    with written(folder / "results.json", "OUTPUT_DIR"):
+        replace_text(folder / "results.json", json.dumps(without_nan(results), indent=1) + "\n")
 
 
 def without_nan(value: Any) -> Any:

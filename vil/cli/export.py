@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from yacs.config import CfgNode
 
-from vil.cli.arguments import config_arguments, resolve
+from vil.cli.arguments import config_arguments, of_classifier, resolve
 from vil.cli.evaluate import loaded_model, of_weights, refuse_random_weights, run_arguments
 from vil.cli.predict import class_names
 from vil.config import ConfigError
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     # what is written is float32 for CPUs; a file of one image is evaluated image by image
     args.opts = [*(args.opts or ()), "DEVICE=cpu", "AMP.ENABLED=False", "MODEL.COMPILE=False"]
     args.opts += [] if "batch" in args.dynamic else ["DATALOADER.BSZ=1"]
-    cfg = resolve(args)
+    cfg = of_classifier(resolve(args), "only classifiers are exported")
     refuse_random_weights(cfg)
     args.size = args.size or (cfg.INPUT.IMAGE_SIZE,) * 2
     if args.check and "size" not in args.dynamic and args.size != (cfg.INPUT.IMAGE_SIZE,) * 2:

@@ -27,13 +27,13 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
 from yacs.config import CfgNode
 
-from vil.cli.arguments import config_arguments, resolve
+from vil.cli.arguments import config_arguments, of_classifier, resolve
 from vil.cli.evaluate import loaded_model, of_weights, refuse_random_weights, run_arguments
 from vil.config import ConfigError
 from vil.config.defaults import is_known
@@ -86,9 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if not (args.run or args.config_file or args.opts):
         of_shipped_weights(args)
     of_weights(args)
-    cfg = resolve(args)
-    if cfg.DETECTION.MODEL:
-        raise ConfigError("this config is a detector's: vil detect predict finds objects")
+    cfg = of_classifier(resolve(args), "vil detect predict finds objects")
     refuse_random_weights(cfg)
     return predict(cfg, args, class_names(args, cfg.DATA.NUM_CLASSES))
 
@@ -212,16 +210,35 @@ def probabilities(cfg, model, device, batch):
 
 
 def write(pieces: Iterable[str], file: str | None) -> bool:
-    """To the file, or to standard output; False when the reader of that had enough (`| head`)."""
+    """To the file, or to standard output; False when the reader of that had enough (`| head`).
+    ConfigError where it cannot be written (a full disk)."""
     try:
         with output(file) as stream:
-            stream.writelines(pieces)
-            stream.flush()
+            for piece in pieces:
+                put(piece, stream, file)
     except BrokenPipeError:
-        # Python may flush stdout once more as it ends (its documentation, "Note on SIGPIPE")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        forget_output()
         return False
     return True
+
+
+def put(piece: str, stream: TextIO, file: str | None) -> None:
+    """One piece, through all buffers, so that only writing can fail here."""
+    try:
+        stream.write(piece)
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if file is None:
+            forget_output()
+        name = "standard output" if file is None else f"--output-file {file}"
+        raise ConfigError(f"{name}: {error.strerror or error}") from error
+
+
+def forget_output() -> None:
+    """Python may flush stdout once more as it ends (its documentation, "Note on SIGPIPE")."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
@@ -236,5 +253,8 @@ def output(file: str | None) -> Iterator[TextIO]:
         stream = open(file, "w", encoding="utf-8", errors=escape, newline="")  # noqa: SIM115
     except OSError as error:
         raise ConfigError(f"--output-file {file}: {error.strerror}") from error
-    with stream:
+    try:
         yield stream
+    finally:
+        with suppress(OSError):  # what could not be written has been told
+            stream.close()

@@ -111,6 +111,7 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
         model = build.build_model(cfg, weights_follow=begun or bool(cfg.MODEL.MODEL_PATH))
         loader = build_data.build_train_loader(cfg, ranks, device, bad_file)
         tests = build_data.build_test_loaders(cfg, ranks, device, bad_file)
+        build_data.warn_of_names(cfg, loader, tests)
         task = build.build_task(cfg, ranks, device, tests, build_data.build_links(cfg, tests))
         if cfg.MODEL.MODEL_PATH and not begun:
             log.info(build.load_model_path(model, cfg))
@@ -200,15 +201,18 @@ def facts(cfg: CfgNode, model, loader, tests: dict) -> str:
 
 
 def check_data(cfg: CfgNode) -> None:
-    """Refuse what the real data would refuse; data that are not here are only mentioned."""
+    """Refuse what the real data would refuse; data that are not here are only mentioned, and of
+    those that are drawn a few are, for as long as this takes."""
     import torch
 
-    from vil import build_data
+    from vil import build_data, build_detection
     from vil.engine.distributed import Ranks
 
     try:
-        build_data.build_train_loader(cfg, Ranks(), torch.device("cpu"))
-        build_data.build_test_loaders(cfg, Ranks(), torch.device("cpu"))
+        with tempfile.TemporaryDirectory() as folder:
+            few = build_detection.few_drawn(cfg, folder)
+            build_data.build_train_loader(few, Ranks(), torch.device("cpu"))
+            build_data.build_test_loaders(few, Ranks(), torch.device("cpu"))
     except DataError as error:
         if Path(cfg.DATA.PATH).is_dir():
             raise

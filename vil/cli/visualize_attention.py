@@ -29,7 +29,7 @@ import sys
 
 from yacs.config import CfgNode
 
-from vil.cli.arguments import config_arguments, resolve
+from vil.cli.arguments import config_arguments, of_classifier, resolve
 from vil.cli.evaluate import loaded_model, of_weights, refuse_random_weights, run_arguments
 from vil.cli.output import PICTURES, output_file, written
 from vil.cli.predict import class_names, of_shipped_weights
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if not (args.run or args.config_file or args.opts):
         of_shipped_weights(args)
     of_weights(args)
-    cfg = resolve(args)
+    cfg = of_classifier(resolve(args), "only the attention of classifiers is drawn")
     refuse_random_weights(cfg)
     names = class_names(args, cfg.DATA.NUM_CLASSES)
     return visualize(cfg, args, names, path)

@@ -26,6 +26,7 @@ from vil.data.rle import compressed, runs_of
 from vil.utils.errors import DataError
 
 VERSION = 1  # of the pictures; part of the folder's name
+TRAIN, VAL = 2000, 400  # scenes, if nothing else is asked for
 SMALLEST, LARGEST = 20.0, 80.0  # height of a digit in pixels
 SHARE = 0.6  # of the scene's shorter side: the height of its largest digit
 TURN = np.pi / 6
@@ -64,8 +65,8 @@ def write_scenes(
     folder: str | Path,
     *,
     seed: int = 0,
-    train: int = 2000,
-    val: int = 400,
+    train: int = TRAIN,
+    val: int = VAL,
     low: int = 128,
     high: int = 192,
 ) -> None:

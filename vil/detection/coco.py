@@ -19,7 +19,7 @@ from torchvision.transforms.v2 import functional as F
 
 from vil.data.dataset import SPLITS
 from vil.data.image import read_image
-from vil.data.scenes import find_scenes
+from vil.data.scenes import TRAIN, VAL, find_scenes
 from vil.detection.annotations import Annotations, read_annotations
 from vil.detection.batch import Target, collate
 from vil.detection.fake import write_fake
@@ -120,12 +120,15 @@ def refuse_missing(folder: Path, names: Iterable[str]) -> None:
 
 
 def missing_images(folder: Path, names: Iterable[str]) -> list[str]:
-    """The names below the folder that are not there, in their order."""
+    """The names below the folder that are not there, in their order. DataError for one that leads
+    out of it: an annotation file from elsewhere may not choose what of this machine is read."""
     if not folder.is_dir():
         raise DataError(f"there is no folder of pictures {folder}")
     listed: dict[str, set[str]] = {}
-    missing = []
+    missing, inside = [], os.path.join(os.path.abspath(folder), "")
     for name in names:
+        if not os.path.abspath(folder / name).startswith(inside):
+            raise DataError(f"the file_name {name!r:.80} is none below the folder {folder}")
         parent, file = os.path.split(name)
         if parent not in listed:
             below = folder / parent
@@ -180,8 +183,8 @@ def scenes(
     masks: bool,
     keep_empty: bool,
     seed: int = 0,
-    train: int = 2000,
-    val: int = 400,
+    train: int = TRAIN,
+    val: int = VAL,
     low: int = 128,
     high: int = 192,
 ) -> CocoDataset:
@@ -213,7 +216,11 @@ def fake_boxes(
     """Rectangles on noise, written below root each time."""
     lookup(SPLITS, split, "split")
     folder = Path(root, "fake_boxes")
-    write_fake(folder, split, n=n, size=size, num_classes=num_classes)
+    try:
+        write_fake(folder, split, n=n, size=size, num_classes=num_classes)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"made-up pictures cannot be written to {folder}: {reason}") from error
     return coco(
         folder,
         split,
@@ -227,6 +234,7 @@ def fake_boxes(
 
 # Each row is called as f(root, split, transform, masks=, keep_empty=, **own).
 DETECTION_SETS = {"coco": coco, "scenes": scenes, "fake_boxes": fake_boxes}
+DRAWN = ("scenes", "fake_boxes")  # those that are written, below root
 OF_ALL = ("masks", "keep_empty")
 
 

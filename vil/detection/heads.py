@@ -19,11 +19,12 @@ from torchvision.models.detection.faster_rcnn import (
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.models.detection.rpn import RPNHead
-from torchvision.ops import MultiScaleRoIAlign
-from torchvision.ops.poolers import initLevelMapper
+from torchvision.ops import MultiScaleRoIAlign, box_area
 
 POOLED, MASK_POOLED = 7, 14  # side of what is pooled for a box, and for its mask
+GROUPS = 32  # of the norms in retinanet's second heads
 BOX_CONVS = 4  # convolutions of the second box head
+USUAL_SIDE, USUAL_OCTAVE = 224, 4  # a box of that side is pooled at a stride of 2^4
 SAMPLING = 2  # points per side of a pooled cell
 
 
@@ -49,6 +50,22 @@ class DenseHead(RetinaNetHead):
         return {name: found.float() for name, found in super().forward(x).items()}
 
 
+class Levels:
+    """Which level a box is pooled from: the coarsest whose stride is at most that of the pyramid
+    paper's formula (arXiv:1612.03144, equation 1). torchvision's own takes strides that double from
+    level to level for granted, and pools nothing for boxes of levels that are left out."""
+
+    def __init__(self, strides: Sequence[int]) -> None:
+        self.octaves = [stride.bit_length() - 1 for stride in strides]
+
+    def __call__(self, boxlists: list[Tensor]) -> Tensor:
+        """Boxes (n, 4) of each image -> (sum of n,) int64."""
+        sides = box_area(torch.cat(boxlists)).sqrt()
+        wanted = torch.floor(USUAL_OCTAVE + torch.log2(sides / USUAL_SIDE) + 1e-6)
+        reached = wanted[:, None] >= wanted.new_tensor(self.octaves)
+        return (reached.sum(dim=1) - 1).clamp(min=0)
+
+
 class Pooler(MultiScaleRoIAlign):
     """Pools from each image's own maps, in which there is no padding to sample from."""
 
@@ -57,8 +74,7 @@ class Pooler(MultiScaleRoIAlign):
         super().__init__(names, output_size, SAMPLING)
         # else torchvision would guess both from the first batch it sees
         self.scales = [1 / stride for stride in strides]
-        first, last = (stride.bit_length() - 1 for stride in (strides[0], strides[-1]))
-        self.map_levels = initLevelMapper(first, last)
+        self.map_levels = Levels(strides)
 
     def forward(
         self, x: list[dict[str, Tensor]], boxes: list[Tensor], image_shapes: list[tuple[int, int]]
@@ -86,8 +102,12 @@ def mask_head(version: str, channels: int, hidden: int, layers: int) -> nn.Modul
 
 def dense_head(version: str, channels: int, anchors: int, classes: int) -> nn.Module:
     """RetinaNet's two towers; those of v2 are normalised, and learn boxes by GIoU."""
+    if version == "v2" and channels % GROUPS:
+        raise ValueError(
+            f"retinanet's heads v2 need a multiple of {GROUPS} channels, given {channels}"
+        )
     if version == "v1":
         return DenseHead(channels, anchors, classes)
-    head = DenseHead(channels, anchors, classes, norm_layer=partial(nn.GroupNorm, 32))
+    head = DenseHead(channels, anchors, classes, norm_layer=partial(nn.GroupNorm, GROUPS))
     head.regression_head._loss_type = "giou"
     return head

@@ -9,14 +9,14 @@ thresholds, R 101 recalls, K classes, A 4 ranges of areas, M 3 numbers of detect
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
 
-from vil.data.rle import bitmap_of, compressed, runs_in
+from vil.data.rle import bitmap_of, compressed, runs_in, runs_of
 from vil.detection.annotations import areas, as_corners, position, tables
 from vil.detection.detections import Detections, Mask
 from vil.detection.masks import Segmentations, pieces
@@ -102,8 +102,11 @@ def average_precision(
     set (a size, a class, everything) has no figure: NaN. Without any detection figures are 0.
     """
     figures, per_class = {}, {}
+    sizes = {
+        row["image_id"]: row["segmentation"]["size"] for row in results if "segmentation" in row
+    }
     for kind in kinds:
-        truth = truth_of(annotations, kind)
+        truth = truth_of(annotations, kind, sizes)
         names = class_names(truth["categories"])
         precision, recall = evaluated(truth, of_kind(in_order(results), kind), kind)
         figures |= {f"{KINDS[kind]}_{name}": v for name, v in summary(precision, recall).items()}
@@ -145,8 +148,11 @@ def mean(values: np.ndarray) -> float:
     return 100 * float(there.mean()) if there.size else float("nan")
 
 
-def truth_of(path: Path, kind: str) -> dict[str, Any]:
-    """A file of annotations as COCO's evaluation takes it.
+def truth_of(
+    path: Path, kind: str, sizes: Mapping[int, Sequence[int]] = MappingProxyType({})
+) -> dict[str, Any]:
+    """A file of annotations as COCO's evaluation takes it. sizes {image id: (H, W)} count instead
+    of those that the file gives: only masks of one size have an IoU.
 
     What it would stumble over is left out: annotations of images and categories that the file does
     not have, without a box, and for masks those without a usable segmentation. The others of those
@@ -163,24 +169,32 @@ def truth_of(path: Path, kind: str) -> dict[str, Any]:
     if kind == "segm":
         usable &= Segmentations(row.get("segmentation") for row in rows).usable
     of_rows = areas([row.get("area") for row in rows], boxes)
+    for row in table["images"]:
+        row["height"], row["width"] = sizes.get(row["id"], (row["height"], row["width"]))
+    size_of = {row["id"]: (row["height"], row["width"]) for row in table["images"]}
     table["annotations"] = [
         {
             "id": at + 1,
             **{key: rows[at][key] for key in ("image_id", "category_id", "bbox")},
             "area": float(of_rows[at]),
             "iscrowd": int(rows[at].get("iscrowd") == 1),
-            **({"segmentation": drawable(rows[at]["segmentation"])} if kind == "segm" else {}),
+            **({"segmentation": drawable(rows[at], size_of)} if kind == "segm" else {}),
         }
         for at in np.flatnonzero(usable).tolist()
     ]
     return table
 
 
-def drawable(segmentation: dict | list) -> dict | list:
-    """Without polygons that are none: COCO's tools take one of two points for a box."""
-    if isinstance(segmentation, dict):
+def drawable(row: dict, size_of: Mapping[int, tuple[int, int]]) -> dict | list:
+    """The segmentation without polygons that are none: COCO's tools take one of two points for a
+    box. An RLE of another size than the picture's is cut or padded, as in training."""
+    segmentation, size = row["segmentation"], size_of[row["image_id"]]
+    if isinstance(segmentation, list):
+        return [polygon for polygon in segmentation if pieces([polygon])]
+    if tuple(segmentation["size"]) == size:
         return segmentation
-    return [polygon for polygon in segmentation if pieces([polygon])]
+    bitmap = Segmentations([segmentation]).bitmap(0, *size)
+    return {"size": list(size), "counts": compressed(runs_of(bitmap))}
 
 
 def class_names(categories: list[dict]) -> list[str]:

@@ -18,6 +18,7 @@ from vil.detection.detections import from_output
 from vil.detection.scoring import KINDS, average_precision, in_order, needed, of_kind, to_results
 from vil.engine.distributed import at_main, from_main, unwrap
 from vil.engine.task import autocast, evaluating, in_step
+from vil.utils.errors import SaveError
 from vil.utils.files import set_aside
 
 
@@ -112,9 +113,14 @@ class DetectionTask:
         return results
 
     def write(self, name: str, results: list[dict]) -> None:
-        """The results of a test set, one file per kind, if there is a folder for them."""
+        """The results of a test set, one file per kind, if there is a folder for them. SaveError
+        where they cannot be written."""
         if self.results_folder is None:
             return
         for kind in self.kinds:
-            with set_aside(self.results_folder / f"{name}_{kind}.json") as aside:
-                aside.write_text(json.dumps(of_kind(results, kind)), encoding="utf-8")
+            file = self.results_folder / f"{name}_{kind}.json"
+            try:
+                with set_aside(file) as aside:
+                    aside.write_text(json.dumps(of_kind(results, kind)), encoding="utf-8")
+            except OSError as error:
+                raise SaveError(f"{file} cannot be written: {error.strerror or error}") from error

@@ -26,8 +26,11 @@ def load_detector(
     of its detectors, of which the rest is not used. The reference's rules of conversion hold:
     positions are resized, full attention goes into longformer's, a single global token is repeated.
     whole: refuse such a file, with which the heads would stay random.
-    Raises CheckpointError for weights that do not fit.
+    Raises CheckpointError for weights that do not fit, and ValueError for rows of a head: of
+    several, whose rows are anchors and sides of boxes too.
     """
+    if head not in ("keep", "new"):
+        raise ValueError(f"the heads of a detector are kept or new, they have no {head}")
     state = read_weights(path)
     if any(name.startswith(BODY) for name in state):
         return load_weights(model, state, head=head, rule=rule)

@@ -38,7 +38,7 @@ class CheckpointError(RuntimeError):
 
 
 class SaveError(RuntimeError):
-    """A checkpoint that could not be written."""
+    """A checkpoint, or what an evaluation found, that could not be written."""
 
     exit_code = 4
 
