@@ -5,12 +5,14 @@
 
 Trains a small model on the digits, shown at 224 px, once with the relative bias and once with the
 absolute position; then, for each other size and window, evaluates it as resized, fine-tunes it for
-one epoch, and evaluates it again. Prints the top-1 of all, and how many keys were resized.
+one epoch with each of three seeds, and evaluates it again. Prints the top-1 of all, the median of
+the seeds, and how many keys were resized. One of the 360 val digits is 0.28 points.
 """
 
 import argparse
 import json
 import re
+import statistics
 import tempfile
 from pathlib import Path
 
@@ -30,20 +32,20 @@ START = (224, 7)
 TARGETS = {
     "relative bias": (
         (224, 8, "linear"), (224, 8, "extend"), (224, 12, "linear"), (224, 12, "extend"),
-        (384, 7, "linear"), (384, 7, "extend"), (384, 8, "linear"), (384, 8, "extend"),
-        (384, 12, "linear"), (384, 12, "extend"),
+        (384, 7, "linear"), (384, 8, "extend"), (384, 12, "extend"),
     ),
     "absolute position": (
-        (224, 8, "linear"), (224, 12, "linear"), (384, 7, "linear"), (384, 8, "linear"),
-        (384, 12, "linear"), (384, 12, "bicubic"),
+        (224, 8, "linear"), (224, 12, "linear"),
+        (384, 7, "linear"), (384, 8, "linear"), (384, 12, "linear"),
     ),
 }  # fmt: skip
 # crops of very different sizes, as on ImageNet: 384 px show the digits 1.7 times as large
 SOURCE = ("AUG.SCALE=[0.3, 1.0]", "AUG.MIXUP_PROB=0")
 FINETUNE = (
-    "OPTIM.EPOCHS=1", "SOLVER.WARMUP_EPOCHS=0.1", "OPTIM.LR=1e-3", "DATALOADER.BSZ=4",
-    "AUG.MIXUP_PROB=0", "RUN.EVAL_EVERY=1",
+    "OPTIM.EPOCHS=1", "SOLVER.WARMUP_EPOCHS=0.1", "OPTIM.LR=5e-4", "DATALOADER.BSZ=2",
+    "OPTIM.EMA=0.99", "AUG.MIXUP_PROB=0", "RUN.EVAL_EVERY=1",
 )  # fmt: skip
+SEEDS = (0, 1, 2)
 
 
 def words(absolute: int, size: int, window: int, rule: str = "linear") -> list[str]:
@@ -90,12 +92,16 @@ def run(args: argparse.Namespace, folder: Path) -> None:
             row = {"position": position, "size": size, "window": window, "rule": rule}
             row |= {"resized": resized_keys(options), "before": before}
             row["as resized"] = evaluate(target / "at once", *options)
-            row["fine-tuned"] = train(target / "tuned", *options, *FINETUNE)
+            row["each seed"] = [
+                train(target / f"tuned{seed}", *options, *FINETUNE, f"SEED={seed}")
+                for seed in SEEDS
+            ]
+            row["fine-tuned"] = statistics.median(row["each seed"])
             rows.append(row)
-    heads = (*rows[0],)
-    print("  ".join(f"{head:>17}" for head in heads))
+    shown = [name for name in rows[0] if name != "each seed"]
+    print("  ".join(f"{name:>17}" for name in shown))
     for row in rows:
-        cells = (f"{v:.2f}" if isinstance(v, float) else v for v in row.values())
+        cells = (f"{row[n]:.2f}" if isinstance(row[n], float) else row[n] for n in shown)
         print("  ".join(f"{cell:>17}" for cell in cells))
     if args.json:
         found = {"command": "python benchmarks/resizing.py", "rows": rows}
