@@ -8,9 +8,7 @@ from vil.detection.pyramid import body_of
 from vil.models.arch import parse_arch
 from vil.models.msvit import MsViT
 
-ARCH = (
-    "l1,h1,d32,n1,s1,g1,p4,f4,a{a}_l2,h2,d64,n2,s1,g1,p2,f3,a{a}_l3,h4,d128,n1,s1,g0,p2,f3,a{a}"
-)
+ARCH = "l1,h1,d32,n1,s1,g1,p4,f4,a{a}_l2,h2,d64,n2,s1,g1,p2,f3,a{a}_l3,h4,d128,n1,s1,g0,p2,f3,a{a}"
 SMALL = dict(
     channels=32,
     anchor_sizes=(16, 32, 64, 128),
@@ -28,17 +26,27 @@ SMALL = dict(
 )
 
 
-def small_body(absolute: int = 0, img_size: int = 160, **own) -> MsViT:
-    stages = parse_arch(ARCH.format(a=absolute), "longformer")
+def small_body(
+    absolute: int = 0, img_size: int = 160, attention: str = "longformer", **own
+) -> MsViT:
+    arch = ARCH.format(a=absolute)
+    stages = parse_arch(arch.replace("g0", "g1") if attention == "global" else arch, attention)
     return MsViT(stages, img_size=img_size, pos_resize="crop", **own)
 
 
-def detector(kind: str = "mask_rcnn", *, classes: int = 3, absolute: int = 0, **own) -> nn.Module:
+def detector(
+    kind: str = "mask_rcnn",
+    *,
+    classes: int = 3,
+    absolute: int = 0,
+    attention: str = "longformer",
+    **own,
+) -> nn.Module:
     """Drawn from seed 0; vectors too, so that biases matter."""
     torch.manual_seed(0)
     stages = (2, 3) if kind == "retinanet" else (1, 2, 3)
     settings = Settings(classes, stages=stages, **SMALL | own)
-    model = build_detector(kind, body_of(small_body(absolute)), settings)
+    model = build_detector(kind, body_of(small_body(absolute, attention=attention)), settings)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

@@ -11,6 +11,7 @@ from vil.detection.anchors import Anchors
 from vil.detection.heads import Levels, Pooler
 from vil.detection.models import KINDS, Settings, build_detector
 from vil.detection.pyramid import body_of
+from vil.layers.attention import ATTENTIONS
 
 SIZES = ((64, 96), (131, 70), (90, 120))
 
@@ -20,10 +21,13 @@ def losses(model: torch.nn.Module, *arguments) -> dict[str, float]:
     return {name: loss.item() for name, loss in model.train()(*arguments).items()}
 
 
-@pytest.mark.parametrize("absolute", [0, 1])
-@pytest.mark.parametrize("kind", KINDS)
-def test_detections_do_not_depend_on_the_other_images(kind, absolute):
-    model = detector(kind, absolute=absolute).eval()
+CASES = [(kind, absolute, "longformer") for kind in KINDS for absolute in (0, 1)]
+CASES += [("mask_rcnn", 1, name) for name in ATTENTIONS if name != "longformer"]
+
+
+@pytest.mark.parametrize(("kind", "absolute", "attention"), CASES)
+def test_detections_do_not_depend_on_the_other_images(kind, absolute, attention):
+    model = detector(kind, absolute=absolute, attention=attention).eval()
     images = pictures(*SIZES)
     with torch.no_grad():
         together = model(images)

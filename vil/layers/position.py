@@ -59,6 +59,35 @@ def resize_table(
     return image[0].permute(1, 2, 0).flatten(0, 1)
 
 
+def resize_tables(
+    table: Tensor,
+    old: tuple[int, int],
+    new: tuple[int, int],
+    sizes: Tensor,
+    *,
+    centred: bool = False,
+) -> Tensor:
+    """(old rows * old columns, N) -> (B, new rows * new columns, N): `resize_table` for each image,
+    to its own sizes (B, 2), each in the first rows and columns of the new table or in its middle.
+
+    What stands beyond them has no meaning. The sizes stay on the device.
+    """
+    rows, cols = (stretching(sizes[:, i], old[i], new[i], centred).to(table) for i in (0, 1))
+    tables = torch.einsum("bxr,rcn,byc->bxyn", rows, table.unflatten(0, old), cols)
+    return tables.flatten(1, 2)
+
+
+def stretching(lengths: Tensor, old: int, new: int, centred: bool) -> Tensor:
+    """(B,) -> (B, new, old): weights that stretch `old` points linearly, corners not aligned, to
+    `lengths` of `new` points."""
+    lengths = lengths[:, None]
+    own = torch.arange(new, device=lengths.device)
+    own = own - (new - lengths) // 2 if centred else own
+    places = ((own + 0.5) * (old / lengths) - 0.5).clamp(0, old - 1)
+    known = torch.arange(old, device=lengths.device)
+    return (1 - (places[..., None] - known).abs()).clamp(min=0)
+
+
 class AbsoluteEmbedding(nn.Module):
     """A row and a column embedding side by side for local tokens, one vector for each global token.
 

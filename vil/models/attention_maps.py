@@ -120,7 +120,7 @@ def _of_full(module: FullAttention, x, grid, queries, valid) -> Weights:
     q, k, _ = module.split_parts(module.qkv(x), 3)
     scores = _scores(module, q[:, :, queries], k)
     if module.rel_pos:
-        scores = scores + module.bias(grid)[:, queries]
+        scores = scores + module.bias(grid, valid)[:, :, queries]
     if valid is not None:
         scores = scores + padding_mask(valid, grid, module.num_global, scores.dtype)
     return Weights(scores.softmax(-1), module.num_global, grid, grid)

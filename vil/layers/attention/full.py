@@ -13,6 +13,7 @@ from vil.layers.position import (
     register_relative_bias,
     replace_parameter,
     resize_table,
+    resize_tables,
     same_size,
 )
 
@@ -49,29 +50,39 @@ class FullAttention(Attention):
             register_relative_bias(self, self.table_size, num_heads, num_global)
 
     def forward(self, x: Tensor, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
-        """x (B, G+L, C), global tokens first; valid (B, 2) real rows and columns -> (B, G+L, C)."""
+        """x (B, G+L, C), global tokens first; valid (B, 2) real rows and columns -> (B, G+L, C).
+
+        With `valid` each image has the bias of its own grid, whatever it was padded to.
+        """
         q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, G+L, D) each
         mask = None if valid is None else padding_mask(valid, grid, self.num_global, q.dtype)
         if self.rel_pos:
-            bias = self.bias(grid).to(q.dtype)[None]
+            bias = self.bias(grid, valid).to(q.dtype)
             mask = bias if mask is None else mask + bias
         return self.proj_drop(self.proj(self.merge_heads(self.dense(q, k, v, mask))))
 
-    def bias(self, grid: tuple[int, int]) -> Tensor:
-        """(N, G+L, G+L)."""
-        table, size = self.local_relative_position_bias_table, (2 * grid[0] - 1, 2 * grid[1] - 1)
-        if not same_size(size, self.table_size):
-            table = resize_table(table, self.table_size, size)
-        bias = dense_bias(table, grid)
+    def bias(self, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
+        """(1, N, G+L, G+L), or (B, ...) with `valid`."""
+        bias = self.local_bias(grid, valid)
         if not self.num_global:
             return bias
-        length = grid[0] * grid[1]
+        many, length = len(bias), grid[0] * grid[1]
         to_local, to_global = self.g2l_relative_position_bias  # (N, G) each
-        left = torch.cat(
-            [self.g2g_relative_position_bias, to_global[:, None].expand(-1, length, -1)], dim=1
-        )
-        right = torch.cat([to_local[:, :, None].expand(-1, -1, length), bias], dim=1)
-        return torch.cat([left, right], dim=2)
+        corner = self.g2g_relative_position_bias.expand(many, -1, -1, -1)
+        left = torch.cat([corner, to_global[:, None].expand(many, -1, length, -1)], dim=2)
+        right = torch.cat([to_local[:, :, None].expand(many, -1, -1, length), bias], dim=2)
+        return torch.cat([left, right], dim=3)
+
+    def local_bias(self, grid: tuple[int, int], valid: Tensor | None) -> Tensor:
+        """(1 or B, N, L, L)."""
+        table, size = self.local_relative_position_bias_table, (2 * grid[0] - 1, 2 * grid[1] - 1)
+        if valid is not None:
+            tables = resize_tables(table, self.table_size, size, 2 * valid - 1, centred=True)
+            every = dense_bias(tables.permute(1, 0, 2).flatten(1), grid)
+            return every.unflatten(0, (len(valid), -1))
+        if not same_size(size, self.table_size):
+            table = resize_table(table, self.table_size, size)
+        return dense_bias(table, grid)[None]
 
     def set_grid(self, grid: tuple[int, int], rule: str = "linear") -> None:
         """Resize the bias table for good."""

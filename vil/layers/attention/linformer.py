@@ -11,7 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, real_tokens
-from vil.layers.position import replace_parameter, resize_table, same_size
+from vil.layers.position import (
+    replace_parameter,
+    resize_table,
+    resize_tables,
+    same_size,
+)
 
 
 class LinformerAttention(Attention):
@@ -51,24 +56,32 @@ class LinformerAttention(Attention):
             self.register_parameter(name, nn.Parameter(table))
 
     def forward(self, x: Tensor, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
-        """x (B, G+L, C), global tokens first; valid (B, 2) real rows and columns -> (B, G+L, C)."""
+        """x (B, G+L, C), global tokens first; valid (B, 2) real rows and columns -> (B, G+L, C).
+
+        With `valid` each image has the projections of its own grid, whatever it was padded to.
+        """
         q = self.split_heads(self.query(x))  # (B, N, T, D)
         kv = self.kv(x)
         if valid is not None:
             kv = kv.masked_fill(~real_tokens(valid, grid, self.num_global)[..., None], 0.0)
-        k, v = (self.split_heads(rows) for rows in self.project(kv, grid))  # (B, N, f, D) each
+        mixtures = self.project(kv, grid, valid)
+        k, v = (self.split_heads(rows) for rows in mixtures)  # (B, N, f, D) each
         return self.proj_drop(self.proj(self.merge_heads(self.dense(q, k, v))))
 
-    def project(self, kv: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """kv (B, T, 2C) -> the mixtures of keys and of values (B, f, C)."""
-        proj_k = self.fit(self.proj_k, grid).mT
+    def project(
+        self, kv: Tensor, grid: tuple[int, int], valid: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """kv (B, T, 2C), zero in the padding -> the mixtures of keys and of values (B, f, C)."""
+        proj_k = self.fit(self.proj_k, grid, valid).mT
         if self.share_kv:
             return (proj_k @ kv).chunk(2, dim=-1)
         k, v = kv.chunk(2, dim=-1)
-        return proj_k @ k, self.fit(self.proj_v, grid).mT @ v
+        return proj_k @ k, self.fit(self.proj_v, grid, valid).mT @ v
 
-    def fit(self, table: Tensor, grid: tuple[int, int]) -> Tensor:
-        """A projection for another grid than the one it was made for."""
+    def fit(self, table: Tensor, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
+        """A projection for another grid than the one it was made for: (T, f) or (B, T, f)."""
+        if valid is not None:
+            return resize_projections(table, self.grid, grid, valid, self.num_global)
         if same_size(grid, self.grid):
             return table
         return resize_projection(table, self.grid, grid, self.num_global)
@@ -108,3 +121,17 @@ def resize_projection(
     local = resize_table(table[num_global:], old, new, rule)
     scale = (old[0] * old[1]) / (new[0] * new[1])
     return torch.cat([table[:num_global], local * scale])
+
+
+def resize_projections(
+    table: Tensor, old: tuple[int, int], new: tuple[int, int], valid: Tensor, num_global: int
+) -> Tensor:
+    """(G + old X*Y, f) -> (B, G + new X*Y, f): `resize_projection` to the valid (B, 2) rows and
+    columns of each image, which lie at the top left of the new grid.
+
+    What stands beyond them has no meaning.
+    """
+    local = resize_tables(table[num_global:], old, new, valid)
+    scale = (old[0] * old[1] / valid.prod(1)).to(table)
+    shared = table[:num_global].expand(len(valid), -1, -1)
+    return torch.cat([shared, local * scale[:, None, None]], dim=1)
