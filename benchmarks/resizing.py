@@ -32,7 +32,7 @@ START = (224, 7)
 TARGETS = {
     "relative bias": (
         (224, 8, "linear"), (224, 8, "extend"), (224, 12, "linear"), (224, 12, "extend"),
-        (384, 7, "linear"), (384, 8, "extend"), (384, 12, "extend"),
+        (384, 7, "linear"), (384, 8, "linear"), (384, 8, "extend"), (384, 12, "extend"),
     ),
     "absolute position": (
         (224, 8, "linear"), (224, 12, "linear"),
