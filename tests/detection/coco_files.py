@@ -13,7 +13,7 @@ from vil.detection.annotations import MIN_SIDE
 # Pictures of odd sizes: file name, width, height.
 IMAGES = (("a.png", 40, 30), ("deep/er/b.png", 21, 33), ("c.jpg", 17, 17), ("empty.png", 50, 8))
 SQUARE = [[2, 3, 12, 3, 12, 13, 2, 13]]
-CATEGORIES = [{"id": 7, "name": "seven"}, {"id": 2, "name": "two"}]
+CATEGORIES = [{"id": 7, "name": "seven \n of\tnine"}, {"id": 2, "name": "two"}]
 
 
 def box(number, image=1, bbox=(2, 3, 10, 10), category=2, segmentation=SQUARE, **more):

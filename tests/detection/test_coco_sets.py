@@ -71,7 +71,7 @@ def test_targets_are_what_the_contract_says(tmp_path):
         box(3, iscrowd=1),
     ]
     found = dataset(tmp_path, rows, masks=True)
-    assert (found.classes, found.category_ids) == (["two", "seven"], [2, 7])
+    assert (found.classes, found.category_ids) == (["two", "seven of nine"], [2, 7])
     image, target = found[0]
     assert (image.shape, image.dtype) == ((3, 30, 40), torch.uint8)
     assert torch.equal(target["boxes"], torch.tensor([[0, 25.5, 7, 30], [39, 0, 40, 1]]))

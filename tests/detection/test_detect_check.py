@@ -42,7 +42,7 @@ def test_a_whole_file(check, tmp_path):
         "boxes": "3 usable, 1 crowds (left out of training)",
         "by area": "small 1, medium 1, large 1",
         "masks": "3 of the usable boxes have one",
-        "categories": "2: two (2), seven (1)",
+        "categories": "2: two (2), seven of nine (1)",
     }
 
 

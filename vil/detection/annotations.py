@@ -107,7 +107,7 @@ def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
         image_ids=image_ids,
         names=file_names(path, images),
         category_ids=[categories[at]["id"] for at in order],
-        classes=[categories[at]["name"] for at in order],
+        classes=[" ".join(categories[at]["name"].split()) for at in order],  # lines of classes.txt
         ids=numbers_or_objects([row.get("id") for row in rows]),
         areas=areas([row.get("area") for row in rows], boxes),
         crowd=np.array([row.get("iscrowd") == 1 for row in rows], bool),
