@@ -1,6 +1,6 @@
 """What detectors learn on the embedded scenes in minutes, and that evaluating again repeats it.
 
-  python benchmarks/scenes.py                      all runs, about two and a half hours
+  python benchmarks/scenes.py                      all runs, two hours
   python benchmarks/scenes.py mask_rcnn retinanet  some of them; the others' figures stay
   OMP_NUM_THREADS=1 python benchmarks/scenes.py mask_rcnn    on one core, and another beside it
 
@@ -28,7 +28,7 @@ RUNS = {
     "mask_rcnn": (MASKS, (), {"box_ap50": 70, "mask_ap50": 65}, 25),
     "retinanet": (BOXES, (), {"box_ap50": 60}, 25),
     "mask_rcnn, no pretraining": (MASKS, ("MODEL.MODEL_PATH=",), {}, 25),
-    "mask_rcnn, an hour": (MASKS, ("OPTIM.EPOCHS=24",), {"box_ap50": 70, "mask_ap50": 65}, 60),
+    "mask_rcnn, an hour": (MASKS, ("OPTIM.EPOCHS=18",), {"box_ap50": 70, "mask_ap50": 65}, 60),
 }
 FIGURES = ("box_ap", "box_ap50", "mask_ap", "mask_ap50")
 RESULT = Path(__file__).parent / "results/scenes-cpu.json"
