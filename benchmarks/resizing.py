@@ -32,7 +32,8 @@ START = (224, 7)
 TARGETS = {
     "relative bias": (
         (224, 8, "linear"), (224, 8, "extend"), (224, 12, "linear"), (224, 12, "extend"),
-        (384, 7, "linear"), (384, 8, "linear"), (384, 12, "linear"), (384, 12, "extend"),
+        (384, 7, "linear"), (384, 8, "linear"), (384, 8, "extend"), (384, 12, "linear"),
+        (384, 12, "extend"),
     ),
     "absolute position": (
         (224, 8, "linear"), (224, 12, "linear"),
@@ -42,8 +43,8 @@ TARGETS = {
 # crops of very different sizes, as on ImageNet: 384 px show the digits 1.7 times as large
 SOURCE = ("AUG.SCALE=[0.3, 1.0]", "AUG.MIXUP_PROB=0")
 FINETUNE = (
-    "OPTIM.EPOCHS=1", "SOLVER.WARMUP_EPOCHS=0.1", "OPTIM.LR=5e-4", "DATALOADER.BSZ=4",
-    "AUG.MIXUP_PROB=0", "RUN.EVAL_EVERY=1",
+    "OPTIM.EPOCHS=1", "SOLVER.WARMUP_EPOCHS=0.1", "OPTIM.LR=5e-4", "DATALOADER.BSZ=2",
+    "OPTIM.EMA=0.99", "AUG.MIXUP_PROB=0", "RUN.EVAL_EVERY=1",
 )  # fmt: skip
 SEEDS = (0, 1, 2)
 
