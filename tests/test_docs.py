@@ -128,7 +128,8 @@ def test_every_key_is_read_or_said_to_do_nothing(tmp_path, monkeypatch):
     words = ["train", "--output_dir", str(tmp_path), *data, *model, *switches]
     assert main(words) == main([*words, "--resume"]) == 0
     assert main(["evaluate", "--run", str(tmp_path)]) == 0
-    assert main([*words, "--output_dir", str(tmp_path / "found"), *DETECTOR]) == 0
+    found = ["--output_dir", str(tmp_path / "found"), f"DATA.PATH={tmp_path}"]
+    assert main([*words, *found, *DETECTOR]) == 0
     assert {key for key in KEYS if key not in asked} - {"VERSION"} == {*DEAD}
 
 

@@ -41,7 +41,7 @@ FREE = [
     ("'7'", "7"),
 ]
 WRONG_TYPE = {bool: "maybe", int: "1.5", float: "abc", str: "[a]", list: "a,5", tuple: "(5"}
-OUT_OF_RANGE = {int: "-99", float: "-99", str: "No Such !", list: "[9, 9, 9, 9]"}
+OUT_OF_RANGE = {int: "-99", float: "-99", str: "No Such !", list: "[9, -9, 9, -9]"}
 
 
 def value_of(cfg, key):

@@ -28,7 +28,7 @@ def tuned(monkeypatch):
 @pytest.mark.parametrize("training", [True, False])
 def test_a_tuned_model_is_one_graph_and_computes_the_same(tuned, training, monkeypatch):
     torch.manual_seed(0)
-    model = vil.get_model("vil_tiny_rpb", num_classes=3, img_size=96).train(training)
+    model = vil.get_model("vil_nano", num_classes=3, img_size=96).train(training)
     images = torch.randn(2, 3, 96, 96)
     with torch.set_grad_enabled(training):
         plain = model(images)
@@ -44,7 +44,7 @@ def test_a_tuned_model_is_one_graph_and_computes_the_same(tuned, training, monke
 
 @pytest.mark.parametrize("training", [True, False])
 def test_an_untuned_model_is_one_graph(training):
-    model = vil.get_model("vil_tiny_rpb", num_classes=3, img_size=64).train(training)
+    model = vil.get_model("vil_nano", num_classes=3, img_size=64).train(training)
     images = torch.randn(2, 3, 64, 64)
     with torch.set_grad_enabled(training):
         plain = model(images)

@@ -99,7 +99,7 @@ def test_weights_with_another_head(tmp_path):
 def test_published_weights_that_cannot_be_fetched(name, monkeypatch, tmp_path):
     """Nothing answers at this address, and nothing is cached in this folder."""
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
     with pytest.raises(CheckpointError, match=f"the weights of {name} cannot be fetched"):
         build_foreign(name, num_classes=3, img_size=160, pretrained=True)
