@@ -75,7 +75,7 @@ OTHER_VALUES = {  # of which each rule refuses some
     int: ("-99", str(10**12)),
     float: ("-99", "99"),
     str: ("No Such !", ""),
-    list: ("[9, 9, 9, 9]", "[2, 1]"),
+    list: ("[9, 9, 9, 9]", "[2, 1]", "[9, -9, 9, -9]"),
     tuple: ("[9, 9, 9, 9]", "[2, 1]", "('',)"),
 }
 
