@@ -1,7 +1,7 @@
 """The bridge from a config to data: the other half of `vil.build`."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,11 @@ def build_test_loaders(
     }
 
 
-def warn_of_names(cfg: CfgNode, loader: TrainLoader, tests: dict[str, EvalLoader]) -> None:
+def warn_of_names(learned: Sequence[str], tests: dict[str, EvalLoader]) -> None:
     """Categories of a detector's test set go by their numbers: say so where, by their names, they
-    are others than those it learns."""
-    for name, test in tests.items() if cfg.DETECTION.MODEL else ():
-        pairs = zip(loader.classes, test.classes)
+    are others than those it learned."""
+    for name, test in tests.items():
+        pairs = zip(learned, test.classes)
         other = next((pair for pair in pairs if pair[0] != pair[1]), None)
         if other:
             log.warning(

@@ -153,7 +153,7 @@ def test_settings_that_nothing_reads_are_told(words, told, caplog):
 
 
 @pytest.mark.parametrize(("names", "told"), [("abc", False), ("acb", True)])
-def test_categories_of_other_names_are_told(names, told, tmp_path):
+def test_categories_of_other_names_are_told(names, told, tmp_path, caplog):
     """Their ids may be others."""
     for split, called, first in (("train", "abc", 1), ("val", names, 5)):
         write_fake(tmp_path, split, n=4, size=64, num_classes=3)
@@ -173,6 +173,9 @@ def test_categories_of_other_names_are_told(names, told, tmp_path):
     assert outcome.code == 0, outcome.err
     line = "coco are not called as those of training, the first 'c' there and 'b' here"
     assert (line in (tmp_path / "run/log.txt").read_text()) == told
+    caplog.clear()
+    assert vil("detect", "evaluate", "--run", tmp_path / "run").code == 0
+    assert (line in caplog.text) == told
 
 
 def test_a_classifier_has_none_of_them(caplog):

@@ -20,6 +20,7 @@ with a score from 0.5 and an IoU from 0.5, and a detection with such a score wit
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, resolve
 from vil.cli.detect_train import of_detector
-from vil.cli.evaluate import of_weights, ready, run_arguments, tell, write_results
+from vil.cli.evaluate import learned_classes, of_weights, ready, run_arguments, tell, write_results
 from vil.cli.output import written
 
 
@@ -58,12 +59,15 @@ def at_least(smallest: int):
 
 def run(args: argparse.Namespace) -> int:
     of_weights(args)
-    return evaluate(of_detector(resolve(args)), args.pictures)
+    return evaluate(of_detector(resolve(args)), learned_classes(args), args.pictures)
 
 
-def evaluate(cfg: CfgNode, pictures: int = 0) -> int:
+def evaluate(cfg: CfgNode, learned: Sequence[str] = (), pictures: int = 0) -> int:
     """Load MODEL.MODEL_PATH, evaluate, print and write figures and results, draw pictures."""
+    from vil.build_data import warn_of_names
+
     with ready(cfg) as (task, model, report, folder):
+        warn_of_names(learned, task.test_loaders)
         task.results_folder = folder
         results = task.evaluate(model)
         if folder is None:

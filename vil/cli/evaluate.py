@@ -13,7 +13,7 @@ never evaluated. A detector is evaluated as by `vil detect evaluate`.
 import argparse
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     of_weights(args)
-    return evaluate(resolve(args))
+    return evaluate(resolve(args), learned_classes(args))
 
 
 def of_weights(args: argparse.Namespace) -> None:
@@ -77,12 +77,20 @@ def of_run(args: argparse.Namespace) -> None:
     args.opts = [f"MODEL.MODEL_PATH={checkpoint}", "FINETUNE.HEAD=keep", *(args.opts or ())]
 
 
-def evaluate(cfg: CfgNode) -> int:
+def learned_classes(args: argparse.Namespace) -> Sequence[str]:
+    """What the run, or the file that says what it is, has learned; none where that is unknown."""
+    file = Path(args.run or "", "classes.txt")
+    if args.run and file.is_file():
+        return file.read_text("utf-8", "surrogateescape").split("\n")[:-1]
+    return getattr(args, "known_classes", None) or ()
+
+
+def evaluate(cfg: CfgNode, learned: Sequence[str] = ()) -> int:
     """Load MODEL.MODEL_PATH, evaluate, print and write the figures."""
     if cfg.DETECTION.MODEL:
         from vil.cli import detect_evaluate
 
-        return detect_evaluate.evaluate(cfg)
+        return detect_evaluate.evaluate(cfg, learned)
     with ready(cfg) as (task, model, report, folder):
         results = task.evaluate(model)
         if folder:

@@ -111,7 +111,8 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
         model = build.build_model(cfg, weights_follow=begun or bool(cfg.MODEL.MODEL_PATH))
         loader = build_data.build_train_loader(cfg, ranks, device, bad_file)
         tests = build_data.build_test_loaders(cfg, ranks, device, bad_file)
-        build_data.warn_of_names(cfg, loader, tests)
+        if cfg.DETECTION.MODEL:
+            build_data.warn_of_names(loader.classes, tests)
         task = build.build_task(cfg, ranks, device, tests, build_data.build_links(cfg, tests))
         if cfg.MODEL.MODEL_PATH and not begun:
             log.info(build.load_model_path(model, cfg))
