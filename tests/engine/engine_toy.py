@@ -152,22 +152,27 @@ def metrics(folder):
     return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
 
 
-def start(folder, options, **environment):
-    """The toy in a process of its own; its output and errors in one pipe."""
+def start(*runs, **environment):
+    """Runs of the toy, [(folder, options)], one after the other in a process of their own; output
+    and errors in one pipe."""
     return subprocess.Popen(
-        [sys.executable, TOY, folder, json.dumps(options)], env={**os.environ, **environment},
+        [sys.executable, TOY, json.dumps(runs, default=str)], env={**os.environ, **environment},
         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
 
-def launch(world, folder, options, codes=None):
-    """`world` processes as torchrun would start them, joined by gloo; what each said."""
+def meeting():
+    """Where processes find each other, of torchrun's environment; for one run."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+
+
+def launch(world, *runs, codes=None):
+    """`world` processes as torchrun would start them, joined by gloo; what each said."""
+    runs = [(folder, {**options, "meeting": meeting()}) for folder, options in runs]
     processes = [
-        start(folder, options, RANK=str(n), LOCAL_RANK=str(n), WORLD_SIZE=str(world), **meeting)
-        for n in range(world)
+        start(*runs, RANK=str(n), LOCAL_RANK=str(n), WORLD_SIZE=str(world)) for n in range(world)
     ]
     try:
         outputs = [process.communicate(timeout=100)[0] for process in processes]
@@ -204,8 +209,9 @@ def fall_asleep(folder):
         time.sleep(60)
 
 
-def main(folder, options):
+def run(folder, options):
     torch.set_num_threads(1)
+    os.environ |= options.pop("meeting", {})
     place = distributed.start(None, CPU)
     faults = {name: options.pop(name) for name in list(options) if name in FAULTS}
     sets = {"odd": held_out(361, place.rank, place.world),
@@ -222,4 +228,6 @@ def main(folder, options):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], json.loads(sys.argv[2])))
+    for folder, options in json.loads(sys.argv[1]):
+        if code := run(folder, options):
+            sys.exit(code)

@@ -81,7 +81,7 @@ def test_float16_counts_its_overflows_and_lowers_the_scale(tmp_path):
 
 
 def test_one_bad_rank_stops_the_step_of_both(tmp_path):
-    launch(2, tmp_path, {"poisoned_rank": 1, "poisoned_steps": [2, 6], "ema": 0.9})
+    launch(2, (tmp_path, {"poisoned_rank": 1, "poisoned_steps": [2, 6], "ema": 0.9}))
     lines = [m for m in metrics(tmp_path) if m["split"] == "train"]
     assert lines[-1]["skipped"] == 2
     assert all(value.isfinite().all() for value in tensors(tmp_path, "ema.safetensors").values())

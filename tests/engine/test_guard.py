@@ -128,7 +128,7 @@ def test_a_wait_for_data_is_broken_off(tmp_path):
 
 def test_a_signal_that_one_rank_saw_stops_both_at_the_same_step(tmp_path):
     """F30, and the code of each rank."""
-    outputs = launch(2, tmp_path, {"signal_rank": 1, "signal_step": 3}, codes=[75, 75])
+    outputs = launch(2, (tmp_path, {"signal_rank": 1, "signal_step": 3}), codes=[75, 75])
     assert newest_step(tmp_path / "checkpoints") == 4
     assert status(tmp_path)["state"] == "preempted"
     assert all("stopped by SIGTERM" in output for output in outputs)
@@ -148,7 +148,7 @@ def test_nothing_is_noted_outside_of_the_main_thread(tmp_path):
 
 
 def hanging(folder, **options):
-    return start(folder, {"sleep_step": 3, "ema": 0.0, **options})
+    return start((folder, {"sleep_step": 3, "ema": 0.0, **options}))
 
 
 def test_a_step_that_hangs_ends_the_process_and_names_the_line(tmp_path):
@@ -179,7 +179,7 @@ def test_a_hanging_process_that_is_asked_to_stop_goes_within_its_grace(signals, 
 
 def test_of_two_ranks_the_one_that_hangs_is_named(tmp_path):
     options = {"sleep_step": 3, "sleep_rank": 1, "hang_seconds": 3.0}
-    outputs = launch(2, tmp_path, options, codes=[6, 6])
+    outputs = launch(2, (tmp_path, options), codes=[6, 6])
     assert "rank 0: no step in 3 s; it waits for other ranks" in outputs[0]
     assert "rank 1: no step in 3 s; it stands in fall_asleep" in outputs[1]
 

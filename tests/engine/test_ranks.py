@@ -31,7 +31,7 @@ def test_ranks_together_are_one_process(world, accumulate, options, tmp_path):
     alone = tmp_path / "alone"
     toy_train(alone, dropout=0.0, **options)
     together = tmp_path / "together"
-    outputs = launch(world, together, {**options, "accumulate": accumulate})
+    outputs = launch(world, (together, {**options, "accumulate": accumulate}))
     assert "step 10/10" in outputs[0]
     assert outputs[1:] == [""] * (world - 1)  # only rank 0 speaks
     assert evaluations(together) == evaluations(alone)

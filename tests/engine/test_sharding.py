@@ -1,5 +1,7 @@
 """Weights spread over the ranks are trained, saved and resumed as whole ones are."""
 
+import shutil
+
 import pytest
 import torch
 from engine_toy import launch, metrics, toy_train
@@ -28,44 +30,55 @@ def assert_close(folder, other, rtol=1e-6):
     torch.testing.assert_close(momenta(folder), momenta(other), rtol=rtol, atol=1e-9)
 
 
+OPTIMIZERS = ("sgd", "adam", "lamb")
+# folder, options: one after the other in the same two processes
+RUNS = (
+    ("sharded", {"fsdp": True}),
+    ("ddp", {}),
+    *(("stopped", {"fsdp": True, "max_steps": stop}) for stop in (3, 7, None)),
+    *((f"sharded {name}", {"fsdp": True, "optimizer": name}) for name in OPTIMIZERS),
+    *((f"ddp {name}", {"optimizer": name}) for name in OPTIMIZERS),
+    ("half", {"fsdp": True, "max_steps": 5}),
+    ("poisoned", {"fsdp": True, "poisoned_rank": 1, "poisoned_steps": [2, 6]}),
+)
+
+
 @pytest.fixture(scope="module")
-def sharded(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sharded")
-    launch(2, folder, {**OPTIONS, "fsdp": True})
-    return folder
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sharding")
+    launch(2, *((root / folder, {**OPTIONS, **options}) for folder, options in RUNS))
+    return root
 
 
-def test_ten_steps_are_those_of_ddp(sharded, tmp_path):
-    launch(2, tmp_path, OPTIONS)
-    assert_close(sharded, tmp_path)
+def test_ten_steps_are_those_of_ddp(root):
+    ours, theirs = root / "sharded", root / "ddp"
+    assert_close(ours, theirs)
     figures = [
-        [(m["step"], m["split"], m.get("top1")) for m in metrics(f)] for f in (sharded, tmp_path)
+        [(m["step"], m["split"], m.get("top1")) for m in metrics(folder)]
+        for folder in (ours, theirs)
     ]
     assert figures[0] == figures[1]
 
 
-def test_a_run_that_was_stopped_twice_is_the_same_bit_for_bit(sharded, tmp_path):
-    for stop in (3, 7, None):
-        launch(2, tmp_path, {**OPTIONS, "fsdp": True, "max_steps": stop})
-    assert_close(tmp_path, sharded, rtol=0)
+def test_a_run_that_was_stopped_twice_is_the_same_bit_for_bit(root):
+    assert_close(root / "stopped", root / "sharded", rtol=0)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb"])
-def test_other_optimizers(optimizer, tmp_path):
-    for name, fsdp in (("fsdp", True), ("ddp", False)):
-        launch(2, tmp_path / name, {**OPTIONS, "optimizer": optimizer, "fsdp": fsdp})
-    assert_close(tmp_path / "fsdp", tmp_path / "ddp")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_other_optimizers(optimizer, root):
+    assert_close(root / f"sharded {optimizer}", root / f"ddp {optimizer}")
+    with pytest.raises(AssertionError):
+        assert_close(root / f"sharded {optimizer}", root / "ddp")
 
 
-def test_one_process_goes_on_where_two_with_spread_weights_stopped(tmp_path):
-    launch(2, tmp_path / "both", {**OPTIONS, "fsdp": True, "max_steps": 5})
+def test_one_process_goes_on_where_two_with_spread_weights_stopped(root, tmp_path):
+    shutil.copytree(root / "half", tmp_path / "both")
     toy_train(tmp_path / "both", dropout=0.0, **OPTIONS)
     toy_train(tmp_path / "alone", dropout=0.0, **OPTIONS)
     assert_close(tmp_path / "both", tmp_path / "alone")
 
 
-def test_a_rank_whose_loss_is_no_number_stops_the_step_of_all(tmp_path):
-    faults = {"poisoned_rank": 1, "poisoned_steps": [2, 6]}
-    launch(2, tmp_path, {**OPTIONS, "fsdp": True, **faults})
-    assert [m["skipped"] for m in metrics(tmp_path) if m["split"] == "train"][-1] == 2
-    assert all(x.isfinite().all() for file in FILES for x in weights(tmp_path, file).values())
+def test_a_rank_whose_loss_is_no_number_stops_the_step_of_all(root):
+    folder = root / "poisoned"
+    assert [m["skipped"] for m in metrics(folder) if m["split"] == "train"][-1] == 2
+    assert all(x.isfinite().all() for file in FILES for x in weights(folder, file).values())
