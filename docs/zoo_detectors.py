@@ -48,6 +48,11 @@ class Row(NamedTuple):
     parameters: str
 
     @property
+    def detector(self) -> str:
+        """The config's name without its schedule."""
+        return self.config.rpartition("_")[0]
+
+    @property
     def folder(self) -> str:
         """Where the reference's weights lay."""
         return f"{FOLDERS[self.backbone]}/{self.method.replace(' ', '').replace('-', '').lower()}"
@@ -72,9 +77,9 @@ def read_rows() -> list[Row]:
 
 
 @functools.cache
-def adds_up(config: str) -> Sum:
-    """The parts of the published count of a config's detector."""
-    file = ROOT / "configs/coco" / f"{config}.yaml"
+def adds_up(detector: str) -> Sum:
+    """The parts of the published count of a detector, the same with both schedules."""
+    file = ROOT / "configs/coco" / f"{detector}_1x.yaml"
     cfg = get_config(file)
     arch = cfg.MODEL.VIT.MSVIT.ARCH
     absolute = get_config(file, [f"MODEL.VIT.MSVIT.ARCH={arch.replace('a0', 'a1')}"])
@@ -118,7 +123,7 @@ def results() -> str:
 def line(row: Row) -> tuple[str, ...]:
     folder = f"`{row.folder}{row.schedule}`"
     link = f"[`{row.config}.yaml`](configs/coco/{row.config}.yaml)"
-    counted = mega(adds_up(row.config).counted)
+    counted = mega(adds_up(row.detector).counted)
     return (
         row.backbone, link, row.schedule, row.pretraining, row.box_ap, row.mask_ap, row.parameters,
         counted, folder,
@@ -135,6 +140,10 @@ def sums() -> str:
 def lines_of_sums() -> Iterator[tuple[str, ...]]:
     for row in read_rows():
         if row.schedule == "1x":
-            parts = adds_up(row.config)
-            name = f"`{row.config.removesuffix('_1x')}`"
-            yield (name, *(f"{part:,}" for part in parts), f"{parts.total:,}", row.parameters)
+            parts = adds_up(row.detector)
+            yield (
+                f"`{row.detector}`",
+                *(f"{part:,}" for part in parts),
+                f"{parts.total:,}",
+                row.parameters,
+            )

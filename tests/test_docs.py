@@ -122,7 +122,8 @@ def test_every_key_is_read_or_said_to_do_nothing(tmp_path, monkeypatch):
         return value
 
     monkeypatch.setattr(CfgNode, "__getattr__", watched)
-    data = ["DATA.TRAIN=fake", "DATA.TEST=fake", "DATA.NUM_CLASSES=10", "DATALOADER.BSZ=128"]
+    data = ["DATA.TRAIN=fake", "DATA.TEST=fake", "DATA.NUM_CLASSES=10", "DATALOADER.BSZ=8"]
+    data += ["DATA.KWARGS={n: 16, size: 32, num_classes: 10}"]
     model = ["INPUT.IMAGE_SIZE=32", "MODEL.VIT.MSVIT.ARCH=l1,d8,h1,p8", "OPTIM.EPOCHS=1"]
     switches = ["AUG.MIXUP_PROB=1", "AUG.MIXUP=0.8", "AMP.ENABLED=True", "FINETUNE.FINETUNE=True"]
     words = ["train", "--output_dir", str(tmp_path), *data, *model, *switches]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -63,6 +64,8 @@ def test_every_stage_is_listed_in_training_and_evaluation_and_info_says_so(tmp_p
     for name in BACKENDS:
         assert len(re.findall(rf"^  {re.escape(name)} ", out, re.MULTILINE)) == 3
     assert out.count("<- chosen") == 3
+    measured = re.findall(r"^  flex +\d+\.\d\d +0\.00 ", out, re.MULTILINE)
+    assert len(measured) == bool(shutil.which("g++")), "in evaluation, where it can be compiled"
     assert "exact one only" in out, "the reasons of the others"
     assert f"3 choices kept in {tmp_path / 'cache' / 'attention.json'}" in out
     CHOICES.clear()

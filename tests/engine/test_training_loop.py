@@ -2,13 +2,10 @@
 
 import json
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from engine_toy import CPU, ToyLoader, metrics, toy_train
+from engine_toy import CPU, ToyLoader, metrics, start, toy_train
 from safetensors.torch import load_file
 
 from vil.engine.state import pointer
@@ -180,14 +177,15 @@ def test_float16_scales_the_loss_and_saves_the_scale(tmp_path):
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
-    command = [sys.executable, str(Path(__file__).with_name("engine_toy.py")), str(tmp_path), "{}"]
     refused = []
 
     def start_another(folder):
-        refused.append(subprocess.run(command, capture_output=True, text=True))
+        process = start((tmp_path, {}))
+        refused.append((process.communicate()[0], process.returncode))
 
     toy_train(tmp_path, max_steps=1, draw=start_another)
-    assert refused[0].returncode != 0
-    assert "RunInUseError" in refused[0].stderr
-    assert "is in use by process" in refused[0].stderr
+    said, code = refused[0]
+    assert code != 0
+    assert "RunInUseError" in said
+    assert "is in use by process" in said
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "finished"

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-import vil
+from vil.models.arch import parse_arch
+from vil.models.msvit import MsViT
 from vil.ops import BACKENDS, dispatch
 from vil.ops.dispatch import CHOICES
 
@@ -25,11 +26,16 @@ def tuned(monkeypatch):
     assert set(taken) <= set(BACKENDS)
 
 
+def small(training):
+    """Three stages: 12 x 12 and 6 x 6 tokens in windows of 4 and 3, then full attention."""
+    arch = "l1,h1,d16,n1,s1,g1,p4,f4,a0_l2,h2,d32,n1,s1,g1,p2,f3,a1_l3,h2,d32,n1,s0,g1,p2,a0"
+    return MsViT(parse_arch(arch), num_classes=3, img_size=48).train(training)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_a_tuned_model_is_one_graph_and_computes_the_same(tuned, training, monkeypatch):
     torch.manual_seed(0)
-    model = vil.get_model("vil_nano", num_classes=3, img_size=96).train(training)
-    images = torch.randn(2, 3, 96, 96)
+    model, images = small(training), torch.randn(2, 3, 48, 48)
     with torch.set_grad_enabled(training):
         plain = model(images)
         assert set(tuned) == {"chunk_autograd", "blocked"}
@@ -44,8 +50,7 @@ def test_a_tuned_model_is_one_graph_and_computes_the_same(tuned, training, monke
 
 @pytest.mark.parametrize("training", [True, False])
 def test_an_untuned_model_is_one_graph(training):
-    model = vil.get_model("vil_nano", num_classes=3, img_size=64).train(training)
-    images = torch.randn(2, 3, 64, 64)
+    model, images = small(training), torch.randn(2, 3, 48, 48)
     with torch.set_grad_enabled(training):
         plain = model(images)
         assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(images), plain)

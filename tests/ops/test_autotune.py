@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -207,12 +206,6 @@ def test_too_many_bytes_are_a_reason():
 def test_in_evaluation_a_pair_is_its_forward():
     reasons = BACKENDS["blocked+triton"].unsupported(replace(CASE, needs_grad=False))
     assert reasons == ["without gradients it is blocked alone"]
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with g++")
-def test_flex_is_measured_in_evaluation():
-    trials = autotune.tune(replace(CASE, needs_grad=False, head_dim=16), ["flex"], rounds=1)
-    assert [(trial.name, trial.reason) for trial in trials] == [("flex", "")]
 
 
 def test_in_evaluation_only_the_forward_pass_counts():

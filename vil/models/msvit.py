@@ -296,7 +296,7 @@ def to_map(tokens: Tensor, num_global: int, grid: tuple[int, int]) -> Tensor:
 
 
 def _init_linear(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear) and not module.weight.is_meta:
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
