@@ -33,7 +33,7 @@ def installed(tmp_path_factory) -> Path:
 
 def test_it_trains_from_an_empty_folder(installed, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(installed)}
-    options = ["OPTIM.EPOCHS=1", "SOLVER.WARMUP_EPOCHS=0"]
+    options = ["OPTIM.EPOCHS=1", "SOLVER.WARMUP_EPOCHS=0", "INPUT.IMAGE_SIZE=32"]
     train = ["train", "--config-file", "digits/vil_nano.yaml", "--output_dir", "run", *options]
     for words in (train, ["evaluate", "--run", "run"]):
         done = subprocess.run(

@@ -32,9 +32,9 @@ def traced(monkeypatch):
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("mode", [0, 1])
-def test_a_compiled_run_computes_what_a_plain_one_does(traced, tmp_path, mode):
-    keys = (f"MODEL.VIT.MSVIT.MODE={mode}",)
+def test_a_compiled_run_computes_what_a_plain_one_does(traced, tmp_path):
+    """In random shift, whose evaluation has all nine chunks."""
+    keys = ("MODEL.VIT.MSVIT.MODE=1",)
     plain = weights(tmp_path / "plain", *keys)
     assert not traced
     compiled = weights(tmp_path / "compiled", *keys, "MODEL.COMPILE=true")

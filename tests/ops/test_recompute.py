@@ -67,7 +67,7 @@ def test_a_backward_inside_autocast_keeps_its_precision():
 @pytest.mark.parametrize("biased", [False, True])
 def test_scores_are_never_stored(biased):
     """Beside inputs, output and gradients it holds less than a quarter of the stored scores."""
-    grid, inputs = (64, 64), made((64, 64))
+    grid, inputs = (48, 48), made((48, 48))
     window, bias = Window(grid, 8), LocalBias(torch.randn(2, 31**2, requires_grad=True))
 
     def step(backend):
