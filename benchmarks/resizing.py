@@ -30,12 +30,14 @@ ARCH = (
 POSITIONS = {"relative bias": 0, "absolute position": 1}
 START = (224, 7)
 RESIZES = [(size, window) for size in (224, 384) for window in (7, 8, 12)]
-# position: image size, window, rule of resizing; absolute positions know no windows
+# position: image size, window, rule of resizing; extended are tables of images as large as before,
+# and absolute positions know no windows
 TARGETS = {
     "relative bias": [
         (size, window, rule)
         for size, window in RESIZES
-        for rule in (("linear",) if window == 7 else ("linear", "extend"))
+        for rule in ("linear", "extend")
+        if rule == "linear" or size == START[0] and window != START[1]
     ],
     "absolute position": [(size, window, "linear") for size, window in RESIZES],
 }
