@@ -17,10 +17,13 @@ import statistics
 import tempfile
 from pathlib import Path
 
+import torch
+
 from vil.build import build_model, load_model_path
 from vil.cli import main
 from vil.config import get_config
 from vil.report.run_folder import metrics
+from vil.utils.machine import machine
 
 CONFIG = "digits/vil_nano.yaml"
 # 28 x 28 tokens in 4 x 4 chunks of 7, 14 x 14 in 2 x 2, then 7 x 7 with full attention
@@ -106,7 +109,8 @@ def run(args: argparse.Namespace, folder: Path) -> None:
         cells = (f"{row[n]:.2f}" if isinstance(row[n], float) else row[n] for n in shown)
         print("  ".join(f"{cell:>17}" for cell in cells))
     if args.json:
-        found = {"command": "python benchmarks/resizing.py", "rows": rows}
+        here = machine(torch.device("cpu"))
+        found = {"command": "python benchmarks/resizing.py", "machine": here, "rows": rows}
         Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
 
 

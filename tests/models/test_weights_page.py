@@ -1,0 +1,32 @@
+"""What docs/weights.md says of resizing was measured."""
+
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/weights.md").read_text(encoding="utf-8")
+ROWS = json.loads((ROOT / "benchmarks/results/resizing-cpu.json").read_text())["rows"]
+POSITIONS = ("relative bias", "absolute position")
+
+
+def test_the_figures_of_resizing_are_those_of_the_result():
+    """A line of the table for each size, window and rule, whose cells are the result's."""
+    found = {(r["size"], r["window"], r["rule"], r["position"]): r for r in ROWS}
+    for size, window, rule in {key[:3] for key in found}:
+        line = f"| {size} px, {window} | `{rule}` |"
+        for position in POSITIONS:
+            row = found.get((size, window, rule, position))
+            for name in ("as resized", "fine-tuned"):
+                line += f" {row[name]:.2f} |" if row else "  |"
+        assert line in PAGE, line
+    for position in POSITIONS:
+        (before,) = {row["before"] for row in ROWS if row["position"] == position}
+        assert f"{before:.2f} with the {position}" in PAGE
+
+
+def test_an_epoch_keeps_accuracy_within_a_point_by_the_rule_that_is_advised():
+    """`extend` for images as large as before in other windows, else `linear`."""
+    for row in ROWS:
+        extends = row["position"] == "relative bias" and row["size"] == 224 and row["window"] != 7
+        if row["rule"] == ("extend" if extends else "linear"):
+            assert row["fine-tuned"] >= row["before"] - 1, row
