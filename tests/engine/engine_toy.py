@@ -175,7 +175,7 @@ def launch(world, *runs, codes=None):
         start(*runs, RANK=str(n), LOCAL_RANK=str(n), WORLD_SIZE=str(world)) for n in range(world)
     ]
     try:
-        outputs = [process.communicate(timeout=100)[0] for process in processes]
+        outputs = [process.communicate(timeout=100 * len(runs))[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

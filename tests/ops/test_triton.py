@@ -279,6 +279,7 @@ def check_compiled(case: Case, found: dict[str, tuple[int, int]]) -> None:
     [
         (64, 8, 0, 1, BOTH, BRAIN),
         (48, 7, 1, 0, TABLE, HALF),
+        (128, 7, 1, 1, BOTH, SINGLE),  # the most shared memory
     ],
 )
 def test_the_kernels_compile_for_a_gpu(compiler, dim, size, kind, num_global, bias, dtype):
