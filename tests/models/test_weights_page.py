@@ -21,7 +21,7 @@ def test_the_figures_of_resizing_are_those_of_the_result():
         assert line in PAGE, line
     for position in POSITIONS:
         (before,) = {row["before"] for row in ROWS if row["position"] == position}
-        assert f"{before:.2f} with the {position}" in PAGE
+        assert f"{before:.2f} with the {position}" in " ".join(PAGE.split())
 
 
 def test_an_epoch_keeps_accuracy_within_a_point_by_the_rule_that_is_advised():
