@@ -78,6 +78,7 @@ def test_the_library_examples_run(page, tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=tmp_path)
 
 
+@pytest.mark.long
 def test_training_on_a_folder_of_images(tmp_path):
     """The walk-through, word for word but for fewer epochs, on a generated folder."""
     for split, count in (("train", 40), ("val", 5)):

@@ -40,6 +40,7 @@ def test_random_shift_costs_little_accuracy(tmp_path):
     assert accuracies(points)[-1] >= full[-1] - 1.5
 
 
+@pytest.mark.long
 def test_three_epochs_learn_something(tmp_path):
     """A quick check of the whole: the loss falls below chance level within three epochs."""
     points = train(tmp_path, "OPTIM.EPOCHS=3", "SOLVER.WARMUP_EPOCHS=0.5", "INPUT.IMAGE_SIZE=32")

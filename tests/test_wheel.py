@@ -10,6 +10,8 @@ import pytest
 
 from vil.data.sample import read_sample
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -35,6 +35,7 @@ def written(run, tmp_path_factory):
     return path, ended.out
 
 
+@pytest.mark.long
 def test_files_are_judged_beside_the_model(run, written):
     path, said = written
     assert vil("evaluate", "--run", run, "AMP.ENABLED=False").code == 0
@@ -54,6 +55,7 @@ def test_files_are_judged_beside_the_model(run, written):
     assert re.search(r"^10 linear layers in int8$", said, flags=re.MULTILINE)
 
 
+@pytest.mark.long
 def test_the_file_needs_nothing_else(run, written):
     """Classes and normalisation are in it; the logits are those behind `vil predict`."""
     session = onnxruntime.InferenceSession(written[0], providers=["CPUExecutionProvider"])

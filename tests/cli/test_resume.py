@@ -13,6 +13,8 @@ import pytest
 import torch
 from small_runs import TINY, checkpoint, command, environment, figures, metrics, vil
 
+pytestmark = pytest.mark.long
+
 STEPS_PER_EPOCH, EPOCHS = 20, 4
 KILLS = (23, 63)  # in epoch 2, and in epoch 4, whose attention is no longer random shift's
 EVERYTHING = (

@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import load_file
 from small_runs import TINY, checkpoint, command, environment, metrics, results, torchrun, vil
 
+pytestmark = pytest.mark.long
+
 TEN_STEPS = (*TINY, "DATA.KWARGS.n=361", "DATALOADER.BSZ=36", "OPTIM.EPOCHS=1", "OPTIM.LR=0.05")
 # Both draw: augmentation by position, random shift by step. Dropout and mixup draw per rank.
 EQUAL = ("MODEL.VIT.DROP_PATH=0", "AMP.TF32=False")

@@ -182,6 +182,7 @@ def test_a_damaged_table_of_a_run_is_a_warning(tmp_path):
     assert "autotune.json is ignored" in outcome.out + outcome.err
 
 
+@pytest.mark.long
 def test_all_ranks_take_what_rank_0_chose(tmp_path):
     (tmp_path / "minds.py").write_text(TWO_MINDS.replace("FOLDER", str(tmp_path)))
     line = ("train", "--output_dir", str(tmp_path / "run"), "--import", str(tmp_path / "minds.py"))

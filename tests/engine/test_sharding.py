@@ -9,6 +9,8 @@ from safetensors.torch import load_file
 
 from vil.engine.state import pointer
 
+pytestmark = pytest.mark.long
+
 OPTIONS = {"ema": 0.8, "clip_grad": 0.1, "save_steps": 1}
 FILES = ("model.safetensors", "ema.safetensors")
 

@@ -217,6 +217,7 @@ def test_bad_files_are_refused_in_one_line(tmp_path, monkeypatch):
     torch.save({"a": torch.ones(1000)}, "good.pth")
     Path("cut.pth").write_bytes(Path("good.pth").read_bytes()[:900])
     Path("text.pth").write_text("hello")
+    Path("empty.pth").touch()
     torch.save({"net": Trap()}, "trap.pth")
     torch.save({"net": Trap()}, "old.pth", _use_new_zipfile_serialization=False)
     torch.save({"net": [1, 2]}, "list.pth")
@@ -224,7 +225,8 @@ def test_bad_files_are_refused_in_one_line(tmp_path, monkeypatch):
         "absent.pth": "no weight file",
         "cut.safetensors": "damaged",
         "cut.pth": "damaged",
-        "text.pth": "not a weight file",
+        "text.pth": "not a weight file: it is no file of torch's",
+        "empty.pth": "it ends too early",
         "trap.pth": "pickled objects",
         "old.pth": "pickled objects",
         "list.pth": "not a state dict",

@@ -50,7 +50,9 @@ def small(kind: str, **kwargs) -> MsViT:
     return strong(model)
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module", params=["absolute", pytest.param("relative", marks=pytest.mark.long)]
+)
 def model(request):
     return small(request.param)
 

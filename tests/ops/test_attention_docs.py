@@ -27,7 +27,11 @@ def own_tables():
     BACKENDS.update(kept)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(e, marks=pytest.mark.long if "autotune" in e else ()) for e in EXAMPLES],
+    ids=range(len(EXAMPLES)),
+)
 def test_its_examples_run(example, own_tables):
     exec(example, {})
 

@@ -22,7 +22,11 @@ def of_torch_load(error: Exception) -> str:
     said = str(error)
     if "unsupported global" in said.lower() or said.startswith("Cannot use ``weights_only"):
         return "it holds pickled objects, which could run code; a state dict of tensors would not"
-    return "it is no file of torch's" if "weights_only" in said else in_a_line(error)
+    # an int: arbitrary bytes, read as pickle, speak of an entry that is not there
+    bytes_of_others = isinstance(error, KeyError) and isinstance(error.args[0], int)
+    if bytes_of_others or "weights_only" in said:
+        return "it is no file of torch's"
+    return "it ends too early" if isinstance(error, EOFError) else in_a_line(error)
 
 
 class DataError(RuntimeError):
