@@ -133,6 +133,7 @@ def test_training_recipes(here):
     assert losses[0] != losses[1]
 
 
+@pytest.mark.long
 def test_the_old_launcher_starts_two_processes(here):
     """torch.distributed.launch, which hands each of them --local-rank."""
     line = LINES["train-tiny-rpe"]

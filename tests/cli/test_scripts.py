@@ -10,6 +10,8 @@ from small_runs import FAKE, SMALL, checkpoint, environment, metrics
 
 from vil.config import get_config
 
+pytestmark = pytest.mark.long
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 # What ImageNet's recipes need to shrink to two stages on 32-px images.
 TINY = (

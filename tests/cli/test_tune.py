@@ -52,6 +52,7 @@ def tune(*words):
     return vil("tune", "--rounds", "1", *words, *TINY, "MODEL.VIT.MSVIT.MODE=1")
 
 
+@pytest.mark.long
 def test_every_stage_is_listed_in_training_and_evaluation_and_info_says_so(tmp_path):
     code, out, _ = tune()
     assert code == 0

@@ -58,7 +58,10 @@ def test_the_reference_meets_every_dataset_and_every_broken_picture(reference):
     }
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "context",
+    ["fork", *(pytest.param(name, marks=pytest.mark.long) for name in ("spawn", "forkserver"))],
+)
 def test_start_methods_agree_for_every_dataset(everything, reference, context):
     multiprocessing.set_forkserver_preload(["vil.data.loader"])  # torch once for all its workers
     found = list(read(everything, context, 2))

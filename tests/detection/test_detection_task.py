@@ -67,6 +67,7 @@ def test_a_picture_that_cannot_be_read_has_no_detections(toy, tmp_path):
     assert found["box_ar100"] < 100 - 1e-6
 
 
+@pytest.mark.long
 def test_ranks_together_are_one_process(toy, tmp_path):
     """7 pictures of which one is broken, scores of which many are equal, by 1 and by 2 processes:
     the same figures on every rank to the last digit, and the same files."""

@@ -80,6 +80,7 @@ def test_float16_counts_its_overflows_and_lowers_the_scale(tmp_path):
     assert (state.skipped, saved["scaler"]["scale"]) == (1, 2.0**15)
 
 
+@pytest.mark.long
 def test_one_bad_rank_stops_the_step_of_both(tmp_path):
     launch(2, (tmp_path, {"poisoned_rank": 1, "poisoned_steps": [2, 6], "ema": 0.9}))
     lines = [m for m in metrics(tmp_path) if m["split"] == "train"]

@@ -126,6 +126,7 @@ def test_a_wait_for_data_is_broken_off(tmp_path):
     assert newest_step(tmp_path / "checkpoints") == 3
 
 
+@pytest.mark.long
 def test_a_signal_that_one_rank_saw_stops_both_at_the_same_step(tmp_path):
     """F30, and the code of each rank."""
     outputs = launch(2, (tmp_path, {"signal_rank": 1, "signal_step": 3}), codes=[75, 75])
@@ -177,6 +178,7 @@ def test_a_hanging_process_that_is_asked_to_stop_goes_within_its_grace(signals, 
     assert ("no step within 3 s of it" if signals == 1 else "a second SIGTERM") in output
 
 
+@pytest.mark.long
 def test_of_two_ranks_the_one_that_hangs_is_named(tmp_path):
     options = {"sleep_step": 3, "sleep_rank": 1, "hang_seconds": 3.0}
     outputs = launch(2, (tmp_path, options), codes=[6, 6])

@@ -294,6 +294,7 @@ def test_a_file_without_known_linears_is_not_quantized(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
 
 
+@pytest.mark.long
 def test_the_page_s_examples_run(tmp_path, monkeypatch):
     """One after the other, in one folder."""
     monkeypatch.chdir(tmp_path)

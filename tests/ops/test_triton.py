@@ -274,6 +274,7 @@ def check_compiled(case: Case, found: dict[str, tuple[int, int]]) -> None:
 
 
 @needs_triton
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dim", "size", "kind", "num_global", "bias", "dtype"),
     [
