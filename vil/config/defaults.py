@@ -225,9 +225,13 @@ _C.DETECTION.BOX = CfgNode()  # The box head of mask_rcnn and faster_rcnn.
 _C.DETECTION.BOX.CHANNELS = 1024  # Width of its hidden layers.
 _C.DETECTION.BOX.SAMPLES = 512  # Proposals of an image that it learns from.
 _C.DETECTION.BOX.POSITIVE = 0.25  # Largest part of them that lies on an object.
+# A proposal is pooled to 7 x 7 cells, each a mean of that many points squared; 0: as many as it has
+# cells of the map.
+_C.DETECTION.BOX.SAMPLING_RATIO = 2
 _C.DETECTION.MASK = CfgNode()  # The mask head of mask_rcnn.
 _C.DETECTION.MASK.CHANNELS = 256  # Width of its convolutions.
 _C.DETECTION.MASK.LAYERS = 4  # Number of its convolutions before the upsampling.
+_C.DETECTION.MASK.SAMPLING_RATIO = 2  # As DETECTION.BOX.SAMPLING_RATIO, of 14 x 14 cells.
 _C.DETECTION.TEST = CfgNode()  # What counts as a detection.
 _C.DETECTION.TEST.SCORE = 0.05  # Smallest score.
 _C.DETECTION.TEST.NMS = 0.5  # Of two boxes of a class that overlap more, one goes.
@@ -295,6 +299,7 @@ ELSEWHERE = {
     "REPROB": "AUG.TIMM_AUG.RE_PROB",
     "WEIGHTS": "MODEL.MODEL_PATH",
     "ACCUMULATION_STEPS": "OPTIM.ACCUMULATE",
+    "POOLER_SAMPLING_RATIO": "DETECTION.BOX.SAMPLING_RATIO",
 }
 
 # Accepted because old files hold them; they never did anything. Setting one earns a warning.
@@ -470,9 +475,11 @@ CHECKS = {
     "DETECTION.RPN.SAMPLES": at_least(1),
     "DETECTION.BOX.CHANNELS": at_least(1),
     "DETECTION.BOX.SAMPLES": at_least(1),
+    "DETECTION.BOX.SAMPLING_RATIO": at_least(0),
     "DETECTION.BOX.POSITIVE": Rule(lambda v: 0 < v <= 1, "above 0 and at most 1"),
     "DETECTION.MASK.CHANNELS": at_least(1),
     "DETECTION.MASK.LAYERS": at_least(1),
+    "DETECTION.MASK.SAMPLING_RATIO": at_least(0),
     "DETECTION.TEST.SCORE": below_one,
     "DETECTION.TEST.NMS": share,
     "DETECTION.TEST.PER_IMAGE": at_least(1),

@@ -25,7 +25,6 @@ POOLED, MASK_POOLED = 7, 14  # side of what is pooled for a box, and for its mas
 GROUPS = 32  # of the norms in retinanet's second heads
 BOX_CONVS = 4  # convolutions of the second box head
 USUAL_SIDE, USUAL_OCTAVE = 224, 4  # a box of that side is pooled at a stride of 2^4
-SAMPLING = 2  # points per side of a pooled cell
 
 
 class ObjectnessHead(RPNHead):
@@ -67,11 +66,15 @@ class Levels:
 
 
 class Pooler(MultiScaleRoIAlign):
-    """Pools from each image's own maps, in which there is no padding to sample from."""
+    """Pools from each image's own maps, in which there is no padding to sample from.
 
-    def __init__(self, strides: Sequence[int], output_size: int) -> None:
+    strides: pixels between the cells of each level. output_size: cells on a side of what is pooled.
+    sampling: points on a side of such a cell, whose mean it is.
+    """
+
+    def __init__(self, strides: Sequence[int], output_size: int, sampling: int) -> None:
         names = [str(i) for i in range(len(strides))]
-        super().__init__(names, output_size, SAMPLING)
+        super().__init__(names, output_size, sampling)
         # else torchvision would guess both from the first batch it sees
         self.scales = [1 / stride for stride in strides]
         self.map_levels = Levels(strides)

@@ -194,8 +194,10 @@ class Settings:
     box_channels: int = 1024
     box_samples: int = 512
     box_positive: float = 0.25
+    box_sampling: int = 2  # points on a side of a pooled cell
     mask_channels: int = 256
     mask_layers: int = 4
+    mask_sampling: int = 2
     score: float = 0.05  # of a detection at least
     nms: float = 0.5
     per_image: int = 100
@@ -217,7 +219,8 @@ def mask_rcnn(body: nn.Module, s: Settings) -> RCNN:
     """arXiv:1703.06870."""
     model = faster_rcnn(body, s)
     roi = model.roi_heads
-    roi.mask_roi_pool = heads.Pooler(model.backbone.strides[:-1], heads.MASK_POOLED)
+    strides = model.backbone.strides[:-1]
+    roi.mask_roi_pool = heads.Pooler(strides, heads.MASK_POOLED, s.mask_sampling)
     roi.mask_head = heads.mask_head(s.version, s.channels, s.mask_channels, s.mask_layers)
     roi.mask_predictor = heads.MaskPredictor(s.mask_channels, s.mask_channels, s.classes + 1)
     return model
@@ -238,7 +241,7 @@ def faster_rcnn(body: nn.Module, s: Settings) -> RCNN:
         nms_thresh=RPN_NMS,
     )
     roi = RoIHeads(
-        heads.Pooler(backbone.strides[:-1], heads.POOLED),
+        heads.Pooler(backbone.strides[:-1], heads.POOLED, s.box_sampling),
         heads.box_head(s.version, s.channels, s.box_channels),
         heads.BoxPredictor(s.box_channels, s.classes + 1),
         BOX_IOU,
