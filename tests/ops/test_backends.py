@@ -1,6 +1,7 @@
 """Every backend equals the definition, in output and all gradients, or says why it cannot run."""
 
 import itertools
+from collections.abc import Iterable
 
 import hypothesis.strategies as st
 import pytest
@@ -9,6 +10,7 @@ from cases import FACTORS, PAIRWISE, all_cases, make_case, name_of, pairwise_row
 from hypothesis import given, settings
 
 from vil.ops import BACKENDS, Case, LocalBias, Window, choose, definition, explain, local_attention
+from vil.ops.backends import cuts
 from vil.ops.backends.masked import MAX_MASKED_LENGTH
 from vil.ops.dispatch import PREFERENCE
 from vil.ops.testing import errors, make_inputs
@@ -65,6 +67,14 @@ def test_backends_equal_the_definition(case):
     check(case)
 
 
+@pytest.mark.parametrize("needless", [0, 1 << 60], ids=["cuts", "border"])
+@pytest.mark.parametrize("case", PAIRWISE[::3] + EXACT, ids=name_of)
+def test_blocked_equals_the_definition_cut_or_with_a_border(case, needless, monkeypatch):
+    """By default the size of the grid decides."""
+    monkeypatch.setattr(cuts, "NEEDLESS", needless)
+    check(case, names=["blocked"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FACTORS["kind"], ids=str)
 def test_backends_equal_the_definition_on_the_full_product(kind):
@@ -89,8 +99,8 @@ def test_backends_equal_the_definition_on_cases_drawn_at_random(rest, grid, wind
     check(make_case(rest[0], grid, window, *rest[1:]), seed)
 
 
-def check(case: Case, seed: int = 0) -> None:
-    able = [name for name in BACKENDS if MUST_ACCEPT[name](case)]
+def check(case: Case, seed: int = 0, names: Iterable[str] = BACKENDS) -> None:
+    able = [name for name in names if MUST_ACCEPT[name](case)]
     for what, (error, bound) in errors(case, able, seed).items():
         assert error <= bound, f"{what} is off by {error:.2e} (bound {bound:.2e}), {name_of(case)}"
 

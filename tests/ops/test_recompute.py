@@ -6,6 +6,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from vil.ops import LocalBias, Window, local_attention
+from vil.ops.backends import cuts
 from vil.ops.facts import Facts
 from vil.ops.recompute import met
 from vil.utils.timing import peak_tensor_bytes
@@ -40,12 +41,15 @@ def test_compiling_sees_one_operator_and_changes_nothing():
     assert all(torch.equal(a, b) for a, b in zip(*pairs))
 
 
-def test_flops_are_those_of_the_chunks_that_exist():
-    """Of 3 x 3 chunks 4 see four, 4 see six and one sees nine: 49 pairs, not 81."""
+@pytest.mark.parametrize(("needless", "chunks"), [(0, 49), (cuts.NEEDLESS, 81)])
+def test_flops_are_those_of_the_chunks_that_are_met(needless, chunks, monkeypatch):
+    """Of 3 x 3 chunks 4 see four, 4 see six and one sees nine: 49 pairs; with a border of empty
+    chunks, for so small a grid, all see nine."""
+    monkeypatch.setattr(cuts, "NEEDLESS", needless)
     with FlopCounterMode(display=False) as counter:
         attend(*made()).sum().backward()
-    pairs = 49 * 16 * 16 + 9 * 16  # and the global key of every token
-    assert met(Facts(WINDOW, 1, 1.0)) == pairs
+    pairs = chunks * 16 * 16 + 9 * 16  # and the global key of every token
+    assert met(Facts(WINDOW, 1, 1.0), lanes=4) == pairs
     assert counter.get_total_flops() == 2 * (2 + 5) * 2 * 2 * 8 * pairs
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from vil.ops.backends import blocked, flex, triton_fused
-from vil.ops.backends.cuts import cuts
+from vil.ops.backends.cuts import chunks_around, cuts
 from vil.ops.bias import LocalBias
 from vil.ops.case import Case
 from vil.ops.facts import Facts
@@ -184,16 +184,17 @@ def _count_products(name: str, products: int) -> None:
         numbers = next(x for x in rest if isinstance(x, list | tuple) and len(x) > 6)
         facts = Facts.of(numbers, 1.0)
         batch, heads, _, dim = q_shape
-        return 2 * products * batch * heads * dim * met(facts)
+        return 2 * products * batch * heads * dim * met(facts, batch * heads)
 
     namespace, operator = name.split("::")
     register_flop_formula(getattr(getattr(torch.ops, namespace), operator))(flops)
 
 
-def met(facts: Facts) -> int:
-    """Pairs of a query and a key that are multiplied, padding of chunks included."""
+def met(facts: Facts, lanes: int) -> int:
+    """Pairs of a query and a key that are multiplied for each of `lanes` (heads of all images),
+    padding of chunks included."""
     tile = facts.window.tile
     return sum(
         cut.groups * cut.queries * tile * (facts.num_global + len(cut.keys) * tile)
-        for cut in cuts(facts.window)
+        for cut in cuts(facts.window, chunks_around(facts.window, lanes))
     )

@@ -3,8 +3,9 @@
 The forward pass keeps its output and the log-sum-exp of every row; the backward pass computes the
 scores again (FlashAttention, arXiv:2205.14135, on chunks). A query chunk is multiplied with the key
 chunks that exist for it and with no others, so nothing is computed beyond the border, and masks are
-needed only where a chunk is partly padding or the window is exact. q, k and v stay as they lie:
-only the chunks of a batch are copied together.
+needed only where a chunk is partly padding or the window is exact; small grids do get a border of
+empty chunks, where a few more products take less time than more batches. q, k and v stay as they
+lie: only the chunks of a batch are copied together.
 
 Letters: B images, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels, R x C chunks of
 W = w*w tokens, K offsets; of one batch (see cuts.py): b images, n heads, p groups of M query chunks
@@ -23,6 +24,8 @@ from vil.ops.backends.cuts import (
     Batch,
     Cut,
     batches,
+    bordered,
+    chunks_around,
     cuts,
     even,
     even_share,
@@ -30,9 +33,8 @@ from vil.ops.backends.cuts import (
     keys_of,
     queries_of,
     tiled,
+    unbordered,
     untiled,
-    unwrapped,
-    wrapped,
 )
 from vil.ops.bias import LocalBias, tile_bias
 from vil.ops.case import Case
@@ -66,8 +68,9 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """See `vil.ops.recompute`."""
     scratch = Scratch(q)
-    scores_of = Scores(q, table, to_global, valid, facts, scratch)
-    all_keys, all_values = Keys(k, facts, scratch), Keys(v, facts, scratch)
+    around = chunks_around(facts.window, q.shape[:2].numel())
+    scores_of = Scores(q, table, to_global, valid, facts, around, scratch)
+    all_keys, all_values = (Keys(x, facts, around, scratch) for x in (k, v))
     out, one = Rows(torch.empty_like(q), facts.window), (*q.shape[:3], 1)
     top, share = (Rows(q.new_empty(one, dtype=wide(q)), facts.window) for _ in range(2))
     for batch in scores_of.batches():
@@ -104,12 +107,14 @@ def backward(
     one softmax in the cache is faster than a difference and its exponential.
     """
     scratch, other = Scratch(q), Scratch(q)
-    scores_of = Scores(q, table, to_global, valid, facts, scratch)
-    all_keys, all_values = Keys(k, facts, other), Keys(v, facts, scratch)
+    around = chunks_around(facts.window, q.shape[:2].numel())
+    scores_of = Scores(q, table, to_global, valid, facts, around, scratch)
+    all_keys, all_values = Keys(k, facts, around, other), Keys(v, facts, around, scratch)
     if can_be_empty(facts.num_global, valid):
         dout = dout.masked_fill((lse == -torch.inf)[..., None], 0.0)
     grads = tiled(dout, facts.window)
-    dq, dk, dv = Rows(torch.empty_like(q), facts.window), KeySums(k, facts), KeySums(v, facts)
+    dq = Rows(torch.empty_like(q), facts.window)
+    dk, dv = (KeySums(x, facts, around) for x in (k, v))
     bias = BiasGradient(table, to_global, facts, lse)
     for batch in scores_of.batches():
         keys, rows, grad = all_keys.gather(batch), scores_of.rows(batch), flat(grads, batch)
@@ -182,12 +187,12 @@ class Rows:
 class Keys:
     """Keys or values (B, N, G+L, D), as batches meet them."""
 
-    def __init__(self, x: Tensor, facts: Facts, scratch: Scratch) -> None:
-        self.num_global, self.around = facts.num_global, int(facts.window.cyclic)
+    def __init__(self, x: Tensor, facts: Facts, around: int, scratch: Scratch) -> None:
+        self.num_global, self.around = facts.num_global, around
         self.scratch = scratch
         self.first = x[:, :, : facts.num_global]
         tiles = tiled(x[:, :, facts.num_global :], facts.window)
-        self.tiles = wrapped(tiles) if self.around else tiles
+        self.tiles = bordered(tiles, facts.window) if around else tiles
 
     def gather(self, batch: Batch) -> Tensor:
         """(h, T, D), global tokens first."""
@@ -206,10 +211,10 @@ class Keys:
 class KeySums:
     """The gradient of keys or values like x (B, N, G+L, D), added up batch by batch."""
 
-    def __init__(self, x: Tensor, facts: Facts) -> None:
+    def __init__(self, x: Tensor, facts: Facts, around: int) -> None:
         self.window, self.num_global = facts.window, facts.num_global
         self.scratch = Scratch(x)
-        self.around, some = int(self.window.cyclic), dict(dtype=wide(x))
+        self.around, some = around, dict(dtype=wide(x))
         self.result = torch.empty_like(x)
         self.local = self.result[:, :, self.num_global :]
         self.first = x.new_zeros(*x.shape[:2], self.num_global, x.shape[3], **some)
@@ -235,7 +240,7 @@ class KeySums:
     def close(self) -> Tensor:
         self.result[:, :, : self.num_global] = self.first
         if not self.direct:
-            tiles = unwrapped(self.tiles) if self.around else self.tiles
+            tiles = unbordered(self.tiles, self.window) if self.around else self.tiles
             self.local.copy_(untiled(tiles, self.window))
         return self.result
 
@@ -250,10 +255,11 @@ class Scores:
         to_global: Tensor | None,
         valid: Tensor | None,
         facts: Facts,
+        around: int,
         scratch: Scratch,
     ) -> None:
         self.q, self.wide, self.shape = tiled(q, facts.window), wide(q), q.shape
-        self.scratch = scratch
+        self.around, self.scratch = around, scratch
         self.table, self.to_global, self.facts = table, to_global, facts
         self.real = self._real(None if valid is None else valid.to(q.device))
         self.added: Tensor | None = None
@@ -267,7 +273,7 @@ class Scores:
         for self.first_head in range(0, heads, share):
             some = slice(self.first_head, min(self.first_head + share, heads))
             bias = self._bias(some)
-            for cut in cuts(self.facts.window):
+            for cut in cuts(self.facts.window, self.around):
                 self.added = None if bias is None else self._added(*bias, cut)
                 keys = self.facts.num_global + len(cut.keys) * tile
                 size = cut.queries * tile * keys * self.wide.itemsize
@@ -289,8 +295,7 @@ class Scores:
             heads = slice(batch.heads.start - self.first_head, batch.heads.stop - self.first_head)
             spread.add_(self.added[slice(None) if one else heads, None])
         if self.real is not None:
-            around = int(self.facts.window.cyclic)
-            real = torch.stack([x[:, :1] for x in keys_of(self.real, batch, around)], 4)
+            real = torch.stack([x[:, :1] for x in keys_of(self.real, batch, self.around)], 4)
             if not real.all():
                 real = real.flatten(4).flatten(2, 3)  # (b, 1, p, J*W)
                 hidden = ~F.pad(real, (self.facts.num_global, 0), value=True)[:, :, :, None]
@@ -326,7 +331,7 @@ class Scores:
     def _real(self, valid: Tensor | None) -> Tensor | None:
         """bool, as `Keys.tiles` with D 1: the tokens that exist; None where all do."""
         window, (images, heads) = self.facts.window, self.shape[:2]
-        if valid is None and even(window):
+        if valid is None and even(window) and (window.cyclic or not self.around):
             return None
         limit = torch.tensor([window.grid], device=self.q.device)
         limit = limit if valid is None else torch.minimum(valid, limit)
@@ -336,8 +341,8 @@ class Scores:
             lines.append((token < limit[:, axis, None]).unflatten(1, (count, window.size)))
         rows, cols = lines
         real = rows[:, None, :, None, :, None, None] & cols[:, None, None, :, None, :, None]
-        real = wrapped(real[..., 0]) if window.cyclic else real[..., 0]
-        return real.expand(images, heads, -1, -1, -1, -1)[..., None]
+        real = bordered(real, window) if self.around else real
+        return real.expand(images, heads, -1, -1, -1, -1, -1)
 
 
 def spread_out(scores: Tensor, batch: Batch) -> Tensor:

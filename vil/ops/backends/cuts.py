@@ -15,6 +15,8 @@ from torch import Tensor
 
 from vil.ops.window import ALL_NINE, Window
 
+NEEDLESS = 150_000  # scores of keys that do not exist, to be computed rather than several cuts
+
 
 class Cut(NamedTuple):
     """Groups of query chunks that see key chunks at the same places, as a rectangle of groups.
@@ -48,15 +50,16 @@ class Batch(NamedTuple):
     heads: slice
 
 
-def cuts(window: Window) -> list[Cut]:
+def cuts(window: Window, around: int) -> list[Cut]:
     """Every query chunk once, with the key chunks that exist for it.
 
     Chunks in the inside of the grid are one cut, those along a border others. Where there are only
-    two rows (or columns) of chunks, both see all keys, and are computed together.
+    two rows (or columns) of chunks, both see all keys, and are computed together. With `around` all
+    chunks have neighbours on each side, and are one cut.
     """
-    shared = window.offsets == ALL_NINE and not window.cyclic
+    shared = window.offsets == ALL_NINE
     steps = (sorted(set(axis)) for axis in zip(*window.offsets))
-    rows, cols = (_spans(n, s, window.cyclic, shared) for n, s in zip(window.chunks, steps))
+    rows, cols = (_spans(n, s, around, shared) for n, s in zip(window.chunks, steps))
     number = {offset: place for place, offset in enumerate(window.offsets)}
     found = []
     for down, across in product(rows, cols):
@@ -73,6 +76,21 @@ def cuts(window: Window) -> list[Cut]:
     return found
 
 
+def chunks_around(window: Window, lanes: int) -> int:
+    """1 where the grid gets a chunk more on each side, so that all chunks are one cut; 0 where not.
+
+    A cyclic grid gets those of its other side. Others get empty ones if that takes fewer scores
+    than NEEDLESS, for all `lanes` (heads of all images): then the cuts are so small that their
+    number decides.
+    """
+    if window.cyclic:
+        return 1
+    pieces = cuts(window, 0)
+    met = sum(cut.groups * cut.queries * len(cut.keys) for cut in pieces)
+    needless = len(window.offsets) * window.chunks[0] * window.chunks[1] - met
+    return int(len(pieces) > 1 and needless * window.tile**2 * lanes < NEEDLESS)
+
+
 class _Span(NamedTuple):
     """The same along one side of the grid."""
 
@@ -82,9 +100,9 @@ class _Span(NamedTuple):
     keys: tuple[int, ...]
 
 
-def _spans(chunks: int, steps: list[int], cyclic: bool, shared: bool) -> list[_Span]:
+def _spans(chunks: int, steps: list[int], around: int, shared: bool) -> list[_Span]:
     """Runs of chunks for which the same steps lead to a chunk of the grid."""
-    if cyclic:
+    if around:
         return [_Span(0, chunks, 1, tuple(steps))]
     if chunks == 2 and shared:
         return [_Span(0, 1, 2, (0, 1))]
@@ -143,18 +161,22 @@ def untiled(x: Tensor, window: Window) -> Tensor:
     return x[:, :, : window.grid[0], : window.grid[1]].flatten(2, 3)
 
 
-def wrapped(x: Tensor) -> Tensor:
-    """(.., R, C, w, w, D) -> (.., R+2, C+2, w, w, D): a chunk more on each side, of the other."""
+def bordered(x: Tensor, window: Window) -> Tensor:
+    """(.., R, C, w, w, D) -> (.., R+2, C+2, w, w, D): a chunk more on each side, of the other one
+    if the grid is cyclic, or else of zeros."""
+    if not window.cyclic:
+        return F.pad(x, (0,) * 6 + (1,) * 4)
     x = torch.cat([x[:, :, -1:], x, x[:, :, :1]], 2)
     return torch.cat([x[:, :, :, -1:], x, x[:, :, :, :1]], 3)
 
 
-def unwrapped(x: Tensor) -> Tensor:
+def unbordered(x: Tensor, window: Window) -> Tensor:
     """The reverse for sums: what came to the chunks around is added where they are from."""
     for axis in (2, 3):
         inside = x.narrow(axis, 1, x.shape[axis] - 2)
-        inside.select(axis, -1).add_(x.select(axis, 0))
-        inside.select(axis, 0).add_(x.select(axis, -1))
+        if window.cyclic:
+            inside.select(axis, -1).add_(x.select(axis, 0))
+            inside.select(axis, 0).add_(x.select(axis, -1))
         x = inside
     return x
 
