@@ -126,7 +126,7 @@ def test_one_that_fails_when_it_is_timed_is_out_with_its_reason():
 
 def test_what_is_wrong_on_the_whole_grid_only_is_caught_too():
     register_backend("mine", right_in_small)
-    large = replace(CASE, window=Window((12, 12), 3))
+    large = replace(CASE, window=Window((16, 16), 3))
     (trial,) = autotune.tune(large, ["mine"], rounds=1)
     assert trial.reason.startswith("wrong on the whole grid: out is off chunk_autograd's by 1.0")
     assert choose(large) == "blocked"

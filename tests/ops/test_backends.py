@@ -246,6 +246,8 @@ def test_something_preferred_can_always_run(names):
         (Window((56, 56), 7), {}, "blocked"),
         (Window((56, 56), 7), {"dropout": True}, "chunk_handgrad"),
         (Window((14, 14), 7), {}, "masked"),  # two chunks a side: all see all
+        (Window((12, 12), 3), {}, "masked"),  # so small that one product takes less time than cuts
+        (Window((18, 18), 3), {}, "blocked"),
         (Window.from_mode((14, 14), 7, 0, 3), {}, "blocked"),  # but for one neighbour alone
         (Window((28, 28), 7), {}, "blocked"),
         (Window((14, 14), 7, -1), {}, "blocked"),  # keys repeat, which a mask cannot say

@@ -75,8 +75,9 @@ PREFERENCE = {
     # triton is to come first here once scripts/gpu_check.sh has passed on a device
     "cuda": ("chunk_handgrad", "gathered", "chunk_autograd"),
 }
-SMALL_GRID = 1024  # tokens; beyond, all scores of a batch would take too much memory
-MOST_OF_IT = 0.7  # pairs that chunks would multiply, of all pairs
+# Tokens of a grid at most, and the pairs that chunks would multiply at least, of all pairs, for
+# plain attention; beyond, all scores of a batch would take too much memory.
+PLAIN = ((200, 0.3), (1024, 0.7))
 CHOICES: dict[str, str] = {}  # {Case.bucket(): the backend found fastest}
 
 
@@ -102,16 +103,19 @@ def register_backend(
 def preferred(case: Case) -> tuple[str, ...]:
     """The backends to be taken untuned, best first.
 
-    Where the window spans most of a small grid, plain attention under a mask is up to 3 times as
+    Where the window spans much of a small grid, plain attention under a mask is up to 3 times as
     fast on a CPU as anything that cuts the grid.
     """
     names = PREFERENCE.get(case.device, PREFERENCE["cpu"])
     window = case.window
-    if case.device != "cpu" or case.symbolic or window.length > SMALL_GRID:
+    if case.device != "cpu" or case.symbolic:
         return names
     rows, cols = (3 * n - (0 if window.cyclic else 2) for n in window.chunks)
     met = rows * cols * window.tile**2 if window.offsets == ALL_NINE else 0
-    return ("masked", *names) if met > MOST_OF_IT * window.length**2 else names
+    plain = any(
+        window.length <= tokens and met > share * window.length**2 for tokens, share in PLAIN
+    )
+    return ("masked", *names) if plain else names
 
 
 def choose(case: Case, backend: str = "auto") -> str:
