@@ -188,7 +188,7 @@ def test_boxes_of_all_sizes_are_pooled(strides):
     }
     sides = torch.tensor([5.0, 50, 100, 150, 250, 400, 900])
     boxes = torch.stack([0 * sides, 0 * sides, sides, sides], dim=1)
-    pooled = Pooler(strides, 7)([maps], [boxes], [(960, 960)]).mean(dim=(1, 2, 3))
+    pooled = Pooler(strides, 7, sampling=2)([maps], [boxes], [(960, 960)]).mean(dim=(1, 2, 3))
     assert torch.equal(pooled, pooled.sort().values)
     assert (pooled[0], pooled[-1]) == (1, len(strides))
 
