@@ -65,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     module.add_arguments(parser)
     try:
-        return module.run(parser.parse_intermixed_args(words))
+        args = parser.parse_intermixed_args(words)
+        args.command = [*name.split(), *words]
+        return module.run(args)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output had enough (`| head`)
