@@ -7,17 +7,18 @@ from contextlib import contextmanager
 
 
 class Relay(logging.Handler):
-    """Holds log records until there is a place for them, then passes them on at once."""
+    """Passes log records on; `holds` those that come before there is a place for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, holds: bool) -> None:
         super().__init__(logging.INFO)
+        self.holds = holds
         self.held: list[logging.LogRecord] = []
         self.say: Callable[[str], None] | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.say:
             self.say(record.getMessage())
-        else:
+        elif self.holds:
             self.held.append(record)
 
     def open(self, say: Callable[[str], None]) -> None:
@@ -35,7 +36,8 @@ def relayed(is_main: bool) -> Iterator[Relay]:
     Without a run its warnings go to stderr after all. What other processes say while they build is
     the same and is dropped; later they write to their own stderr.
     """
-    package, relay, level = logging.getLogger("vil"), Relay(), logging.getLogger("vil").level
+    package, relay = logging.getLogger("vil"), Relay(holds=is_main)
+    level = package.level
     package.addHandler(relay)
     package.propagate = False
     if is_main:
@@ -47,7 +49,7 @@ def relayed(is_main: bool) -> Iterator[Relay]:
         package.setLevel(level)
         package.propagate = True
         for record in relay.held:
-            if is_main and record.levelno >= logging.WARNING:
+            if record.levelno >= logging.WARNING:
                 logging.getLogger().handle(record)
 
 

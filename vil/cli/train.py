@@ -88,8 +88,8 @@ def refuse_other_bytes(cfg: CfgNode) -> None:
 def train_run(cfg: CfgNode, max_steps: int | None = None, command: Sequence[str] = ()) -> None:
     """Build all objects, then open OUTPUT_DIR and train: what cannot be built leaves no folder.
 
-    command: that of this run, for the other processes of DISTRIBUTED.CPU_PROCESSES; without it there
-    are none.
+    command: that of this run, for the other processes of DISTRIBUTED.CPU_PROCESSES; without it
+    there are none.
     """
     from vil import build, build_data
     from vil.cli.processes import sharing_cpu
