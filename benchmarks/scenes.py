@@ -4,14 +4,16 @@
   python benchmarks/scenes.py mask_rcnn retinanet  some of them; the others' figures stay
   OMP_NUM_THREADS=1 python benchmarks/scenes.py mask_rcnn    on one core, and another beside it
 
-Each run is `vil detect train` to its end, scenes drawn, evaluations and all, by the clock; then
-`vil detect evaluate` on what it saved last. Figures are in percent, on the 400 val scenes; the
+Each run is `vil detect train` to its end, scenes drawn, evaluations and all, by the clock, and by
+the time that it had a core (less where the machine is not one's own); then `vil detect evaluate` on
+what it saved last. Figures are in percent, on the 400 val scenes; the
 recipe was chosen on these same scenes, so they flatter it. benchmarks/results/scenes-cpu.json
 has them, with the machine and its threads.
 """
 
 import argparse
 import json
+import resource
 import tempfile
 import time
 from pathlib import Path
@@ -43,16 +45,23 @@ def train(config: str, options: tuple[str, ...]) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         run = f"{folder}/run"
         words = ["detect", "train", "--config-file", config, "--data", folder, "--output_dir", run]
-        began = time.perf_counter()
+        began, before = time.perf_counter(), on_cores()
         if main([*words, *options]):
             raise SystemExit("training failed")
-        minutes = (time.perf_counter() - began) / 60
+        spent = {"minutes": (time.perf_counter() - began) / 60}
+        spent["core_minutes"] = (on_cores() - before) / 60
         last = [line for line in metrics(Path(run, "metrics.jsonl")) if "val" in line["split"]][-1]
         if main(["detect", "evaluate", "--run", run, "--checkpoint", "last"]):
             raise SystemExit("evaluation failed")
         again = json.loads(Path(run, "eval/results.json").read_text())["scenes"]
         epochs = last["epoch"]
-    return {"minutes": minutes, "epochs": epochs} | figures(last) | {"again": figures(again)}
+    return spent | {"epochs": epochs} | figures(last) | {"again": figures(again)}
+
+
+def on_cores() -> float:
+    """Seconds that this process, and those that it started and that have ended, had a core."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def missed(name: str, row: dict) -> list[str]:
@@ -74,8 +83,8 @@ def run(names: list[str], path: Path) -> None:
         shown = "  ".join(f"{key} {row[key]:.2f}" for key in FIGURES if key in row)
         wrong = ", ".join(missed(name, row))
         print(
-            f"{name}: {row['epochs']:g} epochs, {row['minutes']:.1f} min, "
-            f"{row['machine']['threads']} threads: {shown}" + (f"  <- {wrong}" if wrong else "")
+            f"{name}: {row['epochs']:g} epochs, {row['minutes']:.1f} min on "
+            f"{row['machine']['threads']} cores ({row['core_minutes']:.1f} of theirs): {shown}" + (f"  <- {wrong}" if wrong else "")
         )
 
 
