@@ -79,12 +79,12 @@ def run(names: list[str], path: Path) -> None:
         before = json.loads(path.read_text()) if path.exists() else {}
         rows = before | {name: row}
         path.write_text(json.dumps({n: rows[n] for n in RUNS if n in rows}, indent=1) + "\n")
-    for name, row in json.loads(path.read_text()).items():
         shown = "  ".join(f"{key} {row[key]:.2f}" for key in FIGURES if key in row)
         wrong = ", ".join(missed(name, row))
         print(
             f"{name}: {row['epochs']:g} epochs, {row['minutes']:.1f} min on "
-            f"{row['machine']['threads']} cores ({row['core_minutes']:.1f} of theirs): {shown}" + (f"  <- {wrong}" if wrong else "")
+            f"{row['machine']['threads']} cores ({row['core_minutes']:.1f} of their time): {shown}"
+            + (f"  <- {wrong}" if wrong else "")
         )
 
 
