@@ -83,7 +83,7 @@ def run(names: list[str], path: Path) -> None:
         wrong = ", ".join(missed(name, row))
         print(
             f"{name}: {row['epochs']:g} epochs, {row['minutes']:.1f} min on "
-            f"{row['machine']['threads']} cores ({row['core_minutes']:.1f} of their time): {shown}"
+            f"{row['machine']['threads']} threads ({row['core_minutes']:.1f} of cores): {shown}"
             + (f"  <- {wrong}" if wrong else "")
         )
 

@@ -65,9 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     module.add_arguments(parser)
     try:
-        args = parser.parse_intermixed_args(words)
-        args.command = [*name.split(), *words]
-        return module.run(args)
+        return module.run(parser.parse_intermixed_args(words))
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output had enough (`| head`)

@@ -11,7 +11,6 @@ import argparse
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from yacs.config import CfgNode
@@ -69,7 +68,7 @@ def begin(args: argparse.Namespace, cfg: CfgNode) -> int:
             f"{folder} already holds a run: add --resume to go on with it, "
             "or choose another --output_dir"
         )
-    train_run(cfg, command=args.command)
+    train_run(cfg)
     return 0
 
 
@@ -85,14 +84,9 @@ def refuse_other_bytes(cfg: CfgNode) -> None:
             ) from None
 
 
-def train_run(cfg: CfgNode, max_steps: int | None = None, command: Sequence[str] = ()) -> None:
-    """Build all objects, then open OUTPUT_DIR and train: what cannot be built leaves no folder.
-
-    command: that of this run, for the other processes of DISTRIBUTED.CPU_PROCESSES; without it
-    there are none.
-    """
+def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
+    """Build all objects, then open OUTPUT_DIR and train: what cannot be built leaves no folder."""
     from vil import build, build_data
-    from vil.cli.processes import sharing_cpu
     from vil.data.workers import deaths_named
     from vil.engine import distributed
     from vil.engine.guard import Guard
@@ -109,9 +103,7 @@ def train_run(cfg: CfgNode, max_steps: int | None = None, command: Sequence[str]
     bad_file = folder / "bad_samples.txt"
     device = build.set_up(cfg)
     patience = dict(hang_seconds=cfg.RUN.HANG_SECONDS, grace_seconds=cfg.RUN.GRACE_SECONDS)
-    processes = cfg.DISTRIBUTED.CPU_PROCESSES if command else 1
     with (
-        sharing_cpu(processes, device, command),
         build.joined(cfg, device) as ranks,
         Guard(ranks, **patience) as guard,
         relayed(ranks.is_main) as relay,

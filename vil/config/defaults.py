@@ -276,9 +276,6 @@ _C.DISTRIBUTED = CfgNode()  # Several processes.
 # ddp: each has the whole model; fsdp: weights, gradients and momenta are spread over them, each
 # block gathered while it is computed.
 _C.DISTRIBUTED.STRATEGY = "ddp"
-# Processes that share the cores where training runs on a CPU and torchrun started none: small
-# networks gain more from them than from threads.
-_C.DISTRIBUTED.CPU_PROCESSES = 1
 _C.DISTRIBUTED_BACKEND = "nccl"  # Process group between GPUs; CPU runs use gloo.
 _C.GATHER_ON_CPU = False  # Gather predictions in main memory when evaluating with many processes.
 _C.DEVICE = "auto"  # auto: the first of cuda, mps, cpu that is there.
@@ -504,7 +501,6 @@ CHECKS = {
     "LOG_FREQ": at_least(1),
     "ONLY_SAVE_LAST": at_least(0),
     "DISTRIBUTED.STRATEGY": one_of("ddp", "fsdp"),
-    "DISTRIBUTED.CPU_PROCESSES": at_least(1),
     "DISTRIBUTED_BACKEND": one_of("nccl", "gloo", "mpi"),
     "DEVICE": matches(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, mps, cuda or cuda:N"),
     "SEED": between(0, 2**32 - 1),

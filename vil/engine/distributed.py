@@ -6,7 +6,6 @@ there is no process group, no variable has to be set, and every collective retur
 
 import os
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -103,8 +102,6 @@ def wrap(model: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:
     """
     if ranks.world == 1 or hasattr(model, "set_requires_gradient_sync"):
         return model
-    # the gradient of a weight with one element may have any strides, which mean nothing
-    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     devices = None
     if device.type == "cuda":
         devices = [torch.cuda.current_device()]

@@ -140,7 +140,7 @@ def _operator(forward: str, backward: str) -> Callable:
         lambda q, *rest: (torch.empty_like(q), q.new_empty(q.shape[:3], dtype=blocked.wide(q)))
     )
     operator.register_autograd(differentiate, setup_context=keep)
-    _count_products(name, 2)
+    _count_products(name, 2, forward)
     return operator
 
 
@@ -173,28 +173,31 @@ def _gradient(backward: str) -> Callable:
 
     operator = torch.library.custom_op(name, compute, mutates_args=())
     operator.register_fake(shapes)
-    _count_products(name, 5)
+    _count_products(name, 5, backward)
     return operator
 
 
-def _count_products(name: str, products: int) -> None:
+def _count_products(name: str, products: int, direction: str) -> None:
     """FLOPs of so many products of every query with every key that it meets."""
 
     def flops(q_shape: Sequence[int], *rest, **kwargs) -> int:
         numbers = next(x for x in rest if isinstance(x, list | tuple) and len(x) > 6)
         facts = Facts.of(numbers, 1.0)
         batch, heads, _, dim = q_shape
-        return 2 * products * batch * heads * dim * met(facts, batch * heads)
+        around = int(facts.window.cyclic)
+        if direction == "blocked":
+            around = chunks_around(facts.window, batch * heads)
+        return 2 * products * batch * heads * dim * met(facts, around)
 
     namespace, operator = name.split("::")
     register_flop_formula(getattr(getattr(torch.ops, namespace), operator))(flops)
 
 
-def met(facts: Facts, lanes: int) -> int:
-    """Pairs of a query and a key that are multiplied for each of `lanes` (heads of all images),
-    padding of chunks included."""
+def met(facts: Facts, around: int) -> int:
+    """Pairs of a query and a key that are multiplied, padding of chunks included; `around` is that
+    of `cuts`."""
     tile = facts.window.tile
     return sum(
         cut.groups * cut.queries * tile * (facts.num_global + len(cut.keys) * tile)
-        for cut in cuts(facts.window, chunks_around(facts.window, lanes))
+        for cut in cuts(facts.window, around)
     )

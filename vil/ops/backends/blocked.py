@@ -3,9 +3,9 @@
 The forward pass keeps its output and the log-sum-exp of every row; the backward pass computes the
 scores again (FlashAttention, arXiv:2205.14135, on chunks). A query chunk is multiplied with the key
 chunks that exist for it and with no others, so nothing is computed beyond the border, and masks are
-needed only where a chunk is partly padding or the window is exact; small grids do get a border of
-empty chunks, where a few more products take less time than more batches. q, k and v stay as they
-lie: only the chunks of a batch are copied together.
+needed only where a chunk is partly padding or the window is exact. q, k and v stay as they lie:
+only the chunks of a batch are copied together. Small calls are the exception: their keys get a
+border of empty chunks, so that one batch does what nine would.
 
 Letters: B images, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels, R x C chunks of
 W = w*w tokens, K offsets; of one batch (see cuts.py): b images, n heads, p groups of M query chunks

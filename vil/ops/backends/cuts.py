@@ -6,6 +6,7 @@ groups.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import groupby, product
 from typing import NamedTuple
 
@@ -50,7 +51,8 @@ class Batch(NamedTuple):
     heads: slice
 
 
-def cuts(window: Window, around: int) -> list[Cut]:
+@lru_cache(maxsize=1024)
+def cuts(window: Window, around: int) -> tuple[Cut, ...]:
     """Every query chunk once, with the key chunks that exist for it.
 
     Chunks in the inside of the grid are one cut, those along a border others. Where there are only
@@ -73,15 +75,15 @@ def cuts(window: Window, around: int) -> list[Cut]:
         seen = tuple(tuple(number[dx - row, dy - col] for dx, dy in keys) for row, col in own)
         first, count = (down.first, across.first), (down.count, across.count)
         found.append(Cut(first, count, side, tuple(keys), seen))
-    return found
+    return tuple(found)
 
 
 def chunks_around(window: Window, lanes: int) -> int:
-    """1 where the grid gets a chunk more on each side, so that all chunks are one cut; 0 where not.
+    """How many chunks the grid gets on each side, so that all of it is one cut: 1, or 0.
 
     A cyclic grid gets those of its other side. Others get empty ones if that takes fewer scores
-    than NEEDLESS, for all `lanes` (heads of all images): then the cuts are so small that their
-    number decides.
+    than NEEDLESS, for all `lanes` (heads of all images): so small a call takes as long as it has
+    cuts.
     """
     if window.cyclic:
         return 1
