@@ -1,11 +1,12 @@
 """What the engine of local attention aims at, each as one line "name: value (wanted ...)".
 
-  python benchmarks/attention_engine.py            parts A to E, and benchmarks/results/*.json
+  python benchmarks/attention_engine.py            parts A to F, and benchmarks/results/*.json
   python benchmarks/attention_engine.py A B        some parts; nothing is written
   python benchmarks/attention_engine.py H --json FILE
 
 A speed   B memory   C growth with the grid   D the choice of a backend, tuned and not
-E random shift   H speed and memory on a GPU: bfloat16, B 8, N 6, 56x56 and 128x128, with bias
+E random shift   F small calls
+H speed and memory on a GPU: bfloat16, B 8, N 6, 56x56 and 128x128, with bias
 
 Two threads; B 2, N 12, D 64, w 8, one global token and nine chunks cut at the border unless said;
 medians of nine interleaved repeats of forward and backward. "x faster" is the other's time over
@@ -20,13 +21,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 from vil.bench.attention import FLOOR, Row, measure, plain
 from vil.bench.candidates import candidate, visited
-from vil.bench.race import Times, held, race
+from vil.bench.race import Candidate, Times, held, race
 from vil.ops import Case, Window, choose
+from vil.ops.backends import cuts
 from vil.ops.testing import make_inputs
 from vil.utils.machine import machine
 
@@ -241,6 +244,35 @@ def shift() -> Iterator[Ratio]:
         yield Ratio(f"E 56x56, {label}: one neighbour over all nine", share, None, 0.35)
 
 
+def small_calls() -> Iterator[Ratio]:
+    """F: a detector's maps of four small pictures, of several sizes: one cut with a border of empty
+    chunks against nine cuts, and what is taken untuned."""
+    for side, size, heads in ((12, 3, 4), (24, 3, 2), (48, 4, 1)):
+        case = case_of(side, size, batch=4, heads=heads, head_dim=32, valid=True)
+        entries = {name: candidate(name, case, make_inputs(case)) for name in ours(case)}
+        entries["nine cuts"] = without_border(candidate(OURS, case, make_inputs(case)))
+        times, dropped = race(entries, ROUNDS, CPU, yardsticks=list(entries))
+        assert not dropped, dropped
+        for name in ours(case):
+            gain = times["nine cuts"].total_ms / times[name].total_ms
+            yield Ratio(
+                f"F {side}x{side} w {size} N {heads}, {name}: x faster than nine cuts", gain
+            )
+
+
+def without_border(entry: Candidate) -> Candidate:
+    """The same where blocked cuts the smallest grids too."""
+
+    def cutting(call: Callable) -> Callable:
+        def inner(*arguments):
+            with mock.patch.object(cuts, "NEEDLESS", 0):
+                return call(*arguments)
+
+        return inner
+
+    return replace(entry, forward=cutting(entry.forward), backward=cutting(entry.backward))
+
+
 def on_gpu() -> Iterator[Ratio]:
     """H: the fused kernels against the sliding chunks, FlexAttention and gathered attention."""
     for side in (56, 128):
@@ -264,9 +296,10 @@ PARTS: dict[str, Callable[[], Iterator[Ratio]]] = {
     "C": growth,
     "D": choices,
     "E": shift,
+    "F": small_calls,
     "H": on_gpu,
 }
-ON_CPU = ("A", "B", "C", "D", "E")
+ON_CPU = ("A", "B", "C", "D", "E", "F")
 
 
 def run(parts: list[str], file: Path | None) -> None:
