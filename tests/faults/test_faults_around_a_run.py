@@ -2,6 +2,7 @@
 line, folders, data, devices and launchers that will not do."""
 
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -33,6 +34,7 @@ from vil.engine.run import RunInUseError, take
 
 AROUND = str(Path(__file__).with_name("injected_around.py"))
 USAGE, DATA, CHECKPOINT = 2, 3, 4
+IN_USE = 9  # of a racer of these tests
 STEPS = 8
 DEADLINE = 90
 
@@ -110,33 +112,28 @@ def test_f24_a_run_that_was_overtaken(whole, tmp_path):
     assert outcome(folder) == outcome(whole)
 
 
-def race(folder, go):
-    """In a fork: the exit code says whether the folder's lock was got."""
-    child = os.fork()
-    if child:
-        return child
-    os.read(go, 1)
+def race(folder, both):
+    """The exit code says who got the folder's lock, and kept it until both had asked for it."""
+    both.wait(DEADLINE)
     try:
         held = take(folder)
     except RunInUseError:
-        os._exit(3)
-    except BaseException:
-        os._exit(1)
-    time.sleep(0.02)
-    held.close()
-    os._exit(0)
+        held = None
+    both.wait(DEADLINE)
+    raise SystemExit(IN_USE if held is None else 0)
 
 
 def test_f24_a_hundred_races(tmp_path):
     one_winner = 0
+    fork = multiprocessing.get_context("fork")
     for number in range(100):
-        go, gun = os.pipe()
-        children = [race(tmp_path / str(number), go) for _ in range(2)]
-        os.write(gun, b"..")
-        codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
-        one_winner += codes == [0, 3]
-        os.close(go)
-        os.close(gun)
+        both = fork.Barrier(2)
+        two = [fork.Process(target=race, args=(tmp_path / str(number), both)) for _ in range(2)]
+        for racer in two:
+            racer.start()
+        for racer in two:
+            racer.join()
+        one_winner += sorted(racer.exitcode for racer in two) == [0, IN_USE]
     record("F24", "of 100 pairs that start at once, exactly one has the folder", one_winner, 100)
 
 
