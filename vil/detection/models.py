@@ -150,12 +150,13 @@ def own_levels(
     """Levels (B, C, X, Y) of a padded batch -> those of each image, (1, C, x, y), cut to its real
     cells. sizes (B, 2): height and width in pixels."""
     real = torch.stack([coarser(sizes, stride) for stride in strides], dim=1).tolist()
+    each = [level.split(1) for level in levels.values()]  # whose gradients meet in one operation
     return [
         {
-            name: level[i : i + 1, :, :rows, :cols]
-            for (name, level), (rows, cols) in zip(levels.items(), cells)
+            name: level[:, :, :rows, :cols]
+            for name, level, (rows, cols) in zip(levels, image, cells)
         }
-        for i, cells in enumerate(real)
+        for image, cells in zip(zip(*each), real)
     ]
 
 
