@@ -98,8 +98,8 @@ def run(names: list[str], path: Path) -> None:
         wrong = ", ".join(missed(name, row))
         print(
             f"{name}: {row['epochs']:g} epochs, {row['minutes']:.1f} min on "
-            f"{row['machine']['threads']} threads of {processes} processes "
-            f"({row['core_minutes']:.1f} of cores): {shown}" + (f"  <- {wrong}" if wrong else "")
+            f"{row['machine']['threads']} threads ({row['core_minutes']:.1f} of cores), processes "
+            f"{processes}: {shown}" + (f"  <- {wrong}" if wrong else "")
         )
 
 
