@@ -56,7 +56,7 @@ def train(config: str, options: tuple[str, ...], processes: int) -> dict:
         spent = {"minutes": (time.perf_counter() - began) / 60}
         spent["core_minutes"] = (on_cores() - before) / 60
         last = [line for line in metrics(Path(run, "metrics.jsonl")) if "val" in line["split"]][-1]
-        if launch(["detect", "evaluate", "--run", run, "--checkpoint", "last"], processes):
+        if launch(["detect", "evaluate", "--run-dir", run, "--checkpoint", "last"], processes):
             raise SystemExit("evaluation failed")
         again = json.loads(Path(run, "eval/results.json").read_text())["scenes"]
     spent |= {"epochs": last["epoch"], "processes": processes}
