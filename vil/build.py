@@ -61,6 +61,9 @@ AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 POINTERS = ("best", "last")
 MEMBER = re.compile(r"ViL_\w+_Weights\.\w+")  # of vil.models.weights
 SPREAD_OPTIMIZERS = ("adamw", "adam", "sgd", "lamb")  # those that take slices of parameters
+# Convolutions that a CPU keeps compiled, each for one shape. oneDNN's own 1,024 are too few where
+# pictures have many sizes: a detector's steps compiled most of theirs anew.
+ONEDNN_KERNELS = 8192
 MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
 
@@ -85,6 +88,7 @@ def set_up(cfg: CfgNode) -> torch.device:
     torch.backends.cudnn.allow_tf32 = cfg.AMP.TF32
     torch.set_float32_matmul_precision("high" if cfg.AMP.TF32 else "highest")
     torch.autograd.set_detect_anomaly(cfg.SOLVER.DETECT_ANOMALY)
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(ONEDNN_KERNELS))
     if cfg.DETERMINISTIC:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
