@@ -1,5 +1,6 @@
 """Workers as the operating system sees them: signals, sudden death, and nobody left behind."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from vil.data import build_dataset
 from vil.data.loader import EvalLoader, TrainLoader
@@ -64,6 +66,42 @@ def test_a_signal_to_the_group_leaves_the_workers_to_the_parent():
 def loader(**options):
     dataset = build_dataset("fake", "", "train", eval_transform(8), n=64, size=8)
     return TrainLoader(dataset, batch_size=8, workers=2, **options)
+
+
+@pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="patches the children")
+def test_a_signal_that_comes_to_a_worker_at_its_birth_is_survived(monkeypatch):
+    parent, set_threads = os.getpid(), torch.set_num_threads
+
+    def signalled(count):  # torch's worker calls it before our own lines come
+        if os.getpid() != parent:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+                os.kill(os.getpid(), number)
+        set_threads(count)
+
+    monkeypatch.setattr(torch, "set_num_threads", signalled)
+    with deaths_named():
+        assert len(list(loader().batches(0, 8))) == 8
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's __del__
+def test_a_start_that_is_broken_off_leaves_no_workers(monkeypatch):
+    others = set(multiprocessing.active_children())
+    births, begin = [], multiprocessing.Process.start
+
+    def stopped_at_the_second(process):
+        if births:
+            raise InterruptedError("a signal")
+        begin(process)
+        births.append(process)
+
+    monkeypatch.setattr(multiprocessing.Process, "start", stopped_at_the_second)
+    with pytest.raises(InterruptedError) as caught:
+        next(loader().batches(0, 8))
+    births[0].join(10)
+    assert set(multiprocessing.active_children()) == others, caught  # whoever keeps the traceback
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGINT}
+    del caught
+    gc.collect()
 
 
 def test_closing_the_batches_ends_their_workers():

@@ -12,6 +12,7 @@ from real_runs import (
     begin,
     end_all,
     left_over,
+    said,
     saved_step,
     seconds_to_end,
     status,
@@ -83,7 +84,7 @@ def test_f6_a_signal_to_the_whole_group_with_workers(tmp_path):
         time.sleep(0.2)
         orphans += len(left_over(process.pid))
         end_all(process)
-        assert process.returncode == 75
+        assert process.returncode == 75, said(folder)
         assert saved_step(folder) == status(folder)["step"]
     slowest = round(max(seconds), 2)
     record("F6", "processes left behind", orphans, 0)

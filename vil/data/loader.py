@@ -12,7 +12,7 @@ from vil.data.batch import Batch
 from vil.data.dataset import Loadable
 from vil.data.samplers import eval_batches, train_batches
 from vil.data.unreadable import Ledger, Samples
-from vil.data.workers import data_loader, receive, stop_at_exit, stop_workers
+from vil.data.workers import data_loader, receive, start, stop_at_exit, stop_workers
 from vil.utils.errors import DataError
 
 # How many successive samples are tried in place of one that cannot be read.
@@ -72,7 +72,7 @@ class TrainLoader:
         order = train_batches(
             len(self.samples.dataset), start=start_step, stop=stop_step, **self.order
         )
-        iterator = iter(data_loader(self.samples, order, **self.options))
+        iterator = start(data_loader(self.samples, order, **self.options))
         stop_at_exit(iterator)
         try:
             for step, batch in zip(steps, receive(iterator)):
@@ -131,7 +131,7 @@ class EvalLoader:
         return len(self.order)
 
     def __iter__(self) -> Iterator[Batch]:
-        iterator = iter(self.loader)
+        iterator = start(self.loader)
         if iterator is not self.started:  # the same object again once there are workers
             self.started = iterator
             stop_at_exit(iterator)

@@ -20,7 +20,7 @@ from vil.data.folder import EXTENSIONS
 from vil.data.image import read_image
 from vil.data.samplers import eval_batches
 from vil.data.unreadable import Ledger, Samples
-from vil.data.workers import data_loader, receive, stop_at_exit, stop_workers
+from vil.data.workers import data_loader, receive, start, stop_at_exit, stop_workers
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class PictureLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         """One pass; close() on it ends the workers. Each unreadable picture is a warning."""
-        iterator = iter(self.loader)
+        iterator = start(self.loader)
         stop_at_exit(iterator)
         try:
             for batch in receive(iterator):

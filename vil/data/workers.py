@@ -1,12 +1,14 @@
 """Worker processes: how they start, which signals they leave to the parent, and how they end."""
 
 import atexit
+import multiprocessing
 import re
 import signal
 import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 
 import torch
 from torch.utils.data import DataLoader
@@ -16,6 +18,11 @@ from vil.data.samplers import Position
 from vil.data.unreadable import Samples
 from vil.utils.errors import DataError
 
+SIGNALS = {
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+}
 DEATH = re.compile(r"DataLoader (worker \(pid.*?\)) (.*?)\.?( Details are lost.*)?\s*", re.DOTALL)
 
 
@@ -46,15 +53,38 @@ def data_loader(
     )
 
 
+def start(loader: DataLoader) -> Iterator[Batch]:
+    """iter(loader), whose workers are born with signals held back.
+
+    Until `leave_signals_to_parent` they would be killed by one, or run the parent's handler.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        return iter(loader)
+    others = multiprocessing.active_children()
+    way = loader.multiprocessing_context or multiprocessing.get_context()
+    if loader.num_workers and way.get_start_method() != "fork":
+        resource_tracker.ensure_running()  # its start lets signals through again
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        return iter(loader)
+    except BaseException:  # the parent's own handler may raise between two workers
+        for worker in set(multiprocessing.active_children()).difference(others):
+            worker.kill()
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def leave_signals_to_parent(worker_id: int) -> None:
     """A signal to the whole job must not take the data away from a parent that wants to save.
 
     The first SIGTERM is survived, the second is not, so that a stuck worker can still be ended.
     """
-    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def receive(iterator: Iterator[Batch]) -> Iterator[Batch]:
