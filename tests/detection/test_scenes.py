@@ -41,6 +41,11 @@ def test_the_scenes_are_those_that_figures_were_taken_with(tmp_path):
     assert digest(tmp_path / "scenes") == DIGEST
 
 
+def test_worker_processes_draw_the_same(tmp_path):
+    write_scenes(tmp_path / "scenes", workers=2, **TINY)
+    assert digest(tmp_path / "scenes") == DIGEST
+
+
 def test_a_seed_changes_all_and_a_count_nothing_else(tmp_path):
     write_scenes(tmp_path / "one", **TINY)
     write_scenes(tmp_path / "more", **(TINY | {"train": 3}))

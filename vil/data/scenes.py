@@ -8,7 +8,9 @@ is 20 to 80 pixels high, turned by up to 30 degrees, and may be cut by the borde
 others, but at least 60 % of its stroke is seen. Masks are the pixels of the stroke that are seen.
 """
 
+import io
 import json
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
@@ -16,13 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.random import RandomState
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from vil.data import digits
 from vil.data.dataset import SPLITS
 from vil.data.painting import RIM, clutter, contrasting, enlarged, ground, ink, noise, opacity
 from vil.data.rle import compressed, runs_of
+from vil.data.workers import leave_signals_to_parent, start, stop_workers
 from vil.utils.errors import DataError
 
 VERSION = 1  # of the pictures; part of the folder's name
@@ -45,6 +50,31 @@ class Digit:
     seen: np.ndarray
 
 
+@dataclass
+class Drawn:
+    """The scenes of a split as they are drawn: a picture's PNG file, (height, width), its digits'
+    annotations. `scans` are the digits enlarged (N, H, W), and which they are."""
+
+    seed: int
+    split: str
+    count: int
+    low: int
+    high: int
+    scans: tuple[list[np.ndarray], np.ndarray]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[bytes, tuple[int, int], list[dict]]:
+        key = np.random.SeedSequence((self.seed, SPLITS[self.split], index + 1))
+        random = RandomState(np.random.MT19937(key))
+        height, width = random.randint(self.low, self.high + 1, 2).tolist()
+        picture, placed = scene(random, height, width, self.scans)
+        file = io.BytesIO()
+        Image.fromarray(picture).save(file, "png", compress_level=3)
+        return file.getvalue(), (height, width), [annotation(digit) for digit in placed]
+
+
 def find_scenes(root: str | Path, *, seed: int, train: int, val: int, low: int, high: int) -> Path:
     """The folder below root with the scenes of these settings; written if it is not there.
 
@@ -53,7 +83,10 @@ def find_scenes(root: str | Path, *, seed: int, train: int, val: int, low: int, 
     folder = Path(root, f"scenes{VERSION}-{train}-{val}-{low}to{high}-seed{seed}")
     if not folder.is_dir():
         try:
-            write_scenes(folder, seed=seed, train=train, val=val, low=low, high=high)
+            threads = torch.get_num_threads()  # this process's share of the cores
+            alone = threads == 1 or multiprocessing.current_process().daemon
+            settings = {"seed": seed, "train": train, "val": val, "low": low, "high": high}
+            write_scenes(folder, workers=0 if alone else threads, **settings)
         except OSError as error:
             if not folder.is_dir():
                 reason = error.strerror or error
@@ -69,6 +102,7 @@ def write_scenes(
     val: int = VAL,
     low: int = 128,
     high: int = 192,
+    workers: int = 0,
 ) -> None:
     """Write a folder of `train` and `val` scenes with sides of `low` to `high` pixels.
 
@@ -90,7 +124,7 @@ def write_scenes(
         for split, count in (("train", train), ("val", val)):
             own = digits.split_indices(targets, split)
             scans = [enlarged(scan) for scan in pixels[own]], targets[own]
-            write_split(whole, split, scans, seed=seed, count=count, low=low, high=high)
+            write_split(whole, Drawn(seed, split, count, low, high, scans), workers)
         rename_new(whole, folder)
 
 
@@ -104,26 +138,45 @@ def rename_new(whole: Path, folder: Path) -> None:
         raise
 
 
-def write_split(
-    root: Path, split: str, scans: tuple, *, seed: int, count: int, low: int, high: int
-) -> None:
+def write_split(root: Path, scenes: Drawn, workers: int) -> None:
     """The pictures and the annotation file of a split."""
-    (root / split).mkdir()
+    (root / scenes.split).mkdir()
     images, annotations = [], []
-    for number in range(1, count + 1):
-        key = np.random.SeedSequence((seed, SPLITS[split], number))
-        random = RandomState(np.random.MT19937(key))
-        height, width = random.randint(low, high + 1, 2).tolist()
-        picture, placed = scene(random, height, width, scans)
+    for number, (picture, (height, width), rows) in enumerate(drawn(scenes, workers), start=1):
         name = f"{number:06}.png"
-        Image.fromarray(picture).save(root / split / name, compress_level=3)
+        (root / scenes.split / name).write_bytes(picture)
         images.append({"id": number, "file_name": name, "width": width, "height": height})
-        for row in map(annotation, placed):
+        for row in rows:
             annotations.append({"id": len(annotations) + 1, "image_id": number, **row})
-    info = {"description": f"scenes of scanned digits, seed {seed}", "version": str(VERSION)}
+    info = {"description": f"scenes of scanned digits, seed {scenes.seed}", "version": str(VERSION)}
     content = {"info": info, "licenses": [], "images": images, "annotations": annotations}
     text = json.dumps({**content, "categories": CATEGORIES}, separators=(",", ":"))
-    (root / f"annotations/instances_{split}.json").write_text(text, "utf-8")
+    (root / f"annotations/instances_{scenes.split}.json").write_text(text, "utf-8")
+
+
+def drawn(scenes: Drawn, workers: int) -> Iterator[tuple]:
+    """All scenes in order, drawn by so many worker processes; 0: by this one."""
+    loader = DataLoader(
+        scenes,
+        batch_size=None,
+        collate_fn=tuple,
+        num_workers=workers,
+        worker_init_fn=share_cores,
+        generator=torch.Generator(),
+    )
+    iterator = start(loader)
+    try:
+        yield from iterator
+    finally:
+        stop_workers(iterator)
+
+
+def share_cores(worker_id: int) -> None:
+    """One of several processes that draw, whose matrix products are too small for threads."""
+    from threadpoolctl import threadpool_limits  # scikit-learn's, which has the digits
+
+    leave_signals_to_parent(worker_id)
+    threadpool_limits(1, user_api="blas")
 
 
 def annotation(placed: Digit) -> dict:
