@@ -84,6 +84,7 @@ def test_every_parameter_gets_a_gradient():
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
+@pytest.mark.long
 def test_export_with_symbolic_image_size():
     """One exported program runs at any size: whole chunks, padded ones, resized positions."""
     own = {"longformer": {"backend": "gathered"}}

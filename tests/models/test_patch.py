@@ -311,6 +311,7 @@ def test_half_precision(kind):
     assert ours <= 2 * error + 1e-3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["any size", "rotary, registers"])
 def test_torch_compile_makes_one_graph(kind):
     model = patched(living(MODELS[kind]()), window=2)
