@@ -21,6 +21,7 @@ USAGE, DATA = 2, 3
 SMALL = (
     "--config-file", "scenes/mask_rcnn_vil_nano.yaml", "DATA.KWARGS={train: 16, val: 5}",
     "OPTIM.EPOCHS=1", "DEVICE=cpu", "DETECTION.TEST.SCORE=0.0", "DETECTION.TEST.PER_IMAGE=12",
+    "DETECTION.BOX.SAMPLES=64",
 )  # fmt: skip
 
 
