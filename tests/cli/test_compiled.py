@@ -32,6 +32,7 @@ def traced(monkeypatch):
     torch.compiler.reset()
 
 
+@pytest.mark.long
 def test_a_compiled_run_computes_what_a_plain_one_does(traced, tmp_path):
     """In random shift, whose evaluation has all nine chunks."""
     keys = ("MODEL.VIT.MSVIT.MODE=1",)

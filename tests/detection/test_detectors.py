@@ -222,8 +222,8 @@ def test_the_rcnn_computes_what_torchvisions_does():
 def test_settings_that_do_not_fit_are_refused():
     from detectors import small_body
 
-    with pytest.raises(ValueError, match="need a multiple of 32 channels, given 48"):
-        detector("retinanet", version="v2", channels=48)
+    with pytest.raises(ValueError, match="need a multiple of 8 channels, given 44"):
+        detector("retinanet", version="v2", channels=44)
     with pytest.raises(ValueError, match="5 sizes of anchors for 4 levels"):
         build_detector("mask_rcnn", body_of(small_body()), Settings(3, stages=(1, 2, 3)))
     with pytest.raises(ValueError, match="did you mean 'mask_rcnn'"):

@@ -32,6 +32,7 @@ def small():
     return MsViT(parse_arch(arch), num_classes=3, img_size=48)
 
 
+@pytest.mark.long
 def test_a_tuned_model_is_one_graph_and_computes_the_same(tuned, monkeypatch):
     torch.manual_seed(0)
     model, images = small(), torch.randn(2, 3, 48, 48)

@@ -51,7 +51,7 @@ def small(kind: str, **kwargs) -> MsViT:
 
 
 @pytest.fixture(
-    scope="module", params=["absolute", pytest.param("relative", marks=pytest.mark.long)]
+    scope="module", params=[pytest.param(kind, marks=pytest.mark.long) for kind in MODELS]
 )
 def model(request):
     return small(request.param)

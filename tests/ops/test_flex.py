@@ -116,10 +116,8 @@ def shapes(cases):
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    "group",
-    [pytest.param(g, marks=() if g == "exact" else pytest.mark.long) for g in GROUPS],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("group", GROUPS)
 def test_compiled_output_equals_the_definition(group):
     cases = without_grad(GROUPS[group])
     assert shapes(cases) == 1
