@@ -7,7 +7,6 @@ the second generation of heads, arXiv:2111.11429.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,8 @@ from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import MultiScaleRoIAlign, box_area
 
 POOLED, MASK_POOLED = 7, 14  # side of what is pooled for a box, and for its mask
-GROUPS = 32  # of the norms in retinanet's second heads
+# Channels that a norm of retinanet's second heads takes together: 32 groups of the published 256.
+PER_GROUP = 8
 BOX_CONVS = 4  # convolutions of the second box head
 USUAL_SIDE, USUAL_OCTAVE = 224, 4  # a box of that side is pooled at a stride of 2^4
 
@@ -103,14 +103,18 @@ def mask_head(version: str, channels: int, hidden: int, layers: int) -> nn.Modul
     return MaskRCNNHeads(channels, [hidden] * layers, 1, norm_layer=norm)
 
 
+def group_norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(channels // PER_GROUP, channels)
+
+
 def dense_head(version: str, channels: int, anchors: int, classes: int) -> nn.Module:
     """RetinaNet's two towers; those of v2 are normalised, and learn boxes by GIoU."""
-    if version == "v2" and channels % GROUPS:
+    if version == "v2" and channels % PER_GROUP:
         raise ValueError(
-            f"retinanet's heads v2 need a multiple of {GROUPS} channels, given {channels}"
+            f"retinanet's heads v2 need a multiple of {PER_GROUP} channels, given {channels}"
         )
     if version == "v1":
         return DenseHead(channels, anchors, classes)
-    head = DenseHead(channels, anchors, classes, norm_layer=partial(nn.GroupNorm, GROUPS))
+    head = DenseHead(channels, anchors, classes, norm_layer=group_norm)
     head.regression_head._loss_type = "giou"
     return head
