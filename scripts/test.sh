@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The test suite, from a fresh clone too: makes .venv and installs what is missing. Arguments go to pytest.
-# Two processes, one file at a time each.   ./scripts/test.sh            ./scripts/test.sh tests/ops -m slow
+# Two processes; who is done first takes over from the other.   ./scripts/test.sh            ./scripts/test.sh tests/ops -m slow
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,4 +9,4 @@ if ! .venv/bin/python -c "import vil, pytest, hypothesis, xdist, sklearn, setupt
     .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 fi
 .venv/bin/ruff check .
-.venv/bin/python -m pytest -n 2 --dist loadfile "$@"
+.venv/bin/python -m pytest -n 2 --dist worksteal "$@"

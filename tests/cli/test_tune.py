@@ -116,6 +116,7 @@ def test_a_model_without_windows_has_nothing_to_tune():
 
 
 def test_a_run_tunes_at_its_start_and_keeps_what_it_chose(tmp_path):
+    BACKENDS.pop("flex")  # a minute of compiling; the test of every stage tries it
     words = (*TINY, "OPTIM.EPOCHS=1", "MODEL.VIT.MSVIT.TUNE=True")
     code, out, err = vil("train", "--output_dir", "run", *words)
     assert code == 0, err
