@@ -3,12 +3,13 @@
 import pytest
 import torch
 from detectors import detector, pictures, target
+from torch import nn
 from torchvision.models.detection import FasterRCNN, MaskRCNN
 from torchvision.models.detection.rpn import AnchorGenerator
 from torchvision.ops.poolers import initLevelMapper
 
 from vil.detection.anchors import Anchors
-from vil.detection.heads import Levels, Pooler
+from vil.detection.heads import Levels, Pooler, dense_head
 from vil.detection.models import KINDS, Settings, build_detector
 from vil.detection.pyramid import body_of
 from vil.layers.attention import ATTENTIONS
@@ -217,6 +218,13 @@ def test_the_rcnn_computes_what_torchvisions_does():
         for name in expected:
             assert torch.allclose(mine[name].float(), expected[name].float(), atol=1e-4), name
     assert isinstance(theirs, FasterRCNN)
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(256, 32), (64, 8), (8, 1)])
+def test_norms_of_the_second_dense_head_have_the_published_channels_in_a_group(channels, groups):
+    """32 groups at the published 256, as in torchvision."""
+    norms = [m for m in dense_head("v2", channels, 3, 5).modules() if isinstance(m, nn.GroupNorm)]
+    assert [norm.num_groups for norm in norms] == [groups] * 8
 
 
 def test_settings_that_do_not_fit_are_refused():
