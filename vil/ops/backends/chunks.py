@@ -3,11 +3,15 @@
 Letters: B images, N heads, L tokens of a grid of X x Y, R x C chunks of W = w*w tokens, D channels.
 """
 
+from collections.abc import Iterable, Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vil.ops.window import OWN, Window
+
+Offsets = tuple[tuple[int, int], ...]
 
 
 def to_chunks(x: Tensor, window: Window) -> Tensor:
@@ -49,14 +53,26 @@ def _place_of_token(window: Window, device: torch.device) -> Tensor:
     return ((row // w * window.chunks[1] + col // w) * w * w + row % w * w + col % w).flatten()
 
 
-def neighbour(x: Tensor, offset: tuple[int, int]) -> Tensor:
-    """The chunk at `offset` of every chunk, wrapped around; x (B, N, R, C, ...)."""
-    return torch.roll(x, (-offset[0], -offset[1]), dims=(2, 3))
+def neighbours(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
+    """For each offset, the chunk there of every chunk, wrapped around; x (B, N, R, C, ...).
+
+    Offsets with the same row after each other, as in row-major order, share its roll.
+    """
+    rows, shifted = 0, x
+    for dx, dy in offsets:
+        if dx != rows:
+            rows, shifted = dx, torch.roll(x, -dx, dims=2) if dx else x
+        yield torch.roll(shifted, -dy, dims=3) if dy else shifted
 
 
-def send_back(x: Tensor, offset: tuple[int, int]) -> Tensor:
-    """The inverse of `neighbour`: what each chunk holds goes to the chunk at `offset` from it."""
-    return torch.roll(x, offset, dims=(2, 3))
+def send_back(parts: Iterable[Tensor], offsets: Offsets) -> Tensor:
+    """The transpose of `neighbours`: the sum of what each chunk holds for the chunk at each offset
+    from it."""
+    rows: dict[int, Tensor] = {}
+    for part, (dx, dy) in zip(parts, offsets):
+        part = torch.roll(part, dy, dims=3) if dy else part
+        rows[dx] = rows[dx] + part if dx in rows else part
+    return sum(torch.roll(x, dx, dims=2) if dx else x for dx, x in rows.items())
 
 
 def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vil.ops.backends.chunks import at_offsets, can_be_empty, from_chunks, neighbour, to_chunks
+from vil.ops.backends.chunks import at_offsets, can_be_empty, from_chunks, neighbours, to_chunks
 from vil.ops.bias import LocalBias, joined_bias
 from vil.ops.window import Window
 
@@ -52,8 +52,7 @@ def _gather(x: Tensor, window: Window, num_global: int) -> Tensor:
     if window.symbolic:
         parts.append(at_offsets(local, window))
     else:
-        chunks = to_chunks(local, window)
-        parts += [neighbour(chunks, offset) for offset in window.offsets]
+        parts += neighbours(to_chunks(local, window), window.offsets)
     return torch.cat(parts, dim=4).flatten(1, 3)
 
 

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from vil.ops.backends.chunks import (
+    Offsets,
     can_be_empty,
     from_chunks,
     masked_softmax,
-    neighbour,
+    neighbours,
     send_back,
     to_chunks,
 )
@@ -27,22 +28,22 @@ from vil.ops.bias import LocalBias, tile_bias
 from vil.ops.window import Window
 
 
-def scores_autograd(q: Tensor, k: Tensor, offsets: tuple) -> Tensor:
+def scores_autograd(q: Tensor, k: Tensor, offsets: Offsets) -> Tensor:
     """q, k (B, N, R, C, W, D) -> (B, N, R, C, W, K*W)."""
-    return torch.cat([q @ neighbour(k, offset).mT for offset in offsets], dim=-1)
+    return torch.cat([q @ near.mT for near in neighbours(k, offsets)], dim=-1)
 
 
-def values_autograd(weights: Tensor, v: Tensor, offsets: tuple) -> Tensor:
+def values_autograd(weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
     """weights (B, N, R, C, W, K*W), v (B, N, R, C, W, D) -> (B, N, R, C, W, D)."""
     parts = weights.chunk(len(offsets), dim=-1)
-    return sum(part @ neighbour(v, offset) for part, offset in zip(parts, offsets))
+    return sum(part @ near for part, near in zip(parts, neighbours(v, offsets)))
 
 
 class HandScores(Function):
     """`scores_autograd` with a backward that keeps only q and k."""
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, offsets: tuple) -> Tensor:
+    def forward(ctx, q: Tensor, k: Tensor, offsets: Offsets) -> Tensor:
         ctx.save_for_backward(q, k)
         ctx.offsets = offsets
         return scores_autograd(q, k, offsets)
@@ -53,7 +54,7 @@ class HandScores(Function):
         q, k = ctx.saved_tensors
         parts = grad.chunk(len(ctx.offsets), dim=-1)
         grad_q = values_autograd(grad, k, ctx.offsets)
-        grad_k = sum(send_back(part.mT @ q, offset) for part, offset in zip(parts, ctx.offsets))
+        grad_k = send_back((part.mT @ q for part in parts), ctx.offsets)
         return grad_q, grad_k, None
 
 
@@ -61,7 +62,7 @@ class HandValues(Function):
     """`values_autograd` with a backward that keeps only the weights and v."""
 
     @staticmethod
-    def forward(ctx, weights: Tensor, v: Tensor, offsets: tuple) -> Tensor:
+    def forward(ctx, weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
         ctx.save_for_backward(weights, v)
         ctx.offsets = offsets
         return values_autograd(weights, v, offsets)
@@ -72,7 +73,7 @@ class HandValues(Function):
         weights, v = ctx.saved_tensors
         parts = weights.chunk(len(ctx.offsets), dim=-1)
         grad_weights = scores_autograd(grad, v, ctx.offsets)
-        grad_v = sum(send_back(part.mT @ grad, offset) for part, offset in zip(parts, ctx.offsets))
+        grad_v = send_back((part.mT @ grad for part in parts), ctx.offsets)
         return grad_weights, grad_v, None
 
 
@@ -99,8 +100,8 @@ def _attend(
     k: Tensor,
     v: Tensor,
     window: Window,
-    scores: Callable[[Tensor, Tensor, tuple], Tensor],
-    values: Callable[[Tensor, Tensor, tuple], Tensor],
+    scores: Callable[[Tensor, Tensor, Offsets], Tensor],
+    values: Callable[[Tensor, Tensor, Offsets], Tensor],
     *,
     num_global: int,
     bias: LocalBias,
