@@ -227,6 +227,20 @@ def test_norms_of_the_second_dense_head_have_the_published_channels_in_a_group(c
     assert [norm.num_groups for norm in norms] == [groups] * 8
 
 
+@pytest.mark.parametrize("sizes", [(16, 32), (16, 32, 64), (16, 32, 64, 128)], ids=len)
+def test_retinanet_has_a_level_for_each_size_of_anchors(sizes):
+    model = detector("retinanet", anchor_sizes=sizes).eval()
+    levels = model.backbone(torch.rand(1, 3, 128, 128))
+    assert [level.shape[-1] for level in levels.values()] == [16, 8, 4, 2][: len(sizes)]
+    assert len(model(pictures((100, 130)))[0]["boxes"])
+
+
+@pytest.mark.parametrize(("count", "levels"), [(1, 2), (5, 4)])
+def test_sizes_of_anchors_that_retinanet_can_have_no_level_for_are_refused(count, levels):
+    with pytest.raises(ValueError, match=f"{count} sizes of anchors for {levels} levels"):
+        detector("retinanet", anchor_sizes=(16,) * count)
+
+
 def test_settings_that_do_not_fit_are_refused():
     from detectors import small_body
 

@@ -73,9 +73,12 @@ def noisy(backbone: Backbone) -> Backbone:
     return backbone.eval()
 
 
-def backbone_of(extra: str, norm: bool = False, absolute: int = 0, **own) -> Backbone:
+POOLED, DENSE = ("pool",), ("p6", "p7")
+
+
+def backbone_of(extra: tuple[str, ...], norm: bool = False, absolute: int = 0, **own) -> Backbone:
     torch.manual_seed(0)
-    stages = (2, 3) if extra == "p6p7" else (1, 2, 3)
+    stages = (1, 2, 3) if extra == POOLED else (2, 3)
     body = body_of(small_body(absolute, **own))
     return noisy(Backbone(body, stages=stages, channels=24, extra=extra, norm=norm))
 
@@ -83,7 +86,7 @@ def backbone_of(extra: str, norm: bool = False, absolute: int = 0, **own) -> Bac
 @pytest.mark.parametrize("exact", [0, 1])
 @pytest.mark.parametrize("absolute", [0, 1])
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("extra", ["pool", "p6p7"])
+@pytest.mark.parametrize("extra", [POOLED, DENSE], ids="+".join)
 def test_an_image_does_not_depend_on_the_sizes_of_the_others(extra, norm, absolute, exact):
     own = {"attention_args": {"longformer": {"sw_exact": exact}}}
     backbone = backbone_of(extra, norm, absolute, **own)
@@ -106,7 +109,7 @@ def test_an_image_does_not_depend_on_the_sizes_of_the_others(extra, norm, absolu
 
 
 def test_padding_is_nothing_in_the_maps():
-    backbone = backbone_of("pool")
+    backbone = backbone_of(POOLED)
     batch, sizes = padded(pictures((64, 96), (33, 41)), 16)
     with torch.no_grad():
         for stride, found in zip((4, 8, 16), backbone.body.forward_stages(batch, sizes)):
@@ -116,7 +119,7 @@ def test_padding_is_nothing_in_the_maps():
 
 
 def test_what_is_in_the_padding_does_not_matter():
-    backbone = backbone_of("p6p7")
+    backbone = backbone_of(DENSE)
     batch, sizes = padded(pictures((64, 96), (33, 41)), 16)
     spoiled = batch.clone()
     spoiled[1, :, 48:] = 1e3  # whole tokens of padding
@@ -128,7 +131,9 @@ def test_what_is_in_the_padding_does_not_matter():
 
 
 @pytest.mark.parametrize(
-    ("extra", "strides"), [("pool", [4, 8, 16, 32]), ("p6p7", [8, 16, 32, 64])]
+    ("extra", "strides"),
+    [(POOLED, [4, 8, 16, 32]), (DENSE, [8, 16, 32, 64]), (("p6",), [8, 16, 32]), ((), [8, 16])],
+    ids=str,
 )
 def test_levels_have_the_strides_they_say(extra, strides):
     backbone = backbone_of(extra)
@@ -143,13 +148,13 @@ def test_stages_that_are_not_there_or_lead_nowhere_are_refused():
     body = body_of(small_body())
     for stages in ((1, 2), (1, 2, 3, 4)):
         with pytest.raises(ValueError, match=f"stages {', '.join(map(str, stages))} of a network"):
-            Backbone(body, stages=stages, channels=8, extra="pool", norm=False)
+            Backbone(body, stages=stages, channels=8, extra=POOLED, norm=False)
 
 
 def test_recomputing_blocks_changes_no_gradient():
     gradients = []
     for again in (False, True):
-        backbone = backbone_of("pool", grad_checkpoint=again).train()
+        backbone = backbone_of(POOLED, grad_checkpoint=again).train()
         batch, sizes = padded(pictures((64, 96), (33, 41)), 16)
         sum(level.sin().sum() for level in backbone(batch, sizes).values()).backward()
         gradients.append([p.grad for p in backbone.parameters()])
@@ -159,8 +164,8 @@ def test_recomputing_blocks_changes_no_gradient():
 def test_random_shift_and_its_end():
     """Training sees another window at each step until the switch, evaluation all nine chunks."""
     own = {"attention_args": {"longformer": {"mode": 1, "mode_switch": 0.5}}}
-    backbone = backbone_of("pool", **own)
-    plain = backbone_of("pool")
+    backbone = backbone_of(POOLED, **own)
+    plain = backbone_of(POOLED)
     batch, sizes = padded(pictures((96, 96)), 16)
     with torch.no_grad():
         expected = plain(batch, sizes)["0"]

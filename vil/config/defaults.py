@@ -211,7 +211,7 @@ _C.DETECTION.FPN.CHANNELS = 256  # Of each level; retinanet's head is as wide.
 _C.DETECTION.FPN.NORM = False  # A LayerNorm on each stage's map before the pyramid.
 _C.DETECTION.ANCHORS = CfgNode()  # The boxes that a detector starts from.
 # Side in pixels of each level's anchors, the finest first; one more than stages (the pooled level),
-# for retinanet two more (P6, P7).
+# for retinanet none to two more (P6, P7).
 _C.DETECTION.ANCHORS.SIZES = [32, 64, 128, 256, 512]
 _C.DETECTION.ANCHORS.OCTAVES = 1  # Sizes per level: side * 2^(i / OCTAVES); retinanet takes 3.
 _C.DETECTION.ANCHORS.RATIOS = [0.5, 1.0, 2.0]  # Height over width.

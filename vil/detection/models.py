@@ -152,10 +152,7 @@ def own_levels(
     real = torch.stack([coarser(sizes, stride) for stride in strides], dim=1).tolist()
     each = [level.split(1) for level in levels.values()]  # whose gradients meet in one operation
     return [
-        {
-            name: level[:, :, :rows, :cols]
-            for name, level, (rows, cols) in zip(levels, image, cells)
-        }
+        {name: level[:, :, :rows, :cols] for name, level, (rows, cols) in zip(levels, image, cells)}
         for image, cells in zip(zip(*each), real)
     ]
 
@@ -229,7 +226,7 @@ def mask_rcnn(body: nn.Module, s: Settings) -> RCNN:
 
 def faster_rcnn(body: nn.Module, s: Settings) -> RCNN:
     """arXiv:1506.01497, on a pyramid."""
-    backbone, anchors = _backbone(body, s, "pool")
+    backbone, anchors = _backbone(body, s, ("pool",))
     per_cell = anchors.num_anchors_per_location()[0]
     rpn = RegionProposalNetwork(
         anchors,
@@ -258,8 +255,9 @@ def faster_rcnn(body: nn.Module, s: Settings) -> RCNN:
 
 
 def retinanet(body: nn.Module, s: Settings) -> Dense:
-    """arXiv:1708.02002."""
-    backbone, anchors = _backbone(body, s, "p6p7")
+    """arXiv:1708.02002, with a level for each size of anchors: at most two more than stages."""
+    above = max(0, len(s.anchor_sizes) - len(s.stages))
+    backbone, anchors = _backbone(body, s, ("p6", "p7")[:above])
     per_cell = anchors.num_anchors_per_location()[0]
     head = heads.dense_head(s.version, s.channels, per_cell, s.classes + 1)
     model = Dense(
@@ -280,7 +278,7 @@ def retinanet(body: nn.Module, s: Settings) -> Dense:
 KINDS = {"mask_rcnn": mask_rcnn, "faster_rcnn": faster_rcnn, "retinanet": retinanet}
 
 
-def _backbone(body: nn.Module, s: Settings, extra: str) -> tuple[Backbone, Anchors]:
+def _backbone(body: nn.Module, s: Settings, extra: Sequence[str]) -> tuple[Backbone, Anchors]:
     backbone = Backbone(body, stages=s.stages, channels=s.channels, extra=extra, norm=s.norm)
     anchors = Anchors(s.anchor_sizes, s.anchor_octaves, s.anchor_ratios, backbone.strides)
     return backbone, anchors

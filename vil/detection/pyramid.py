@@ -37,12 +37,16 @@ class MapNorm(nn.LayerNorm):
 class Pyramid(FeaturePyramidNetwork):
     """torchvision's pyramid; every 3 x 3 convolution sees 0 where an image is padded.
 
-    extra: "pool" subsamples the coarsest level once more (for R-CNN); "p6p7" adds two levels by
-    convolutions of the coarsest map that comes in (for RetinaNet).
+    extra: names of the levels above. "pool" subsamples the coarsest level once more (for R-CNN);
+    "p6" and "p7" are convolutions, of the coarsest map that comes in and of p6 (for RetinaNet).
     """
 
-    def __init__(self, in_channels: Sequence[int], channels: int, extra: str) -> None:
-        top = LastLevelMaxPool() if extra == "pool" else LastLevelP6P7(in_channels[-1], channels)
+    def __init__(self, in_channels: Sequence[int], channels: int, extra: Sequence[str]) -> None:
+        top = LastLevelMaxPool() if "pool" in extra else None
+        if "p6" in extra:
+            top = LastLevelP6P7(in_channels[-1], channels)
+            if "p7" not in extra:
+                del top.p7
         super().__init__(list(in_channels), channels, top)
 
     def forward(self, maps: Sequence[Tensor], valid: Sequence[Tensor | None]) -> list[Tensor]:
@@ -56,20 +60,29 @@ class Pyramid(FeaturePyramidNetwork):
         ]
         if isinstance(self.extra_blocks, LastLevelMaxPool):
             return [*levels, levels[-1][:, :, ::2, ::2]]
-        p6 = self.extra_blocks.p6(blanked(maps[-1], valid[-1]))
-        half = None if valid[-1] is None else coarser(valid[-1], 2)
-        return [*levels, p6, self.extra_blocks.p7(blanked(F.relu(p6), half))]
+        x, real = maps[-1], valid[-1]
+        for convolution in self.extra_blocks.children() if self.extra_blocks else ():
+            levels.append(convolution(blanked(x, real)))
+            x, real = F.relu(levels[-1]), None if real is None else coarser(real, 2)
+        return levels
 
 
 class Backbone(nn.Module):
     """Images -> levels of one width, as torchvision's detectors want them.
 
-    stages: numbers of those whose maps enter the pyramid, from 1. norm: a LayerNorm on each.
+    stages: numbers of those whose maps enter the pyramid, from 1. extra: see `Pyramid`. norm: a
+    LayerNorm on each map.
     Raises ValueError for stages that the body does not have, or that nothing would come of.
     """
 
     def __init__(
-        self, body: nn.Module, *, stages: Sequence[int], channels: int, extra: str, norm: bool
+        self,
+        body: nn.Module,
+        *,
+        stages: Sequence[int],
+        channels: int,
+        extra: Sequence[str],
+        norm: bool,
     ) -> None:
         super().__init__()
         count = len(body.channels)
@@ -84,7 +97,7 @@ class Backbone(nn.Module):
         self.fpn = Pyramid(widths, channels, extra)
         self.out_channels = channels
         self.strides = [body.strides[i] for i in self.stages]
-        self.strides += [self.strides[-1] * 2 ** (i + 1) for i in range(1 + (extra == "p6p7"))]
+        self.strides += [self.strides[-1] * 2 ** (i + 1) for i in range(len(extra))]
         self.divisor = body.strides[-1]
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
