@@ -13,7 +13,10 @@ has them, with the machine and its threads.
 
 import argparse
 import json
+import os
 import resource
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,12 +29,12 @@ from vil.utils.machine import machine
 
 MASKS, BOXES = "scenes/mask_rcnn_vil_nano.yaml", "scenes/retinanet_vil_nano.yaml"
 BOTH = {"box_ap50": 70, "mask_ap50": 65}
-# name: config, options, smallest box_ap50 and mask_ap50 that will do, most minutes
+# name: config, options, processes, smallest box_ap50 and mask_ap50 that will do, most minutes
 RUNS = {
-    "mask_rcnn": (MASKS, (), BOTH, 25),
-    "retinanet": (BOXES, (), {"box_ap50": 60}, 25),
-    "mask_rcnn, no pretraining": (MASKS, ("MODEL.MODEL_PATH=",), {}, 25),
-    "mask_rcnn, an hour": (MASKS, ("OPTIM.EPOCHS=10",), BOTH, 60),
+    "mask_rcnn": (MASKS, (), 1, BOTH, 25),
+    "retinanet": (BOXES, (), 2, {"box_ap50": 60}, 25),
+    "mask_rcnn, no pretraining": (MASKS, ("MODEL.MODEL_PATH=",), 1, {}, 25),
+    "mask_rcnn, an hour": (MASKS, ("OPTIM.EPOCHS=10",), 1, BOTH, 60),
 }
 FIGURES = ("box_ap", "box_ap50", "mask_ap", "mask_ap50")
 RESULT = Path(__file__).parent / "results/scenes-cpu.json"
@@ -41,21 +44,32 @@ def figures(found: dict[str, float]) -> dict[str, float]:
     return {name: found[name] for name in FIGURES if name in found}
 
 
-def train(config: str, options: tuple[str, ...]) -> dict:
+def train(config: str, options: tuple[str, ...], processes: int) -> dict:
     """The figures of a run in a folder that is removed, with the scenes it draws."""
     with tempfile.TemporaryDirectory() as folder:
         run = f"{folder}/run"
         words = ["detect", "train", "--config-file", config, "--data", folder, "--output_dir", run]
         began, before = time.perf_counter(), on_cores()
-        if main([*words, *options]):
+        if launch([*words, *options], processes):
             raise SystemExit("training failed")
         spent = {"minutes": (time.perf_counter() - began) / 60}
         spent["core_minutes"] = (on_cores() - before) / 60
         last = [line for line in metrics(Path(run, "metrics.jsonl")) if "val" in line["split"]][-1]
-        if main(["detect", "evaluate", "--run-dir", run, "--checkpoint", "last"]):
+        if launch(["detect", "evaluate", "--run-dir", run, "--checkpoint", "last"], processes):
             raise SystemExit("evaluation failed")
         again = json.loads(Path(run, "eval/results.json").read_text())["scenes"]
-    return spent | {"epochs": last["epoch"]} | figures(last) | {"again": figures(again)}
+    spent |= {"epochs": last["epoch"], "processes": processes}
+    return spent | figures(last) | {"again": figures(again)}
+
+
+def launch(words: list[str], processes: int) -> int:
+    """vil with these words; in several processes each has its share of the threads."""
+    if processes == 1:
+        return main(words)
+    threads = str(max(1, torch.get_num_threads() // processes))
+    torchrun = ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    command = [sys.executable, "-m", *torchrun, "-m", "vil", *words]
+    return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": threads}).returncode
 
 
 def on_cores() -> float:
@@ -74,8 +88,8 @@ def missed(name: str, row: dict) -> list[str]:
 
 def run(names: list[str], path: Path) -> None:
     for name in names:
-        config, options, *_ = RUNS[name]
-        row = train(config, options) | {"machine": machine(torch.device("cpu"))}
+        config, options, processes, *_ = RUNS[name]
+        row = train(config, options, processes) | {"machine": machine(torch.device("cpu"))}
         before = json.loads(path.read_text()) if path.exists() else {}
         rows = before | {name: row}
         path.write_text(json.dumps({n: rows[n] for n in RUNS if n in rows}, indent=1) + "\n")
@@ -83,8 +97,8 @@ def run(names: list[str], path: Path) -> None:
         wrong = ", ".join(missed(name, row))
         print(
             f"{name}: {row['epochs']:g} epochs, {row['minutes']:.1f} min on "
-            f"{row['machine']['threads']} threads ({row['core_minutes']:.1f} of cores): {shown}"
-            + (f"  <- {wrong}" if wrong else "")
+            f"{row['machine']['threads']} threads ({row['core_minutes']:.1f} of cores), processes "
+            f"{processes}: {shown}" + (f"  <- {wrong}" if wrong else "")
         )
 
 

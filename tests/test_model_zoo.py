@@ -67,6 +67,7 @@ def name(row) -> str:
     return Path(row.config).stem
 
 
+@pytest.mark.long
 def test_the_page_is_what_the_generator_makes():
     assert (ROOT / "MODEL_ZOO.md").read_text(encoding="utf-8") == zoo.page()
 

@@ -191,6 +191,7 @@ def test_what_is_fixed_is_fixed(tmp_path):
         file(torch.randn(4, 1, 24, 30))
 
 
+@pytest.mark.long
 def test_cropped_positions_stay_open_up_to_their_size(tmp_path):
     arch = parse_arch("l1,h1,d8,n1,p4,f2,a1")
     model = strong(MsViT(arch, img_size=40, pos_resize="crop"))

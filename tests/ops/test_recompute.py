@@ -68,7 +68,7 @@ def test_a_backward_inside_autocast_keeps_its_precision():
     assert all(torch.equal(a, b) for a, b in zip(plain, cast))
 
 
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("biased", [pytest.param(False, marks=pytest.mark.long), True])
 def test_scores_are_never_stored(biased):
     """Beside inputs, output and gradients it holds less than a quarter of the stored scores."""
     grid, inputs = (48, 48), made((48, 48))

@@ -152,7 +152,7 @@ def check(found: dict[str, tuple[float, float]]) -> None:
 @needs_triton
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, marks=pytest.mark.long if c.window.size > 3 else ()) for c in CASES],
+    [pytest.param(c, marks=pytest.mark.long if c.window.size > 2 else ()) for c in CASES],
     ids=name_of,
 )
 def test_the_kernels_equal_the_definition(interpreter, case):
