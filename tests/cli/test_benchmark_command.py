@@ -80,6 +80,7 @@ def test_there_is_a_picture_and_it_can_be_drawn_anew(result, tmp_path):
     assert (anew / picture.name).read_bytes() == picture.read_bytes()
 
 
+@pytest.mark.long
 def test_a_picture_for_each_type_window_and_number_of_heads(tmp_path):
     lists = ("--grids", "4", "--window", "2,3", "--heads", "1,2", "--dtype", "float32,bfloat16")
     ended = vil("benchmark", "attention", *SMALL, *lists, "--backends", "blocked", "--out", "out")

@@ -131,6 +131,7 @@ def test_what_the_loop_lacked_changes_the_run():
     assert loss != found["averaged"][1]
 
 
+@pytest.mark.long
 def test_nothing_deprecated_is_imported_or_called():
     """B26. With the packages we use already there, what warns after that is ours."""
     code = """

@@ -161,7 +161,7 @@ def test_a_step_that_hangs_ends_the_process_and_names_the_line(tmp_path):
     assert (status(tmp_path)["state"], status(tmp_path)["code"]) == ("hung", 6)
 
 
-@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("signals", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_hanging_process_that_is_asked_to_stop_goes_within_its_grace(signals, tmp_path):
     """Or at once, when it is asked again."""
     process = hanging(tmp_path, grace_seconds=3.0 if signals == 1 else 60.0)

@@ -46,6 +46,7 @@ def test_a_tuned_model_is_one_graph_and_computes_the_same(tuned, monkeypatch):
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*pairs))
 
 
+@pytest.mark.long
 def test_an_untuned_model_is_one_graph():
     model, images = small().eval(), torch.randn(2, 3, 48, 48)
     with torch.no_grad():

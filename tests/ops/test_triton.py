@@ -192,6 +192,7 @@ def both_passes(case: Case, rearranged: bool) -> list[torch.Tensor]:
 
 
 @needs_triton
+@pytest.mark.long
 def test_strides_change_nothing(interpreter):
     case = replace(CASES[2], window=Window((4, 3), 2, 1))
     for a, b in zip(*(interpreter(both_passes, case, other) for other in (False, True))):
