@@ -4,11 +4,11 @@
   python benchmarks/scenes.py mask_rcnn retinanet  some of them; the others' figures stay
   OMP_NUM_THREADS=1 python benchmarks/scenes.py mask_rcnn    on one core, and another beside it
 
-Each run is `vil detect train` to its end, scenes drawn, evaluations and all, by the clock, and by
-the time that it had a core (less where the machine is not one's own); then `vil detect evaluate` on
-what it saved last. Figures are in percent, on the 400 val scenes; the
-recipe was chosen on these same scenes, so they flatter it. benchmarks/results/scenes-cpu.json
-has them, with the machine and its threads.
+Each run is `vil detect train` to its end, under torchrun where it has two processes, scenes drawn,
+evaluations and all, by the clock, and by the time that it had a core (less where the machine is not
+one's own); then `vil detect evaluate` on what it saved last. Figures are in percent, on the 400 val
+scenes; the recipe was chosen on these same scenes, so they flatter it.
+benchmarks/results/scenes-cpu.json has them, with the machine and its threads.
 """
 
 import argparse
