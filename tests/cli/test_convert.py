@@ -57,6 +57,15 @@ def test_of_a_detector_the_backbone(model):
     assert torch.equal(read_weights("out.safetensors")["norm.weight"], model.norm.weight)
 
 
+def test_a_detector_of_ours_is_not_converted(model):
+    state = {f"backbone.body.{name}": value for name, value in model.state_dict().items()}
+    torch.save(state, "ours.pth")
+    ended = vil("convert", "ours.pth", "out.safetensors")
+    assert ended.code == USAGE
+    assert "ours.pth is a detector of ours: only classifiers are converted" in ended.err
+    assert not Path("out.safetensors").exists()
+
+
 def test_into_a_folder_and_on(model):
     assert vil("convert", "best.pth", "hub", "--classes", "none.txt").code == USAGE
     Path("names.txt").write_text("a\nb\nc\nd\n")

@@ -11,7 +11,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import vil
 from vil.utils.errors import INTERRUPTED
@@ -37,6 +37,8 @@ COMMANDS = {
     "analyze": "parameters and multiply-accumulates of each stage; copies that change layouts",
 }
 
+HELP = ("-h", "--help")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code. See `vil.utils.errors` for the codes."""
@@ -44,13 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["--version"]:
         print(vil.__version__)
         return 0
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words[0] in HELP:
         print(overview(), file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
     name, words = command_of(words)
     if name not in COMMANDS:
-        near = [command for command in COMMANDS if command.startswith(f"{name} ")]
-        near = near or difflib.get_close_matches(name, COMMANDS, n=1)
+        group = [command for command in COMMANDS if command.startswith(f"{name} ")]
+        if group and words and words[0] in HELP:
+            print(overview(group))
+            return 0
+        near = group or difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(COMMANDS)}"
         print(f"vil: unknown command {name!r}; {hint}", file=sys.stderr)
         return 2
@@ -82,11 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     """The command's name, of one word or two, and what follows it."""
     first = {name.split()[0] for name in COMMANDS if " " in name}
-    length = 2 if words[0] in first and len(words) > 1 else 1
+    length = 2 if words[0] in first and len(words) > 1 and words[1] not in HELP else 1
     return " ".join(words[:length]), words[length:]
 
 
-def overview() -> str:
-    """The list of commands."""
-    lines = [f"  {name:19} {about}" for name, about in COMMANDS.items()]
+def overview(names: Iterable[str] = COMMANDS) -> str:
+    """The list of commands, or of some of them."""
+    lines = [f"  {name:19} {COMMANDS[name]}" for name in names]
     return "\n".join(["usage: vil COMMAND [--help] ...", "", *lines])

@@ -26,6 +26,8 @@ from vil.cli.evaluate import of_run
 from vil.cli.predict import class_names
 from vil.config import ConfigError
 
+ONLY = "only classifiers are converted; MODEL.MODEL_PATH takes it"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
@@ -105,16 +107,19 @@ def configured(args: argparse.Namespace) -> CfgNode | None:
         args.opts = [f"MODEL.MODEL_PATH={args.source}", *(args.opts or ())]
     else:
         return None
-    return of_classifier(resolve(args), "only classifiers are converted; MODEL.MODEL_PATH takes it")
+    return of_classifier(resolve(args), ONLY)
 
 
 def named(args: argparse.Namespace, known: dict, state: dict):
     """The model of --model; else the one that the file says, or that its tensors fit."""
+    from vil.detection.models import BODY
     from vil.models.description import build_described
     from vil.models.recognise import recognise
     from vil.models.weights import get_weight
     from vil.models.zoo import get_model
 
+    if any(name.startswith(BODY) for name in state):
+        raise ConfigError(f"{args.source} is a detector of ours: {ONLY}")
     if args.model:
         try:
             name, _, member = args.model.partition(".")

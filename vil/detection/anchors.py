@@ -24,7 +24,7 @@ class Anchors(AnchorGenerator):
     ) -> None:
         if len(sides) != len(strides):
             raise ValueError(
-                f"{len(sides)} sizes of anchors for {len(strides)} levels, of strides "
+                f"sizes of anchors: {len(sides)} for {len(strides)} levels, of strides "
                 f"{', '.join(map(str, strides))}"
             )
         scales = [2 ** (i / octaves) for i in range(octaves)]

@@ -115,7 +115,7 @@ def load_weights(
     report = _load(model, state, names, strict, heads if head == "keep" else (), rule, convert)
     report.fresh = fresh
     report.ignored += rest
-    log.info("weights: %s", report)
+    log.debug("weights: %s", report)
     if ours and is_original(state):
         warn_of_other_rules(model)
     if report.converted:
