@@ -1,6 +1,6 @@
 """What detectors learn on the embedded scenes in minutes, and that evaluating again repeats it.
 
-  python benchmarks/scenes.py                      all runs, two hours and a quarter
+  python benchmarks/scenes.py                      all runs, an hour to three
   python benchmarks/scenes.py mask_rcnn retinanet  some of them; the others' figures stay
   OMP_NUM_THREADS=1 python benchmarks/scenes.py mask_rcnn    on one core, and another beside it
 
