@@ -166,6 +166,22 @@ def test_pictures_are_drawn_under_names_of_their_own(run, photos):
     assert np.asarray(Image.open("drawn/x.png")).std() > 0
 
 
+def test_pictures_are_not_drawn_over(run, photos):
+    Path("mine").mkdir()
+    Image.open(sorted(photos.iterdir())[0]).save("mine/a.png")
+    Image.open(sorted(photos.iterdir())[1]).save("mine/a.jpg")
+    before = Path("mine/a.png").read_bytes()
+    shown = predicted(run, "mine", "--output", "mine")
+    assert Path("mine/a.png").read_bytes() == before
+    assert sorted(p.name for p in Path("mine").iterdir()) == [
+        "a-2.png",
+        "a-3.png",
+        "a.jpg",
+        "a.png",
+    ]
+    assert len(shown) == 2
+
+
 def test_a_large_picture_in_tiles(run, photos):
     """A scene in the corner of a dark picture of many tiles; one that fits into a tile is whole."""
     scene = Image.open(sorted(photos.iterdir())[0]).convert("RGB")

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from vil.data import build_dataset
-from vil.data.image import UnreadableImage, read_image
+from vil.data.image import UnreadableImage, read_image, read_size
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.transforms import eval_transform
 from vil.utils.errors import DataError
@@ -65,8 +65,9 @@ def test_postscript_is_never_run(tmp_path, monkeypatch):
     (tmp_path / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "a.jpg").write_bytes(encode(PICTURE, "EPS"))
-    with pytest.raises(UnreadableImage, match="no picture of a known kind"):
-        read_image(tmp_path / "a.jpg")
+    for read in (read_image, read_size):
+        with pytest.raises(UnreadableImage, match="no picture of a known kind"):
+            read(tmp_path / "a.jpg")
     assert not (tmp_path / "canary").exists()
 
 

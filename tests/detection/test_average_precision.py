@@ -177,6 +177,18 @@ def test_annotations_may_lack_what_follows_from_the_box(tmp_path):
     assert list(figures["per_class"]["box_ap"]) == ["it (1)", "it (2)"]
 
 
+@pytest.mark.parametrize("said", [["10", "10", "20", "50"], [[10, 10], [20, 50]]], ids=str)
+def test_boxes_that_training_takes_are_evaluated(said, tmp_path):
+    truth = {
+        "images": [{"id": 1, "height": 80, "width": 90, "file_name": "a.png"}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": said, "area": 10**400}],
+        "categories": [{"id": 1, "name": "it"}],
+    }
+    found = {"image_id": 1, "category_id": 1, "bbox": [10.0, 10.0, 20.0, 50.0], "score": 0.5}
+    figures = average_precision(written(truth, tmp_path), [found])
+    assert figures["box_ap"] == figures["box_ap_s"] == pytest.approx(100)
+
+
 def test_annotations_that_are_none_are_left_out(tmp_path):
     """As they are in training, which warns of them; without a mask a box still counts as a box."""
     box, image = [10.0, 10.0, 20.0, 50.0], {"id": 1, "height": 80, "width": 90, "file_name": "a"}

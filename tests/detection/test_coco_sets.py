@@ -193,6 +193,10 @@ FILES = {
         json.dumps(WHOLE | {"categories": CATEGORIES + CATEGORIES[:1]}),
         "two of its categories have the id 7",
     ),
+    "a category's name": (
+        json.dumps(WHOLE | {"categories": [WHOLE["categories"][0] | {"name": "\ud800x"}]}),
+        r"the name of category \d+ is no text: '\\ud800x'",
+    ),
     "all dropped": (
         json.dumps(content([box(1, bbox=(0, 0, 0, 0)), box(2, iscrowd=1)])),
         r"no usable box to train with, of 2 annotations \(a box without area: 1, a crowd: 1\)",

@@ -227,6 +227,16 @@ def test_norms_of_the_second_dense_head_have_the_published_channels_in_a_group(c
     assert [norm.num_groups for norm in norms] == [groups] * 8
 
 
+def test_retinanet_finds_no_background():
+    """Its head has a column for label 0, which nothing is trained to be."""
+    model = detector("retinanet", score=0.0).eval()
+    head = model.head.classification_head
+    head.cls_logits.bias.data.view(-1, head.num_classes)[:, 0] += 9
+    labels = model(pictures((100, 130)))[0]["labels"]
+    assert len(labels)
+    assert 0 not in labels
+
+
 @pytest.mark.parametrize("sizes", [(16, 32), (16, 32, 64), (16, 32, 64, 128)], ids=len)
 def test_retinanet_has_a_level_for_each_size_of_anchors(sizes):
     model = detector("retinanet", anchor_sizes=sizes).eval()

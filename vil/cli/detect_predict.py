@@ -104,7 +104,7 @@ def predict(cfg: CfgNode, args: argparse.Namespace, overlap: int, folder: str | 
     pictures = find_pictures(args.images, lambda: sys.stdin.buffer.read())
     if not pictures:
         raise DataError(f"no images in {', '.join(args.images)}")
-    drawing = drawer(folder, names) if folder else None
+    drawing = drawer(folder, names, pictures) if folder else None
     device = build.set_up(cfg)
     model, report = loaded_model(cfg)
     print(report, file=sys.stderr)
@@ -163,12 +163,13 @@ def findings(pictures, find: Callable, drawing: Callable | None, broken: list[st
         yield Shown(name, (picture.height, picture.width), found)
 
 
-def drawer(folder: str, names: list[str]) -> Callable:
-    """Writes a picture with what was found; ConfigError where it cannot."""
+def drawer(folder: str, names: list[str], pictures: list) -> Callable:
+    """Draws what was found, into a file that is none of `pictures`; ConfigError where it cannot."""
     from vil.data.pictures import STDIN
     from vil.detection.pictures import draw
 
     place, used = Path(folder), set()
+    originals = {Path(picture.name).resolve() for picture in pictures}
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -177,9 +178,10 @@ def drawer(folder: str, names: list[str]) -> Callable:
     def write_picture(name: str, picture, found) -> None:
         stem = "stdin" if name == STDIN else Path(name).stem
         numbered = (f"{stem}-{number}" for number in itertools.count(2))
-        free = next(each for each in itertools.chain([stem], numbered) if each not in used)
+        files = (place / f"{each}.png" for each in itertools.chain([stem], numbered))
+        free = next(f for f in files if f not in used and f.resolve() not in originals)
         used.add(free)
-        with written(place / f"{free}.png", "--output"):
-            draw(picture, found, names).save(place / f"{free}.png")
+        with written(free, "--output"):
+            draw(picture, found, names).save(free)
 
     return write_picture

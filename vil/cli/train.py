@@ -232,8 +232,12 @@ def dry_run(cfg: CfgNode) -> int:
     trial.DATA.TARGETMAP = ""
     trial.MODEL.VIT.MSVIT.TUNE = False  # which may take minutes
     images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
-    size = cfg.DETECTION.INPUT.MAX_SIZE if cfg.DETECTION.MODEL else cfg.INPUT.IMAGE_SIZE
-    trial.DATA.KWARGS = CfgNode({"n": images, "size": size, "num_classes": cfg.DATA.NUM_CLASSES})
+    made = {"n": images, "size": cfg.INPUT.IMAGE_SIZE, "num_classes": cfg.DATA.NUM_CLASSES}
+    if cfg.DETECTION.MODEL:  # the largest pictures that training may see
+        given = trial.DETECTION.INPUT
+        given.TRAIN_SIZES = [min(max(given.TRAIN_SIZES), given.MAX_SIZE)]
+        made |= {"size": given.MAX_SIZE, "height": given.TRAIN_SIZES[0]}
+    trial.DATA.KWARGS = CfgNode(made)
     with tempfile.TemporaryDirectory() as folder:
         trial.OUTPUT_DIR = trial.DATA.PATH = folder
         train_run(trial, max_steps=1)

@@ -24,6 +24,8 @@ def read_image(source: str | Path | BinaryIO) -> Image.Image:
 def read_size(source: str | Path | BinaryIO) -> tuple[int, int]:
     """Width and height, from the picture's head alone. Raises UnreadableImage."""
     with faults_named(), Image.open(source) as image:
+        refuse_bomb(image)
+        refuse_program(image)
         return image.size
 
 

@@ -107,7 +107,7 @@ def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
         image_ids=image_ids,
         names=file_names(path, images),
         category_ids=[categories[at]["id"] for at in order],
-        classes=[" ".join(categories[at]["name"].split()) for at in order],  # lines of classes.txt
+        classes=[class_name(path, categories[at]) for at in order],
         ids=numbers_or_objects([row.get("id") for row in rows]),
         areas=areas([row.get("area") for row in rows], boxes),
         crowd=np.array([row.get("iscrowd") == 1 for row in rows], bool),
@@ -126,6 +126,18 @@ def unique_ids(path: Path, key: str, rows: list[dict[str, Any]]) -> np.ndarray:
     if (twice := values[counts > 1]).size:
         raise DataError(f"{path}: two of its {key} have the id {twice[0]}")
     return ids
+
+
+def class_name(path: Path, category: dict[str, Any]) -> str:
+    """A line of classes.txt. DataError for what cannot be written."""
+    name = " ".join(category["name"].split())
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{path}: the name of category {category['id']} is no text: {name!a}"
+        ) from error
+    return name
 
 
 def file_names(path: Path, images: list[dict[str, Any]]) -> np.ndarray:
@@ -178,7 +190,14 @@ def areas(given: list, boxes: np.ndarray) -> np.ndarray:
     """(M,): the given ones where they are numbers, else the boxes'."""
     with np.errstate(all="ignore"):
         own = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    return np.array([g if isinstance(g, (int, float)) else o for g, o in zip(given, own)], float)
+    return np.array([number(g, o) for g, o in zip(given, own)], float)
+
+
+def number(given: object, otherwise: float) -> float:
+    """What is a number, and not too large for one."""
+    with suppress(OverflowError):
+        return float(given) if isinstance(given, (int, float)) else otherwise
+    return otherwise
 
 
 def judge(

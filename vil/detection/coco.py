@@ -171,7 +171,9 @@ def coco(
 ) -> CocoDataset:
     """COCO, or any set in its format: `images` and `annotations` are paths below root in which
     {split} is train or val."""
-    folder, file = (Path(root, path.replace("{split}", split)) for path in (images, annotations))
+    folder, file = (
+        Path(root, str(path).replace("{split}", split)) for path in (images, annotations)
+    )
     return CocoDataset(folder, file, split, transform, masks=masks, keep_empty=keep_empty)
 
 
@@ -211,13 +213,14 @@ def fake_boxes(
     keep_empty: bool,
     n: int = 8,
     size: int = 128,
+    height: int | None = None,
     num_classes: int = 3,
 ) -> CocoDataset:
-    """Rectangles on noise, written below root each time."""
+    """Rectangles on noise, written below root each time: `size` wide, `height` (3/4 of it) high."""
     lookup(SPLITS, split, "split")
     folder = Path(root, "fake_boxes")
     try:
-        write_fake(folder, split, n=n, size=size, num_classes=num_classes)
+        write_fake(folder, split, n=n, size=size, height=height, num_classes=num_classes)
     except OSError as error:
         reason = error.strerror or error
         raise DataError(f"made-up pictures cannot be written to {folder}: {reason}") from error

@@ -11,12 +11,14 @@ from vil.data.dataset import SPLITS
 OBJECTS = 8  # of a picture
 
 
-def write_fake(root: str | Path, split: str, *, n: int, size: int, num_classes: int) -> None:
-    """n pictures of 3/4 size x size pixels below root/<split>, filled rectangles on noise, and
-    root/annotations/instances_<split>.json; they depend on (split, index) alone."""
+def write_fake(
+    root: str | Path, split: str, *, n: int, size: int, num_classes: int, height: int | None = None
+) -> None:
+    """n pictures of height (3/4 size) x size pixels below root/<split>, filled rectangles on noise,
+    and root/annotations/instances_<split>.json; they depend on (split, index) alone."""
     folder = Path(root, split)
     folder.mkdir(parents=True, exist_ok=True)
-    height, width = max(1, 3 * size // 4), size
+    height, width = height or max(1, 3 * size // 4), size
     images, annotations = [], []
     for index in range(n):
         random = np.random.default_rng((SPLITS[split], index))

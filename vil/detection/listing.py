@@ -60,8 +60,11 @@ def as_coco(shown: Iterable[Shown], names: list[str]) -> Iterator[str]:
             continue
         height, width = size
         images.append({"id": number, "file_name": file, "width": width, "height": height})
-        for row in to_results(found, image_id=number, size=size, category_ids=labels):
+        rows_of = to_results(found, image_id=number, size=size, category_ids=labels)
+        for at, row in enumerate(rows_of):
             area = row["bbox"][2] * row["bbox"][3]
+            if found.masks is not None:
+                area = int(found.masks[at].pixels.sum())
             number_of_row = {"id": len(annotations) + 1, "area": area, "iscrowd": 0}
             annotations.append({**number_of_row, **row})
     categories = [{"id": label, "name": name} for label, name in zip(labels, names)]

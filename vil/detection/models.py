@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.image_list import ImageList
@@ -138,10 +139,16 @@ class Dense(PerImage, RetinaNet):
         found = []
         for one, maps, output, boxes in zip(single, levels, outputs, anchors):
             counts = [level[0, 0].numel() * per_cell for level in maps.values()]
+            output["cls_logits"] = without_background(output["cls_logits"])
             split = {name: list(x.split(counts, dim=1)) for name, x in output.items()}
             by_level = [list(box.split(counts)) for box in boxes]
             found += self.postprocess_detections(split, by_level, one.image_sizes)
         return self.given_back(found, single, images)
+
+
+def without_background(logits: Tensor) -> Tensor:
+    """(1, anchors, 1 + K), the first column of which torchvision would report as label 0."""
+    return F.pad(logits[..., 1:], (1, 0), value=-torch.inf)
 
 
 def own_levels(

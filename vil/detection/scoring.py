@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vil.data.rle import bitmap_of, compressed, runs_in, runs_of
-from vil.detection.annotations import areas, as_corners, position, tables
+from vil.detection.annotations import areas, as_corners, four_numbers, position, tables
 from vil.detection.detections import Detections, Mask
 from vil.detection.masks import Segmentations, pieces
 from vil.utils.errors import DataError
@@ -175,7 +175,8 @@ def truth_of(
     table["annotations"] = [
         {
             "id": at + 1,
-            **{key: rows[at][key] for key in ("image_id", "category_id", "bbox")},
+            **{key: rows[at][key] for key in ("image_id", "category_id")},
+            "bbox": four_numbers(rows[at]["bbox"]),
             "area": float(of_rows[at]),
             "iscrowd": int(rows[at].get("iscrowd") == 1),
             **({"segmentation": drawable(rows[at], size_of)} if kind == "segm" else {}),

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
+from vil.detection.batch import unit_range
 from vil.detection.detections import Detections, from_output
 
 TOUCHES = 2.0  # pixels: detectors place the side of an object that is cut about so well
@@ -27,7 +28,7 @@ Tile = tuple[int, int, int, int]  # left, top, right, bottom
 
 def detect(model: nn.Module, image: Tensor) -> Detections:
     """What a detector in evaluation mode finds in an image (3, H, W): uint8, or float in 0..1."""
-    return from_output(model([unit(image)])[0])
+    return from_output(model([unit_range(image)])[0])
 
 
 def detect_tiled(
@@ -51,19 +52,14 @@ def detect_tiled(
     found, cut = [], []
     for part in (tiles[start : start + batch] for start in range(0, len(tiles), batch)):
         cuts = [image[:, top:bottom, left:right] for left, top, right, bottom in part]
-        for place, output in zip(part, model([unit(each) for each in cuts])):
+        # only now: a whole picture in float32 would be fourfold in memory
+        for place, output in zip(part, model([unit_range(each) for each in cuts])):
             piece = from_output(output).shifted(*place[:2])
             at_border = touching(piece.boxes, place, size)
             kept = ~(at_border & held_elsewhere(piece.boxes, place, tiles, size))
             found.append(piece.pick(kept))
             cut.append(at_border[kept])
     return merged(joined(found), torch.cat(cut), nms, per_image)
-
-
-def unit(image: Tensor) -> Tensor:
-    """float32 in 0..1, of a part that is on the device already: a whole picture would be fourfold
-    in memory."""
-    return image if image.is_floating_point() else image.float() / 255
 
 
 def cover(size: tuple[int, int], tile: int, overlap: int) -> list[Tile]:
