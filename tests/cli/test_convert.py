@@ -66,6 +66,15 @@ def test_a_detector_of_ours_is_not_converted(model):
     assert not Path("out.safetensors").exists()
 
 
+def test_names_of_classes_follow_the_rows_of_a_head():
+    Path("rows.txt").write_text("9 8 7")
+    shipped = str(Path(package.__file__).parent / "weights/vil_nano_digits.safetensors")
+    words = ["--config-file", "digits/vil_nano.yaml", "DATA.NUM_CLASSES=3"]
+    ended = vil("convert", shipped, "three.safetensors", *words, "FINETUNE.HEAD=rows:rows.txt")
+    assert ended.code == 0, ended.err
+    assert read_about("three.safetensors")["classes"] == ["9", "8", "7"]
+
+
 def test_into_a_folder_and_on(model):
     assert vil("convert", "best.pth", "hub", "--classes", "none.txt").code == USAGE
     Path("names.txt").write_text("a\nb\nc\nd\n")

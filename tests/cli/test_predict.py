@@ -287,6 +287,38 @@ def test_the_shipped_weights_know_the_shipped_digits(tmp_path, monkeypatch):
     assert "the shipped vil_nano" in one.err
 
 
+def test_a_name_of_a_camera_is_no_key(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("photo.png").write_bytes(read_sample()[0][0].content)
+    rows = json.loads(vil("predict", "IMG_0001.JPG", "photo.png", "--format", "json").out)
+    assert [(row["file"], "error" in row) for row in rows] == [
+        ("IMG_0001.JPG", True),
+        ("photo.png", False),
+    ]
+
+
+def test_a_folder_of_a_model_says_what_it_is(tmp_path, monkeypatch):
+    """One of timm's, whose image size is a pair."""
+    import timm
+
+    from vil.models import timm_models  # noqa: F401 - registers them
+    from vil.models.hub import save_pretrained
+
+    monkeypatch.chdir(tmp_path)
+    Path("photo.png").write_bytes(read_sample()[0][0].content)
+    model = timm.create_model("vil_nano.digits", pretrained=True)
+    save_pretrained(model, "digits")
+    words = ("photo.png", "--top", "1", "--format", "json")
+    wanted = json.loads(vil("predict", *words).out)[0]["classes"][0]["class"]
+    shown = vil("predict", "MODEL.MODEL_PATH=digits", *words)
+    assert shown.code == 0, shown.err
+    assert json.loads(shown.out)[0]["classes"][0]["class"] == wanted
+    about = dict(mean=[0.3] * 3, std=[0.3] * 3, crop_pct=1.0, interpolation="lanczos")
+    save_pretrained(model, "lanczos", transform=about)
+    refused = vil("predict", "MODEL.MODEL_PATH=lanczos", *words)
+    assert (refused.code, "resized by 'lanczos'" in refused.err) == (2, True)
+
+
 def test_the_sample_is_the_held_out_digits():
     held_out = Digits(None, "val", size=8)
     pictures, classes = read_sample()

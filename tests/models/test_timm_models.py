@@ -240,3 +240,57 @@ def test_a_model_of_timm_s_protocol_in_a_folder(tmp_path, pool):
     flat = create("vil_tiny", num_classes=3, global_pool="max")
     with pytest.raises(ValueError, match="save it by timm.models.save_for_hf"):
         vil.save_pretrained(flat, tmp_path)
+
+
+# Weights of files
+
+
+@pytest.mark.parametrize("windows", [7, (7, 7, 7, 7)])
+def test_windows_of_all_stages_or_of_each(windows):
+    model = create(windows=windows)
+    assert [spec.feature for spec in model.specs] == [7] * 4
+
+
+def test_windows_for_other_stages_are_refused():
+    with pytest.raises(ValueError, match="has 4 stages, but there are 2 windows"):
+        create(windows=(7, 7))
+
+
+@pytest.fixture
+def three(tmp_path):
+    """A model of three classes, and its folder."""
+    torch.manual_seed(1)
+    model = vil.get_model("vil_nano", img_size=64, num_classes=3).eval()
+    vil.save_pretrained(model, tmp_path / "three")
+    return model, tmp_path / "three"
+
+
+def from_file(file, **settings):
+    overlay = dict(file=str(file))
+    return create("vil_nano", pretrained=True, pretrained_cfg_overlay=overlay, **settings)
+
+
+def test_a_file_s_head_is_kept_for_its_classes(three):
+    """timm would compare with the classes of the named weights."""
+    model, folder = three
+    x = torch.randn(1, 3, 64, 64)
+    for settings in ({}, {"num_classes": 3}):
+        assert_close(from_file(folder, **settings)(x), model(x))
+    assert from_file(folder / "model.safetensors", num_classes=5)(x).shape == (1, 5)
+
+
+def test_damage_is_found_in_files_and_folders(three):
+    _, folder = three
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-2001] ^= 16
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        from_file(file)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        create(f"local-dir:{folder}", pretrained=True)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="gone"):
+        from_file(tmp_path / "gone.safetensors")

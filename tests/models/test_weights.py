@@ -234,6 +234,30 @@ def test_what_goes_with_weights_goes_with_the_folder(tmp_path):
         vil.save_pretrained(found, tmp_path)
 
 
+def test_names_of_classes_follow_the_rows_of_a_head(tmp_path):
+    rows = tmp_path / "rows.txt"
+    rows.write_text("9 1 8")
+    for head, classes in ((f"rows:{rows}", ["9", "1", "8"]), ("new", None)):
+        made = vil.get_model("vil_nano", weights="DIGITS", num_classes=3, head=head)
+        vil.save_pretrained(vil.get_model("vil_nano", weights="DIGITS"), tmp_path / "ten")
+        read = vil.from_pretrained(tmp_path / "ten", num_classes=3, head=head)
+        for model in (made, read):
+            assert model.notes["classes"] == classes
+            vil.save_pretrained(model, tmp_path / "three")
+            assert vil.from_pretrained(tmp_path / "three").notes.get("classes") == classes
+
+
+def test_a_head_that_nobody_wants_is_said_to_be_one():
+    with pytest.raises(CheckpointError, match="head='new'"):
+        vil.get_model("vil_nano", weights="DIGITS", num_classes=0)
+
+
+def test_sixteen_bits_are_scaled_by_the_transform():
+    grey = Image.fromarray(np.full((80, 80), 32768, np.uint16))
+    shown = vil.ViL_Nano_Weights.DIGITS.transforms()(grey)
+    assert (shown * 0.35 + 0.3).mean() == pytest.approx(0.5, abs=0.01)
+
+
 def test_folders_that_are_none(tmp_path):
     cases = {
         "empty": {},

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 def load(args: argparse.Namespace):
     """The weights' file, the model with them, and what goes with them."""
     from vil import build
-    from vil.models.checkpoint import load_weights
+    from vil.models.checkpoint import classes_after, load_weights
     from vil.models.weight_file import read_about, read_weights
 
     cfg = configured(args)
@@ -84,10 +84,11 @@ def load(args: argparse.Namespace):
         raise ConfigError("FINETUNE.HEAD new would write a random head: keep it, or rows:FILE")
     report = load_weights(model, state, head=head, rule=args.rule or rule, convert=True)
     print(f"weights of {path}: {report}")
+    kept = classes_after(head, known.get("classes"))
     given = args.classes or args.run and Path(args.run, "classes.txt").is_file()
     return path, model, {
         "transform": transform(cfg) or known.get("transform"),
-        "classes": class_names(args, count(model)) if given else known.get("classes"),
+        "classes": class_names(args, count(model)) if given else kept,
     }  # fmt: skip
 
 

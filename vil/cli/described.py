@@ -37,15 +37,24 @@ WEIGHTS = "MODEL.MODEL_PATH"
 def described(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """KEY=VALUE of the file that `opts` give as MODEL.MODEL_PATH, to stand before them, and the
     names of its classes; nothing for other files."""
-    from vil.models.weight_file import read_about
+    from vil.models.weight_file import read_about, weights_at
 
-    file = weights_in(opts)
-    about = read_about(file) if file and Path(file).is_file() else None
+    given = weights_in(opts)
+    file = weights_at(Path(given)) if given else None
+    about = read_about(file) if file and file.is_file() else None
     if about is None:
         return [], None
     model, transform = about["model"], about["transform"] or {}
-    if not isinstance(model["img_size"], int):
-        raise ConfigError(f"{file} is of a model for {model['img_size']} px: give a config")
+    sides = model["img_size"]
+    sides = [sides] if isinstance(sides, int) else sides
+    if len(set(sides)) > 1:
+        raise ConfigError(f"{file} is of a model for {sides} px: give a config")
+    if transform.get("interpolation", "bicubic") not in INTERPOLATION:
+        raise ConfigError(
+            f"{file} wants pictures resized by {transform['interpolation']!r}, which is none of "
+            f"{', '.join(INTERPOLATION)}: give a config"
+        )
+    model = {**model, "img_size": sides[0]}
     own = model["attention_args"] or {}
     found = {key: model[name] for name, key in SETTINGS.items()}
     found |= {

@@ -100,10 +100,13 @@ def refuse_late_keys(images: list[str]) -> None:
 
 def sort_words(words: list[str]) -> tuple[list[str], list[str]]:
     """KEY VALUE and KEY=VALUE, and the words that are pictures: files, or no key by their look."""
+    from vil.data.folder import EXTENSIONS
+
     opts, pictures, rest = [], [], iter(words)
     for word in rest:
         key = word.partition("=")[0]
-        if is_known(key) or (LOOKS_LIKE_KEY.fullmatch(key) and not os.path.exists(word)):
+        looks = LOOKS_LIKE_KEY.fullmatch(key) and Path(word).suffix.lower() not in EXTENSIONS
+        if is_known(key) or (looks and not os.path.exists(word)):
             opts += [word] if "=" in word else [word, *itertools.islice(rest, 1)]
         else:
             pictures.append(word)

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 from PIL import Image, UnidentifiedImageError
+
+from vil.utils.rgb import to_rgb
 
 
 class UnreadableImage(OSError):
@@ -55,10 +56,3 @@ def refuse_program(image: Image.Image) -> None:
     """PostScript is a program, which PIL would hand to Ghostscript, whatever its file is called."""
     if image.format == "EPS":
         raise UnidentifiedImageError
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode -> RGB. 16-bit grey is scaled: PIL's own conversion cuts it off at 255."""
-    if image.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
-    return image.convert("RGB")

@@ -231,6 +231,15 @@ def _fit_head(
     return state, []
 
 
+def classes_after(head: str, classes: Sequence[str] | None) -> list[str] | None:
+    """The names of a file's classes as `load_weights` leaves its head; none for a new one."""
+    if not classes or head == "new":
+        return None
+    if head.startswith("rows:"):
+        return [classes[row] for row in _read_rows(Path(head.removeprefix("rows:")), len(classes))]
+    return list(classes)
+
+
 def _read_rows(path: Path, count: int) -> Sequence[int]:
     if not path.is_file():
         raise CheckpointError(f"rows of the head: there is no {path}")
@@ -256,7 +265,8 @@ def _hint(report: Report, heads: Sequence[str]) -> str:
         all_else += "\n  (full and longformer attention go into each other by vil convert)"
     if len(report.missing) > len(HEAD) < len(report.unexpected):
         return all_else
-    if any(line.split(" ")[0] in heads for line in report.mismatched):
+    surplus = report.unexpected and not report.missing and set(report.unexpected) <= set(heads)
+    if surplus or any(line.split(" ")[0] in heads for line in report.mismatched):
         return (
             "\n  (a head of another size: set DATA.NUM_CLASSES to its classes or, to train, "
             "FINETUNE.HEAD to new or rows:FILE; in Python num_classes, head='new')"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vil.models.arch import StageSpec, format_attention, parse_arch
-from vil.models.checkpoint import load_weights
+from vil.models.checkpoint import classes_after, load_weights
 from vil.models.description import build_described, describe
 from vil.models.msvit import MsViT, pair
 from vil.models.weight_file import read_about, write_weights
@@ -79,6 +79,7 @@ def from_pretrained(
     size = settings.pop("img_size", None)
     model = build_described(about, **settings)
     load_weights(model, weights, head=head, rule=rule)
+    model.notes["classes"] = classes_after(head, model.notes.get("classes"))
     if size is not None:  # from the grids it was made for: a table alone does not say them
         model.resize_positions(size, rule)
     return model.eval()

@@ -10,7 +10,8 @@ Letters: B images, c channels, H W image, d_i X_i Y_i width and grid of stage i,
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import torch
 from timm.layers import SelectAdaptivePool2d
@@ -25,9 +26,9 @@ from torch import Tensor, nn
 from vil.models.arch import StageSpec, parse_arch
 from vil.models.checkpoint import translate
 from vil.models.msvit import MsViT, to_map
-from vil.models.weight_file import unwrap
+from vil.models.weight_file import read_weights, unwrap, weights_at
 from vil.models.weights import IMAGENET, ViLWeights, by_model, notes_of
-from vil.models.zoo import ARCHS, DEFAULTS
+from vil.models.zoo import ARCHS, DEFAULTS, with_windows
 
 __all__ = ["ViL"]
 MAP_POOLS = ("avg", "max", "avgmax", "")
@@ -273,26 +274,26 @@ def _create(
     name: str,
     pretrained: bool,
     attention: str = "longformer",
-    windows: Sequence[int] | None = None,
+    windows: int | Sequence[int] | None = None,
     pretrained_cfg: object = None,
     pretrained_cfg_overlay: Mapping | None = None,
     **kwargs,
 ) -> nn.Module:
     overlay = dict(pretrained_cfg_overlay or {})
-    cfg = resolve_pretrained_cfg(
-        name, pretrained_cfg=pretrained_cfg, pretrained_cfg_overlay=overlay
-    )
+    resolve = partial(resolve_pretrained_cfg, name, pretrained_cfg=pretrained_cfg)
+    cfg = resolve(pretrained_cfg_overlay=overlay)
     weights = _weights(name, cfg.tag)
-    if pretrained and weights and cfg.url == weights.url and not (cfg.file or cfg.state_dict):
-        # not by timm: it would take another model's file of the same name for it
+    # not by timm: it checks no sum, and takes another model's file of the same name for one of ours
+    if pretrained and cfg.file and not cfg.state_dict:
+        overlay = _read(cfg.file) | overlay
+        cfg = resolve(pretrained_cfg_overlay=overlay)
+    elif pretrained and weights and cfg.url == weights.url and not cfg.state_dict:
         overlay["state_dict"] = weights.get_state_dict()
     stages = parse_arch(ARCHS[name], attention)
     cfg_settings = {"num_classes": cfg.num_classes}
     if pretrained or pretrained_cfg is not None:  # as those weights were trained
         cfg_settings["img_size"] = cfg.input_size[-2:]
         windows = windows or (weights and weights.meta["build"].get("windows"))
-    windows = windows or [stage.feature for stage in stages]
-    stages = [replace(stage, feature=feature) for stage, feature in zip(stages, windows)]
     return build_model_with_cfg(
         ViL,
         name,
@@ -301,9 +302,16 @@ def _create(
         pretrained_cfg_overlay=overlay,
         pretrained_filter_fn=_fit,
         feature_cfg={"out_indices": tuple(range(len(stages))), "feature_cls": "getter"},
-        stages=stages,
+        stages=with_windows(name, stages, windows),
         **{**DEFAULTS.get(name, {}), **cfg_settings, **kwargs},
     )
+
+
+def _read(file: str) -> dict[str, object]:
+    """Weights in any layout that we read, and the classes of their head, as timm's cfg has them."""
+    state = read_weights(weights_at(Path(file)))
+    head = {"num_classes": len(state["head.weight"])} if "head.weight" in state else {}
+    return {"state_dict": state, "source": "", **head}
 
 
 def _weights(name: str, tag: str | None) -> ViLWeights | None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
 from torchvision.models import ResNet18_Weights, Weights, WeightsEnum
@@ -27,6 +26,7 @@ from vil.models.description import TRANSFORM
 from vil.models.weight_file import read_weights
 from vil.utils.errors import CheckpointError
 from vil.utils.files import sha256_of
+from vil.utils.rgb import to_rgb
 from vil.utils.table import lookup
 
 HERE = Path(__file__).parent
@@ -143,11 +143,7 @@ def _transforms(size: int, crop_pct: float, interpolation: str, **normalisation:
 
 def picture_transform(**settings: Any) -> Compose:
     """A picture of any kind, as RGB, through timm's transform."""
-    return Compose([_as_rgb, create_transform(**settings)])
-
-
-def _as_rgb(picture: Image.Image) -> Image.Image:
-    return picture.convert("RGB")
+    return Compose([to_rgb, create_transform(**settings)])
 
 
 DIGITS = Weights(

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vil.models.arch import parse_arch
-from vil.models.checkpoint import load_weights
+from vil.models.arch import StageSpec, parse_arch
+from vil.models.checkpoint import classes_after, load_weights
 from vil.models.msvit import MsViT
 from vil.models.weights import ViLWeights, by_model, get_model_weights, notes_of
 from vil.utils.table import lookup
@@ -90,12 +90,7 @@ def get_model(
     if isinstance(weights, ViLWeights):
         settings |= weights.meta["build"]
     settings |= kwargs if windows is None else {**kwargs, "windows": windows}
-    windows = settings.pop("windows", None) or [stage.feature for stage in stages]
-    windows = [windows] * len(stages) if isinstance(windows, int) else windows
-    if len(windows) != len(stages):
-        raise ValueError(f"{name} has {len(stages)} stages, but there are {len(windows)} windows")
-    stages = [replace(stage, feature=size) for stage, size in zip(stages, windows)]
-    model = MsViT(stages, **settings)
+    model = MsViT(with_windows(name, stages, settings.pop("windows", None)), **settings)
     if weights is None:
         return model
     state = weights.get_state_dict() if isinstance(weights, ViLWeights) else weights
@@ -103,8 +98,22 @@ def get_model(
     if report.resized:
         log.warning("%s: %d tables of positions resized", name, len(report.resized))
     if isinstance(weights, ViLWeights):
-        model.notes = notes_of(weights) | ({"classes": None} if report.fresh else {})
+        notes = notes_of(weights)
+        model.notes = notes | {"classes": classes_after(head, notes.get("classes"))}
     return model
+
+
+def with_windows(
+    name: str, stages: Sequence[StageSpec], windows: int | Sequence[int] | None
+) -> list[StageSpec]:
+    """The stages with windows of one size, or of each its own; None: those they have. ValueError
+    for another number of windows than of stages."""
+    if windows is None:
+        return list(stages)
+    windows = [windows] * len(stages) if isinstance(windows, int) else windows
+    if len(windows) != len(stages):
+        raise ValueError(f"{name} has {len(stages)} stages, but there are {len(windows)} windows")
+    return [replace(stage, feature=size) for stage, size in zip(stages, windows)]
 
 
 def _find(name: str, weights: str | Path | ViLWeights | None) -> Path | ViLWeights | None:
