@@ -285,6 +285,8 @@ def test_the_shipped_weights_know_the_shipped_digits(tmp_path, monkeypatch):
     assert json.loads(one.out)[0]["classes"][0]["class"] == rows[123]["class"]
     assert classes[123] == rows[123]["file"].split("/")[0]
     assert "the shipped vil_nano" in one.err
+    with_settings = vil("predict", "DEVICE", "cpu", "photo.png", "--top", "1", "--format", "json")
+    assert json.loads(with_settings.out) == json.loads(one.out)
 
 
 def test_a_name_of_a_camera_is_no_key(tmp_path, monkeypatch):

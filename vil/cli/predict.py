@@ -83,8 +83,7 @@ def run(args: argparse.Namespace) -> int:
     args.images = [*pictures, *args.images]
     if bool(args.images) == args.sample:
         raise ConfigError("which pictures? files, folders or - for standard input; or --sample")
-    if not (args.run or args.config_file or args.opts):
-        of_shipped_weights(args)
+    of_shipped_weights(args)
     of_weights(args)
     cfg = of_classifier(resolve(args), "vil detect predict finds objects")
     refuse_random_weights(cfg)
@@ -114,11 +113,15 @@ def sort_words(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def of_shipped_weights(args: argparse.Namespace) -> None:
-    """Put the shipped weights and their config where `resolve` finds them."""
+    """Without a run, a config or a model in `opts`: put the shipped weights and their config where
+    `resolve` finds them."""
     from vil.models.weights import DIGITS
 
+    opts = args.opts or []
+    if args.run or args.config_file or any(word.startswith("MODEL.") for word in opts):
+        return
     args.config_file = DIGITS.meta["recipe"].removeprefix("configs/")
-    args.opts = [f"MODEL.MODEL_PATH={DIGITS.url}"]
+    args.opts = [f"MODEL.MODEL_PATH={DIGITS.url}", *opts]
     print("the shipped vil_nano, which knows the digits 0 to 9", file=sys.stderr)
 
 

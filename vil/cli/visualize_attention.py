@@ -57,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if is_known(args.image.partition("=")[0]) and not os.path.exists(args.image):
         raise ConfigError(f"{args.image}: IMAGE stands before KEY VALUE pairs")
     path = output_file(args.out, endings=PICTURES)
-    if not (args.run or args.config_file or args.opts):
-        of_shipped_weights(args)
+    of_shipped_weights(args)
     of_weights(args)
     cfg = of_classifier(resolve(args), "only the attention of classifiers is drawn")
     refuse_random_weights(cfg)
