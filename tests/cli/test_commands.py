@@ -62,12 +62,6 @@ def best_and_last(folder):
 # Help
 
 
-def test_the_first_word_of_several_commands_lists_them():
-    shown = succeeds("detect", "--help")
-    listed = re.findall(r"^  (\w+(?: \w+)?)  ", shown, re.MULTILINE)
-    assert listed == [name for name in COMMANDS if name.startswith("detect ")]
-
-
 def test_the_overview_lists_every_command():
     shown = succeeds("--help")
     assert shown == vil("-h").out

@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 from small_runs import results, vil
 
+from vil.cli import COMMANDS
 from vil.detection.coco import CocoDataset, build_detection_set
-from vil.detection.scoring import average_precision
+from vil.detection.scoring import average_precision, decoded
 from vil.utils.errors import DataError
 
 USAGE, DATA = 2, 3
@@ -147,7 +148,8 @@ def test_formats_agree(run, photos):
     assert [(row["category_id"], row["score"]) for row in coco["annotations"]] == [
         (thing["label"], thing["score"]) for thing in things
     ]
-    assert all(row["segmentation"]["counts"] for row in coco["annotations"])
+    for row in coco["annotations"]:  # of the mask, not of its box
+        assert row["area"] == decoded(row["segmentation"]).sum()
     Path("found.json").write_text(shown["coco"].out)  # a set like any other
     again = CocoDataset("/", "found.json", "val", masks=True)
     assert sum(len(again[index][1]["labels"]) for index in range(5)) == len(things)
@@ -319,3 +321,10 @@ def test_commands_for_classifiers_say_so(run, words):
 def test_a_kept_config_has_no_settings_without_effect(run, words, caplog):
     assert vil(*words, "--run", run).code == 0
     assert "without effect" not in caplog.text
+
+
+def test_the_first_word_lists_its_commands():
+    shown = vil("detect", "--help")
+    listed = [line.split("  ")[1] for line in shown.out.splitlines()[2:]]
+    assert shown.code == 0
+    assert listed == [name for name in COMMANDS if name.startswith("detect ")]

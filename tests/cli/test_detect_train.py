@@ -8,6 +8,7 @@ from small_runs import checkpoint, figures, metrics, vil
 
 from vil import build
 from vil.config import get_config
+from vil.detection import models
 from vil.detection.fake import write_fake
 from vil.engine.distributed import Ranks
 
@@ -185,10 +186,19 @@ def test_a_classifier_has_none_of_them(caplog):
 
 
 def test_a_dry_run_makes_up_pictures(tmp_path, monkeypatch):
+    """As large as training may draw them."""
+    largest, check = set(), models.check_targets
+
+    def seen(images, targets):
+        largest.update(tuple(image.shape[-2:]) for image in images)
+        check(images, targets)
+
+    monkeypatch.setattr(models, "check_targets", seen)
     monkeypatch.chdir(tmp_path)
     outcome = vil("detect", "train", "--dry-run", *DETECTOR, "DATA.TRAIN=[coco]")
     assert outcome.code == 0, outcome.err
     assert "dry run: one step of 4 made-up images" in outcome.out
+    assert largest == {(64, 96)}
     assert not list(tmp_path.iterdir())
 
 

@@ -53,6 +53,13 @@ BAD = {
 pytestmark = pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 
 
+@pytest.mark.parametrize("name", [name for name in BAD if "bomb" in name])
+def test_a_size_is_refused_where_the_picture_would_be(name, tmp_path):
+    (tmp_path / name).write_bytes(BAD[name])
+    with pytest.raises(UnreadableImage, match="DecompressionBomb"):
+        read_size(tmp_path / name)
+
+
 @pytest.mark.parametrize("name", GOOD)
 def test_odd_but_whole_pictures_are_read(name, tmp_path):
     (tmp_path / name).write_bytes(GOOD[name])
