@@ -44,7 +44,7 @@ setup(
     packages=find_packages(include=["vil", "vil.*"]) + CONFIGS,
     package_dir={"vil.configs": "configs"},
     package_data={name: ["*.yaml"] for name in CONFIGS}
-    | {"vil": ["weights/*", "models/*.csv"]},
+    | {"vil": ["weights/*", "pretrained/*.csv"]},
     install_requires=[
         "torch>=2.6",
         "torchvision>=0.21",

@@ -26,10 +26,10 @@ from unittest import mock
 import torch
 
 from vil.bench.attention import FLOOR, Row, measure, plain
-from vil.bench.candidates import candidate, visited
-from vil.bench.race import Candidate, Times, held, race
+from vil.bench.baselines import candidate, visited
+from vil.bench.interleaved_timer import Candidate, Times, held, race
 from vil.ops import Case, Window, choose
-from vil.ops.backends import cuts
+from vil.ops.backends import chunk_groups
 from vil.ops.testing import make_inputs
 from vil.utils.machine import machine
 
@@ -174,8 +174,8 @@ def resident(what: str) -> int:
 
 def choices() -> Iterator[Ratio]:
     """D: the preferred backend and the tuned one, over the best and against the sliding chunks."""
-    from vil.ops import autotune
     from vil.ops.dispatch import CHOICES
+    from vil.ops.tuning import tuner
 
     mean = statistics.geometric_mean
     slower: dict[str, list[float]] = {}
@@ -184,7 +184,7 @@ def choices() -> Iterator[Ratio]:
     for case in VARIETY:
         CHOICES.clear()
         untuned = choose(case)
-        trials = autotune.tune(case)
+        trials = tuner.tune(case)
         tuned = choose(case)
         near = [t.name for t in trials if not t.reason and t.seconds <= NEAR * trials[0].seconds]
         rows = measure(case, dict.fromkeys((untuned, *near, BASE)), ROUNDS)
@@ -246,7 +246,7 @@ def shift() -> Iterator[Ratio]:
 
 def small_calls() -> Iterator[Ratio]:
     """F: a detector's maps of four small pictures, of several sizes: one cut with a border of empty
-    chunks against nine cuts, and what is taken untuned."""
+    chunks against nine chunk_groups, and what is taken untuned."""
     for side, size, heads in ((12, 3, 4), (24, 3, 2), (48, 4, 1)):
         case = case_of(side, size, batch=4, heads=heads, head_dim=32, valid=True)
         entries = {name: candidate(name, case, make_inputs(case)) for name in ours(case)}
@@ -265,7 +265,7 @@ def without_border(entry: Candidate) -> Candidate:
 
     def cutting(call: Callable) -> Callable:
         def inner(*arguments):
-            with mock.patch.object(cuts, "NEEDLESS", 0):
+            with mock.patch.object(chunk_groups, "NEEDLESS", 0):
                 return call(*arguments)
 
         return inner

@@ -29,8 +29,8 @@ from torchvision.models.detection import maskrcnn_resnet50_fpn_v2
 
 from vil import build
 from vil.config import get_config
-from vil.detection.models import Settings, build_detector
 from vil.engine.distributed import Ranks
+from vil.tasks.detection.models.detectors import Settings, build_detector
 from vil.utils.machine import machine
 from vil.utils.timing import peak_tensor_bytes, seconds
 

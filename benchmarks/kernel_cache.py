@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from vil.build import ONEDNN_KERNELS
-from vil.report.run_folder import metrics
+from vil.report.run_record import metrics
 from vil.utils.machine import machine
 
 ONEDNN_DEFAULT = 1024

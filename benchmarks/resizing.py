@@ -22,7 +22,7 @@ import torch
 from vil.build import build_model, load_model_path
 from vil.cli import main
 from vil.config import get_config
-from vil.report.run_folder import metrics
+from vil.report.run_record import metrics
 from vil.utils.machine import machine
 
 CONFIG = "digits/vil_nano.yaml"

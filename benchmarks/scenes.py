@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from vil.cli import main
-from vil.report.run_folder import metrics
+from vil.report.run_record import metrics
 from vil.utils.machine import machine
 
 MASKS, BOXES = "scenes/mask_rcnn_vil_nano.yaml", "scenes/retinanet_vil_nano.yaml"

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from vil import build
 from vil.config import get_config
 from vil.engine.distributed import Ranks, unwrap, wrap
-from vil.engine.sharding import local, whole
+from vil.engine.fsdp import local, whole
 from vil.utils.machine import machine
 from vil.utils.timing import peak_tensor_bytes
 

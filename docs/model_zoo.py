@@ -3,7 +3,7 @@
 python docs/model_zoo.py            write the file
 python docs/model_zoo.py --check    compare with it instead; exit code 1 where it differs
 
-vil/models/published.csv holds what was published and cannot be computed. Counts come from the
+vil/pretrained/published.csv holds what was published and cannot be computed. Counts come from the
 configs' models on the meta device (zoo_counts), reasons for differences from zoo_reasons, detectors
 from zoo_detectors, measured figures from benchmarks/results.
 """
@@ -29,7 +29,7 @@ from zoo_counts import (
 from zoo_detectors import section as detectors
 from zoo_reasons import REASONS
 
-from vil.models.weights import read_rows
+from vil.pretrained.catalog import read_rows
 
 PAGE, RESULTS = ROOT / "MODEL_ZOO.md", ROOT / "benchmarks/results"
 

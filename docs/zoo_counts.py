@@ -11,7 +11,7 @@ from torch import nn
 from vil import build
 from vil.config import get_config
 from vil.models.arch import StageSpec
-from vil.models.weights import Row
+from vil.pretrained.catalog import Row
 
 ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 0.005  # published multiply-accumulates are this near, or there is a reason

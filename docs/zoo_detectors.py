@@ -13,7 +13,7 @@ from zoo_counts import ROOT, mega, table
 from vil import build
 from vil.config import get_config
 from vil.models.arch import parse_arch
-from vil.models.msvit import MsViT
+from vil.models.vision_longformer import MsViT
 
 FILE = Path(__file__).with_name("published_detectors.csv")
 FOLDERS = {"ViL-Tiny": "viltiny", "ViL-Small": "vilsmall", "ViL-Medium-Deep": "vilmedium",

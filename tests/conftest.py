@@ -1,13 +1,18 @@
 """One thread per process: scripts/test.sh runs the suite in two, and tests start more. And none of
 the user's own choices of backends.
 
-Set in the environment before torch is imported, so that the processes tests start inherit it.
+Set in the environment before torch is imported, so that the processes tests start inherit it. They
+find `tests.common` too.
 """
 
 import os
 import tempfile
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
+)
 CACHE = tempfile.TemporaryDirectory(prefix="vil-cache-")
 os.environ["VIL_CACHE"] = CACHE.name
 

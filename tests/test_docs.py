@@ -109,6 +109,7 @@ DETECTOR = (
 )  # fmt: skip
 
 
+@pytest.mark.defect("B36")
 @pytest.mark.long
 def test_every_key_is_read_or_said_to_do_nothing(tmp_path, monkeypatch):
     """Train and evaluate once, noting which keys are asked for: the rest is dead."""

@@ -10,7 +10,7 @@ import pytest
 
 from vil.build_data import INTERPOLATIONS
 from vil.config import get_config
-from vil.models.weights import read_rows
+from vil.pretrained.catalog import read_rows
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "docs"))  # scripts of their own, not part of the package

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vil.data.sample import read_sample
+from vil.data.datasets.demo_digits import read_sample
 
 pytestmark = pytest.mark.long
 
@@ -47,7 +47,7 @@ def test_it_trains_from_an_empty_folder(installed, tmp_path):
         )
         assert done.returncode == 0, done.stderr
     assert "val set digits" in done.stdout
-    where = "import vil, vil.config.sources as s; print(vil.__file__, s.packaged_root())"
+    where = "import vil, vil.config.yaml_source as s; print(vil.__file__, s.packaged_root())"
     shown = subprocess.run(
         [sys.executable, "-c", where], cwd=tmp_path, env=environment, capture_output=True, text=True
     )

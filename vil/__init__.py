@@ -9,20 +9,20 @@ import importlib
 __version__ = "0.1.0"
 _HOMES = {
     "build_attention": "vil.layers.attention",
-    "from_pretrained": "vil.models.hub",
-    "get_model": "vil.models.zoo",
-    "get_model_weights": "vil.models.weights",
-    "get_weight": "vil.models.weights",
-    "list_models": "vil.models.zoo",
-    "load_weights": "vil.models.checkpoint",
-    "patch_attention": "vil.models.patch",
-    "save_pretrained": "vil.models.hub",
+    "from_pretrained": "vil.pretrained.hub",
+    "get_model": "vil.pretrained.get_model",
+    "get_model_weights": "vil.pretrained.catalog",
+    "get_weight": "vil.pretrained.catalog",
+    "list_models": "vil.models.registry",
+    "load_weights": "vil.pretrained.load_weights",
+    "patch_attention": "vil.integrations.patch_attention",
+    "save_pretrained": "vil.pretrained.hub",
 }
 __all__ = list(_HOMES)
 
 
 def __getattr__(name: str):
-    home = "vil.models.weights" if name.endswith("_Weights") else _HOMES.get(name)
+    home = "vil.pretrained.catalog" if name.endswith("_Weights") else _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'vil' has no attribute {name!r}")
     return getattr(importlib.import_module(home), name)

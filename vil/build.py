@@ -26,25 +26,25 @@ from vil.config import HISTORIC, ConfigError
 from vil.config.defaults import KEYS, leaves, names_in
 from vil.config.unused import warn_unused
 from vil.data.mixup import Mix
-from vil.detection.models import PerImage
-from vil.detection.weights import load_detector
 from vil.engine import distributed
-from vil.engine.disk import damage
+from vil.engine.checkpoint.manifest import damage
+from vil.engine.checkpoint.save_load import AVERAGE, pointer
 from vil.engine.distributed import Ranks
-from vil.engine.losses import build_loss
-from vil.engine.state import AVERAGE, pointer
 from vil.engine.task import ClassificationTask, Task
+from vil.integrations.external_models import build_foreign, layer_numbers, undecayed
 from vil.models.arch import parse_arch
-from vil.models.checkpoint import load_weights
-from vil.models.foreign import build_foreign, layer_numbers, undecayed
-from vil.models.msvit import MsViT
-from vil.models.weight_file import weights_at
-from vil.models.weights import get_weight
-from vil.models.zoo import ARCHS as NAMED
+from vil.models.registry import ARCHS as NAMED
+from vil.models.vision_longformer import MsViT
 from vil.ops import choose
 from vil.optim import Schedule, decay_groups
 from vil.optim import build_optimizer as optimizer_by_name
 from vil.optim.ema import Ema
+from vil.pretrained.catalog import get_weight
+from vil.pretrained.load_weights import load_weights
+from vil.pretrained.state_dict_io import weights_at
+from vil.tasks.classification.losses import build_loss
+from vil.tasks.detection.models.detectors import PerImage
+from vil.tasks.detection.models.weights import load_detector
 from vil.utils.errors import CheckpointError
 from vil.utils.machine import has_compiler
 
@@ -59,7 +59,7 @@ OWN_KEYS = {
 log = logging.getLogger(__name__)
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 POINTERS = ("best", "last")
-MEMBER = re.compile(r"ViL_\w+_Weights\.\w+")  # of vil.models.weights
+MEMBER = re.compile(r"ViL_\w+_Weights\.\w+")  # of vil.pretrained.catalog
 SPREAD_OPTIMIZERS = ("adamw", "adam", "sgd", "lamb")  # those that take slices of parameters
 # Convolutions that a CPU keeps compiled, each for one shape. oneDNN's own 1,024 are too few where
 # pictures have many sizes: a detector's steps compiled most of theirs anew.
@@ -417,7 +417,7 @@ def spread(
     if optimizer_name(cfg) not in SPREAD_OPTIMIZERS:
         known = ", ".join(SPREAD_OPTIMIZERS)
         raise ConfigError(f"DISTRIBUTED.STRATEGY fsdp has {known}, not {optimizer_name(cfg)}")
-    from vil.engine.sharding import shard
+    from vil.engine.fsdp import shard
 
     for each in (model, *([ema.model] if ema else [])):
         network = network_in(each)

@@ -15,15 +15,16 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from vil.detection.models import PerImage
 from vil.engine import distributed
 from vil.engine.distributed import Ranks
 from vil.layers.attention.longformer import LongformerAttention
-from vil.models.msvit import MsViT
-from vil.ops import BACKENDS, Case, autotune, choices, choose, explain
+from vil.models.vision_longformer import MsViT
+from vil.ops import BACKENDS, Case, choose, explain
 from vil.ops.dispatch import CHOICES, tuned
+from vil.ops.tuning import tuner, tuning_cache
 from vil.ops.window import NEIGHBOURS
-from vil.utils.files import replace_text
+from vil.tasks.detection.models.detectors import PerImage
+from vil.utils.atomic_write import replace_text
 
 log = logging.getLogger(__name__)
 FILE = "autotune.json"  # in the run's folder
@@ -160,8 +161,8 @@ def _kept(folder: Path) -> dict[str, str] | None:
 def _of_user(asked: list[Asked]) -> dict[str, str]:
     """What `vil tune` left for this user, of what is asked for."""
     if asked:
-        choices.load(asked[0].case.device)
-    return choices.for_cases(a.case.bucket() for a in asked)
+        tuning_cache.load(asked[0].case.device)
+    return tuning_cache.for_cases(a.case.bucket() for a in asked)
 
 
 def _complete(asked: list[Asked], say: Callable[[str], None]) -> None:
@@ -170,8 +171,8 @@ def _complete(asked: list[Asked], say: Callable[[str], None]) -> None:
     for a in asked:
         if a.case.bucket() not in CHOICES:
             say(f"{a}: trying backends")
-            found[a.case.bucket()] = trials = autotune.tune(a.case)
-            for line in autotune.listing(trials):
+            found[a.case.bucket()] = trials = tuner.tune(a.case)
+            for line in tuner.listing(trials):
                 say(line)
     if found:
-        choices.save(asked[0].case.device, found)
+        tuning_cache.save(asked[0].case.device, found)

@@ -13,13 +13,13 @@ from vil import build_detection
 from vil.build import refuses
 from vil.config import ConfigError
 from vil.data import build_dataset, is_numbered, own_arguments
+from vil.data.class_mapping import read_target_map
 from vil.data.dataset import ImageDataset
-from vil.data.joined import Joined
+from vil.data.datasets.concat import Joined
 from vil.data.loader import EvalLoader, TrainLoader
-from vil.data.target_map import read_target_map
 from vil.data.transforms import eval_transform, train_transform
 from vil.engine.distributed import Ranks
-from vil.utils.table import lookup
+from vil.utils.lookup import lookup
 
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 REPEATS = 3  # copies of an image in repeated augmentation, as in the published recipes

@@ -10,13 +10,13 @@ from yacs.config import CfgNode
 from vil.config import ConfigError
 from vil.config.defaults import tree_at
 from vil.config.unused import warn_unused
-from vil.data.scenes import TRAIN, VAL
-from vil.detection.coco import DRAWN, CocoDataset, build_detection_set, own_arguments
-from vil.detection.models import Settings, build_detector
-from vil.detection.pyramid import body_of
-from vil.detection.task import DetectionTask
-from vil.detection.transforms import train_transform
-from vil.models.msvit import MsViT
+from vil.data.synthetic.scenes import TRAIN, VAL
+from vil.models.vision_longformer import MsViT
+from vil.tasks.detection.data.datasets import DRAWN, CocoDataset, build_detection_set, own_arguments
+from vil.tasks.detection.data.transforms import train_transform
+from vil.tasks.detection.models.detectors import Settings, build_detector
+from vil.tasks.detection.models.fpn import body_of
+from vil.tasks.detection.task import DetectionTask
 
 # Keys, and nodes of keys, that only classifiers read.
 OF_CLASSIFIERS = (

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from vil.bench.attention import FLOOR, measure, mode_of, plain
-from vil.bench.candidates import BESIDE, natten_cannot, products, visited
-from vil.bench.race import Candidate, held, race
+from vil.bench.baselines import BESIDE, natten_cannot, products, visited
+from vil.bench.interleaved_timer import Candidate, held, race
 from vil.ops import BACKENDS, Case, Window, choose, register_backend
-from vil.ops.definition import meetings
+from vil.ops.reference import meetings
 
 CPU = torch.device("cpu")
 CASE = Case(Window((7, 8), 3), 2, 2, 4, 1, table_bias=True, global_bias=True)

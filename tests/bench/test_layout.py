@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import vil
-from vil.bench.layout import conversions
-from vil.bench.places import Places
+from vil.bench.layout_copies import conversions
+from vil.bench.module_scopes import Places
 
 SIZE = 2 * 6 * 6 * 4  # bytes of Toy's tokens
 

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from small_runs import OF_THE_ORIGINAL, OF_TORCHRUN
+
+from tests.common.small_runs import OF_THE_ORIGINAL, OF_TORCHRUN
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from small_runs import FOLDER, SMALL, TINY, draw_pictures, vil
 
+from tests.common.small_runs import FOLDER, SMALL, TINY, draw_pictures, vil
 from vil import build
 from vil.config import get_config
 
@@ -87,6 +87,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.defect("B15")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_that_cannot_be(name):
     words, pattern = SETTINGS[name]
@@ -222,12 +223,14 @@ def save_weights(file, *words, **changes):
 COMMANDS = pytest.mark.parametrize("command", ["train", "evaluate", "train EVALUATE=True"])
 
 
+@pytest.mark.defect("B9")
 @pytest.mark.parametrize("command", ["evaluate", "train EVALUATE=True"])
 def test_random_weights_are_never_evaluated(command):
     ended = vil(*command.split(), *TINY, "--output_dir", "out")
     refused(ended, CHECKPOINT, r"evaluation needs weights: set MODEL\.MODEL_PATH, or give --run")
 
 
+@pytest.mark.defect("B9")
 @COMMANDS
 def test_weights_that_are_not_there(command):
     words = ["MODEL.MODEL_PATH=best.pth", "DATA.DATA_DIR=zoo", "--output_dir", "out"]
@@ -265,6 +268,7 @@ class Code:
         return os.mkdir, ("canary",)
 
 
+@pytest.mark.defect("B12")
 @COMMANDS
 @pytest.mark.parametrize("kind", ["torch", "plain pickle", "not a file of weights", "empty"])
 def test_files_that_are_not_a_state_dict(command, kind):

@@ -6,8 +6,8 @@ import re
 
 import pytest
 from PIL import Image
-from small_runs import vil
 
+from tests.common.small_runs import vil
 from vil.bench.attention import COLUMNS
 from vil.ops import BACKENDS
 

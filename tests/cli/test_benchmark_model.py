@@ -5,7 +5,8 @@ import gzip
 import json
 
 import pytest
-from small_runs import TINY, vil
+
+from tests.common.small_runs import TINY, vil
 
 WORDS = (*TINY, "SOLVER.WARMUP_EPOCHS=0", "DATALOADER.BSZ=2", "DEVICE=cpu", "--rounds", "1")
 

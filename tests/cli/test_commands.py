@@ -13,7 +13,8 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from small_runs import (
+
+from tests.common.small_runs import (
     FOLDER,
     SMALL,
     TINY,
@@ -27,7 +28,6 @@ from small_runs import (
     results,
     vil,
 )
-
 from vil.cli import COMMANDS
 from vil.config import get_config
 from vil.data.transforms import train_transform
@@ -176,6 +176,7 @@ def test_the_log_says_what_metrics_says(run):
         assert tuple(shown.values()) == wanted
 
 
+@pytest.mark.defect("B30")
 def test_the_same_command_gives_the_same_numbers(run, tmp_path):
     words = [*TINY, "OPTIM.EPOCHS=3", "OPTIM.LR=0.1"]
     succeeds("train", *words, "--output_dir", "again")
@@ -239,6 +240,7 @@ def test_evaluation_and_saving_every_other_epoch():
     assert steps_kept("out") == [2, 4, 5]
 
 
+@pytest.mark.defect("B25")
 @pytest.mark.parametrize(
     ("words", "newest"), [("RUN.KEEP=2", [4, 5]), ("RUN.KEEP=3 ONLY_SAVE_LAST=1", [5])]
 )
@@ -305,6 +307,7 @@ def test_evaluation_changes_nothing_in_the_run(run):
     assert {file: file.read_bytes() for file in run.glob("*") if file.is_file()} == before
 
 
+@pytest.mark.defect("B9")
 def test_evaluation_by_the_original_s_switch(run):
     """train EVALUATE True MODEL.MODEL_PATH ..., as the 2021 launchers do it."""
     words = ["EVALUATE", "True", "MODEL.MODEL_PATH", checkpoint(run, "last")]

@@ -5,8 +5,9 @@ import functools
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_runs import TINY, checkpoint, metrics, vil
 from torch import nn
+
+from tests.common.small_runs import TINY, checkpoint, metrics, vil
 
 WORDS = (*TINY, "OPTIM.EMA=0.9", "OPTIM.EPOCHS=1", "MODEL.VIT.DROP_PATH=0.2")
 FILES = ("model.safetensors", "ema.safetensors")

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from small_runs import FAKE, TINY, vil
 
 import vil as package
-from vil.engine.state import AVERAGE
+from tests.common.small_runs import FAKE, TINY, vil
+from vil.engine.checkpoint.save_load import AVERAGE
 from vil.models.arch import format_arch
-from vil.models.original import original_names
-from vil.models.weight_file import read_about, read_weights
-from vil.models.weights import picture_transform
+from vil.pretrained.catalog import picture_transform
+from vil.pretrained.convert_2021 import original_names
+from vil.pretrained.state_dict_io import read_about, read_weights
 
 USAGE, CHECKPOINT = 2, 4
 

@@ -5,8 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from data_files import samples, write_everything, write_map, write_tsv, write_zip
-from small_runs import SMALL, draw_pictures, results, vil
+
+from tests.common.data_files import samples, write_everything, write_map, write_tsv, write_zip
+from tests.common.small_runs import SMALL, draw_pictures, results, vil
 
 DATA = 3
 TEN = (*SMALL, "DATA.NUM_CLASSES=10", "DATALOADER.BSZ=8", "OPTIM.EPOCHS=1", "LOG_FREQ=100")

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from small_runs import results, vil
 
+from tests.common.small_runs import results, vil
 from vil.cli import COMMANDS
-from vil.detection.coco import CocoDataset, build_detection_set
-from vil.detection.scoring import average_precision, decoded
+from vil.tasks.detection.coco_eval import average_precision, decoded
+from vil.tasks.detection.data.datasets import CocoDataset, build_detection_set
 from vil.utils.errors import DataError
 
 USAGE, DATA = 2, 3

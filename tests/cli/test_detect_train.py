@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
-from small_runs import checkpoint, figures, metrics, vil
 
+from tests.common.small_runs import checkpoint, figures, metrics, vil
 from vil import build
 from vil.config import get_config
-from vil.detection import models
-from vil.detection.fake import write_fake
 from vil.engine.distributed import Ranks
+from vil.tasks.detection.data.fake import write_fake
+from vil.tasks.detection.models import detectors
 
 DETECTOR = (
     "DETECTION.MODEL=mask_rcnn", "DETECTION.FPN.STAGES=[1,2]", "DETECTION.FPN.CHANNELS=16",
@@ -75,6 +75,7 @@ def test_it_starts_from_a_detector_with_other_categories(run, tmp_path):
     assert vil(*words, "FINETUNE.HEAD=new").code == 0
 
 
+@pytest.mark.defect("B33")
 def test_stages_can_be_frozen(run, tmp_path):
     words = ("FINETUNE.FREEZE_STAGES=1", f"MODEL.MODEL_PATH={run}", "OPTIM.EPOCHS=1")
     folder = tmp_path / "run"
@@ -187,13 +188,13 @@ def test_a_classifier_has_none_of_them(caplog):
 
 def test_a_dry_run_makes_up_pictures(tmp_path, monkeypatch):
     """As large as training may draw them."""
-    largest, check = set(), models.check_targets
+    largest, check = set(), detectors.check_targets
 
     def seen(images, targets):
         largest.update(tuple(image.shape[-2:]) for image in images)
         check(images, targets)
 
-    monkeypatch.setattr(models, "check_targets", seen)
+    monkeypatch.setattr(detectors, "check_targets", seen)
     monkeypatch.chdir(tmp_path)
     outcome = vil("detect", "train", "--dry-run", *DETECTOR, "DATA.TRAIN=[coco]")
     assert outcome.code == 0, outcome.err

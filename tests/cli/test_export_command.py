@@ -8,9 +8,9 @@ from pathlib import Path
 import onnxruntime
 import pytest
 import torch
-from small_runs import FOLDER, SMALL, TINY, checkpoint, draw_pictures, results, vil
 
-from vil.models.exported import load_exported
+from tests.common.small_runs import FOLDER, SMALL, TINY, checkpoint, draw_pictures, results, vil
+from vil.export.runtime import load_exported
 
 USAGE, CHECKPOINT = 2, 4
 SHIFT = "MODEL.VIT.MSVIT.MODE=1"  # in evaluation all nine chunks, so in files too

@@ -18,15 +18,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from small_runs import checkpoint, environment, free_port, metrics, results, vil
 
+from tests.common.small_runs import checkpoint, environment, free_port, metrics, results, vil
 from vil import build
 from vil.build_data import build_test_loaders
 from vil.cli.arguments import config_arguments, resolve
 from vil.config import diff, get_config
 from vil.config.defaults import KEYS, SECTIONS, leaves
 from vil.engine.distributed import Ranks
-from vil.models.checkpoint import original_names
+from vil.pretrained.load_weights import original_names
 
 ROOT = Path(__file__).parents[2]
 OLD = ROOT / "tests/legacy"
@@ -133,6 +133,7 @@ def test_training_recipes(here):
     assert losses[0] != losses[1]
 
 
+@pytest.mark.defect("B23")
 @pytest.mark.long
 def test_the_old_launcher_starts_two_processes(here):
     """torch.distributed.launch, which hands each of them --local-rank."""
@@ -288,6 +289,7 @@ SAVED = {
 }  # fmt: skip
 
 
+@pytest.mark.defect("B10")
 @pytest.mark.parametrize("name", SAVED)
 def test_saved_configs_load(name):
     """As the original wrote them: str(cfg), with None, tuples, lists and words without quotes."""
@@ -295,6 +297,7 @@ def test_saved_configs_load(name):
     assert {key: found[key] for key in SAVED[name]} == SAVED[name]
 
 
+@pytest.mark.defect("B10")
 @pytest.mark.parametrize("name", ["msvit.yaml", "msvit_384finetune.yaml", "config.yaml"])
 def test_what_yacs_prints_loads_back(tmp_path, name):
     """The string form of a tree, with the keys that a run of the original added to it."""

@@ -12,13 +12,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from small_runs import TINY, checkpoint, command, draw_pictures, environment, results, vil
 
+from tests.common.small_runs import (
+    TINY,
+    checkpoint,
+    command,
+    draw_pictures,
+    environment,
+    results,
+    vil,
+)
 from vil.cli.predict import FORMATS
 from vil.data import build_dataset
-from vil.data.digits import Digits
-from vil.data.sample import read_sample
-from vil.models.weights import DIGITS
+from vil.data.datasets.demo_digits import read_sample
+from vil.data.datasets.digits import Digits
+from vil.pretrained.catalog import DIGITS
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 NAMES = ["hue 0", "hue 90", "hue 180", "hue 270"]
@@ -303,8 +311,8 @@ def test_a_folder_of_a_model_says_what_it_is(tmp_path, monkeypatch):
     """One of timm's, whose image size is a pair."""
     import timm
 
-    from vil.models import timm_models  # noqa: F401 - registers them
-    from vil.models.hub import save_pretrained
+    from vil.integrations import timm_register  # noqa: F401 - registers them
+    from vil.pretrained.hub import save_pretrained
 
     monkeypatch.chdir(tmp_path)
     Path("photo.png").write_bytes(read_sample()[0][0].content)

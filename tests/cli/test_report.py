@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from data_files import write_everything
 from PIL import Image
-from small_runs import FOLDER, SMALL, TINY, draw_pictures, results, vil
 
+from tests.common.data_files import write_everything
+from tests.common.small_runs import FOLDER, SMALL, TINY, draw_pictures, results, vil
 from vil.cli.answers import collect
 from vil.data.batch import Batch
 from vil.engine.task import ClassificationTask

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from small_runs import TINY, checkpoint, command, environment, figures, metrics, vil
+
+from tests.common.small_runs import TINY, checkpoint, command, environment, figures, metrics, vil
 
 pytestmark = pytest.mark.long
 
@@ -101,6 +102,7 @@ def test_the_kills_struck_in_the_middle_of_an_epoch(folders, name):
         assert step % STEPS_PER_EPOCH
 
 
+@pytest.mark.defect("B24")
 @BROKEN
 def test_the_weights_are_the_same_bits(folders, name):
     for pointer in ("last", "best"):

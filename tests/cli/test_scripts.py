@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_runs import FAKE, SMALL, checkpoint, environment, metrics
 
+from tests.common.small_runs import FAKE, SMALL, checkpoint, environment, metrics
 from vil.config import get_config
 
 pytestmark = pytest.mark.long

@@ -5,7 +5,17 @@ import subprocess
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_runs import TINY, checkpoint, command, environment, metrics, results, torchrun, vil
+
+from tests.common.small_runs import (
+    TINY,
+    checkpoint,
+    command,
+    environment,
+    metrics,
+    results,
+    torchrun,
+    vil,
+)
 
 pytestmark = pytest.mark.long
 
@@ -55,6 +65,7 @@ def weights(folder):
     return torch.cat([tensor.double().flatten() for tensor in load_file(file).values()])
 
 
+@pytest.mark.defect("B23")
 @pytest.mark.parametrize("mode", MODES)
 def test_two_processes_train_as_one(root, mode):
     """10 steps of SGD in float32, half the batch each: the same weights but for rounding."""
@@ -82,6 +93,7 @@ def test_random_shift_was_on(root):
     assert not torch.equal(weights(root / "1-0"), weights(root / "1-1"))
 
 
+@pytest.mark.defect("B21")
 @pytest.mark.parametrize(("world", "count"), [(2, 361), (3, 361), (3, 2)])
 def test_any_number_of_processes_evaluates_alike(root, world, count):
     """Every image once: 361 do not divide by 2 or 3, and of 2 the third process gets none."""
@@ -98,6 +110,7 @@ def test_batch_norms_evaluate_as_they_are_saved(root):
     assert results(root / "norm")["fake"]["loss"] == pytest.approx(logged, rel=1e-6)
 
 
+@pytest.mark.defect("B10")
 def test_only_the_first_process_writes(root):
     assert (root / "2-0/command.txt").read_text().count("\n# ") == 0
     assert len(list((root / "2-0/tb").iterdir())) == 1

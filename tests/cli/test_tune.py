@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 import torch
-from small_runs import TINY, torchrun, vil
 
+from tests.common.small_runs import TINY, torchrun, vil
 from vil import build
 from vil.config import get_config
 from vil.ops import BACKENDS

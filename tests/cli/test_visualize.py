@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 from PIL import Image
-from small_runs import TINY, checkpoint, vil
 
+from tests.common.small_runs import TINY, checkpoint, vil
 from vil.cli import command_of
 from vil.cli.visualize_attention import __doc__ as attention_help
 from vil.cli.visualize_pattern import __doc__ as pattern_help

@@ -57,6 +57,7 @@ def test_ln_eps_of_a_file_of_today_needs_no_warning(tmp_path, caplog):
     assert not caplog.records
 
 
+@pytest.mark.defect("B4")
 def test_the_misspelt_memory_format(caplog):
     assert get_config(opts=["AMP.MEMORY_FORMAT", "nwhc"]).AMP.MEMORY_FORMAT == "nhwc"
     assert "nwhc is read as nhwc" in caplog.text

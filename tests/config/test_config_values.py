@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from vil.config import ConfigError, defaults, dump, get_config, load_config
 from vil.config.legacy import SPELLINGS
-from vil.config.sources import find, packaged_root
+from vil.config.yaml_source import find, packaged_root
 
 MSVIT = "MODEL.VIT.MSVIT"
 ACCEPTED = [

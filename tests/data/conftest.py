@@ -1,7 +1,8 @@
 """One root with small data of every format, written once."""
 
 import pytest
-from data_files import write_everything
+
+from tests.common.data_files import write_everything
 
 
 @pytest.fixture(scope="session")

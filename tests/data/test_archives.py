@@ -10,10 +10,10 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from data_files import picture, samples, write_map, write_tar, write_zip
 
+from tests.common.data_files import picture, samples, write_map, write_tar, write_zip
 from vil.data import build_dataset
-from vil.data.archive import TarArchive, ZipArchive
+from vil.data.formats.archive import TarArchive, ZipArchive
 from vil.data.image import UnreadableImage
 from vil.utils.errors import DataError
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_files import samples, write_folder
 
+from tests.common.data_files import samples, write_folder
 from vil.data import DATASETS, build_dataset
-from vil.detection.coco import DETECTION_SETS, OF_ALL
+from vil.tasks.detection.data.datasets import DETECTION_SETS, OF_ALL
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 

@@ -5,11 +5,11 @@ import multiprocessing
 import numpy as np
 import pytest
 import torch
-from data_files import CLASSES, samples, write_folder, write_tar, write_tsv, write_zip
 from PIL import Image
 
+from tests.common.data_files import CLASSES, samples, write_folder, write_tar, write_tsv, write_zip
 from vil.data import DATASETS, build_dataset, is_numbered
-from vil.data.joined import Joined
+from vil.data.datasets.concat import Joined
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.transforms import eval_transform, train_transform
 from vil.utils.errors import DataError
@@ -58,6 +58,7 @@ def test_the_reference_meets_every_dataset_and_every_broken_picture(reference):
     }
 
 
+@pytest.mark.defect("B22")
 @pytest.mark.parametrize(
     "context",
     ["fork", *(pytest.param(name, marks=pytest.mark.long) for name in ("spawn", "forkserver"))],

@@ -122,6 +122,7 @@ def test_a_batch_larger_than_the_dataset_is_an_error_with_numbers():
     assert TrainLoader(training_set(), batch_size=11, world=2).steps_per_epoch == 1
 
 
+@pytest.mark.defect("B21")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("n", [361, 2])

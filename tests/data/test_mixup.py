@@ -29,6 +29,7 @@ def coloured(size, step=0):
     return Batch(images.repeat(1, 1, 20, 16), targets, torch.arange(size), epoch=1, step=step)
 
 
+@pytest.mark.defect("B28")
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -80,6 +81,7 @@ def test_global_generators_are_left_alone():
     assert torch.equal(torch.get_rng_state(), before[2])
 
 
+@pytest.mark.defect("B28")
 def test_nothing_to_mix_and_unknown_modes_are_refused():
     with pytest.raises(ValueError, match="mixup_alpha > 0"):
         Mix(CLASSES)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vil.data.samplers import epoch_order, eval_batches, eval_indices, train_batches
-from vil.data.seeding import seeded
+from vil.data.seed_sequence import seeded
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 1000])

@@ -7,7 +7,7 @@ import pytest
 from torchvision.datasets import CIFAR10, MNIST
 
 from vil.data import build_dataset
-from vil.data.torchvision_sets import one_at_a_time
+from vil.data.datasets.torchvision_sets import one_at_a_time
 from vil.utils.errors import DataError
 
 

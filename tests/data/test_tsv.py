@@ -4,12 +4,12 @@ import os
 
 import numpy as np
 import pytest
-from data_files import samples, write_tsv
 from PIL import Image
 
+from tests.common.data_files import samples, write_tsv
 from vil.data import build_dataset
+from vil.data.formats.tsv_file import TsvFile
 from vil.data.image import UnreadableImage
-from vil.data.tsv_file import TsvFile
 from vil.utils.errors import DataError
 
 FILES = samples("train")
@@ -78,9 +78,9 @@ def test_rows_are_found_however_the_file_ends(rows, end, tmp_path):
 def test_rows_are_found_across_blocks(tmp_path, monkeypatch):
     path = tmp_path / "a.tsv"
     path.write_text("".join(f"{'k' * i}\t{i}\n" for i in range(40)))
-    monkeypatch.setattr("vil.data.tsv_file.BLOCK", 7)
-    monkeypatch.setattr("vil.data.tsv_file.PART", 3)
-    monkeypatch.setattr("vil.data.tsv_file.HEAD", 2)
+    monkeypatch.setattr("vil.data.formats.tsv_file.BLOCK", 7)
+    monkeypatch.setattr("vil.data.formats.tsv_file.PART", 3)
+    monkeypatch.setattr("vil.data.formats.tsv_file.HEAD", 2)
     for _ in range(2):  # made, then read
         assert [TsvFile(path).row(i) for i in (0, 9, 39)] == [
             f"{'k' * i}\t{i}".encode() for i in (0, 9, 39)

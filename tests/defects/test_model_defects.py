@@ -1,6 +1,4 @@
-"""Defects of the original's model and attentions that must not come back; the table of all is in
-tests/test_defects.py.
-"""
+"""Defects of the original's model and attentions that must not come back. README.md lists all."""
 
 import gc
 
@@ -13,8 +11,8 @@ from vil.config import get_config
 from vil.data.batch import Batch
 from vil.engine.distributed import Ranks
 from vil.layers.attention import ATTENTIONS
-from vil.models.checkpoint import load_original, original_names
 from vil.ops import BACKENDS, Case, Window, local_attention
+from vil.pretrained.load_weights import load_original, original_names
 from vil.utils.errors import CheckpointError
 
 CPU = torch.device("cpu")
@@ -31,6 +29,7 @@ def built(*opts: str) -> nn.Module:
     return build.build_model(configured(*opts))
 
 
+@pytest.mark.defect("B2")
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_every_attention_takes_any_size(name):
     """B2. The original was tied to the square it was built for."""
@@ -38,12 +37,14 @@ def test_every_attention_takes_any_size(name):
     assert model(torch.randn(2, 3, 65, 30)).shape == (2, 5)
 
 
+@pytest.mark.defect("B3")
 def test_the_default_architecture_runs():
     """B3. The original's had 12 heads for a width of 796."""
     with torch.device("meta"):
         assert build.build_model(get_config())(torch.empty(1, 3, 224, 224)).shape == (1, 1000)
 
 
+@pytest.mark.defect("B4")
 def test_channels_last_reaches_weights_and_images_and_changes_no_loss():
     """B4. One of the two was converted, and neither without AMP."""
     batch = Batch(torch.randn(4, 3, 40, 40), torch.arange(4), torch.arange(4))
@@ -62,6 +63,7 @@ def test_channels_last_reaches_weights_and_images_and_changes_no_loss():
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.defect("B6")
 def test_ln_eps_reaches_every_norm():
     """B6. The original stored it and used 1e-6."""
     model = built(f"{MSVIT}.LN_EPS=0.5")
@@ -70,6 +72,7 @@ def test_ln_eps_reaches_every_norm():
     assert {norm.eps for norm in norms} == {0.5}
 
 
+@pytest.mark.defect("B11")
 def test_a_missing_norm_is_not_filled_from_another():
     """B11. Names were matched by their ends, and `norm.weight` is the end of all norms."""
     model = built()
@@ -88,6 +91,7 @@ CYCLIC = [
 ]
 
 
+@pytest.mark.defect("B14")
 @pytest.mark.parametrize(("name", "window"), CYCLIC, ids=str)
 def test_cyclic_padding_is_never_seen(name, window):
     """B14. Values of 1 average to 1, unless the zeros of the padding are among them."""
@@ -96,6 +100,7 @@ def test_cyclic_padding_is_never_seen(name, window):
     torch.testing.assert_close(out, q)
 
 
+@pytest.mark.defect("B16")
 @pytest.mark.parametrize("amp", [False, True])
 def test_the_backward_by_hand_follows_the_precision(amp):
     """B16. It was float16 on GPUs always, and failed without global tokens and AMP."""
@@ -115,6 +120,7 @@ def test_the_backward_by_hand_follows_the_precision(amp):
     assert (found[0] - found[1]).norm() <= tolerance * found[1].norm()
 
 
+@pytest.mark.defect("B17")
 def test_shared_keys_and_values_are_computed_once():
     """B17. The original projected all tokens a second time for the global ones."""
     model, calls = built(), []
@@ -125,6 +131,7 @@ def test_shared_keys_and_values_are_computed_once():
     assert calls == ["stages.0.blocks.0.attn.kv", "stages.1.blocks.0.attn.kv"]
 
 
+@pytest.mark.defect("B17")
 @pytest.mark.parametrize("share", [True, False])
 def test_global_attention_trains_all_it_has(share):
     """B17. With a relative bias the original had tables that nothing read, which DDP refuses."""
@@ -137,6 +144,7 @@ def test_global_attention_trains_all_it_has(share):
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
+@pytest.mark.defect("B18")
 @pytest.mark.parametrize("name", ["linformer", "performer", "srformer"])
 def test_no_attention_loses_its_positions(name, caplog):
     """B18. a0 took the absolute embedding away from attentions without a relative bias."""
@@ -146,6 +154,7 @@ def test_no_attention_loses_its_positions(name, caplog):
     assert "absolute embedding is used there" in caplog.text
 
 
+@pytest.mark.defect("B19")
 def test_a_performer_s_image_does_not_depend_on_its_batch():
     """B19. One maximum was taken over the whole batch."""
     model = built(f"{MSVIT}.ATTN_TYPE=performer").double().eval()
@@ -154,11 +163,13 @@ def test_a_performer_s_image_does_not_depend_on_its_batch():
     torch.testing.assert_close(model(images), alone, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.defect("B26")
 def test_a_model_with_stochastic_depth_can_be_printed():
     """B26. Its rate was a tensor, which today's timm cannot format."""
     assert "drop_prob=0.3" in str(built("MODEL.VIT.DROP_PATH=0.3"))
 
 
+@pytest.mark.defect("B31")
 @torch.no_grad()
 def test_new_image_sizes_leave_nothing_behind():
     """B31. Masks of 128 sizes were kept, on the GPU too."""

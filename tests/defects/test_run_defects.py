@@ -1,6 +1,4 @@
-"""Defects of the original's runs, data and commands that must not come back; the table of all is in
-tests/test_defects.py.
-"""
+"""Defects of the original's runs, data and commands that must not come back. README.md has all."""
 
 import json
 import struct
@@ -16,8 +14,8 @@ from safetensors.torch import load_file
 from vil.cli import main
 from vil.config import dump, get_config
 from vil.config.load import diff
-from vil.engine.losses import LOSSES
 from vil.optim import build_optimizer, decay_groups
+from vil.tasks.classification.losses import LOSSES
 
 ROOT = Path(__file__).parents[2]
 TINY = (
@@ -65,6 +63,7 @@ def fresh_python(code: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.defect("B1")
 def test_importing_the_commands_does_nothing():
     """B1. The original parsed arguments, read data and asked for CUDA when it was imported."""
     code = (
@@ -75,6 +74,7 @@ def test_importing_the_commands_does_nothing():
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.defect("B7", "B24")
 def test_a_run_of_one_step_epochs_goes_on():
     """B7 and B24. Resuming read the epoch out of checkpoint_last.pth; one-step epochs broke it."""
     assert train("broken", "ONLY_SAVE_LAST=1", "OPTIM.EPOCHS=2") == 0
@@ -104,6 +104,7 @@ def test_adamw_is_torch_s():
     assert then.tolist() == pytest.approx([0.9490673, -1.9465697, 0.4743227], abs=3e-7)
 
 
+@pytest.mark.defect("B10")
 def test_a_saved_config_is_its_own_copy():
     """B10. The original could not read the config.yaml that it had written."""
     assert train("run", "AUG.SCALE=(0.5, 1)", "DATALOADER.RE=no") == 0
@@ -113,6 +114,7 @@ def test_a_saved_config_is_its_own_copy():
     assert dump(found) == Path("again/config.yaml").read_text()
 
 
+@pytest.mark.defect("B24")
 def test_what_the_loop_lacked_changes_the_run():
     """B24. No clipping, average or accumulation: two halves of a batch are the whole batch."""
     settings = {
@@ -131,6 +133,7 @@ def test_what_the_loop_lacked_changes_the_run():
     assert loss != found["averaged"][1]
 
 
+@pytest.mark.defect("B26")
 @pytest.mark.long
 def test_nothing_deprecated_is_imported_or_called():
     """B26. With the packages we use already there, what warns after that is ours."""
@@ -154,6 +157,7 @@ print(len(found) > 60, "timm.models.layers" in sys.modules)
     assert fresh_python(code) == "True False\n"
 
 
+@pytest.mark.defect("B27")
 def test_pictures_with_one_channel_reach_the_model():
     """B27. MNIST could be loaded, and then not be shown to the network."""
     folder = Path("data/MNIST/raw")
@@ -174,12 +178,14 @@ def write_idx(file: Path, array: np.ndarray) -> None:
     file.write_bytes(head + array.tobytes())
 
 
+@pytest.mark.defect("B28")
 def test_an_odd_batch_is_mixed():
     """B28. The original's mixup refused it."""
     assert train("run", "DATALOADER.BSZ=5", "AUG.MIXUP_PROB=1", "AUG.MIXUP=0.8") == 0
     assert len(metrics("run", "train")) == 3
 
 
+@pytest.mark.defect("B29")
 @pytest.mark.parametrize("mixing", [(), ("AUG.MIXUP_PROB=1", "AUG.MIXUP=0.8")])
 def test_every_loss_trains(mixing):
     """B29. The original's loop stopped at all but the first."""
@@ -190,6 +196,7 @@ def test_every_loss_trains(mixing):
     assert len(set(losses.values())) == len(LOSSES)
 
 
+@pytest.mark.defect("B29")
 @pytest.mark.parametrize("name", ["multisoftmax", "mse"])
 def test_a_loss_of_several_labels_is_refused_by_name(name, capsys):
     """B29. Accepted by the config of old, and then the loop ended with a traceback."""
@@ -198,6 +205,7 @@ def test_a_loss_of_several_labels_is_refused_by_name(name, capsys):
     assert not Path("run").exists()
 
 
+@pytest.mark.defect("B32")
 def test_the_cuda_kernel_by_its_old_name(capsys):
     """B32. Advertised, and then an error from deep inside. On a CPU it is refused in one line."""
     assert train("run", "MODEL.VIT.MSVIT.ATTN_TYPE=longformer_cuda") == 2

@@ -4,17 +4,25 @@ import dataclasses
 
 import pytest
 import torch
-from engine_toy import CLASSES, CPU, ToyLoader, held_out, metrics, toy_model, toy_optimizer
 from torch import Tensor
 
-from vil.engine import verdict
+from tests.common.toy_engine import (
+    CLASSES,
+    CPU,
+    ToyLoader,
+    held_out,
+    metrics,
+    toy_model,
+    toy_optimizer,
+)
+from vil.engine import nonfinite
+from vil.engine.checkpoint.manager import Rhythm
+from vil.engine.checkpoint.save_load import State
 from vil.engine.distributed import Ranks
-from vil.engine.guard import Guard
-from vil.engine.keeper import Rhythm
-from vil.engine.run import Run
-from vil.engine.state import State
+from vil.engine.loop import train
+from vil.engine.preemption import Guard
+from vil.engine.run_dir import Run
 from vil.engine.task import ClassificationTask
-from vil.engine.train import train
 from vil.optim import Ema, Schedule
 
 STEPS, EVERY = 20, 10
@@ -99,13 +107,13 @@ def counted(monkeypatch):
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", pinned)
     monkeypatch.setattr(torch.cuda, "Event", Finished)
-    init = verdict.Late.__init__
+    init = nonfinite.Late.__init__
 
     def on_an_accelerator(self, device):
         init(self, device)
         self.ahead = True
 
-    monkeypatch.setattr(verdict.Late, "__init__", on_an_accelerator)
+    monkeypatch.setattr(nonfinite.Late, "__init__", on_an_accelerator)
     return begun
 
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_toy import CLASSES, DTYPE, toy_model, toy_optimizer
 from torch import nn
 
-from vil.engine.disk import MANIFEST, SEAL, damage, fingerprint, seal
+from tests.common.toy_engine import CLASSES, DTYPE, toy_model, toy_optimizer
+from vil.engine.checkpoint.manifest import MANIFEST, SEAL, damage, fingerprint, seal
+from vil.engine.checkpoint.model_weights import load_exactly
+from vil.engine.checkpoint.save_load import State, load, newest_valid, pointer, resume, save
 from vil.engine.distributed import Ranks
-from vil.engine.state import State, load, newest_valid, pointer, resume, save
-from vil.engine.weights import load_exactly
 from vil.optim import build_optimizer, decay_groups
+from vil.utils.atomic_write import replace_text
 from vil.utils.errors import CheckpointError, DivergedError
-from vil.utils.files import replace_text
 
 SCALER = torch.amp.GradScaler("cpu", enabled=False)
 FILES = ("model.safetensors", "state.pt", MANIFEST, SEAL)
@@ -261,6 +261,7 @@ class Payload:
 WRITERS = [torch.save, lambda o, file: file.write_bytes(pickle.dumps(o, protocol=2))]
 
 
+@pytest.mark.defect("B12")
 @pytest.mark.parametrize("write", WRITERS, ids=["zip", "pickle"])
 def test_a_hostile_state_file_is_refused_and_not_run(tmp_path, write):
     """Its manifest is forged too: the hashes agree."""

@@ -8,12 +8,12 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_toy import CLASSES, CPU, held_out, metrics, pick, samples, toy_train
 from safetensors.torch import load_file
 from torch import nn
 
+from tests.common.toy_engine import CLASSES, CPU, held_out, metrics, pick, samples, toy_train
+from vil.engine.checkpoint.save_load import State, load, pointer, save
 from vil.engine.distributed import Ranks
-from vil.engine.state import State, load, pointer, save
 from vil.engine.step import set_rate
 from vil.engine.task import ClassificationTask
 from vil.optim import build_optimizer, decay_groups

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from records import FOUND
+
+from tests.common.faults.records import FOUND
 
 
 def pytest_collection_modifyitems(items):

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from engine_toy import toy_train
-from real_runs import begin, said, seconds_to_end, status
-from records import record
-from small_runs import (
+
+from tests.common.faults.real_runs import begin, said, seconds_to_end, status
+from tests.common.faults.records import record
+from tests.common.small_runs import (
     FOLDER,
     SMALL,
     TINY,
@@ -29,10 +29,10 @@ from small_runs import (
     metrics,
     vil,
 )  # fmt: skip
+from tests.common.toy_engine import toy_train
+from vil.engine.run_dir import RunInUseError, take
 
-from vil.engine.run import RunInUseError, take
-
-AROUND = str(Path(__file__).with_name("injected_around.py"))
+AROUND = str(Path(__file__).parents[1] / "common/faults/injected_around.py")
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 IN_USE = 9  # of a racer of these tests
 STEPS = 8

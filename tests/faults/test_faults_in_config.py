@@ -4,14 +4,14 @@ import random
 import re
 
 import pytest
-from real_runs import really
-from records import record
-from small_runs import vil
 
+from tests.common.faults.real_runs import really
+from tests.common.faults.records import record
+from tests.common.small_runs import vil
 from vil.config import defaults, dump, get_config
+from vil.config.coercion import coerce
 from vil.config.legacy import SPELLINGS
-from vil.config.sources import packaged_root
-from vil.config.values import coerce
+from vil.config.yaml_source import packaged_root
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ_"
 USAGE = 2

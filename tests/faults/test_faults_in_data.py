@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from data_files import picture, write_everything
-from real_runs import begin, end_all, left_over, said, seconds_to_end, status
-from records import record
-from small_runs import SMALL, TINY, checkpoint, figures, metrics, results, vil
-from test_unreadable import BAD, GOOD
 
+from tests.common.bad_images import BAD, GOOD
+from tests.common.data_files import picture, write_everything
+from tests.common.faults.real_runs import begin, end_all, left_over, said, seconds_to_end, status
+from tests.common.faults.records import record
+from tests.common.small_runs import SMALL, TINY, checkpoint, figures, metrics, results, vil
 from vil import build_data
 from vil.config import get_config
-from vil.data.unreadable import Samples
+from vil.data.robust_dataset import Samples
 from vil.engine.distributed import Ranks
 
-AROUND = str(Path(__file__).with_name("injected_around.py"))
+AROUND = str(Path(__file__).parents[1] / "common/faults/injected_around.py")
 DATA = 3
 pytestmark = pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 

@@ -10,12 +10,12 @@ import time
 
 import pytest
 import torch
-from engine_toy import metrics, toy_model, toy_optimizer, toy_train
-from records import record
 
-from vil.engine import disk, state
+from tests.common.faults.records import record
+from tests.common.toy_engine import metrics, toy_model, toy_optimizer, toy_train
+from vil.engine.checkpoint import manifest, save_load
+from vil.engine.checkpoint.save_load import State, damage, newest_valid, pointer, save
 from vil.engine.distributed import Ranks
-from vil.engine.state import State, damage, newest_valid, pointer, save
 from vil.utils.errors import SaveError
 
 SCALER = torch.amp.GradScaler("cpu", enabled=False)
@@ -105,7 +105,7 @@ def test_f10_a_full_disk(tmp_path):
 
 def test_f10_too_little_room(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr(manifest.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(SaveError, match="MB needed, 0 MB free"):
         toy_train(tmp_path, max_steps=1)
     left = list((tmp_path / "checkpoints").iterdir())
@@ -126,14 +126,14 @@ def failing(times, function, error):
 
 
 def test_f31_a_rename_that_fails_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk.os, "rename", failing(1, os.rename, errno.EIO))
+    monkeypatch.setattr(manifest.os, "rename", failing(1, os.rename, errno.EIO))
     toy_train(tmp_path)
     failures = [m for m in metrics(tmp_path) if m["split"] == "save"]
     record("F31", "a rename that fails once is tried again", failures == [], True)
 
 
 def test_f31_a_disk_that_fails_for_a_while(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(disk.os, "rename", failing(2, os.rename, errno.EIO))
+    monkeypatch.setattr(manifest.os, "rename", failing(2, os.rename, errno.EIO))
     toy_train(tmp_path)
     told = "no checkpoint of step 5: OSError" in capsys.readouterr().out
     record("F31", "a checkpoint that cannot be written is said, and training goes on", told, True)
@@ -143,24 +143,24 @@ def test_f31_a_disk_that_fails_for_a_while(tmp_path, monkeypatch, capsys):
 def test_f31_a_checkpoint_that_cannot_be_read(tmp_path, monkeypatch):
     toy_train(tmp_path, save_steps=5, keep=9)
     last, before = sorted((tmp_path / "checkpoints").glob("step-*"))[-1:-3:-1]
-    whole = disk.fingerprint
+    whole = manifest.fingerprint
 
     def unreadable(file):
         if file.parent == last:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return whole(file)
 
-    monkeypatch.setattr(disk, "fingerprint", unreadable)
+    monkeypatch.setattr(manifest, "fingerprint", unreadable)
     with pytest.warns(UserWarning, match="cannot be read: Input/output error"):
         found = newest_valid(tmp_path / "checkpoints")
     record("F31", "an unreadable checkpoint is stepped over", found == before, True)
 
 
 def test_f31_a_slow_disk(tmp_path, monkeypatch):
-    def slow(path, sync=disk.sync):
+    def slow(path, sync=manifest.sync):
         time.sleep(0.05)
         sync(path)
 
-    monkeypatch.setattr(disk, "sync", slow)
+    monkeypatch.setattr(manifest, "sync", slow)
     assert toy_train(tmp_path).step == 10
-    assert state.damage(pointer(tmp_path / "checkpoints", "last")) is None
+    assert save_load.damage(pointer(tmp_path / "checkpoints", "last")) is None

@@ -6,8 +6,7 @@ import signal
 import statistics
 import time
 
-from engine_toy import Troubled, held_out, toy_train
-from real_runs import (
+from tests.common.faults.real_runs import (
     LONG,
     begin,
     end_all,
@@ -18,8 +17,8 @@ from real_runs import (
     status,
     wait_until_running,
 )
-from records import record
-
+from tests.common.faults.records import record
+from tests.common.toy_engine import Troubled, held_out, toy_train
 from vil.utils.errors import StoppedError
 
 SETS = {"odd": held_out(3610, size=4)}  # its evaluation takes about as long as the five steps

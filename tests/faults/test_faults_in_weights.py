@@ -5,11 +5,11 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from real_runs import really
-from records import record
 from safetensors.torch import load_file
-from small_runs import TINY, checkpoint, vil
 
+from tests.common.faults.real_runs import really
+from tests.common.faults.records import record
+from tests.common.small_runs import TINY, checkpoint, vil
 from vil import build
 from vil.config import get_config
 

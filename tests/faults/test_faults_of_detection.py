@@ -6,10 +6,11 @@ import math
 import re
 
 import pytest
-from real_runs import begin, end_all, said, saved_step, seconds_to_end, status
-from records import record
-from same_runs import equal_digests
-from small_runs import figures, metrics, vil
+
+from tests.common.faults.real_runs import begin, end_all, said, saved_step, seconds_to_end, status
+from tests.common.faults.records import record
+from tests.common.faults.same_runs import equal_digests
+from tests.common.small_runs import figures, metrics, vil
 
 ARCH = "l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s1,g1,p2,f3,a0"
 # All that draws: sizes, flips, samples of anchors and proposals, random shift, drop path.
@@ -84,7 +85,7 @@ STRANGE = {
 @pytest.fixture(scope="module")
 def strange(tmp_path_factory):
     """A set whose every other picture has strange boxes, a crowd, or nothing; and wrong sizes."""
-    from vil.detection.fake import write_fake
+    from vil.tasks.detection.data.fake import write_fake
 
     root = tmp_path_factory.mktemp("strange")
     for split in ("train", "val"):

@@ -11,16 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
-from real_runs import begin, end_all, said, saved_step, seconds_to_end, status
-from records import record
-from same_runs import equal_digests
-from small_runs import TINY, checkpoint
 
-from vil.engine.state import damage, newest_valid
+from tests.common.faults.real_runs import begin, end_all, said, saved_step, seconds_to_end, status
+from tests.common.faults.records import record
+from tests.common.faults.same_runs import equal_digests
+from tests.common.small_runs import TINY, checkpoint
+from vil.engine.checkpoint.save_load import damage, newest_valid
 
 WORDS = (*TINY, "OPTIM.EMA=0.9", "RUN.SAVE_STEPS=1", "RUN.KEEP=9", "SOLVER.LR_POLICY=")
 DIGESTS = 4
-DISK = str(Path(__file__).with_name("injected_disk.py"))
+DISK = str(Path(__file__).parents[1] / "common/faults/injected_disk.py")
 
 
 def finished(folder, *words, **environ) -> bool:

@@ -4,9 +4,10 @@ import re
 import shutil
 
 import pytest
-from real_runs import begin, end_all, said, saved_step, seconds_to_end
-from records import record
-from small_runs import TINY, draw_pictures, vil
+
+from tests.common.faults.real_runs import begin, end_all, said, saved_step, seconds_to_end
+from tests.common.faults.records import record
+from tests.common.small_runs import TINY, draw_pictures, vil
 
 MSVIT = "MODEL.VIT.MSVIT"
 OTHER_ARCH = f"{MSVIT}.ARCH=l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n2,s0,g1,p2,f3,a0"

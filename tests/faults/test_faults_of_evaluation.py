@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from records import record
-from small_runs import FAKE, SMALL, draw_pictures, metrics, torchrun, vil
+
+from tests.common.faults.records import record
+from tests.common.small_runs import FAKE, SMALL, draw_pictures, metrics, torchrun, vil
 
 IMAGES = 37  # divides by neither 2 nor 3
 COUNTS, SIZES = (IMAGES, 2, 1), (12, 1)  # images, and of a batch over all ranks

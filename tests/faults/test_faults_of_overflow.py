@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
-from real_runs import INJECTED, begin, end_all, said, seconds_to_end
-from records import record
 from safetensors.torch import load_file
-from same_runs import equal_digests, fingerprint
-from small_runs import TINY, checkpoint, metrics, torchrun
+
+from tests.common.faults.real_runs import INJECTED, begin, end_all, said, seconds_to_end
+from tests.common.faults.records import record
+from tests.common.faults.same_runs import equal_digests, fingerprint
+from tests.common.small_runs import TINY, checkpoint, metrics, torchrun
 
 PER_EPOCH = 12
 BAD = [0, 4, 5, 14]  # steps; the last one only in runs of two epochs

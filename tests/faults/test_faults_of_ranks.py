@@ -3,10 +3,19 @@
 import time
 
 import torch
-from real_runs import ELASTIC, begin, end_all, said, saved_step, seconds_to_end, status
-from records import record
 from safetensors.torch import load_file
-from small_runs import TINY, checkpoint, metrics
+
+from tests.common.faults.real_runs import (
+    ELASTIC,
+    begin,
+    end_all,
+    said,
+    saved_step,
+    seconds_to_end,
+    status,
+)
+from tests.common.faults.records import record
+from tests.common.small_runs import TINY, checkpoint, metrics
 
 SHORT = (*TINY, "OPTIM.EPOCHS=4", "OPTIM.EMA=0.9", "RUN.SAVE_STEPS=3")
 RESTARTS = ("--max-restarts=1",)

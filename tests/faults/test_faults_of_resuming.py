@@ -3,10 +3,11 @@
 import random
 
 import pytest
-from real_runs import ELASTIC, begin, end_all, said, saved_step, seconds_to_end
-from records import record
-from same_runs import EVERYTHING, WITNESS, equal_digests, miscounted, order
-from small_runs import torchrun
+
+from tests.common.faults.real_runs import ELASTIC, begin, end_all, said, saved_step, seconds_to_end
+from tests.common.faults.records import record
+from tests.common.faults.same_runs import EVERYTHING, WITNESS, equal_digests, miscounted, order
+from tests.common.small_runs import torchrun
 
 IMAGES, PER_EPOCH, EPOCHS = 96, 6, 5
 END = PER_EPOCH * EPOCHS

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from data_files import picture, samples, write_folder, write_map, write_tsv
-from real_runs import really
-from records import record
-from small_runs import SMALL, TINY, Outcome, vil
 
-from vil.engine.disk import MANIFEST, SEAL, fingerprint, seal
+from tests.common.data_files import picture, samples, write_folder, write_map, write_tsv
+from tests.common.faults.real_runs import really
+from tests.common.faults.records import record
+from tests.common.small_runs import SMALL, TINY, Outcome, vil
+from vil.engine.checkpoint.manifest import MANIFEST, SEAL, fingerprint, seal
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 

@@ -6,11 +6,20 @@ import sys
 from pathlib import Path
 
 import pytest
-import small_runs
-from real_runs import begin, end_all, said, seconds_to_end
-from records import record
-from same_runs import EVERYTHING, equal_digests
-from small_runs import FOLDER, TINY, command, draw_pictures, environment, figures, metrics, vil
+
+from tests.common.faults.real_runs import begin, end_all, said, seconds_to_end
+from tests.common.faults.records import record
+from tests.common.faults.same_runs import EVERYTHING, equal_digests
+from tests.common.small_runs import (
+    FOLDER,
+    TINY,
+    command,
+    draw_pictures,
+    environment,
+    figures,
+    metrics,
+    vil,
+)
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 SETTINGS = {
@@ -36,7 +45,7 @@ WRONG_LATER = [
 ]  # fmt: skip
 ALL_IN_ONE = """
 import json, sys
-from small_runs import vil
+from tests.common.small_runs import vil
 print(json.dumps([vil(*line) for line in json.loads(sys.argv[1])]))
 """
 
@@ -74,8 +83,6 @@ def answers_under_o(lines, own):
     environ = environment(PYTHONOPTIMIZE="1")
     settings = dict(capture_output=True, text=True)
     ends = [subprocess.run(command(*line), env=environ, **settings) for line in lines[:own]]
-    tests = str(Path(small_runs.__file__).parent)
-    environ["PYTHONPATH"] = ":".join(filter(None, [tests, environ.get("PYTHONPATH")]))
     words = [sys.executable, "-c", ALL_IN_ONE, json.dumps(lines[own:])]
     together = subprocess.run(words, env=environ, check=True, **settings).stdout
     return [(end.returncode, end.stderr) for end in ends] + [

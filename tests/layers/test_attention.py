@@ -1,21 +1,17 @@
 """What every attention module keeps: the reference, padding, odd sizes, export, counts."""
 
-import json
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import vil
-from vil.layers.attention import ATTENTIONS, set_progress
-from vil.models.checkpoint import load_original
+from tests.common.golden import GOLDEN, read, step_with_mode
+from vil.layers.attention import ATTENTIONS
 from vil.ops import BACKENDS, Case, Window
-from vil.utils.progress import Progress
+from vil.pretrained.load_weights import load_original
 
-GOLDEN = Path(__file__).parent.parent / "golden"
 CASES = sorted(path.stem for path in GOLDEN.glob("*.safetensors") if "model_" not in path.stem)
 OWN = {  # the least that each attention is built with
     "longformer": {"window": 3},
@@ -33,22 +29,6 @@ BIASES = [
     for name, kind in ATTENTIONS.items()
     for rel_pos in ([False, True] if kind.has_relative_bias else [False])
 ]
-
-
-def read(name: str) -> tuple[dict, dict, dict, dict]:
-    """The arguments, tensors, parameters and gradients of a golden file."""
-    with safe_open(GOLDEN / f"{name}.safetensors", "pt") as file:
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        meta = json.loads(file.metadata()["meta"])
-    parts = [
-        {
-            key.removeprefix(prefix): value
-            for key, value in tensors.items()
-            if key.startswith(prefix)
-        }
-        for prefix in ("param.", "grad.")
-    ]
-    return meta, tensors, *parts
 
 
 def build(meta: dict, backend: str) -> torch.nn.Module:
@@ -78,15 +58,6 @@ def build(meta: dict, backend: str) -> torch.nn.Module:
         share_weights=meta["share_w"],
         backend=backend,
     )
-
-
-def step_with_mode(module: torch.nn.Module, mode: int) -> None:
-    """Random shift draws its neighbour from the step: go to a step at which it draws this one."""
-    for step in range(200):
-        set_progress(module, Progress(step=step))
-        if module.current_mode() == mode:
-            return
-    raise AssertionError(f"mode {mode} was never drawn")
 
 
 def accepted(name: str) -> list[str]:
@@ -145,6 +116,7 @@ def real_rows(out: torch.Tensor) -> torch.Tensor:
     return torch.cat([out[:, :2], out[:, 2:].unflatten(1, (7, 6))[:, :5, :4].flatten(1, 2)], dim=1)
 
 
+@pytest.mark.defect("B17")
 @pytest.mark.parametrize(("name", "rel_pos"), BIASES)
 def test_every_parameter_gets_a_gradient(name, rel_pos):
     own = OWN.get(name, {}) | SEPARATE.get(name, {})
@@ -221,6 +193,7 @@ def test_export_with_symbolic_sizes(name):
         assert torch.allclose(exported(x), module(x), atol=1e-5), size
 
 
+@pytest.mark.defect("B15")
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
@@ -248,6 +221,7 @@ def test_wrong_settings_are_refused(name, arguments, message):
         vil.build_attention(name, **({"dim": 8, "num_heads": 2} | arguments))
 
 
+@pytest.mark.defect("B13")
 @pytest.mark.parametrize("name", ATTENTIONS)
 @pytest.mark.parametrize("separate", [False, True])
 def test_macs_are_half_the_counted_flops_on_whole_chunks(name, separate):

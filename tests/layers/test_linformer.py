@@ -4,7 +4,7 @@ import torch
 
 import vil
 from vil.layers.attention.linformer import resize_projection
-from vil.layers.position import resize_table
+from vil.layers.pos_embed import resize_table
 
 
 def test_resized_projections_keep_sums_and_global_rows():

@@ -43,6 +43,7 @@ def test_directions_are_orthogonal_and_lengths_gaussian():
     assert rows.norm(dim=1).square().var() == pytest.approx(8, rel=0.15)  # chi squared, 4 degrees
 
 
+@pytest.mark.defect("B19")
 @pytest.mark.parametrize("batch_max", [False, True])
 def test_whether_an_image_depends_on_its_batch(batch_max):
     torch.manual_seed(0)
@@ -74,11 +75,13 @@ def redraws(steps: range, steps_per_epoch: int, module: nn.Module) -> list[int]:
     return found
 
 
+@pytest.mark.defect("B19")
 def test_redraws_every_1_plus_5_epochs_steps_from_the_start_of_each_epoch():
     wanted = [*range(15), 15, 21, 27, 30, 41]  # epochs of 15: periods 1, 6, 11
     assert redraws(range(45), 15, build()) == wanted
 
 
+@pytest.mark.defect("B19")
 def test_the_draw_is_a_function_of_seed_step_and_module():
     def ran(first: int, last: int = 34, seed: int = 1) -> list[Tensor]:
         modules = nn.ModuleList([build(), build()])

@@ -13,6 +13,7 @@ def build(**own) -> nn.Module:
     return module.double()
 
 
+@pytest.mark.defect("B20")
 @pytest.mark.parametrize(("ragged", "seen"), [("pad", True), ("drop", False)])
 def test_whether_tokens_of_incomplete_cells_are_seen(ragged, seen):
     module, x = build(ragged=ragged), torch.randn(1, 36, 8, dtype=torch.float64)
@@ -26,6 +27,7 @@ def test_both_ways_agree_on_whole_cells():
     assert torch.equal(build(ragged="pad")(x, (6, 9)), build(ragged="drop")(x, (6, 9)))
 
 
+@pytest.mark.defect("B20")
 @pytest.mark.parametrize("ragged", ["pad", "drop"])
 def test_a_single_cell_is_not_normalised_away(ragged):
     """The norm of one position is zero whatever it holds."""

@@ -7,9 +7,9 @@ import torch
 from vil.layers.attention import ATTENTIONS, build_attention
 from vil.models.arch import parse_arch
 from vil.models.attention_maps import REFUSED, ROWS, attention_maps, token_weights
-from vil.models.msvit import MsViT
+from vil.models.vision_longformer import MsViT
 from vil.ops import Window
-from vil.ops.definition import meetings
+from vil.ops.reference import meetings
 
 DIM, HEADS = 12, 3
 OWN = {"longformer": {"window": 3}, "performer": {"num_features": 5}, "srformer": {"ratio": 3}}

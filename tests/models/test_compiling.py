@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vil.models.arch import parse_arch
-from vil.models.msvit import MsViT
+from vil.models.vision_longformer import MsViT
 from vil.ops import BACKENDS, dispatch
 from vil.ops.dispatch import CHOICES
 

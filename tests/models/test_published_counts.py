@@ -9,8 +9,8 @@ import torch
 
 import vil
 from vil.models.arch import parse_arch
-from vil.models.msvit import MsViT
-from vil.models.zoo import ARCHS
+from vil.models.registry import ARCHS
+from vil.models.vision_longformer import MsViT
 
 SMALL = (
     "l1,h3,d96,n1,s{s[0]},g{g[0]},p4,f{f[0]},a1_l2,h3,d192,n2,s{s[1]},g{g[1]},p2,f{f[1]},a1_"

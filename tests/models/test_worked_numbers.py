@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_attention import step_with_mode
 
+from tests.common.golden import step_with_mode
 from vil.layers.attention.longformer import LongformerAttention
 from vil.models.arch import parse_arch
-from vil.models.checkpoint import original_names
-from vil.models.msvit import MsViT
+from vil.models.vision_longformer import MsViT
+from vil.pretrained.load_weights import original_names
 
 NUMBERS = json.loads(
     (Path(__file__).parent.parent / "golden" / "worked_numbers.json").read_text(encoding="utf-8")

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from vil.ops import BACKENDS
-from vil.ops.backends import flex, triton_fused
+from vil.ops.backends import flex
+from vil.ops.backends.triton import fused
+from vil.ops.custom_op import BACKWARDS, FORWARDS
 from vil.ops.dispatch import CHOICES
-from vil.ops.recompute import BACKWARDS, FORWARDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
@@ -44,8 +45,8 @@ def test_it_has_a_paragraph_for_every_backend():
 
 
 def test_the_limits_it_tells_are_those_of_the_code():
-    low, high = triton_fused.HEAD_DIMS
-    assert f"Head dims {low} to {high}, w {' to '.join(map(str, triton_fused.WINDOWS))}" in TEXT
+    low, high = fused.HEAD_DIMS
+    assert f"Head dims {low} to {high}, w {' to '.join(map(str, fused.WINDOWS))}" in TEXT
     assert flex.MAX_SHAPES > 0
 
 

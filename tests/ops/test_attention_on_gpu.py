@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import PAIRWISE, name_of
 
-from vil.ops import BACKENDS, Case, Window, autotune, choose
+from tests.common.attention_cases import PAIRWISE, name_of
+from vil.ops import BACKENDS, Case, Window, choose
 from vil.ops.testing import errors, make_inputs, run
+from vil.ops.tuning import tuner
 from vil.utils.timing import peak_tensor_bytes
 
 pytestmark = pytest.mark.gpu
@@ -65,7 +66,7 @@ def test_little_is_held_beside_inputs_outputs_and_gradients():
 
 def test_the_tuner_takes_triton():
     torch.set_float32_matmul_precision("high")  # as AMP.TF32 does; checks multiply exactly
-    trials = autotune.tune(LARGE, ["triton", "chunk_handgrad", "gathered", "blocked"], rounds=5)
+    trials = tuner.tune(LARGE, ["triton", "chunk_handgrad", "gathered", "blocked"], rounds=5)
     torch.set_float32_matmul_precision("highest")
     assert not any(trial.reason for trial in trials), trials
     assert choose(LARGE) == "triton"

@@ -1,4 +1,4 @@
-"""FlexAttention equals the definition, says what it cannot do, never computes all scores unseen.
+"""FlexAttention equals the reference, says what it cannot do, never computes all scores unseen.
 
 What torch compiles for CPUs is the output alone. The log-sum-exp, and with it the way to a backward
 pass, runs here on torch's own definition of FlexAttention, which the compiler "eager" leaves as it
@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import PAIRWISE, make_case, name_of
 from test_backends import EXACT
 
-from vil.ops import BACKENDS, Backend, LocalBias, Window, definition
+from tests.common.attention_cases import PAIRWISE, make_case, name_of
+from vil.ops import BACKENDS, Backend, LocalBias, Window, reference
 from vil.ops.backends import blocked, flex
-from vil.ops.facts import Facts
+from vil.ops.call_spec import CallSpec
 from vil.ops.testing import errors, make_inputs
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -68,7 +68,7 @@ class Joined(torch.autograd.Function):
 
 
 def attend_joined(q, k, v, window, *, num_global, bias, valid, scale, dropout_p):
-    return Joined.apply(q, k, v, *bias, valid, Facts(window, num_global, scale))
+    return Joined.apply(q, k, v, *bias, valid, CallSpec(window, num_global, scale))
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def check(case, name):
 
 def check_lse(case):
     """Against that of blocked in float64."""
-    facts, found = Facts(case.window, case.num_global, case.head_dim**-0.5), []
+    facts, found = CallSpec(case.window, case.num_global, case.head_dim**-0.5), []
     for inputs, forward in (
         (make_inputs(case), flex.forward),
         (make_inputs(case).to(torch.float64), blocked.forward),
@@ -154,7 +154,7 @@ def test_lse_and_gradients_of_the_joined_pair_on_every_pair_of_values(eager):
 
 def test_any_strides_come_and_inputs_stay(eager):
     case = without_grad([SMALL])[0]
-    inputs, facts = make_inputs(case), Facts(case.window, case.num_global, 0.5)
+    inputs, facts = make_inputs(case), CallSpec(case.window, case.num_global, 0.5)
     bias = inputs.table, inputs.to_global
     q, k, v = (
         x.permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3)
@@ -223,7 +223,7 @@ def test_it_compiles_within_an_operator_of_a_compiled_program():
     operator.register_autograd(lambda ctx, grad: (grad, None, None))
     tensors = [x.requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     found = torch.compile(lambda *x: operator(*x) + 1, fullgraph=True)(*tensors)
-    wanted = definition.attend(*tensors, case.window, **options) + 1
+    wanted = reference.attend(*tensors, case.window, **options) + 1
     torch.testing.assert_close(found, wanted)
 
 

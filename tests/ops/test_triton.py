@@ -15,12 +15,12 @@ from multiprocessing import get_context
 
 import pytest
 import torch
-from cases import PAIRWISE, make_case, name_of
 
+from tests.common.attention_cases import PAIRWISE, make_case, name_of
 from vil.ops import Case, Window
-from vil.ops.backends import triton_fused
+from vil.ops.backends.triton import fused
+from vil.ops.call_spec import CallSpec
 from vil.ops.dispatch import BACKENDS, Backend
-from vil.ops.facts import Facts
 from vil.ops.testing import errors, make_inputs
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -83,18 +83,18 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *inputs):
-        out, lse = triton_fused.forward(*inputs)
+        out, lse = fused.forward(*inputs)
         ctx.save_for_backward(*inputs[:-1], out, lse)
         ctx.facts = inputs[-1]
         return out
 
     @staticmethod
     def backward(ctx, dout):
-        return *triton_fused.backward(*ctx.saved_tensors, dout, ctx.facts), None, None
+        return *fused.backward(*ctx.saved_tensors, dout, ctx.facts), None, None
 
 
 def attend(q, k, v, window, *, num_global, bias, valid, scale, dropout_p):
-    return Fused.apply(q, k, v, *bias, valid, Facts(window, num_global, scale))
+    return Fused.apply(q, k, v, *bias, valid, CallSpec(window, num_global, scale))
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def prepare_interpreter() -> None:
 
     torch.use_deterministic_algorithms(True)  # new tensors are full of NaN: all must be written
     assert torch.empty(3).isnan().all()
-    BACKENDS["fused"] = Backend(attend, triton_fused.unsupported, "")
+    BACKENDS["fused"] = Backend(attend, fused.unsupported, "")
     # checks of every addition for overflow, which take three quarters of the time
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
         sanitize_overflow=False
@@ -139,7 +139,7 @@ def prepare_interpreter() -> None:
 
 
 def measure(case: Case) -> dict[str, tuple[float, float]]:
-    assert triton_fused.unsupported(case) == []
+    assert fused.unsupported(case) == []
     return errors(case, ["fused"])
 
 
@@ -186,9 +186,9 @@ def both_passes(case: Case, rearranged: bool) -> list[torch.Tensor]:
     else:
         dout = dout.contiguous()
     arguments = (q, k, v, inputs.table, inputs.to_global, inputs.valid)
-    facts = Facts(case.window, case.num_global, 0.3)
-    out, lse = triton_fused.forward(*arguments, facts)
-    return [out, lse, *triton_fused.backward(*arguments, out, lse, dout, facts)]
+    facts = CallSpec(case.window, case.num_global, 0.3)
+    out, lse = fused.forward(*arguments, facts)
+    return [out, lse, *fused.backward(*arguments, out, lse, dout, facts)]
 
 
 @needs_triton
@@ -203,9 +203,9 @@ def test_strides_change_nothing(interpreter):
 def rows_without_keys() -> list[torch.Tensor]:
     q, k, v, dout = torch.randn(4, 1, 1, 36, 16).unbind()
     arguments = (q, k, v, None, None, torch.tensor([[1, 1]]))
-    facts = Facts(Window((6, 6), 2), 0, 0.25)
-    out, lse = triton_fused.forward(*arguments, facts)
-    return [out, lse, *triton_fused.backward(*arguments, out, lse, dout, facts)[:3]]
+    facts = CallSpec(Window((6, 6), 2), 0, 0.25)
+    out, lse = fused.forward(*arguments, facts)
+    return [out, lse, *fused.backward(*arguments, out, lse, dout, facts)[:3]]
 
 
 @needs_triton
@@ -224,9 +224,9 @@ def bias_of_other_type() -> list[torch.dtype]:
     inputs = make_inputs(case)
     biases = inputs.table.float(), inputs.to_global.double()
     arguments = (inputs.q, inputs.k, inputs.v, *biases, inputs.valid)
-    facts = Facts(case.window, case.num_global, 0.25)
-    out, lse = triton_fused.forward(*arguments, facts)
-    grads = triton_fused.backward(*arguments, out, lse, inputs.cotangent, facts)
+    facts = CallSpec(case.window, case.num_global, 0.25)
+    out, lse = fused.forward(*arguments, facts)
+    grads = fused.backward(*arguments, out, lse, inputs.cotangent, facts)
     return [x.dtype for x in (out, lse, *grads)]
 
 
@@ -314,7 +314,7 @@ def test_all_kernels_compile_for_a_gpu(compiler, dim, dtype):
     "case", CASES + SIZES, ids=lambda case: f"d{case.head_dim}-{name_of(case)}"
 )
 def test_the_kernels_equal_the_definition_on_a_gpu(case, monkeypatch):
-    monkeypatch.setitem(BACKENDS, "fused", Backend(attend, triton_fused.unsupported, ""))
+    monkeypatch.setitem(BACKENDS, "fused", Backend(attend, fused.unsupported, ""))
     check(measure(replace(case, device="cuda")))
 
 
@@ -346,15 +346,15 @@ PLAIN = Case(Window((8, 8), 4), 1, 1, 32, device="cuda")
 )
 def test_what_it_cannot_compute_is_refused_in_words(monkeypatch, change, reason):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert set(triton_fused.unsupported(PLAIN)) <= {"triton is not installed"}
-    assert any(reason in said for said in triton_fused.unsupported(replace(PLAIN, **change)))
+    assert set(fused.unsupported(PLAIN)) <= {"triton is not installed"}
+    assert any(reason in said for said in fused.unsupported(replace(PLAIN, **change)))
 
 
 def test_without_triton_it_says_so():
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "from vil.ops import Case, Window\n"
-        "from vil.ops.backends.triton_fused import unsupported\n"
+        "from vil.ops.backends.triton.fused import unsupported\n"
         "print(unsupported(Case(Window((8, 8), 4), 1, 1, 32, device='cuda')))"
     )
     run = subprocess.run(

@@ -82,6 +82,7 @@ def adam_by_hand(gradients, lr, betas, eps):
     return weight
 
 
+@pytest.mark.defect("B8")
 @pytest.mark.parametrize("name", ["adam", "adamw", "lamb"])
 def test_betas_and_eps_are_honoured(name):
     settings = {"lr": 0.1, "betas": (0.5, 0.7), "eps": 0.3}
@@ -144,6 +145,7 @@ def test_torchs_dampened_sgd_is_ahead_of_qhm_by_what_it_does_not_dampen_at_first
     assert ours - weight.item() == pytest.approx(ahead)
 
 
+@pytest.mark.defect("B8")
 def test_lamb_by_hand_with_decay():
     """The update of Adam plus decay, in the length of the weights."""
     weight = nn.Parameter(torch.tensor([3.0, -4.0], dtype=torch.float64))

@@ -19,6 +19,7 @@ def test_every_rate_is_the_originals(case):
     assert [schedule.lr_at(i * stride) for i in range(len(expected))] == expected
 
 
+@pytest.mark.defect("B24")
 @pytest.mark.parametrize("policy", SCHEDULES)
 def test_a_rate_depends_on_the_step_alone(policy):
     schedule = Schedule(policy, lr=0.1, steps_per_epoch=3, epochs=7, warmup_epochs=0.5, drop_freq=2)

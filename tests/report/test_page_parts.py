@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vil.report.answers import Answers
 from vil.report.charts import MOST_POINTS, chart, thinned
 from vil.report.html import Html, document, element, name, table, text
 from vil.report.page import Page, Setting, render
-from vil.report.page_answers import Evaluated, thumbnail
-from vil.report.run_folder import Record, metrics
+from vil.report.run_record import Record, metrics
+from vil.tasks.classification.predictions import Answers
+from vil.tasks.classification.report import Evaluated, thumbnail
 
 HOSTILE = "</td><script>alert(1)</script><img src=x onerror='alert(\"2\")'>&amp;"
 

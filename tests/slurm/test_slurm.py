@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from real_runs import LAUNCHER, status
 from safetensors.torch import load_file
-from small_runs import TINY, checkpoint, environment
+
+from tests.common.faults.real_runs import LAUNCHER, status
+from tests.common.small_runs import TINY, checkpoint, environment
 
 pytestmark = [
     pytest.mark.slurm,

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import timm
 
-from vil.models.zoo import ARCHS
+from vil.models.registry import ARCHS
 
 pytestmark = pytest.mark.timm
 TESTS = {
@@ -31,7 +31,7 @@ TESTS = {
     "test_model_load_pretrained": ["vil_nano"],
 }
 ADDED = {"FEAT_INTER_FILTERS = [": "'timm_models', ", "NON_STD_FILTERS = [": "'vil_nano*', "}
-REGISTER = "import vil.models.timm_models\n"
+REGISTER = "import vil.integrations.timm_register\n"
 
 
 @pytest.fixture(scope="module")

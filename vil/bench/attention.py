@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 
 import torch
 
-from vil.bench.candidates import (
+from vil.bench.baselines import (
     BESIDE,
     candidate,
     floor,
@@ -24,13 +24,13 @@ from vil.bench.candidates import (
     reasons_against,
     visited,
 )
-from vil.bench.race import Times, held, race
+from vil.bench.interleaved_timer import Times, held, race
 from vil.ops import BACKENDS, Case, choose
 from vil.ops.testing import make_inputs
 from vil.ops.window import ALL_NINE, KINDS, NEIGHBOURS, Window
 from vil.utils.errors import in_a_line
+from vil.utils.lookup import lookup
 from vil.utils.machine import free_bytes
-from vil.utils.table import lookup
 
 MIB = 2**20
 FLOOR = "floor"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from vil.bench.race import MILLI, Candidate, race
+from vil.bench.interleaved_timer import MILLI, Candidate, race
 from vil.utils.errors import in_a_line
 from vil.utils.timing import peak_tensor_bytes
 

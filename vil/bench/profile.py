@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from vil.bench.places import Places
+from vil.bench.module_scopes import Places
 from vil.utils.timing import synchronize
 
 MODULE = "module: "

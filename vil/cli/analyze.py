@@ -29,8 +29,8 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from vil import build
-    from vil.detection.models import PerImage
-    from vil.models.msvit import MsViT
+    from vil.models.vision_longformer import MsViT
+    from vil.tasks.detection.models.detectors import PerImage
 
     cfg = resolve(args)
     if args.layout:
@@ -53,7 +53,7 @@ def layout(cfg: CfgNode, batch: int) -> int:
     import torch
 
     from vil import build
-    from vil.bench.layout import conversions
+    from vil.bench.layout_copies import conversions
     from vil.layers.attention import set_progress
     from vil.utils.progress import Progress
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vil.report.answers import Answers
+from vil.tasks.classification.predictions import Answers
 
 
 def collect(task, model, name: str) -> Answers:
@@ -26,8 +26,8 @@ def collect(task, model, name: str) -> Answers:
 
 def _of_batch(task, model, batch, links) -> tuple:
     """The fields of Answers, (B,) each."""
-    from vil.engine.scores import by_class, by_links
     from vil.engine.task import autocast
+    from vil.tasks.classification.topk import by_class, by_links
 
     moved = batch.to(task.device, task.memory_format)
     with autocast(task.device, task.amp_dtype):

@@ -39,7 +39,7 @@ def result_folder(out: str | None, about: dict, what: str) -> Path:
 
 def write_results(folder: Path, what: str, rows: list[dict], about: dict) -> None:
     """<what>.json, with the machine, and <what>.csv."""
-    from vil.utils.files import replace_text
+    from vil.utils.atomic_write import replace_text
 
     text = json.dumps({"machine": about, "rows": rows}, indent=1)
     replace_text(folder / f"{what}.json", text + "\n")

@@ -63,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
         cases, names = cases_of(args, device.type), names_of(args.backends)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    from vil.ops import choices
+    from vil.ops.tuning import tuning_cache
     from vil.utils.machine import machine
 
-    choices.load(device.type)
+    tuning_cache.load(device.type)
     about = machine(device)
     folder = result_folder(args.out, about, WHAT)
     print(
@@ -99,7 +99,7 @@ def cases_of(args: argparse.Namespace, device: str) -> list:
     import torch
 
     from vil.ops import Case, Window
-    from vil.utils.table import lookup
+    from vil.utils.lookup import lookup
 
     dtypes = {name: getattr(torch, name) for name in DTYPES}
     batch, dim = number(args.batch, "--batch"), number(args.head_dim, "--head-dim")
@@ -130,9 +130,9 @@ def cases_of(args: argparse.Namespace, device: str) -> list:
 
 def names_of(backends: str | None) -> list[str]:
     """The candidates asked for, or all."""
-    from vil.bench.candidates import BESIDE
+    from vil.bench.baselines import BESIDE
     from vil.ops import BACKENDS
-    from vil.utils.table import lookup
+    from vil.utils.lookup import lookup
 
     names = list(BACKENDS | BESIDE) if backends is None else split(backends, "--backends")
     for name in names:

@@ -65,11 +65,11 @@ def run(args: argparse.Namespace) -> int:
 
     from vil import build
     from vil.bench.model import measure, plain
-    from vil.ops import choices
+    from vil.ops.tuning import tuning_cache
     from vil.utils.machine import machine
 
     device = build.set_up(cfg)
-    choices.load(device.type)
+    tuning_cache.load(device.type)
     about = machine(device)
     folder = result_folder(args.out, about, "model")
     print(
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 def trials_of(cfg: CfgNode, args: argparse.Namespace) -> list[tuple[str, str, CfgNode]]:
     """(model, way, config) of each row. ValueError for an unknown way or backend."""
     from vil.ops import BACKENDS
-    from vil.utils.table import lookup
+    from vil.utils.lookup import lookup
 
     ways = split(args.ways, "--ways")
     keys = {

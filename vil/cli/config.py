@@ -17,7 +17,7 @@ from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, resolve_with_sources
 from vil.config import ConfigError, defaults, diff, dump, get_config
-from vil.config.values import kind
+from vil.config.coercion import kind
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

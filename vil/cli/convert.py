@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
     target = Path(args.target)
     if target.suffix in (".pth", ".pt", ".bin", ".onnx"):
         raise ConfigError(f"TARGET {target}: a .safetensors file or a folder")
-    from vil.models.description import describe
-    from vil.models.hub import save_pretrained
-    from vil.models.weight_file import write_weights
+    from vil.pretrained.hub import save_pretrained
+    from vil.pretrained.model_card import describe
+    from vil.pretrained.state_dict_io import write_weights
 
     source, model, facts = load(args)
     if target.suffix == ".safetensors":
@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
 def load(args: argparse.Namespace):
     """The weights' file, the model with them, and what goes with them."""
     from vil import build
-    from vil.models.checkpoint import classes_after, load_weights
-    from vil.models.weight_file import read_about, read_weights
+    from vil.pretrained.load_weights import classes_after, load_weights
+    from vil.pretrained.state_dict_io import read_about, read_weights
 
     cfg = configured(args)
     path = build.weight_file(args.source if cfg is None else cfg.MODEL.MODEL_PATH, "")
@@ -113,11 +113,11 @@ def configured(args: argparse.Namespace) -> CfgNode | None:
 
 def named(args: argparse.Namespace, known: dict, state: dict):
     """The model of --model; else the one that the file says, or that its tensors fit."""
-    from vil.detection.models import BODY
-    from vil.models.description import build_described
-    from vil.models.recognise import recognise
-    from vil.models.weights import get_weight
-    from vil.models.zoo import get_model
+    from vil.pretrained.catalog import get_weight
+    from vil.pretrained.get_model import get_model
+    from vil.pretrained.infer_arch import recognise
+    from vil.pretrained.model_card import build_described
+    from vil.tasks.detection.models.detectors import BODY
 
     if any(name.startswith(BODY) for name in state):
         raise ConfigError(f"{args.source} is a detector of ours: {ONLY}")

@@ -37,7 +37,7 @@ WEIGHTS = "MODEL.MODEL_PATH"
 def described(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """KEY=VALUE of the file that `opts` give as MODEL.MODEL_PATH, to stand before them, and the
     names of its classes; nothing for other files."""
-    from vil.models.weight_file import read_about, weights_at
+    from vil.pretrained.state_dict_io import read_about, weights_at
 
     given = weights_in(opts)
     file = weights_at(Path(given)) if given else None

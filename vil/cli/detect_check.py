@@ -21,7 +21,7 @@ from vil.cli.output import output_file, written
 if TYPE_CHECKING:
     import numpy as np
 
-    from vil.detection.annotations import Annotations
+    from vil.tasks.detection.data.coco_json import Annotations
 
 SHOWN = 12
 AREAS = {"small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, float("inf"))}
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vil.detection.annotations import read_annotations
+    from vil.tasks.detection.data.coco_json import read_annotations
 
     file = output_file(args.list, "--list") if args.list else None
     table = read_annotations(args.annotations, masks=True)
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 def no_mask() -> str:
     """The reason that only matters to a detector that also draws masks."""
-    from vil.detection.annotations import REASONS
+    from vil.tasks.detection.data.coco_json import REASONS
 
     return REASONS[-1]
 
@@ -99,7 +99,7 @@ def told(name: str, text: str) -> list[str]:
 
 def boxes_of(table: "Annotations") -> "np.ndarray":
     """Which annotations (M,) have a usable box, with or without a mask, crowds among them."""
-    from vil.detection.annotations import REASONS
+    from vil.tasks.detection.data.coco_json import REASONS
 
     return (table.reasons == 0) | (table.reasons == REASONS.index(no_mask()))
 
@@ -107,7 +107,7 @@ def boxes_of(table: "Annotations") -> "np.ndarray":
 def faults_of_images(table: "Annotations", folder: Path) -> list[Fault]:
     """Images that are missing, cannot be opened, or are of another size than the file says."""
     from vil.data.image import UnreadableImage, read_size
-    from vil.detection.coco import missing_images
+    from vil.tasks.detection.data.datasets import missing_images
 
     names = [table.name(at) for at in range(len(table.names))]
     missing = set(missing_images(folder, names))

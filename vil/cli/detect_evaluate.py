@@ -96,7 +96,7 @@ def table(per_class: dict[str, dict[str, float]]) -> list[str]:
 
 def draw(folder: Path, name: str, task: Any, count: int) -> None:
     """The worst pictures of a test set, from the results that were written."""
-    from vil.detection.worst import draw_worst
+    from vil.tasks.detection.error_analysis import draw_worst
 
     boxes, *masks = (
         json.loads((folder / f"{name}_{kind}.json").read_text("utf-8")) for kind in task.kinds

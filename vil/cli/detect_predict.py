@@ -41,7 +41,7 @@ from vil.utils.errors import DataError
 
 SURE = 0.5  # a smaller score is rather no object: as a list of all possible ones is for evaluation
 SCORE = "DETECTION.TEST.SCORE"
-FORMATS = ("text", "json", "coco")  # the rows of vil.detection.listing, which needs torch
+FORMATS = ("text", "json", "coco")  # of vil.tasks.detection.output_formats, which needs torch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,9 +96,9 @@ def overlap_of(args: argparse.Namespace) -> int:
 def predict(cfg: CfgNode, args: argparse.Namespace, overlap: int, folder: str | None) -> int:
     """Find the pictures, load the weights, list and draw what each picture shows."""
     from vil import build
-    from vil.data.pictures import Pictures, find_pictures
-    from vil.detection.listing import FORMATS
+    from vil.data.datasets.image_list import Pictures, find_pictures
     from vil.engine.distributed import Ranks
+    from vil.tasks.detection.output_formats import FORMATS
 
     names = class_names(args, cfg.DATA.NUM_CLASSES)
     pictures = find_pictures(args.images, lambda: sys.stdin.buffer.read())
@@ -124,8 +124,8 @@ def finder_of(cfg: CfgNode, model, device, tile: int | None, overlap: int) -> Ca
     from torchvision.transforms.v2.functional import pil_to_tensor
 
     from vil import build
-    from vil.detection.tiles import detect, detect_tiled
     from vil.engine.task import autocast, evaluating
+    from vil.tasks.detection.tiled_inference import detect, detect_tiled
 
     test = cfg.DETECTION.TEST
 
@@ -143,8 +143,8 @@ def finder_of(cfg: CfgNode, model, device, tile: int | None, overlap: int) -> Ca
 def findings(pictures, find: Callable, drawing: Callable | None, broken: list[str]) -> Iterator:
     """What each picture shows, drawn as it comes; those that cannot be read go to `broken`, too."""
     from vil.data.batch import Unreadable
-    from vil.data.unreadable import Ledger
-    from vil.detection.listing import Shown
+    from vil.data.robust_dataset import Ledger
+    from vil.tasks.detection.output_formats import Shown
 
     ledger = Ledger(len(pictures), max_fraction=1.0)
     for index in range(len(pictures)):
@@ -165,8 +165,8 @@ def findings(pictures, find: Callable, drawing: Callable | None, broken: list[st
 
 def drawer(folder: str, names: list[str], pictures: list) -> Callable:
     """Draws what was found, into a file that is none of `pictures`; ConfigError where it cannot."""
-    from vil.data.pictures import STDIN
-    from vil.detection.pictures import draw
+    from vil.data.datasets.image_list import STDIN
+    from vil.tasks.detection.visualize import draw
 
     place, used = Path(folder), set()
     originals = {Path(picture.name).resolve() for picture in pictures}

@@ -61,7 +61,7 @@ def of_weights(args: argparse.Namespace) -> None:
 
 def of_run(args: argparse.Namespace) -> None:
     """Put a run's config file, folder and checkpoint where `resolve` finds them."""
-    from vil.engine.state import pointer
+    from vil.engine.checkpoint.save_load import pointer
 
     folder = Path(args.run)
     if args.config_file:
@@ -131,7 +131,7 @@ def ready(cfg: CfgNode) -> Iterator[Ready]:
 
 def tell(name: str, figures: dict[str, Any]) -> None:
     """A line of a test set's figures, as in the log of training."""
-    from vil.engine.log import pairs
+    from vil.engine.logger import pairs
 
     print(f"val set {name} {pairs({k: v for k, v in figures.items() if k != 'per_class'})}")
 
@@ -145,7 +145,7 @@ def tell_classes(table: dict[str, list[int]] | None, classes: list[str]) -> None
 
 def write_results(folder: Path, results: dict[str, dict]) -> None:
     """results.json; what has no figure is null there."""
-    from vil.utils.files import replace_text
+    from vil.utils.atomic_write import replace_text
 
     with written(folder / "results.json", "OUTPUT_DIR"):
         replace_text(folder / "results.json", json.dumps(without_nan(results), indent=1) + "\n")

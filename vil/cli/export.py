@@ -130,7 +130,7 @@ def metadata(cfg: CfgNode, args: argparse.Namespace) -> dict[str, str]:
 
 def export(cfg: CfgNode, args: argparse.Namespace, notes: Mapping[str, str]) -> int:
     """Load the weights, write the files, say how far they are from the model."""
-    from vil.models.exported import load_exported, quantize_linears
+    from vil.export.runtime import load_exported, quantize_linears
 
     model, report = loaded_model(cfg)
     print(report)
@@ -153,7 +153,7 @@ def export(cfg: CfgNode, args: argparse.Namespace, notes: Mapping[str, str]) -> 
 
 def written(model: "nn.Module", args: argparse.Namespace, notes: Mapping[str, str]) -> list:
     """The differences of the file --out."""
-    from vil.models.export import export_model
+    from vil.export.onnx import export_model
 
     return usable(
         export_model,
@@ -184,7 +184,7 @@ def check(cfg: CfgNode, model: "nn.Module", files: Mapping[str, "nn.Module"]) ->
     from vil import build, build_data
     from vil.data.workers import deaths_named
     from vil.engine.distributed import Ranks
-    from vil.engine.log import pairs
+    from vil.engine.logger import pairs
 
     device, ranks = torch.device("cpu"), Ranks()
     with deaths_named():

@@ -18,9 +18,10 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from vil import build
-    from vil.engine.run import PACKAGES, version
-    from vil.ops import BACKENDS, choices, explain
+    from vil.engine.run_dir import PACKAGES, version
+    from vil.ops import BACKENDS, explain
     from vil.ops.dispatch import CHOICES
+    from vil.ops.tuning import tuning_cache
 
     cfg = resolve(args)
     device = build.set_up(cfg)
@@ -30,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"device {device}, {torch.get_num_threads()} threads, CUDA: {', '.join(cards) or 'none'}")
     with torch.device("meta"):
         model = build.build_model(cfg, weights_follow=True)
-    choices.load(device.type)
+    tuning_cache.load(device.type)
     asked = build.attention_cases(model, cfg, device)
     for one in asked:
         print(one)
@@ -38,5 +39,5 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {name:16} {verdict:14} ({BACKENDS[name].about})")
     known = sum(one.case.bucket() in CHOICES for one in asked)
     if asked:
-        print(f"{known} of {len(asked)} tuned, in {choices.path()}")
+        print(f"{known} of {len(asked)} tuned, in {tuning_cache.path()}")
     return 0

@@ -37,7 +37,7 @@ from vil.cli.arguments import config_arguments, of_classifier, resolve
 from vil.cli.evaluate import loaded_model, of_weights, refuse_random_weights, run_arguments
 from vil.config import ConfigError
 from vil.config.defaults import is_known
-from vil.report.predictions import FORMATS, Prediction
+from vil.tasks.classification.output_formats import FORMATS, Prediction
 from vil.utils.errors import DataError
 
 LOOKS_LIKE_KEY = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)+")
@@ -99,7 +99,7 @@ def refuse_late_keys(images: list[str]) -> None:
 
 def sort_words(words: list[str]) -> tuple[list[str], list[str]]:
     """KEY VALUE and KEY=VALUE, and the words that are pictures: files, or no key by their look."""
-    from vil.data.folder import EXTENSIONS
+    from vil.data.datasets.folder import EXTENSIONS
 
     opts, pictures, rest = [], [], iter(words)
     for word in rest:
@@ -115,7 +115,7 @@ def sort_words(words: list[str]) -> tuple[list[str], list[str]]:
 def of_shipped_weights(args: argparse.Namespace) -> None:
     """Without a run, a config or a model in `opts`: put the shipped weights and their config where
     `resolve` finds them."""
-    from vil.models.weights import DIGITS
+    from vil.pretrained.catalog import DIGITS
 
     opts = args.opts or []
     if args.run or args.config_file or any(word.startswith("MODEL.") for word in opts):
@@ -146,8 +146,8 @@ def class_names(args: argparse.Namespace, count: int) -> list[str]:
 def predict(cfg: CfgNode, args: argparse.Namespace, names: list[str]) -> int:
     """Find the pictures, load the weights, print what each picture shows."""
     from vil import build, build_data
-    from vil.data.pictures import PictureLoader, find_pictures
-    from vil.data.sample import read_sample
+    from vil.data.datasets.demo_digits import read_sample
+    from vil.data.datasets.image_list import PictureLoader, find_pictures
     from vil.data.workers import deaths_named
     from vil.engine.distributed import Ranks
 

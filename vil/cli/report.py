@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from vil.report.page import Page, render
-    from vil.report.run_folder import Record
-    from vil.utils.files import replace_text
+    from vil.report.run_record import Record
+    from vil.utils.atomic_write import replace_text
 
     folder = Path(args.run)
     if not (folder / "config.yaml").is_file():
@@ -101,7 +101,7 @@ def model_facts(cfg: CfgNode, imports: list[str]):
     from vil import build
     from vil.cli.analyze import foreign, ours
     from vil.cli.arguments import import_file
-    from vil.models.msvit import MsViT
+    from vil.models.vision_longformer import MsViT
     from vil.report.page import ModelFacts
 
     for file in imports:
@@ -125,9 +125,9 @@ def evaluate(args: argparse.Namespace):
     from vil import build, build_data
     from vil.cli.answers import collect
     from vil.data.workers import deaths_named
+    from vil.engine.checkpoint.save_load import pointer, step_of
     from vil.engine.distributed import Ranks
-    from vil.engine.state import pointer, step_of
-    from vil.report.page_answers import Evaluated
+    from vil.tasks.classification.report import Evaluated
 
     if pointer(Path(args.run, "checkpoints"), args.checkpoint) is None:
         raise CheckpointError(f"{args.run} has no {args.checkpoint} checkpoint yet: see --no-eval")
@@ -157,7 +157,7 @@ def evaluate(args: argparse.Namespace):
 
 def names_of_model(folder: str, count: int) -> list[str]:
     """The lines of the run's classes.txt, or numbers."""
-    from vil.utils.files import TEXT
+    from vil.utils.atomic_write import TEXT
 
     file = Path(folder, "classes.txt")
     names = file.read_text(**TEXT).splitlines() if file.is_file() else []
@@ -167,7 +167,7 @@ def names_of_model(folder: str, count: int) -> list[str]:
 def thumbnails(dataset, answers) -> dict[int, tuple[str, bytes | None]]:
     """{place in the answers: (the image's name, its JPEG)} of those that are shown, read again by
     their number in the set."""
-    from vil.report.page_answers import thumbnail
+    from vil.tasks.classification.report import thumbnail
 
     found = {}
     for place in (int(n) for places in answers.extremes().values() for n in places):

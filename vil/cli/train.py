@@ -89,11 +89,11 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
     from vil import build, build_data
     from vil.data.workers import deaths_named
     from vil.engine import distributed
-    from vil.engine.guard import Guard
-    from vil.engine.keeper import Rhythm
-    from vil.engine.run import Run, RunInUseError
-    from vil.engine.state import State, checkpoints, resume
-    from vil.engine.train import train
+    from vil.engine.checkpoint.manager import Rhythm
+    from vil.engine.checkpoint.save_load import State, checkpoints, resume
+    from vil.engine.loop import train
+    from vil.engine.preemption import Guard
+    from vil.engine.run_dir import Run, RunInUseError
     from vil.layers.attention import set_progress
     from vil.report.curves import draw
 
@@ -222,7 +222,7 @@ def check_data(cfg: CfgNode) -> None:
 
 def dry_run(cfg: CfgNode) -> int:
     """One step on made-up images of the config's size and classes, in a folder that vanishes."""
-    from vil.engine.log import memory_mb
+    from vil.engine.logger import memory_mb
 
     check_data(cfg)
     trial = cfg.clone()

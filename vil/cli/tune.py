@@ -28,8 +28,9 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from vil import build
-    from vil.ops import BACKENDS, autotune, choices
-    from vil.utils.table import lookup
+    from vil.ops import BACKENDS
+    from vil.ops.tuning import tuner, tuning_cache
+    from vil.utils.lookup import lookup
 
     cfg = resolve(args)
     names = [name.strip() for name in args.backends.split(",")] if args.backends else None
@@ -47,17 +48,17 @@ def run(args: argparse.Namespace) -> int:
     most = None if args.max_gib is None else args.max_gib * 2**30
     found = {}
     for one in asked:
-        timed = autotune.timed_batch(one.case)
+        timed = tuner.timed_batch(one.case)
         cut = "" if timed == one.case.batch else f", timed with {timed} of {one.case.batch} images"
         pinned = "" if one.backend == "auto" else f" (without effect: {one.backend} is pinned)"
         print(f"{one}{cut}{pinned}", flush=True)
-        tune = build.refuses(autotune.tune)
+        tune = build.refuses(tuner.tune)
         trials = tune(one.case, names, rounds=args.rounds, most_bytes=most)
-        print("\n".join(autotune.listing(trials)), flush=True)
+        print("\n".join(tuner.listing(trials)), flush=True)
         if any(not trial.reason for trial in trials):
             found[one.case.bucket()] = trials
     if not found:
         print("no candidate can run: nothing is kept")
-    elif choices.save(device.type, found):
-        print(f"{len(found)} choices kept in {choices.path()}")
+    elif tuning_cache.save(device.type, found):
+        print(f"{len(found)} choices kept in {tuning_cache.path()}")
     return 0

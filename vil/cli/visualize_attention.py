@@ -128,7 +128,7 @@ def token_of(text: str | None, size: tuple[int, int]) -> tuple[int, int]:
 
 def blocks_of(model, stage: int | None, block: int | None) -> list[tuple[int, int]]:
     """(stage, block) of each attention to draw, from 0. ConfigError for one that there is not."""
-    from vil.models.msvit import MsViT
+    from vil.models.vision_longformer import MsViT
 
     if not isinstance(model, MsViT):
         raise ConfigError("MODEL.ARCH is none of our models, so there are no maps of attention")

@@ -93,7 +93,7 @@ def paired(lists: dict[str, list]) -> list[list]:
 def panel(grid: tuple[int, int], size: int, exact: int, mode: int, token: str) -> tuple:
     """Title, picture and chunk side of what one token sees."""
     from vil.ops import Window
-    from vil.ops.definition import meetings
+    from vil.ops.reference import meetings
     from vil.ops.window import KINDS
     from vil.report.pattern import seen_from
 

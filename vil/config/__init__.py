@@ -4,9 +4,9 @@ type (values), joined and checked (load), written again (dumping).
 Imports nothing else of the package, so that a config can be read and checked without torch.
 """
 
-from vil.config.dumping import dump
+from vil.config.dump_yaml import dump
 from vil.config.legacy import HISTORIC
 from vil.config.load import diff, get_config, load_config
-from vil.config.sources import ConfigError
+from vil.config.yaml_source import ConfigError
 
 __all__ = ["HISTORIC", "ConfigError", "diff", "dump", "get_config", "load_config"]

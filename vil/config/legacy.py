@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from yacs.config import CfgNode
 
 if TYPE_CHECKING:
-    from vil.config.sources import Setting
+    from vil.config.yaml_source import Setting
 
 log = logging.getLogger(__name__)
 

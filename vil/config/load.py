@@ -12,7 +12,8 @@ from typing import Any
 from yacs.config import CfgNode
 
 from vil.config import defaults, legacy
-from vil.config.sources import (
+from vil.config.coercion import coerce, free, kind
+from vil.config.yaml_source import (
     COMMAND_LINE,
     EMPTY,
     ConfigError,
@@ -22,7 +23,6 @@ from vil.config.sources import (
     from_file,
     from_options,
 )
-from vil.config.values import coerce, free, kind
 
 log = logging.getLogger(__name__)
 

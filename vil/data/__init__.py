@@ -14,14 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vil.data.dataset import ImageDataset
-from vil.data.digits import Digits
-from vil.data.fake import Fake
-from vil.data.folder import Folder
-from vil.data.tar import Tar
-from vil.data.torchvision_sets import Cifar, Cifar100, Mnist
-from vil.data.tsv import Tsv
-from vil.data.zip_map import imagenet
-from vil.utils.table import lookup
+from vil.data.datasets.digits import Digits
+from vil.data.datasets.fake import Fake
+from vil.data.datasets.folder import Folder
+from vil.data.datasets.torchvision_sets import Cifar, Cifar100, Mnist
+from vil.data.formats.imagenet_zip import imagenet
+from vil.data.formats.tar import Tar
+from vil.data.formats.tsv import Tsv
+from vil.utils.lookup import lookup
 
 # Each row is called as f(root, split, transform, **own). A row that is `numbered` finds numbers
 # for labels and takes num_classes: how many there are.

@@ -8,7 +8,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from vil.data.batch import collate
-from vil.utils.table import lookup
+from vil.utils.lookup import lookup
 
 # The number keeps the two splits apart where a dataset is generated.
 SPLITS = {"train": 0, "val": 1}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from vil.data.batch import Batch
 from vil.data.dataset import Loadable
+from vil.data.robust_dataset import Ledger, Samples
 from vil.data.samplers import eval_batches, train_batches
-from vil.data.unreadable import Ledger, Samples
 from vil.data.workers import data_loader, receive, start, stop_at_exit, stop_workers
 from vil.utils.errors import DataError
 

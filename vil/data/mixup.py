@@ -9,8 +9,8 @@ import torch
 from timm.data.mixup import Mixup, mixup_target
 
 from vil.data.batch import Batch
-from vil.data.seeding import seeded
-from vil.utils.table import lookup
+from vil.data.seed_sequence import seeded
+from vil.utils.lookup import lookup
 
 # Whether one draw serves the batch, a pair of samples, or a sample.
 MODES = dict.fromkeys(("batch", "pair", "elem"))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vil.data.seeding import entropy
+from vil.data.seed_sequence import entropy
 
 
 class Position(NamedTuple):

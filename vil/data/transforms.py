@@ -11,7 +11,7 @@ from timm.data import auto_augment as timm_policies
 from timm.data import create_transform
 from torchvision.transforms import v2
 
-from vil.utils.table import lookup
+from vil.utils.lookup import lookup
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from vil.data.batch import Batch
+from vil.data.robust_dataset import Samples
 from vil.data.samplers import Position
-from vil.data.unreadable import Samples
 from vil.utils.errors import DataError
 
 SIGNALS = {

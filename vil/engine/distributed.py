@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from vil.utils.table import lookup
+from vil.utils.lookup import lookup
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from vil.engine.sharding import is_sharded
+from vil.engine.fsdp import is_sharded
 from vil.engine.task import Task, autocast
 
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from vil.engine.distributed import all_reduce_sum, largest, unwrap
-from vil.engine.losses import Loss, xentropy
-from vil.engine.scores import by_class, by_links
-from vil.engine.sharding import weights_at_hand
+from vil.engine.fsdp import weights_at_hand
+from vil.tasks.classification.losses import Loss, xentropy
+from vil.tasks.classification.topk import by_class, by_links
 from vil.utils.errors import DataError
-from vil.utils.table import lookup
+from vil.utils.lookup import lookup
 
 
 class Task(Protocol):

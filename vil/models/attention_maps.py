@@ -26,8 +26,8 @@ from vil.layers.attention import (
     SRAttention,
 )
 from vil.layers.attention.base import GlobalLocalAttention, padding_mask, real_tokens
-from vil.models.msvit import MsViT
-from vil.ops.definition import meetings
+from vil.models.vision_longformer import MsViT
+from vil.ops.reference import meetings
 
 
 class Weights(NamedTuple):

@@ -1,7 +1,7 @@
 """Local attention, its windows, definition and backends: pure tensor functions, no modules."""
 
+from vil.ops.attention_case import Case
 from vil.ops.bias import LocalBias
-from vil.ops.case import Case
 from vil.ops.dispatch import BACKENDS, Backend, choose, explain, register_backend
 from vil.ops.local_attention import local_attention
 from vil.ops.window import Window

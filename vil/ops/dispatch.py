@@ -1,7 +1,8 @@
 """Which backend computes local attention: the table, what each cannot do, and the choice.
 
 A backend never changes the result, only who computes it. It refuses a case with reasons, in
-sentences. `vil.ops.autotune` fills CHOICES with what it found fastest; nothing is measured here.
+sentences. `vil.ops.tuning.tuner` fills CHOICES with what it found fastest; nothing is measured
+here.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from functools import partial
 
 from torch import Tensor
 
-from vil.ops import recompute
-from vil.ops.backends import flex, gathered, masked, sliding_chunk, unfold
-from vil.ops.case import Case
+from vil.ops import custom_op
+from vil.ops.attention_case import Case
+from vil.ops.backends import dense_masked, flex, gather_sdpa, sliding_chunk, unfold
 from vil.ops.window import ALL_NINE
-from vil.utils.table import lookup
+from vil.utils.lookup import lookup
 
 
 def nothing(case: Case) -> list[str]:
@@ -40,14 +41,16 @@ class Backend:
 
 def _pair(forward: str, backward: str) -> Backend:
     return Backend(
-        recompute.joined(forward, backward),
-        partial(recompute.unsupported, forward, backward),
-        recompute.about(forward, backward),
+        custom_op.joined(forward, backward),
+        partial(custom_op.unsupported, forward, backward),
+        custom_op.about(forward, backward),
     )
 
 
 BACKENDS: dict[str, Backend] = {
-    "masked": Backend(masked.attend, masked.unsupported, "full scores under the boolean mask"),
+    "masked": Backend(
+        dense_masked.attend, dense_masked.unsupported, "full scores under the boolean mask"
+    ),
     "chunk_autograd": Backend(
         sliding_chunk.attend_autograd, nothing, "sliding chunks, backward by autograd"
     ),
@@ -55,12 +58,12 @@ BACKENDS: dict[str, Backend] = {
         sliding_chunk.attend_handgrad, nothing, "sliding chunks, backward by hand"
     ),
     "gathered": Backend(
-        gathered.attend, nothing, "neighbours gathered, one fused attention; exportable"
+        gather_sdpa.attend, nothing, "neighbours gather_sdpa, one fused attention; exportable"
     ),
     "flex": Backend(
-        flex.attend, flex.attend_unsupported, recompute.FORWARDS["flex"].about, compiles=True
+        flex.attend, flex.attend_unsupported, custom_op.FORWARDS["flex"].about, compiles=True
     ),
-    **{name: _pair(forward, backward) for forward, backward, name in recompute.pairs()},
+    **{name: _pair(forward, backward) for forward, backward, name in custom_op.pairs()},
     "unfold_tensor": Backend(
         unfold.attend_tensor, unfold.unsupported, "a copy of each token's neighbours, by views"
     ),

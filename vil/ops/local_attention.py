@@ -6,8 +6,8 @@ tokens, w window.
 
 from torch import Tensor
 
+from vil.ops.attention_case import Case
 from vil.ops.bias import NO_BIAS, LocalBias
-from vil.ops.case import Case
 from vil.ops.dispatch import BACKENDS, choose
 from vil.ops.window import Window
 from vil.utils.precision import autocast_off

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vil.ops import definition
+from vil.ops import reference
+from vil.ops.attention_case import Case
 from vil.ops.bias import LocalBias
-from vil.ops.case import Case
 from vil.ops.dispatch import BACKENDS
 
 MULTIPLE = 4.0  # of the error that the type's own rounding makes on the same inputs
@@ -120,9 +120,9 @@ def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[f
     units in the last place.
     """
     inputs = make_inputs(case, seed)
-    truth = run(definition.attend, case, inputs.to(torch.float64))
+    truth = run(reference.attend, case, inputs.to(torch.float64))
     plain = BACKENDS["masked"]
-    eager = definition.attend if plain.unsupported(case) else plain.attend
+    eager = reference.attend if plain.unsupported(case) else plain.attend
     rounding = run(eager, case, inputs) if case.dtype != torch.float64 else truth
     floor = FLOOR_ULPS[case.dtype] * torch.finfo(case.dtype).eps
     ceiling = CEILING_ULPS * torch.finfo(case.dtype).eps

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vil.optim.ema import Ema
-from vil.optim.groups import decay_groups
+from vil.optim.param_groups import decay_groups
 from vil.optim.qhm import QHM
 from vil.optim.schedules import SCHEDULES, Schedule
-from vil.utils.table import lookup
+from vil.utils.lookup import lookup
 
 __all__ = ["OPTIMIZERS", "SCHEDULES", "Ema", "Schedule", "build_optimizer", "decay_groups"]
 

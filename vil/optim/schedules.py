@@ -8,7 +8,7 @@ and the rate jumps down a little where the warm-up ends.
 import math
 from dataclasses import dataclass
 
-from vil.utils.table import lookup
+from vil.utils.lookup import lookup
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from vil.report.run_folder import metrics
+from vil.report.run_record import metrics
 
 # picture -> (label of its y axis, the figures in it)
 PICTURES = {

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from vil.report.charts import chart
 from vil.report.curves import PICTURES, series_of
 from vil.report.html import Html, document, element, name, number, scrolled, table
-from vil.report.page_answers import Evaluated, answer_sections
 from vil.report.page_style import STYLE
-from vil.report.run_folder import Record
+from vil.report.run_record import Record
+from vil.tasks.classification.report import Evaluated, answer_sections
 
 MOST_EVALUATIONS, MOST_SETS, MOST_STARTS = 100, 12, 20
 LONGEST_VALUE = 2000  # signs of a value of the config

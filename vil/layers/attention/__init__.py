@@ -12,8 +12,8 @@ from vil.layers.attention.linformer import LinformerAttention
 from vil.layers.attention.longformer import LongformerAttention
 from vil.layers.attention.performer import PerformerAttention
 from vil.layers.attention.srformer import SRAttention
+from vil.utils.lookup import lookup
 from vil.utils.progress import Progress
-from vil.utils.table import lookup
 
 ATTENTIONS: dict[str, type[Attention]] = {
     "full": FullAttention,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, padding_mask
-from vil.layers.position import (
+from vil.layers.pos_embed import (
     dense_bias,
     register_relative_bias,
     replace_parameter,

@@ -7,7 +7,7 @@ Letters: B images, N heads, D channels of a head, L local tokens, G global token
 from torch import Tensor
 
 from vil.layers.attention.base import GlobalLocalAttention
-from vil.layers.position import register_relative_bias
+from vil.layers.pos_embed import register_relative_bias
 
 
 class GlobalOnlyAttention(GlobalLocalAttention):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, real_tokens
-from vil.layers.position import (
+from vil.layers.pos_embed import (
     replace_parameter,
     resize_table,
     resize_tables,

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from vil.layers.attention.base import GlobalLocalAttention
-from vil.layers.position import register_relative_bias
+from vil.layers.pos_embed import register_relative_bias
 from vil.ops import BACKENDS, Case, LocalBias, Window, local_attention
 from vil.ops.window import mode_offsets
+from vil.utils.lookup import lookup
 from vil.utils.progress import Progress
-from vil.utils.table import lookup
 
 
 class LongformerAttention(GlobalLocalAttention):

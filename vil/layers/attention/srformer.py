@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, padding_mask, real_tokens
-from vil.utils.table import lookup
+from vil.utils.lookup import lookup
 
 RAGGED = {"pad": "zeros complete the last cells", "drop": "tokens of incomplete cells are not seen"}
 EPS = 1e-5

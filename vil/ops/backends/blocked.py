@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vil.ops.backends.chunks import can_be_empty
-from vil.ops.backends.cuts import (
+from vil.ops.attention_case import Case
+from vil.ops.backends.chunk_groups import (
     Batch,
     Cut,
     batches,
@@ -36,9 +36,9 @@ from vil.ops.backends.cuts import (
     unbordered,
     untiled,
 )
+from vil.ops.backends.chunk_layout import can_be_empty
 from vil.ops.bias import LocalBias, tile_bias
-from vil.ops.case import Case
-from vil.ops.facts import Facts
+from vil.ops.call_spec import CallSpec
 from vil.ops.window import Window
 
 BATCH_BYTES = 1 << 22  # of scores in flight: a part of a last-level cache
@@ -64,9 +64,9 @@ def forward(
     table: Tensor | None,
     to_global: Tensor | None,
     valid: Tensor | None,
-    facts: Facts,
+    facts: CallSpec,
 ) -> tuple[Tensor, Tensor]:
-    """See `vil.ops.recompute`."""
+    """See `vil.ops.custom_op`."""
     scratch = Scratch(q)
     around = chunks_around(facts.window, q.shape[:2].numel())
     scores_of = Scores(q, table, to_global, valid, facts, around, scratch)
@@ -99,9 +99,9 @@ def backward(
     out: Tensor,
     lse: Tensor,
     dout: Tensor,
-    facts: Facts,
+    facts: CallSpec,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """See `vil.ops.recompute`; `out` is of the contract and not needed here.
+    """See `vil.ops.custom_op`; `out` is of the contract and not needed here.
 
     Nor is `lse`, but for the rows that see nothing: its rounding would scale a whole row, and
     one softmax in the cache is faster than a difference and its exponential.
@@ -187,7 +187,7 @@ class Rows:
 class Keys:
     """Keys or values (B, N, G+L, D), as batches meet them."""
 
-    def __init__(self, x: Tensor, facts: Facts, around: int, scratch: Scratch) -> None:
+    def __init__(self, x: Tensor, facts: CallSpec, around: int, scratch: Scratch) -> None:
         self.num_global, self.around = facts.num_global, around
         self.scratch = scratch
         self.first = x[:, :, : facts.num_global]
@@ -211,7 +211,7 @@ class Keys:
 class KeySums:
     """The gradient of keys or values like x (B, N, G+L, D), added up batch by batch."""
 
-    def __init__(self, x: Tensor, facts: Facts, around: int) -> None:
+    def __init__(self, x: Tensor, facts: CallSpec, around: int) -> None:
         self.window, self.num_global = facts.window, facts.num_global
         self.scratch = Scratch(x)
         self.around, some = around, dict(dtype=wide(x))
@@ -254,7 +254,7 @@ class Scores:
         table: Tensor | None,
         to_global: Tensor | None,
         valid: Tensor | None,
-        facts: Facts,
+        facts: CallSpec,
         around: int,
         scratch: Scratch,
     ) -> None:
@@ -355,7 +355,7 @@ class BiasGradient:
     """Sums of score gradients by offset and position, (N, W, K, W), and by global token, (N, G)."""
 
     def __init__(
-        self, table: Tensor | None, to_global: Tensor | None, facts: Facts, like: Tensor
+        self, table: Tensor | None, to_global: Tensor | None, facts: CallSpec, like: Tensor
     ) -> None:
         heads, window = like.shape[1], facts.window
         shape = (heads, window.tile, len(window.offsets), window.tile)

@@ -19,7 +19,7 @@ number of chunks goes up to a power of two, all else that differs is in tensors 
 Beyond MAX_SHAPES of them `unsupported` says so; should torch meet more all the same, it raises.
 
 `attend` has FlexAttention's own backward, on CUDA only; `forward` gives the log-sum-exp for a
-backward of ours (`vil.ops.recompute`), which torch does not compile on CPUs.
+backward of ours (`vil.ops.custom_op`), which torch does not compile on CPUs.
 
 Letters: B images, N heads, h = B*N, L tokens, G global tokens, D channels, W = w*w tokens of a
 chunk, P tokens of a block (a padded chunk), M query blocks (chunks, and empty ones), S first key
@@ -36,10 +36,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from vil.ops.backends.chunks import from_chunks, to_chunks
+from vil.ops.attention_case import Case
+from vil.ops.backends.chunk_layout import from_chunks, to_chunks
 from vil.ops.bias import LocalBias
-from vil.ops.case import Case
-from vil.ops.facts import Facts
+from vil.ops.call_spec import CallSpec
 from vil.ops.window import Window
 from vil.utils.machine import has_compiler
 
@@ -111,9 +111,9 @@ def forward(
     table: Tensor | None,
     to_global: Tensor | None,
     valid: Tensor | None,
-    facts: Facts,
+    facts: CallSpec,
 ) -> tuple[Tensor, Tensor]:
-    """See `vil.ops.recompute`."""
+    """See `vil.ops.custom_op`."""
     with torch.no_grad():
         out, lse = _run(q, k, v, LocalBias(table, to_global), valid, facts, lse=True)
         return torch.empty_like(q).copy_(out), lse.contiguous()  # strides, too, are promised
@@ -133,7 +133,7 @@ def attend(
 ) -> Tensor:
     """See `vil.ops.local_attention`."""
     assert dropout_p == 0, "refused by the table of backends"
-    facts = Facts(window, num_global, scale)
+    facts = CallSpec(window, num_global, scale)
     return _run(q, k, v, bias, valid, facts, lse=False)[0]
 
 
@@ -249,7 +249,7 @@ def _run(
     v: Tensor,
     bias: LocalBias,
     valid: Tensor | None,
-    facts: Facts,
+    facts: CallSpec,
     lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """out (B, N, L, D) and lse (B, N, L) or None; gradients if they are enabled."""

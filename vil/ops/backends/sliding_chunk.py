@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from vil.ops.backends.chunks import (
+from vil.ops.backends.chunk_layout import (
     Offsets,
     can_be_empty,
     from_chunks,

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vil.ops.backends.chunks import can_be_empty, masked_softmax
+from vil.ops.attention_case import Case
+from vil.ops.backends.chunk_layout import can_be_empty, masked_softmax
 from vil.ops.bias import LocalBias
-from vil.ops.case import Case
 from vil.ops.window import Window
 
 

@@ -1,0 +1,1 @@
+"""What several tests build on: cases, small files, small models and small runs."""

@@ -1,0 +1,1 @@
+"""Runs in real processes, and the faults that are injected into them."""

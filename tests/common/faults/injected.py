@@ -1,0 +1,85 @@
+"""A fault for a real run, given to it by --import. $FAULT says which, as JSON: what, step, rank.
+
+kill      the process dies            sleep   it stands still          nan    the loss is no number
+signal    SIGTERM to itself
+inf       gradients are infinite on one rank, before the ranks add them up; `step` is a list
+scale     in float16 the loss is scaled so much, `scale`, that gradients overflow
+A list of them: one for each time that the elastic launcher starts the run. After the last, nothing.
+"""
+
+import functools
+import json
+import os
+import signal
+import time
+
+import torch
+
+from vil import build
+from vil.engine import loop
+
+GIVEN = json.loads(os.environ["FAULT"])
+FAULTS = GIVEN if isinstance(GIVEN, list) else [GIVEN]
+START = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+FAULT = FAULTS[START] if len(FAULTS) > START else None
+MINE = FAULT and int(os.environ.get("RANK", 0)) == FAULT.get("rank", 0)
+
+
+def lie_down():
+    while True:
+        time.sleep(60)
+
+
+def strike():
+    {
+        "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "signal": lambda: os.kill(os.getpid(), signal.SIGTERM),
+        "sleep": lie_down,
+    }[FAULT["what"]]()
+
+
+def seed_step(seed, step, rank, plain=loop.seed_step):
+    plain(seed, step, rank)
+    if step == FAULT["step"]:
+        strike()
+
+
+class Overflow(torch.autograd.Function):
+    """Nothing on the way forward, infinity on the way back."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.inf
+
+
+def backward_to_nan(task, model, batch, *rest, plain=loop.backward):
+    figures = plain(task, model, batch, *rest)
+    if batch.step == FAULT["step"]:
+        for parameter in model.parameters():
+            parameter.grad.fill_(torch.nan)
+        figures["loss"] = figures["loss"] * torch.nan
+    return figures
+
+
+def backward_to_inf(task, model, batch, *rest, plain=loop.backward):
+    if batch.step not in FAULT["step"]:
+        return plain(task, model, batch, *rest)
+    hook = model.register_forward_hook(lambda module, given, logits: Overflow.apply(logits))
+    try:
+        return plain(task, model, batch, *rest)
+    finally:
+        hook.remove()
+
+
+if MINE and FAULT["what"] == "nan":
+    loop.backward = backward_to_nan
+elif MINE and FAULT["what"] == "inf":
+    loop.backward = backward_to_inf
+elif MINE and FAULT["what"] == "scale":
+    build.GradScaler = functools.partial(build.GradScaler, init_scale=FAULT["scale"])
+elif MINE:
+    loop.seed_step = seed_step

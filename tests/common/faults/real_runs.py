@@ -1,0 +1,85 @@
+"""Real runs of the command, small ones, that things happen to."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.common.small_runs import TINY, Outcome, command, environment
+from vil.engine.checkpoint.save_load import newest_step
+
+INJECTED = str(Path(__file__).with_name("injected.py"))
+LONG = (*TINY, "OPTIM.EPOCHS=400", "RUN.SAVE_EVERY=400", "OPTIM.EMA=0.9")
+LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+ELASTIC = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else a restart may meet old addresses
+DEADLINE = 90
+
+
+def begin(folder, *words, ranks=1, launcher=(), fault=None, **environ):
+    """A run in a process group of its own; its output goes to <folder>.log."""
+    line = command("train", *words, "--output_dir", folder)
+    if ranks > 1:
+        line = [*LAUNCHER, *launcher, "-m", *line[2:]]
+    if fault:
+        line += ["--import", INJECTED]
+        environ["FAULT"] = json.dumps(fault)
+    with open(f"{folder}.log", "w") as log:
+        return subprocess.Popen(
+            line, env=environment(**environ), stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def really(*words) -> Outcome:
+    """The command as a process, waited for."""
+    done = subprocess.run(command(*words), env=environment(), capture_output=True, text=True)
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def said(folder) -> str:
+    return Path(f"{folder}.log").read_text()
+
+
+def status(folder) -> dict:
+    file = Path(folder, "status.json")
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def wait_until_running(process, folder):
+    """Until its first step is about to be done."""
+    deadline = time.monotonic() + DEADLINE
+    while status(folder).get("state") != "running":
+        assert process.poll() is None, said(folder)
+        assert time.monotonic() < deadline, said(folder)
+        time.sleep(0.02)
+
+
+def seconds_to_end(process) -> float:
+    began = time.monotonic()
+    process.wait(DEADLINE)
+    return time.monotonic() - began
+
+
+def left_over(group: int) -> list[int]:
+    """Processes that are still alive in a process group."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(its_group) == group and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def end_all(process):
+    """Whatever is left of a run's process group."""
+    for pid in left_over(process.pid):
+        os.kill(pid, signal.SIGKILL)
+
+
+def saved_step(folder) -> int:
+    return newest_step(Path(folder, "checkpoints"))

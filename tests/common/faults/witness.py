@@ -1,0 +1,26 @@
+"""Writes down which samples each step of a real run trains on; given to it by --import.
+
+To $WITNESS-<rank>, a line of JSON per step, before its gradients are computed.
+"""
+
+import json
+import os
+
+from vil.engine import loop
+
+NOTES = open(f"{os.environ['WITNESS']}-{os.environ.get('RANK', 0)}", "a", buffering=1)  # noqa: SIM115
+step_of_the_loop = 0
+
+
+def seed_step(seed, step, rank, plain=loop.seed_step):
+    global step_of_the_loop
+    step_of_the_loop = step
+    plain(seed, step, rank)
+
+
+def backward(task, model, batch, *rest, plain=loop.backward):
+    NOTES.write(json.dumps([step_of_the_loop, batch.indices.tolist()]) + "\n")
+    return plain(task, model, batch, *rest)
+
+
+loop.seed_step, loop.backward = seed_step, backward

@@ -1,0 +1,233 @@
+"""A toy world for the engine's tests: random images, a two-layer model and one call that trains it.
+
+Also a program, started once per rank by `launch`: folder, options and faults as JSON.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from vil.engine import distributed
+from vil.engine.checkpoint.manager import Rhythm
+from vil.engine.checkpoint.save_load import State, resume
+from vil.engine.fsdp import shard
+from vil.engine.loop import train
+from vil.engine.preemption import Guard
+from vil.engine.run_dir import Run
+from vil.engine.task import ClassificationTask
+from vil.optim import Ema, Schedule, build_optimizer, decay_groups
+from vil.utils.errors import StoppedError
+
+TOY = Path(__file__)
+FAULTS = (
+    "poisoned_rank", "poisoned_steps", "signal_rank", "signal_step", "sleep_rank", "sleep_step",
+)  # fmt: skip
+CPU = torch.device("cpu")
+CLASSES = 7
+DTYPE = torch.float64
+
+
+@dataclass(frozen=True)
+class Batch:
+    images: Tensor
+    targets: Tensor
+    indices: Tensor
+    epoch: int = 0
+    step: int = 0
+
+    def to(self, device, memory_format):
+        images = self.images.to(device, memory_format=memory_format)
+        return dataclasses.replace(self, images=images, targets=self.targets.to(device))
+
+
+def samples(count, classes=CLASSES, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(count, 3, 2, 2, generator=generator, dtype=DTYPE)
+    targets = torch.randint(classes, (count,), generator=generator)
+    return Batch(images, targets, torch.arange(count))
+
+
+def pick(data, indices, **where):
+    return Batch(data.images[indices], data.targets[indices], indices, **where)
+
+
+@dataclass
+class ToyLoader:
+    """Batches of 12 of 60 images, shuffled by the epoch; each rank takes every world-th image."""
+
+    rank: int = 0
+    world: int = 1
+    steps_per_epoch: int = 5
+    batch_size: int = 12
+
+    def batches(self, start, stop):
+        data = samples(self.steps_per_epoch * self.batch_size)
+        for step in range(start, stop):
+            epoch, position = divmod(step, self.steps_per_epoch)
+            order = torch.randperm(
+                len(data.targets), generator=torch.Generator().manual_seed(epoch)
+            )
+            mine = order.split(self.batch_size)[position][self.rank :: self.world]
+            yield pick(data, mine, epoch=epoch, step=step)
+
+
+def held_out(count, rank=0, world=1, size=32):
+    """This rank's part of a test set of `count` images, in batches of `size` and a rest."""
+    mine = torch.arange(count)[rank::world]
+    return [pick(samples(count, seed=1), part) for part in mine.split(size)] if len(mine) else []
+
+
+def toy_model(dropout=0.0):
+    torch.manual_seed(3)
+    layers = nn.Flatten(), nn.Linear(12, 16), nn.GELU(), nn.Dropout(dropout), nn.Linear(16, CLASSES)
+    return nn.Sequential(*layers).to(DTYPE)
+
+
+def toy_optimizer(model, name="adamw"):
+    spare = {name for name, _ in model.named_parameters() if name.endswith("bias")}
+    groups = decay_groups(model.named_parameters(), 0.05, 0.0, spare)
+    return build_optimizer(name, groups, lr=0.01)
+
+
+def toy_train(
+    folder,
+    *,
+    ranks=None,
+    dropout=0.5,
+    epochs=2,
+    seed=0,
+    task=None,
+    batch_size=12,
+    optimizer="adamw",
+    ema=0.0,
+    loader=None,
+    fsdp=False,
+    **options,
+) -> State:
+    """`epochs` epochs of 5 steps on one rank of `ranks`; options go to `train` and to Guard."""
+    ranks = ranks or distributed.Ranks()
+    loader = loader or ToyLoader(ranks.rank, ranks.world, batch_size=batch_size)
+    test_sets = {"odd": held_out(361, ranks.rank, ranks.world),
+                 "two": held_out(2, ranks.rank, ranks.world)}  # fmt: skip
+    task = task or ClassificationTask(
+        device=CPU, test_loaders=test_sets, classes=CLASSES, per_class=True
+    )
+    model = toy_model(dropout)
+    average = Ema(model, ema) if ema else None
+    if fsdp:
+        for whole in (model, *([average.model] if average else [])):
+            shard(whole, [whole[1]], ranks, CPU)
+    optimizer = toy_optimizer(model, optimizer)
+    schedule = Schedule("cosine", 0.01, loader.steps_per_epoch, epochs, warmup_epochs=0.5)
+    settings = {"set_progress": lambda model, progress: None, "log_freq": 3, **options}
+    scaler = torch.amp.GradScaler("cpu", enabled=task.amp_dtype is torch.float16)
+    start = State(seed, ranks.world, batch_size, loader.steps_per_epoch, type(optimizer).__name__)
+    rhythm = {field.name: settings.pop(field.name)
+              for field in dataclasses.fields(Rhythm) if field.name in settings}  # fmt: skip
+    patience = {name: settings.pop(name)
+                for name in ("hang_seconds", "grace_seconds") if name in settings}  # fmt: skip
+    with Guard(ranks, **patience) as guard, Run(folder, ranks, CPU) as run:
+        state = resume(
+            run.checkpoints, start, model, optimizer, scaler, ranks=ranks, say=run.log.say,
+            ema=average,
+        )  # fmt: skip
+        return train(
+            task, distributed.wrap(model, ranks, CPU), loader, optimizer, schedule, scaler, state,
+            run=run, guard=guard, ranks=ranks, device=CPU, epochs=epochs, ema=average,
+            rhythm=Rhythm(**rhythm), **settings,
+        )  # fmt: skip
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def start(*runs, **environment):
+    """Runs of the toy, [(folder, options)], one after the other in a process of their own; output
+    and errors in one pipe."""
+    return subprocess.Popen(
+        [sys.executable, TOY, json.dumps(runs, default=str)], env={**os.environ, **environment},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def meeting():
+    """Where processes find each other, of torchrun's environment; for one run."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+
+
+def launch(world, *runs, codes=None):
+    """`world` processes as torchrun would start them, joined by gloo; what each said."""
+    runs = [(folder, {**options, "meeting": meeting()}) for folder, options in runs]
+    processes = [
+        start(*runs, RANK=str(n), LOCAL_RANK=str(n), WORLD_SIZE=str(world)) for n in range(world)
+    ]
+    try:
+        outputs = [process.communicate(timeout=100 * len(runs))[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == (codes or [0] * world), outputs
+    return outputs
+
+
+class Troubled(ClassificationTask):
+    """On one rank some losses are no numbers, a step sends a signal, or never ends."""
+
+    def __init__(self, rank, folder, faults, test_sets):
+        super().__init__(device=CPU, test_loaders=test_sets, classes=CLASSES, per_class=True)
+        self.folder, self.faults = folder, faults
+        self.mine = {what for what in ("poisoned", "signal", "sleep")
+                     if faults.get(f"{what}_rank", 0) == rank}  # fmt: skip
+
+    def loss(self, model, batch):
+        loss, figures = super().loss(model, batch)
+        if "poisoned" in self.mine and batch.step in self.faults.get("poisoned_steps", ()):
+            loss = loss * float("nan")
+        if "signal" in self.mine and batch.step == self.faults.get("signal_step"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        if "sleep" in self.mine and batch.step == self.faults.get("sleep_step"):
+            fall_asleep(self.folder)
+        return loss, figures
+
+
+def fall_asleep(folder):
+    Path(folder, "asleep").touch()
+    while True:
+        time.sleep(60)
+
+
+def run(folder, options):
+    torch.set_num_threads(1)
+    os.environ |= options.pop("meeting", {})
+    place = distributed.start(None, CPU)
+    faults = {name: options.pop(name) for name in list(options) if name in FAULTS}
+    sets = {"odd": held_out(361, place.rank, place.world),
+            "two": held_out(2, place.rank, place.world)}  # fmt: skip
+    task = Troubled(place.rank, folder, faults, sets)
+    try:
+        toy_train(folder, ranks=place, dropout=0.0, task=task, **options)
+    except StoppedError as stop:
+        print(stop)
+        return stop.exit_code
+    finally:
+        distributed.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    for folder, options in json.loads(sys.argv[1]):
+        if code := run(folder, options):
+            sys.exit(code)

@@ -1,0 +1,85 @@
+"""Several processes compute what one computes, and say clearly when they were started wrongly."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from tests.common.toy_engine import launch, metrics, toy_train
+from vil.engine.checkpoint.save_load import pointer
+from vil.engine.distributed import Ranks, read_environment, unwrap
+
+
+def evaluations(folder):
+    names = ("step", "split", "top1", "top5", "count")
+    return [[m[name] for name in names] for m in metrics(folder) if m["split"] != "train"]
+
+
+def losses(folder):
+    return [m["loss"] for m in metrics(folder)]
+
+
+def final_weights(folder, file="model.safetensors"):
+    return load_file(pointer(folder / "checkpoints", "last") / file)
+
+
+@pytest.mark.parametrize(
+    ("world", "accumulate", "options"),
+    [(2, 3, {"clip_grad": 0.1, "ema": 0.8}), pytest.param(3, 1, {}, marks=pytest.mark.long)],
+)
+def test_ranks_together_are_one_process(world, accumulate, options, tmp_path):
+    """10 steps of AdamW in float64; test sets of 361 and of 2 images: none for the third rank."""
+    alone = tmp_path / "alone"
+    toy_train(alone, dropout=0.0, **options)
+    together = tmp_path / "together"
+    outputs = launch(world, (together, {**options, "accumulate": accumulate}))
+    assert "step 10/10" in outputs[0]
+    assert outputs[1:] == [""] * (world - 1)  # only rank 0 speaks
+    assert evaluations(together) == evaluations(alone)
+    assert losses(together) == pytest.approx(losses(alone), rel=1e-6)
+    for file in ("model.safetensors", "ema.safetensors")[: 1 + ("ema" in options)]:
+        ours, theirs = final_weights(together, file), final_weights(alone, file)
+        for name in theirs:
+            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-6, atol=1e-9)
+
+
+TORCHRUN = {
+    "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1",
+}  # fmt: skip
+
+
+def test_the_environment_of_torchrun_is_read():
+    assert read_environment(TORCHRUN) == Ranks(1, 2, 1)
+    assert read_environment({"MASTER_PORT": "1", "HOME": "/"}) == Ranks(0, 1, 0)
+    assert Ranks().is_main
+    assert not Ranks(1, 2, 1).is_main
+
+
+def test_processes_that_srun_started_alone_are_refused():
+    with pytest.raises(ValueError, match="srun started 8 processes .*scripts/train_slurm.sh"):
+        read_environment({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"})
+    with pytest.raises(ValueError, match="srun started many processes"):
+        read_environment({"SLURM_STEP_NUM_TASKS": "many"})
+    assert read_environment({"SLURM_STEP_NUM_TASKS": "1"}) == Ranks()
+    assert read_environment({"SLURM_STEP_NUM_TASKS": "4", **TORCHRUN}) == Ranks(1, 2, 1)
+
+
+@pytest.mark.defect("B23")
+@pytest.mark.parametrize("name", TORCHRUN)
+def test_a_partial_environment_is_refused_in_one_line(name):
+    partial = {key: value for key, value in TORCHRUN.items() if key != name}
+    with pytest.raises(ValueError, match=f"incomplete: {name} not set") as caught:
+        read_environment(partial)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("change", "reason"), [({"RANK": "x"}, "whole"), ({"RANK": "2"}, "below")])
+def test_impossible_places_are_refused(change, reason):
+    with pytest.raises(ValueError, match=reason):
+        read_environment({**TORCHRUN, **change})
+
+
+def test_unwrap_finds_the_plain_model():
+    plain = nn.Linear(2, 2)
+    assert unwrap(plain) is plain
+    assert unwrap(nn.DataParallel(torch.compile(plain))) is plain

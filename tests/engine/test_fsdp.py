@@ -1,0 +1,86 @@
+"""Weights spread over the ranks are trained, saved and resumed as whole ones are."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.common.toy_engine import launch, metrics, toy_train
+from vil.engine.checkpoint.save_load import pointer
+
+pytestmark = pytest.mark.long
+
+OPTIONS = {"ema": 0.8, "clip_grad": 0.1, "save_steps": 1}
+FILES = ("model.safetensors", "ema.safetensors")
+
+
+def weights(folder, file):
+    return load_file(pointer(folder / "checkpoints", "last") / file)
+
+
+def momenta(folder):
+    saved = torch.load(pointer(folder / "checkpoints", "last") / "state.pt", weights_only=True)
+    return saved["optimizer"]
+
+
+def assert_close(folder, other, rtol=1e-6):
+    for file in FILES:
+        torch.testing.assert_close(
+            weights(folder, file), weights(other, file), rtol=rtol, atol=1e-9
+        )
+    torch.testing.assert_close(momenta(folder), momenta(other), rtol=rtol, atol=1e-9)
+
+
+OPTIMIZERS = ("sgd", "adam", "lamb")
+# folder, options: one after the other in the same two processes
+RUNS = (
+    ("sharded", {"fsdp": True}),
+    ("ddp", {}),
+    *(("stopped", {"fsdp": True, "max_steps": stop}) for stop in (3, 7, None)),
+    *((f"sharded {name}", {"fsdp": True, "optimizer": name}) for name in OPTIMIZERS),
+    *((f"ddp {name}", {"optimizer": name}) for name in OPTIMIZERS),
+    ("half", {"fsdp": True, "max_steps": 5}),
+    ("poisoned", {"fsdp": True, "poisoned_rank": 1, "poisoned_steps": [2, 6]}),
+)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sharding")
+    launch(2, *((root / folder, {**OPTIONS, **options}) for folder, options in RUNS))
+    return root
+
+
+def test_ten_steps_are_those_of_ddp(root):
+    ours, theirs = root / "sharded", root / "ddp"
+    assert_close(ours, theirs)
+    figures = [
+        [(m["step"], m["split"], m.get("top1")) for m in metrics(folder)]
+        for folder in (ours, theirs)
+    ]
+    assert figures[0] == figures[1]
+
+
+def test_a_run_that_was_stopped_twice_is_the_same_bit_for_bit(root):
+    assert_close(root / "stopped", root / "sharded", rtol=0)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_other_optimizers(optimizer, root):
+    assert_close(root / f"sharded {optimizer}", root / f"ddp {optimizer}")
+    with pytest.raises(AssertionError):
+        assert_close(root / f"sharded {optimizer}", root / "ddp")
+
+
+def test_one_process_goes_on_where_two_with_spread_weights_stopped(root, tmp_path):
+    shutil.copytree(root / "half", tmp_path / "both")
+    toy_train(tmp_path / "both", dropout=0.0, **OPTIONS)
+    toy_train(tmp_path / "alone", dropout=0.0, **OPTIONS)
+    assert_close(tmp_path / "both", tmp_path / "alone")
+
+
+def test_a_rank_whose_loss_is_no_number_stops_the_step_of_all(root):
+    folder = root / "poisoned"
+    assert [m["skipped"] for m in metrics(folder) if m["split"] == "train"][-1] == 2
+    assert all(x.isfinite().all() for file in FILES for x in weights(folder, file).values())

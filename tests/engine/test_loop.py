@@ -1,0 +1,193 @@
+"""The loop: resumed runs are the runs they would have been, and nothing is saved that diverged."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.common.toy_engine import CPU, ToyLoader, metrics, start, toy_train
+from vil.engine.checkpoint.save_load import pointer
+from vil.engine.loop import seed_step
+from vil.engine.task import ClassificationTask
+from vil.utils.errors import CheckpointError, DivergedError
+from vil.utils.progress import Progress
+
+
+def final_weights(folder):
+    return load_file(pointer(folder / "checkpoints", "last") / "model.safetensors")
+
+
+def final_state(folder):
+    return torch.load(pointer(folder / "checkpoints", "last") / "state.pt", weights_only=True)
+
+
+def figures(folder, names=("step", "split", "loss", "top1", "lr")):
+    """What metrics.jsonl says, without times."""
+    return [tuple(line.get(name) for name in names) for line in metrics(folder)]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run of 10 steps that was never stopped."""
+    folder = tmp_path_factory.mktemp("straight")
+    toy_train(folder)
+    return folder
+
+
+def assert_same_run(folder, other):
+    ours, theirs = final_weights(folder), final_weights(other)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    ours, theirs = final_state(folder)["optimizer"], final_state(other)["optimizer"]
+    assert all(torch.equal(ours[n][k], theirs[n][k]) for n in theirs for k in theirs[n])
+
+
+def test_a_run_stopped_twice_in_the_middle_of_an_epoch_is_the_same_run(straight, tmp_path):
+    for stop in (3, 7, None):
+        state = toy_train(tmp_path, max_steps=stop)
+        assert state.step == (stop or 10)
+    assert_same_run(tmp_path, straight)
+
+
+@pytest.mark.defect("B30")
+def test_every_seed_step_and_rank_has_its_own_draw_and_repeats_it():
+    def draw(*key):
+        seed_step(*key)
+        return torch.rand(4).tolist()
+
+    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 11, 1), (0, 1, 11), (-1, 0, 0)]
+    draws = [draw(*key) for key in keys]
+    assert draws == [draw(*key) for key in keys]
+    assert len({tuple(numbers) for numbers in draws}) == len(keys)
+
+
+def test_dropout_is_drawn_from_the_runs_seed(straight, tmp_path):
+    toy_train(tmp_path, dropout=0.0)
+    toy_train(tmp_path / "other seed", seed=1)
+    with_dropout = final_weights(straight)["1.weight"]
+    for folder in (tmp_path, tmp_path / "other seed"):
+        assert not torch.equal(final_weights(folder)["1.weight"], with_dropout)
+
+
+def test_after_a_crash_no_step_stands_twice_in_the_metrics(straight, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(straight, folder)
+    last = pointer(folder / "checkpoints", "last")
+    (last / "state.pt").write_bytes(b"cut short")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 11, "spl')
+    state = toy_train(folder)
+    assert state.step == 10
+    assert figures(folder) == figures(straight)
+    assert_same_run(folder, straight)
+    assert f"checkpoint {last} skipped: state.pt" in (folder / "log.txt").read_text()
+
+
+def test_the_log_points_are_the_expected_ones(straight):
+    steps = [(line["step"], line["split"]) for line in metrics(straight)]
+    splits = ("train", "val/odd", "val/two")
+    end_of_epoch = {step: [(step, split) for split in splits] for step in (5, 10)}
+    assert steps == [
+        (3, "train"), *end_of_epoch[5], (6, "train"), (9, "train"), *end_of_epoch[10],
+    ]  # fmt: skip
+    assert metrics(straight)[0]["epoch"] == pytest.approx(0.6)
+
+
+def test_a_finished_run_says_so_and_stays_as_it_is(straight, capsys):
+    before = (straight / "metrics.jsonl").read_text()
+    state = toy_train(straight)
+    assert (state.step, state.epoch) == (10, 2)
+    assert "nothing to do: 10 of 10 steps" in capsys.readouterr().out
+    assert (straight / "metrics.jsonl").read_text() == before
+
+
+def test_a_run_that_is_asked_for_fewer_epochs_than_are_done_says_so(tmp_path, capsys):
+    toy_train(tmp_path, max_steps=7)
+    assert toy_train(tmp_path, epochs=1).step == 7
+    assert "nothing to do: 7 of 5 steps" in capsys.readouterr().out
+
+
+def test_the_best_checkpoint_is_that_of_the_first_test_sets_best_top1(straight):
+    scores = {m["step"]: m["top1"] for m in metrics(straight) if m["split"] == "val/odd"}
+    best = max(scores, key=lambda step: (scores[step], -step))  # strictly greater: the earlier wins
+    assert pointer(straight / "checkpoints", "best").name == f"step-{best:08d}"
+    assert final_state(straight)["state"]["best"] == scores[best]
+
+
+def test_evaluation_and_saving_keep_their_own_rhythm(tmp_path):
+    drawn = []
+    toy_train(tmp_path, epochs=5, eval_every=2, save_every=3, keep=9, draw=drawn.append)
+    evaluated = [m["step"] for m in metrics(tmp_path) if m["split"] == "val/odd"]
+    assert evaluated == [10, 20, 25]
+    assert drawn == [tmp_path] * 3
+    saved = {int(folder.name[5:]) for folder in (tmp_path / "checkpoints").glob("step-*")}
+    assert {15, 25} <= saved <= {10, 15, 20, 25}  # 10 and 20 only if they were the best so far
+
+
+def test_every_step_tells_the_model_where_the_run_stands(tmp_path):
+    told = []
+    toy_train(tmp_path, max_steps=7, set_progress=lambda model, progress: told.append(progress))
+    assert told == [
+        Progress(seed=0, step=step, epoch=step // 5, epochs=2, steps_per_epoch=5)
+        for step in range(7)
+    ]
+
+
+class NaNFrom(ClassificationTask):
+    """A task whose loss is not a number from a given step on."""
+
+    def __init__(self, step, **settings):
+        super().__init__(device=CPU, classes=7, **settings)
+        self.step = step
+
+    def loss(self, model, batch):
+        loss, figures = super().loss(model, batch)
+        return (loss * float("nan") if batch.step >= self.step else loss), figures
+
+
+def test_a_diverged_run_ends_with_code_5_and_leaves_only_finite_checkpoints(tmp_path):
+    test_sets = {"train": list(ToyLoader().batches(0, 2))}
+    with pytest.raises(DivergedError, match="2 steps in a row, up to step 9") as caught:
+        toy_train(tmp_path, task=NaNFrom(7, test_loaders=test_sets), max_bad_steps=1)
+    assert caught.value.exit_code == 5
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (status["state"], status["code"], status["step"]) == ("failed", 5, 8)
+    assert status["checkpoint"].endswith("step-00000005")
+    assert all(weight.isfinite().all() for weight in final_weights(tmp_path).values())
+
+
+def test_another_batch_size_or_optimizer_is_refused_and_another_seed_mentioned(tmp_path, capsys):
+    toy_train(tmp_path, max_steps=3)
+    toy_train(tmp_path, max_steps=4, seed=8)
+    assert "seed was 0 and is 8" in capsys.readouterr().out
+    with pytest.raises(CheckpointError, match="batch_size 12, this run has 4"):
+        toy_train(tmp_path, batch_size=4)
+    with pytest.raises(CheckpointError, match="optimizer AdamW, this run has SGD"):
+        toy_train(tmp_path, optimizer="sgd")
+
+
+@pytest.mark.defect("B24")
+def test_float16_scales_the_loss_and_saves_the_scale(tmp_path):
+    test_sets = {"train": list(ToyLoader().batches(0, 2))}
+    task = ClassificationTask(
+        device=CPU, classes=7, test_loaders=test_sets, amp_dtype=torch.float16
+    )
+    toy_train(tmp_path, task=task, max_steps=4)
+    assert final_state(tmp_path)["scaler"]["scale"] > 1
+    assert toy_train(tmp_path, task=task).step == 10
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
+    refused = []
+
+    def start_another(folder):
+        process = start((tmp_path, {}))
+        refused.append((process.communicate()[0], process.returncode))
+
+    toy_train(tmp_path, max_steps=1, draw=start_another)
+    said, code = refused[0]
+    assert code != 0
+    assert "RunInUseError" in said
+    assert "is in use by process" in said
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "finished"

@@ -1,0 +1,149 @@
+"""A step whose loss or gradient is not finite moves nothing, on any rank, and is counted."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from tests.common.toy_engine import (
+    CPU,
+    ToyLoader,
+    launch,
+    metrics,
+    toy_model,
+    toy_optimizer,
+    toy_train,
+)
+from vil.engine.checkpoint.save_load import pointer
+from vil.engine.nonfinite import Late, Statistics, agree, gradient_norm, update
+from vil.engine.task import ClassificationTask
+from vil.optim import Ema
+from vil.utils.errors import DivergedError
+
+BAD = torch.tensor(1.0)
+TEST_SETS = {"train": list(ToyLoader().batches(0, 2))}
+
+
+class Poisoned(ClassificationTask):
+    """The loss of some steps is multiplied by a number that is none."""
+
+    def __init__(self, steps, poison=float("nan"), **settings):
+        super().__init__(device=CPU, classes=7, test_loaders=TEST_SETS, **settings)
+        self.steps, self.poison = steps, poison
+
+    def loss(self, model, batch):
+        loss, figures = super().loss(model, batch)
+        return (loss * self.poison if batch.step in self.steps else loss), figures
+
+
+def tensors(folder, file="model.safetensors"):
+    return load_file(pointer(folder / "checkpoints", "last") / file)
+
+
+def momenta(folder):
+    saved = torch.load(pointer(folder / "checkpoints", "last") / "state.pt", weights_only=True)
+    return saved["optimizer"]
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])  # fused by torch, and not
+def test_weights_momenta_and_average_stand_still(tmp_path, poison, optimizer):
+    options = dict(optimizer=optimizer, ema=0.9, clip_grad=1.0, save_steps=1, keep=9, log_freq=1)
+    state = toy_train(tmp_path / "bad", task=Poisoned({4, 5}, poison), **options, max_steps=6)
+    assert (state.step, state.skipped) == (6, 2)
+    toy_train(tmp_path / "good", task=Poisoned({}), **options, max_steps=4)
+    for file in ("model.safetensors", "ema.safetensors"):
+        ours, theirs = tensors(tmp_path / "bad", file), tensors(tmp_path / "good", file)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    ours, theirs = momenta(tmp_path / "bad"), momenta(tmp_path / "good")
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    lines = [m for m in metrics(tmp_path / "bad") if m["split"] == "train"]
+    assert [m.get("skipped") for m in lines] == [None] * 4 + [1, 2]
+    assert [m["loss"] is None for m in lines] == [False] * 4 + [True, True]
+
+
+def test_the_mean_loss_is_that_of_the_steps_that_counted(tmp_path):
+    toy_train(tmp_path / "bad", task=Poisoned({2}), max_steps=3, dropout=0.0)
+    toy_train(tmp_path / "good", task=Poisoned({}), max_steps=2, log_freq=2, dropout=0.0)
+    ours, theirs = (metrics(tmp_path / name)[0]["loss"] for name in ("bad", "good"))
+    assert ours == pytest.approx(theirs)
+
+
+def test_too_many_in_a_row_end_the_run_and_leave_a_dump(tmp_path):
+    with pytest.raises(DivergedError, match="3 steps in a row, up to step 8"):
+        toy_train(tmp_path, task=Poisoned({2, 3, 5, 6, 7}), max_bad_steps=2)
+    found = json.loads((tmp_path / "crash/not-finite-rank0.json").read_text())
+    batch = next(ToyLoader().batches(7, 8))
+    assert (found["step"], found["samples"]) == (8, batch.indices.tolist())
+    assert found["scale"] == 1.0
+    assert set(found["largest"]) == {"1.weight", "1.bias", "4.weight", "4.bias"}
+
+
+def test_float16_counts_its_overflows_and_lowers_the_scale(tmp_path):
+    task = Poisoned({3}, float("inf"), amp_dtype=torch.float16)
+    state = toy_train(tmp_path, task=task, max_steps=5)
+    saved = torch.load(pointer(tmp_path / "checkpoints", "last") / "state.pt", weights_only=True)
+    assert (state.skipped, saved["scaler"]["scale"]) == (1, 2.0**15)
+
+
+@pytest.mark.long
+def test_one_bad_rank_stops_the_step_of_both(tmp_path):
+    launch(2, (tmp_path, {"poisoned_rank": 1, "poisoned_steps": [2, 6], "ema": 0.9}))
+    lines = [m for m in metrics(tmp_path) if m["split"] == "train"]
+    assert lines[-1]["skipped"] == 2
+    assert all(value.isfinite().all() for value in tensors(tmp_path, "ema.safetensors").values())
+
+
+def test_a_loss_alone_is_enough():
+    fine, nan = torch.tensor(1.0), torch.tensor(float("nan"))
+    verdicts = [agree(loss, norm, 15).tolist() for loss in (fine, nan) for norm in (fine, nan)]
+    assert verdicts == [[0, 15], [1, 15], [1, 15], [1, 15]]
+
+
+def test_batch_norms_forget_a_batch_that_did_not_count():
+    model = nn.BatchNorm1d(3)
+    statistics = Statistics(model)
+    statistics.keep()
+    model(torch.full((4, 3), float("nan")))
+    assert model.running_mean.isnan().all()
+    statistics.restore(BAD)
+    assert torch.equal(model.running_mean, torch.zeros(3))
+    assert model.num_batches_tracked == 0
+    statistics.keep()
+    model(torch.ones(4, 3))
+    statistics.restore(1 - BAD)
+    assert model.num_batches_tracked == 1
+
+
+def test_the_average_moves_as_without_the_question():
+    model = toy_model()
+    plain, asked = Ema(model, 0.75), Ema(model, 0.75)
+    with torch.no_grad():
+        model[1].weight.add_(1)
+    plain.update()
+    asked.update(1 - BAD)
+    torch.testing.assert_close(asked.model.state_dict(), plain.model.state_dict())
+    asked.update(BAD)
+    torch.testing.assert_close(asked.model.state_dict(), plain.model.state_dict())
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "qhm"])
+def test_an_optimizer_that_is_told_so_does_nothing(name):
+    model = toy_model()
+    optimizer = toy_optimizer(model, name)
+    for bad, moves in ((BAD, False), (1 - BAD, True)):
+        before = model[1].weight.clone()
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        gradient_norm(model, 0.0)
+        update(optimizer, bad)
+        assert torch.equal(model[1].weight, before) != moves
+        assert not hasattr(optimizer, "found_inf")
+
+
+def test_flags_are_read_at_once_on_a_cpu():
+    late = Late(CPU)
+    assert late.read(torch.tensor([1.0, 2.0])) == (True, 2)
+    assert late.last() == (False, 0)

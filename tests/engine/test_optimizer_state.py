@@ -1,0 +1,88 @@
+"""Every optimizer goes on from a checkpoint as if it had never stopped, by the names of parameters.
+
+timm's lamb counts its steps in the group and not with the parameter, which names would lose.
+"""
+
+import pytest
+import torch
+
+from tests.common.toy_engine import DTYPE, toy_model
+from vil.engine.checkpoint.save_load import State, resume, save
+from vil.engine.distributed import Ranks
+from vil.engine.step import set_rate
+from vil.optim import OPTIMIZERS, build_optimizer, decay_groups
+
+OURS = [name for name in OPTIMIZERS if not name.startswith("apex")]
+SCALER = torch.amp.GradScaler("cpu", enabled=False)
+
+
+def made(name, layer_decay=1.0):
+    """A toy model and its optimizer, with a group per layer where layer_decay is not 1."""
+    model = toy_model()
+    spare = {name for name, _ in model.named_parameters() if name.endswith("bias")}
+    groups = decay_groups(
+        model.named_parameters(),
+        0.05,
+        0.0,
+        spare,
+        layer_of=lambda name: int(name[0]),
+        num_layers=4,
+        layer_decay=layer_decay,
+    )
+    return model, build_optimizer(name, groups, lr=0.01, eps=1e-3)
+
+
+def run(model, optimizer, steps):
+    for step in steps:
+        images = torch.randn(4, 3, 2, 2, dtype=DTYPE, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        model(images).square().mean().backward()
+        set_rate(optimizer, 0.01 / (step + 1))
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_part_that_was_frozen_starts_afresh_beside_the_others(tmp_path, name, capsys):
+    model, optimizer = made(name)
+    model[1].requires_grad_(False)
+    frozen = set(model[1].parameters())
+    for group in optimizer.param_groups:
+        pairs = [(n, p) for n, p in zip(group["param_names"], group["params"]) if p not in frozen]
+        group["param_names"], group["params"] = map(list, zip(*pairs))
+    run(model, optimizer, range(3))
+    state = State(0, 1, 4, 5, name, step=3)
+    save(tmp_path, model, optimizer, SCALER, state, ranks=Ranks(), keep=1)
+    resumed, its_optimizer = made(name)
+    before = resumed[1].weight.detach().clone()
+    fresh = State(0, 1, 4, 5, name)
+    resume(tmp_path, fresh, resumed, its_optimizer, SCALER, ranks=Ranks(), say=print)
+    assert (
+        "2 parameters start afresh in the optimizer, the first: 1.weight" in capsys.readouterr().out
+    )
+    run(resumed, its_optimizer, range(3, 5))
+    assert not torch.equal(before, resumed[1].weight)
+    assert all(p.isfinite().all() for p in resumed.parameters())
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize(("before", "after"), [(1.0, 1.0), (0.9, 0.9), (1.0, 0.9), (0.9, 1.0)])
+def test_every_optimizer_goes_on_where_it_stopped(tmp_path, name, before, after):
+    """Also where layer-wise rates, and so the groups, were switched on or off meanwhile."""
+    model, optimizer = made(name, before)
+    run(model, optimizer, range(3))
+    state = State(0, 1, 4, 5, name, step=3)
+    save(tmp_path, model, optimizer, SCALER, state, ranks=Ranks(), keep=1)
+    resumed, its_optimizer = made(name, after)
+    fresh, ranks = State(0, 1, 4, 5, name), Ranks()
+    found = resume(tmp_path, fresh, resumed, its_optimizer, SCALER, ranks=ranks, say=print)
+    assert found == state
+    if before == after:
+        run(model, optimizer, range(3, 6))
+        run(resumed, its_optimizer, range(3, 6))
+    else:  # at the same rate for all layers, the momenta and counters alone decide
+        for each, its in ((model, optimizer), (resumed, its_optimizer)):
+            for group in its.param_groups:
+                group["lr_scale"] = 1.0
+            run(each, its, range(3, 6))
+    for ours, theirs in zip(resumed.parameters(), model.parameters()):
+        assert torch.equal(ours, theirs)

@@ -1,0 +1,210 @@
+"""A signal ends a run in good order on every rank; what hangs is ended, and says where it stood."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.common.toy_engine import CPU, ToyLoader, held_out, launch, metrics, start, toy_train
+from vil.engine.checkpoint.save_load import newest_step, pointer
+from vil.engine.distributed import Ranks
+from vil.engine.preemption import Guard
+from vil.engine.task import ClassificationTask
+from vil.utils.errors import StoppedError
+
+CODES = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGINT: 130}
+
+
+def at(step, number=signal.SIGTERM):
+    """What sends a signal to this process at a step."""
+
+    def send(model, progress):
+        if progress.step == step:
+            os.kill(os.getpid(), number)
+
+    return {"set_progress": send}
+
+
+def status(folder):
+    return json.loads((folder / "status.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("straight")
+    toy_train(folder, ema=0.9)
+    return folder
+
+
+def assert_same_run(folder, other):
+    for file in ("model.safetensors", "ema.safetensors"):
+        ours, theirs = (
+            load_file(pointer(f / "checkpoints", "last") / file) for f in (folder, other)
+        )
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    names = ("step", "split", "loss", "top1", "lr")
+    ours, theirs = ([[m.get(n) for n in names] for m in metrics(f)] for f in (folder, other))
+    assert [m for m in ours if m[1] != "train"] == [m for m in theirs if m[1] != "train"]
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_saves_at_the_end_of_the_step(number, straight, tmp_path):
+    with pytest.raises(StoppedError, match=f"stopped by {number.name}") as caught:
+        toy_train(tmp_path, ema=0.9, **at(6, number))
+    assert caught.value.exit_code == CODES[number]
+    assert newest_step(tmp_path / "checkpoints") == 7
+    assert (status(tmp_path)["code"], status(tmp_path)["step"]) == (CODES[number], 7)
+    assert "step 7 is saved, --resume goes on" in (tmp_path / "log.txt").read_text()
+    toy_train(tmp_path, ema=0.9)
+    assert_same_run(tmp_path, straight)
+
+
+def test_handlers_are_put_back(tmp_path):
+    before = [signal.getsignal(number) for number in CODES]
+    toy_train(tmp_path, max_steps=1)
+    assert [signal.getsignal(number) for number in CODES] == before
+
+
+class SignalInEvaluation(ClassificationTask):
+    """A signal comes between two batches of an evaluation, once."""
+
+    def __init__(self, sent):
+        sets = {"odd": held_out(361), "two": held_out(2)}
+        super().__init__(device=CPU, classes=7, test_loaders=sets, per_class=True)
+        self.sent = sent
+
+    def measure(self, model, name, between):
+        def signal_then():
+            if name == "two" and not self.sent:
+                self.sent.append(os.kill(os.getpid(), signal.SIGTERM))
+            between()
+
+        return super().measure(model, name, signal_then)
+
+
+def test_an_evaluation_is_broken_off_and_made_up_for(straight, tmp_path):
+    sent = []
+    with pytest.raises(StoppedError):
+        toy_train(tmp_path, ema=0.9, task=SignalInEvaluation(sent))
+    assert newest_step(tmp_path / "checkpoints") == 5
+    assert [m["split"] for m in metrics(tmp_path)] == ["train", "train"]
+    toy_train(tmp_path, ema=0.9, task=SignalInEvaluation(sent))
+    assert_same_run(tmp_path, straight)
+
+
+def test_a_signal_before_the_first_step_saves_where_the_run_begins(tmp_path):
+    class Early(ToyLoader):
+        def batches(self, start, stop):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            yield from super().batches(start, stop)
+
+    with pytest.raises(StoppedError):
+        toy_train(tmp_path, loader=Early())
+    assert newest_step(tmp_path / "checkpoints") == 0
+    assert toy_train(tmp_path).step == 10
+
+
+def test_a_wait_for_data_is_broken_off(tmp_path):
+    class Slow(ToyLoader):
+        def batches(self, start, stop):
+            for batch in super().batches(start, stop):
+                if batch.step == 3:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    time.sleep(30)
+                yield batch
+
+    began = time.monotonic()
+    with pytest.raises(StoppedError):
+        toy_train(tmp_path, loader=Slow())
+    assert time.monotonic() - began < 10
+    assert newest_step(tmp_path / "checkpoints") == 3
+
+
+@pytest.mark.long
+def test_a_signal_that_one_rank_saw_stops_both_at_the_same_step(tmp_path):
+    """F30, and the code of each rank."""
+    outputs = launch(2, (tmp_path, {"signal_rank": 1, "signal_step": 3}), codes=[75, 75])
+    assert newest_step(tmp_path / "checkpoints") == 4
+    assert status(tmp_path)["state"] == "preempted"
+    assert all("stopped by SIGTERM" in output for output in outputs)
+
+
+def test_nothing_is_noted_outside_of_the_main_thread(tmp_path):
+    from threading import Thread
+
+    states = []
+    thread = Thread(target=lambda: states.append(toy_train(tmp_path, max_steps=1)))
+    thread.start()
+    thread.join()
+    assert states[0].step == 1
+
+
+# ------------------------------------------------------------------------------------ what hangs
+
+
+def hanging(folder, **options):
+    return start((folder, {"sleep_step": 3, "ema": 0.0, **options}))
+
+
+def test_a_step_that_hangs_ends_the_process_and_names_the_line(tmp_path):
+    process = hanging(tmp_path, hang_seconds=2.0)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 6, output
+    assert "rank 0: no step in 2 s; it stands in fall_asleep" in output
+    assert "fall_asleep" in (tmp_path / "crash/stacks-rank0.txt").read_text()
+    assert (status(tmp_path)["state"], status(tmp_path)["code"]) == ("hung", 6)
+
+
+@pytest.mark.parametrize("signals", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_hanging_process_that_is_asked_to_stop_goes_within_its_grace(signals, tmp_path):
+    """Or at once, when it is asked again."""
+    process = hanging(tmp_path, grace_seconds=3.0 if signals == 1 else 60.0)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "asleep").exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for _ in range(signals):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(2.2)
+    output = process.communicate(timeout=20)[0]
+    assert process.returncode == 75, output
+    assert ("no step within 3 s of it" if signals == 1 else "a second SIGTERM") in output
+
+
+@pytest.mark.long
+def test_of_two_ranks_the_one_that_hangs_is_named(tmp_path):
+    options = {"sleep_step": 3, "sleep_rank": 1, "hang_seconds": 3.0}
+    outputs = launch(2, (tmp_path, options), codes=[6, 6])
+    assert "rank 0: no step in 3 s; it waits for other ranks" in outputs[0]
+    assert "rank 1: no step in 3 s; it stands in fall_asleep" in outputs[1]
+
+
+def test_a_hang_that_holds_pythons_lock_is_ended_too(tmp_path):
+    code = (
+        "import ctypes, sys; from pathlib import Path\n"
+        "from vil.engine.preemption import Guard; from vil.engine.distributed import Ranks\n"
+        "with Guard(Ranks(), hang_seconds=1.0) as guard:\n"
+        "    guard.watch(Path(sys.argv[1]), lambda *_: None)\n"
+        "    ctypes.PyDLL(None).sleep(60)\n"
+    )
+    began = time.monotonic()
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr
+    assert time.monotonic() - began < 30
+
+
+def test_steps_keep_a_process_alive(tmp_path):
+    with Guard(Ranks(), hang_seconds=0.5) as guard:
+        guard.watch(tmp_path, lambda *_: None)
+        for _ in range(8):
+            time.sleep(0.1)
+            guard.beat()

@@ -1,0 +1,107 @@
+"""Models of timm and torchvision: built at any size they take, decayed, numbered, refused."""
+
+import pytest
+import torch
+
+from vil.integrations.external_models import build_foreign, layer_numbers, undecayed
+from vil.models.head_names import head_names
+from vil.pretrained.load_weights import load_weights
+from vil.utils.errors import CheckpointError
+
+# name, image side: a transformer of fixed size, a network without stochastic depth, and theirs
+MODELS = [
+    ("timm/test_vit", 96),
+    ("timm/test_resnet", 40),
+    ("timm/vgg11", 64),
+    ("resnet18", 40),
+    ("vit_b_32", 96),
+    ("googlenet", 64),
+]
+
+
+@pytest.mark.defect("B27")
+@pytest.mark.parametrize(("name", "size"), MODELS)
+def test_any_model_at_its_size(name, size):
+    with torch.device("meta"):
+        model = build_foreign(name, num_classes=3, img_size=size, drop_path_rate=0.1)
+        for mode in (True, False):
+            assert model.train(mode)(torch.empty(2, 3, size, size)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("timm/resnet19", "unknown timm model 'resnet19'; did you mean 'resnet18'"),
+        ("resnet19", "unknown MODEL.ARCH 'resnet19'; did you mean 'resnet18'"),
+        ("msvitt", "did you mean 'msvit'"),
+    ],
+)
+def test_unknown_names(name, message):
+    with pytest.raises(ValueError, match=message):
+        build_foreign(name, num_classes=3, img_size=64)
+
+
+def test_gradient_checkpointing_where_there_is_one():
+    build_foreign("timm/test_vit", num_classes=3, img_size=96, grad_checkpoint=True)
+    with torch.device("meta"), pytest.raises(ValueError, match="has no gradient checkpointing"):
+        build_foreign("resnet18", num_classes=3, img_size=64, grad_checkpoint=True)
+
+
+def test_norms_biases_and_positions_are_not_decayed():
+    with torch.device("meta"):
+        model = build_foreign("timm/test_vit", num_classes=3, img_size=96)
+    spared = undecayed(model)
+    assert {"pos_embed", "cls_token", "norm.weight", "head.bias"} <= spared
+    assert "head.weight" not in spared
+    assert "blocks.0.attn.qkv.weight" not in spared
+
+
+def test_layers_are_numbered_from_the_first_convolution_to_the_head():
+    with torch.device("meta"):
+        model = build_foreign("timm/test_vit", num_classes=3, img_size=96)
+        numbers = layer_numbers(model)
+        assert numbers.keys() == dict(model.named_parameters()).keys()
+        assert numbers["patch_embed.proj.weight"] == 0
+        assert numbers["blocks.0.mlp.fc1.weight"] < numbers["blocks.1.mlp.fc1.weight"]
+        assert numbers["head.weight"] == max(numbers.values())
+        with pytest.raises(ValueError, match="ResNet does not number its layers"):
+            layer_numbers(build_foreign("resnet18", num_classes=3, img_size=64))
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("resnet18", "fc"),
+        ("timm/test_vit", "head"),
+        ("timm/test_resnet", "fc"),
+        ("squeezenet1_0", "classifier.1"),
+        ("timm/swin_tiny_patch4_window7_224", "head.fc"),
+        ("timm/deit_tiny_distilled_patch16_224", "head head_dist"),
+    ],
+)
+def test_heads_are_found(name, head):
+    with torch.device("meta"):
+        model = build_foreign(name, num_classes=3, img_size=224)
+    assert head_names(model) == [f"{h}.{leaf}" for h in head.split() for leaf in ("weight", "bias")]
+
+
+def test_weights_with_another_head(tmp_path):
+    """Names like layer1.0... are torchvision's own here, not those of the 2021 reference."""
+    four, three = (build_foreign("resnet18", num_classes=n, img_size=64) for n in (4, 3))
+    with pytest.raises(CheckpointError, match=r"mismatched: fc\.bias \(4,\) -> \(3,\)"):
+        load_weights(three, four.state_dict())
+    assert load_weights(three, four.state_dict(), head="new").fresh == ["fc.weight", "fc.bias"]
+    assert torch.equal(three.layer1[0].conv1.weight, four.layer1[0].conv1.weight)
+    (tmp_path / "rows").write_text("3 0 1")
+    load_weights(three, four.state_dict(), head=f"rows:{tmp_path / 'rows'}")
+    assert torch.equal(three.fc.weight, four.fc.weight[[3, 0, 1]])
+
+
+@pytest.mark.parametrize("name", ["timm/test_vit", "resnet18"])
+def test_published_weights_that_cannot_be_fetched(name, monkeypatch, tmp_path):
+    """Nothing answers at this address, and nothing is cached in this folder."""
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+    with pytest.raises(CheckpointError, match=f"the weights of {name} cannot be fetched"):
+        build_foreign(name, num_classes=3, img_size=160, pretrained=True)

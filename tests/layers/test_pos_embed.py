@@ -1,0 +1,45 @@
+"""Position embeddings on grids of other sizes: the reference's resizing, and what crop means."""
+
+import pytest
+import torch
+
+from vil.layers.pos_embed import AbsoluteEmbedding, dense_bias, resize_line, resize_table
+
+
+def test_resizing_a_line_is_the_reference():
+    line = resize_line(torch.tensor([0.0, 1.0, 4.0, 9.0]).view(1, 4, 1), 6)
+    assert line.flatten().tolist() == pytest.approx([0.0, 0.5, 1.5, 3.5, 6.5, 9.0])
+
+
+def test_resizing_a_table_is_the_reference():
+    table = resize_table(torch.arange(9.0)[:, None], (3, 3), (5, 5)).view(5, 5)
+    assert table[0].tolist() == pytest.approx([0.0, 0.4, 1.0, 1.6, 2.0])
+    assert table[1].tolist() == pytest.approx([1.2, 1.6, 2.2, 2.8, 3.2])
+
+
+def test_the_dense_bias_is_by_query_minus_key():
+    table = torch.arange(15.0)[:, None]  # a grid of 2 x 3: (2*2-1) * (2*3-1)
+    bias = dense_bias(table, (2, 3))[0]
+    assert bias[0].tolist() == [7, 6, 5, 2, 1, 0]  # the reference's index of a full window
+    assert bias[5].tolist() == [14, 13, 12, 9, 8, 7]
+
+
+def test_absolute_embedding_on_other_grids():
+    module = AbsoluteEmbedding(4, (3, 5), num_global=1)
+    same = module((3, 5))
+    assert same.shape == (1, 16, 4)
+    rows, cols = module.x_pos_embed[0], module.y_pos_embed[0]
+    assert torch.equal(same[0, 1 + 2 * 5 + 4], torch.cat([rows[2], cols[4]]))
+    assert module((7, 2)).shape == (1, 15, 4)
+
+    module.resize = "crop"
+    assert torch.equal(module((2, 2))[0, 1 + 3], torch.cat([rows[1], cols[1]]))
+    with pytest.raises(ValueError, match="larger than the 3 embeddings"):
+        module((4, 2))
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(ValueError, match="even width"):
+        AbsoluteEmbedding(5, (3, 3), 0)
+    with pytest.raises(ValueError, match="interpolate, crop"):
+        AbsoluteEmbedding(4, (3, 3), 0, resize="stretch")

@@ -1,0 +1,288 @@
+"""Trained weights by name: what they say of themselves, and what happens without them."""
+
+import argparse
+import copy
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.testing import assert_close
+from torchvision.models import resnet18
+
+import vil
+from vil import build_data
+from vil.config import get_config
+from vil.models.vision_longformer import MsViT
+from vil.pretrained.catalog import IMAGENET_CLASSES, SHIPPED, tables
+from vil.pretrained.convert_2021 import original_names
+from vil.pretrained.state_dict_io import read_about, read_weights, write_weights
+from vil.utils.errors import CheckpointError
+
+ROOT = Path(__file__).parents[2]
+MEMBERS = [weights for kind in tables().values() for weights in kind]
+
+
+@pytest.fixture
+def no_network(monkeypatch, tmp_path):
+    """torch's folder of downloads, empty; and a host that does not answer."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("vil.pretrained.catalog.STORAGE", "https://localhost:1/none")
+
+
+@pytest.mark.parametrize("weights", MEMBERS, ids=repr)
+def test_what_members_say(weights):
+    """The classes fit the head, the picture the input, and both are those of the recipe."""
+    cfg, meta = get_config(ROOT / weights.meta["recipe"]), weights.meta
+    transform = weights.transforms()
+    noise = np.random.RandomState(0).randint(0, 256, (70, 90, 3), np.uint8)
+    picture = Image.fromarray(noise)
+    assert transform(picture.convert("LA")).shape == transform(picture).shape
+    size = meta["build"]["img_size"]
+    assert transform(picture).shape == (3, size, size)
+    assert_close(transform(picture), build_data.build_eval_transform(cfg)(picture))
+    assert meta["status"] == ("measured" if "Nano" in repr(weights) else "published")
+    if meta["categories"]:
+        assert len(meta["categories"]) == meta["build"]["num_classes"] == cfg.DATA.NUM_CLASSES
+    assert pickle.loads(pickle.dumps(weights)) is copy.deepcopy(weights) is weights
+    assert vil.get_weight(repr(weights)) is weights
+
+
+def test_the_names_are_torchvision_s():
+    assert vil.get_model_weights("vil_tiny") is vil.ViL_Tiny_Weights
+    best = vil.ViL_Medium_Deep_Weights.DEFAULT
+    assert best is vil.ViL_Medium_Deep_Weights.IMAGENET22K_FT_IMAGENET1K_384_V1
+    assert best.meta["metrics"] == {"ImageNet-1K": {"acc@1": 85.6, "acc@5": 97.7}}
+    assert best.url.endswith("imagenet384_finetune_bsz256_lr001_wd0/model_best.pth")
+    assert len(IMAGENET_CLASSES) == 1000
+    with pytest.raises(ValueError, match="did you mean 'IMAGENET1K_V1'"):
+        vil.get_weight("ViL_Tiny_Weights.IMAGENET1K_V2")
+    with pytest.raises(ValueError, match="did you mean 'ViL_Tiny_Weights'"):
+        vil.get_weight("ViL_Tin_Weights.IMAGENET1K_V1")
+    with pytest.raises(ValueError, match="did you mean 'vil_tiny'"):
+        vil.get_model_weights("vil_tny")
+    with pytest.raises(ValueError, match="unknown model with weights 'vil_base_wide_rpb'"):
+        vil.get_model("vil_base_wide_rpb", weights="DEFAULT")
+    with pytest.raises(ValueError, match="of another model; vil_small has ViL_Small_Weights"):
+        vil.get_model("vil_small", weights=vil.ViL_Tiny_Weights.DEFAULT)
+    with pytest.raises(AttributeError, match="ViL_Huge_Weights"):
+        vil.ViL_Huge_Weights  # noqa: B018
+
+
+def test_the_shipped_weights():
+    model = vil.get_model("vil_nano", weights="DEFAULT").eval()
+    digits = vil.ViL_Nano_Weights.DIGITS
+    assert sum(p.numel() for p in model.parameters()) == digits.meta["num_params"]
+    assert sum(model.macs((64, 64))) == digits.meta["macs"]
+    assert vil.get_model("vil_nano", weights=digits).head.out_features == 10
+    for file in SHIPPED.glob("*.safetensors"):
+        assert file.stat().st_size < 2e6
+        assert read_about(file)["source"]["sha256"]
+
+
+@pytest.mark.parametrize("weights", ["DEFAULT", "IMAGENET1K_V1", "ViL_Small_Weights.IMAGENET1K_V1"])
+def test_without_a_network(no_network, weights):
+    with pytest.raises(CheckpointError, match="vil convert FILE OUT.safetensors") as caught:
+        vil.get_model("vil_small", weights=weights)
+    assert "\n" not in str(caught.value)
+    assert "ViL_Small_Weights.IMAGENET1K_V1 cannot be fetched from https://" in str(caught.value)
+
+
+def test_a_download_is_kept_and_read(no_network, tmp_path):
+    """As the authors stored it: {net: {module.<their name>: ...}}."""
+    model = vil.get_model("vil_tiny_rpb")
+    names = original_names(model)
+    net = {f"module.{names[name]}": value for name, value in model.state_dict().items()}
+    kept = tmp_path / "hub/checkpoints/ViL_Tiny_RPB_Weights-IMAGENET1K_V1.pth"
+    kept.parent.mkdir(parents=True)
+    torch.save({"net": net, "arch": "msvit", "epoch": 300, "best_acc": 76.65}, kept)
+    found = vil.get_model("vil_tiny_rpb", weights="DEFAULT")
+    assert torch.equal(found.norm.weight, model.norm.weight)
+    assert torch.equal(found.head.weight, model.head.weight)
+
+
+def test_weights_of_a_file(tmp_path):
+    model = vil.get_model("vil_base_wide_rpb", img_size=32, num_classes=2)  # there are no others
+    write_weights(tmp_path / "wide.safetensors", model.state_dict(), {})
+    settings = {"img_size": 32, "num_classes": 2}
+    vil.get_model("vil_base_wide_rpb", weights=str(tmp_path / "wide.safetensors"), **settings)
+    model = vil.get_model("vil_tiny", img_size=64, num_classes=4)
+    file = tmp_path / "tiny.safetensors"
+    write_weights(file, model.state_dict(), {})
+    found = vil.get_model("vil_tiny", weights=str(file), img_size=96, num_classes=4)
+    assert found.stages[0].embed.position.x_pos_embed.shape == (1, 24, 24)
+    with pytest.raises(CheckpointError, match="head of another size"):
+        vil.get_model("vil_tiny", weights=file, img_size=64)
+    other = vil.get_model("vil_tiny", weights=file, img_size=64, head="new")
+    assert other.head.out_features == 1000
+    with pytest.raises(CheckpointError, match="no weight file at nowhere.pth"):
+        vil.get_model("vil_tiny", weights="nowhere.pth")
+    with pytest.raises(ValueError, match="vil_tiny has 4 stages, but there are 2 windows"):
+        vil.get_model("vil_tiny", windows=(7, 7))
+
+
+# Files
+
+
+def test_a_changed_bit_is_found(tmp_path):
+    """Anywhere among the tensors: the format itself loads such a file without a word."""
+    file = tmp_path / "x.safetensors"
+    write_weights(file, {"a": torch.randn(50), "b": torch.randn(3, 3)}, {"format": 1})
+    whole, start = file.read_bytes(), file.stat().st_size - 59 * 4
+    for at in (start, start + 111, len(whole) - 1):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises(CheckpointError, match=r"SHA-256 of its tensors is \w{64}, its header"):
+            read_weights(file)
+    file.write_bytes(whole[:-5])
+    with pytest.raises(CheckpointError, match=r"damaged or not.* \(its SHA-256 is \w{64}\)"):
+        read_weights(file)
+    file.write_bytes(whole)
+    assert read_weights(file).keys() == {"a", "b"}
+    assert read_about(file) == {"format": 1}
+
+
+def test_the_shipped_file_is_checked(tmp_path, monkeypatch):
+    damaged = tmp_path / "vil_nano_digits.safetensors"
+    content = bytearray((SHIPPED / damaged.name).read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    digits = vil.ViL_Nano_Weights.DIGITS
+    monkeypatch.setattr(digits.value, "url", str(damaged))
+    with pytest.raises(CheckpointError, match=rf"its SHA-256 is \w+, not {digits.sha256}"):
+        digits.get_state_dict()
+
+
+def test_checkpoints_of_other_programs(tmp_path):
+    """Averaged weights first, as from our own; timm's keep their arguments beside; compiled."""
+    plain, average = {"w": torch.zeros(2)}, {"_orig_mod.w": torch.ones(2)}
+    file = tmp_path / "last.pth.tar"
+    torch.save(
+        {"state_dict": plain, "state_dict_ema": average, "args": argparse.Namespace(lr=1)}, file
+    )
+    assert torch.equal(read_weights(file)["w"], torch.ones(2))
+    average = {"n_averaged": torch.tensor(3), "module._orig_mod.w": torch.ones(2)}
+    torch.save({"model": plain, "model_ema": average}, file)
+    assert list(read_weights(file)) == ["w"]
+    model = vil.get_model("vil_nano")
+    assert vil.load_weights(torch.compile(model), {"net": model.state_dict()}).complete
+
+
+def test_another_kind_of_network():
+    model = vil.get_model("vil_nano")
+    with pytest.raises(CheckpointError, match="another architecture, not one name fits") as e:
+        vil.load_weights(model, resnet18().state_dict())
+    assert "stages.0.embed.cls_token" in str(e.value)
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        write_weights(tmp_path / "file/x.safetensors", {"a": torch.ones(1)}, {})
+
+
+# Folders
+
+
+@pytest.mark.parametrize("name", ["vil_tiny", "vil_tiny_rpb", "vil_nano"])
+def test_a_model_in_a_folder(tmp_path, name):
+    model = vil.get_model(name, img_size=64, num_classes=3).eval()
+    vil.save_pretrained(model, tmp_path / "hub", transform={"mean": [0.5] * 3}, classes=list("abc"))
+    assert sorted(p.name for p in (tmp_path / "hub").iterdir()) == [
+        "README.md", "config.json", "model.safetensors",
+    ]  # fmt: skip
+    x = torch.randn(1, 3, 64, 64)
+    for source in (tmp_path / "hub", str(tmp_path / "hub"), tmp_path / "hub/model.safetensors"):
+        found = vil.from_pretrained(source)
+        assert type(found) is MsViT
+        assert torch.equal(found(x), model(x))
+    larger = vil.from_pretrained(tmp_path / "hub", img_size=96)
+    assert larger.settings["img_size"] == 96
+    assert larger(torch.randn(1, 3, 96, 96)).shape == (1, 3)
+
+
+@pytest.mark.parametrize("name", ["vil_tiny", "vil_tiny_rpb"])
+def test_a_folder_for_another_grid(tmp_path, name):
+    """Turned, too: the tables' lengths are the same, what they mean is not."""
+    model = vil.get_model(name, img_size=(64, 128), num_classes=2).eval()
+    vil.save_pretrained(model, tmp_path)
+    for size in ((128, 64), 160):
+        found = vil.from_pretrained(tmp_path, img_size=size)
+        wanted = copy.deepcopy(model)
+        wanted.resize_positions(size)
+        for key, value in wanted.state_dict().items():
+            assert torch.equal(found.state_dict()[key], value), key
+
+
+def test_what_goes_with_weights_goes_with_the_folder(tmp_path):
+    model = vil.get_model("vil_nano", weights="DIGITS")
+    (tmp_path / "README.md").write_text("mine")
+    vil.save_pretrained(model, tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
+    found = vil.from_pretrained(tmp_path)
+    assert found.notes["classes"] == [str(digit) for digit in range(10)]
+    assert found.notes["transform"]["mean"] == [0.3] * 3
+    five = vil.from_pretrained(tmp_path, num_classes=5, head="new")
+    assert five.head.out_features == 5
+    with pytest.raises(ValueError, match="unknown setting of a model 'img_sise'.*img_size"):
+        vil.from_pretrained(tmp_path, img_sise=3)
+    with pytest.raises(ValueError, match="2 names for 10 classes"):
+        vil.save_pretrained(found, tmp_path, classes=["a", "b"])
+    found.head = torch.nn.Sequential(torch.nn.Dropout(), found.head)
+    with pytest.raises(ValueError, match="one linear layer or none: Sequential"):
+        vil.save_pretrained(found, tmp_path)
+
+
+def test_names_of_classes_follow_the_rows_of_a_head(tmp_path):
+    rows = tmp_path / "rows.txt"
+    rows.write_text("9 1 8")
+    for head, classes in ((f"rows:{rows}", ["9", "1", "8"]), ("new", None)):
+        made = vil.get_model("vil_nano", weights="DIGITS", num_classes=3, head=head)
+        vil.save_pretrained(vil.get_model("vil_nano", weights="DIGITS"), tmp_path / "ten")
+        read = vil.from_pretrained(tmp_path / "ten", num_classes=3, head=head)
+        for model in (made, read):
+            assert model.notes["classes"] == classes
+            vil.save_pretrained(model, tmp_path / "three")
+            assert vil.from_pretrained(tmp_path / "three").notes.get("classes") == classes
+
+
+def test_a_head_that_nobody_wants_is_said_to_be_one():
+    with pytest.raises(CheckpointError, match="head='new'"):
+        vil.get_model("vil_nano", weights="DIGITS", num_classes=0)
+
+
+def test_sixteen_bits_are_scaled_by_the_transform():
+    grey = Image.fromarray(np.full((80, 80), 32768, np.uint16))
+    shown = vil.ViL_Nano_Weights.DIGITS.transforms()(grey)
+    assert (shown * 0.35 + 0.3).mean() == pytest.approx(0.5, abs=0.01)
+
+
+def test_folders_that_are_none(tmp_path):
+    cases = {
+        "empty": {},
+        "text": {"config.json": "no"},
+        "strange": {"config.json": '{"vil": {"format": 1, "model": {}}}'},
+        "later": {"config.json": '{"vil": {"format": 99}}'},
+        "theirs": {"config.json": '{"architecture": "resnet18"}'},
+    }
+    patterns = ["no config.json", "cannot be used", "no description", "later version", "'vil'"]
+    for (name, files), pattern in zip(cases.items(), patterns):
+        (tmp_path / name).mkdir()
+        for file, text in files.items():
+            (tmp_path / name / file).write_text(text)
+        with pytest.raises(CheckpointError, match=pattern) as caught:
+            vil.from_pretrained(tmp_path / name)
+        assert "\n" not in str(caught.value)
+    torch.save({"a": torch.ones(1)}, tmp_path / "bare.pth")
+    with pytest.raises(CheckpointError, match="does not say what model it is of: vil convert it"):
+        vil.from_pretrained(tmp_path / "bare.pth")
+    with pytest.raises(ValueError, match=r"transform has mean, .*, not size"):
+        vil.save_pretrained(vil.get_model("vil_nano"), tmp_path / "x", transform={"size": 3})
+
+
+def test_a_repository_that_cannot_be_fetched(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="no folder someone/vil, and the Hub's repository"):
+        vil.from_pretrained("someone/vil")

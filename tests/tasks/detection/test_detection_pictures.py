@@ -1,0 +1,103 @@
+"""Pictures show what was found where it was found, in colours that all people tell apart."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.common.toy_detection import ToyDetector, picture
+from vil.tasks.detection.detections import Detections, Mask
+from vil.tasks.detection.tiled_inference import detect
+from vil.tasks.detection.visualize import OKABE_ITO, SMALLEST, TINT, beside, colour_of, draw
+
+CLASSES = ["red", "blue", "grün 猫"]
+GREY = (128, 128, 128)
+
+
+def found(boxes, labels, masks=None, scores=None):
+    scores = scores or [0.5] * len(labels)
+    tensors = torch.tensor(boxes).reshape(-1, 4), torch.tensor(labels, dtype=torch.long)
+    return Detections(*tensors, torch.tensor(scores), masks)
+
+
+def grey(width, height):
+    return Image.new("RGB", (width, height), GREY)
+
+
+def test_a_box_is_drawn_where_it_is():
+    picture = draw(grey(600, 500), found([[100.0, 200, 300, 400]], [2]), CLASSES)
+    assert picture.size == (600, 500)
+    pixels = np.asarray(picture)
+    of_class = (pixels == colour_of(2)).all(axis=-1)
+    for x, y in [(100, 300), (299, 300), (200, 200), (200, 399)]:
+        assert of_class[y, x]
+    rest = (pixels != GREY).any(axis=-1)
+    rest[200:400, 100:300] = False
+    assert rest.any()  # the name, above the box
+    assert not rest[400:].any()
+    assert not rest[:170].any()
+
+
+def test_a_mask_tints_its_pixels():
+    mask = Mask(40, 60, np.eye(30) > 0)
+    pixels = np.asarray(draw(grey(600, 500), found([[20.0, 300, 580, 480]], [1], [mask]), CLASSES))
+    inside, beside_it = pixels[70, 50], pixels[70, 51]
+    share = TINT / 255
+    wanted = [share * c + (1 - share) * g for c, g in zip(colour_of(1), GREY)]
+    assert inside.tolist() == pytest.approx(wanted, abs=1)
+    assert beside_it.tolist() == list(GREY)
+
+
+def test_the_best_is_above_the_others():
+    boxes = [[100.0, 200, 300, 400], [100.0, 200, 300, 400]]
+    pixels = np.asarray(draw(grey(600, 500), found(boxes, [3, 1], scores=[0.9, 0.1]), CLASSES))
+    assert tuple(pixels[300, 100]) == colour_of(3)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 8), (91, 83), (479, 3)])
+def test_small_pictures_are_enlarged(size):
+    boxes, masks = [[0.0, 0, *size]], [Mask(0, 0, np.ones(size[::-1], bool))]
+    drawn = draw(grey(*size), found(boxes, [1], masks), CLASSES)
+    factor = drawn.width // size[0]
+    assert drawn.size == (factor * size[0], factor * size[1])
+    assert SMALLEST <= max(drawn.size) < 2 * SMALLEST
+    assert draw(grey(*size), found([], [], []), CLASSES).size == drawn.size
+
+
+def test_boxes_that_leave_the_picture_or_are_empty():
+    boxes = [[-50.0, -50, 20, 20], [590.0, 480, 700, 600], [30.0, 30, 30, 30], [50.0, 40, 20, 30]]
+    masks = [Mask(0, 0, np.ones((0, 5), bool))] * 4
+    draw(grey(600, 500), found(boxes, [1, 2, 3, 1], masks), CLASSES)
+
+
+def test_without_scores_nothing_says_how_sure():
+    with_, without = (
+        np.asarray(draw(grey(600, 500), found([[100.0, 200, 300, 400]], [2]), CLASSES, scores=s))
+        for s in (True, False)
+    )
+    assert (with_ != GREY).any(axis=-1).sum() > (without != GREY).any(axis=-1).sum()
+
+
+def test_classes_have_colours_of_their_own():
+    colours = [colour_of(label) for label in range(1, 22)]
+    assert len(set(colours)) == 21
+    assert colours[:7] == list(OKABE_ITO)
+    assert colour_of(1) == colour_of(22)
+    distances = [np.abs(np.subtract(*pair)).sum() for pair in itertools.combinations(colours, 2)]
+    assert min(distances) > 30
+
+
+def test_truth_and_prediction_stand_side_by_side():
+    image = picture((200, 600), [(30, 30, 80, 90), (300, 20, 400, 150)])
+    drawn = draw(
+        Image.fromarray(image.permute(1, 2, 0).numpy()),
+        detect(ToyDetector().eval(), image),
+        CLASSES,
+    )
+    both = beside(drawn, drawn, ("truth", "prediction"))
+    assert both.width == 1208
+    pixels = np.asarray(both)
+    assert np.array_equal(pixels[-200:, :600], pixels[-200:, 608:])
+    assert not np.array_equal(pixels[:-200, :600], pixels[:-200, 608:])

@@ -1,0 +1,136 @@
+"""The detection task: its losses, its evaluation, and the same figures at any number of ranks."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from tests.common.toy_detection import (
+    CATEGORIES,
+    CPU,
+    ToyDetector,
+    ToySet,
+    launch,
+    small_mask_rcnn,
+    toy_task,
+)
+from tests.common.toy_detection import main as alone_in_this_process
+from vil.engine.step import backward
+from vil.tasks.detection.coco_eval import average_precision, to_results
+from vil.tasks.detection.data.batch import collate
+from vil.tasks.detection.data.datasets import build_detection_set
+from vil.tasks.detection.detections import from_target
+
+
+@pytest.fixture
+def toy(tmp_path):
+    return ToySet(tmp_path).write()
+
+
+def batch(toy, count=4):
+    return collate([((*toy[index], index), []) for index in range(count)])
+
+
+def no_scaling():
+    return torch.amp.GradScaler("cpu", enabled=False)
+
+
+def test_a_detector_that_finds_all_scores_a_hundred(toy, tmp_path):
+    model = ToyDetector().train()
+    figures = toy_task(tmp_path).evaluate(model)["toy"]
+    assert model.training
+    assert figures["box_ap"] == figures["mask_ap"] == pytest.approx(100)
+    assert figures["count"] == len(toy)
+    assert set(figures["per_class"]["mask_ap"]) == {row["name"] for row in CATEGORIES}
+
+
+def test_the_truth_of_a_set_scores_a_hundred(tmp_path):
+    """Boxes and masks of scenes, as they are trained on, are those that are evaluated with."""
+    scenes = build_detection_set("scenes", tmp_path, "val", masks=True, train=2, val=6)
+    rows = []
+    for image, target in (scenes[index] for index in range(6)):
+        size, ids = tuple(image.shape[-2:]), scenes.category_ids
+        truth = from_target(target)
+        rows += to_results(truth, image_id=target["image_id"], size=size, category_ids=ids)
+    figures = average_precision(scenes.annotations, rows, ("bbox", "segm"))
+    assert figures["box_ap"] == figures["mask_ap"] == pytest.approx(100)
+
+
+def test_masks_are_judged_where_there_are_some(toy, tmp_path):
+    with_masks, without = (toy_task(tmp_path, masks=masks) for masks in (True, False))
+    assert (with_masks.best, without.best) == ("mask_ap", "box_ap")
+    model = ToyDetector(off=2.0)  # of boxes alone
+    figures, boxes = (task.evaluate(model)["toy"] for task in (with_masks, without))
+    assert boxes["box_ap"] == figures["box_ap"] < 90
+    assert figures["mask_ap"] == pytest.approx(100)
+    assert not any(name.startswith("mask") for name in boxes)
+
+
+def test_a_picture_that_cannot_be_read_has_no_detections(toy, tmp_path):
+    found = toy_task(tmp_path, broken=(3, 6)).evaluate(ToyDetector())["toy"]
+    objects = [len(toy[index][1]["labels"]) for index in range(7)]
+    assert found["count"] == 7
+    assert sum(objects) > objects[3] + objects[6] > 0
+    assert found["box_ar100"] < 100 - 1e-6
+
+
+@pytest.mark.long
+def test_ranks_together_are_one_process(toy, tmp_path):
+    """7 pictures of which one is broken, scores of which many are equal, by 1 and by 2 processes:
+    the same figures on every rank to the last digit, and the same files."""
+    alone_in_this_process(tmp_path)
+    launch(2, tmp_path)
+    alone, together = tmp_path / "world-1", tmp_path / "world-2"
+    figures = json.loads((alone / "figures-0.json").read_text())
+    assert 0 < figures["toy"]["box_ap"] < 99
+    for rank in range(2):
+        assert json.loads((together / f"figures-{rank}.json").read_text()) == figures
+    for file in ("toy_bbox.json", "toy_segm.json"):
+        text = (alone / file).read_text()
+        assert (together / file).read_text() == text
+        assert "50" in text
+    assert sorted(path.name for path in together.iterdir()) == [
+        "figures-0.json", "figures-1.json", "toy_bbox.json", "toy_segm.json",
+    ]  # fmt: skip
+
+
+def test_the_files_written_give_the_figures(toy, tmp_path):
+    figures = toy_task(tmp_path, results_folder=tmp_path).evaluate(ToyDetector(1.25))["toy"]
+    rows = json.loads((tmp_path / "toy_bbox.json").read_text())
+    assert average_precision(toy.annotations, rows)["box_ap"] == figures["box_ap"]
+    assert {key for row in rows for key in row} == {"image_id", "category_id", "bbox", "score"}
+    masks = json.loads((tmp_path / "toy_segm.json").read_text())
+    assert {key for row in masks for key in row} == {
+        "image_id", "category_id", "segmentation", "score",
+    }  # fmt: skip
+
+
+def test_parts_add_up_to_the_whole(toy, tmp_path):
+    """The losses of a batch are means over its images, so those of equal parts average."""
+    task = toy_task(tmp_path)
+    found = []
+    for parts in (1, 2, 4):
+        model = ToyDetector(0.5)
+        figures = backward(task, model, task.prepare(batch(toy)), no_scaling(), parts, CPU)
+        found.append([model.off.grad.item(), *(float(value) for value in figures.values())])
+    assert found[1:] == [pytest.approx(found[0], rel=1e-5)] * 2
+    assert list(figures) == ["loss", "loss_box", "loss_mask"]
+    with pytest.raises(AssertionError, match="4 images do not divide into 3 equal parts"):
+        task.parts(batch(toy), 3)
+
+
+def test_losses_and_answers_of_torchvision(toy, tmp_path):
+    """Mask R-CNN with random weights trains and is evaluated as it is."""
+    task, model = toy_task(tmp_path), small_mask_rcnn()
+    figures = backward(task, model, task.prepare(batch(toy)), no_scaling(), 2, CPU)
+    losses = {name: value for name, value in figures.items() if name != "loss"}
+    assert len(losses) == 5
+    assert float(figures["loss"]) == pytest.approx(float(sum(losses.values())), rel=1e-5)
+    assert all(
+        value.dtype == torch.float32 and not value.requires_grad for value in losses.values()
+    )
+    assert model.backbone.body[0].weight.grad.abs().sum() > 0
+    results = task.evaluate(model)["toy"]
+    assert 0 <= results["mask_ap"] < 50
+    assert not math.isnan(results["box_ap"])

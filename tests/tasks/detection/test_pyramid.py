@@ -1,0 +1,181 @@
+"""Backbones of detectors: the reference's features, and padding that nothing sees."""
+
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.common.detectors import pictures, small_body
+from vil.layers.attention import set_progress
+from vil.layers.attention.longformer import LongformerAttention
+from vil.models.arch import parse_arch
+from vil.models.vision_longformer import MsViT
+from vil.pretrained.load_weights import original_names
+from vil.tasks.detection.models.detectors import own_levels
+from vil.tasks.detection.models.fpn import Backbone, body_of
+from vil.utils.progress import Progress
+
+NUMBERS = json.loads(
+    (Path(__file__).parents[2] / "golden" / "detection_features.json").read_text("utf-8")
+)
+ARCH = (
+    "l1,h2,d32,n1,s1,g1,p4,f3,a{a}_l2,h2,d32,n1,s1,g1,p2,f3,a{a}_"
+    "l3,h4,d64,n1,s1,g1,p2,f3,a{a}_l4,h4,d64,n1,s1,g0,p2,f3,a{a}"
+)
+
+
+def filled(name: str, shape: torch.Size) -> torch.Tensor:
+    """The values that the reference gave the parameter of this name."""
+    factor = 1 + zlib.crc32(name.encode()) % 97 / 97
+    s = torch.sin(torch.arange(1, shape.numel() + 1, dtype=torch.float64) * factor).view(shape)
+    if name.endswith(("norm.weight", "norm_embed.weight")):
+        return 1 + 0.1 * s
+    return s if "relative_position" in name else 0.1 * s
+
+
+@pytest.mark.parametrize("row", NUMBERS, ids=lambda row: f"a{row['absolute']}")
+def test_maps_are_those_of_the_reference(row):
+    """Its positions are made for the largest picture, 120 px rounded up to 128, and cropped."""
+    stages = parse_arch(ARCH.format(a=row["absolute"]), "longformer")
+    model = MsViT(stages, img_size=128, num_classes=5, pos_resize="crop").eval()
+    state = model.state_dict()
+    for name, original in original_names(model).items():
+        state[name].copy_(filled(original, state[name].shape))
+    i = torch.arange(3 * 64 * 96, dtype=torch.float64)
+    images = (torch.sin(0.013 * i) + torch.cos(0.0007 * i)).float().view(1, 3, 64, 96)
+    with torch.no_grad():
+        maps = model.forward_stages(images)
+    for found, (shape, total, absolute, first) in zip(maps, row["levels"], strict=True):
+        assert list(found.shape[1:]) == shape
+        assert found.sum().item() == pytest.approx(total, abs=1e-4 * absolute)
+        assert found.abs().sum().item() == pytest.approx(absolute, rel=1e-4)
+        assert found.flatten()[:3].tolist() == pytest.approx(first, abs=1e-4)
+
+
+def padded(images: list[torch.Tensor], divisor: int) -> tuple[torch.Tensor, torch.Tensor]:
+    sizes = torch.tensor([image.shape[-2:] for image in images])
+    rows, cols = (-(-int(most) // divisor) * divisor for most in sizes.amax(0))
+    batch = torch.zeros(len(images), 3, rows, cols)
+    for place, image in zip(batch, images):
+        place[:, : image.shape[1], : image.shape[2]] = image
+    return batch, sizes
+
+
+def noisy(backbone: Backbone) -> Backbone:
+    """Vectors are drawn too: a bias in the padding would be seen."""
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.3 * torch.randn_like(parameter)
+    return backbone.eval()
+
+
+POOLED, DENSE = ("pool",), ("p6", "p7")
+
+
+def backbone_of(extra: tuple[str, ...], norm: bool = False, absolute: int = 0, **own) -> Backbone:
+    torch.manual_seed(0)
+    stages = (1, 2, 3) if extra == POOLED else (2, 3)
+    body = body_of(small_body(absolute, **own))
+    return noisy(Backbone(body, stages=stages, channels=24, extra=extra, norm=norm))
+
+
+@pytest.mark.defect("B33")
+@pytest.mark.parametrize("exact", [0, 1])
+@pytest.mark.parametrize("absolute", [0, 1])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("extra", [POOLED, DENSE], ids="+".join)
+def test_an_image_does_not_depend_on_the_sizes_of_the_others(extra, norm, absolute, exact):
+    own = {"attention_args": {"longformer": {"sw_exact": exact}}}
+    backbone = backbone_of(extra, norm, absolute, **own)
+    images = pictures((64, 96), (131, 70), (33, 41), (96, 160))
+    with torch.no_grad():
+        batch, sizes = padded(images, 16)
+        body = backbone.body.forward_stages(batch, sizes)
+        together = own_levels(backbone(batch, sizes), sizes, backbone.strides)
+        for image, found, place in zip(images, together, range(len(images))):
+            alone, size = padded([image], 16)
+            (expected,) = own_levels(backbone(alone, size), size, backbone.strides)
+            for name, level in expected.items():
+                assert level.shape == found[name].shape
+                assert torch.allclose(found[name], level, atol=1e-4), name
+            for ours, theirs in zip(body, backbone.body.forward_stages(alone, size)):
+                rows, cols = (min(n) for n in zip(ours.shape[-2:], theirs.shape[-2:]))
+                assert torch.allclose(
+                    ours[place, :, :rows, :cols], theirs[0, :, :rows, :cols], atol=1e-4
+                )
+
+
+def test_padding_is_nothing_in_the_maps():
+    backbone = backbone_of(POOLED)
+    batch, sizes = padded(pictures((64, 96), (33, 41)), 16)
+    with torch.no_grad():
+        for stride, found in zip((4, 8, 16), backbone.body.forward_stages(batch, sizes)):
+            rows, cols = -(-33 // stride), -(-41 // stride)
+            assert found[1, :, rows:].abs().max() == found[1, :, :, cols:].abs().max() == 0
+            assert found[1, :, :rows, :cols].abs().min() > 0
+
+
+def test_what_is_in_the_padding_does_not_matter():
+    backbone = backbone_of(DENSE)
+    batch, sizes = padded(pictures((64, 96), (33, 41)), 16)
+    spoiled = batch.clone()
+    spoiled[1, :, 48:] = 1e3  # whole tokens of padding
+    with torch.no_grad():
+        levels = own_levels(backbone(batch, sizes), sizes, backbone.strides)
+        others = own_levels(backbone(spoiled, sizes), sizes, backbone.strides)
+    for mine, theirs in zip(levels, others):
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize(
+    ("extra", "strides"),
+    [(POOLED, [4, 8, 16, 32]), (DENSE, [8, 16, 32, 64]), (("p6",), [8, 16, 32]), ((), [8, 16])],
+    ids=str,
+)
+def test_levels_have_the_strides_they_say(extra, strides):
+    backbone = backbone_of(extra)
+    assert backbone.strides == strides
+    levels = backbone(torch.rand(1, 3, 80, 144))
+    assert [tuple(level.shape[-2:]) for level in levels.values()] == [
+        (-(-80 // stride), -(-144 // stride)) for stride in strides
+    ]
+
+
+def test_stages_that_are_not_there_or_lead_nowhere_are_refused():
+    body = body_of(small_body())
+    for stages in ((1, 2), (1, 2, 3, 4)):
+        with pytest.raises(ValueError, match=f"stages {', '.join(map(str, stages))} of a network"):
+            Backbone(body, stages=stages, channels=8, extra=POOLED, norm=False)
+
+
+def test_recomputing_blocks_changes_no_gradient():
+    gradients = []
+    for again in (False, True):
+        backbone = backbone_of(POOLED, grad_checkpoint=again).train()
+        batch, sizes = padded(pictures((64, 96), (33, 41)), 16)
+        sum(level.sin().sum() for level in backbone(batch, sizes).values()).backward()
+        gradients.append([p.grad for p in backbone.parameters()])
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(*gradients))
+
+
+def test_random_shift_and_its_end():
+    """Training sees another window at each step until the switch, evaluation all nine chunks."""
+    own = {"attention_args": {"longformer": {"mode": 1, "mode_switch": 0.5}}}
+    backbone = backbone_of(POOLED, **own)
+    plain = backbone_of(POOLED)
+    batch, sizes = padded(pictures((96, 96)), 16)
+    with torch.no_grad():
+        expected = plain(batch, sizes)["0"]
+        assert torch.equal(backbone(batch, sizes)["0"], expected)
+        backbone.train()
+        seen = []
+        for step in (0, 1, 6):
+            set_progress(backbone, Progress(0, step, step, 10, 1))
+            seen.append(backbone(batch, sizes)["0"])
+    assert not torch.allclose(seen[0], seen[1], atol=1e-3)
+    assert torch.equal(seen[2], expected)
+    assert any(isinstance(m, LongformerAttention) and m.mode == 1 for m in backbone.modules())

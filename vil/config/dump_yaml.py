@@ -1,0 +1,40 @@
+"""A config as YAML that loads back to the same tree."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+from yacs.config import CfgNode
+
+from vil.config.coercion import free
+
+
+def dump(cfg: CfgNode) -> str:
+    """YAML that loads back to the same tree, one line per key."""
+    return yaml.dump(cfg, Dumper=_Dumper, sort_keys=False, width=math.inf, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+    """Quoted where it would otherwise be read as something else, on one line always."""
+    style = None if free(text) == text and text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+def _represent_node(dumper: _Dumper, node: CfgNode) -> yaml.Node:
+    return dumper.represent_mapping("tag:yaml.org,2002:map", node.items(), flow_style=not node)
+
+
+def _represent_items(dumper: _Dumper, items: Sequence[Any]) -> yaml.Node:
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(list, _represent_items)
+_Dumper.add_representer(tuple, _represent_items)
+_Dumper.add_representer(CfgNode, _represent_node)

@@ -1,0 +1,235 @@
+"""Where settings come from: YAML files with their bases, and KEY VALUE pairs.
+
+Every source becomes a list of settings, their values still as written. Tags, duplicate keys, code
+and exploding aliases are refused, in one line that names the place.
+"""
+
+import difflib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from vil.config import defaults, legacy
+from vil.config.coercion import MAX_LITERAL, Quoted, as_written
+
+SUFFIXES = (".yaml", ".yml", ".json")
+MAX_BYTES = 1 << 20  # of one file
+MAX_NODES = 10_000  # of one file with its aliases written out
+MAX_DEPTH = 20
+COMMAND_LINE = "command line"
+EMPTY: dict = {}  # the value of an open node written as {}: back to the defaults
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class ConfigError(ValueError):
+    """A config that cannot be used; the message is one line."""
+
+    exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split("\n")))
+
+
+class Setting(NamedTuple):
+    """One dotted key with its value as somebody wrote it: text, or a list of texts and lists."""
+
+    key: str
+    value: Any
+    where: str
+
+
+# Files
+
+
+def packaged_root() -> Path:
+    """The folder configs/: beside vil/ in a checkout, inside it (as vil.configs) once installed."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+def find(name: str | Path, folder: Path | None = None) -> Path:
+    """The config file `name`: relative to `folder` (here), else below the packaged configs/."""
+    given = Path(os.path.expanduser(name))
+    if given.suffix not in SUFFIXES:
+        raise ConfigError(f"{name}: a config ends in {', '.join(SUFFIXES)}; nothing else is read")
+    root = packaged_root()
+    below = Path(*given.parts[1:]) if given.parts[0] == "configs" else given
+    for candidate in ((folder or Path()) / given, root / below):
+        if os.path.isfile(candidate):  # False, not an error, for names no file can have
+            return candidate.resolve()
+    known = [path.relative_to(root).as_posix() for path in root.rglob("*.yaml")]
+    near = difflib.get_close_matches(below.as_posix(), known, n=1)
+    raise ConfigError(f"{name}: no such config file{did_you_mean(*near)}")
+
+
+def did_you_mean(name: str | None = None) -> str:
+    return f"; did you mean {name}?" if name else ""
+
+
+def from_file(
+    path: Path, below: tuple[Path, ...] = (), roots: Sequence[Path] = ()
+) -> list[Setting]:
+    """The settings of a file after those of its bases. `below` are the files that led here."""
+    if path in below:
+        chain = " -> ".join(_shown(step) for step in (*below, path))
+        raise ConfigError(f"{_shown(path)}: _BASE_ leads in a circle: {chain}")
+    roots = roots or _roots(path)
+    own, inherited = [], []
+    for setting in read_yaml(_read_text(path), _shown(path)):
+        if setting.key != "_BASE_":
+            own.append(setting)
+            continue
+        names = setting.value if isinstance(setting.value, list) else [setting.value]
+        for name in names:
+            base = _find_base(str(name), path, setting.where, roots)
+            inherited += from_file(base, (*below, path), roots)
+    return inherited + legacy.modernise(own, defaults.is_known)
+
+
+def _roots(path: Path) -> list[Path]:
+    """Where bases may lie: below configs/ (ours, or the nearest folder of that name), or beside."""
+    named = [parent for parent in path.parents if parent.name == "configs"]
+    return [packaged_root(), path.parent, *named[:1]]
+
+
+def _find_base(name: str, path: Path, where: str, roots: Sequence[Path]) -> Path:
+    try:
+        base = find(name, path.parent)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: _BASE_ {error}") from None
+    if not any(base.is_relative_to(root) for root in roots):
+        allowed = " and ".join(map(str, roots))
+        raise ConfigError(
+            f"{where}: _BASE_ {name}: lies outside {allowed}; refused, so that a config"
+            " from somebody else cannot make you read other files"
+        )
+    return base
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        text = data.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{_shown(path)}: cannot be read: {error}") from None
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{_shown(path)}: larger than {MAX_BYTES} bytes, so it is no config")
+    return text
+
+
+def _shown(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+# YAML
+
+
+def read_yaml(text: str, label: str) -> list[Setting]:
+    """The settings of a YAML mapping, without tags, duplicate keys or exploding aliases."""
+    try:
+        _screen(text, label)
+        root = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if getattr(error, "problem_mark", None) else ""
+        problem = getattr(error, "problem", None) or error
+        raise ConfigError(f"{label}{line}: not valid YAML: {problem}") from None
+    if root is None:
+        return []
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{label}: a config is a mapping of keys, this is a single value")
+    return list(_Walk(lambda line: f"{label}:{line}").mapping(root))
+
+
+def _screen(text: str, label: str) -> None:
+    """Refuse tags and deep nesting before anything recursive sees the text."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        where = f"{label}:{event.start_mark.line + 1}"
+        if getattr(event, "tag", None):
+            raise ConfigError(f"{where}: {event.tag}: tags are refused, write the plain value")
+        opens, closes = yaml.CollectionStartEvent, yaml.CollectionEndEvent
+        depth += isinstance(event, opens) - isinstance(event, closes)
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"{where}: nested deeper than {MAX_DEPTH}")
+
+
+class _Walk:
+    """One walk over composed YAML; counts nodes, because an alias can stand for very many."""
+
+    def __init__(self, where: Callable[[int], str]) -> None:
+        self.where = where
+        self.lines: dict[str, int] = {}
+        self.visited = 0
+
+    def mapping(self, node: yaml.MappingNode, prefix: str = "") -> Iterator[Setting]:
+        for name, value in node.value:
+            line = self.enter(name, prefix.count("."))
+            if not isinstance(name, yaml.ScalarNode):
+                raise ConfigError(f"{self.where(line)}: a key is a word, not a list or a mapping")
+            key = prefix + name.value
+            if key in self.lines:
+                first = self.lines[key]
+                raise ConfigError(f"{self.where(line)}: {key}: given twice, first in line {first}")
+            self.lines[key] = line
+            if isinstance(value, yaml.MappingNode):
+                if not value.value and key in defaults.OPEN:
+                    yield Setting(key, EMPTY, self.where(line))
+                yield from self.mapping(value, f"{key}.")
+            else:
+                yield Setting(key, self.plain(value), self.where(line))
+
+    def plain(self, node: yaml.Node, depth: int = 0) -> Any:
+        line = self.enter(node, depth)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.plain(item, depth + 1) for item in node.value]
+        if isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{self.where(line)}: a list holds plain values, not mappings")
+        return Quoted(node.value) if node.style else node.value
+
+    def enter(self, node: yaml.Node, depth: int) -> int:
+        self.visited += 1
+        line = node.start_mark.line + 1
+        if self.visited > MAX_NODES or depth > MAX_DEPTH:
+            raise ConfigError(f"{self.where(line)}: too large once its aliases are written out")
+        return line
+
+
+# The command line
+
+
+def from_options(opts: Sequence[str]) -> Iterator[Setting]:
+    """KEY VALUE and KEY=VALUE in any mixture."""
+    words = iter(opts)
+    for word in words:
+        key, equals, value = str(word).partition("=")
+        if not equals:
+            value = next(words, None)
+            if value is None:
+                file = f"--config-file {key}" if key.endswith(SUFFIXES) else None
+                raise ConfigError(f"{COMMAND_LINE}: {key}: no value follows{did_you_mean(file)}")
+        yield from _option(key, value if isinstance(value, str) else as_written(value))
+
+
+def _option(key: str, value: Any) -> Iterator[Setting]:
+    """[a, b] and {a: 1} may be written as in YAML; what is neither stays text."""
+    if isinstance(value, str) and value[:1] in ("[", "{") and len(value) <= MAX_LITERAL:
+        try:
+            _screen(value, f"{COMMAND_LINE}: {key}")
+            node = yaml.compose(value, Loader=_Loader)
+        except yaml.YAMLError:
+            yield Setting(key, value, COMMAND_LINE)
+            return
+        walk = _Walk(lambda line: f"{COMMAND_LINE}: {key}")
+        if isinstance(node, yaml.MappingNode):
+            if not node.value and key in defaults.OPEN:
+                yield Setting(key, EMPTY, COMMAND_LINE)
+            yield from (s._replace(where=COMMAND_LINE) for s in walk.mapping(node, f"{key}."))
+            return
+        value = walk.plain(node)
+    yield Setting(key, value, COMMAND_LINE)

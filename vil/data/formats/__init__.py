@@ -1,0 +1,1 @@
+"""Archives and tables that hold images: zip, tar, TSV."""

@@ -1,0 +1,76 @@
+"""Pictures that cannot be read: forgiven, counted once, reported once, fatal in large numbers."""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from torch.utils.data import Dataset
+
+from vil.data.batch import Unreadable
+from vil.data.dataset import Loadable
+from vil.data.samplers import Position
+from vil.data.seed_sequence import seeded
+from vil.utils.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+class Samples(Dataset):
+    """A dataset asked by Position: seeded augmentation, and an answer for pictures that are broken.
+
+    [position] -> (sample, reports): sample is (image, target, index) of the first of `tries`
+    successive indices that can be read, or None; reports name those that cannot.
+    """
+
+    def __init__(self, dataset: Loadable, *, seed: int = 0, tries: int = 1):
+        self.dataset = dataset
+        self.seed = seed
+        self.tries = tries
+
+    def __getitem__(self, at: Position) -> tuple[tuple | None, list[Unreadable]]:
+        reports = []
+        for offset in range(self.tries):
+            index = (at.index + offset) % len(self.dataset)
+            try:
+                with seeded("augment", self.seed, at.epoch, at.position):
+                    return (*self.dataset[index], index), reports
+            except OSError as error:
+                reason = " ".join(str(error).split())
+                reports.append(Unreadable(index, self.dataset.sample_name(index), reason))
+        return None, reports
+
+
+class Ledger:
+    """Counts unreadable pictures of one dataset in this process, whatever worker met them."""
+
+    def __init__(self, total: int, max_fraction: float, file: str | Path | None = None):
+        self.total = total
+        self.max_fraction = max_fraction
+        self.file = file
+        self.seen: set[int] = set()
+
+    def record(self, reports: Iterable[Unreadable]) -> None:
+        """Report what is new. DataError when more than max_fraction of the dataset is broken."""
+        for index, name, reason in reports:
+            if index in self.seen:
+                continue
+            self.seen.add(index)
+            self.write(f"{name}\t{reason}")
+            if len(self.seen) > self.max_fraction * self.total:
+                raise DataError(
+                    f"{len(self.seen)} of {self.total} images cannot be read, more than the "
+                    f"allowed fraction of {self.max_fraction} (DATA.MAX_BAD_FRACTION): mend or "
+                    "remove them, the run's bad_samples.txt names them, or allow for more; "
+                    f"the last: {name} ({reason})"
+                )
+
+    def write(self, line: str) -> None:
+        """One warning, and one line at the end of the file: other ranks, and the run before it was
+        resumed, may have met the picture."""
+        logger.warning("unreadable image (%d of %d so far): %s", len(self.seen), self.total, line)
+        if self.file is None:
+            return
+        with open(self.file, "a+", encoding="utf-8", errors="surrogateescape") as file:
+            file.seek(0)
+            if f"{line}\n" not in file:
+                file.write(f"{line}\n")

@@ -1,0 +1,1 @@
+"""Rendered images with known objects."""

@@ -1,0 +1,65 @@
+"""A model's weights as a safetensors file: written only if finite, loaded only if of this model."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from vil.engine.distributed import all_reduce_sum
+from vil.engine.fsdp import local, spread_as, whole
+from vil.utils.errors import CheckpointError, DivergedError
+
+MAX_KEYS_LISTED = 12
+
+
+def check_finite(model: nn.Module, step: int) -> None:
+    """DivergedError on all ranks if a weight of any is NaN or infinite."""
+    bad = torch.stack([(~local(p).isfinite()).any() for p in model.parameters()]).sum()
+    if all_reduce_sum(bad).item():
+        raise DivergedError(f"weights at step {step} are not finite: no checkpoint written")
+
+
+def whole_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
+    """Every tensor of the state dict, whole and in memory of its own, as safetensors wants it.
+
+    The copies cost one model on the host; they spare a list of aliases of shared tensors. Where the
+    weights are spread all ranks must call it; those that do not `keep` them get nothing.
+    """
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        tensor = whole(tensor.detach())
+        if keep:
+            tensors[name] = tensor.to("cpu", copy=True).contiguous()
+    return tensors
+
+
+def load_exactly(model: nn.Module, file: Path) -> None:
+    """Load a safetensors file of exactly the model's names and shapes, or raise CheckpointError."""
+    try:
+        tensors = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    current = model.state_dict()
+    problems = differences(current, tensors)
+    if problems:
+        more = len(problems) - MAX_KEYS_LISTED
+        listed = problems[:MAX_KEYS_LISTED] + ([f"and {more} more"] if more > 0 else [])
+        raise CheckpointError(
+            f"{file} is of another model: go back to it, or begin another run with "
+            "MODEL.MODEL_PATH from this one\n  " + "\n  ".join(listed)
+        )
+    model.load_state_dict({name: spread_as(t, current[name]) for name, t in tensors.items()})
+
+
+def differences(model: dict[str, Tensor], file: dict[str, Tensor]) -> list[str]:
+    """One line per key that is missing in the file, unexpected there, or of another shape."""
+    missing = [f"missing {n} {tuple(model[n].shape)}" for n in model if n not in file]
+    unexpected = [f"unexpected {n} {tuple(file[n].shape)}" for n in file if n not in model]
+    resized = [
+        f"resized {n}: {tuple(file[n].shape)} in the file, {tuple(model[n].shape)} in the model"
+        for n in model
+        if n in file and file[n].shape != model[n].shape
+    ]
+    return missing + unexpected + resized

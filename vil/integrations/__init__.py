@@ -1,0 +1,1 @@
+"""timm and torchvision: our models there, their models here."""

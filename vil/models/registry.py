@@ -1,0 +1,69 @@
+"""The named models: architectures of arXiv:2103.15358, tables 1 and 9, the two in Swin's shape that
+its authors published later, and a small one for the digits.
+"""
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vil.models.arch import StageSpec
+
+TINY = (
+    "l1,h1,d48,n1,s1,g1,p4,f7,a{a}_l2,h3,d96,n1,s1,g1,p2,f7,a{a}_"
+    "l3,h3,d192,n9,s0,g1,p2,f7,a{a}_l4,h6,d384,n1,s0,g0,p2,f7,a{a}"
+)
+DEEP = (
+    "l1,h3,d96,n1,s1,g1,p4,f7,a{{a}}_l2,h3,d192,n{},s1,g1,p2,f7,a{{a}}_"
+    "l3,h6,d384,n{},s0,g1,p2,f7,a{{a}}_l4,h12,d768,n1,s0,g0,p2,f7,a{{a}}"
+)
+MEDIUM_WIDE = (
+    "l1,h3,d192,n1,s1,g1,p4,f7,a{a}_l2,h6,d384,n2,s1,g1,p2,f7,a{a}_"
+    "l3,h8,d512,n8,s0,g1,p2,f7,a{a}_l4,h12,d768,n1,s0,g0,p2,f7,a{a}"
+)
+BASE_WIDE = (
+    "l1,h3,d192,n1,s1,g1,p4,f8,a{a}_l2,h6,d384,n2,s1,g1,p2,f8,a{a}_"
+    "l3,h12,d768,n8,s0,g1,p2,f7,a{a}_l4,h16,d1024,n1,s0,g0,p2,f7,a{a}"
+)
+FAMILY = {
+    "vil_tiny": TINY,
+    "vil_small": DEEP.format(2, 8),
+    "vil_medium_deep": DEEP.format(4, 16),
+    "vil_base_deep": DEEP.format(8, 24),
+    "vil_medium_wide": MEDIUM_WIDE,
+    "vil_base_wide": BASE_WIDE,
+}
+SWIN = (
+    "l1,h3,d96,n2,s1,g1,p4,f7,a0_l2,h6,d192,n2,s1,g1,p2,f7,a0_"
+    "l3,h12,d384,n{},s0,g1,p2,f7,a0_l4,h24,d768,n2,s0,g0,p2,f7,a0"
+)
+NANO = "l1,h1,d32,n1,s1,g1,p4,f4,a0_l2,h2,d64,n2,s1,g1,p2,f3,a0_l3,h4,d128,n1,s0,g1,p2,f3,a0"
+# name -> ARCH; without suffix the absolute position embedding, `_rpb` the relative position bias
+ARCHS = (
+    {
+        name + suffix: arch.format(a=absolute)
+        for name, arch in FAMILY.items()
+        for suffix, absolute in (("", 1), ("_rpb", 0))
+    }
+    | {"vil_swin_tiny_rpb": SWIN.format(6), "vil_swin_small_rpb": SWIN.format(18)}
+    | {"vil_nano": NANO}
+)
+# what is not as in the paper: the small model for the digits
+DEFAULTS = {"vil_nano": {"img_size": 64, "num_classes": 10, "avg_pool": True}}
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """The names that match a wildcard pattern."""
+    return fnmatch.filter(ARCHS, pattern)
+
+
+def with_windows(
+    name: str, stages: Sequence[StageSpec], windows: int | Sequence[int] | None
+) -> list[StageSpec]:
+    """The stages with windows of one size, or of each its own; None: those they have. ValueError
+    for another number of windows than of stages."""
+    if windows is None:
+        return list(stages)
+    windows = [windows] * len(stages) if isinstance(windows, int) else windows
+    if len(windows) != len(stages):
+        raise ValueError(f"{name} has {len(stages)} stages, but there are {len(windows)} windows")
+    return [replace(stage, feature=size) for stage, size in zip(stages, windows)]

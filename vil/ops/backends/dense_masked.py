@@ -1,0 +1,94 @@
+"""Full attention under the mask of the definition: all scores, for small grids and to compare with.
+
+Letters: B images, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vil.ops.attention_case import Case
+from vil.ops.backends.chunk_layout import can_be_empty, masked_softmax
+from vil.ops.bias import LocalBias
+from vil.ops.window import Window
+
+MAX_MASKED_LENGTH = 8192  # tokens; the scores of one head would pass 256 MiB
+
+
+def unsupported(case: Case) -> list[str]:
+    """The reasons why it cannot compute a case."""
+    reasons = []
+    if case.window.repeats():
+        reasons.append("keys repeat: the cyclic grid has fewer chunks than the window spans")
+    if case.window.length > MAX_MASKED_LENGTH:
+        reasons.append(
+            f"{case.window.length} tokens are more than {MAX_MASKED_LENGTH}: it stores all scores"
+        )
+    return reasons
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: Window,
+    *,
+    num_global: int,
+    bias: LocalBias,
+    valid: Tensor | None,
+    scale: float,
+    dropout_p: float,
+) -> Tensor:
+    """See `vil.ops.local_attention`."""
+    visible, index = dense_window(window, q.device)
+    visible = (
+        visible[None]
+        if valid is None
+        else visible & _real_keys(window, valid.to(q.device))[:, None]
+    )
+    scores = (q * scale) @ k.mT
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    if bias.table is not None:
+        local = bias.table.index_select(1, index.flatten()).unflatten(1, index.shape)
+        scores = scores + F.pad(local, (num_global, 0))
+    if bias.to_global is not None:
+        scores = scores + F.pad(bias.to_global, (0, window.length))[:, None]
+    visible = F.pad(visible, (num_global, 0), value=True)[:, None]
+    weights = masked_softmax(scores, visible, can_be_empty(num_global, valid))
+    return F.dropout(weights, dropout_p).to(v.dtype) @ v
+
+
+def dense_window(window: Window, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """(L, L) bool: which keys a query sees, each once; (L, L) int64: where its bias stands."""
+    side = 4 * window.size - 1
+    visible = torch.zeros(*window.grid, *window.grid, dtype=torch.bool, device=device)
+    index = torch.zeros(*window.grid, *window.grid, dtype=torch.long, device=device)
+    for dx, dy in window.offsets:
+        row_seen, row_at = _along(window, 0, dx, device)
+        col_seen, col_at = _along(window, 1, dy, device)
+        seen = row_seen[:, None, :, None] & col_seen[None, :, None, :]
+        visible |= seen
+        index = torch.where(seen, row_at[:, None, :, None] * side + col_at[None, :, None, :], index)
+    return visible.flatten(2).flatten(0, 1), index.flatten(2).flatten(0, 1)
+
+
+def _along(
+    window: Window, axis: int, step: int, device: torch.device | str
+) -> tuple[Tensor, Tensor]:
+    """For chunks `step` apart along an axis of n: (n, n) seen, (n, n) place in the table."""
+    w, count = window.size, window.chunks[axis]
+    token = torch.arange(window.grid[axis], device=device)
+    query, key = token[:, None], token[None, :]
+    target = query // w + step
+    seen = key // w == (target % count if window.cyclic else target)
+    distance = query % w - (key % w + step * w)  # query minus key, unwrapped
+    if window.exact == 1:
+        seen = seen & (distance.abs() <= w)
+    return seen, distance + 2 * w - 1
+
+
+def _real_keys(window: Window, valid: Tensor) -> Tensor:
+    """(B, L) bool: the tokens within each image's real rows and columns."""
+    rows = torch.arange(window.grid[0], device=valid.device)[:, None] < valid[:, 0, None, None]
+    cols = torch.arange(window.grid[1], device=valid.device) < valid[:, 1, None, None]
+    return (rows & cols).flatten(1)

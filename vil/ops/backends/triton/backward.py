@@ -1,0 +1,320 @@
+"""The backward kernels of fused local attention.
+
+The weights are computed again from the scores and the log-sum-exp of the forward pass. Every result
+has one program that sums it up in a fixed order, or a few whose parts are summed afterwards: no
+atomics, so that a repeated run gives the same bits. With weights P, delta the sum of out * dout
+over the channels, and E = P * (dout values^T - delta), the gradient of the scores:
+
+    query_kernel     dq = E keys, of a block of queries, and delta, which the others read
+    key_kernel       dk = E^T queries and dv = P^T dout, of a block of keys of a chunk; the queries
+                     that see it fill rectangles too, those of the mirrored offsets
+    global_kernel    the same of the global keys, which every query sees, and of their bias
+    tile_kernel      E summed over images and chunks, by positions of query and key in their chunks
+    table_kernel     that tile summed into the table of relative positions
+
+Letters: see triton_forward.py.
+"""
+
+import triton
+import triton.language as tl
+
+from vil.ops.backends.triton.forward import (
+    NOTHING,
+    SIZES,
+    chunk_size,
+    corner,
+    exponential,
+    global_scores,
+    home,
+    own_tokens,
+    program,
+    read,
+    real_size,
+    rectangle,
+    seen,
+    walk,
+    write,
+)
+
+
+@triton.jit
+def read_stat(LSE, token):
+    """The log-sum-exp; +inf for rows that saw nothing, so that they weigh 0."""
+    found = tl.load(LSE + token)
+    return tl.where(found == NOTHING, float("inf"), found)
+
+
+@triton.jit
+def descend(score, stat, grads, delta, keys, values, acc, rest, pull):
+    """Add what a block of keys (K, D_PAD) gives to acc = E keys and to rest (Q,), the sum of E.
+
+    A row of E must add up to nothing; what it does add up to is the rounding of delta, through that
+    of `out`. The other gradients are given a delta without it, and float32 takes it back here too:
+    pull = P keys, one product more, which 16 bits could not tell from their own rounding.
+    """
+    weight = exponential(score, stat[:, None], keys.dtype)
+    slope = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
+    slope *= weight
+    rest += tl.sum(slope, 1)
+    acc = tl.dot(slope.to(keys.dtype), keys, acc, input_precision="ieee")
+    if keys.dtype == tl.float32:
+        pull = tl.dot(weight, keys, pull, input_precision="ieee")
+    return acc, rest, pull
+
+
+@triton.jit(do_not_specialize=SIZES)
+def query_kernel(
+    q, k, v, out, dout, dq, LSE, DELTA, TABLE, TO_GLOBAL, VALID, RECTS,
+    num_rects, N, X, Y, w, G, parts, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, KIND: tl.constexpr,
+    Q: tl.constexpr, K: tl.constexpr, K_GLOBAL: tl.constexpr,
+):  # fmt: skip
+    """dq and DELTA (B, N, L) of one block of queries: the walk of the forward kernel."""
+    image, head, chunk, part = program(parts, tl.cdiv(X, w) * tl.cdiv(Y, w), N)
+    x0, y0 = corner(chunk, w, Y)
+    height, width = chunk_size(x0, y0, w, X, Y)
+    if part * Q >= height * width:
+        return
+    row, col, exists = own_tokens(part * Q, height * width, width, x0, y0, Q)
+    rows, cols = real_size(VALID, image, X, Y)
+    query = row * Y + col
+    queries = read(q, image, head, query, D, D_PAD)
+    grads = read(dout, image, head, query, D, D_PAD)
+    results = read(out, image, head, query, D, D_PAD)
+    if TABLE is not None:
+        TABLE += head * (4 * w - 1) * (4 * w - 1)
+
+    first_stat = (image.to(tl.int64) * N + head) * X * Y
+    stat = read_stat(LSE + first_stat, query)
+    delta = tl.sum(results.to(tl.float32) * grads.to(tl.float32), 1)
+
+    rest = tl.zeros([Q], tl.float32)
+    acc = tl.zeros([Q, D_PAD], tl.float32)
+    pull = tl.zeros([Q, D_PAD], tl.float32)
+    if K_GLOBAL > 0:
+        lane = tl.arange(0, K_GLOBAL)
+        if TO_GLOBAL is not None:
+            TO_GLOBAL += head * G
+        global_keys = read(k, image, head, tl.minimum(lane, G - 1), D, D_PAD)
+        global_values = read(v, image, head, tl.minimum(lane, G - 1), D, D_PAD)
+        to_keys = tl.dot(queries, tl.trans(global_keys), input_precision="ieee") * scale
+        to_keys = global_scores(to_keys, TO_GLOBAL, lane[None, :], G)
+        acc, rest, pull = descend(
+            to_keys, stat, grads, delta, global_keys, global_values, acc, rest, pull
+        )
+    for number in tl.range(0, num_rects):
+        first_row, first_col, across, count = rectangle(
+            RECTS, number, x0, y0, row, col, w, rows, cols, KIND
+        )
+        for first in tl.range(0, count, K):
+            key_row, key_col, is_key = walk(first, count, across, first_row, first_col, K)
+            key, is_key = home(key_row, key_col, is_key, X, Y, w, rows, cols, KIND)
+            keys = read(k, image, head, G + key, D, D_PAD)
+            values = read(v, image, head, G + key, D, D_PAD)
+            score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+            score = seen(
+                score, TABLE, row[:, None], col[:, None], key_row[None, :], key_col[None, :],
+                is_key[None, :], w, KIND,
+            )  # fmt: skip
+            acc, rest, pull = descend(score, stat, grads, delta, keys, values, acc, rest, pull)
+    if queries.dtype == tl.float32:
+        acc -= rest[:, None] * pull
+    write(dq, image, head, query, exists, acc * scale, D, D_PAD)
+    tl.store(DELTA + first_stat + query, delta + rest, mask=exists)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def key_kernel(
+    q, k, v, dout, dk, dv, LSE, DELTA, TABLE, VALID, RECTS,
+    num_rects, N, X, Y, w, G, parts, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, KIND: tl.constexpr,
+    Q: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of one block of keys of a chunk. Scores stand transposed, keys first.
+
+    RECTS are mirrored: where the chunks lie that have this one at one of their offsets. A key that
+    does not exist (beyond `valid`) is seen by nobody; its gradients are written as zeros.
+    """
+    image, head, chunk, part = program(parts, tl.cdiv(X, w) * tl.cdiv(Y, w), N)
+    x0, y0 = corner(chunk, w, Y)
+    height, width = chunk_size(x0, y0, w, X, Y)
+    if part * K >= height * width:
+        return
+    key_row, key_col, exists = own_tokens(part * K, height * width, width, x0, y0, K)
+    rows, cols = real_size(VALID, image, X, Y)
+    is_key = (key_row < rows) & (key_col < cols)
+    key = key_row * Y + key_col
+    keys = read(k, image, head, G + key, D, D_PAD)
+    values = read(v, image, head, G + key, D, D_PAD)
+    first_stat = (image.to(tl.int64) * N + head) * X * Y
+    LSE += first_stat
+    DELTA += first_stat
+    if TABLE is not None:
+        TABLE += head * (4 * w - 1) * (4 * w - 1)
+
+    dkeys = tl.zeros([K, D_PAD], tl.float32)
+    dvalues = tl.zeros([K, D_PAD], tl.float32)
+    for number in tl.range(0, num_rects):
+        first_row, first_col, across, count = rectangle(
+            RECTS, number, x0, y0, key_row, key_col, w, X, Y, KIND
+        )
+        for first in tl.range(0, count, Q):
+            row, col, is_query = walk(first, count, across, first_row, first_col, Q)
+            query, is_query = home(row, col, is_query, X, Y, w, X, Y, KIND)
+            queries = read(q, image, head, query, D, D_PAD)
+            grads = read(dout, image, head, query, D, D_PAD)
+            stat, delta = read_stat(LSE, query), tl.load(DELTA + query)
+            score = tl.dot(keys, tl.trans(queries), input_precision="ieee") * scale
+            score = seen(
+                score, TABLE, row[None, :], col[None, :], key_row[:, None], key_col[:, None],
+                is_query[None, :] & is_key[:, None], w, KIND,
+            )  # fmt: skip
+            weight = exponential(score, stat[None, :], queries.dtype)
+            slope = tl.dot(values, tl.trans(grads), input_precision="ieee") - delta[None, :]
+            dvalues = tl.dot(weight.to(grads.dtype), grads, dvalues, input_precision="ieee")
+            slope = (weight * slope).to(queries.dtype)
+            dkeys = tl.dot(slope, queries, dkeys, input_precision="ieee")
+    write(dk, image, head, G + key, exists, dkeys * scale, D, D_PAD)
+    write(dv, image, head, G + key, exists, dvalues, D, D_PAD)
+
+
+@triton.jit(do_not_specialize=["splits", "N", "L", "G"])
+def global_kernel(
+    q, k, v, dout, dk, dv, LSE, DELTA, TO_GLOBAL, DBIAS,
+    splits, N, L, G, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, Q: tl.constexpr, K_GLOBAL: tl.constexpr,
+):  # fmt: skip
+    """What one share of the queries adds to the gradients of the global keys.
+
+    dk, dv (B, N, splits*G, D) and DBIAS (B, N, splits, G), float32, to be summed over the splits.
+    """
+    number = tl.program_id(0)
+    split, head, image = number % splits, number // splits % N, number // (splits * N)
+    lane = tl.arange(0, K_GLOBAL)
+    keys = read(k, image, head, tl.minimum(lane, G - 1), D, D_PAD)
+    values = read(v, image, head, tl.minimum(lane, G - 1), D, D_PAD)
+    first_stat = (image.to(tl.int64) * N + head) * L
+    LSE += first_stat
+    DELTA += first_stat
+    if TO_GLOBAL is not None:
+        TO_GLOBAL += head * G
+
+    dkeys = tl.zeros([K_GLOBAL, D_PAD], tl.float32)
+    dvalues = tl.zeros([K_GLOBAL, D_PAD], tl.float32)
+    dbias = tl.zeros([K_GLOBAL], tl.float32)
+    for first in tl.range(split * Q, L, splits * Q):
+        query = first + tl.arange(0, Q)
+        is_query = query < L
+        query = tl.where(is_query, query, 0)
+        queries = read(q, image, head, query, D, D_PAD)
+        grads = read(dout, image, head, query, D, D_PAD)
+        stat, delta = read_stat(LSE, query), tl.load(DELTA + query)
+        score = tl.dot(keys, tl.trans(queries), input_precision="ieee") * scale
+        score = global_scores(score, TO_GLOBAL, lane[:, None], G)
+        score = tl.where(is_query[None, :], score, NOTHING)
+        weight = exponential(score, stat[None, :], queries.dtype)
+        slope = tl.dot(values, tl.trans(grads), input_precision="ieee") - delta[None, :]
+        dvalues = tl.dot(weight.to(grads.dtype), grads, dvalues, input_precision="ieee")
+        slope *= weight
+        dbias += tl.sum(slope, 1)
+        dkeys = tl.dot(slope.to(queries.dtype), queries, dkeys, input_precision="ieee")
+
+    write(dk, image, head, split * G + lane, lane < G, dkeys * scale, D, D_PAD)
+    write(dv, image, head, split * G + lane, lane < G, dvalues, D, D_PAD)
+    if DBIAS is not None:
+        tl.store(DBIAS + number.to(tl.int64) * G + lane, dbias, mask=lane < G)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "part",
+        "top",
+        "left",
+        "width",
+        "cells",
+        "splits",
+        "B",
+        "N",
+        "X",
+        "Y",
+        "w",
+        "G",
+    ]
+)
+def tile_kernel(
+    q, k, v, dout, LSE, DELTA, TABLE, VALID, TILE,
+    part, top, left, width, cells, splits, B, N, X, Y, w, G, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, KIND: tl.constexpr,
+    Q: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """TILE (splits, N, Q, cells) float32: gradients of scores, summed over a share of B x chunks.
+
+    The queries are those of number part*Q.. in their chunk, the cells those of one rectangle of
+    keys: `width` wide, from (top, left) seen from the chunk's corner. Both keep their places for
+    every chunk, and so does their bias; what lies outside the grid adds nothing.
+    """
+    blocks = tl.cdiv(cells, K)
+    number = tl.program_id(0)
+    block, head, split = number % blocks, number // blocks % N, number // (blocks * N)
+    place = part * Q + tl.arange(0, Q)
+    in_chunk = place < w * w
+    row, col = tl.where(in_chunk, place // w, 0), tl.where(in_chunk, place % w, 0)
+    key_row, key_col, in_cells = walk(block * K, cells, width, top, left, K)
+    if TABLE is not None:
+        TABLE += head * (4 * w - 1) * (4 * w - 1)
+    added = seen(
+        tl.zeros([Q, K], tl.float32), TABLE, row[:, None], col[:, None],
+        key_row[None, :], key_col[None, :], in_chunk[:, None] & in_cells[None, :], w, KIND,
+    )  # fmt: skip
+
+    chunks = tl.cdiv(X, w) * tl.cdiv(Y, w)
+    acc = tl.zeros([Q, K], tl.float32)
+    for item in tl.range(split, B * chunks, splits):
+        image = item // chunks
+        x0, y0 = corner(item % chunks, w, Y)
+        rows, cols = real_size(VALID, image, X, Y)
+        query, is_query = home(x0 + row, y0 + col, in_chunk, X, Y, w, X, Y, 0)
+        key, is_key = home(x0 + key_row, y0 + key_col, in_cells, X, Y, w, rows, cols, KIND)
+        queries = read(q, image, head, query, D, D_PAD)
+        grads = read(dout, image, head, query, D, D_PAD)
+        keys = read(k, image, head, G + key, D, D_PAD)
+        values = read(v, image, head, G + key, D, D_PAD)
+        first_stat = (image.to(tl.int64) * N + head) * X * Y
+        stat, delta = read_stat(LSE + first_stat, query), tl.load(DELTA + first_stat + query)
+        score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale + added
+        score = tl.where(is_query[:, None] & is_key[None, :], score, NOTHING)
+        slope = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
+        acc += exponential(score, stat[:, None], queries.dtype) * slope
+
+    line = (split * N + head).to(tl.int64) * Q + tl.arange(0, Q)
+    cell = block * K + tl.arange(0, K)
+    tl.store(TILE + line[:, None] * cells + cell[None, :], acc, mask=in_cells[None, :])
+
+
+@triton.jit(
+    do_not_specialize=["part", "top", "left", "height", "width", "cells", "splits", "N", "w"]
+)
+def table_kernel(
+    TILE, DTABLE, part, top, left, height, width, cells, splits, N, w,
+    Q: tl.constexpr, LINES: tl.constexpr, ENTRIES: tl.constexpr,
+):  # fmt: skip
+    """Add the splits of a tile to DTABLE (N, (4w-1)**2) float32: each entry goes over the queries
+    of the tile, and takes from each the one key that stands that far from it."""
+    side = 4 * w - 1
+    blocks = tl.cdiv(side * side, ENTRIES)
+    block, head = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    entry = block * ENTRIES + tl.arange(0, ENTRIES)
+    down, right = entry // side - (2 * w - 1), entry % side - (2 * w - 1)
+    acc = tl.zeros([ENTRIES], tl.float32)
+    for first in tl.range(0, splits * Q, LINES):
+        line = first + tl.arange(0, LINES)
+        place = part * Q + line % Q
+        key_row = (place // w)[:, None] - down[None, :] - top
+        key_col = (place % w)[:, None] - right[None, :] - left
+        met = (place < w * w)[:, None] & (entry < side * side)[None, :]
+        met = met & (key_row >= 0) & (key_row < height) & (key_col >= 0) & (key_col < width)
+        at = (line // Q * N + head).to(tl.int64) * Q + line % Q
+        found = tl.load(TILE + at[:, None] * cells + key_row * width + key_col, mask=met, other=0.0)
+        acc += tl.sum(found, 0)
+    at = DTABLE + head * side * side + entry
+    tl.store(at, tl.load(at, mask=entry < side * side) + acc, mask=entry < side * side)

@@ -1,0 +1,318 @@
+"""Fused local attention in Triton: one kernel forward, a few backward, no copy of q, k or v.
+
+This file is the host's side: what a case needs, launch sizes, buffers. The kernels are in
+forward.py and backward.py, which are imported with the first call, so that nothing
+here needs Triton. With TRITON_INTERPRET=1 in the environment (before Triton is first imported) they
+run on the CPU, slowly.
+
+Beyond inputs, output and gradients the backward pass holds delta, 4 bytes per query and head, and
+the parts of sums: with a table at most 1/TILE_SHARE of the bytes of q, k, v, out and their
+gradients (more only where one tile of scores, 4 * 64 * 9 * w**2 bytes per head, is larger than
+that). For 8 images of 56 x 56 tokens, 6 heads of 64 channels, w 8 and bfloat16: 0.6 + 8.8 MB to
+154 MB, 6 %; without a table 0.4 %.
+
+Letters: B images, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels of a head, w chunk
+side, W = w*w tokens of a chunk.
+"""
+
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vil.ops.attention_case import Case
+from vil.ops.call_spec import CallSpec
+from vil.ops.window import Window
+
+HEAD_DIMS = (16, 128)
+WINDOWS = (2, 32)
+MAX_GLOBAL = 64
+OLDEST = (8, 0)  # the first with bfloat16 and asynchronous copies
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+PROGRAMS = 1024  # as many as keep a large GPU busy where a sum may be split at will
+TILE_SHARE = 16  # tiles of scores take at most this part of the other tensors' bytes
+ENTRIES, LINES = 128, 16  # of the table and of a tile, that the last kernel sums at a time
+
+Rectangle = tuple[int, int, int, int]
+
+
+class Launch(NamedTuple):
+    """The largest block of queries and of keys, warps, and stages of the pipeline of loads."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+LAUNCHES = {  # (kernel, channels rounded up, bytes of a number); smaller channels use the next row
+    ("forward", 64, 2): Launch(64, 64, 4, 3),
+    ("forward", 128, 2): Launch(64, 64, 4, 2),
+    ("forward", 64, 4): Launch(32, 32, 4, 2),
+    ("forward", 128, 4): Launch(32, 16, 4, 2),
+    ("backward", 64, 2): Launch(64, 64, 4, 2),
+    ("backward", 128, 2): Launch(64, 64, 8, 2),
+    ("backward", 64, 4): Launch(32, 32, 4, 2),
+    ("backward", 128, 4): Launch(32, 16, 4, 2),
+}
+
+
+class Tokens(NamedTuple):
+    """A tensor (B, N, L, D) as kernels take it: its memory and its strides."""
+
+    at: Tensor
+    image: int
+    head: int
+    token: int
+    channel: int
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Tokens":
+        return cls(x, *x.stride())
+
+
+def unsupported(case: Case) -> list[str]:
+    """The reasons why it cannot compute a case."""
+    reasons = []
+    if find_spec("triton") is None:
+        reasons.append("triton is not installed")
+    if case.device != "cuda" and not interpreted():
+        reasons.append(f"it needs a CUDA device, not {case.device}")
+    there = case.device == "cuda" and torch.cuda.is_available()
+    if there and torch.cuda.get_device_capability() < OLDEST:
+        reasons.append(f"it needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or newer")
+    if case.dtype not in DTYPES:
+        reasons.append(f"it computes in 16 or 32 bits, not in {str(case.dtype)[6:]}")
+    if not HEAD_DIMS[0] <= case.head_dim <= HEAD_DIMS[1]:
+        reasons.append(f"heads must have {HEAD_DIMS[0]} to {HEAD_DIMS[1]} channels")
+    if not WINDOWS[0] <= case.window.size <= WINDOWS[1]:
+        reasons.append(f"the window must be {WINDOWS[0]} to {WINDOWS[1]}, not {case.window.size}")
+    if case.num_global > MAX_GLOBAL:
+        reasons.append(f"{case.num_global} global tokens are more than {MAX_GLOBAL}")
+    if case.dropout:
+        reasons.append(
+            "dropout: the backward pass computes the weights again and would not draw alike"
+        )
+    if case.window.symbolic:
+        reasons.append("the size of the grid is open: its chunks are counted beforehand")
+    return reasons
+
+
+def interpreted() -> bool:
+    """Whether kernels run on the CPU, one program after the other."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@lru_cache(maxsize=1)
+def kernels() -> SimpleNamespace:
+    """All kernels by name."""
+    if interpreted():
+        from vil.ops.backends.triton.interpreter import repair
+
+        repair()
+    from vil.ops.backends.triton import backward, forward
+
+    return SimpleNamespace(**(vars(forward) | vars(backward)))
+
+
+class Call:
+    """What all kernels of a call are told: the sizes, both biases in float32, the launch."""
+
+    def __init__(
+        self,
+        q: Tensor,
+        table: Tensor | None,
+        to_global: Tensor | None,
+        valid: Tensor | None,
+        facts: CallSpec,
+    ) -> None:
+        self.window, self.scale, self.num_global = facts.window, facts.scale, facts.num_global
+        self.images, self.heads, self.length, self.channels = q.shape
+        self.device, self.bytes = q.device, q.numel() * q.itemsize
+        self.table, self.to_global = (
+            None if bias is None or not bias.numel() else bias.float().contiguous()
+            for bias in (table, to_global)
+        )
+        self.valid = None if valid is None else valid.to(q.device, torch.int64).contiguous()
+        self.padded = max(16, next_power_of_2(self.channels))
+        self.launches = {
+            way: LAUNCHES[way, max(64, self.padded), q.itemsize] for way in ("forward", "backward")
+        }
+        self.global_block = max(16, next_power_of_2(self.num_global)) if self.num_global else 0
+
+    def options(self, way: str, owned: str) -> dict[str, int]:
+        """What a kernel is compiled for, and how; its programs own blocks of queries or keys.
+
+        Small chunks and windows have small blocks; 16 is the least that tl.dot takes.
+        """
+        launch, cells = self.launches[way], max(map(area, rectangles(self.window)))
+        own, walked = (max(16, next_power_of_2(n)) for n in (self.window.tile, cells))
+        owns_queries = owned == "queries"
+        return {
+            "D": self.channels,
+            "D_PAD": self.padded,
+            "Q": min(launch.queries, own if owns_queries else walked),
+            "K": min(launch.keys, walked if owns_queries else own),
+            "num_warps": launch.warps,
+            "num_stages": launch.stages,
+        }
+
+    def by_chunk(self, kernel: Callable, way: str, owned: str, *tensors, **constants) -> None:
+        """Start one program for each block of queries (or keys) of each chunk, image and head."""
+        options, window = self.options(way, owned), self.window
+        parts = -(-window.tile // options["Q" if owned == "queries" else "K"])
+        rects = rectangles(window, mirrored=owned == "keys")
+        kernel[(self.images * self.heads * window.chunks[0] * window.chunks[1] * parts,)](
+            *tensors, on_device(rects, self.device),
+            len(rects), self.heads, *window.grid, window.size, self.num_global, parts, self.scale,
+            KIND=window.exact, **options, **constants,
+        )  # fmt: skip
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    to_global: Tensor | None,
+    valid: Tensor | None,
+    facts: CallSpec,
+) -> tuple[Tensor, Tensor]:
+    """See `vil.ops.custom_op`."""
+    call = Call(q, table, to_global, valid, facts)
+    out = torch.empty_like(q)
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    with torch.cuda.device_of(q):
+        call.by_chunk(
+            kernels().forward_kernel, "forward", "queries",
+            *map(Tokens.of, (q, k, v, out)), lse, call.table, call.to_global, call.valid,
+            K_GLOBAL=call.global_block,
+        )  # fmt: skip
+    return out, lse
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    to_global: Tensor | None,
+    valid: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    facts: CallSpec,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """See `vil.ops.custom_op`."""
+    call = Call(q, table, to_global, valid, facts)
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    lse, delta = lse.contiguous(), torch.empty_like(lse, memory_format=torch.contiguous_format)
+    inputs = [Tokens.of(x) for x in (q, k, v)]
+    grads = Tokens.of(dout)
+    with torch.cuda.device_of(q):
+        call.by_chunk(
+            kernels().query_kernel, "backward", "queries",
+            *inputs, Tokens.of(out), grads, Tokens.of(dq), lse, delta,
+            call.table, call.to_global, call.valid, K_GLOBAL=call.global_block,
+        )  # fmt: skip
+        call.by_chunk(
+            kernels().key_kernel, "backward", "keys",
+            *inputs, grads, Tokens.of(dk), Tokens.of(dv), lse, delta, call.table, call.valid,
+        )  # fmt: skip
+        rest = (*inputs, grads, lse, delta)
+        dto_global = global_gradients(call, rest, dk, dv) if facts.num_global else None
+        dtable = None if table is None else table_gradient(call, rest)
+    if table is not None:
+        dtable = dtable.to(table.dtype)
+    if to_global is not None:  # without global tokens there is a bias of no numbers
+        dto_global = (
+            torch.empty_like(to_global) if dto_global is None else dto_global.to(to_global.dtype)
+        )
+    return dq, dk, dv, dtable, dto_global
+
+
+def global_gradients(call: Call, tensors: tuple, dk: Tensor, dv: Tensor) -> Tensor | None:
+    """Fill the rows of dk and dv that belong to global keys; return that of their bias, (N, G)."""
+    q, k, v, dout, lse, delta = tensors
+    options = call.options("backward", "keys")
+    groups = max(1, call.images * call.heads)
+    fit = PROGRAMS // 2 * 16 // (call.global_block * groups)  # fewer where the parts are large
+    splits = max(1, min(fit, -(-call.length // options.pop("K"))))
+    lead = (call.images, call.heads)
+    parts = [
+        lse.new_empty(*lead, splits * call.num_global, call.channels) for _ in range(2)
+    ]  # of dk, dv
+    bias = None if call.to_global is None else lse.new_empty(*lead, splits, call.num_global)
+    kernels().global_kernel[(call.images * call.heads * splits,)](
+        q, k, v, dout, *map(Tokens.of, parts), lse, delta, call.to_global, bias,
+        splits, call.heads, call.length, call.num_global, call.scale,
+        K_GLOBAL=call.global_block, **options,
+    )  # fmt: skip
+    for whole, part in zip((dk, dv), parts):
+        whole[:, :, : call.num_global] = part.unflatten(2, (splits, -1)).sum(2)
+    return None if bias is None else bias.sum((0, 2))
+
+
+def table_gradient(call: Call, tensors: tuple) -> Tensor:
+    """(N, (4w-1)**2) float32: through tiles of (queries of a chunk, keys of a rectangle)."""
+    window, heads = call.window, call.heads
+    options = call.options("backward", "queries")
+    side = 4 * window.size - 1
+    items = call.images * window.chunks[0] * window.chunks[1]
+    sums = torch.zeros(heads, side * side, device=call.device)
+    for rect in rectangles(window):
+        cells, (top, _, left, right) = area(rect), rect
+        blocks = heads * -(-cells // options["K"])
+        tile_bytes = 4 * heads * options["Q"] * cells
+        fit = 8 * call.bytes // TILE_SHARE // tile_bytes  # q, k, v, out and their gradients
+        splits = max(1, min(PROGRAMS // blocks, fit, items))
+        tile = sums.new_empty(splits, heads, options["Q"], cells)
+        for part in range(-(-window.tile // options["Q"])):
+            kernels().tile_kernel[(blocks * splits,)](
+                *tensors, call.table, call.valid, tile,
+                part, top, left, right - left, cells, splits,
+                call.images, heads, *window.grid, window.size, call.num_global, call.scale,
+                KIND=window.exact, **options,
+            )  # fmt: skip
+            kernels().table_kernel[(heads * -(-side * side // ENTRIES),)](
+                tile, sums, part, top, left, cells // (right - left), right - left, cells, splits,
+                heads, window.size, Q=options["Q"], LINES=LINES, ENTRIES=ENTRIES,
+            )  # fmt: skip
+    return sums
+
+
+def rectangles(window: Window, mirrored: bool = False) -> tuple[Rectangle, ...]:
+    """The tokens that a chunk sees: first row, end row, first and end column, from its corner.
+
+    All offsets together, where they fill a rectangle of chunks; else one by one. Mirrored: the
+    tokens that see the chunk.
+    """
+    w, offsets = window.size, window.offsets
+    rows, cols = ({offset[axis] for offset in offsets} for axis in (0, 1))
+    if len(offsets) == len(rows) * len(cols):  # without gaps, since (0, 0) is among them
+        found = [(min(rows), max(rows) + 1, min(cols), max(cols) + 1)]
+    else:
+        found = [(dx, dx + 1, dy, dy + 1) for dx, dy in offsets]
+    if mirrored:
+        found = [(1 - b, 1 - a, 1 - d, 1 - c) for a, b, c, d in found]
+    return tuple(tuple(w * edge for edge in edges) for edges in found)
+
+
+def area(rect: Rectangle) -> int:
+    """The number of tokens of a rectangle."""
+    return (rect[1] - rect[0]) * (rect[3] - rect[2])
+
+
+@lru_cache(maxsize=256)
+def on_device(rects: tuple[Rectangle, ...], device: torch.device) -> Tensor:
+    """(R, 4) int32; kept, since a copy to the device waits for it and cannot be in a CUDA graph."""
+    return torch.tensor(rects, dtype=torch.int32, device=device)
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,1 @@
+"""Measure every backend on a case, and keep the fastest."""

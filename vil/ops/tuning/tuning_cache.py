@@ -1,0 +1,135 @@
+"""What the tuner chose, kept in a file per user, for the machine and the code it was measured on.
+
+  $VIL_CACHE/attention.json, by default ~/.cache/vil/attention.json ($XDG_CACHE_HOME is heeded)
+
+    {"format": 1, "machines": {"<device>, <versions>, <hash of the code>": {"<bucket>": {
+        "backend": "blocked", "trials": [{"name": ..., "forward": s, "backward": s, "bytes": n}]}}}}
+
+A file that cannot be read, or that is none of ours, is a warning and no choice; so is one that
+cannot be written.
+"""
+
+import functools
+import hashlib
+import inspect
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vil.ops.dispatch import BACKENDS, CHOICES
+from vil.ops.tuning.tuner import Trial
+from vil.utils.atomic_write import replace_text
+from vil.utils.machine import processor
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+
+
+def path() -> Path:
+    """The file of this user."""
+    if folder := os.environ.get("VIL_CACHE"):
+        return Path(folder, "attention.json")
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vil/attention.json").expanduser()
+
+
+def machine(device: str) -> str:
+    """What a measurement holds for: the device, torch, triton and the code of every backend."""
+    name = torch.cuda.get_device_name() if device == "cuda" else processor()
+    threads = f" {torch.get_num_threads()} threads" if device == "cpu" else ""
+    products = torch.get_float32_matmul_precision()  # "high" lets a GPU round to TF32
+    versions = f"torch {torch.__version__}, triton {version('triton')}, code {fingerprint()}"
+    return f"{device} {name}{threads}, products {products}, {versions}"
+
+
+def version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def fingerprint() -> str:
+    """A hash of vil/ops and of the files that backends added at run time come from."""
+    files = {str(file) for file in Path(__file__).parents[1].rglob("*.py")}
+    for entry in BACKENDS.values():
+        attend = entry.attend
+        while isinstance(attend, functools.partial):
+            attend = attend.func
+        code = getattr(inspect.unwrap(attend), "__code__", None)
+        module = sys.modules.get(type(attend).__module__)  # of an object that is called
+        source = code.co_filename if code else getattr(module, "__file__", None)
+        files |= {source} if source and Path(source).is_file() else set()
+    contents = sorted(Path(file).read_bytes() for file in files)
+    return hashlib.sha256(b"".join(contents)).hexdigest()[:12]
+
+
+def load(device: str) -> int:
+    """Take over what was chosen for this device, code and versions; returns how many choices."""
+    machines, here = _read(), machine(device)
+    if machines and here not in machines:
+        log.warning(
+            "%s has choices, but none of this machine, code and --import (vil tune makes some): %s",
+            path(),
+            here,
+        )
+    found = {bucket: entry["backend"] for bucket, entry in machines.get(here, {}).items()}
+    CHOICES.update(found)
+    return len(found)
+
+
+def save(device: str, trials: dict[str, list[Trial]]) -> bool:
+    """Add {bucket: trials, fastest first} to the file; False, after a warning, if it cannot be."""
+    machines = _read()
+    entries = machines.setdefault(machine(device), {})
+    for bucket, found in trials.items():
+        able = [asdict(trial) for trial in found if not trial.reason]
+        if able:
+            entries[bucket] = {"backend": able[0]["name"], "trials": able}
+    try:
+        path().parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path(), json.dumps({"format": FORMAT, "machines": machines}, indent=1) + "\n")
+    except OSError as error:
+        log.warning("the choices of backends could not be kept in %s: %s", path(), error.strerror)
+        return False
+    return True
+
+
+def _read() -> dict[str, dict[str, Any]]:
+    """{machine: {bucket: entry}} of the file; empty, after a warning, if it is not ours."""
+    file = path()
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        log.warning("%s is ignored, run vil tune again: %s", file, error)
+        return {}
+    if not _ours(content):
+        log.warning("%s is ignored, run vil tune again: it is not a file of choices", file)
+        return {}
+    return content["machines"]
+
+
+def _ours(content: Any) -> bool:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        return False
+    machines = content.get("machines")
+    return isinstance(machines, dict) and all(
+        isinstance(entries, dict)
+        and all(isinstance(e, dict) and isinstance(e.get("backend"), str) for e in entries.values())
+        for entries in machines.values()
+    )
+
+
+def for_cases(buckets: Iterable[str]) -> dict[str, str]:
+    """The choices in force for some buckets: what a run keeps beside its config."""
+    return {bucket: CHOICES[bucket] for bucket in buckets if bucket in CHOICES}

@@ -1,0 +1,1 @@
+"""Weights: files, loading, conversion, names, the Hub."""

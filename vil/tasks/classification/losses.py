@@ -1,0 +1,99 @@
+"""Training losses of single-label classification, by name.
+
+Letters: B images, K classes. Each takes logits (B, K) and targets, either classes (B,) int64, which
+it smooths, or soft targets (B, K), which it takes as they are, and returns a scalar; computed in
+float32 at least. Smoothing s gives the class 1 - s + s/K and every other class s/K.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vil.utils.lookup import lookup
+
+Loss = Callable[..., Tensor]  # (logits, targets, smoothing=0.0) -> scalar
+NOT_SINGLE_LABEL = ("multisoftmax", "mse")
+
+
+def xentropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Cross entropy with the softmax, mean over images."""
+    logits = wide(logits)
+    if targets.is_floating_point():
+        return -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1).mean()
+    return F.cross_entropy(logits, targets, label_smoothing=smoothing)
+
+
+def bce(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """A yes or no for each class, mean over images and classes (DeiT III, arXiv:2204.07118)."""
+    return yes_or_no(logits, soft(targets, logits, smoothing)).mean()
+
+
+def sigmoid(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """bce summed over classes: K times as large, so it needs no larger rate for more classes."""
+    return yes_or_no(logits, soft(targets, logits, smoothing)).sum(dim=-1).mean()
+
+
+def focal(
+    logits: Tensor,
+    targets: Tensor,
+    smoothing: float = 0.0,
+    *,
+    alpha: float = 1.0,
+    gamma: float = 0.5,
+    normalize: bool = True,
+) -> Tensor:
+    """bce with easy answers weighted down by (1 - p_t)^gamma (arXiv:1708.02002, section 3).
+
+    p_t is the probability given to what is true, t p + (1 - t)(1 - p) for a soft t. `alpha` weighs
+    the positive part alone: the paper's alpha' for both is alpha = alpha' / (1 - alpha'), up to a
+    factor. normalize: summed over classes and divided by the images, whose targets have a mass of 1
+    each; else mean over images and classes.
+    """
+    targets = soft(targets, logits, smoothing).clamp(0, 1)  # mixing may round to above 1
+    logits = wide(logits)
+    # The logarithm of 1 - p_t: the difference itself is 0 for sure answers, where a power below 1
+    # has an infinite slope.
+    log_miss = torch.logaddexp(
+        targets.log() + F.logsigmoid(-logits), (1 - targets).log() + F.logsigmoid(logits)
+    )
+    entropy = F.binary_cross_entropy_with_logits(
+        logits, targets, reduction="none", pos_weight=logits.new_tensor(alpha)
+    )
+    losses = torch.exp(gamma * log_miss) * entropy
+    return losses.sum(dim=-1).mean() if normalize else losses.mean()
+
+
+LOSSES: dict[str, Loss] = {"xentropy": xentropy, "bce": bce, "sigmoid": sigmoid, "focal": focal}
+
+
+def build_loss(
+    name: str, *, alpha: float = 1.0, gamma: float = 0.5, normalize: bool = True
+) -> Loss:
+    """The loss `name`; the settings are those of focal. ValueError for a name that is none."""
+    if name in NOT_SINGLE_LABEL:
+        raise ValueError(
+            f"{name} is no loss of single-label classification (choices: {', '.join(LOSSES)})"
+        )
+    loss = lookup(LOSSES, name, "loss")
+    settings = dict(alpha=alpha, gamma=gamma, normalize=normalize)
+    return partial(focal, **settings) if loss is focal else loss
+
+
+def wide(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def soft(targets: Tensor, logits: Tensor, smoothing: float) -> Tensor:
+    """Targets (B, K) in the precision of the loss."""
+    dtype, classes = wide(logits).dtype, logits.shape[-1]
+    if targets.is_floating_point():
+        return targets.to(dtype)
+    return F.one_hot(targets, classes).to(dtype) * (1 - smoothing) + smoothing / classes
+
+
+def yes_or_no(logits: Tensor, targets: Tensor) -> Tensor:
+    """Binary cross entropy of each image and class (B, K)."""
+    return F.binary_cross_entropy_with_logits(wide(logits), targets, reduction="none")

@@ -1,0 +1,1 @@
+"""Detection data: COCO annotations, batches, transforms."""

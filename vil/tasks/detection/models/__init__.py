@@ -1,0 +1,1 @@
+"""Detectors: backbone, feature pyramid, heads, weights."""
