@@ -23,8 +23,8 @@ from vil.cli import main
 from vil.config import get_config
 from vil.layers.attention import set_progress
 from vil.report.curves import read_series
-from vil.utils.progress import Progress
 from vil.utils.timing import peak_tensor_bytes, seconds
+from vil.utils.train_step import TrainStep
 
 CONFIGS = {
     "longformer": "digits/vil_nano.yaml",
@@ -63,7 +63,7 @@ class Step:
         self.step = 0
 
     def __call__(self) -> None:
-        set_progress(self.model, Progress(step=self.step, steps_per_epoch=10**6))
+        set_progress(self.model, TrainStep(step=self.step, steps_per_epoch=10**6))
         self.step += 1
         loss = torch.nn.functional.cross_entropy(self.model(self.images), self.targets)
         self.optimizer.zero_grad(set_to_none=True)

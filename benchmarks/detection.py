@@ -29,7 +29,7 @@ from torchvision.models.detection import maskrcnn_resnet50_fpn_v2
 
 from vil import build
 from vil.config import get_config
-from vil.engine.distributed import Ranks
+from vil.engine.distributed import DistInfo
 from vil.tasks.detection.models.detectors import Settings, build_detector
 from vil.utils.machine import machine
 from vil.utils.timing import peak_tensor_bytes, seconds
@@ -60,7 +60,7 @@ class TimmBody(nn.Module):
 def ours() -> nn.Module:
     cfg = get_config(CONFIG, ["DEVICE=cpu"])
     model = build.build_model(cfg)
-    build.settle_backends(model, cfg, CPU, Ranks(), training=True)
+    build.select_attention_backends(model, cfg, CPU, DistInfo(), training=True)
     return model
 
 

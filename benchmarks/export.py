@@ -24,7 +24,7 @@ import vil
 from vil import build, build_data
 from vil.cli.arguments import resolve
 from vil.cli.evaluate import loaded_model, of_run
-from vil.engine.distributed import Ranks
+from vil.engine.distributed import DistInfo
 from vil.export.onnx import export_model
 from vil.export.runtime import load_exported, quantize_linears
 from vil.utils.machine import machine
@@ -78,7 +78,7 @@ def of_a_run(args: argparse.Namespace, folder: Path) -> dict:
         data=None, seed=None, opts=["DEVICE=cpu", "AMP.ENABLED=False", "MODEL.COMPILE=False"],
     )  # fmt: skip
     of_run(given)
-    cfg, ranks = resolve(given), Ranks()
+    cfg, ranks = resolve(given), DistInfo()
     model = build.place(loaded_model(cfg)[0], cfg, DEVICE, training=False).eval()
     size = cfg.INPUT.IMAGE_SIZE
     models = files(model, size, folder)

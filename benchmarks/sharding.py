@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 
 from vil import build
 from vil.config import get_config
-from vil.engine.distributed import Ranks, unwrap, wrap
-from vil.engine.fsdp import local, whole
+from vil.engine.distributed import DistInfo, unwrap, wrap
+from vil.engine.fsdp import full_tensor, local
 from vil.utils.machine import machine
 from vil.utils.timing import peak_tensor_bytes
 
@@ -51,12 +51,12 @@ def one_rank(args: argparse.Namespace) -> None:
         held = sum(tensor_bytes(x) for x in kept(unwrap(trained), optimizer))
         figures = {"held": held / MIB, "peak": (held + peak) / MIB}
         Path(args.out, f"{args.strategy}-{ranks.rank}.json").write_text(json.dumps(figures))
-        weights = {name: whole(p.detach()).clone() for name, p in model.named_parameters()}
+        weights = {name: full_tensor(p.detach()).clone() for name, p in model.named_parameters()}
         if ranks.is_main:
             save_file(weights, Path(args.out, f"{args.strategy}.safetensors"))
 
 
-def train_step(model, optimizer, cfg, ranks: Ranks, number: int) -> None:
+def train_step(model, optimizer, cfg, ranks: DistInfo, number: int) -> None:
     torch.manual_seed(number * ranks.world + ranks.rank)
     side = cfg.INPUT.IMAGE_SIZE
     images, targets = torch.randn(2, 3, side, side), torch.randint(cfg.DATA.NUM_CLASSES, (2,))

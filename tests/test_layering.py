@@ -56,9 +56,7 @@ def imports(path: Path) -> set[str]:
 )
 def test_imports(path):
     room, names = room_of(path), imports(path)
-    assert room in ABOVE.keys() | EVERYTHING, (
-        f"{room} is a new room: say here what it may import"
-    )
+    assert room in ABOVE.keys() | EVERYTHING, f"{room} is a new room: say here what it may import"
     rooms = {name.split(".")[1] for name in names if name.startswith("vil.")}
     if room not in EVERYTHING:
         others = rooms - reachable(room) - {"__version__"} - LATER.get(room, set())

@@ -27,11 +27,11 @@ from vil.config.defaults import KEYS, leaves, names_in
 from vil.config.unused import warn_unused
 from vil.data.mixup import Mix
 from vil.engine import distributed
-from vil.engine.checkpoint.manifest import damage
-from vil.engine.checkpoint.save_load import AVERAGE, pointer
-from vil.engine.distributed import Ranks
+from vil.engine.checkpoint.manifest import find_corruption
+from vil.engine.checkpoint.save_load import AVERAGE, resolve_link
+from vil.engine.distributed import DistInfo
 from vil.engine.task import ClassificationTask, Task
-from vil.integrations.external_models import build_foreign, layer_numbers, undecayed
+from vil.integrations.external_models import build_external, layer_numbers, undecayed
 from vil.models.arch import parse_arch
 from vil.models.registry import ARCHS as NAMED
 from vil.models.vision_longformer import MsViT
@@ -43,7 +43,7 @@ from vil.pretrained.catalog import get_weight
 from vil.pretrained.load_weights import load_weights
 from vil.pretrained.state_dict_io import weights_at
 from vil.tasks.classification.losses import build_loss
-from vil.tasks.detection.models.detectors import PerImage
+from vil.tasks.detection.models.detectors import PerImageDetector
 from vil.tasks.detection.models.weights import load_detector
 from vil.utils.errors import CheckpointError
 from vil.utils.machine import has_compiler
@@ -124,7 +124,7 @@ def amp_dtype(cfg: CfgNode) -> torch.dtype | None:
 
 
 @contextmanager
-def joined(cfg: CfgNode, device: torch.device) -> Iterator[Ranks]:
+def joined(cfg: CfgNode, device: torch.device) -> Iterator[DistInfo]:
     """This process among those that torchrun started; it leaves their group at the end."""
     backend = {"cuda": cfg.DISTRIBUTED_BACKEND}.get(device.type)  # on a CPU gloo
     ranks = refuses(distributed.start)(backend, device)
@@ -160,7 +160,7 @@ def build_model(cfg: CfgNode, *, weights_follow: bool = False) -> nn.Module:
             folder = "digits" if name == "vil_nano" else "imagenet"
             raise ConfigError(f"MODEL.ARCH {name} is a config: --config-file {folder}/{name}.yaml")
         pretrained = cfg.MODEL.PRETRAINED and not weights_follow
-        model = build_foreign(cfg.MODEL.ARCH, pretrained=pretrained, **common)
+        model = build_external(cfg.MODEL.ARCH, pretrained=pretrained, **common)
         if cfg.FINETUNE.FREEZE_STAGES:
             raise ConfigError(f"FINETUNE.FREEZE_STAGES: {cfg.MODEL.ARCH} has no stages of ours")
         return model
@@ -233,7 +233,7 @@ def compile_models(cfg: CfgNode, device: torch.device, *models: nn.Module) -> No
         what = "Triton" if device.type == "cuda" else "a C++ compiler (CXX or g++)"
         raise ConfigError(f"MODEL.COMPILE needs {what}, which is not there")
     for model in models:
-        if isinstance(model, PerImage):  # what follows depends on what is found
+        if isinstance(model, PerImageDetector):  # what follows depends on what is found
             model.backbone.compile(dynamic=True)
         else:
             model.compile()
@@ -248,11 +248,11 @@ def attention_cases(
 
 
 @refuses
-def settle_backends(
+def select_attention_backends(
     model: nn.Module,
     cfg: CfgNode,
     device: torch.device,
-    ranks: Ranks,
+    ranks: DistInfo,
     *,
     training: bool,
     folder: Path | None = None,
@@ -263,7 +263,7 @@ def settle_backends(
     asked = attention_cases(model, cfg, device, training=training, world=ranks.world)
     tune = training and cfg.MODEL.VIT.MSVIT.TUNE
     build_backends.settle(asked, ranks, folder=folder, begun=begun, tune=tune, say=say)
-    if isinstance(model, PerImage):
+    if isinstance(model, PerImageDetector):
         build_backends.pin(network_in(model), asked)
 
 
@@ -297,14 +297,14 @@ def weight_file(given: str, data_dir: str) -> Path:
         beside = f" (MODEL.MODEL_PATH), nor at {places[1]}" if len(places) > 1 else ""
         raise CheckpointError(f"no weights at {given}{beside}")
     if path.name in POINTERS and path.is_file():
-        path = pointer(path.parent, path.name)
+        path = resolve_link(path.parent, path.name)
     elif (path / "config.yaml").is_file():
-        path = pointer(path / "checkpoints", "best")
+        path = resolve_link(path / "checkpoints", "best")
     if path is None:
         raise CheckpointError(f"the run in {given} has no checkpoint yet")
     if path.is_file() or (path / "config.json").is_file():  # a file, a folder of save_pretrained
         return weights_at(path)
-    if reason := damage(path):
+    if reason := find_corruption(path):
         raise CheckpointError(
             f"{path} is damaged, or no checkpoint: {reason}; give the folder of a run, a "
             "checkpoint in it, or a file of weights"
@@ -315,7 +315,7 @@ def weight_file(given: str, data_dir: str) -> Path:
 @refuses
 def build_task(
     cfg: CfgNode,
-    ranks: Ranks,
+    ranks: DistInfo,
     device: torch.device,
     test_loaders: dict,
     links: dict[str, Tensor] | None = None,
@@ -393,7 +393,7 @@ def optimizer_name(cfg: CfgNode) -> str:
 
 def _layers(model: nn.Module) -> dict[str, Any]:
     """How deep each parameter lies, for layer-wise decay."""
-    if isinstance(model, MsViT | PerImage):
+    if isinstance(model, MsViT | PerImageDetector):
         return {"layer_of": model.layer_of, "num_layers": model.num_layers}
     numbers = layer_numbers(model)
     return {"layer_of": numbers.__getitem__, "num_layers": max(numbers.values())}
@@ -406,7 +406,7 @@ def build_ema(cfg: CfgNode, model: nn.Module) -> Ema | None:
 
 @refuses
 def spread(
-    cfg: CfgNode, model: nn.Module, ema: Ema | None, ranks: Ranks, device: torch.device
+    cfg: CfgNode, model: nn.Module, ema: Ema | None, ranks: DistInfo, device: torch.device
 ) -> None:
     """With DISTRIBUTED.STRATEGY fsdp and several processes: spread the model, and its average, over
     them. Before the optimizer is built, which holds the parameters that this replaces."""

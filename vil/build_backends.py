@@ -16,14 +16,14 @@ from torch import nn
 from yacs.config import CfgNode
 
 from vil.engine import distributed
-from vil.engine.distributed import Ranks
+from vil.engine.distributed import DistInfo
 from vil.layers.attention.longformer import LongformerAttention
 from vil.models.vision_longformer import MsViT
 from vil.ops import BACKENDS, Case, choose, explain
 from vil.ops.dispatch import CHOICES, tuned
 from vil.ops.tuning import tuner, tuning_cache
 from vil.ops.window import NEIGHBOURS
-from vil.tasks.detection.models.detectors import PerImage
+from vil.tasks.detection.models.detectors import PerImageDetector
 from vil.utils.atomic_write import replace_text
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def attention_cases(
     dtype: that of autocast, None for full precision. Of the eight neighbours of random shift one
     stands for all.
     """
-    padded = isinstance(model, PerImage)
+    padded = isinstance(model, PerImageDetector)
     model = network_in(model)
     if not isinstance(model, MsViT):
         return
@@ -83,7 +83,7 @@ def attention_cases(
 
 def network_in(model: nn.Module) -> nn.Module:
     """The network with the attention: a detector's body, else the model."""
-    return model.backbone.body if isinstance(model, PerImage) else model
+    return model.backbone.body if isinstance(model, PerImageDetector) else model
 
 
 def pin(network: nn.Module, asked: list[Asked]) -> None:
@@ -103,7 +103,7 @@ def pin(network: nn.Module, asked: list[Asked]) -> None:
 
 def settle(
     asked: list[Asked],
-    ranks: Ranks,
+    ranks: DistInfo,
     *,
     folder: Path | None = None,
     begun: bool = False,
@@ -122,7 +122,7 @@ def settle(
         CHOICES.update(_of_user(automatic) if kept is None else kept)
         if tune:
             _complete(automatic, say)
-    found = distributed.from_main(dict(CHOICES))
+    found = distributed.broadcast_object(dict(CHOICES))
     CHOICES.clear()
     CHOICES.update(found)
     if folder and ranks.is_main:

@@ -18,7 +18,7 @@ from vil.data.dataset import ImageDataset
 from vil.data.datasets.concat import Joined
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.transforms import eval_transform, train_transform
-from vil.engine.distributed import Ranks
+from vil.engine.distributed import DistInfo
 from vil.utils.lookup import lookup
 
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @refuses
 def build_train_loader(
-    cfg: CfgNode, ranks: Ranks, device: torch.device, bad_file: Path | None = None
+    cfg: CfgNode, ranks: DistInfo, device: torch.device, bad_file: Path | None = None
 ) -> TrainLoader:
     """The training batches of one rank; a step has DATALOADER.BSZ * OPTIM.ACCUMULATE images over
     all ranks."""
@@ -62,7 +62,7 @@ def build_train_loader(
 
 @refuses
 def build_test_loaders(
-    cfg: CfgNode, ranks: Ranks, device: torch.device, bad_file: Path | None = None
+    cfg: CfgNode, ranks: DistInfo, device: torch.device, bad_file: Path | None = None
 ) -> dict[str, EvalLoader]:
     """The test sets by name, each rank its own part."""
     if len(set(cfg.DATA.TEST)) < len(cfg.DATA.TEST):

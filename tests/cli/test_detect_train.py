@@ -8,7 +8,7 @@ import torch
 from tests.common.small_runs import checkpoint, figures, metrics, vil
 from vil import build
 from vil.config import get_config
-from vil.engine.distributed import Ranks
+from vil.engine.distributed import DistInfo
 from vil.tasks.detection.data.fake import write_fake
 from vil.tasks.detection.models import detectors
 
@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_one_line(words, code, says, tmp_path):
 )  # fmt: skip
 def test_settings_that_nothing_reads_are_told(words, told, caplog):
     cfg = get_config(None, [*DETECTOR, *words])
-    build.build_task(cfg, Ranks(), torch.device("cpu"), {})
+    build.build_task(cfg, DistInfo(), torch.device("cpu"), {})
     assert [record.getMessage().split("without effect: ")[1] for record in caplog.records] == [
         ", ".join(told)
     ] * bool(told)
@@ -182,7 +182,7 @@ def test_categories_of_other_names_are_told(names, told, tmp_path, caplog):
 
 def test_a_classifier_has_none_of_them(caplog):
     cfg = get_config(None, ["DETECTION.TEST.SCORE=0.3"])
-    build.build_task(cfg, Ranks(), torch.device("cpu"), {})
+    build.build_task(cfg, DistInfo(), torch.device("cpu"), {})
     assert "DETECTION.MODEL is empty, without effect: DETECTION.TEST.SCORE" in caplog.text
 
 

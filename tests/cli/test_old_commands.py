@@ -25,7 +25,7 @@ from vil.build_data import build_test_loaders
 from vil.cli.arguments import config_arguments, resolve
 from vil.config import diff, get_config
 from vil.config.defaults import KEYS, SECTIONS, leaves
-from vil.engine.distributed import Ranks
+from vil.engine.distributed import DistInfo
 from vil.pretrained.load_weights import original_names
 
 ROOT = Path(__file__).parents[2]
@@ -219,7 +219,7 @@ def surplus(state: dict[str, torch.Tensor], cfg) -> dict[str, torch.Tensor]:
 def mean_loss(model: torch.nn.Module, cfg) -> float:
     """By hand, in the precision of the config (the old file switches AMP on)."""
     losses = []
-    for batch in build_test_loaders(cfg, Ranks(), torch.device("cpu"))["imagenet"]:
+    for batch in build_test_loaders(cfg, DistInfo(), torch.device("cpu"))["imagenet"]:
         with torch.autocast("cpu", torch.bfloat16, enabled=cfg.AMP.ENABLED):
             logits = model.eval()(batch.images)
         losses.append(F.cross_entropy(logits.float(), batch.targets, reduction="none"))

@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 
 from vil.layers.attention import set_progress
-from vil.utils.progress import Progress
+from vil.utils.train_step import TrainStep
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -31,7 +31,7 @@ def read(name: str) -> tuple[dict, dict, dict, dict]:
 def step_with_mode(module: torch.nn.Module, mode: int) -> None:
     """Random shift draws its neighbour from the step: go to a step at which it draws this one."""
     for step in range(200):
-        set_progress(module, Progress(step=step))
+        set_progress(module, TrainStep(step=step))
         if module.current_mode() == mode:
             return
     raise AssertionError(f"mode {mode} was never drawn")

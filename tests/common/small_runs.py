@@ -18,7 +18,7 @@ from typing import NamedTuple
 from PIL import Image
 
 from vil.cli import main
-from vil.engine.checkpoint.save_load import pointer
+from vil.engine.checkpoint.save_load import resolve_link
 
 # Two stages of one block each: 8 x 8 tokens in chunks of 3, then 4 x 4 with full attention.
 SMALL = (
@@ -105,7 +105,7 @@ def figures(lines) -> list[dict]:
 
 
 def checkpoint(folder, name="last") -> Path:
-    return pointer(Path(folder, "checkpoints"), name)
+    return resolve_link(Path(folder, "checkpoints"), name)
 
 
 def results(folder) -> dict:

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from vil.engine import distributed
-from vil.engine.checkpoint.manager import Rhythm
-from vil.engine.checkpoint.save_load import State, resume
+from vil.engine.checkpoint.manager import CheckpointPolicy
+from vil.engine.checkpoint.save_load import TrainState, resume
 from vil.engine.fsdp import shard
 from vil.engine.loop import train
-from vil.engine.preemption import Guard
-from vil.engine.run_dir import Run
+from vil.engine.preemption import PreemptionGuard
+from vil.engine.run_dir import RunDir
 from vil.engine.task import ClassificationTask
 from vil.optim import Ema, Schedule, build_optimizer, decay_groups
 from vil.utils.errors import StoppedError
@@ -113,9 +113,9 @@ def toy_train(
     loader=None,
     fsdp=False,
     **options,
-) -> State:
+) -> TrainState:
     """`epochs` epochs of 5 steps on one rank of `ranks`; options go to `train` and to Guard."""
-    ranks = ranks or distributed.Ranks()
+    ranks = ranks or distributed.DistInfo()
     loader = loader or ToyLoader(ranks.rank, ranks.world, batch_size=batch_size)
     test_sets = {"odd": held_out(361, ranks.rank, ranks.world),
                  "two": held_out(2, ranks.rank, ranks.world)}  # fmt: skip
@@ -131,12 +131,14 @@ def toy_train(
     schedule = Schedule("cosine", 0.01, loader.steps_per_epoch, epochs, warmup_epochs=0.5)
     settings = {"set_progress": lambda model, progress: None, "log_freq": 3, **options}
     scaler = torch.amp.GradScaler("cpu", enabled=task.amp_dtype is torch.float16)
-    start = State(seed, ranks.world, batch_size, loader.steps_per_epoch, type(optimizer).__name__)
-    rhythm = {field.name: settings.pop(field.name)
-              for field in dataclasses.fields(Rhythm) if field.name in settings}  # fmt: skip
+    start = TrainState(
+        seed, ranks.world, batch_size, loader.steps_per_epoch, type(optimizer).__name__
+    )
+    fields = [field.name for field in dataclasses.fields(CheckpointPolicy)]
+    rhythm = {name: settings.pop(name) for name in fields if name in settings}
     patience = {name: settings.pop(name)
                 for name in ("hang_seconds", "grace_seconds") if name in settings}  # fmt: skip
-    with Guard(ranks, **patience) as guard, Run(folder, ranks, CPU) as run:
+    with PreemptionGuard(ranks, **patience) as guard, RunDir(folder, ranks, CPU) as run:
         state = resume(
             run.checkpoints, start, model, optimizer, scaler, ranks=ranks, say=run.log.say,
             ema=average,
@@ -144,7 +146,7 @@ def toy_train(
         return train(
             task, distributed.wrap(model, ranks, CPU), loader, optimizer, schedule, scaler, state,
             run=run, guard=guard, ranks=ranks, device=CPU, epochs=epochs, ema=average,
-            rhythm=Rhythm(**rhythm), **settings,
+            rhythm=CheckpointPolicy(**rhythm), **settings,
         )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import torch
 from vil.data import build_dataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.transforms import eval_transform
-from vil.data.workers import deaths_named
+from vil.data.workers import worker_errors
 from vil.utils.errors import DataError
 
 # Saves five more batches after a SIGTERM to the whole group, then fails with its workers alive.
@@ -79,7 +79,7 @@ def test_a_signal_that_comes_to_a_worker_at_its_birth_is_survived(monkeypatch):
         set_threads(count)
 
     monkeypatch.setattr(torch, "set_num_threads", signalled)
-    with deaths_named():
+    with worker_errors():
         assert len(list(loader().batches(0, 8))) == 8
 
 
@@ -133,7 +133,7 @@ def test_a_worker_that_dies_is_named():
     os.kill(victim.pid, signal.SIGKILL)
     started = time.monotonic()
     said = f"pid.* {victim.pid}.*DATALOADER"
-    with pytest.raises(DataError, match=said) as caught, deaths_named():
+    with pytest.raises(DataError, match=said) as caught, worker_errors():
         for _ in batches:
             pass
     assert time.monotonic() - started < 10
@@ -141,6 +141,6 @@ def test_a_worker_that_dies_is_named():
 
 
 def test_other_errors_keep_their_traceback():
-    with pytest.raises(RuntimeError) as caught, deaths_named():
+    with pytest.raises(RuntimeError) as caught, worker_errors():
         raise RuntimeError("DataLoader timed out after 3 seconds")
     assert not isinstance(caught.value, DataError)

@@ -9,7 +9,7 @@ from torch import nn
 from vil import build
 from vil.config import get_config
 from vil.data.batch import Batch
-from vil.engine.distributed import Ranks
+from vil.engine.distributed import DistInfo
 from vil.layers.attention import ATTENTIONS
 from vil.ops import BACKENDS, Case, Window, local_attention
 from vil.pretrained.load_weights import load_original, original_names
@@ -54,7 +54,7 @@ def test_channels_last_reaches_weights_and_images_and_changes_no_loss():
         model = build.place(build.build_model(cfg), cfg, CPU)
         patches = model.stages[0].embed.proj
         patches.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
-        task = build.build_task(cfg, Ranks(), CPU, {})
+        task = build.build_task(cfg, DistInfo(), CPU, {})
         loss, _ = task.loss(model, task.prepare(batch))
         losses.append(loss.item())
         tensors = (patches.weight, seen[-1])

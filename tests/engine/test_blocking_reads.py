@@ -16,12 +16,12 @@ from tests.common.toy_engine import (
     toy_optimizer,
 )
 from vil.engine import nonfinite
-from vil.engine.checkpoint.manager import Rhythm
-from vil.engine.checkpoint.save_load import State
-from vil.engine.distributed import Ranks
+from vil.engine.checkpoint.manager import CheckpointPolicy
+from vil.engine.checkpoint.save_load import TrainState
+from vil.engine.distributed import DistInfo
 from vil.engine.loop import train
-from vil.engine.preemption import Guard
-from vil.engine.run_dir import Run
+from vil.engine.preemption import PreemptionGuard
+from vil.engine.run_dir import RunDir
 from vil.engine.task import ClassificationTask
 from vil.optim import Ema, Schedule
 
@@ -39,8 +39,8 @@ def train_toy(folder, device, begin_step, amp_dtype=None):
         device=device, test_loaders=tests, classes=CLASSES, amp_dtype=amp_dtype
     )
     model = toy_model(dropout=0.5).float().to(device)
-    fp16, ranks = amp_dtype is torch.float16, Ranks()
-    with Guard(ranks) as guard, Run(folder, ranks, device) as run:
+    fp16, ranks = amp_dtype is torch.float16, DistInfo()
+    with PreemptionGuard(ranks) as guard, RunDir(folder, ranks, device) as run:
         train(
             task,
             model,
@@ -48,13 +48,13 @@ def train_toy(folder, device, begin_step, amp_dtype=None):
             toy_optimizer(model),
             Schedule("cosine", 0.01, STEPS, 1),
             torch.amp.GradScaler(device.type, enabled=fp16),
-            State(seed=0, world=1, batch_size=12, steps_per_epoch=STEPS, optimizer="AdamW"),
+            TrainState(seed=0, world=1, batch_size=12, steps_per_epoch=STEPS, optimizer="AdamW"),
             run=run,
             guard=guard,
             ranks=ranks,
             device=device,
             epochs=1,
-            rhythm=Rhythm(),
+            rhythm=CheckpointPolicy(),
             set_progress=lambda model, progress: begin_step(progress.step),
             accumulate=2,
             clip_grad=1.0,
@@ -107,13 +107,13 @@ def counted(monkeypatch):
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", pinned)
     monkeypatch.setattr(torch.cuda, "Event", Finished)
-    init = nonfinite.Late.__init__
+    init = nonfinite.DelayedFlags.__init__
 
     def on_an_accelerator(self, device):
         init(self, device)
         self.ahead = True
 
-    monkeypatch.setattr(nonfinite.Late, "__init__", on_an_accelerator)
+    monkeypatch.setattr(nonfinite.DelayedFlags, "__init__", on_an_accelerator)
     return begun
 
 

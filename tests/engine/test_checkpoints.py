@@ -11,10 +11,17 @@ import torch
 from torch import nn
 
 from tests.common.toy_engine import CLASSES, DTYPE, toy_model, toy_optimizer
-from vil.engine.checkpoint.manifest import MANIFEST, SEAL, damage, fingerprint, seal
+from vil.engine.checkpoint.manifest import MANIFEST, SEAL, find_corruption, fingerprint, seal
 from vil.engine.checkpoint.model_weights import load_exactly
-from vil.engine.checkpoint.save_load import State, load, newest_valid, pointer, resume, save
-from vil.engine.distributed import Ranks
+from vil.engine.checkpoint.save_load import (
+    TrainState,
+    load,
+    newest_valid,
+    resolve_link,
+    resume,
+    save,
+)
+from vil.engine.distributed import DistInfo
 from vil.optim import build_optimizer, decay_groups
 from vil.utils.atomic_write import replace_text
 from vil.utils.errors import CheckpointError, DivergedError
@@ -37,8 +44,8 @@ def save_steps(folder, *steps, best=None, keep=9):
     model, optimizer = trained()
     for step in steps:
         at = best if best in range(step + 1) else None
-        state = State(0, 1, 8, 5, "AdamW", step=step, best=float(step), best_step=at)
-        save(folder, model, optimizer, SCALER, state, ranks=Ranks(), keep=keep)
+        state = TrainState(0, 1, 8, 5, "AdamW", step=step, best=float(step), best_step=at)
+        save(folder, model, optimizer, SCALER, state, ranks=DistInfo(), keep=keep)
     return model, optimizer
 
 
@@ -50,17 +57,21 @@ def test_pointers_lost_in_a_crash_are_repaired_on_resuming(tmp_path):
     model, optimizer = save_steps(tmp_path, 5, 10, best=10)
     for name in ("last", "best"):
         (tmp_path / name).write_text("step-00000005\n")  # as if killed before they were replaced
-    fresh = State(0, 1, 8, 5, "AdamW")
-    state = resume(tmp_path, fresh, model, optimizer, SCALER, ranks=Ranks(), say=print)
+    fresh = TrainState(0, 1, 8, 5, "AdamW")
+    state = resume(tmp_path, fresh, model, optimizer, SCALER, ranks=DistInfo(), say=print)
     assert state.step == 10
-    assert pointer(tmp_path, "last") == pointer(tmp_path, "best") == tmp_path / "step-00000010"
+    assert (
+        resolve_link(tmp_path, "last")
+        == resolve_link(tmp_path, "best")
+        == tmp_path / "step-00000010"
+    )
 
 
 def test_what_is_loaded_is_what_was_saved(tmp_path):
     model, optimizer = save_steps(tmp_path, 7)
     other, other_optimizer = trained(seed=1)
     state = load(newest_valid(tmp_path), other, other_optimizer, SCALER)
-    assert state == State(0, 1, 8, 5, "AdamW", step=7, best=7.0)
+    assert state == TrainState(0, 1, 8, 5, "AdamW", step=7, best=7.0)
     assert state.epoch == 1
     for ours, theirs in zip(model.parameters(), other.parameters()):
         assert torch.equal(ours, theirs)
@@ -91,8 +102,8 @@ def test_shared_and_transposed_weights_are_saved(tmp_path):
         model,
         optimizer,
         SCALER,
-        State(0, 1, 8, 5, "AdamW", step=1),
-        ranks=Ranks(),
+        TrainState(0, 1, 8, 5, "AdamW", step=1),
+        ranks=DistInfo(),
         keep=1,
     )
     other = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
@@ -138,7 +149,7 @@ def test_a_newer_format_is_not_guessed_at(tmp_path):
     save_steps(tmp_path, 1)
     file = tmp_path / "step-00000001" / MANIFEST
     replace_text(file, file.read_text().replace('"format": 2', '"format": 3'))
-    assert "format 3" in damage(tmp_path / "step-00000001")
+    assert "format 3" in find_corruption(tmp_path / "step-00000001")
 
 
 def test_a_checkpoint_from_before_there_were_seals_is_read(tmp_path):
@@ -146,7 +157,7 @@ def test_a_checkpoint_from_before_there_were_seals_is_read(tmp_path):
     file = tmp_path / "step-00000001" / MANIFEST
     replace_text(file, file.read_text().replace('"format": 2', '"format": 1'))
     (tmp_path / "step-00000001" / SEAL).unlink()
-    assert damage(tmp_path / "step-00000001") is None
+    assert find_corruption(tmp_path / "step-00000001") is None
 
 
 class KilledError(BaseException):
@@ -182,7 +193,7 @@ def test_a_save_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path, monkeyp
                 deaths += 1
         found = newest_valid(folder, pytest.fail)
         assert found.name in ("step-00000001", "step-00000002")
-        assert all(damage(pointer(folder, name)) is None for name in ("last", "best"))
+        assert all(find_corruption(resolve_link(folder, name)) is None for name in ("last", "best"))
         save_steps(folder, 3)
         leftovers = [name for name in names(folder) if name.startswith(".")]
         assert leftovers == []
@@ -192,8 +203,8 @@ def test_a_save_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path, monkeyp
 def test_pruning_keeps_the_newest_and_the_best(tmp_path):
     save_steps(tmp_path, 1, 2, 3, 4, 5, best=2, keep=2)
     assert names(tmp_path) == ["best", "last", "step-00000002", "step-00000004", "step-00000005"]
-    assert pointer(tmp_path, "best").name == "step-00000002"
-    assert pointer(tmp_path, "last").name == "step-00000005"
+    assert resolve_link(tmp_path, "best").name == "step-00000002"
+    assert resolve_link(tmp_path, "last").name == "step-00000005"
 
 
 def test_a_damaged_newer_checkpoint_pushes_no_whole_one_out_and_is_replaced(tmp_path):
@@ -214,8 +225,8 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
             model,
             optimizer,
             SCALER,
-            State(0, 1, 8, 5, "AdamW", step=3),
-            ranks=Ranks(),
+            TrainState(0, 1, 8, 5, "AdamW", step=3),
+            ranks=DistInfo(),
             keep=1,
         )
     assert names(tmp_path) == []
@@ -290,9 +301,9 @@ def test_a_pointer_leads_to_a_checkpoint_beside_it_only(tmp_path, text):
     save_steps(tmp_path, 1)
     (tmp_path / "last").write_text(text, errors="surrogateescape")
     with pytest.raises(CheckpointError, match="last names no checkpoint: delete it, and resume"):
-        pointer(tmp_path, "last")
+        resolve_link(tmp_path, "last")
     save_steps(tmp_path, 2)
-    assert pointer(tmp_path, "last").name == "step-00000002"
+    assert resolve_link(tmp_path, "last").name == "step-00000002"
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../model.safetensors"])
@@ -304,13 +315,13 @@ def test_a_manifest_names_files_of_its_own_folder_only(tmp_path, name):
     manifest["files"][name] = fingerprint(tmp_path / "secret")
     replace_text(folder / MANIFEST, json.dumps(manifest))
     replace_text(folder / SEAL, seal(folder))
-    assert damage(folder) == f"manifest.json names {name}, which lies elsewhere"
+    assert find_corruption(folder) == f"manifest.json names {name}, which lies elsewhere"
 
 
 def test_a_manifest_that_exhausts_the_reader(tmp_path):
     save_steps(tmp_path, 1)
     replace_text(tmp_path / "step-00000001" / MANIFEST, "[" * 100_000)
-    assert "unreadable (RecursionError)" in damage(tmp_path / "step-00000001")
+    assert "unreadable (RecursionError)" in find_corruption(tmp_path / "step-00000001")
 
 
 def test_a_checkpoint_that_was_moved_and_linked_is_pruned_but_not_deleted(tmp_path):
@@ -321,7 +332,7 @@ def test_a_checkpoint_that_was_moved_and_linked_is_pruned_but_not_deleted(tmp_pa
     (tmp_path / ".step-00000002.tmp").symlink_to(kept)
     save_steps(tmp_path, 2, keep=1)
     assert names(tmp_path) == ["archive", "last", "step-00000002"]
-    assert damage(kept) is None
+    assert find_corruption(kept) is None
 
 
 @pytest.mark.parametrize("content", [[1], {"state": {}}, {"state": {"steps": 1}}], ids=str)

@@ -6,8 +6,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.common.toy_engine import launch, metrics, toy_train
-from vil.engine.checkpoint.save_load import pointer
-from vil.engine.distributed import Ranks, read_environment, unwrap
+from vil.engine.checkpoint.save_load import resolve_link
+from vil.engine.distributed import DistInfo, read_environment, unwrap
 
 
 def evaluations(folder):
@@ -20,7 +20,7 @@ def losses(folder):
 
 
 def final_weights(folder, file="model.safetensors"):
-    return load_file(pointer(folder / "checkpoints", "last") / file)
+    return load_file(resolve_link(folder / "checkpoints", "last") / file)
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ TORCHRUN = {
 
 
 def test_the_environment_of_torchrun_is_read():
-    assert read_environment(TORCHRUN) == Ranks(1, 2, 1)
-    assert read_environment({"MASTER_PORT": "1", "HOME": "/"}) == Ranks(0, 1, 0)
-    assert Ranks().is_main
-    assert not Ranks(1, 2, 1).is_main
+    assert read_environment(TORCHRUN) == DistInfo(1, 2, 1)
+    assert read_environment({"MASTER_PORT": "1", "HOME": "/"}) == DistInfo(0, 1, 0)
+    assert DistInfo().is_main
+    assert not DistInfo(1, 2, 1).is_main
 
 
 def test_processes_that_srun_started_alone_are_refused():
@@ -60,8 +60,8 @@ def test_processes_that_srun_started_alone_are_refused():
         read_environment({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"})
     with pytest.raises(ValueError, match="srun started many processes"):
         read_environment({"SLURM_STEP_NUM_TASKS": "many"})
-    assert read_environment({"SLURM_STEP_NUM_TASKS": "1"}) == Ranks()
-    assert read_environment({"SLURM_STEP_NUM_TASKS": "4", **TORCHRUN}) == Ranks(1, 2, 1)
+    assert read_environment({"SLURM_STEP_NUM_TASKS": "1"}) == DistInfo()
+    assert read_environment({"SLURM_STEP_NUM_TASKS": "4", **TORCHRUN}) == DistInfo(1, 2, 1)
 
 
 @pytest.mark.defect("B23")

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.common.toy_engine import launch, metrics, toy_train
-from vil.engine.checkpoint.save_load import pointer
+from vil.engine.checkpoint.save_load import resolve_link
 
 pytestmark = pytest.mark.long
 
@@ -16,11 +16,11 @@ FILES = ("model.safetensors", "ema.safetensors")
 
 
 def weights(folder, file):
-    return load_file(pointer(folder / "checkpoints", "last") / file)
+    return load_file(resolve_link(folder / "checkpoints", "last") / file)
 
 
 def momenta(folder):
-    saved = torch.load(pointer(folder / "checkpoints", "last") / "state.pt", weights_only=True)
+    saved = torch.load(resolve_link(folder / "checkpoints", "last") / "state.pt", weights_only=True)
     return saved["optimizer"]
 
 

@@ -8,19 +8,19 @@ import torch
 from safetensors.torch import load_file
 
 from tests.common.toy_engine import CPU, ToyLoader, metrics, start, toy_train
-from vil.engine.checkpoint.save_load import pointer
+from vil.engine.checkpoint.save_load import resolve_link
 from vil.engine.loop import seed_step
 from vil.engine.task import ClassificationTask
 from vil.utils.errors import CheckpointError, DivergedError
-from vil.utils.progress import Progress
+from vil.utils.train_step import TrainStep
 
 
 def final_weights(folder):
-    return load_file(pointer(folder / "checkpoints", "last") / "model.safetensors")
+    return load_file(resolve_link(folder / "checkpoints", "last") / "model.safetensors")
 
 
 def final_state(folder):
-    return torch.load(pointer(folder / "checkpoints", "last") / "state.pt", weights_only=True)
+    return torch.load(resolve_link(folder / "checkpoints", "last") / "state.pt", weights_only=True)
 
 
 def figures(folder, names=("step", "split", "loss", "top1", "lr")):
@@ -73,7 +73,7 @@ def test_dropout_is_drawn_from_the_runs_seed(straight, tmp_path):
 def test_after_a_crash_no_step_stands_twice_in_the_metrics(straight, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(straight, folder)
-    last = pointer(folder / "checkpoints", "last")
+    last = resolve_link(folder / "checkpoints", "last")
     (last / "state.pt").write_bytes(b"cut short")
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 11, "spl')
@@ -111,7 +111,7 @@ def test_a_run_that_is_asked_for_fewer_epochs_than_are_done_says_so(tmp_path, ca
 def test_the_best_checkpoint_is_that_of_the_first_test_sets_best_top1(straight):
     scores = {m["step"]: m["top1"] for m in metrics(straight) if m["split"] == "val/odd"}
     best = max(scores, key=lambda step: (scores[step], -step))  # strictly greater: the earlier wins
-    assert pointer(straight / "checkpoints", "best").name == f"step-{best:08d}"
+    assert resolve_link(straight / "checkpoints", "best").name == f"step-{best:08d}"
     assert final_state(straight)["state"]["best"] == scores[best]
 
 
@@ -129,7 +129,7 @@ def test_every_step_tells_the_model_where_the_run_stands(tmp_path):
     told = []
     toy_train(tmp_path, max_steps=7, set_progress=lambda model, progress: told.append(progress))
     assert told == [
-        Progress(seed=0, step=step, epoch=step // 5, epochs=2, steps_per_epoch=5)
+        TrainStep(seed=0, step=step, epoch=step // 5, epochs=2, steps_per_epoch=5)
         for step in range(7)
     ]
 

@@ -16,8 +16,14 @@ from tests.common.toy_engine import (
     toy_optimizer,
     toy_train,
 )
-from vil.engine.checkpoint.save_load import pointer
-from vil.engine.nonfinite import Late, Statistics, agree, gradient_norm, update
+from vil.engine.checkpoint.save_load import resolve_link
+from vil.engine.nonfinite import (
+    BatchNormSnapshot,
+    DelayedFlags,
+    all_reduce_flags,
+    gradient_norm,
+    update,
+)
 from vil.engine.task import ClassificationTask
 from vil.optim import Ema
 from vil.utils.errors import DivergedError
@@ -39,11 +45,11 @@ class Poisoned(ClassificationTask):
 
 
 def tensors(folder, file="model.safetensors"):
-    return load_file(pointer(folder / "checkpoints", "last") / file)
+    return load_file(resolve_link(folder / "checkpoints", "last") / file)
 
 
 def momenta(folder):
-    saved = torch.load(pointer(folder / "checkpoints", "last") / "state.pt", weights_only=True)
+    saved = torch.load(resolve_link(folder / "checkpoints", "last") / "state.pt", weights_only=True)
     return saved["optimizer"]
 
 
@@ -84,7 +90,9 @@ def test_too_many_in_a_row_end_the_run_and_leave_a_dump(tmp_path):
 def test_float16_counts_its_overflows_and_lowers_the_scale(tmp_path):
     task = Poisoned({3}, float("inf"), amp_dtype=torch.float16)
     state = toy_train(tmp_path, task=task, max_steps=5)
-    saved = torch.load(pointer(tmp_path / "checkpoints", "last") / "state.pt", weights_only=True)
+    saved = torch.load(
+        resolve_link(tmp_path / "checkpoints", "last") / "state.pt", weights_only=True
+    )
     assert (state.skipped, saved["scaler"]["scale"]) == (1, 2.0**15)
 
 
@@ -98,13 +106,15 @@ def test_one_bad_rank_stops_the_step_of_both(tmp_path):
 
 def test_a_loss_alone_is_enough():
     fine, nan = torch.tensor(1.0), torch.tensor(float("nan"))
-    verdicts = [agree(loss, norm, 15).tolist() for loss in (fine, nan) for norm in (fine, nan)]
+    verdicts = [
+        all_reduce_flags(loss, norm, 15).tolist() for loss in (fine, nan) for norm in (fine, nan)
+    ]
     assert verdicts == [[0, 15], [1, 15], [1, 15], [1, 15]]
 
 
 def test_batch_norms_forget_a_batch_that_did_not_count():
     model = nn.BatchNorm1d(3)
-    statistics = Statistics(model)
+    statistics = BatchNormSnapshot(model)
     statistics.keep()
     model(torch.full((4, 3), float("nan")))
     assert model.running_mean.isnan().all()
@@ -144,6 +154,6 @@ def test_an_optimizer_that_is_told_so_does_nothing(name):
 
 
 def test_flags_are_read_at_once_on_a_cpu():
-    late = Late(CPU)
+    late = DelayedFlags(CPU)
     assert late.read(torch.tensor([1.0, 2.0])) == (True, 2)
     assert late.last() == (False, 0)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.common.toy_engine import DTYPE, toy_model
-from vil.engine.checkpoint.save_load import State, resume, save
-from vil.engine.distributed import Ranks
-from vil.engine.step import set_rate
+from vil.engine.checkpoint.save_load import TrainState, resume, save
+from vil.engine.distributed import DistInfo
+from vil.engine.step import set_lr
 from vil.optim import OPTIMIZERS, build_optimizer, decay_groups
 
 OURS = [name for name in OPTIMIZERS if not name.startswith("apex")]
@@ -37,7 +37,7 @@ def run(model, optimizer, steps):
         images = torch.randn(4, 3, 2, 2, dtype=DTYPE, generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
         model(images).square().mean().backward()
-        set_rate(optimizer, 0.01 / (step + 1))
+        set_lr(optimizer, 0.01 / (step + 1))
         optimizer.step()
 
 
@@ -50,12 +50,12 @@ def test_a_part_that_was_frozen_starts_afresh_beside_the_others(tmp_path, name, 
         pairs = [(n, p) for n, p in zip(group["param_names"], group["params"]) if p not in frozen]
         group["param_names"], group["params"] = map(list, zip(*pairs))
     run(model, optimizer, range(3))
-    state = State(0, 1, 4, 5, name, step=3)
-    save(tmp_path, model, optimizer, SCALER, state, ranks=Ranks(), keep=1)
+    state = TrainState(0, 1, 4, 5, name, step=3)
+    save(tmp_path, model, optimizer, SCALER, state, ranks=DistInfo(), keep=1)
     resumed, its_optimizer = made(name)
     before = resumed[1].weight.detach().clone()
-    fresh = State(0, 1, 4, 5, name)
-    resume(tmp_path, fresh, resumed, its_optimizer, SCALER, ranks=Ranks(), say=print)
+    fresh = TrainState(0, 1, 4, 5, name)
+    resume(tmp_path, fresh, resumed, its_optimizer, SCALER, ranks=DistInfo(), say=print)
     assert (
         "2 parameters start afresh in the optimizer, the first: 1.weight" in capsys.readouterr().out
     )
@@ -70,10 +70,10 @@ def test_every_optimizer_goes_on_where_it_stopped(tmp_path, name, before, after)
     """Also where layer-wise rates, and so the groups, were switched on or off meanwhile."""
     model, optimizer = made(name, before)
     run(model, optimizer, range(3))
-    state = State(0, 1, 4, 5, name, step=3)
-    save(tmp_path, model, optimizer, SCALER, state, ranks=Ranks(), keep=1)
+    state = TrainState(0, 1, 4, 5, name, step=3)
+    save(tmp_path, model, optimizer, SCALER, state, ranks=DistInfo(), keep=1)
     resumed, its_optimizer = made(name, after)
-    fresh, ranks = State(0, 1, 4, 5, name), Ranks()
+    fresh, ranks = TrainState(0, 1, 4, 5, name), DistInfo()
     found = resume(tmp_path, fresh, resumed, its_optimizer, SCALER, ranks=ranks, say=print)
     assert found == state
     if before == after:

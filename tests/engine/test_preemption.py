@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.common.toy_engine import CPU, ToyLoader, held_out, launch, metrics, start, toy_train
-from vil.engine.checkpoint.save_load import newest_step, pointer
-from vil.engine.distributed import Ranks
-from vil.engine.preemption import Guard
+from vil.engine.checkpoint.save_load import newest_step, resolve_link
+from vil.engine.distributed import DistInfo
+from vil.engine.preemption import PreemptionGuard
 from vil.engine.task import ClassificationTask
 from vil.utils.errors import StoppedError
 
@@ -45,7 +45,7 @@ def straight(tmp_path_factory):
 def assert_same_run(folder, other):
     for file in ("model.safetensors", "ema.safetensors"):
         ours, theirs = (
-            load_file(pointer(f / "checkpoints", "last") / file) for f in (folder, other)
+            load_file(resolve_link(f / "checkpoints", "last") / file) for f in (folder, other)
         )
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     names = ("step", "split", "loss", "top1", "lr")
@@ -189,8 +189,9 @@ def test_of_two_ranks_the_one_that_hangs_is_named(tmp_path):
 def test_a_hang_that_holds_pythons_lock_is_ended_too(tmp_path):
     code = (
         "import ctypes, sys; from pathlib import Path\n"
-        "from vil.engine.preemption import Guard; from vil.engine.distributed import Ranks\n"
-        "with Guard(Ranks(), hang_seconds=1.0) as guard:\n"
+        "from vil.engine.preemption import PreemptionGuard\n"
+        "from vil.engine.distributed import DistInfo\n"
+        "with PreemptionGuard(DistInfo(), hang_seconds=1.0) as guard:\n"
         "    guard.watch(Path(sys.argv[1]), lambda *_: None)\n"
         "    ctypes.PyDLL(None).sleep(60)\n"
     )
@@ -203,7 +204,7 @@ def test_a_hang_that_holds_pythons_lock_is_ended_too(tmp_path):
 
 
 def test_steps_keep_a_process_alive(tmp_path):
-    with Guard(Ranks(), hang_seconds=0.5) as guard:
+    with PreemptionGuard(DistInfo(), hang_seconds=0.5) as guard:
         guard.watch(tmp_path, lambda *_: None)
         for _ in range(8):
             time.sleep(0.1)

@@ -10,23 +10,23 @@ import sys
 import pytest
 
 from tests.common.toy_engine import CPU, metrics, toy_train
-from vil.engine.distributed import Ranks
-from vil.engine.logger import Log, pairs
-from vil.engine.run_dir import Run, RunFolderError
+from vil.engine.distributed import DistInfo
+from vil.engine.logger import RunLogger, pairs
+from vil.engine.run_dir import RunDir, RunFolderError
 from vil.utils.errors import DataError
 
 FIGURES = {"loss": 2.30259, "top1": 12.5, "time": 0.25, "data": 0.01}
 
 
 def opened(folder, step=0):
-    log = Log(folder, enabled=True)
+    log = RunLogger(folder, enabled=True)
     log.begin(step, 100, steps_per_epoch=20, batch_size=16)
     return log
 
 
 def test_names_are_written_alike_in_every_locale(tmp_path):
     """Those that are not UTF-8, too: with the bytes they were read with."""
-    log = Log(tmp_path, enabled=True)
+    log = RunLogger(tmp_path, enabled=True)
     log.say("Äpfel \udce4")
     log.close()
     assert (tmp_path / "log.txt").read_bytes().endswith(b" \xc3\x84pfel \xe4\n")
@@ -119,7 +119,7 @@ def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path, monkeypatch, capsys)
 
 def test_only_rank_0_writes(tmp_path):
     folder = tmp_path / "run"
-    with Run(folder, Ranks(1, 2, 1), CPU) as run:
+    with RunDir(folder, DistInfo(1, 2, 1), CPU) as run:
         run.begin()
         run.log.begin(0, 10, steps_per_epoch=5, batch_size=8)
         run.log.say("unheard")
@@ -144,7 +144,7 @@ def test_the_status_tells_how_a_run_ended(tmp_path, error, state, code, reason):
         return json.loads((tmp_path / "status.json").read_text())
 
     def end():
-        with Run(tmp_path, Ranks(), CPU) as run:
+        with RunDir(tmp_path, DistInfo(), CPU) as run:
             run.begin()
             assert (read()["state"], read()["code"]) == ("running", None)
             run.tick(3)
@@ -162,7 +162,7 @@ def test_the_status_tells_how_a_run_ended(tmp_path, error, state, code, reason):
 
 def test_commands_and_versions_are_kept_for_every_start(tmp_path):
     for _ in range(2):
-        with Run(tmp_path, Ranks(), CPU) as run:
+        with RunDir(tmp_path, DistInfo(), CPU) as run:
             run.begin()
     environment = (tmp_path / "env.txt").read_text()
     assert environment.count("\ntorch ") == environment.count("\ngit ") == 2
@@ -212,7 +212,7 @@ def test_a_link_to_a_file_elsewhere_is_refused(tmp_path, name):
         if content:
             victim.write_text(content)
         with pytest.raises(RunFolderError, match=f"{name} is a link: remove it"):
-            Run(folder, Ranks(), CPU)
+            RunDir(folder, DistInfo(), CPU)
     assert victim.read_text() == "mine"
 
 
@@ -226,7 +226,7 @@ def test_a_folder_on_another_disk_is_fine(tmp_path):
 
 def test_a_full_disk_costs_the_log_and_not_the_run(tmp_path, capsys):
     """/dev/full answers every write as a disk without room does."""
-    log = Log(tmp_path, enabled=True)
+    log = RunLogger(tmp_path, enabled=True)
     log.text.close()
     log.text = open("/dev/full", "w", buffering=1)  # noqa: SIM115
     log.say("one")
@@ -241,7 +241,7 @@ def test_what_a_full_disk_refuses_is_named(tmp_path, monkeypatch, capsys):
     def full(path, text):
         raise OSError(28, "No space left on device")
 
-    with Run(tmp_path, Ranks(), CPU) as run:
+    with RunDir(tmp_path, DistInfo(), CPU) as run:
         monkeypatch.setattr("vil.engine.run_dir.replace_text", full)
         with pytest.raises(RunFolderError, match=r"config\.yaml cannot be written: No space left"):
             run.write("config.yaml", "text")

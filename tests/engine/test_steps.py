@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.common.toy_engine import CLASSES, CPU, held_out, metrics, pick, samples, toy_train
-from vil.engine.checkpoint.save_load import State, load, pointer, save
-from vil.engine.distributed import Ranks
-from vil.engine.step import set_rate
+from vil.engine.checkpoint.save_load import TrainState, load, resolve_link, save
+from vil.engine.distributed import DistInfo
+from vil.engine.step import set_lr
 from vil.engine.task import ClassificationTask
 from vil.optim import build_optimizer, decay_groups
 
@@ -22,7 +22,7 @@ SCALER = torch.amp.GradScaler("cpu", enabled=False)
 
 
 def weights(folder, file="model.safetensors"):
-    return load_file(pointer(folder / "checkpoints", "last") / file)
+    return load_file(resolve_link(folder / "checkpoints", "last") / file)
 
 
 def assert_close(ours, theirs):
@@ -113,9 +113,9 @@ def test_a_rate_is_scaled_by_its_layer():
         model.named_parameters(), 0, 0, layer_of=lambda n: int(n[0]), num_layers=1, layer_decay=0.5
     )
     optimizer = build_optimizer("sgd", groups, lr=1.0)
-    set_rate(optimizer, 0.3)
+    set_lr(optimizer, 0.3)
     assert [group["lr"] for group in optimizer.param_groups] == [0.15, 0.3]
-    set_rate(torch.optim.SGD(model.parameters()), 0.3)  # groups made by others have no factor
+    set_lr(torch.optim.SGD(model.parameters()), 0.3)  # groups made by others have no factor
 
 
 # ------------------------------------------------------------------------------- averaged weights
@@ -151,7 +151,7 @@ def test_an_average_can_be_switched_on_and_off(tmp_path, capsys):
     assert_close(weights(tmp_path, "ema.safetensors"), expected)
     toy_train(tmp_path, max_steps=5)
     assert "this run keeps none: it ends here" in capsys.readouterr().out
-    assert not (pointer(tmp_path / "checkpoints", "last") / "ema.safetensors").exists()
+    assert not (resolve_link(tmp_path / "checkpoints", "last") / "ema.safetensors").exists()
 
 
 # -------------------------------------------------------------------------- rates that drop, resume
@@ -198,8 +198,8 @@ def test_the_rate_drops_after_each_evaluation_that_is_not_the_best(tmp_path):
 def test_a_checkpoint_from_before_rates_dropped_is_read(tmp_path):
     model = nn.Linear(2, 2)
     optimizer = build_optimizer("sgd", decay_groups(model.named_parameters(), 0, 0), lr=0.1)
-    start = State(0, 1, 8, 5, "sgd", step=1)
-    folder = save(tmp_path, model, optimizer, SCALER, start, ranks=Ranks(), keep=1)
+    start = TrainState(0, 1, 8, 5, "sgd", step=1)
+    folder = save(tmp_path, model, optimizer, SCALER, start, ranks=DistInfo(), keep=1)
     saved = torch.load(folder / "state.pt", weights_only=True)
     del saved["state"]["drops"]
     torch.save(saved, folder / "state.pt")

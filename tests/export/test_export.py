@@ -13,7 +13,7 @@ from torch import nn
 import vil
 from vil.export.onnx import FIRST_OPSET, export_model
 from vil.export.runtime import load_exported, quantize_linears
-from vil.integrations.external_models import build_foreign
+from vil.integrations.external_models import build_external
 from vil.layers.attention import ATTENTIONS
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
@@ -204,7 +204,7 @@ def test_cropped_positions_stay_open_up_to_their_size(tmp_path):
 
 def test_models_that_are_not_ours(tmp_path):
     net = dict(num_classes=3, drop_rate=0.0, drop_path_rate=0.0, grad_checkpoint=False)
-    model = build_foreign("timm/vit_tiny_patch16_224", pretrained=False, img_size=64, **net)
+    model = build_external("timm/vit_tiny_patch16_224", pretrained=False, img_size=64, **net)
     with pytest.raises(ValueError, match="takes images of 64x64 only, so fix the size: Input heig"):
         export_model(model, tmp_path / "m.pt2", size=(64, 64))
     with pytest.raises(ValueError, match="takes no images of 80x64: Input height"):

@@ -19,7 +19,7 @@ from tests.common.small_runs import SMALL, TINY, checkpoint, figures, metrics, r
 from vil import build_data
 from vil.config import get_config
 from vil.data.robust_dataset import Samples
-from vil.engine.distributed import Ranks
+from vil.engine.distributed import DistInfo
 
 AROUND = str(Path(__file__).parents[1] / "common/faults/injected_around.py")
 DATA = 3
@@ -98,7 +98,7 @@ def substitutes(root, workers):
     """Which pictures stand where, for two epochs."""
     words = [word for word in BROKEN if "=" in word]
     cfg = get_config(None, [*words, f"DATA.PATH={root}", f"DATALOADER.WORKERS={workers}"])
-    loader = build_data.build_train_loader(cfg, Ranks(), torch.device("cpu"))
+    loader = build_data.build_train_loader(cfg, DistInfo(), torch.device("cpu"))
     names = loader.samples.dataset.sample_name
     return [list(map(names, batch.indices.tolist())) for batch in loader.batches(0, 20)]
 

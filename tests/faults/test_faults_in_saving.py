@@ -14,8 +14,14 @@ import torch
 from tests.common.faults.records import record
 from tests.common.toy_engine import metrics, toy_model, toy_optimizer, toy_train
 from vil.engine.checkpoint import manifest, save_load
-from vil.engine.checkpoint.save_load import State, damage, newest_valid, pointer, save
-from vil.engine.distributed import Ranks
+from vil.engine.checkpoint.save_load import (
+    TrainState,
+    find_corruption,
+    newest_valid,
+    resolve_link,
+    save,
+)
+from vil.engine.distributed import DistInfo
 from vil.utils.errors import SaveError
 
 SCALER = torch.amp.GradScaler("cpu", enabled=False)
@@ -29,8 +35,10 @@ def save_for_ever(folder):
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     for step in range(1, 10_000):
-        now = State(0, 1, 8, 5, "AdamW", step=step, best=float(step), best_step=step - step % 3)
-        save(folder, model, optimizer, SCALER, now, ranks=Ranks(), keep=2)
+        now = TrainState(
+            0, 1, 8, 5, "AdamW", step=step, best=float(step), best_step=step - step % 3
+        )
+        save(folder, model, optimizer, SCALER, now, ranks=DistInfo(), keep=2)
 
 
 def killed_while_saving(folder, seconds):
@@ -56,8 +64,8 @@ def test_f1_a_hundred_kills_while_saving(tmp_path):
         killed_while_saving(folder, 0.1 * draw.random())
         cut += any(folder.glob(".*.tmp"))  # the kill struck inside of a save
         found += newest_valid(folder) is not None
-        last = pointer(folder, "last")
-        unreadable += last is None or damage(last) is not None
+        last = resolve_link(folder, "last")
+        unreadable += last is None or find_corruption(last) is not None
         shutil.rmtree(folder)
     record("F1", "restarts of 100 that find a valid checkpoint", found, 100)
     record("F1", "unreadable `last`", unreadable, 0)
@@ -88,7 +96,7 @@ def test_f9_flipped_bits_and_cut_files(tmp_path):
 def test_f10_a_full_disk(tmp_path):
     """No file may grow beyond what the first checkpoint's were, less a byte: writing fails."""
     toy_train(tmp_path, max_steps=1)
-    first = pointer(tmp_path / "checkpoints", "last")
+    first = resolve_link(tmp_path / "checkpoints", "last")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     size = (first / "state.pt").stat().st_size - 1
     try:
@@ -99,7 +107,7 @@ def test_f10_a_full_disk(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     failures = [m["failed"] for m in metrics(tmp_path) if m["split"] == "save"]
     record("F10", "training goes on without a checkpoint", failures == [1], True)
-    record("F10", "the previous checkpoint is whole", damage(first) is None, True)
+    record("F10", "the previous checkpoint is whole", find_corruption(first) is None, True)
     assert toy_train(tmp_path).step == 10
 
 
@@ -137,7 +145,7 @@ def test_f31_a_disk_that_fails_for_a_while(tmp_path, monkeypatch, capsys):
     toy_train(tmp_path)
     told = "no checkpoint of step 5: OSError" in capsys.readouterr().out
     record("F31", "a checkpoint that cannot be written is said, and training goes on", told, True)
-    assert pointer(tmp_path / "checkpoints", "last").name == "step-00000010"
+    assert resolve_link(tmp_path / "checkpoints", "last").name == "step-00000010"
 
 
 def test_f31_a_checkpoint_that_cannot_be_read(tmp_path, monkeypatch):
@@ -163,4 +171,4 @@ def test_f31_a_slow_disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr(manifest, "sync", slow)
     assert toy_train(tmp_path).step == 10
-    assert save_load.damage(pointer(tmp_path / "checkpoints", "last")) is None
+    assert save_load.find_corruption(resolve_link(tmp_path / "checkpoints", "last")) is None

@@ -16,7 +16,7 @@ from tests.common.faults.real_runs import begin, end_all, said, saved_step, seco
 from tests.common.faults.records import record
 from tests.common.faults.same_runs import equal_digests
 from tests.common.small_runs import TINY, checkpoint
-from vil.engine.checkpoint.save_load import damage, newest_valid
+from vil.engine.checkpoint.save_load import find_corruption, newest_valid
 
 WORDS = (*TINY, "OPTIM.EMA=0.9", "RUN.SAVE_STEPS=1", "RUN.KEEP=9", "SOLVER.LR_POLICY=")
 DIGESTS = 4
@@ -88,7 +88,7 @@ def test_f10_real_runs_on_a_full_disk(whole, tmp_path):
         seconds_to_end(process)
         went_on = "train epoch 3.00/3 step 12/12" in said(folder)
         told = "no checkpoint of step 9" in said(folder) and status(folder)["state"] == "failed"
-        valid = saved_step(folder) == 8 and damage(checkpoint(folder)) is None
+        valid = saved_step(folder) == 8 and find_corruption(checkpoint(folder)) is None
         again = finished(folder, *longer) and equal_digests(folder, unbroken) == DIGESTS
         same += went_on and told and valid and again
     name = "real runs, that went on, kept their checkpoint, and resumed like the unbroken one"

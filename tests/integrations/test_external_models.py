@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vil.integrations.external_models import build_foreign, layer_numbers, undecayed
+from vil.integrations.external_models import build_external, layer_numbers, undecayed
 from vil.models.head_names import head_names
 from vil.pretrained.load_weights import load_weights
 from vil.utils.errors import CheckpointError
@@ -23,7 +23,7 @@ MODELS = [
 @pytest.mark.parametrize(("name", "size"), MODELS)
 def test_any_model_at_its_size(name, size):
     with torch.device("meta"):
-        model = build_foreign(name, num_classes=3, img_size=size, drop_path_rate=0.1)
+        model = build_external(name, num_classes=3, img_size=size, drop_path_rate=0.1)
         for mode in (True, False):
             assert model.train(mode)(torch.empty(2, 3, size, size)).shape == (2, 3)
 
@@ -38,18 +38,18 @@ def test_any_model_at_its_size(name, size):
 )
 def test_unknown_names(name, message):
     with pytest.raises(ValueError, match=message):
-        build_foreign(name, num_classes=3, img_size=64)
+        build_external(name, num_classes=3, img_size=64)
 
 
 def test_gradient_checkpointing_where_there_is_one():
-    build_foreign("timm/test_vit", num_classes=3, img_size=96, grad_checkpoint=True)
+    build_external("timm/test_vit", num_classes=3, img_size=96, grad_checkpoint=True)
     with torch.device("meta"), pytest.raises(ValueError, match="has no gradient checkpointing"):
-        build_foreign("resnet18", num_classes=3, img_size=64, grad_checkpoint=True)
+        build_external("resnet18", num_classes=3, img_size=64, grad_checkpoint=True)
 
 
 def test_norms_biases_and_positions_are_not_decayed():
     with torch.device("meta"):
-        model = build_foreign("timm/test_vit", num_classes=3, img_size=96)
+        model = build_external("timm/test_vit", num_classes=3, img_size=96)
     spared = undecayed(model)
     assert {"pos_embed", "cls_token", "norm.weight", "head.bias"} <= spared
     assert "head.weight" not in spared
@@ -58,14 +58,14 @@ def test_norms_biases_and_positions_are_not_decayed():
 
 def test_layers_are_numbered_from_the_first_convolution_to_the_head():
     with torch.device("meta"):
-        model = build_foreign("timm/test_vit", num_classes=3, img_size=96)
+        model = build_external("timm/test_vit", num_classes=3, img_size=96)
         numbers = layer_numbers(model)
         assert numbers.keys() == dict(model.named_parameters()).keys()
         assert numbers["patch_embed.proj.weight"] == 0
         assert numbers["blocks.0.mlp.fc1.weight"] < numbers["blocks.1.mlp.fc1.weight"]
         assert numbers["head.weight"] == max(numbers.values())
         with pytest.raises(ValueError, match="ResNet does not number its layers"):
-            layer_numbers(build_foreign("resnet18", num_classes=3, img_size=64))
+            layer_numbers(build_external("resnet18", num_classes=3, img_size=64))
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_layers_are_numbered_from_the_first_convolution_to_the_head():
 )
 def test_heads_are_found(name, head):
     with torch.device("meta"):
-        model = build_foreign(name, num_classes=3, img_size=224)
+        model = build_external(name, num_classes=3, img_size=224)
     assert head_names(model) == [f"{h}.{leaf}" for h in head.split() for leaf in ("weight", "bias")]
 
 
 def test_weights_with_another_head(tmp_path):
     """Names like layer1.0... are torchvision's own here, not those of the 2021 reference."""
-    four, three = (build_foreign("resnet18", num_classes=n, img_size=64) for n in (4, 3))
+    four, three = (build_external("resnet18", num_classes=n, img_size=64) for n in (4, 3))
     with pytest.raises(CheckpointError, match=r"mismatched: fc\.bias \(4,\) -> \(3,\)"):
         load_weights(three, four.state_dict())
     assert load_weights(three, four.state_dict(), head="new").fresh == ["fc.weight", "fc.bias"]
@@ -104,4 +104,4 @@ def test_published_weights_that_cannot_be_fetched(name, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
     with pytest.raises(CheckpointError, match=f"the weights of {name} cannot be fetched"):
-        build_foreign(name, num_classes=3, img_size=160, pretrained=True)
+        build_external(name, num_classes=3, img_size=160, pretrained=True)

@@ -23,7 +23,7 @@ from vil.layers.attention import set_progress
 from vil.layers.attention.longformer import LongformerAttention
 from vil.ops import Window
 from vil.ops.reference import meetings
-from vil.utils.progress import Progress
+from vil.utils.train_step import TrainStep
 
 PAGE = Path(__file__).parent.parent.parent / "docs/patch_attention.md"
 FEW = dict(img_size=96, embed_dim=32, depth=2, num_heads=2, num_classes=5)  # 6x6 patches
@@ -277,7 +277,7 @@ def test_random_shift_follows_the_step_and_repeats_when_recomputed():
     seen = []
     for number in range(4):
         for one in (model, again):
-            set_progress(one, Progress(step=number, steps_per_epoch=4))
+            set_progress(one, TrainStep(step=number, steps_per_epoch=4))
         seen.append(tuple(block.attn.current_mode() for block in model.blocks))
         want, got = step(model, images), step(again, images)
         assert all(torch.equal(want[name], got[name]) for name in want)

@@ -1,6 +1,5 @@
 """What every attention module keeps: the reference, padding, odd sizes, export, counts."""
 
-
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel

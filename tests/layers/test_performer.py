@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import vil
 from vil.layers.attention import set_progress
 from vil.layers.attention.performer import orthogonal_gaussian
-from vil.utils.progress import Progress
+from vil.utils.train_step import TrainStep
 
 
 def build(**own) -> nn.Module:
@@ -67,7 +67,7 @@ def redraws(steps: range, steps_per_epoch: int, module: nn.Module) -> list[int]:
     found, last = [], matrix(module)
     for step in steps:
         epoch = step // steps_per_epoch
-        progress = Progress(seed=1, step=step, epoch=epoch, steps_per_epoch=steps_per_epoch)
+        progress = TrainStep(seed=1, step=step, epoch=epoch, steps_per_epoch=steps_per_epoch)
         set_progress(module, progress)
         if not torch.equal(matrix(module), last):
             found.append(step)
@@ -86,7 +86,7 @@ def test_the_draw_is_a_function_of_seed_step_and_module():
     def ran(first: int, last: int = 34, seed: int = 1) -> list[Tensor]:
         modules = nn.ModuleList([build(), build()])
         for step in range(first, last + 1):
-            progress = Progress(seed=seed, step=step, epoch=step // 15, steps_per_epoch=15)
+            progress = TrainStep(seed=seed, step=step, epoch=step // 15, steps_per_epoch=15)
             set_progress(modules, progress)
         return [matrix(module) for module in modules]
 
@@ -100,18 +100,18 @@ def test_neither_forward_nor_evaluation_redraws():
     module = build()
     before = matrix(module)
     module(torch.randn(1, 7, 8), (2, 3))
-    set_progress(module.eval(), Progress(step=5))
+    set_progress(module.eval(), TrainStep(step=5))
     assert torch.equal(matrix(module), before)
-    set_progress(module.train(), Progress(step=5))
+    set_progress(module.train(), TrainStep(step=5))
     assert not torch.equal(matrix(module), before)
 
 
 def test_made_on_the_meta_device_it_can_be_loaded_and_redrawn():
     source = build()
-    set_progress(source, Progress(step=3))
+    set_progress(source, TrainStep(step=3))
     with torch.device("meta"):
         module = build()
     module.to_empty(device="cpu").load_state_dict(source.state_dict())
     assert torch.equal(matrix(module), matrix(source))
-    set_progress(module.double(), Progress(step=3))
+    set_progress(module.double(), TrainStep(step=3))
     assert torch.equal(matrix(module).float(), matrix(source))

@@ -5,7 +5,7 @@ import torch
 
 import vil
 from vil.layers.attention import set_progress
-from vil.utils.progress import Progress
+from vil.utils.train_step import TrainStep
 
 
 def test_random_shift_asks_for_the_step():
@@ -24,7 +24,7 @@ def test_random_shift_is_a_function_of_seed_step_and_module():
         )
         out = []
         for step in range(100):
-            set_progress(modules, Progress(seed=seed, step=step))
+            set_progress(modules, TrainStep(seed=seed, step=step))
             out.append(tuple(module.current_mode() for module in modules))
         return out
 
@@ -42,7 +42,7 @@ def test_random_shift_ends_at_the_epoch_of_the_rule(caplog):
     modes = []
     with caplog.at_level("INFO"):
         for epoch in range(10):
-            set_progress(module, Progress(step=epoch, epoch=epoch, epochs=10))
+            set_progress(module, TrainStep(step=epoch, epoch=epoch, epochs=10))
             modes.append(module.current_mode())
     assert all(mode > 0 for mode in modes[:8])  # 0.75 * 10 = 7.5: epochs 0..7
     assert modes[8:] == [0, 0]

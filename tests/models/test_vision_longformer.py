@@ -12,7 +12,7 @@ import vil
 from vil.layers.attention import ATTENTIONS, set_progress
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
-from vil.utils.progress import Progress
+from vil.utils.train_step import TrainStep
 
 SMALL = "l1,h1,d8,n1,s1,g1,p4,f3,a0_l2,h2,d16,n2,s1,g2,p2,f2,a1_l3,h2,d16,n1,s0,g0,p2,f2,a0"
 
@@ -71,7 +71,7 @@ def test_gradient_checkpointing_changes_no_gradient_of_a_random_shift_model():
             .double()
             .train()
         )
-        set_progress(model, Progress(seed=3, step=17))
+        set_progress(model, TrainStep(seed=3, step=17))
         torch.manual_seed(5)
         model(x).square().sum().backward()
         grads.append([parameter.grad for parameter in model.parameters()])
@@ -146,7 +146,7 @@ def test_every_attention_trains_a_step(name):
     x, target = torch.randn(4, 3, 44, 36), torch.arange(4)
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
     for step in range(3):
-        set_progress(model, Progress(step=step))
+        set_progress(model, TrainStep(step=step))
         loss = nn.functional.cross_entropy(model(x), target)
         optimizer.zero_grad()
         loss.backward()

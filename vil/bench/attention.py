@@ -28,7 +28,7 @@ from vil.bench.interleaved_timer import Times, held, race
 from vil.ops import BACKENDS, Case, choose
 from vil.ops.testing import make_inputs
 from vil.ops.window import ALL_NINE, KINDS, NEIGHBOURS, Window
-from vil.utils.errors import in_a_line
+from vil.utils.errors import one_line
 from vil.utils.lookup import lookup
 from vil.utils.machine import free_bytes
 
@@ -104,7 +104,7 @@ def measure(
             least = fastest * more if name in ALL_PAIRS else 0.0
             candidates[name] = candidate(name, case, inputs, least)
         except Exception as error:
-            reasons[name] = in_a_line(error)
+            reasons[name] = one_line(error)
     times, dropped = race(candidates, rounds, device, yardsticks=[FLOOR])
     rows = [blank(name, case, (reasons | dropped).get(name, "")) for name in (*names, FLOOR)]
     rows = [filled(row, times[row.backend]) if row.backend in times else row for row in rows]
@@ -161,7 +161,7 @@ def weighed(row: Row, candidates: dict, device: torch.device) -> Row:
     try:
         peak, extra = held(candidates[row.backend], device)
     except Exception as error:
-        return replace(row, note="; ".join(filter(None, [row.note, f"memory: {in_a_line(error)}"])))
+        return replace(row, note="; ".join(filter(None, [row.note, f"memory: {one_line(error)}"])))
     return replace(row, peak_mib=peak / MIB, extra_mib=extra / MIB)
 
 

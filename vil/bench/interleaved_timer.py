@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vil.utils.errors import in_a_line
+from vil.utils.errors import one_line
 from vil.utils.timing import peak_tensor_bytes, seconds
 
 TOO_SLOW = 60.0  # times the fastest: such a candidate is left out
@@ -77,7 +77,7 @@ def race(
             try:
                 forward, backward = turn(candidates[name], device)
             except Exception as error:
-                dropped[name] = in_a_line(error)
+                dropped[name] = one_line(error)
                 del times[name]
                 continue
             times[name].forward.append(forward)
@@ -106,7 +106,7 @@ def warm_up(
                 took[name] = sum(turn(candidates[name], device))
         except Exception as error:
             took.pop(name, None)
-            dropped[name] = in_a_line(error)
+            dropped[name] = one_line(error)
     most = limit(took, yardsticks)
     for name in [name for name in took if took[name] > most and name not in yardsticks]:
         dropped[name] = f"too slow: {took.pop(name):.1f} s, {more}"

@@ -17,7 +17,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from vil.bench.interleaved_timer import MILLI, Candidate, race
-from vil.utils.errors import in_a_line
+from vil.utils.errors import one_line
 from vil.utils.timing import peak_tensor_bytes
 
 MIB = 2**20
@@ -119,7 +119,7 @@ def weighed(one: Contender, device: torch.device) -> dict[str, float]:
             "training_mib": peak_tensor_bytes(one.train, device) / MIB,
         }
     except Exception as error:
-        return {"reason": f"memory: {in_a_line(error)}"}
+        return {"reason": f"memory: {one_line(error)}"}
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
     from vil import build
     from vil.models.vision_longformer import MsViT
-    from vil.tasks.detection.models.detectors import PerImage
+    from vil.tasks.detection.models.detectors import PerImageDetector
 
     cfg = resolve(args)
     if args.layout:
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     with torch.device("meta"):
         model = build.build_model(cfg, weights_follow=True)
     size = (cfg.INPUT.IMAGE_SIZE,) * 2
-    kinds = {MsViT: ours, PerImage: detector}
+    kinds = {MsViT: ours, PerImageDetector: detector}
     look = next((look for kind, look in kinds.items() if isinstance(model, kind)), foreign)
     rows, counts = look(model, size)
     print(f"{'':8} {'attention':16} {'tokens':>14} {'width':>6} {'parameters':>12} {'MACs':>15}")
@@ -55,13 +55,13 @@ def layout(cfg: CfgNode, batch: int) -> int:
     from vil import build
     from vil.bench.layout_copies import conversions
     from vil.layers.attention import set_progress
-    from vil.utils.progress import Progress
+    from vil.utils.train_step import TrainStep
 
     if batch < 1:
         raise ConfigError(f"--batch must be at least 1, got {batch}")
     device = build.set_up(cfg)
     model = build.place(build.build_model(cfg, weights_follow=True), cfg, device).train()
-    set_progress(model, Progress(cfg.SEED, 0, 0, 1, 1))
+    set_progress(model, TrainStep(cfg.SEED, 0, 0, 1, 1))
     images = torch.randn(batch, 3, cfg.INPUT.IMAGE_SIZE, cfg.INPUT.IMAGE_SIZE, device=device)
     images = images.contiguous(memory_format=build.MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT])
     found = conversions(model, images, build.amp_dtype(cfg))

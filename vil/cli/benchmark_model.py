@@ -130,7 +130,7 @@ def entry(name: str, way: str, cfg: CfgNode) -> tuple:
     from vil.bench.model import Contender, Row
     from vil.layers.attention import set_progress
     from vil.ops import choose
-    from vil.utils.progress import Progress
+    from vil.utils.train_step import TrainStep
 
     backend = cfg.MODEL.VIT.MSVIT.BACKEND
     try:
@@ -142,7 +142,7 @@ def entry(name: str, way: str, cfg: CfgNode) -> tuple:
         optimizer = build.build_optimizer(cfg, model)
     except ConfigError as error:
         return Row(name, way, backend, reason=str(error)), None
-    set_progress(model, Progress(cfg.SEED, 0, 0, 1, 1))
+    set_progress(model, TrainStep(cfg.SEED, 0, 0, 1, 1))
     torch.manual_seed(cfg.SEED)
     side, count = cfg.INPUT.IMAGE_SIZE, cfg.DATALOADER.BSZ
     images = torch.randn(count, 3, side, side, device=device)

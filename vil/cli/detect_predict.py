@@ -97,7 +97,7 @@ def predict(cfg: CfgNode, args: argparse.Namespace, overlap: int, folder: str | 
     """Find the pictures, load the weights, list and draw what each picture shows."""
     from vil import build
     from vil.data.datasets.image_list import Pictures, find_pictures
-    from vil.engine.distributed import Ranks
+    from vil.engine.distributed import DistInfo
     from vil.tasks.detection.output_formats import FORMATS
 
     names = class_names(args, cfg.DATA.NUM_CLASSES)
@@ -109,7 +109,7 @@ def predict(cfg: CfgNode, args: argparse.Namespace, overlap: int, folder: str | 
     model, report = loaded_model(cfg)
     print(report, file=sys.stderr)
     model = build.place(model, cfg, device, training=False)
-    build.settle_backends(model, cfg, device, Ranks(), training=False)
+    build.select_attention_backends(model, cfg, device, DistInfo(), training=False)
     broken: list[str] = []
     finder = finder_of(cfg, model, device, args.tile, overlap)
     shown = findings(Pictures(pictures), finder, drawing, broken)
@@ -143,10 +143,10 @@ def finder_of(cfg: CfgNode, model, device, tile: int | None, overlap: int) -> Ca
 def findings(pictures, find: Callable, drawing: Callable | None, broken: list[str]) -> Iterator:
     """What each picture shows, drawn as it comes; those that cannot be read go to `broken`, too."""
     from vil.data.batch import Unreadable
-    from vil.data.robust_dataset import Ledger
+    from vil.data.robust_dataset import BadSampleLog
     from vil.tasks.detection.output_formats import Shown
 
-    ledger = Ledger(len(pictures), max_fraction=1.0)
+    ledger = BadSampleLog(len(pictures), max_fraction=1.0)
     for index in range(len(pictures)):
         name = pictures.sample_name(index)
         try:

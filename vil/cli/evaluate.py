@@ -61,14 +61,14 @@ def of_weights(args: argparse.Namespace) -> None:
 
 def of_run(args: argparse.Namespace) -> None:
     """Put a run's config file, folder and checkpoint where `resolve` finds them."""
-    from vil.engine.checkpoint.save_load import pointer
+    from vil.engine.checkpoint.save_load import resolve_link
 
     folder = Path(args.run)
     if args.config_file:
         raise ConfigError(f"--run {folder}: leave --config-file out, the run has its own")
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"--run {folder}: no config.yaml there, so it is not a run's folder")
-    checkpoint = pointer(folder / "checkpoints", args.checkpoint)
+    checkpoint = resolve_link(folder / "checkpoints", args.checkpoint)
     if checkpoint is None:
         raise CheckpointError(f"{folder} has no {args.checkpoint} checkpoint yet")
     args.config_file = str(folder / "config.yaml")
@@ -115,14 +115,14 @@ class Ready(NamedTuple):
 def ready(cfg: CfgNode) -> Iterator[Ready]:
     """The task and the model with its weights, among the processes that torchrun started."""
     from vil import build, build_data
-    from vil.data.workers import deaths_named
+    from vil.data.workers import worker_errors
 
     refuse_random_weights(cfg)
     device = build.set_up(cfg)
-    with build.joined(cfg, device) as ranks, deaths_named():
+    with build.joined(cfg, device) as ranks, worker_errors():
         model, report = loaded_model(cfg)
         model = build.place(model, cfg, device, training=False)
-        build.settle_backends(model, cfg, device, ranks, training=False)
+        build.select_attention_backends(model, cfg, device, ranks, training=False)
         build.compile_models(cfg, device, model)
         tests = build_data.build_test_loaders(cfg, ranks, device)
         task = build.build_task(cfg, ranks, device, tests, build_data.build_links(cfg, tests))

@@ -182,12 +182,12 @@ def check(cfg: CfgNode, model: "nn.Module", files: Mapping[str, "nn.Module"]) ->
     import torch
 
     from vil import build, build_data
-    from vil.data.workers import deaths_named
-    from vil.engine.distributed import Ranks
+    from vil.data.workers import worker_errors
+    from vil.engine.distributed import DistInfo
     from vil.engine.logger import pairs
 
-    device, ranks = torch.device("cpu"), Ranks()
-    with deaths_named():
+    device, ranks = torch.device("cpu"), DistInfo()
+    with worker_errors():
         tests = build_data.build_test_loaders(cfg, ranks, device)
         task = build.build_task(cfg, ranks, device, tests, build_data.build_links(cfg, tests))
         models = {"model": build.place(model, cfg, device, training=False), **files}

@@ -148,8 +148,8 @@ def predict(cfg: CfgNode, args: argparse.Namespace, names: list[str]) -> int:
     from vil import build, build_data
     from vil.data.datasets.demo_digits import read_sample
     from vil.data.datasets.image_list import PictureLoader, find_pictures
-    from vil.data.workers import deaths_named
-    from vil.engine.distributed import Ranks
+    from vil.data.workers import worker_errors
+    from vil.engine.distributed import DistInfo
 
     if args.sample:
         pictures, classes = read_sample()
@@ -161,7 +161,7 @@ def predict(cfg: CfgNode, args: argparse.Namespace, names: list[str]) -> int:
     model, report = loaded_model(cfg)
     print(report, file=sys.stderr)
     model = build.place(model, cfg, device, training=False)
-    build.settle_backends(model, cfg, device, Ranks(), training=False)
+    build.select_attention_backends(model, cfg, device, DistInfo(), training=False)
     loader = PictureLoader(
         pictures,
         build_data.build_eval_transform(cfg),
@@ -169,7 +169,7 @@ def predict(cfg: CfgNode, args: argparse.Namespace, names: list[str]) -> int:
         workers=cfg.DATALOADER.WORKERS,
         pin_memory=device.type == "cuda",
     )
-    with deaths_named(), closing(predictions(cfg, model, device, loader, args.top)) as shown:
+    with worker_errors(), closing(predictions(cfg, model, device, loader, args.top)) as shown:
         if classes:
             shown = counted(shown, names, classes)
         whole = write(FORMATS[args.format](shown, names), args.output_file)

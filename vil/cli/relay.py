@@ -30,7 +30,7 @@ class Relay(logging.Handler):
 
 
 @contextmanager
-def relayed(is_main: bool) -> Iterator[Relay]:
+def forward_logs(is_main: bool) -> Iterator[Relay]:
     """The main process's log records become lines of the run's log, once it is open.
 
     Without a run its warnings go to stderr after all. What other processes say while they build is

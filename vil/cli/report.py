@@ -124,21 +124,21 @@ def evaluate(args: argparse.Namespace):
     """The checkpoint's answers to the first test set, with the pictures to show."""
     from vil import build, build_data
     from vil.cli.answers import collect
-    from vil.data.workers import deaths_named
-    from vil.engine.checkpoint.save_load import pointer, step_of
-    from vil.engine.distributed import Ranks
+    from vil.data.workers import worker_errors
+    from vil.engine.checkpoint.save_load import resolve_link, step_of
+    from vil.engine.distributed import DistInfo
     from vil.tasks.classification.report import Evaluated
 
-    if pointer(Path(args.run, "checkpoints"), args.checkpoint) is None:
+    if resolve_link(Path(args.run, "checkpoints"), args.checkpoint) is None:
         raise CheckpointError(f"{args.run} has no {args.checkpoint} checkpoint yet: see --no-eval")
     of_run(args)
     cfg = resolve(args)
-    device, ranks = build.set_up(cfg), Ranks()
-    with deaths_named():
+    device, ranks = build.set_up(cfg), DistInfo()
+    with worker_errors():
         model, report = loaded_model(cfg)
         print(report, file=sys.stderr)
         model = build.place(model, cfg, device, training=False)
-        build.settle_backends(model, cfg, device, ranks, training=False)
+        build.select_attention_backends(model, cfg, device, ranks, training=False)
         tests = build_data.build_test_loaders(cfg, ranks, device)
         task = build.build_task(cfg, ranks, device, tests, build_data.build_links(cfg, tests))
         test_set, loader = next(iter(tests.items()))

@@ -17,7 +17,7 @@ from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, resolve
 from vil.cli.changes import check_changes, to_keep
-from vil.cli.relay import relayed, to_stderr
+from vil.cli.relay import forward_logs, to_stderr
 from vil.config import ConfigError, dump
 from vil.config.defaults import leaves
 from vil.utils.errors import DataError
@@ -87,13 +87,13 @@ def refuse_other_bytes(cfg: CfgNode) -> None:
 def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
     """Build all objects, then open OUTPUT_DIR and train: what cannot be built leaves no folder."""
     from vil import build, build_data
-    from vil.data.workers import deaths_named
+    from vil.data.workers import worker_errors
     from vil.engine import distributed
-    from vil.engine.checkpoint.manager import Rhythm
-    from vil.engine.checkpoint.save_load import State, checkpoints, resume
+    from vil.engine.checkpoint.manager import CheckpointPolicy
+    from vil.engine.checkpoint.save_load import TrainState, checkpoints, resume
     from vil.engine.loop import train
-    from vil.engine.preemption import Guard
-    from vil.engine.run_dir import Run, RunInUseError
+    from vil.engine.preemption import PreemptionGuard
+    from vil.engine.run_dir import RunDir, RunInUseError
     from vil.layers.attention import set_progress
     from vil.report.curves import draw
 
@@ -105,8 +105,8 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
     patience = dict(hang_seconds=cfg.RUN.HANG_SECONDS, grace_seconds=cfg.RUN.GRACE_SECONDS)
     with (
         build.joined(cfg, device) as ranks,
-        Guard(ranks, **patience) as guard,
-        relayed(ranks.is_main) as relay,
+        PreemptionGuard(ranks, **patience) as guard,
+        forward_logs(ranks.is_main) as relay,
     ):
         model = build.build_model(cfg, weights_follow=begun or bool(cfg.MODEL.MODEL_PATH))
         loader = build_data.build_train_loader(cfg, ranks, device, bad_file)
@@ -126,15 +126,15 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
         optimizer = build.build_optimizer(cfg, model)
         schedule = build.build_schedule(cfg, loader.steps_per_epoch)
         scaler = build.build_scaler(cfg, device)
-        start = State(
+        start = TrainState(
             seed=cfg.SEED,
             world=ranks.world,
             batch_size=cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE,
             steps_per_epoch=loader.steps_per_epoch,
             optimizer=build.optimizer_name(cfg),
         )
-        with Run(folder, ranks, device) as run, deaths_named():
-            if distributed.from_main(bool(checkpoints(run.checkpoints)) != begun):
+        with RunDir(folder, ranks, device) as run, worker_errors():
+            if distributed.broadcast_object(bool(checkpoints(run.checkpoints)) != begun):
                 raise RunInUseError(
                     f"{folder} was written by another run meanwhile: choose another --output_dir, "
                     "or add --resume to go on with that one"
@@ -153,7 +153,7 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
             for line in changes if ranks.is_main else ():
                 log.warning(line)
             kept = dict(folder=folder, begun=begun, say=run.log.say)
-            build.settle_backends(model, cfg, device, ranks, training=True, **kept)
+            build.select_attention_backends(model, cfg, device, ranks, training=True, **kept)
             run.write("config.yaml", dump(to_keep(cfg)))
             run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
             train(
@@ -176,7 +176,7 @@ def train_run(cfg: CfgNode, max_steps: int | None = None) -> None:
                 drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,
                 max_bad_steps=cfg.RUN.MAX_BAD_STEPS,
                 log_freq=cfg.LOG_FREQ,
-                rhythm=Rhythm(
+                rhythm=CheckpointPolicy(
                     eval_every=cfg.RUN.EVAL_EVERY,
                     save_every=cfg.RUN.SAVE_EVERY,
                     save_steps=cfg.RUN.SAVE_STEPS,
@@ -207,13 +207,13 @@ def check_data(cfg: CfgNode) -> None:
     import torch
 
     from vil import build_data, build_detection
-    from vil.engine.distributed import Ranks
+    from vil.engine.distributed import DistInfo
 
     try:
         with tempfile.TemporaryDirectory() as folder:
             few = build_detection.few_drawn(cfg, folder)
-            build_data.build_train_loader(few, Ranks(), torch.device("cpu"))
-            build_data.build_test_loaders(few, Ranks(), torch.device("cpu"))
+            build_data.build_train_loader(few, DistInfo(), torch.device("cpu"))
+            build_data.build_test_loaders(few, DistInfo(), torch.device("cpu"))
     except DataError as error:
         if Path(cfg.DATA.PATH).is_dir():
             raise

@@ -70,7 +70,7 @@ def visualize(cfg: CfgNode, args: argparse.Namespace, names: list[str], path) ->
     import torch
 
     from vil import build, build_data
-    from vil.engine.distributed import Ranks
+    from vil.engine.distributed import DistInfo
     from vil.engine.task import evaluating
     from vil.report.attention_maps import draw_attention
 
@@ -81,7 +81,7 @@ def visualize(cfg: CfgNode, args: argparse.Namespace, names: list[str], path) ->
     places = blocks_of(model, args.stage, args.block)
     print(report, file=sys.stderr)
     model = build.place(model, cfg, device, training=False)
-    build.settle_backends(model, cfg, device, Ranks(), training=False)
+    build.select_attention_backends(model, cfg, device, DistInfo(), training=False)
     with evaluating(model):
         batch = image[None].to(device)
         share, number = model(batch).float().softmax(-1)[0].max(-1)
@@ -99,13 +99,13 @@ def read(cfg: CfgNode, word: str, device):
     """The picture that IMAGE means. DataError for one that is none."""
     from vil import build_data
     from vil.data.image import UnreadableImage, read_image
-    from vil.engine.distributed import Ranks
+    from vil.engine.distributed import DistInfo
 
     numbered = re.fullmatch(TEST, word) if not os.path.exists(word) else None
     try:
         if not numbered:
             return read_image(io.BytesIO(sys.stdin.buffer.read()) if word == "-" else word)
-        name, loader = next(iter(build_data.build_test_loaders(cfg, Ranks(), device).items()))
+        name, loader = next(iter(build_data.build_test_loaders(cfg, DistInfo(), device).items()))
         if int(numbered[1]) >= len(loader.dataset):
             raise DataError(f"{word}: {name} has {len(loader.dataset)} pictures, from 0")
         return loader.dataset.image(int(numbered[1]))

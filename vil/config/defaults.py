@@ -368,7 +368,15 @@ folder = Rule(lambda value: value != "", "not empty")
 MSVIT = "MODEL.VIT.MSVIT"
 ATTENTIONS = ("longformer", "full", "linformer", "performer", "srformer", "global")
 OPTIMIZERS = (
-    "adamw", "adam", "sgd", "lamb", "lars", "larc", "qhm", "apex_lamb", "apex_adam",
+    "adamw",
+    "adam",
+    "sgd",
+    "lamb",
+    "lars",
+    "larc",
+    "qhm",
+    "apex_lamb",
+    "apex_adam",
 )
 
 # One row per key whose type alone does not say what is allowed.

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from vil.data.batch import Batch
 from vil.data.dataset import Loadable
-from vil.data.robust_dataset import Ledger, Samples
+from vil.data.robust_dataset import BadSampleLog, Samples
 from vil.data.samplers import eval_batches, train_batches
-from vil.data.workers import data_loader, receive, start, stop_at_exit, stop_workers
+from vil.data.workers import data_loader, iter_batches, start, stop_at_exit, stop_workers
 from vil.utils.errors import DataError
 
 # How many successive samples are tried in place of one that cannot be read.
@@ -61,7 +61,7 @@ class TrainLoader:
             "groups": getattr(dataset, "groups", None),
         }
         self.options = {"workers": workers, "pin_memory": pin_memory, "context": context}
-        self.ledger = Ledger(len(dataset), max_bad_fraction, bad_file)
+        self.ledger = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
 
     def batches(self, start_step: int, stop_step: int) -> Iterator[Batch]:
         """The batches of steps [start_step, stop_step). close() on it ends the workers.
@@ -75,7 +75,7 @@ class TrainLoader:
         iterator = start(data_loader(self.samples, order, **self.options))
         stop_at_exit(iterator)
         try:
-            for step, batch in zip(steps, receive(iterator)):
+            for step, batch in zip(steps, iter_batches(iterator)):
                 self.ledger.record(batch.unreadable)
                 self.refuse_gaps(batch)
                 yield replace(batch, epoch=step // self.steps_per_epoch, step=step)
@@ -123,7 +123,7 @@ class EvalLoader:
             context=context,
             persistent=True,
         )
-        self.ledger = Ledger(len(dataset), max_bad_fraction, bad_file)
+        self.ledger = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
         self.started = None
 
     def __len__(self) -> int:
@@ -135,7 +135,7 @@ class EvalLoader:
         if iterator is not self.started:  # the same object again once there are workers
             self.started = iterator
             stop_at_exit(iterator)
-        for step, batch in enumerate(receive(iterator)):
+        for step, batch in enumerate(iter_batches(iterator)):
             self.ledger.record(batch.unreadable)
             if len(batch):
                 yield replace(batch, step=step)

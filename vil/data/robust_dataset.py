@@ -40,7 +40,7 @@ class Samples(Dataset):
         return None, reports
 
 
-class Ledger:
+class BadSampleLog:
     """Counts unreadable pictures of one dataset in this process, whatever worker met them."""
 
     def __init__(self, total: int, max_fraction: float, file: str | Path | None = None):

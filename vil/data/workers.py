@@ -87,7 +87,7 @@ def leave_signals_to_parent(worker_id: int) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def receive(iterator: Iterator[Batch]) -> Iterator[Batch]:
+def iter_batches(iterator: Iterator[Batch]) -> Iterator[Batch]:
     """The iterator's batches. RuntimeError, with the worker's id, when a worker has died.
 
     Its sockets close before its parent is told: torch's SIGCHLD handler raises during the sleep.
@@ -100,7 +100,7 @@ def receive(iterator: Iterator[Batch]) -> Iterator[Batch]:
 
 
 @contextmanager
-def deaths_named() -> Iterator[None]:
+def worker_errors() -> Iterator[None]:
     """DataError, which says what to try, where torch says that a worker has died.
 
     To be put around all that goes on while there are workers: torch says it from the handler of a

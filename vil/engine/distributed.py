@@ -27,7 +27,7 @@ GLOO_GRACE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Ranks:
+class DistInfo:
     """This process among all (rank of world), and among those of its machine (local_rank)."""
 
     rank: int = 0
@@ -40,7 +40,7 @@ class Ranks:
         return self.rank == 0
 
 
-def read_environment(environment: Mapping[str, str]) -> Ranks:
+def read_environment(environment: Mapping[str, str]) -> DistInfo:
     """The place torchrun gave this process; ValueError if only a part of its variables is there, or
     if another launcher started several processes."""
     if not any(name in environment for name in PLACE):
@@ -49,7 +49,7 @@ def read_environment(environment: Mapping[str, str]) -> Ranks:
                 f"srun started {tasks} processes that know nothing of each other: let it start "
                 "one torchrun on each node (scripts/train_slurm.sh)"
             )
-        return Ranks()
+        return DistInfo()
     missing = [name for name in PLACE + MEETING_POINT if name not in environment]
     if missing:
         raise ValueError(
@@ -62,10 +62,10 @@ def read_environment(environment: Mapping[str, str]) -> Ranks:
     rank, world, local_rank = map(int, place.values())
     if rank >= world:
         raise ValueError(f"RANK {rank} must be below WORLD_SIZE {world}")
-    return Ranks(rank, world, local_rank)
+    return DistInfo(rank, world, local_rank)
 
 
-def start(backend: str | None, device: torch.device) -> Ranks:
+def start(backend: str | None, device: torch.device) -> DistInfo:
     """Join the other processes, if there are any. `backend` None: gloo on CPU, nccl on CUDA."""
     ranks = read_environment(os.environ)
     if device.type == "cuda":
@@ -94,7 +94,7 @@ def stop() -> None:
     dist.destroy_process_group()
 
 
-def wrap(model: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:
+def wrap(model: nn.Module, ranks: DistInfo, device: torch.device) -> nn.Module:
     """The model as it is trained: under DDP when there are several ranks, unless it is sharded.
 
     Buffers are not broadcast at every step: those of our models are constants, or redrawn alike on
@@ -133,7 +133,7 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def largest(number: int) -> int:
+def all_reduce_max(number: int) -> int:
     """The largest of the ranks' numbers, on every rank; no device takes part."""
     if not dist.is_initialized():
         return number
@@ -142,7 +142,7 @@ def largest(number: int) -> int:
     return box.item()
 
 
-def from_main(value: T) -> T:
+def broadcast_object(value: T) -> T:
     """Rank 0's `value`, on every rank."""
     if not dist.is_initialized():
         return value
@@ -151,7 +151,7 @@ def from_main(value: T) -> T:
     return box[0]
 
 
-def at_main(value: T) -> list[T]:
+def gather_objects(value: T) -> list[T]:
     """Every rank's `value`, in their order, on rank 0; on the others nothing. No device takes part
     where gloo does."""
     if not dist.is_initialized():

@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from vil.engine.distributed import Ranks
+from vil.engine.distributed import DistInfo
 
 
 def shard(
-    model: nn.Module, blocks: Iterable[nn.Module], ranks: Ranks, device: torch.device
+    model: nn.Module, blocks: Iterable[nn.Module], ranks: DistInfo, device: torch.device
 ) -> None:
     """Spread a model in place: each of `blocks` is gathered alone, the rest together. Every rank
     must hold the same weights."""
@@ -37,12 +37,12 @@ def local(x: Tensor) -> Tensor:
     return x.to_local() if isinstance(x, DTensor) else x
 
 
-def whole(x: Tensor) -> Tensor:
+def full_tensor(x: Tensor) -> Tensor:
     """All of a tensor. Every rank must ask for it."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def spread_as(x: Tensor, other: Tensor) -> Tensor:
+def shard_like(x: Tensor, other: Tensor) -> Tensor:
     """A whole tensor, the same on every rank, spread as another one of its shape is."""
     if not isinstance(other, DTensor) or x.shape != other.shape:
         return x
@@ -50,7 +50,7 @@ def spread_as(x: Tensor, other: Tensor) -> Tensor:
 
 
 @contextmanager
-def weights_at_hand(model: nn.Module) -> Iterator[None]:
+def unsharded(model: nn.Module) -> Iterator[None]:
     """Inside, every rank has all weights and forwards as often as it likes: in an evaluation the
     ranks need not have as many batches."""
     parts = [module for module in model.modules() if isinstance(module, FSDPModule)]

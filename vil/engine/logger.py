@@ -43,7 +43,7 @@ FAMILIES = {
 REDRAW_SECONDS = 0.2
 
 
-class Log:
+class RunLogger:
     """The text log is open from the start; `begin` opens the rest once the first step is known."""
 
     def __init__(self, folder: Path, *, enabled: bool):

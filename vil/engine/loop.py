@@ -16,17 +16,24 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from vil.engine.checkpoint.manager import Keeper, Rhythm
-from vil.engine.checkpoint.save_load import Average, State
-from vil.engine.distributed import Ranks, share_buffers, unwrap
+from vil.engine.checkpoint.manager import CheckpointManager, CheckpointPolicy
+from vil.engine.checkpoint.save_load import Average, TrainState
+from vil.engine.distributed import DistInfo, share_buffers, unwrap
 from vil.engine.meter import Meter
-from vil.engine.nonfinite import BadSteps, Late, Statistics, agree, gradient_norm, update
-from vil.engine.preemption import Guard
-from vil.engine.run_dir import Run
-from vil.engine.step import backward, set_rate
+from vil.engine.nonfinite import (
+    BatchNormSnapshot,
+    DelayedFlags,
+    NonFiniteSteps,
+    all_reduce_flags,
+    gradient_norm,
+    update,
+)
+from vil.engine.preemption import PreemptionGuard
+from vil.engine.run_dir import RunDir
+from vil.engine.step import backward, set_lr
 from vil.engine.task import Task
 from vil.utils.errors import StoppedError
-from vil.utils.progress import Progress
+from vil.utils.train_step import TrainStep
 
 
 class Loader(Protocol):
@@ -50,15 +57,15 @@ def train(
     optimizer: Optimizer,
     schedule: Schedule,
     scaler: GradScaler,
-    state: State,
+    state: TrainState,
     *,
-    run: Run,
-    guard: Guard,
-    ranks: Ranks,
+    run: RunDir,
+    guard: PreemptionGuard,
+    ranks: DistInfo,
     device: torch.device,
     epochs: int,
-    rhythm: Rhythm,
-    set_progress: Callable[[nn.Module, Progress], None],
+    rhythm: CheckpointPolicy,
+    set_progress: Callable[[nn.Module, TrainStep], None],
     accumulate: int = 1,  # equal parts that a step's batch is run in
     clip_grad: float = 0.0,  # the largest norm of all gradients together, 0: any
     ema: Average | None = None,  # evaluated in place of the weights, saved beside them
@@ -67,7 +74,7 @@ def train(
     log_freq: int = 10,
     max_steps: int | None = None,
     draw: Callable[[Path], Any] | None = None,  # given the run's folder after each evaluation
-) -> State:
+) -> TrainState:
     """Train from `state`, that of the start or of any checkpoint, to the end.
 
     Raises DivergedError when too many steps in a row were not finite, and StoppedError, with all
@@ -81,22 +88,22 @@ def train(
         return state
     run.begin()
     run.log.begin(state.step, end, steps_per_epoch=per_epoch, batch_size=state.batch_size)
-    meter, late, statistics = Meter(ranks), Late(device), Statistics(plain)
-    bad_steps = BadSteps(min(max_bad_steps, per_epoch // 2), run.folder, ranks.rank)
-    keeper = Keeper(run, plain, optimizer, scaler, ema, ranks, rhythm)
+    meter, late, statistics = Meter(ranks), DelayedFlags(device), BatchNormSnapshot(plain)
+    bad_steps = NonFiniteSteps(min(max_bad_steps, per_epoch // 2), run.folder, ranks.rank)
+    keeper = CheckpointManager(run, plain, optimizer, scaler, ema, ranks, rhythm)
     batches = meter.watch(loader.batches(state.step, end), guard.waiting)
     model.train()
     guard.watch(run.folder, run.status)
 
     try:
-        guard.agree()
+        guard.check_all_ranks()
         while True:
             if rhythm.evaluates(state, end):
                 share_buffers(ema.model if ema else plain)
-                results = task.evaluate(ema.model if ema else plain, guard.agree)
+                results = task.evaluate(ema.model if ema else plain, guard.check_all_ranks)
                 run.log.evaluation(state.step, results)
                 figure = next(iter(results.values()))[task.best]  # of the first test set
-                state = state.judged(figure, drop=drop_on_plateau > 0)
+                state = state.after_eval(figure, drop=drop_on_plateau > 0)
                 if draw and ranks.is_main:
                     draw(run.folder)
             if rhythm.saves(state, end):
@@ -106,17 +113,17 @@ def train(
 
             batch = next(batches)
             guard.beat()
-            set_progress(plain, Progress(state.seed, state.step, state.epoch, epochs, per_epoch))
+            set_progress(plain, TrainStep(state.seed, state.step, state.epoch, epochs, per_epoch))
             seed_step(state.seed, state.step, ranks.rank)
             lr = schedule.lr_at(state.step) / (drop_on_plateau or 1.0) ** state.drops
-            set_rate(optimizer, lr)
+            set_lr(optimizer, lr)
 
             statistics.keep()
             optimizer.zero_grad()
             figures = backward(task, model, task.prepare(batch), scaler, accumulate, device)
             scaler.unscale_(optimizer)
             figures["grad_norm"] = gradient_norm(plain, clip_grad)
-            flags = agree(figures["loss"], figures["grad_norm"], guard.noted)
+            flags = all_reduce_flags(figures["loss"], figures["grad_norm"], guard.received_signal)
             statistics.restore(flags[0])
             update(optimizer, flags[0])
             scaler.update()
@@ -136,7 +143,7 @@ def train(
                 if state.skipped:
                     figures["skipped"] = state.skipped
                 run.log.training(state.step, lr, figures)
-            guard.heed(told.signal)
+            guard.raise_if_stopped(told.signal)
     except StoppedError as stop:
         keeper.save(state, must=True)
         run.log.say(f"{stop}; step {state.step} is saved, --resume goes on from there")

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from vil.engine.distributed import Ranks, all_reduce_sum
+from vil.engine.distributed import DistInfo, all_reduce_sum
 
 Batch = TypeVar("Batch")
 
@@ -22,7 +22,7 @@ class Meter:
     """Sums since the last `read`. The clock starts when the next batch is asked for, so whatever
     the loop does after reading (evaluation, a checkpoint) does not count as training time."""
 
-    def __init__(self, ranks: Ranks):
+    def __init__(self, ranks: DistInfo):
         self.ranks = ranks
         self.reset()
 

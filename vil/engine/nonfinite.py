@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vil.engine.fsdp import local, whole
+from vil.engine.fsdp import full_tensor, local
 from vil.utils.errors import DivergedError
 
 LISTED = 20  # parameters in a dump, those with the largest gradients first
@@ -35,13 +35,13 @@ NOTHING = Flags(False, 0)
 def gradient_norm(model: nn.Module, most: float) -> Tensor:
     """The norm of all gradients together; above `most` they are scaled down to it, 0: never."""
     parameters = [p for p in model.parameters() if p.grad is not None]
-    norm = whole(nn.utils.get_total_norm([p.grad for p in parameters]))
+    norm = full_tensor(nn.utils.get_total_norm([p.grad for p in parameters]))
     if most:
         nn.utils.clip_grads_with_norm_(parameters, most, norm)
     return norm
 
 
-def agree(loss: Tensor, norm: Tensor, signal: int) -> Tensor:
+def all_reduce_flags(loss: Tensor, norm: Tensor, signal: int) -> Tensor:
     """float32 (2,), the same on every rank: 1 if loss or gradient of any is not finite, and the
     signal that one of them noted."""
     good = (loss.isfinite() & norm.isfinite()).float()
@@ -51,7 +51,7 @@ def agree(loss: Tensor, norm: Tensor, signal: int) -> Tensor:
     return flags
 
 
-class Statistics:
+class BatchNormSnapshot:
     """What a forward pass itself moves, the averages in batch norms: put back after a step that did
     not count."""
 
@@ -82,7 +82,7 @@ def update(optimizer: Optimizer, bad: Tensor) -> None:
         optimizer.step()
 
 
-class Late:
+class DelayedFlags:
     """Reads flags without waiting for the device: those of the step before. On a CPU at once."""
 
     def __init__(self, device: torch.device):
@@ -114,7 +114,7 @@ def as_flags(flags: Tensor) -> Flags:
     return Flags(bool(bad), int(signal))
 
 
-class BadSteps:
+class NonFiniteSteps:
     """Counts steps that did not count; DivergedError when too many of them follow each other."""
 
     def __init__(self, limit: int, folder: Path, rank: int):

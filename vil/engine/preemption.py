@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vil.engine.distributed import Ranks, largest
+from vil.engine.distributed import DistInfo, all_reduce_max
 from vil.utils.errors import HUNG, StoppedError
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -33,14 +33,15 @@ ROUND_SECONDS = 0.2
 WAITS = ("torch/distributed/", "torch/nn/parallel/", "torch/autograd/")
 
 
-class Guard:
-    """`with Guard(ranks) as guard:` signals leave a note from here on; after `watch` a process that
-    stands still ends."""
+class PreemptionGuard:
+    """Record signals, and end a process that makes no progress once `watch` was called.
 
-    def __init__(self, ranks: Ranks, *, hang_seconds: float = 0.0, grace_seconds: float = 30.0):
+    Used as `with PreemptionGuard(ranks) as guard:`."""
+
+    def __init__(self, ranks: DistInfo, *, hang_seconds: float = 0.0, grace_seconds: float = 30.0):
         """hang_seconds 0: a step may take for ever."""
         self.ranks, self.hang_seconds, self.grace_seconds = ranks, hang_seconds, grace_seconds
-        self.noted = 0  # the signal that came here, 0: none
+        self.received_signal = 0  # the signal that came here, 0: none
         self.noted_at = self.beaten_at = 0.0
         self.alone_waiting = False
         self.folder: Path | None = None
@@ -49,7 +50,7 @@ class Guard:
         self.ended = threading.Event()
         self.thread: threading.Thread | None = None
 
-    def __enter__(self) -> "Guard":
+    def __enter__(self) -> "PreemptionGuard":
         if threading.current_thread() is threading.main_thread():  # Python allows it nowhere else
             self.handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
         self.thread = threading.Thread(target=self._look, name="guard", daemon=True)
@@ -75,12 +76,12 @@ class Guard:
             patience = self.hang_seconds + BACKSTOP_SECONDS
             faulthandler.dump_traceback_later(patience, exit=True, file=sys.__stderr__)
 
-    def agree(self) -> None:
+    def check_all_ranks(self) -> None:
         """Between two batches, on every rank: StoppedError on all if a signal came to any."""
         self.beat()
-        self.heed(largest(self.noted))
+        self.raise_if_stopped(all_reduce_max(self.received_signal))
 
-    def heed(self, number: int) -> None:
+    def raise_if_stopped(self, number: int) -> None:
         """StoppedError for the signal all ranks know of; 0: none."""
         if number:
             raise StoppedError(signal.Signals(number))
@@ -92,19 +93,19 @@ class Guard:
         self.alone_waiting = self.ranks.world == 1
         try:
             if self.alone_waiting:
-                self.heed(self.noted)
+                self.raise_if_stopped(self.received_signal)
             yield
         finally:
             self.alone_waiting = False
 
     def _note(self, number: int, frame: object) -> None:
         now = time.monotonic()
-        if not self.noted:
-            self.noted, self.noted_at = number, now
+        if not self.received_signal:
+            self.received_signal, self.noted_at = number, now
         elif now - self.noted_at > IMPATIENT_SECONDS:
             self._leave(f"a second {signal.Signals(number).name}")
         if self.alone_waiting:
-            self.heed(self.noted)
+            self.raise_if_stopped(self.received_signal)
 
     def _look(self) -> None:
         """The thread: every ROUND_SECONDS, is this process late?"""
@@ -113,14 +114,14 @@ class Guard:
             if self.folder and self.hang_seconds and stood > self.hang_seconds:
                 self._leave(f"no step in {self.hang_seconds:g} s", hung=True)
             since = max(self.noted_at, self.beaten_at)
-            if self.noted and now - since > self.grace_seconds:
-                name = signal.Signals(self.noted).name
+            if self.received_signal and now - since > self.grace_seconds:
+                name = signal.Signals(self.received_signal).name
                 reason = f"{name}, and no step within {self.grace_seconds:g} s of it"
                 self._leave(reason)
 
     def _leave(self, reason: str, *, hung: bool = False) -> None:
         """End the process here: what hangs cannot be unwound."""
-        asked = StoppedError(signal.Signals(self.noted or signal.SIGTERM))
+        asked = StoppedError(signal.Signals(self.received_signal or signal.SIGTERM))
         state, code = ("hung", HUNG) if hung else (asked.state, asked.exit_code)
         reason = f"rank {self.ranks.rank}: {reason}; {standing()}"
         faulthandler.dump_traceback_later(2 * LAST_WORDS_SECONDS, exit=True, file=sys.__stderr__)

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import torch
 
-from vil.engine.checkpoint.save_load import pointer
-from vil.engine.distributed import Ranks
-from vil.engine.logger import Log
+from vil.engine.checkpoint.save_load import resolve_link
+from vil.engine.distributed import DistInfo
+from vil.engine.logger import RunLogger
 from vil.utils.atomic_write import TEXT, replace_text
 from vil.utils.errors import INTERRUPTED, StoppedError
 
@@ -44,20 +44,21 @@ class RunFolderError(RuntimeError):
     exit_code = 2
 
 
-class Run:
-    """`with Run(folder, ranks, device) as run:` opens the folder and, at the end, says how it went.
+class RunDir:
+    """The folder of a run: `with RunDir(folder, ranks, device) as run:` opens it and, at the
+    end, writes the run's outcome.
 
     Only rank 0 touches the disk.
     """
 
-    def __init__(self, folder: str | Path, ranks: Ranks, device: torch.device):
+    def __init__(self, folder: str | Path, ranks: DistInfo, device: torch.device):
         self.folder = Path(folder)
         self.checkpoints = self.folder / "checkpoints"
         self.writes = ranks.is_main
         self.step = 0
         if self.writes:
             self.lock = take(self.folder)
-        self.log = Log(self.folder, enabled=self.writes)
+        self.log = RunLogger(self.folder, enabled=self.writes)
         self.ranks, self.device = ranks, device
         self.begun = False
 
@@ -84,7 +85,7 @@ class Run:
     def status(self, state: str, code: int | None = None, reason: str = "") -> None:
         """Replace status.json. `code` is the exit code, null while the run goes on. A full disk
         costs the file, not the run."""
-        last = pointer(self.checkpoints, "last")
+        last = resolve_link(self.checkpoints, "last")
         facts = {
             "state": state,
             "code": code,
@@ -98,7 +99,7 @@ class Run:
         except RunFolderError as error:
             print(f"vil: {error}", file=sys.stderr, flush=True)
 
-    def __enter__(self) -> "Run":
+    def __enter__(self) -> "RunDir":
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
@@ -175,7 +176,7 @@ def append(file: Path, text: str) -> None:
         stream.write(f"# {now()}\n{text}\n")
 
 
-def environment(ranks: Ranks, device: torch.device) -> str:
+def environment(ranks: DistInfo, device: torch.device) -> str:
     """What the numbers of this run may depend on, one fact per line."""
     name = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
     versions = [f"{package} {version(package)}" for package in PACKAGES]

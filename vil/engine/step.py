@@ -12,7 +12,7 @@ from vil.engine.fsdp import is_sharded
 from vil.engine.task import Task, autocast
 
 
-def set_rate(optimizer: Optimizer, lr: float) -> None:
+def set_lr(optimizer: Optimizer, lr: float) -> None:
     """The rate of a step; groups of a layer have a factor of their own (layer-wise decay)."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from vil.engine.distributed import all_reduce_sum, largest, unwrap
-from vil.engine.fsdp import weights_at_hand
+from vil.engine.distributed import all_reduce_max, all_reduce_sum, unwrap
+from vil.engine.fsdp import unsharded
 from vil.tasks.classification.losses import Loss, xentropy
 from vil.tasks.classification.topk import by_class, by_links
 from vil.utils.errors import DataError
@@ -167,7 +167,7 @@ class ClassificationTask:
 def in_step(batches: Sized, between: Callable[[], None]) -> Iterator[Any]:
     """This rank's batches, with as many calls of `between` as the rank with the most batches."""
     iterator = iter(batches)
-    for _ in range(largest(len(batches))):
+    for _ in range(all_reduce_max(len(batches))):
         between()
         if (batch := next(iterator, None)) is not None:
             yield batch
@@ -188,7 +188,7 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad(), weights_at_hand(model):
+        with torch.no_grad(), unsharded(model):
             yield model
     finally:
         model.train(was_training)

@@ -22,11 +22,19 @@ from torch import Tensor, nn
 
 import vil
 from vil.export.runtime import METADATA, load_exported, quiet, require
-from vil.export.trace import axes_of, backends, channels, least_side, stride, stumbling, traced
+from vil.export.trace import (
+    as_export_error,
+    axes_of,
+    backends,
+    channels,
+    least_side,
+    stride,
+    traced,
+)
 from vil.models.arch import format_arch, format_attention
 from vil.models.vision_longformer import MsViT
-from vil.utils.atomic_write import set_aside
-from vil.utils.errors import ExportError, in_a_line
+from vil.utils.atomic_write import write_aside
+from vil.utils.errors import ExportError, one_line
 from vil.utils.lookup import lookup
 
 OPEN = ("batch", "size")  # what may stay open
@@ -72,7 +80,7 @@ def export_model(
     _check_settings(plain, write, size, dynamic, opset)
     wanted = _logits(plain, size, dynamic)
     notes = _notes(plain, size, dynamic) | dict(metadata or {})
-    with set_aside(path) as aside:
+    with write_aside(path) as aside:
         with quiet():
             write(plain, size, dynamic, aside, opset, notes)
         return _compare(aside, format, wanted, path)
@@ -160,7 +168,7 @@ def _compare(
             largest = (run(images) - logits).abs().max().item()
         except Exception as error:  # every runtime has its own
             raise ExportError(
-                f"{path} is not written, it fails on {shape} images: {in_a_line(error)}"
+                f"{path} is not written, it fails on {shape} images: {one_line(error)}"
             ) from error
         if not largest <= LIMIT * max(1.0, logits.abs().max().item()):  # NaN is no match either
             raise ExportError(
@@ -184,7 +192,7 @@ def _write_onnx(
 ) -> None:
     names = {"batch": {0: "batch"}, "size": {2: "height", 3: "width"}}
     found = traced(model, size, dynamic)
-    with torch.no_grad(), stumbling("ONNX"):
+    with torch.no_grad(), as_export_error("ONNX"):
         program = torch.onnx.export(
             found,
             dynamo=True,

@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from vil.utils.atomic_write import set_aside
+from vil.utils.atomic_write import write_aside
 
 METADATA = "metadata.json"  # in a program of torch
 
@@ -82,7 +82,7 @@ def quantize_linears(path: str | Path, out: str | Path) -> int:
     if len(others) == len(products):
         raise ValueError(f"{path} has no linear layers that vil export named")
     del model.graph.value_info[:]  # shapes of weights too, which the quantizer transposes
-    with set_aside(Path(out)) as aside, quiet():
+    with write_aside(Path(out)) as aside, quiet():
         quantization.quantize_dynamic(
             model,
             aside,

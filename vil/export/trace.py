@@ -18,7 +18,7 @@ from vil.layers.attention.longformer import LongformerAttention
 from vil.layers.attention.srformer import SRAttention
 from vil.layers.pos_embed import AbsoluteEmbedding
 from vil.models.vision_longformer import MsViT
-from vil.utils.errors import in_a_line
+from vil.utils.errors import one_line
 
 BACKEND = "gathered"  # plain operators, with open sizes too
 FOREIGN_STRIDE = 32  # of models that are not ours, where nothing tells it
@@ -30,7 +30,7 @@ def traced(model: nn.Module, size: tuple[int, int], dynamic: Sequence[str]) -> E
     sizes are open."""
     axis = torch.export.Dim.DYNAMIC
     axes = {"batch": {0: axis}, "size": {2: axis, 3: axis}}
-    with backends(model, BACKEND), torch.no_grad(), stumbling("a program of torch"):
+    with backends(model, BACKEND), torch.no_grad(), as_export_error("a program of torch"):
         return torch.export.export(
             model,
             (_example(model, size, dynamic),),
@@ -114,7 +114,7 @@ def axes_of(named: Mapping[str, dict], dynamic: Sequence[str]) -> dict | None:
 
 
 @contextmanager
-def stumbling(what: str) -> Iterator[None]:
+def as_export_error(what: str) -> Iterator[None]:
     """Whatever stops a tracer is a ValueError of one line that tells the first cause."""
     try:
         yield
@@ -122,7 +122,7 @@ def stumbling(what: str) -> Iterator[None]:
         cause = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        raise ValueError(f"the model cannot be made {what}: {in_a_line(cause)}") from error
+        raise ValueError(f"the model cannot be made {what}: {one_line(cause)}") from error
 
 
 @contextmanager

@@ -20,7 +20,7 @@ TORCHVISION_ARGS = {"googlenet": AUXILIARY, "inception_v3": AUXILIARY}
 log = logging.getLogger(__name__)
 
 
-def build_foreign(
+def build_external(
     name: str,
     *,
     num_classes: int,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def coarser(valid: Tensor, factor: int) -> Tensor:
+def downsample_valid(valid: Tensor, factor: int) -> Tensor:
     """The real cells of a map `factor` times as coarse: those with any real cell inside."""
     return -(-valid // factor)
 
@@ -20,6 +20,6 @@ def real_cells(valid: Tensor, size: tuple[int, int]) -> Tensor:
     return inside[:, None]
 
 
-def blanked(x: Tensor, valid: Tensor | None) -> Tensor:
+def zero_padding(x: Tensor, valid: Tensor | None) -> Tensor:
     """x (B, C, X, Y) with 0 in the padding; as it is where nothing is padded (None)."""
     return x if valid is None else x.masked_fill(~real_cells(valid, x.shape[-2:]), 0.0)

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vil.layers.attention import ATTENTIONS, FEATURE, build_attention
 from vil.layers.block import Block
-from vil.layers.padding import blanked, coarser
+from vil.layers.padding import downsample_valid, zero_padding
 from vil.layers.patch_embed import PatchEmbed
 from vil.layers.pos_embed import AbsoluteEmbedding
 from vil.models.arch import StageSpec
@@ -46,7 +46,7 @@ class Stage(nn.Module):
         tokens, grid = self.embed(x)
         if valid is not None:
             most = torch.tensor(grid, device=valid.device)
-            valid = coarser(valid, self.embed.patch).clamp(max=most)
+            valid = downsample_valid(valid, self.embed.patch).clamp(max=most)
         for block in self.blocks:
             if self.grad_checkpoint and torch.is_grad_enabled():
                 tokens = checkpoint(block, tokens, grid, valid, use_reentrant=False)
@@ -167,7 +167,7 @@ class MsViT(nn.Module):
         maps = []
         for stage, spec in zip(self.stages, self.specs):
             tokens, grid, valid = stage(x, valid)
-            x = blanked(to_map(tokens, spec.num_global, grid), valid)
+            x = zero_padding(to_map(tokens, spec.num_global, grid), valid)
             maps.append(x)
         return maps
 

@@ -17,7 +17,7 @@ from vil.pretrained.load_weights import classes_after, load_weights
 from vil.pretrained.model_card import build_described, describe
 from vil.pretrained.state_dict_io import read_about, write_weights
 from vil.utils.atomic_write import replace_text
-from vil.utils.errors import CheckpointError, in_a_line
+from vil.utils.errors import CheckpointError, one_line
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 PATTERNS = [CONFIG, WEIGHTS]
@@ -152,7 +152,7 @@ def _described_in(folder: Path) -> dict:
             "(of a run: vil convert RUN FOLDER/)"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder / CONFIG} cannot be used: {in_a_line(error)}") from None
+        raise CheckpointError(f"{folder / CONFIG} cannot be used: {one_line(error)}") from None
     return about
 
 
@@ -165,5 +165,5 @@ def _fetch(repository: str) -> Path:
     except Exception as error:  # of the network, of the name, of the server
         raise CheckpointError(
             f"there is no folder {repository}, and the Hub's repository of that name cannot be "
-            f"fetched: {in_a_line(error)}"
+            f"fetched: {one_line(error)}"
         ) from None

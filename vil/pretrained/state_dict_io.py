@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vil.utils.atomic_write import like_others, set_aside, sha256_of
+from vil.utils.atomic_write import like_others, sha256_of, write_aside
 from vil.utils.errors import CheckpointError, of_torch_load
 
 # Where other programs put the weights in their checkpoints; averaged ones first, as from our own.
@@ -121,7 +121,7 @@ def write_weights(path: str | Path, tensors: Mapping[str, Tensor], about: Mappin
     header = {"format": "pt", SHA256: fingerprint(tensors), ABOUT: json.dumps(about)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with set_aside(path) as aside:
+        with write_aside(path) as aside:
             save_file(tensors, aside, header)
             like_others(aside)
     except (OSError, SafetensorError) as error:

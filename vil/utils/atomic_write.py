@@ -30,7 +30,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def set_aside(path: Path) -> Iterator[Path]:
+def write_aside(path: Path) -> Iterator[Path]:
     """A file to write beside `path`, which becomes it at the end; nothing stays after an error."""
     aside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:

@@ -12,7 +12,7 @@ PREEMPTED = 75  # EX_TEMPFAIL: saved, start me again
 INTERRUPTED = 130
 
 
-def in_a_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """The kind of an exception and the first line of what it says."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
@@ -26,7 +26,7 @@ def of_torch_load(error: Exception) -> str:
     bytes_of_others = isinstance(error, KeyError) and isinstance(error.args[0], int)
     if bytes_of_others or "weights_only" in said:
         return "it is no file of torch's"
-    return "it ends too early" if isinstance(error, EOFError) else in_a_line(error)
+    return "it ends too early" if isinstance(error, EOFError) else one_line(error)
 
 
 class DataError(RuntimeError):

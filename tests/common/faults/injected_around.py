@@ -56,14 +56,14 @@ class HalfAFile:
 
 
 def line(step, share):
-    plain = logger.Log.record
+    plain = logger.RunLogger.record
 
     def record(self, now, split, figures):
         if now == step:
             self.metrics = HalfAFile(self.metrics, share)
         plain(self, now, split, figures)
 
-    logger.Log.record = record
+    logger.RunLogger.record = record
 
 
 def at_steps(act):

@@ -131,7 +131,7 @@ def test_figures_are_those_of_coco(seed, tmp_path, capfd):
 
 
 def test_the_order_in_which_images_come_changes_nothing(tmp_path):
-    """Ranks hand their images over in an order of their own."""
+    """DistInfo hand their images over in an order of their own."""
     truth, results = awkward(5)
     file = written(truth, tmp_path)
     ids = [image["id"] for image in truth["images"]]

@@ -7,7 +7,7 @@ from tests.common.detectors import detector, pictures
 from vil import build
 from vil.build_backends import network_in
 from vil.config import get_config
-from vil.engine.distributed import Ranks
+from vil.engine.distributed import DistInfo
 from vil.layers.attention.longformer import LongformerAttention
 
 SIZES = ((64, 96), (131, 70), (90, 120), (128, 128), (100, 60))
@@ -31,14 +31,14 @@ def test_one_backend_for_all_sizes(training):
     cpu = torch.device("cpu")
     asked = build.attention_cases(model, cfg, cpu, training=training)
     assert all(a.case.valid for a in asked)
-    build.settle_backends(model, cfg, cpu, Ranks(), training=training)
+    build.select_attention_backends(model, cfg, cpu, DistInfo(), training=training)
     assert set(backends(model)) == {"blocked"}
 
 
 def test_a_pinned_backend_stays():
     cfg = get_config(None, [*SMALL, "MODEL.VIT.MSVIT.BACKEND=gathered"])
     model = build.build_model(cfg)
-    build.settle_backends(model, cfg, torch.device("cpu"), Ranks(), training=True)
+    build.select_attention_backends(model, cfg, torch.device("cpu"), DistInfo(), training=True)
     assert set(backends(network_in(model))) == {"gathered"}
 
 

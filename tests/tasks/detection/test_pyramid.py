@@ -15,7 +15,7 @@ from vil.models.vision_longformer import MsViT
 from vil.pretrained.load_weights import original_names
 from vil.tasks.detection.models.detectors import own_levels
 from vil.tasks.detection.models.fpn import Backbone, body_of
-from vil.utils.progress import Progress
+from vil.utils.train_step import TrainStep
 
 NUMBERS = json.loads(
     (Path(__file__).parents[2] / "golden" / "detection_features.json").read_text("utf-8")
@@ -174,7 +174,7 @@ def test_random_shift_and_its_end():
         backbone.train()
         seen = []
         for step in (0, 1, 6):
-            set_progress(backbone, Progress(0, step, step, 10, 1))
+            set_progress(backbone, TrainStep(0, step, step, 10, 1))
             seen.append(backbone(batch, sizes)["0"])
     assert not torch.allclose(seen[0], seen[1], atol=1e-3)
     assert torch.equal(seen[2], expected)

@@ -18,9 +18,9 @@ from vil.data.batch import Batch
 from vil.data.dataset import ImageDataset
 from vil.data.datasets.folder import EXTENSIONS
 from vil.data.image import read_image
-from vil.data.robust_dataset import Ledger, Samples
+from vil.data.robust_dataset import BadSampleLog, Samples
 from vil.data.samplers import eval_batches
-from vil.data.workers import data_loader, receive, start, stop_at_exit, stop_workers
+from vil.data.workers import data_loader, iter_batches, start, stop_at_exit, stop_workers
 
 logger = logging.getLogger(__name__)
 
@@ -120,14 +120,14 @@ class PictureLoader:
             context=None,
         )
         self.names = [picture.name for picture in pictures]
-        self.ledger = Ledger(len(pictures), max_fraction=1.0)
+        self.ledger = BadSampleLog(len(pictures), max_fraction=1.0)
 
     def __iter__(self) -> Iterator[Batch]:
         """One pass; close() on it ends the workers. Each unreadable picture is a warning."""
         iterator = start(self.loader)
         stop_at_exit(iterator)
         try:
-            for batch in receive(iterator):
+            for batch in iter_batches(iterator):
                 self.ledger.record(batch.unreadable)
                 yield batch
         finally:

@@ -10,14 +10,14 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from vil.engine.checkpoint.save_load import Average, State, newest_step, save
-from vil.engine.distributed import Ranks, from_main, share_buffers
-from vil.engine.run_dir import Run
+from vil.engine.checkpoint.save_load import Average, TrainState, newest_step, save
+from vil.engine.distributed import DistInfo, broadcast_object, share_buffers
+from vil.engine.run_dir import RunDir
 from vil.utils.errors import SaveError
 
 
 @dataclass(frozen=True)
-class Rhythm:
+class CheckpointPolicy:
     """Epochs between evaluations and between checkpoints, steps between further ones (0: none), and
     which checkpoints stay: the `keep` newest, and those of each `keep_every`-th epoch (0: none)."""
 
@@ -28,42 +28,42 @@ class Rhythm:
     keep_every: int = 0
     max_failed_saves: int = 3
 
-    def evaluates(self, state: State, end: int) -> bool:
+    def evaluates(self, state: TrainState, end: int) -> bool:
         """Whether the weights of this step are to be evaluated, and were not."""
         due = state.epoch_ends and state.epoch % self.eval_every == 0
         return state.evaluated < state.step and (due or state.step == end)
 
-    def saves(self, state: State, end: int) -> bool:
+    def saves(self, state: TrainState, end: int) -> bool:
         """Whether this step's checkpoint is due."""
         epoch = state.epoch_ends and state.epoch % self.save_every == 0
         step = self.save_steps > 0 and state.step % self.save_steps == 0
         return state.step in (end, state.best_step) or (state.step > 0 and (epoch or step))
 
-    def stays(self, state: State, step: int) -> bool:
+    def is_pinned(self, state: TrainState, step: int) -> bool:
         """Whether a checkpoint is never removed."""
         epoch, rest = divmod(step, state.steps_per_epoch)
         return self.keep_every > 0 and rest == 0 and epoch % self.keep_every == 0
 
 
-class Keeper:
+class CheckpointManager:
     """Saves a run's state, once per step."""
 
     def __init__(
         self,
-        run: Run,
+        run: RunDir,
         model: nn.Module,
         optimizer: Optimizer,
         scaler: GradScaler,
         ema: Average | None,
-        ranks: Ranks,
-        rhythm: Rhythm,
+        ranks: DistInfo,
+        rhythm: CheckpointPolicy,
     ):
         self.run, self.ranks, self.rhythm, self.model = run, ranks, rhythm, model
         self.objects = dict(optimizer=optimizer, scaler=scaler, ema=ema)
-        self.saved = from_main(newest_step(run.checkpoints) if ranks.is_main else None)
+        self.saved = broadcast_object(newest_step(run.checkpoints) if ranks.is_main else None)
         self.failed = 0
 
-    def save(self, state: State, *, must: bool = False) -> None:
+    def save(self, state: TrainState, *, must: bool = False) -> None:
         """The checkpoint of a step, unless there is one. SaveError if it fails and `must` be, or
         has failed too often."""
         if self.saved == state.step:
@@ -76,7 +76,7 @@ class Keeper:
                 state=state,
                 ranks=self.ranks,
                 keep=self.rhythm.keep,
-                stays=lambda step: self.rhythm.stays(state, step),
+                is_pinned=lambda step: self.rhythm.is_pinned(state, step),
                 **self.objects,
             )
         except SaveError as error:

@@ -63,7 +63,7 @@ def fingerprint(file: Path) -> dict[str, int | str]:
     return {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
 
 
-def damage(folder: Path) -> str | None:
+def find_corruption(folder: Path) -> str | None:
     """Why a published folder cannot be used, None if it is as it was written."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())

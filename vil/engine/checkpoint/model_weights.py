@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vil.engine.distributed import all_reduce_sum
-from vil.engine.fsdp import local, spread_as, whole
+from vil.engine.fsdp import full_tensor, local, shard_like
 from vil.utils.errors import CheckpointError, DivergedError
 
 MAX_KEYS_LISTED = 12
@@ -21,7 +21,7 @@ def check_finite(model: nn.Module, step: int) -> None:
         raise DivergedError(f"weights at step {step} are not finite: no checkpoint written")
 
 
-def whole_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
+def full_state_dict(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     """Every tensor of the state dict, whole and in memory of its own, as safetensors wants it.
 
     The copies cost one model on the host; they spare a list of aliases of shared tensors. Where the
@@ -29,7 +29,7 @@ def whole_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     """
     tensors = {}
     for name, tensor in model.state_dict().items():
-        tensor = whole(tensor.detach())
+        tensor = full_tensor(tensor.detach())
         if keep:
             tensors[name] = tensor.to("cpu", copy=True).contiguous()
     return tensors
@@ -50,7 +50,7 @@ def load_exactly(model: nn.Module, file: Path) -> None:
             f"{file} is of another model: go back to it, or begin another run with "
             "MODEL.MODEL_PATH from this one\n  " + "\n  ".join(listed)
         )
-    model.load_state_dict({name: spread_as(t, current[name]) for name, t in tensors.items()})
+    model.load_state_dict({name: shard_like(t, current[name]) for name, t in tensors.items()})
 
 
 def differences(model: dict[str, Tensor], file: dict[str, Tensor]) -> list[str]:

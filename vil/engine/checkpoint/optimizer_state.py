@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from vil.engine.fsdp import spread_as, whole
+from vil.engine.fsdp import full_tensor, shard_like
 
 # torch counts steps per parameter; timm's lamb and apex count them per group, under this name. Kept
 # as a number: groups that share a tensor would count it up together.
@@ -23,7 +23,7 @@ def state_by_name(optimizer: Optimizer) -> dict[str, dict]:
     where they are spread over the ranks, all must ask."""
     return {
         name: {
-            **{key: whole(value) for key, value in optimizer.state[parameter].items()},
+            **{key: full_tensor(value) for key, value in optimizer.state[parameter].items()},
             **({STEP_OF_GROUP: int(group[STEP])} if STEP in group else {}),
         }
         for group in optimizer.param_groups
@@ -50,7 +50,7 @@ def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
                 if STEP_OF_GROUP in state:
                     group[STEP] = state.pop(STEP_OF_GROUP)
                 current["state"][index] = {
-                    key: spread_as(value, parameter) if isinstance(value, Tensor) else value
+                    key: shard_like(value, parameter) if isinstance(value, Tensor) else value
                     for key, value in state.items()
                 }
     optimizer.load_state_dict(current)  # torch moves every tensor to its parameter's device

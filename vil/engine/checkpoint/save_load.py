@@ -2,7 +2,7 @@
 
     <run>/checkpoints/step-00001234/model.safetensors   weights, under the plain model's names
                                     ema.safetensors     their average, if there is one: same names
-                                    state.pt            optimizer, GradScaler, State
+                                    state.pt            optimizer, GradScaler, TrainState
                                     manifest.json       size and SHA-256 of each, step, versions
                                     manifest.sha256     that of the manifest
     <run>/checkpoints/last, best                        text files with a folder's name
@@ -29,12 +29,18 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from vil.engine.checkpoint.manifest import begin_folder, damage, need_space, publish_folder, remove
-from vil.engine.checkpoint.model_weights import check_finite, load_exactly, whole_weights
+from vil.engine.checkpoint.manifest import (
+    begin_folder,
+    find_corruption,
+    need_space,
+    publish_folder,
+    remove,
+)
+from vil.engine.checkpoint.model_weights import check_finite, full_state_dict, load_exactly
 from vil.engine.checkpoint.optimizer_state import load_by_name, state_by_name
-from vil.engine.distributed import Ranks, from_main
+from vil.engine.distributed import DistInfo, broadcast_object
 from vil.utils.atomic_write import like_others, replace_text
-from vil.utils.errors import CheckpointError, SaveError, in_a_line, of_torch_load
+from vil.utils.errors import CheckpointError, SaveError, of_torch_load, one_line
 
 WEIGHTS = "model.safetensors"
 AVERAGE = "ema.safetensors"
@@ -43,7 +49,7 @@ TRIES = 2  # of writing a checkpoint: a network disk may fail once
 
 
 @dataclass(frozen=True)
-class State:
+class TrainState:
     """Where a run stands. Its shape comes first: a step means nothing without it."""
 
     seed: int
@@ -68,7 +74,7 @@ class State:
         """Whether an epoch has just been done."""
         return self.step > 0 and self.step % self.steps_per_epoch == 0
 
-    def judged(self, figure: float, *, drop: bool) -> "State":
+    def after_eval(self, figure: float, *, drop: bool) -> "TrainState":
         """After an evaluation: the best one so far or, if told so, another drop of the rate."""
         state = replace(self, evaluated=self.step)
         if self.best is None or figure > self.best:
@@ -96,11 +102,11 @@ def save(
     model: nn.Module,
     optimizer: Optimizer,
     scaler: GradScaler,
-    state: State,
+    state: TrainState,
     *,
-    ranks: Ranks,
+    ranks: DistInfo,
     keep: int,
-    stays: Callable[[int], bool] = lambda step: False,
+    is_pinned: Callable[[int], bool] = lambda step: False,
     ema: Average | None = None,
 ) -> Path:
     """Write the checkpoint of `state.step` into `folder`; rank 0 writes, the others wait.
@@ -116,13 +122,13 @@ def save(
         try:
             write(final, files, state)
             point(folder, state)
-            prune(folder, state.step, keep, stays)
+            prune(folder, state.step, keep, is_pinned)
         except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises the last one
-            problem = in_a_line(error)
+            problem = one_line(error)
         else:
             problem = None
             break
-    if problem := from_main(problem):
+    if problem := broadcast_object(problem):
         raise SaveError(f"no checkpoint of step {state.step}: {problem}")
     return final
 
@@ -131,15 +137,15 @@ def contents(
     model: nn.Module,
     optimizer: Optimizer,
     scaler: GradScaler,
-    state: State,
+    state: TrainState,
     ema: Average | None,
     *,
     keep: bool,
 ) -> dict[str, dict]:
     """A checkpoint's files. On ranks that do not `keep` them: nothing, but they must take part."""
     files = {
-        WEIGHTS: whole_weights(model, keep=keep),
-        AVERAGE: whole_weights(ema.model, keep=keep) if ema else None,
+        WEIGHTS: full_state_dict(model, keep=keep),
+        AVERAGE: full_state_dict(ema.model, keep=keep) if ema else None,
         STATE: {
             "state": asdict(state),
             "optimizer": state_by_name(optimizer),
@@ -149,7 +155,7 @@ def contents(
     return {name: content for name, content in files.items() if content is not None and keep}
 
 
-def write(final: Path, files: dict[str, dict], state: State) -> None:
+def write(final: Path, files: dict[str, dict], state: TrainState) -> None:
     """Write one checkpoint: whole, or nothing of it is left."""
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     aside = begin_folder(final)
@@ -170,7 +176,7 @@ def bytes_of(content: Any) -> int:
     return content.nbytes if isinstance(content, Tensor) else 0
 
 
-def point(folder: Path, state: State) -> None:
+def point(folder: Path, state: TrainState) -> None:
     """Let `last` and `best` name the checkpoints of `state`. Repeated on resuming: the process may
     have been killed between a checkpoint and its pointers."""
     for name, step in (("last", state.step), ("best", state.best_step)):
@@ -178,14 +184,14 @@ def point(folder: Path, state: State) -> None:
             replace_text(folder / name, f"{name_of(step)}\n")
 
 
-def prune(folder: Path, step: int, keep: int, stays: Callable[[int], bool]) -> None:
+def prune(folder: Path, step: int, keep: int, is_pinned: Callable[[int], bool]) -> None:
     """Remove all but the `keep` newest checkpoints, the best and those that stay.
 
     Newer ones than `step` stand aside: they were found damaged, and must not push out whole ones.
     """
-    best = pointer(folder, "best")
+    best = resolve_link(folder, "best")
     for checkpoint in [c for c in checkpoints(folder) if step_of(c) <= step][max(keep, 1) :]:
-        if checkpoint != best and not stays(step_of(checkpoint)):
+        if checkpoint != best and not is_pinned(step_of(checkpoint)):
             remove(checkpoint)
 
 
@@ -198,7 +204,7 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(named, key=step_of, reverse=True)
 
 
-def pointer(folder: Path, name: str) -> Path | None:
+def resolve_link(folder: Path, name: str) -> Path | None:
     """The checkpoint that the text file `last` or `best` names, None before the first one.
 
     CheckpointError if it names none: it leads nowhere else.
@@ -214,7 +220,7 @@ def pointer(folder: Path, name: str) -> Path | None:
 
 def newest_step(folder: Path) -> int:
     """The step that `last` names, -1 before the first checkpoint."""
-    last = pointer(folder, "last")
+    last = resolve_link(folder, "last")
     return step_of(last) if last else -1
 
 
@@ -238,7 +244,7 @@ def newest_valid(folder: Path, warn: Callable[[str], None] = warnings.warn) -> P
     """
     found = checkpoints(folder)
     for checkpoint in found:
-        reason = damage(checkpoint)
+        reason = find_corruption(checkpoint)
         if reason is None:
             return checkpoint
         warn(f"checkpoint {checkpoint} skipped: {reason}")
@@ -256,12 +262,12 @@ def load(
     optimizer: Optimizer,
     scaler: GradScaler,
     say: Callable[[str], None] = warnings.warn,
-) -> State:
-    """Put a checkpoint of the same model into the three objects, and return its State."""
+) -> TrainState:
+    """Put a checkpoint of the same model into the three objects, and return its TrainState."""
     load_exactly(model, checkpoint / WEIGHTS)
     try:
         saved = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
-        state = State(**saved["state"])
+        state = TrainState(**saved["state"])
     except (UnpicklingError, RuntimeError, EOFError, OSError, LookupError, TypeError) as error:
         reason = of_torch_load(error)
         raise CheckpointError(f"{checkpoint / STATE} cannot be read: {reason}") from error
@@ -275,22 +281,22 @@ def load(
 
 def resume(
     folder: Path,
-    fresh: State,
+    fresh: TrainState,
     model: nn.Module,
     optimizer: Optimizer,
     scaler: GradScaler,
     *,
-    ranks: Ranks,
+    ranks: DistInfo,
     say: Callable[[str], None],
     ema: Average | None = None,
-) -> State:
+) -> TrainState:
     """The state to go on from: that of the newest valid checkpoint, or `fresh` if there is none.
 
     Rank 0 chooses for all, so the folder must be visible to every machine. Another number of ranks
     or another seed is only mentioned; another epoch length would make the step a lie, and another
     optimizer's momenta mean something else: refused.
     """
-    checkpoint = from_main(newest_valid(folder, say) if ranks.is_main else None)
+    checkpoint = broadcast_object(newest_valid(folder, say) if ranks.is_main else None)
     if checkpoint is None:
         return fresh
     saved = load(checkpoint, model, optimizer, scaler, say)
@@ -309,7 +315,7 @@ def resume(
         try:
             point(folder, saved)
         except OSError as error:
-            say(f"last and best cannot be written anew: {in_a_line(error)}")
+            say(f"last and best cannot be written anew: {one_line(error)}")
     return replace(saved, seed=fresh.seed, world=fresh.world)
 
 

@@ -13,7 +13,7 @@ from vil.layers.attention.longformer import LongformerAttention
 from vil.layers.attention.performer import PerformerAttention
 from vil.layers.attention.srformer import SRAttention
 from vil.utils.lookup import lookup
-from vil.utils.progress import Progress
+from vil.utils.train_step import TrainStep
 
 ATTENTIONS: dict[str, type[Attention]] = {
     "full": FullAttention,
@@ -90,7 +90,7 @@ def own_arguments(kind: type[Attention]) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in found.items() if name not in common}
 
 
-def set_progress(model: nn.Module, progress: Progress) -> None:
+def set_progress(model: nn.Module, progress: TrainStep) -> None:
     """Tell every attention of the unwrapped model the step; call it before each forward."""
     modules = [module for module in model.modules() if isinstance(module, Attention)]
     changes = [module.set_progress(progress, index) for index, module in enumerate(modules)]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vil.layers.padding import real_cells
-from vil.utils.progress import Progress
+from vil.utils.train_step import TrainStep
 
 
 class Attention(nn.Module):
@@ -57,7 +57,7 @@ class Attention(nn.Module):
     def set_grid(self, grid: tuple[int, int], rule: str = "linear") -> None:
         """Make parameters that depend on the grid, if any, for another one, for good."""
 
-    def set_progress(self, progress: Progress, index: int) -> str | None:
+    def set_progress(self, progress: TrainStep, index: int) -> str | None:
         """Take note of the step, as module `index`; returns a line if something changed."""
 
     def extra_repr(self) -> str:

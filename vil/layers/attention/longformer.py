@@ -16,7 +16,7 @@ from vil.layers.pos_embed import register_relative_bias
 from vil.ops import BACKENDS, Case, LocalBias, Window, local_attention
 from vil.ops.window import mode_offsets
 from vil.utils.lookup import lookup
-from vil.utils.progress import Progress
+from vil.utils.train_step import TrainStep
 
 
 class LongformerAttention(GlobalLocalAttention):
@@ -52,7 +52,7 @@ class LongformerAttention(GlobalLocalAttention):
             lookup(BACKENDS, backend, "backend")
         self.window_size, self.sw_exact, self.backend = window, sw_exact, backend
         self.mode, self.mode_switch = mode, mode_switch
-        self.progress: Progress | None = None
+        self.progress: TrainStep | None = None
         self.index = 0
         if rel_pos:
             register_relative_bias(self, (4 * window - 1,) * 2, num_heads, num_global)
@@ -144,7 +144,7 @@ class LongformerAttention(GlobalLocalAttention):
         if self.progress is None:
             raise RuntimeError(
                 "random shift draws a neighbour from the step: call "
-                "vil.layers.attention.set_progress(model, Progress(...)) before each training step"
+                "vil.layers.attention.set_progress(model, TrainStep(...)) before each training step"
             )
         return 0 if self.switched(self.progress) else self.sample_mode()
 
@@ -153,11 +153,11 @@ class LongformerAttention(GlobalLocalAttention):
         draw = random.Random(f"random shift {self.progress.seed} {self.progress.step} {self.index}")
         return draw.randint(1, 8)
 
-    def switched(self, progress: Progress) -> bool:
+    def switched(self, progress: TrainStep) -> bool:
         """Whether random shift is over: from epoch mode_switch * epochs on."""
         return self.mode > 0 and progress.epoch >= self.mode_switch * progress.epochs
 
-    def set_progress(self, progress: Progress, index: int) -> str | None:
+    def set_progress(self, progress: TrainStep, index: int) -> str | None:
         """Take note of the step; says so in the step in which random shift ends."""
         self.progress, self.index = progress, index
         first = math.ceil(self.mode_switch * progress.epochs)

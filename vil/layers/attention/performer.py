@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, real_tokens
 from vil.utils.precision import autocast_off
-from vil.utils.progress import Progress
+from vil.utils.train_step import TrainStep
 
 EPS = 1e-4  # added to each feature, so that no token is without weight
 
@@ -56,7 +56,7 @@ class PerformerAttention(Attention):
         real = None if valid is None else real_tokens(valid, grid, self.num_global)
         return self.proj_drop(self.proj(self.merge_heads(self.fast_attention(q, k, v, real))))
 
-    def set_progress(self, progress: Progress, index: int) -> None:
+    def set_progress(self, progress: TrainStep, index: int) -> None:
         """Draw new features if the step asks for it; never in evaluation, nor when frozen.
 
         In epoch e every 1 + 5e steps, from the first step of the epoch on. The draw is a function

@@ -24,7 +24,7 @@ from vil.ops import testing
 from vil.ops.attention_case import Case
 from vil.ops.backends import flex
 from vil.ops.dispatch import BACKENDS, CHOICES
-from vil.utils.errors import in_a_line
+from vil.utils.errors import one_line
 from vil.utils.lookup import lookup
 from vil.utils.machine import free_bytes
 from vil.utils.memory import reckoned
@@ -129,7 +129,7 @@ def reason_against(name: str, case: Case, trial_case: Case, most_bytes: float) -
             return f"would hold {size / 2**20:.0f} MiB, of {most_bytes / 2**20:.0f} it may"
         return disagreement(name, trial_case)
     except Exception as error:  # backends may be anyone's
-        return f"failed: {in_a_line(error)}"
+        return f"failed: {one_line(error)}"
 
 
 def expected_bytes(name: str, case: Case) -> int:
@@ -206,7 +206,7 @@ def timed(names: list[str], case: Case, rounds: int) -> tuple[list[Trial], dict[
             held[name] = peak_tensor_bytes(partial(testing.run, attend, case, inputs), device)
         except Exception as error:
             times.pop(name, None)
-            failed[name] = f"failed: {in_a_line(error)}"
+            failed[name] = f"failed: {one_line(error)}"
     best = min((sum(found[0]) for found in times.values()), default=0.0)
     for _ in range(rounds - 1):
         for name in [name for name in times if sum(times[name][0]) <= HOPELESS * best]:
@@ -214,7 +214,7 @@ def timed(names: list[str], case: Case, rounds: int) -> tuple[list[Trial], dict[
                 times[name].append(one_pass(name, case, inputs, leaves, device))
             except Exception as error:
                 del times[name]
-                failed[name] = f"failed: {in_a_line(error)}"
+                failed[name] = f"failed: {one_line(error)}"
     trials = [
         Trial(name, "", *(statistics.median(times) for times in zip(*found)), held[name])
         for name, found in times.items()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vil.engine.distributed import at_main, from_main, unwrap
+from vil.engine.distributed import broadcast_object, gather_objects, unwrap
 from vil.engine.task import autocast, evaluating, in_step
 from vil.tasks.detection.coco_eval import (
     KINDS,
@@ -25,7 +25,7 @@ from vil.tasks.detection.coco_eval import (
     to_results,
 )
 from vil.tasks.detection.detections import from_output
-from vil.utils.atomic_write import set_aside
+from vil.utils.atomic_write import write_aside
 from vil.utils.errors import SaveError
 
 
@@ -94,13 +94,13 @@ class DetectionTask:
         """The figures of one test set. Rank 0 computes them from everybody's results, in an order
         that does not depend on who found what."""
         dataset = self.test_loaders[name].dataset
-        everybody = at_main(self.found(model, name, between))
+        everybody = gather_objects(self.found(model, name, between))
         figures = None
         if everybody:
             results = in_order(chain.from_iterable(everybody))
             self.write(name, results)
             figures = average_precision(dataset.annotations, results, self.kinds)
-        figures = from_main(figures)
+        figures = broadcast_object(figures)
         return {**figures, "count": len(dataset)}
 
     def found(self, model: nn.Module, name: str, between: Callable[[], None]) -> list[dict]:
@@ -127,7 +127,7 @@ class DetectionTask:
         for kind in self.kinds:
             file = self.results_folder / f"{name}_{kind}.json"
             try:
-                with set_aside(file) as aside:
+                with write_aside(file) as aside:
                     aside.write_text(json.dumps(of_kind(results, kind)), encoding="utf-8")
             except OSError as error:
                 raise SaveError(f"{file} cannot be written: {error.strerror or error}") from error

@@ -20,7 +20,7 @@ from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.transforms.v2.functional import resize
 
-from vil.layers.padding import coarser
+from vil.layers.padding import downsample_valid
 from vil.tasks.detection.models import heads
 from vil.tasks.detection.models.anchors import Anchors
 from vil.tasks.detection.models.fpn import Backbone
@@ -50,7 +50,7 @@ class Transform(GeneralizedRCNNTransform):
         return resize(image, size, antialias=True), target
 
 
-class PerImage:
+class PerImageDetector:
     """What both kinds of detector do with a batch."""
 
     def admit(
@@ -90,7 +90,7 @@ class PerImage:
         return self.transform.postprocess(found, shown, [tuple(x.shape[-2:]) for x in images])
 
 
-class RCNN(PerImage, GeneralizedRCNN):
+class RCNN(PerImageDetector, GeneralizedRCNN):
     """Faster or Mask R-CNN. As torchvision's: `model(images, targets)` in training -> losses;
     `model(images)` in evaluation -> a dict of `boxes` (n, 4), `labels` (n,), `scores` (n,) and
     `masks` (n, 1, H, W) for each image. Images (3, H, W) in 0..1; labels from 1 to K."""
@@ -115,7 +115,7 @@ class RCNN(PerImage, GeneralizedRCNN):
         return self.given_back(found, single, images)
 
 
-class Dense(PerImage, RetinaNet):
+class Dense(PerImageDetector, RetinaNet):
     """RetinaNet, called like `RCNN`; detections have no masks."""
 
     def get_classifier(self) -> list[nn.Module]:
@@ -156,7 +156,7 @@ def own_levels(
 ) -> list[dict[str, Tensor]]:
     """Levels (B, C, X, Y) of a padded batch -> those of each image, (1, C, x, y), cut to its real
     cells. sizes (B, 2): height and width in pixels."""
-    real = torch.stack([coarser(sizes, stride) for stride in strides], dim=1).tolist()
+    real = torch.stack([downsample_valid(sizes, stride) for stride in strides], dim=1).tolist()
     each = [level.split(1) for level in levels.values()]  # whose gradients meet in one operation
     return [
         {name: level[:, :, :rows, :cols] for name, level, (rows, cols) in zip(levels, image, cells)}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
-from vil.layers.padding import blanked, coarser
+from vil.layers.padding import downsample_valid, zero_padding
 from vil.models.vision_longformer import MsViT
 
 
@@ -56,14 +56,15 @@ class Pyramid(FeaturePyramidNetwork):
             size = laterals[i].shape[-2:]
             laterals[i] = laterals[i] + F.interpolate(laterals[i + 1], size, mode="nearest")
         levels = [
-            block(blanked(x, real)) for block, x, real in zip(self.layer_blocks, laterals, valid)
+            block(zero_padding(x, real))
+            for block, x, real in zip(self.layer_blocks, laterals, valid)
         ]
         if isinstance(self.extra_blocks, LastLevelMaxPool):
             return [*levels, levels[-1][:, :, ::2, ::2]]
         x, real = maps[-1], valid[-1]
         for convolution in self.extra_blocks.children() if self.extra_blocks else ():
-            levels.append(convolution(blanked(x, real)))
-            x, real = F.relu(levels[-1]), None if real is None else coarser(real, 2)
+            levels.append(convolution(zero_padding(x, real)))
+            x, real = F.relu(levels[-1]), None if real is None else downsample_valid(real, 2)
         return levels
 
 
@@ -103,7 +104,7 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
         """images (B, 3, H, W), whose sides `divisor` divides -> {"0": finest level, ...}."""
         maps = self.body.forward_stages(images, sizes)
-        valid = [None if sizes is None else coarser(sizes, s) for s in self.body.strides]
+        valid = [None if sizes is None else downsample_valid(sizes, s) for s in self.body.strides]
         maps = [norm(maps[i]) for norm, i in zip(self.norms, self.stages)]
         levels = self.fpn(maps, [valid[i] for i in self.stages])
         return {str(i): level for i, level in enumerate(levels)}
