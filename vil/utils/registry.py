@@ -1,0 +1,105 @@
+"""Tables of components by name. A component is one file and one entry in one of these tables.
+
+An entry holds where the component is ("module:attribute", so that a table can be read without
+importing torch) and what it declares about itself: the config keys it reads and any further facts
+that other parts ask for. Whoever lists choices reads them here.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from vil.utils.lookup import lookup
+
+
+class Key(NamedTuple):
+    """A config key that a component adds to the tree."""
+
+    name: str  # "OPTIM.LION.BETA"
+    default: Any  # its type is the key's type
+    meaning: str  # one line, for `vil config --docs`
+    check: Callable[[Any], bool] | None = None
+    allowed: str = ""  # what `check` allows, in words: "at least 0"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A component and what it declares.
+
+    `keys` maps the component's keyword arguments to the config keys that set them: the name of a
+    key of the tree, or a `Key` that is added to it. `facts` are read with `entry.facts.get(...)`.
+    """
+
+    name: str
+    home: Any  # "module:attribute", or the object
+    about: str = ""
+    keys: Mapping[str, str | Key] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self) -> Any:
+        """The component itself. Imports its module at the first call."""
+        if not isinstance(self.home, str):
+            return self.home
+        module, _, attribute = self.home.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    @property
+    def key_names(self) -> dict[str, str]:
+        """{argument: config key}."""
+        return {a: k.name if isinstance(k, Key) else k for a, k in self.keys.items()}
+
+
+class Registry(Mapping[str, Entry]):
+    """Components of one kind by name, in the order of registration.
+
+    check(name, component) raises ValueError for a component that breaks the kind's contract; it is
+    called for what is registered at run time.
+    """
+
+    def __init__(self, kind: str, check: Callable[[str, Any], None] | None = None):
+        self.kind = kind
+        self.check = check
+        self.entries: dict[str, Entry] = {}
+
+    def add(
+        self,
+        name: str,
+        home: Any,
+        about: str = "",
+        *,
+        keys: Mapping[str, str | Key] | None = None,
+        **facts: Any,
+    ) -> None:
+        """Add an entry. Raises ValueError for a name that is taken."""
+        if name in self.entries:
+            taken = ", ".join(filter(None, self.entries))
+            raise ValueError(f"there is already a {self.kind} {name!r} (names: {taken})")
+        self.entries[name] = Entry(name, home, about, dict(keys or {}), facts)
+
+    def register(self, name: str, home: Any, about: str = "", **declared: Any) -> None:
+        """Add a component at run time, after checking its contract."""
+        if self.check and not isinstance(home, str):
+            self.check(name, home)
+        self.add(name, home, about, **declared)
+
+    def remove(self, name: str) -> None:
+        """Undo `register`, for tests."""
+        del self.entries[name]
+
+    def load(self, name: str) -> Any:
+        """The component `name`. Raises ValueError with the choices for an unknown name."""
+        return lookup(self.entries, name, self.kind).load()
+
+    def entry(self, name: str) -> Entry:
+        """The entry `name`. Raises ValueError with the choices for an unknown name."""
+        return lookup(self.entries, name, self.kind)
+
+    def __getitem__(self, name: str) -> Entry:
+        return self.entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
