@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 
+from tests.common.backends import restored_backends
 from vil.bench.attention import FLOOR, measure, mode_of, plain
 from vil.bench.baselines import BESIDE, natten_cannot, products, visited
 from vil.bench.interleaved_timer import Candidate, held, race
@@ -26,10 +27,8 @@ def rows():
 
 @pytest.fixture
 def own_table():
-    kept = dict(BACKENDS)
-    yield
-    BACKENDS.clear()
-    BACKENDS.update(kept)
+    with restored_backends():
+        yield
 
 
 @pytest.mark.parametrize("kind", KINDS)

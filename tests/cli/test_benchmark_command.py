@@ -7,6 +7,7 @@ import re
 import pytest
 from PIL import Image
 
+from tests.common.backends import restored_backends
 from tests.common.small_runs import vil
 from vil.bench.attention import COLUMNS
 from vil.ops import BACKENDS
@@ -21,10 +22,8 @@ register_backend("mine", BACKENDS["gathered"].attend)
 
 @pytest.fixture(autouse=True)
 def own_table():
-    kept = dict(BACKENDS)
-    yield
-    BACKENDS.clear()
-    BACKENDS.update(kept)
+    with restored_backends():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 
+from tests.common.backends import restored_backends
 from tests.common.small_runs import TINY, torchrun, vil
 from vil import build
 from vil.config import get_config
@@ -40,12 +41,10 @@ atexit.register(lambda: Path(f"FOLDER/rank{rank}.txt").write_text(str(dispatch.C
 def own_tables(monkeypatch, tmp_path):
     monkeypatch.setenv("VIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    kept = dict(BACKENDS)
     CHOICES.clear()
-    yield
+    with restored_backends():
+        yield
     CHOICES.clear()
-    BACKENDS.clear()
-    BACKENDS.update(kept)
 
 
 def tune(*words):
@@ -116,7 +115,7 @@ def test_a_model_without_windows_has_nothing_to_tune():
 
 
 def test_a_run_tunes_at_its_start_and_keeps_what_it_chose(tmp_path):
-    BACKENDS.pop("flex")  # a minute of compiling; the test of every stage tries it
+    BACKENDS.remove("flex")  # a minute of compiling; the test of every stage tries it
     words = (*TINY, "OPTIM.EPOCHS=1", "MODEL.VIT.MSVIT.TUNE=True")
     code, out, err = vil("train", "--output_dir", "run", *words)
     assert code == 0, err

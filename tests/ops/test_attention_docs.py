@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.common.backends import restored_backends
 from vil.ops import BACKENDS
-from vil.ops.backends import flex
+from vil.ops.backends import BACKWARDS, FORWARDS, flex
 from vil.ops.backends.triton import fused
-from vil.ops.custom_op import BACKWARDS, FORWARDS
 from vil.ops.dispatch import CHOICES
 
 ROOT = Path(__file__).parents[2]
@@ -21,11 +21,9 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 @pytest.fixture
 def own_tables():
-    kept = dict(BACKENDS)
-    yield
+    with restored_backends():
+        yield
     CHOICES.clear()
-    BACKENDS.clear()
-    BACKENDS.update(kept)
 
 
 @pytest.mark.parametrize(

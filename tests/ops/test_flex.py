@@ -14,7 +14,8 @@ import torch
 from test_backends import EXACT
 
 from tests.common.attention_cases import PAIRWISE, make_case, name_of
-from vil.ops import BACKENDS, Backend, LocalBias, Window, reference
+from tests.common.backends import restored_backends
+from vil.ops import BACKENDS, LocalBias, Window, reference, register_backend
 from vil.ops.backends import blocked, flex
 from vil.ops.call_spec import CallSpec
 from vil.ops.testing import errors, make_inputs
@@ -72,11 +73,12 @@ def attend_joined(q, k, v, window, *, num_global, bias, valid, scale, dropout_p)
 
 
 @pytest.fixture(autouse=True)
-def rows(monkeypatch):
+def rows():
     """Both ways as rows of the table, and nothing compiled left behind."""
-    monkeypatch.setitem(BACKENDS, "test flex", Backend(flex.attend, flex.attend_unsupported, ""))
-    monkeypatch.setitem(BACKENDS, "test joined", Backend(attend_joined, flex.unsupported, ""))
-    yield
+    with restored_backends():
+        register_backend("test flex", flex.attend, unsupported=flex.attend_unsupported)
+        register_backend("test joined", attend_joined, unsupported=flex.unsupported)
+        yield
     flex.forget()
 
 

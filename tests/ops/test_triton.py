@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from tests.common.attention_cases import PAIRWISE, make_case, name_of
-from vil.ops import Case, Window
+from tests.common.backends import restored_backends
+from vil.ops import Case, Window, register_backend
 from vil.ops.backends.triton import fused
 from vil.ops.call_spec import CallSpec
-from vil.ops.dispatch import BACKENDS, Backend
 from vil.ops.testing import errors, make_inputs
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -131,7 +131,7 @@ def prepare_interpreter() -> None:
 
     torch.use_deterministic_algorithms(True)  # new tensors are full of NaN: all must be written
     assert torch.empty(3).isnan().all()
-    BACKENDS["fused"] = Backend(attend, fused.unsupported, "")
+    register_backend("fused", attend, unsupported=fused.unsupported)
     # checks of every addition for overflow, which take three quarters of the time
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
         sanitize_overflow=False
@@ -313,9 +313,10 @@ def test_all_kernels_compile_for_a_gpu(compiler, dim, dtype):
 @pytest.mark.parametrize(
     "case", CASES + SIZES, ids=lambda case: f"d{case.head_dim}-{name_of(case)}"
 )
-def test_the_kernels_equal_the_definition_on_a_gpu(case, monkeypatch):
-    monkeypatch.setitem(BACKENDS, "fused", Backend(attend, fused.unsupported, ""))
-    check(measure(replace(case, device="cuda")))
+def test_the_kernels_equal_the_definition_on_a_gpu(case):
+    with restored_backends():
+        register_backend("fused", attend, unsupported=fused.unsupported)
+        check(measure(replace(case, device="cuda")))
 
 
 @needs_triton

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 
+from tests.common.backends import restored_backends
 from vil.ops import (
     BACKENDS,
     Case,
@@ -32,12 +33,10 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def own_tables(monkeypatch, tmp_path):
     monkeypatch.setenv("VIL_CACHE", str(tmp_path))
-    kept = dict(BACKENDS)
     CHOICES.clear()
-    yield
+    with restored_backends():
+        yield
     CHOICES.clear()
-    BACKENDS.clear()
-    BACKENDS.update(kept)
 
 
 class Slope(torch.autograd.Function):
@@ -177,7 +176,7 @@ def test_devices_that_are_not_measured_are_refused():
 
 
 def test_a_name_is_taken_once():
-    with pytest.raises(ValueError, match="there is a backend 'masked' already"):
+    with pytest.raises(ValueError, match="there is already a backend 'masked'"):
         register_backend("masked", right)
 
 
@@ -204,7 +203,7 @@ def test_too_many_bytes_are_a_reason():
 
 def test_in_evaluation_a_pair_is_its_forward():
     reasons = BACKENDS["blocked+triton"].unsupported(replace(CASE, needs_grad=False))
-    assert reasons == ["without gradients it is blocked alone"]
+    assert reasons == ["without gradients the backend blocked does the same"]
 
 
 def test_in_evaluation_only_the_forward_pass_counts():

@@ -93,7 +93,7 @@ def measure(
     """
     names, device = list(dict.fromkeys(names)), torch.device(case.device)
     for name in names:
-        lookup(BACKENDS | BESIDE, name, "backend")
+        lookup({**BACKENDS, **BESIDE}, name, "backend")
     max_bytes = SPARE * free_bytes(device) if max_bytes is None else max_bytes
     reasons = {name: "; ".join(reasons_against(name, case, max_bytes)) for name in names}
     bare, fastest = floor(case)

@@ -134,9 +134,9 @@ def names_of(backends: str | None) -> list[str]:
     from vil.ops import BACKENDS
     from vil.utils.lookup import lookup
 
-    names = list(BACKENDS | BESIDE) if backends is None else split(backends, "--backends")
+    names = list({**BACKENDS, **BESIDE}) if backends is None else split(backends, "--backends")
     for name in names:
-        lookup(BACKENDS | BESIDE, name, "backend")
+        lookup({**BACKENDS, **BESIDE}, name, "backend")
     return names
 
 

@@ -1,19 +1,21 @@
-"""Local attention, its windows, definition and backends: pure tensor functions, no modules."""
+"""Local 2-D attention as pure tensor functions: the operation, its windows, reference and backends.
 
-from vil.ops.attention_case import Case
-from vil.ops.bias import LocalBias
-from vil.ops.dispatch import BACKENDS, Backend, choose, explain, register_backend
-from vil.ops.local_attention import local_attention
-from vil.ops.window import Window
+Names are loaded on first use: importing the package does not import torch.
+"""
 
-__all__ = [
-    "BACKENDS",
-    "Backend",
-    "Case",
-    "LocalBias",
-    "Window",
-    "choose",
-    "explain",
-    "local_attention",
-    "register_backend",
-]
+from vil.utils.lazy import lazy_exports
+
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        "BACKENDS": "vil.ops.backends",
+        "Backend": "vil.ops.backends",
+        "Case": "vil.ops.attention_case",
+        "LocalBias": "vil.ops.bias",
+        "Window": "vil.ops.window",
+        "choose": "vil.ops.dispatch",
+        "explain": "vil.ops.dispatch",
+        "local_attention": "vil.ops.functional",
+        "register_backend": "vil.ops.backends",
+    },
+)

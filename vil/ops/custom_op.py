@@ -17,74 +17,41 @@ take as a whole and whose products FlopCounterMode counts.
 Letters: B images, N heads, L tokens, D channels.
 """
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from vil.ops.attention_case import Case
-from vil.ops.backends import blocked, flex
+from vil.ops.backends import BACKWARDS, FORWARDS, blocked
 from vil.ops.backends.chunk_groups import chunks_around, cuts
-from vil.ops.backends.triton import fused
 from vil.ops.bias import LocalBias
 from vil.ops.call_spec import CallSpec
 from vil.ops.window import Window
 from vil.utils.precision import autocast_off
 
 
-class Pass(NamedTuple):
-    """One direction: `run` by the contract above, and the reasons against a case."""
+def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
+    """The function that gives the reasons against a pair of passes."""
 
-    run: Callable
-    unsupported: Callable[[Case], list[str]]
-    about: str
+    def unsupported(case: Case) -> list[str]:
+        reasons = list(FORWARDS[forward].unsupported(case))
+        if case.needs_grad:
+            reasons += BACKWARDS[backward].unsupported(case)
+        elif forward != backward:
+            reasons.append(f"without gradients the backend {forward} does the same")
+        return list(dict.fromkeys(reasons))
 
-
-_BLOCKED = "a few chunks at a time, scores computed twice and never stored"
-_TRITON = "one fused kernel each way, scores computed twice and never stored"
-_FLEX = "torch's FlexAttention on tokens put chunk after chunk"
-FORWARDS = {
-    "blocked": Pass(blocked.forward, blocked.unsupported, _BLOCKED),
-    "triton": Pass(fused.forward, fused.unsupported, _TRITON),
-    "flex": Pass(flex.forward, flex.unsupported, _FLEX),
-}
-BACKWARDS = {
-    "blocked": Pass(blocked.backward, blocked.unsupported, _BLOCKED),
-    "triton": Pass(fused.backward, fused.unsupported, _TRITON),
-}
+    return unsupported
 
 
-def pairs() -> Iterator[tuple[str, str, str]]:
-    """Every forward with every backward, and the name of the two together: "flex+blocked"."""
-    for forward, backward in itertools.product(FORWARDS, BACKWARDS):
-        yield forward, backward, forward if forward == backward else f"{forward}+{backward}"
+def join_passes(forward: str, backward: str) -> Callable[..., Tensor]:
+    """Join a forward and a backward pass into a backend, see `vil.ops.local_attention`.
 
-
-def unsupported(forward: str, backward: str, case: Case) -> list[str]:
-    """The reasons against a pair; without gradients a forward stands for itself."""
-    reasons = list(FORWARDS[forward].unsupported(case))
-    if case.needs_grad:
-        reasons += BACKWARDS[backward].unsupported(case)
-    elif forward != backward:
-        reasons.append(f"without gradients it is {forward} alone")
-    return list(dict.fromkeys(reasons))
-
-
-def about(forward: str, backward: str) -> str:
-    """What a pair is, in a line."""
-    if forward == backward:
-        return FORWARDS[forward].about
-    return f"forward of {forward}, backward of {backward}"
-
-
-def joined(forward: str, backward: str) -> Callable[..., Tensor]:
-    """The backend of a forward and a backward by name: see `vil.ops.local_attention`.
-
-    Call it once per pair, before anything is compiled: it declares the operators.
+    Declares torch operators: call it once per pair, before anything is compiled.
     """
     operator = _operator(forward, backward)
 

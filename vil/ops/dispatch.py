@@ -7,70 +7,14 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-
-from torch import Tensor
-
-from vil.ops import custom_op
 from vil.ops.attention_case import Case
-from vil.ops.backends import dense_masked, flex, gather_sdpa, sliding_chunk, unfold
+from vil.ops.backends import BACKENDS
 from vil.ops.window import ALL_NINE
 from vil.utils.lookup import lookup
 
+for _backend in BACKENDS.values():
+    _backend.resolve()
 
-def nothing(case: Case) -> list[str]:
-    """No reason against any case."""
-    return []
-
-
-@dataclass(frozen=True)
-class Backend:
-    """`attend` computes; `unsupported` gives the reasons why it cannot in a case (none: it can).
-
-    compiles: it calls torch.compile, so it must not be run on tensors without numbers, which torch
-    would remember as a failure.
-    """
-
-    attend: Callable[..., Tensor]
-    unsupported: Callable[[Case], list[str]]
-    about: str
-    compiles: bool = False
-
-
-def _pair(forward: str, backward: str) -> Backend:
-    return Backend(
-        custom_op.joined(forward, backward),
-        partial(custom_op.unsupported, forward, backward),
-        custom_op.about(forward, backward),
-    )
-
-
-BACKENDS: dict[str, Backend] = {
-    "masked": Backend(
-        dense_masked.attend, dense_masked.unsupported, "full scores under the boolean mask"
-    ),
-    "chunk_autograd": Backend(
-        sliding_chunk.attend_autograd, nothing, "sliding chunks, backward by autograd"
-    ),
-    "chunk_handgrad": Backend(
-        sliding_chunk.attend_handgrad, nothing, "sliding chunks, backward by hand"
-    ),
-    "gathered": Backend(
-        gather_sdpa.attend, nothing, "neighbours gather_sdpa, one fused attention; exportable"
-    ),
-    "flex": Backend(
-        flex.attend, flex.attend_unsupported, custom_op.FORWARDS["flex"].about, compiles=True
-    ),
-    **{name: _pair(forward, backward) for forward, backward, name in custom_op.pairs()},
-    "unfold_tensor": Backend(
-        unfold.attend_tensor, unfold.unsupported, "a copy of each token's neighbours, by views"
-    ),
-    "unfold_nnf": Backend(
-        unfold.attend_nnf, unfold.unsupported, "a copy of each token's neighbours, by F.unfold"
-    ),
-}
 # What is taken untuned, by kind of device (cpu for any other): the first that can run. A backend
 # that compiles at its first call, or that a user added, is taken only where it was tuned or pinned.
 PREFERENCE = {
@@ -82,25 +26,6 @@ PREFERENCE = {
 # plain attention; beyond, all scores of a batch would take too much memory.
 PLAIN = ((200, 0.3), (1024, 0.7))
 CHOICES: dict[str, str] = {}  # {Case.bucket(): the backend found fastest}
-
-
-def register_backend(
-    name: str,
-    attend: Callable[..., Tensor],
-    *,
-    unsupported: Callable[[Case], list[str]] = nothing,
-    about: str = "added at run time",
-) -> None:
-    """Add a backend of your own to the table, for `backend=name` and for the tuner.
-
-    attend(q, k, v, window, *, num_global, bias, valid, scale, dropout_p) -> (B, N, L, D): shapes as
-    for `vil.ops.local_attention`. unsupported(case): reasons why it cannot compute a case, none if
-    it can. Add it before the model is built or compiled. Raises ValueError for a name that is
-    taken.
-    """
-    if name in BACKENDS:
-        raise ValueError(f"there is a backend {name!r} already (names: {', '.join(BACKENDS)})")
-    BACKENDS[name] = Backend(attend, unsupported, about)
 
 
 def preferred(case: Case) -> tuple[str, ...]:

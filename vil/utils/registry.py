@@ -57,9 +57,15 @@ class Registry(Mapping[str, Entry]):
     called for what is registered at run time.
     """
 
-    def __init__(self, kind: str, check: Callable[[str, Any], None] | None = None):
+    def __init__(
+        self,
+        kind: str,
+        check: Callable[[str, Any], None] | None = None,
+        entry_type: type[Entry] = Entry,
+    ):
         self.kind = kind
         self.check = check
+        self.entry_type = entry_type
         self.entries: dict[str, Entry] = {}
 
     def add(
@@ -75,7 +81,7 @@ class Registry(Mapping[str, Entry]):
         if name in self.entries:
             taken = ", ".join(filter(None, self.entries))
             raise ValueError(f"there is already a {self.kind} {name!r} (names: {taken})")
-        self.entries[name] = Entry(name, home, about, dict(keys or {}), facts)
+        self.entries[name] = self.entry_type(name, home, about, dict(keys or {}), facts)
 
     def register(self, name: str, home: Any, about: str = "", **declared: Any) -> None:
         """Add a component at run time, after checking its contract."""
