@@ -208,7 +208,7 @@ def choices() -> Iterator[Ratio]:
 def sketch(case: Case) -> str:
     """A case in a line."""
     window, rows = case.window, case.window.grid[0]
-    kind = f"exact {window.exact}, {len(window.offsets)} offsets"
+    kind = f"exact {int(window.mask)}, {len(window.offsets)} offsets"
     facts = f"B {case.batch} N {case.heads} D {case.head_dim} G {case.num_global}"
     return f"{rows}x{rows} w {window.size} {facts}, {kind}, {'' if case.table_bias else 'no '}bias"
 
@@ -265,7 +265,7 @@ def without_border(entry: Candidate) -> Candidate:
 
     def cutting(call: Callable) -> Callable:
         def inner(*arguments):
-            with mock.patch.object(chunk_groups, "NEEDLESS", 0):
+            with mock.patch.object(chunk_groups, "MAX_EMPTY_SCORES", 0):
                 return call(*arguments)
 
         return inner

@@ -32,6 +32,7 @@ from vil.engine.checkpoint.save_load import AVERAGE, resolve_link
 from vil.engine.distributed import DistInfo
 from vil.engine.task import ClassificationTask, Task
 from vil.integrations.external_models import build_external, layer_numbers, undecayed
+from vil.layers.attention import ATTENTIONS
 from vil.models.arch import parse_arch
 from vil.models.registry import ARCHS as NAMED
 from vil.models.vision_longformer import MsViT
@@ -48,14 +49,6 @@ from vil.tasks.detection.models.weights import load_detector
 from vil.utils.errors import CheckpointError
 from vil.utils.machine import has_compiler
 
-# The keys of MODEL.VIT.MSVIT that only some attentions read.
-OWN_KEYS = {
-    ("longformer",): ("SW_EXACT", "MODE", "VIL_MODE_SWITCH", "BACKEND", "TUNE"),
-    ("longformer", "global"): ("SHARE_W", "ONLY_GLOBAL"),
-    ("linformer",): ("SHARE_KV",),
-    ("performer",): ("PERFORMER_BATCH_MAX",),
-    ("srformer",): ("SR_RAGGED",),
-}
 log = logging.getLogger(__name__)
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 POINTERS = ("best", "last")
@@ -176,31 +169,40 @@ def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
     attention, backend = _attention_names(msvit)
     stages = parse_arch(msvit.ARCH, attention)
     present = {name for stage in stages for name in stage.attention}
-    for names, keys in OWN_KEYS.items():
+    for names, keys in _keys_by_attention().items():
         if present.isdisjoint(names):
-            why = f"no stage has {' or '.join(names)} attention"
-            warn_unused(cfg, why, [f"MODEL.VIT.MSVIT.{key}" for key in keys])
+            warn_unused(cfg, f"no stage has {' or '.join(names)} attention", keys)
+    arguments = {
+        name: {argument: _value(cfg, key) for argument, key in entry.key_names.items()}
+        for name, entry in ATTENTIONS.items()
+        if entry.keys
+    }
+    arguments["longformer"]["backend"] = backend  # that a historic ATTN_TYPE may pin
     return MsViT(
         stages,
         norm_embed=vit.NORM_EMBED,
         norm_eps=msvit.LN_EPS,
         avg_pool=vit.AVG_POOL,
         pos_resize=vit.POS_RESIZE,
-        attention_args={
-            "longformer": dict(
-                share_weights=msvit.SHARE_W,
-                sw_exact=msvit.SW_EXACT,
-                mode=msvit.MODE,
-                mode_switch=msvit.VIL_MODE_SWITCH,
-                backend=backend,
-            ),
-            "global": dict(share_weights=msvit.SHARE_W),
-            "linformer": dict(share_kv=msvit.SHARE_KV),
-            "performer": dict(batch_max=msvit.PERFORMER_BATCH_MAX),
-            "srformer": dict(ragged=msvit.SR_RAGGED),
-        },
+        attention_args=arguments,
         **common,
     )
+
+
+def _keys_by_attention() -> dict[tuple[str, ...], list[str]]:
+    """{the attentions that read them: config keys}."""
+    readers: dict[str, list[str]] = {}
+    for name, entry in ATTENTIONS.items():
+        for key in (*entry.key_names.values(), *entry.facts.get("other_keys", ())):
+            readers.setdefault(key, []).append(name)
+    keys: dict[tuple[str, ...], list[str]] = {}
+    for key, names in readers.items():
+        keys.setdefault(tuple(names), []).append(key)
+    return keys
+
+
+def _value(cfg: CfgNode, key: str) -> Any:
+    return functools.reduce(getattr, key.split("."), cfg)
 
 
 def _attention_names(msvit: CfgNode) -> tuple[str, str]:

@@ -17,12 +17,10 @@ from yacs.config import CfgNode
 
 from vil.engine import distributed
 from vil.engine.distributed import DistInfo
-from vil.layers.attention.longformer import LongformerAttention
 from vil.models.vision_longformer import MsViT
 from vil.ops import BACKENDS, Case, choose, explain
 from vil.ops.dispatch import CHOICES, tuned
 from vil.ops.tuning import tuner, tuning_cache
-from vil.ops.window import NEIGHBOURS
 from vil.tasks.detection.models.detectors import PerImageDetector
 from vil.utils.atomic_write import replace_text
 
@@ -60,8 +58,7 @@ def attention_cases(
     """What backends are asked for by one of `world` processes: in evaluation and, with `training`,
     in training by neighbour mode.
 
-    dtype: that of autocast, None for full precision. Of the eight neighbours of random shift one
-    stands for all.
+    dtype: that of autocast, None for full precision.
     """
     padded = isinstance(model, PerImageDetector)
     model = network_in(model)
@@ -72,13 +69,9 @@ def attention_cases(
     grids = model.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
     for number, (stage, grid) in enumerate(zip(model.stages, grids), start=1):
         kinds = {type(block.attn): block.attn for block in stage.blocks}
-        if attention := kinds.get(LongformerAttention):
-            for mode in attention.modes() if training else ():
-                case = attention.case(grid, mode, training=True, **facts)
-                if len(case.window.offsets) != 2 or case.window.offsets[1] == NEIGHBOURS[0]:
-                    yield Asked(number, case, attention.backend)
-            case = attention.case(grid, min(attention.mode, 0), training=False, **facts)
-            yield Asked(number, case, attention.backend)
+        for attention in kinds.values():
+            for case in attention.backend_cases(grid, training=training, **facts):
+                yield Asked(number, case, attention.backend)
 
 
 def network_in(model: nn.Module) -> nn.Module:
@@ -97,7 +90,7 @@ def pin(network: nn.Module, asked: list[Asked]) -> None:
         if name != a.backend and BACKENDS[name].unsupported(large):
             name = choose(large)
         for block in network.stages[a.stage - 1].blocks:
-            if isinstance(block.attn, LongformerAttention):
+            if block.attn.backend:
                 block.attn.backend = name
 
 

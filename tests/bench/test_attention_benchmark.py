@@ -13,7 +13,7 @@ from vil.bench.attention import FLOOR, measure, mode_of, plain
 from vil.bench.baselines import BESIDE, natten_cannot, products, visited
 from vil.bench.interleaved_timer import Candidate, held, race
 from vil.ops import BACKENDS, Case, Window, choose, register_backend
-from vil.ops.reference import meetings
+from vil.ops.reference import attended_keys
 
 CPU = torch.device("cpu")
 CASE = Case(Window((7, 8), 3), 2, 2, 4, 1, table_bias=True, global_bias=True)
@@ -36,7 +36,7 @@ def own_table():
 @pytest.mark.parametrize("num_global", [0, 2])
 def test_the_pairs_are_those_of_the_definition(grid, kind, num_global):
     window = Window.from_mode(grid, 3, *kind)
-    met = [len(meetings(window, x, y)) for x in range(grid[0]) for y in range(grid[1])]
+    met = [len(attended_keys(window, x, y)) for x in range(grid[0]) for y in range(grid[1])]
     assert visited(window, num_global) == sum(met) + num_global * len(met)
 
 

@@ -88,7 +88,7 @@ def test_an_attention_without_maps_is_left_out(photo):
     assert "left out: stage 1: linformer attention has no map" in said
     ended = vil("visualize", "attention", photo, "--run", "mixed", "--stage", 1)
     assert ended.code == USAGE
-    assert re.search(r"attention: stage 1: linformer .* weights are of both signs\n$", ended.err)
+    assert re.search(r"attention: stage 1: linformer .* weights of both signs\n$", ended.err)
 
 
 def test_pixels_beyond_the_last_whole_patch(photo):
@@ -178,9 +178,9 @@ def test_the_picture_of_the_docs_is_what_its_command_draws():
         ("--token 3", "--token 3: expected a row and a column from 0"),
         ("--window 0", "grid and window must be positive"),
         ("--window 1000", "--window 1000: expected at most 256"),
-        ("--sw-exact 2", "exact must be 1 (exact), 0 (chunks) or -1 (cyclic), got 2"),
-        ("--sw-exact 1 --mode 3", "the exact window (exact=1) needs all nine chunks"),
-        ("--mode 9", "mode must be -1 (own chunk), 0 (all nine chunks) or 1..8"),
+        ("--sw-exact 2", "the mask must be 1 (exact), 0 (chunks) or -1 (cyclic), got 2"),
+        ("--sw-exact 1 --mode 3", "the exact window (mask 1) needs all nine chunks"),
+        ("--mode 9", "mode must be -1 (the query's chunk), 0 (all nine chunks) or 1..8"),
         ("--sw-exact 0 1 -1 --mode 0 -1", "--mode has 2 items: expected 1 or, as others, 3"),
         ("--out no/where.png", "--out no/where.png: there is no folder no"),
     ],

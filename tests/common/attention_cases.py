@@ -1,6 +1,4 @@
-"""The cases that every backend is tested on: a table that holds every pair of values, and the full
-product.
-"""
+"""The cases that backends are tested on: a table of every pair of values, and the full product."""
 
 import itertools
 import random
@@ -77,6 +75,6 @@ def name_of(case: Case) -> str:
         "all" if len(window.offsets) == 9 else "+".join(f"{dx}{dy}" for dx, dy in window.offsets)
     )
     return (
-        f"{window.grid[0]}x{window.grid[1]}-w{window.size}-exact{window.exact}-{offsets}-G{case.num_global}"
+        f"{window.grid[0]}x{window.grid[1]}-w{window.size}-exact{int(window.mask)}-{offsets}-G{case.num_global}"
         f"-bias{bias or 0}-valid{int(case.valid)}-{str(case.dtype)[6:]}"
     )

@@ -84,10 +84,10 @@ def test_a_missing_norm_is_not_filled_from_another():
 
 
 CYCLIC = [
-    (name, Window(grid, 3, exact=-1))
+    (name, Window(grid, 3, mask=-1))
     for grid in ((7, 8), (4, 10), (2, 2))
     for name, backend in BACKENDS.items()
-    if not backend.unsupported(Case(Window(grid, 3, exact=-1), 1, 1, 4))
+    if not backend.unsupported(Case(Window(grid, 3, mask=-1), 1, 1, 4))
 ]
 
 

@@ -22,7 +22,7 @@ from vil.integrations.timm_attention import PatchedAttention
 from vil.layers.attention import set_progress
 from vil.layers.attention.longformer import LongformerAttention
 from vil.ops import Window
-from vil.ops.reference import meetings
+from vil.ops.reference import attended_keys
 from vil.utils.train_step import TrainStep
 
 PAGE = Path(__file__).parent.parent.parent / "docs/patch_attention.md"
@@ -105,7 +105,7 @@ def mask(window: Window, num_prefix: int) -> Tensor:
     found = torch.ones(num_prefix + window.length, num_prefix + window.length, dtype=torch.bool)
     found[num_prefix:, num_prefix:] = False
     for number in range(window.length):
-        for row, col, _ in meetings(window, *divmod(number, window.grid[1])):
+        for row, col, _ in attended_keys(window, *divmod(number, window.grid[1])):
             found[num_prefix + number, num_prefix + row * window.grid[1] + col] = True
     return found
 

@@ -1,4 +1,7 @@
-"""What every attention module keeps: the reference, padding, odd sizes, export, counts."""
+"""Attention modules: results of the 2021 reference, padding, odd sizes, export, MACs, registry."""
+
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -7,26 +10,34 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vil
 from tests.common.golden import GOLDEN, read, step_with_mode
-from vil.layers.attention import ATTENTIONS
+from vil.layers.attention import (
+    ATTENTIONS,
+    Attention,
+    FullAttention,
+    build_attention,
+    register_attention,
+)
+from vil.models.arch import parse_arch
+from vil.models.vision_longformer import MsViT
 from vil.ops import BACKENDS, Case, Window
 from vil.pretrained.load_weights import load_original
 
 CASES = sorted(path.stem for path in GOLDEN.glob("*.safetensors") if "model_" not in path.stem)
-OWN = {  # the least that each attention is built with
+OWN = {  # the required arguments of each attention
     "longformer": {"window": 3},
     "linformer": {"num_features": 5},
     "performer": {"num_features": 6},
     "srformer": {"ratio": 3},
 }
-SEPARATE = {  # the arguments that give each attention the most parameters
+SEPARATE = {  # the arguments with the most parameters
     "longformer": {"share_weights": False},
     "global": {"share_weights": False},
     "linformer": {"share_kv": False},
 }
 BIASES = [
     (name, rel_pos)
-    for name, kind in ATTENTIONS.items()
-    for rel_pos in ([False, True] if kind.has_relative_bias else [False])
+    for name in ATTENTIONS
+    for rel_pos in ([False, True] if ATTENTIONS.load(name).has_relative_bias else [False])
 ]
 
 
@@ -60,7 +71,7 @@ def build(meta: dict, backend: str) -> torch.nn.Module:
 
 
 def accepted(name: str) -> list[str]:
-    """The backends that accept a golden case; one stands for all where the module has none."""
+    """The backends that support a golden case; "auto" if the module has no backend."""
     meta = read(name)[0]
     if meta["kind"] != "local_attention" or meta["only_global"]:
         return ["auto"]
@@ -89,8 +100,8 @@ def test_outputs_and_gradients_of_the_reference(name, backend):
 
 @pytest.mark.parametrize(("name", "rel_pos"), BIASES)
 def test_padding_changes_nothing_for_real_tokens(name, rel_pos):
-    """An image beside a larger one in a batch gives the same rows as alone: keys beyond `valid` are
-    never seen, and tables made for a third grid are stretched to its own.
+    """An image gives the same result padded as alone: padding is never a key, and tables made for a
+    third grid are resized to the size without padding.
     """
     torch.manual_seed(0)
     module = vil.build_attention(
@@ -103,7 +114,7 @@ def test_padding_changes_nothing_for_real_tokens(name, rel_pos):
     other = torch.full_like(padded, 900.0)
     other[:, :5, :4] = padded[:, :5, :4]
     rows = [
-        real_rows(module(torch.cat([x[:, :2], image.flatten(1, 2)], 1), (7, 6), valid=valid))
+        real_rows(module(torch.cat([x[:, :2], image.flatten(1, 2)], 1), (7, 6), valid_hw=valid))
         for image in (padded, other)
     ]
     assert torch.allclose(*rows)
@@ -111,7 +122,7 @@ def test_padding_changes_nothing_for_real_tokens(name, rel_pos):
 
 
 def real_rows(out: torch.Tensor) -> torch.Tensor:
-    """Of two global tokens and a grid of 7 x 6, the global rows and those of the first 5 x 4."""
+    """The two global tokens, and the first 5 x 4 tokens of a grid of 7 x 6."""
     return torch.cat([out[:, :2], out[:, 2:].unflatten(1, (7, 6))[:, :5, :4].flatten(1, 2)], dim=1)
 
 
@@ -128,9 +139,9 @@ def test_every_parameter_gets_a_gradient(name, rel_pos):
 @pytest.mark.parametrize("grid", [(1, 1), (1, 4), (7, 5)])
 @pytest.mark.parametrize("num_global", [0, 1, 3])
 def test_odd_grids(name, grid, num_global):
-    """Built for another grid, one image, with and without global tokens: finite both ways."""
+    """Built for another grid, one image, with and without global tokens: finite gradients."""
     if name == "global" and not num_global:
-        return  # refused, see below
+        return  # raises, see below
     own = dict(num_global=num_global, grid=(4, 4), **OWN.get(name, {}))
     module = vil.build_attention(name, dim=8, num_heads=2, **own)
     x = torch.randn(1, num_global + grid[0] * grid[1], 8, requires_grad=True)
@@ -204,7 +215,7 @@ def test_export_with_symbolic_sizes(name):
         ),
         ("longformer", {"window": 0}, "must be positive"),
         ("longformer", {"window": 2, "sw_exact": 1, "mode": 1}, "needs all nine chunks"),
-        ("longformer", {"window": 2, "num_heads": 3}, "3 heads do not divide the width 8"),
+        ("longformer", {"window": 2, "num_heads": 3}, "num_heads 3 does not divide dim 8"),
         ("full", {"rel_pos": True}, "needs the grid"),
         ("linformer", {"num_features": 5}, "needs the grid"),
         ("linformer", OWN["linformer"] | {"rel_pos": True}, "linformer attention has no relative"),
@@ -215,7 +226,7 @@ def test_export_with_symbolic_sizes(name):
         ("global", {"num_global": 0}, "at least one global token"),
     ],
 )
-def test_wrong_settings_are_refused(name, arguments, message):
+def test_invalid_settings_raise(name, arguments, message):
     with pytest.raises(ValueError, match=message):
         vil.build_attention(name, **({"dim": 8, "num_heads": 2} | arguments))
 
@@ -223,7 +234,7 @@ def test_wrong_settings_are_refused(name, arguments, message):
 @pytest.mark.defect("B13")
 @pytest.mark.parametrize("name", ATTENTIONS)
 @pytest.mark.parametrize("separate", [False, True])
-def test_macs_are_half_the_counted_flops_on_whole_chunks(name, separate):
+def test_macs_are_half_the_counted_flops_on_complete_chunks(name, separate):
     own = OWN.get(name, {}) | (SEPARATE.get(name, {}) if separate else {})
     own |= {"backend": "chunk_autograd"} if name == "longformer" else {}
     module = vil.build_attention(name, dim=8, num_heads=2, num_global=2, grid=(6, 9), **own)
@@ -232,7 +243,7 @@ def test_macs_are_half_the_counted_flops_on_whole_chunks(name, separate):
     assert counter.get_total_flops() == 2 * module.macs((6, 9))
 
 
-def test_print_tells_the_configuration():
+def test_print_has_the_configuration():
     text = str(vil.build_attention("longformer", dim=8, num_heads=2, window=3, sw_exact=-1))
     assert "window=3" in text
     assert "sw_exact=-1" in text
@@ -246,3 +257,115 @@ def test_case_of_a_pinned_backend_that_cannot_run():
     assert BACKENDS["masked"].unsupported(Case(Window((3, 3), 3, -1), 1, 1, 4))
     with pytest.raises(ValueError, match="cannot run here: keys repeat"):
         module(torch.randn(1, 10, 8), (3, 3))
+
+
+class Averaging(Attention):
+    """A user's attention: every token gets a weighted mean of all tokens."""
+
+    has_relative_bias = False
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        strength: int,
+        num_global: int = 1,
+        grid: tuple[int, int] | None = None,
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+    ) -> None:
+        super().__init__(dim, num_heads, num_global, attn_drop, proj_drop)
+        self.proj, self.strength = torch.nn.Linear(dim, dim, bias=qkv_bias), strength
+
+    def forward(self, x, grid, valid_hw=None):
+        return self.proj_drop(self.proj(x.mean(1, keepdim=True) * self.strength).expand_as(x))
+
+    def macs(self, grid: tuple[int, int]) -> int:
+        return self.dim**2
+
+
+@pytest.fixture
+def averaging():
+    register_attention("averaging", Averaging, feature="strength", about="a mean")
+    yield "averaging"
+    ATTENTIONS.remove("averaging")
+
+
+def test_a_registered_attention_is_built_by_name_and_by_a_model(averaging):
+    assert isinstance(build_attention(averaging, dim=8, num_heads=2, strength=3), Averaging)
+    arch = "l1,h1,d8,n1,s1,g1,p4,f5,a0_l2,h1,d8,n1,s1,g1,p2,f2,a0"
+    model = MsViT(parse_arch(arch, averaging), img_size=16, num_classes=3)
+    assert [stage.blocks[0].attn.strength for stage in model.stages] == [5, 2]
+    model(torch.randn(2, 3, 16, 16)).sum().backward()
+    assert all(p.grad is not None for p in model.stages.parameters())
+    model.resize_positions(24)
+    assert len(model.macs((24, 24))) == 3
+    with pytest.raises(ValueError, match="unknown argument of averaging attention 'strengh'"):
+        build_attention(averaging, dim=8, num_heads=2, strengh=3)
+
+
+class WithoutGrid(Averaging):
+    def __init__(self, dim: int, num_heads: int, *, strength: int, num_global: int = 1) -> None:
+        super().__init__(dim, num_heads, strength=strength, num_global=num_global)
+
+
+class WithBias(Averaging):
+    has_relative_bias = True
+
+
+class WithoutMacs(Averaging):
+    macs = Attention.macs
+
+
+class WithoutForward(Averaging):
+    forward = Attention.forward
+
+
+@pytest.mark.parametrize(
+    ("cls", "declared", "message"),
+    [
+        (torch.nn.Linear, {}, "must be a subclass of vil.layers.attention.Attention"),
+        (WithoutGrid, {}, r"\(WithoutGrid\) lacks grid, qkv_bias, attn_drop, proj_drop"),
+        (WithBias, {}, r"lacks rel_pos \(set has_relative_bias = False\)"),
+        (WithoutMacs, {}, "does not define macs"),
+        (WithoutForward, {}, "does not define forward"),
+        (Averaging, {"keys": {"strenght": "A.B"}}, "'strenght'; did you mean 'strength'"),
+        (Averaging, {"feature": "window"}, "unknown argument of mine attention 'window'"),
+    ],
+)
+def test_a_class_that_breaks_the_contract_is_not_registered(cls, declared, message):
+    with pytest.raises(ValueError, match=message):
+        register_attention("mine", cls, **declared)
+    assert "mine" not in ATTENTIONS
+
+
+def test_a_registered_home_is_checked_when_it_is_built():
+    register_attention("mine", "torch.nn:Linear")
+    try:
+        with pytest.raises(ValueError, match="must be a subclass"):
+            build_attention("mine", dim=8, num_heads=2)
+    finally:
+        ATTENTIONS.remove("mine")
+
+
+def test_a_taken_name_raises():
+    with pytest.raises(ValueError, match="the attention 'full' already exists"):
+        register_attention("full", FullAttention)
+
+
+def test_declared_keys_and_features_are_arguments():
+    for name, entry in ATTENTIONS.items():
+        own = vil.layers.attention.own_arguments(entry.load())
+        feature = entry.facts.get("feature")
+        assert {*entry.keys, *([feature] if feature else [])} <= own.keys(), name
+
+
+def test_attentions_are_listed_without_torch():
+    code = (
+        "import sys; from vil.layers.attention import ATTENTIONS;"
+        "assert ATTENTIONS['longformer'].key_names['mode'] == 'MODEL.VIT.MSVIT.MODE';"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,4 @@
-"""Linformer's projections on grids they were not made for."""
+"""Projections of linformer attention on other grids."""
 
 import torch
 
@@ -17,10 +17,8 @@ def test_resized_projections_keep_sums_and_global_rows():
     assert torch.allclose(even[2:].sum(0), torch.full((3,), 12.0, dtype=torch.float64))
 
 
-def test_an_image_shown_larger_gives_about_the_same():
-    """Each token repeated 2 x 2: the same mixtures up to the smoothing of the projections, which
-    is none where these are constant.
-    """
+def test_an_enlarged_image_gives_the_same():
+    """Each token repeated 2 x 2 gives the same keys and values if the projections are constant."""
     torch.manual_seed(0)
     module = vil.build_attention("linformer", dim=8, num_heads=2, num_features=4, grid=(3, 5))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Performer: what its features approximate, whom an image depends on, and when they are redrawn."""
+"""Performer: approximation of softmax, dependence on the batch, and redrawing of features."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_many_features_come_close_to_softmax_attention():
         module = build(num_features=count)
         module.load_state_dict(full.state_dict(), strict=False)
         errors[count] = (module(x, (4, 5)) - wanted).norm() / wanted.norm()
-    assert errors[4000] < 0.05  # the mean of all values, as if no scores were, is at 0.20
+    assert errors[4000] < 0.05  # uniform weights have an error of 0.20
     assert errors[4] > 0.2
 
 
@@ -39,7 +39,7 @@ def test_directions_are_orthogonal_and_lengths_gaussian():
     assert off.abs().max() < 1e-12
     covariance = rows.mT @ rows / len(rows)
     assert torch.allclose(covariance, torch.eye(4, dtype=torch.float64), atol=0.08)
-    assert rows.mean(0).abs().max() < 0.06  # without the sign correction far from 0
+    assert rows.mean(0).abs().max() < 0.06  # without the sign correction it is far from 0
     assert rows.norm(dim=1).square().var() == pytest.approx(8, rel=0.15)  # chi squared, 4 degrees
 
 
@@ -53,11 +53,11 @@ def test_whether_an_image_depends_on_its_batch(batch_max):
     assert torch.allclose(module(x, (2, 3))[:1], module(x[:1], (2, 3))) != batch_max
 
 
-def test_padding_of_any_size_leaves_gradients_finite():
+def test_large_padding_leaves_gradients_finite():
     module, x = build(), torch.randn(1, 13, 8)
     x[:, 7:] = 1e4
     x.requires_grad_()
-    module(x, (4, 3), valid=torch.tensor([[2, 3]]))[:, :7].sum().backward()
+    module(x, (4, 3), valid_hw=torch.tensor([[2, 3]]))[:, :7].sum().backward()
     assert all(p.grad.isfinite().all() for p in module.parameters())
     assert x.grad.isfinite().all()
 
@@ -106,7 +106,7 @@ def test_neither_forward_nor_evaluation_redraws():
     assert not torch.equal(matrix(module), before)
 
 
-def test_made_on_the_meta_device_it_can_be_loaded_and_redrawn():
+def test_it_can_be_built_on_the_meta_device_and_loaded():
     source = build()
     set_progress(source, TrainStep(step=3))
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Position embeddings on grids of other sizes: the reference's resizing, and what crop means."""
+"""Position embeddings on other grids: interpolation as in the 2021 reference, and crop."""
 
 import pytest
 import torch
@@ -20,7 +20,14 @@ def test_resizing_a_table_is_the_reference():
 def test_the_dense_bias_is_by_query_minus_key():
     table = torch.arange(15.0)[:, None]  # a grid of 2 x 3: (2*2-1) * (2*3-1)
     bias = dense_bias(table, (2, 3))[0]
-    assert bias[0].tolist() == [7, 6, 5, 2, 1, 0]  # the reference's index of a full window
+    assert bias[0].tolist() == [
+        7,
+        6,
+        5,
+        2,
+        1,
+        0,
+    ]  # as in the 2021 reference
     assert bias[5].tolist() == [14, 13, 12, 9, 8, 7]
 
 
@@ -34,12 +41,12 @@ def test_absolute_embedding_on_other_grids():
 
     module.resize = "crop"
     assert torch.equal(module((2, 2))[0, 1 + 3], torch.cat([rows[1], cols[1]]))
-    with pytest.raises(ValueError, match="larger than the 3 embeddings"):
+    with pytest.raises(ValueError, match="cannot crop 3 embeddings to a grid of 4"):
         module((4, 2))
 
 
-def test_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match="even width"):
+def test_invalid_settings_raise():
+    with pytest.raises(ValueError, match="even dim"):
         AbsoluteEmbedding(5, (3, 3), 0)
     with pytest.raises(ValueError, match="interpolate, crop"):
         AbsoluteEmbedding(4, (3, 3), 0, resize="stretch")

@@ -1,4 +1,4 @@
-"""Random shift: the neighbour is a function of the step, and the epoch at which it ends."""
+"""Random shift: the neighbor is a function of the step, and the epoch at which it ends."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ from vil.layers.attention import set_progress
 from vil.utils.train_step import TrainStep
 
 
-def test_random_shift_asks_for_the_step():
-    """Without it every step would draw the same neighbour, unnoticed."""
+def test_random_shift_needs_the_step():
+    """Without it every step would silently sample the same neighbor."""
     module = vil.build_attention("longformer", dim=4, num_heads=1, window=2, mode=1)
     with pytest.raises(RuntimeError, match="set_progress"):
         module(torch.randn(1, 5, 4), (2, 2))
@@ -35,7 +35,7 @@ def test_random_shift_is_a_function_of_seed_step_and_module():
     assert any(a != b for a, b in first)
 
 
-def test_random_shift_ends_at_the_epoch_of_the_rule(caplog):
+def test_random_shift_ends_at_the_switch_epoch(caplog):
     module = vil.build_attention(
         "longformer", dim=4, num_heads=1, window=2, mode=1, mode_switch=0.75
     )

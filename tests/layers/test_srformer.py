@@ -1,4 +1,4 @@
-"""Spatial reduction on maps that whole cells do not cover, and on a single cell."""
+"""Spatial reduction on maps with incomplete cells, and on a single cell."""
 
 import pytest
 import torch
@@ -14,23 +14,23 @@ def build(**own) -> nn.Module:
 
 
 @pytest.mark.defect("B20")
-@pytest.mark.parametrize(("ragged", "seen"), [("pad", True), ("drop", False)])
-def test_whether_tokens_of_incomplete_cells_are_seen(ragged, seen):
+@pytest.mark.parametrize(("ragged", "attended"), [("pad", True), ("drop", False)])
+def test_whether_tokens_of_incomplete_cells_are_attended(ragged, attended):
     module, x = build(ragged=ragged), torch.randn(1, 36, 8, dtype=torch.float64)
     before = module(x, (7, 5))[:, 0]
     x[:, -1] += 5.0
-    assert torch.equal(module(x, (7, 5))[:, 0], before) != seen
+    assert torch.equal(module(x, (7, 5))[:, 0], before) != attended
 
 
-def test_both_ways_agree_on_whole_cells():
+def test_pad_and_drop_are_equal_without_incomplete_cells():
     x = torch.randn(2, 1 + 54, 8, dtype=torch.float64)
     assert torch.equal(build(ragged="pad")(x, (6, 9)), build(ragged="drop")(x, (6, 9)))
 
 
 @pytest.mark.defect("B20")
 @pytest.mark.parametrize("ragged", ["pad", "drop"])
-def test_a_single_cell_is_not_normalised_away(ragged):
-    """The norm of one position is zero whatever it holds."""
+def test_a_single_cell_is_not_normalized(ragged):
+    """The instance norm of one position is zero."""
     module, x = build(ragged=ragged), torch.randn(1, 1 + 4, 8, dtype=torch.float64)
     before = module(x, (2, 2))[:, 0]
     x[:, -1] += 5.0
@@ -38,7 +38,7 @@ def test_a_single_cell_is_not_normalised_away(ragged):
 
 
 def test_images_of_several_sizes_in_one_batch_equal_each_alone():
-    """One cell, some, and all of the padded map: each normalised over its own cells."""
+    """One cell, some, and all of the padded map: each is normalized over its cells."""
     module, sizes = build(), [(2, 3), (4, 5), (7, 5)]
     batch = torch.full((3, 7, 5, 8), 50.0, dtype=torch.float64)
     global_token = torch.randn(1, 1, 8, dtype=torch.float64)
@@ -46,7 +46,7 @@ def test_images_of_several_sizes_in_one_batch_equal_each_alone():
     for row, image in zip(batch, images):
         row[: image.shape[1], : image.shape[2]] = image[0]
     tokens = torch.cat([global_token.expand(3, -1, -1), batch.flatten(1, 2)], dim=1)
-    found = module(tokens, (7, 5), valid=torch.tensor(sizes))
+    found = module(tokens, (7, 5), valid_hw=torch.tensor(sizes))
     for out, image, size in zip(found, images, sizes):
         alone = module(torch.cat([global_token, image.flatten(1, 2)], dim=1), size)[0]
         assert torch.allclose(crop(out, size), alone)

@@ -4,12 +4,13 @@ they are its output."""
 import pytest
 import torch
 
-from vil.layers.attention import ATTENTIONS, build_attention
+from vil.layers.attention import ATTENTIONS, Attention, build_attention
+from vil.layers.attention.base import GlobalLocalAttention
 from vil.models.arch import parse_arch
-from vil.models.attention_maps import REFUSED, ROWS, attention_maps, token_weights
+from vil.models.attention_maps import attention_maps, token_weights
 from vil.models.vision_longformer import MsViT
 from vil.ops import Window
-from vil.ops.reference import meetings
+from vil.ops.reference import attended_keys
 
 DIM, HEADS = 12, 3
 OWN = {"longformer": {"window": 3}, "performer": {"num_features": 5}, "srformer": {"ratio": 3}}
@@ -38,7 +39,7 @@ CASES = {
 def drawn(name, grid, num_global, own, made_for=None):
     """A module in float64 with parameters of some size, and tokens of two images."""
     torch.manual_seed(0)
-    rel_pos = ATTENTIONS[name].has_relative_bias
+    rel_pos = ATTENTIONS.load(name).has_relative_bias
     module = build_attention(
         name, dim=DIM, num_heads=HEADS, num_global=num_global, grid=made_for or grid,
         rel_pos=rel_pos, **OWN.get(name, {}), **own,
@@ -83,7 +84,7 @@ def test_weights_times_values_are_the_output(case, padded):
     module, x = drawn(name, grid, num_global, own)
     valid = torch.minimum(VALID, torch.tensor(grid)) if padded else None
     with torch.no_grad():
-        found = token_weights(module, x, grid, valid=valid)
+        found = token_weights(module, x, grid, valid_hw=valid)
         torch.testing.assert_close(
             projected(module, x, grid, valid, found), module(x, grid, valid), rtol=0, atol=1e-6
         )
@@ -108,7 +109,7 @@ def test_a_token_has_weights_in_its_window_only(exact):
     module, x = drawn("longformer", grid, 1, {"sw_exact": exact})
     found = token_weights(module, x, grid, [1 + 2 * 11 + 9]).weights[0, 0, 0]
     window = Window.from_mode(grid, 3, exact)
-    seen = {(row, col) for row, col, _ in meetings(window, 2, 9)}
+    seen = {(row, col) for row, col, _ in attended_keys(window, 2, 9)}
     assert {divmod(k, 11) for k in found[1:].nonzero()[:, 0].tolist()} == seen
     assert len(seen) < 77
 
@@ -128,8 +129,12 @@ def test_only_the_queries_asked_for_in_their_order():
     torch.testing.assert_close(some, whole[:, :, [17, 1, 3]])
 
 
-def test_every_attention_is_shown_or_refused():
-    assert {*ATTENTIONS.values()} == ROWS.keys() | REFUSED.keys()
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_every_attention_has_a_map_or_a_reason(name):
+    cls = ATTENTIONS.load(name)
+    assert cls.attention_weights is not Attention.attention_weights
+    if issubclass(cls, GlobalLocalAttention):
+        assert cls.local_weights is not GlobalLocalAttention.local_weights
 
 
 # A whole model

@@ -1,4 +1,4 @@
-"""docs/attention.md is true: its examples run, it has every backend, its figures were measured."""
+"""docs/attention.md: its examples run, it has every backend, its numbers are those measured."""
 
 import json
 import re
@@ -42,16 +42,16 @@ def test_it_has_a_paragraph_for_every_backend():
         assert re.search(rf"\*\*[^*]*\b{name}\b[^*]*\*\*", PAGE), name
 
 
-def test_the_limits_it_tells_are_those_of_the_code():
+def test_its_limits_are_those_of_the_code():
     low, high = fused.HEAD_DIMS
     assert f"Head dims {low} to {high}, w {' to '.join(map(str, fused.WINDOWS))}" in TEXT
     assert flex.MAX_SHAPES > 0
 
 
-def test_its_figures_are_those_of_the_result():
-    """Every ratio of the committed result stands in the table, rounded."""
+def test_its_numbers_are_those_of_the_result():
+    """The table has every ratio of the committed result, rounded."""
     rows = re.findall(r"^\| ([^|]+) \| ([\d.]+) \| (.*?) \|$", PAGE, flags=re.MULTILINE)
-    told = {what: (value, wanted) for what, value, wanted in rows}
+    table = {what: (value, wanted) for what, value, wanted in rows}
     for ratio in RESULT["ratios"]:
         what = ratio["name"].partition(" ")[2]  # without the part's letter
-        assert told[what] == (f"{ratio['value']:.3g}", ratio["wanted"])
+        assert table[what] == (f"{ratio['value']:.3g}", ratio["wanted"])

@@ -1,4 +1,4 @@
-"""What only a GPU can show of the backends: compiled kernels equal the definition, and repeat."""
+"""Backends on a GPU: compiled kernels equal the reference, and are deterministic."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ LARGE = Case(
 
 
 @pytest.mark.parametrize("case", ON_GPU, ids=name_of)
-def test_backends_equal_the_definition_on_a_gpu(case):
+def test_backends_equal_the_reference_on_a_gpu(case):
     able = [
         name
         for name, entry in BACKENDS.items()
@@ -41,7 +41,7 @@ def test_backends_equal_the_definition_on_a_gpu(case):
 
 @pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.parametrize("case", ON_GPU[::12], ids=name_of)
-def test_compiled_backends_equal_the_definition_on_a_gpu(name, case):
+def test_compiled_backends_equal_the_reference_on_a_gpu(name, case):
     if reasons := BACKENDS[name].unsupported(case):
         pytest.skip("; ".join(reasons))
     for what, (error, bound) in errors(case, [name]).items():
@@ -54,7 +54,7 @@ def test_repeated_runs_are_bit_identical():
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-def test_little_is_held_beside_inputs_outputs_and_gradients():
+def test_memory_besides_inputs_outputs_and_gradients():
     inputs = make_inputs(LARGE)
     few = [inputs.q, inputs.k, inputs.v]
     run(BACKENDS["triton"].attend, LARGE, inputs)  # compiled
@@ -64,8 +64,8 @@ def test_little_is_held_beside_inputs_outputs_and_gradients():
     assert peak - made <= 0.1 * all_of_it
 
 
-def test_the_tuner_takes_triton():
-    torch.set_float32_matmul_precision("high")  # as AMP.TF32 does; checks multiply exactly
+def test_the_tuner_selects_triton():
+    torch.set_float32_matmul_precision("high")  # as AMP.TF32 does; checks disable it
     trials = tuner.tune(LARGE, ["triton", "chunk_handgrad", "gathered", "blocked"], rounds=5)
     torch.set_float32_matmul_precision("highest")
     assert not any(trial.reason for trial in trials), trials

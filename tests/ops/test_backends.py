@@ -1,6 +1,8 @@
 """Every backend equals the reference, in output and all gradients, or says why it cannot run."""
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterable
 
 import hypothesis.strategies as st
@@ -16,28 +18,39 @@ from tests.common.attention_cases import (
     name_of,
     pairwise_rows,
 )
-from vil.ops import BACKENDS, Case, LocalBias, Window, choose, explain, local_attention, reference
+from tests.common.backends import restored_backends
+from vil.ops import (
+    BACKENDS,
+    Case,
+    LocalBias,
+    Window,
+    choose,
+    explain,
+    local_attention,
+    reference,
+    register_backend,
+)
 from vil.ops.backends import chunk_groups
 from vil.ops.backends.dense_masked import MAX_MASKED_LENGTH
 from vil.ops.dispatch import PREFERENCE
 from vil.ops.testing import errors, make_inputs
 
-MUST_ACCEPT = {  # the promise of each backend; whatever it does not name must be accepted
+MUST_ACCEPT = {  # the cases that each backend must accept
     "masked": lambda case: not case.window.repeats() and case.window.length <= MAX_MASKED_LENGTH,
     "chunk_autograd": lambda case: True,
     "chunk_handgrad": lambda case: True,
     "gathered": lambda case: True,
     "blocked": lambda case: not case.dropout,
-    # what needs a GPU, or Triton's interpreter, is tested in test_triton and test_flex
+    # those that need a GPU or Triton's interpreter are tested in test_triton and test_flex
     **dict.fromkeys(
         ("flex", "triton", "flex+blocked", "flex+triton", "triton+blocked", "blocked+triton"),
         lambda case: False,
     ),
-    "unfold_tensor": lambda case: case.window.exact == 1,
-    "unfold_nnf": lambda case: case.window.exact == 1,
+    "unfold_tensor": lambda case: case.window.mask == 1,
+    "unfold_nnf": lambda case: case.window.mask == 1,
 }
 LARGE = [Case(Window((91, 91), 7), 1, 1, 8), Case(Window((40, 300), 7, -1), 1, 1, 8, dropout=True)]
-EXACT = [  # the only window of some backends, and of few rows of the table
+EXACT = [  # the only mask of some backends, which few rows of the table have
     make_case((1, 0), grid, window, num_global, bias, valid, dtype)
     for grid, window, num_global, bias, valid, dtype in [
         ((1, 1), 1, 0, (True, False), False, torch.float32),
@@ -49,7 +62,7 @@ EXACT = [  # the only window of some backends, and of few rows of the table
         ((14, 14), 7, 1, (True, True), True, torch.float64),
     ]
 ]
-KINDS = [  # every backend with each window, exact (1) and of chunks (0), that it computes
+KINDS = [  # every backend with each mask, exact (1) and chunks (0), that it supports
     (name, exact)
     for name in BACKENDS
     for exact in (1, 0)
@@ -57,8 +70,8 @@ KINDS = [  # every backend with each window, exact (1) and of chunks (0), that i
 ]
 
 
-def test_the_table_holds_every_pair_of_values():
-    met = {
+def test_the_table_has_every_pair_of_values():
+    covered = {
         (i, j, repr(row[i]), repr(row[j]))
         for row in pairwise_rows()
         for i, j in itertools.combinations(range(len(row)), 2)
@@ -66,26 +79,26 @@ def test_the_table_holds_every_pair_of_values():
     columns = list(FACTORS.values())
     for i, j in itertools.combinations(range(len(columns)), 2):
         for a, b in itertools.product(columns[i], columns[j]):
-            assert (i, j, repr(a), repr(b)) in met
+            assert (i, j, repr(a), repr(b)) in covered
 
 
 @pytest.mark.defect("B14")
 @pytest.mark.parametrize("case", PAIRWISE + EXACT, ids=name_of)
-def test_backends_equal_the_definition(case):
+def test_backends_equal_the_reference(case):
     check(case)
 
 
-@pytest.mark.parametrize("needless", [0, 1 << 60], ids=["cuts", "border"])
+@pytest.mark.parametrize("max_empty", [0, 1 << 60], ids=["groups", "halo"])
 @pytest.mark.parametrize("case", PAIRWISE[::3] + EXACT, ids=name_of)
-def test_blocked_equals_the_definition_cut_or_with_a_border(case, needless, monkeypatch):
-    """By default the size of the grid decides."""
-    monkeypatch.setattr(chunk_groups, "NEEDLESS", needless)
+def test_blocked_equals_the_reference_with_and_without_a_halo(case, max_empty, monkeypatch):
+    """By default the size of the grid selects one."""
+    monkeypatch.setattr(chunk_groups, "MAX_EMPTY_SCORES", max_empty)
     check(case, names=["blocked"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FACTORS["kind"], ids=str)
-def test_backends_equal_the_definition_on_the_full_product(kind):
+def test_backends_equal_the_reference_on_the_full_product(kind):
     for case in all_cases(kind):
         check(case)
 
@@ -103,7 +116,7 @@ def test_backends_equal_the_definition_on_the_full_product(kind):
     st.integers(1, 13),
     st.integers(0, 999),
 )
-def test_backends_equal_the_definition_on_cases_drawn_at_random(rest, grid, window, seed):
+def test_backends_equal_the_reference_on_random_cases(rest, grid, window, seed):
     check(make_case(rest[0], grid, window, *rest[1:]), seed)
 
 
@@ -114,7 +127,7 @@ def check(case: Case, seed: int = 0, names: Iterable[str] = BACKENDS) -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_backend_accepts_what_it_must_and_refuses_the_rest_with_reasons(name):
+def test_a_backend_accepts_what_it_must_and_gives_reasons_against_the_rest(name):
     for case in PAIRWISE + EXACT + LARGE:
         reasons = BACKENDS[name].unsupported(case)
         assert (reasons == []) == MUST_ACCEPT[name](case), (name_of(case), reasons)
@@ -131,7 +144,7 @@ def test_a_backend_accepts_what_it_must_and_refuses_the_rest_with_reasons(name):
     ],
     ids=lambda value: value if isinstance(value, str) else name_of(value),
 )
-def test_inputs_are_left_alone(name, case):
+def test_inputs_do_not_change(name, case):
     inputs = make_inputs(case)
     kept = {key: tensor.clone() for key, tensor in vars(inputs).items() if tensor is not None}
     local_attention(
@@ -140,7 +153,7 @@ def test_inputs_are_left_alone(name, case):
         inputs.v,
         case.window,
         num_global=case.num_global,
-        valid=inputs.valid,
+        valid_hw=inputs.valid_hw,
         bias=LocalBias(inputs.table, inputs.to_global),
         backend=name,
     )
@@ -148,10 +161,10 @@ def test_inputs_are_left_alone(name, case):
 
 
 @pytest.mark.parametrize(("name", "exact"), KINDS)
-def test_a_query_that_sees_nothing_gives_zero_and_finite_gradients(name, exact):
+def test_a_query_without_keys_gives_zero_and_finite_gradients(name, exact):
     window, valid = Window((6, 6), 2, exact), torch.tensor([[1, 1]])
     q, k, v = (torch.randn(1, 1, 36, 4, requires_grad=True) for _ in range(3))
-    out = local_attention(q, k, v, window, valid=valid, backend=name)
+    out = local_attention(q, k, v, window, valid_hw=valid, backend=name)
     out.sum().backward()
     assert out[0, 0, -1].eq(0).all()
     assert out[0, 0, 0].ne(0).any()
@@ -160,7 +173,7 @@ def test_a_query_that_sees_nothing_gives_zero_and_finite_gradients(name, exact):
 
 @pytest.mark.parametrize(("name", "exact"), KINDS)
 def test_a_large_bias_leaves_gradients_finite(name, exact):
-    """Of 5 x 7 tokens in chunks of 3 some queries are padding, whose scores nothing normalises."""
+    """5 x 7 tokens in chunks of 3 have queries in the padding, whose scores are not normalized."""
     window, table = Window((5, 7), 3, exact), torch.full((2, 121), 200.0, requires_grad=True)
     q, k, v = (torch.randn(1, 2, 35, 4, requires_grad=True) for _ in range(3))
     out = local_attention(q, k, v, window, bias=LocalBias(table), backend=name)
@@ -169,7 +182,7 @@ def test_a_large_bias_leaves_gradients_finite(name, exact):
 
 
 @pytest.mark.parametrize(("name", "exact"), [kind for kind in KINDS if kind[0] != "blocked"])
-def test_dropout_keeps_the_mean_and_drops_whole_keys(name, exact):
+def test_dropout_keeps_the_mean_and_drops_keys(name, exact):
     torch.manual_seed(0)
     window = Window((3, 3), 3, exact)
     q, k = torch.zeros(1, 1, 9, 1), torch.zeros(1, 1, 10, 1)
@@ -216,57 +229,55 @@ def test_second_derivatives(name, exact):
 
 @pytest.mark.defect("B16")
 @pytest.mark.parametrize("name", ["chunk_handgrad", "blocked"])
-def test_a_second_derivative_by_hand_is_refused_in_words(name):
+def test_a_handwritten_second_derivative_raises(name):
     q, k, v = (torch.randn(1, 1, 6, 2, requires_grad=True) for _ in range(3))
     out = local_attention(q, k, v, Window((2, 3), 2), backend=name)
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(out.sum(), q, create_graph=True)
 
 
-def test_the_definition_is_plain_attention_where_the_window_covers_the_grid():
+def test_the_reference_is_plain_attention_where_the_window_covers_the_grid():
     q, k, v = (torch.randn(2, 2, 12, 4, dtype=torch.float64) for _ in range(3))
     local = reference.attend(q, k, v, Window((3, 4), 4))
     assert torch.allclose(local, torch.nn.functional.scaled_dot_product_attention(q, k, v))
 
 
-def test_a_key_met_twice_counts_twice():
-    """On a cyclic grid of one chunk the own chunk stands at all nine offsets: the same as seeing it
-    once.
-    """
+def test_a_repeated_key_counts_each_time():
+    """On a cyclic grid of one chunk all nine offsets lead to the same chunk, as one offset does."""
     q, k, v = (torch.randn(1, 1, 9, 4, dtype=torch.float64) for _ in range(3))
     once, nine = Window.from_mode((3, 3), 3, -1, -1), Window((3, 3), 3, -1)
     assert nine.repeats()
     assert not once.repeats()
     table = torch.zeros(1, 121, dtype=torch.float64)
-    table[0, :60] = 1.0  # but the bias of the offset tells them apart
+    table[0, :60] = 1.0  # the offsets differ in bias only
     plain, biased = (reference.attend(q, k, v, nine, bias=LocalBias(t)) for t in (None, table))
     assert torch.allclose(plain, reference.attend(q, k, v, once))
     assert not torch.allclose(plain, biased)
 
 
 @pytest.mark.parametrize("names", PREFERENCE.values(), ids=list(PREFERENCE))
-def test_something_preferred_can_always_run(names):
+def test_a_preferred_backend_can_always_run(names):
     assert set(names) <= set(BACKENDS)
     assert all(MUST_ACCEPT[names[-1]](case) for case in PAIRWISE + EXACT + LARGE)
 
 
 @pytest.mark.parametrize(
-    ("window", "facts", "name"),
+    ("window", "options", "name"),
     [
         (Window((56, 56), 7), {}, "blocked"),
         (Window((56, 56), 7), {"dropout": True}, "chunk_handgrad"),
         (Window((14, 14), 7), {}, "masked"),  # two chunks a side: all see all
         (Window((12, 12), 3), {}, "masked"),  # so small that one product takes less time than cuts
         (Window((18, 18), 3), {}, "blocked"),
-        (Window.from_mode((14, 14), 7, 0, 3), {}, "blocked"),  # but for one neighbour alone
+        (Window.from_mode((14, 14), 7, 0, 3), {}, "blocked"),  # with one neighbor only
         (Window((28, 28), 7), {}, "blocked"),
-        (Window((14, 14), 7, -1), {}, "blocked"),  # keys repeat, which a mask cannot say
+        (Window((14, 14), 7, -1), {}, "blocked"),  # keys repeat, which a mask cannot represent
         (Window((36, 36), 20), {}, "blocked"),  # too many scores for a batch
     ],
     ids=str,
 )
-def test_what_a_cpu_takes_untuned(window, facts, name):
-    assert choose(Case(window, 8, 3, 32, **facts)) == name
+def test_selection_on_a_cpu_without_tuning(window, options, name):
+    assert choose(Case(window, 8, 3, 32, **options)) == name
 
 
 def test_choice_and_reasons():
@@ -276,7 +287,7 @@ def test_choice_and_reasons():
     assert list(listing.values()).count("chosen") == 1
     assert "keys repeat" in listing["masked"]
     assert explain(case, "masked")["masked"].startswith("pinned, but cannot run: keys repeat")
-    assert "the exact one only" in listing["unfold_nnf"]
+    assert "the exact window only" in listing["unfold_nnf"]
     with pytest.raises(ValueError, match="'masked' cannot run here: keys repeat"):
         choose(case, "masked")
     with pytest.raises(
@@ -290,14 +301,14 @@ def test_choice_and_reasons():
     [
         ({"q": torch.zeros(1, 2, 11, 4)}, "q has 11 tokens, the grid"),
         ({"k": torch.zeros(1, 2, 12, 4)}, r"k and v must be \(1, 2, 13, 4\)"),
-        ({"v": torch.zeros(1, 2, 13, 4, dtype=torch.float64)}, "one floating-point type"),
+        ({"v": torch.zeros(1, 2, 13, 4, dtype=torch.float64)}, "one floating-point dtype"),
         ({"bias": LocalBias(torch.zeros(2, 48))}, r"the bias must have shape \(2, 49\)"),
         ({"bias": LocalBias(None, torch.zeros(2, 2))}, r"the bias must have shape \(2, 1\)"),
-        ({"valid": torch.ones(2, 2)}, r"valid must be \(batch, 2\)"),
+        ({"valid_hw": torch.ones(2, 2)}, r"valid_hw must be \(batch, 2\)"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
-def test_wrong_arguments_are_refused(change, message):
+def test_invalid_arguments_raise(change, message):
     arguments = {
         "q": torch.zeros(1, 2, 12, 4),
         "k": torch.zeros(1, 2, 13, 4),
@@ -312,60 +323,64 @@ def test_wrong_arguments_are_refused(change, message):
     [
         (((0, 3), 2, 0, 0), "must be positive"),
         (((3, 3), 0, 0, 0), "must be positive"),
-        (((3, 3), 2, 2, 0), "exact must be"),
+        (((3, 3), 2, 2, 0), "the mask must be 1 .exact., 0 .chunks. or -1 .cyclic., got 2"),
         (((3, 3), 2, 0, 9), "mode must be"),
         (((3, 3), 2, 0, -2), "mode must be"),
         (((3, 3), 2, 1, 3), "needs all nine chunks"),
         (((3, 3), 2, 1, -1), "needs all nine chunks"),
     ],
 )
-def test_wrong_windows_are_refused(arguments, message):
+def test_invalid_windows_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         Window.from_mode(*arguments)
 
 
-def test_an_offset_counts_once():
+def test_a_repeated_offset_raises():
     with pytest.raises(ValueError, match="offsets must be"):
         Window((3, 3), 2, 0, ((0, 0), (0, 1), (0, 1)))
 
 
 def test_the_bias_index_is_the_reference_order():
     index = Window((4, 4), 2).bias_index()
+    # fmt: off
     assert index[0].tolist() == [
-        40,
-        39,
-        33,
-        32,
-        38,
-        37,
-        31,
-        30,
-        36,
-        35,
-        29,
-        28,
-        26,
-        25,
-        19,
-        18,
-        24,
-        23,
-        17,
-        16,
-        22,
-        21,
-        15,
-        14,
-        12,
-        11,
-        5,
-        4,
-        10,
-        9,
-        3,
-        2,
-        8,
-        7,
-        1,
-        0,
+        40, 39, 33, 32, 38, 37, 31, 30, 36, 35, 29, 28,
+        26, 25, 19, 18, 24, 23, 17, 16, 22, 21, 15, 14,
+        12, 11, 5, 4, 10, 9, 3, 2, 8, 7, 1, 0,
     ]
+    # fmt: on
+
+
+def test_the_previous_names_work_with_a_warning():
+    window = Window((3, 4), 2, 1)
+    with pytest.deprecated_call():
+        assert window.exact == 1
+    q, k, v = torch.randn(3, 1, 1, 12, 4)
+    padded = torch.tensor([[2, 3]])
+    with pytest.deprecated_call():
+        found = local_attention(q, k, v, window, valid=padded)
+    assert torch.equal(found, local_attention(q, k, v, window, valid_hw=padded))
+
+
+def test_a_registered_backend_may_have_the_previous_name_of_an_argument():
+    def attend(q, k, v, window, *, valid, **rest):
+        return BACKENDS["masked"].attend(q, k, v, window, valid_hw=valid, **rest)
+
+    with restored_backends():
+        with pytest.deprecated_call():
+            register_backend("mine", attend)
+        q, k, v = torch.randn(3, 1, 1, 12, 4)
+        window, padded = Window((3, 4), 2), torch.tensor([[2, 3]])
+        found, wanted = (
+            local_attention(q, k, v, window, valid_hw=padded, backend=name)
+            for name in ("mine", "masked")
+        )
+    assert torch.equal(found, wanted)
+
+
+def test_the_names_are_listed_without_torch():
+    code = (
+        "import sys, vil.ops; names = {n: b.about for n, b in vil.ops.BACKENDS.items()};"
+        "assert 'torch' not in sys.modules and len(names) > 10 and all(names.values())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

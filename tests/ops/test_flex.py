@@ -57,24 +57,24 @@ class Joined(torch.autograd.Function):
     """The forward of FlexAttention with the backward of blocked."""
 
     @staticmethod
-    def forward(ctx, q, k, v, table, to_global, valid, facts):
-        out, lse = flex.forward(q, k, v, table, to_global, valid, facts)
-        ctx.save_for_backward(q, k, v, table, to_global, valid, out, lse)
-        ctx.facts = facts
+    def forward(ctx, q, k, v, table, to_global, valid_hw, spec):
+        out, lse = flex.forward(q, k, v, table, to_global, valid_hw, spec)
+        ctx.save_for_backward(q, k, v, table, to_global, valid_hw, out, lse)
+        ctx.spec = spec
         return out
 
     @staticmethod
     def backward(ctx, dout):
-        return *blocked.backward(*ctx.saved_tensors, dout, ctx.facts), None, None
+        return *blocked.backward(*ctx.saved_tensors, dout, ctx.spec), None, None
 
 
-def attend_joined(q, k, v, window, *, num_global, bias, valid, scale, dropout_p):
-    return Joined.apply(q, k, v, *bias, valid, CallSpec(window, num_global, scale))
+def attend_joined(q, k, v, window, *, num_global, bias, valid_hw, scale, dropout_p):
+    return Joined.apply(q, k, v, *bias, valid_hw, CallSpec(window, num_global, scale))
 
 
 @pytest.fixture(autouse=True)
-def rows():
-    """Both ways as rows of the table, and nothing compiled left behind."""
+def backends():
+    """Register both kinds as backends, and free what they compiled."""
     with restored_backends():
         register_backend("test flex", flex.attend, unsupported=flex.attend_unsupported)
         register_backend("test joined", attend_joined, unsupported=flex.unsupported)
@@ -98,29 +98,29 @@ def check(case, name):
 
 
 def check_lse(case):
-    """Against that of blocked in float64."""
-    facts, found = CallSpec(case.window, case.num_global, case.head_dim**-0.5), []
+    """Compare with that of blocked in float64."""
+    spec, found = CallSpec(case.window, case.num_global, case.head_dim**-0.5), []
     for inputs, forward in (
         (make_inputs(case), flex.forward),
         (make_inputs(case).to(torch.float64), blocked.forward),
     ):
         bias = inputs.table, inputs.to_global
-        found.append(forward(inputs.q, inputs.k, inputs.v, *bias, inputs.valid, facts)[1])
+        found.append(forward(inputs.q, inputs.k, inputs.v, *bias, inputs.valid_hw, spec)[1])
     assert found[0].dtype == F32
-    # of scores of inputs in the case's type: a few of its roundings of numbers of size 4
+    # a few ulps of scores of size 4 in the case's dtype
     atol = 16 * torch.finfo(case.dtype).eps
     torch.testing.assert_close(found[0], found[1].float(), atol=atol, rtol=atol)
 
 
 def shapes(cases):
-    """How many times torch compiles for them."""
+    """The number of compilations."""
     return len({flex._shape(case, lse=False) for case in cases})
 
 
 @needs_compiler
 @pytest.mark.long
 @pytest.mark.parametrize("group", GROUPS)
-def test_compiled_output_equals_the_definition(group):
+def test_compiled_output_equals_the_reference(group):
     cases = without_grad(GROUPS[group])
     assert shapes(cases) == 1
     for case in cases:
@@ -129,8 +129,8 @@ def test_compiled_output_equals_the_definition(group):
 
 @needs_compiler
 @pytest.mark.slow
-def test_compiled_output_equals_the_definition_on_every_pair_of_values():
-    """More than half of the table, in fewer compilations than are allowed."""
+def test_compiled_output_equals_the_reference_on_every_pair_of_values():
+    """More than half of the table, within the limit of compilations."""
     cases = [case for case in without_grad(PAIRWISE + EXACT) if not flex.attend_unsupported(case)]
     assert len(cases) > 60
     assert shapes(cases) <= flex.MAX_SHAPES
@@ -154,44 +154,44 @@ def test_lse_and_gradients_of_the_joined_pair_on_every_pair_of_values(eager):
         check_lse(case)
 
 
-def test_any_strides_come_and_inputs_stay(eager):
+def test_any_strides_work_and_inputs_do_not_change(eager):
     case = without_grad([SMALL])[0]
-    inputs, facts = make_inputs(case), CallSpec(case.window, case.num_global, 0.5)
+    inputs, spec = make_inputs(case), CallSpec(case.window, case.num_global, 0.5)
     bias = inputs.table, inputs.to_global
     q, k, v = (
         x.permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3)
         for x in (inputs.q, inputs.k, inputs.v)
     )
     kept = [x.clone() for x in (q, k, v, *bias)]
-    out, lse = flex.forward(q, k, v, *bias, inputs.valid, facts)
-    again = flex.forward(inputs.q, inputs.k, inputs.v, *bias, inputs.valid, facts)
-    assert out.stride() == torch.empty_like(q).stride()  # as torch.compile was told
+    out, lse = flex.forward(q, k, v, *bias, inputs.valid_hw, spec)
+    again = flex.forward(inputs.q, inputs.k, inputs.v, *bias, inputs.valid_hw, spec)
+    assert out.stride() == torch.empty_like(q).stride()  # as the fake implementation returns
     assert torch.equal(out, again[0])
     assert torch.equal(lse, again[1])
     assert all(torch.equal(x, y) for x, y in zip((q, k, v, *bias), kept))
 
 
-def test_a_shape_beyond_the_limit_is_refused_and_known_ones_go_on(eager, monkeypatch):
+def test_a_shape_above_the_limit_is_refused_and_known_shapes_run(eager, monkeypatch):
     monkeypatch.setattr(flex, "MAX_SHAPES", 1)
     known, new = SMALL, replace(SMALL, heads=3)
     check(known, "test joined")
     assert flex.unsupported(known) == []
     assert flex.unsupported(replace(known, window=Window((5, 5), 3))) == []
-    assert "1 shapes are compiled already" in flex.unsupported(new)[0]
+    assert "1 shapes are compiled" in flex.unsupported(new)[0]
     flex.forget()
     assert flex.unsupported(new) == []
 
 
-def test_all_scores_are_never_computed_unseen(eager):
-    """Where torch.compile is switched off, FlexAttention would, with a warning at most."""
+def test_it_raises_instead_of_storing_all_scores(eager):
+    """Where torch.compile is disabled, FlexAttention would only warn."""
     with (
         torch.compiler.set_stance("force_eager"),
-        pytest.raises(RuntimeError, match="switched off"),
+        pytest.raises(RuntimeError, match="disabled"),
     ):
         check_lse(SMALL)
 
 
-def test_it_is_a_part_of_a_larger_compiled_program(eager):
+def test_inside_a_compiled_program(eager):
     case = without_grad([SMALL])[0]
     inputs = make_inputs(case)
 
@@ -199,7 +199,7 @@ def test_it_is_a_part_of_a_larger_compiled_program(eager):
         assert flex.attend_unsupported(case) == []
         out = flex.attend(
             q.sin(), k, v, case.window, num_global=3, bias=LocalBias(table, to_global),
-            valid=inputs.valid, scale=0.5, dropout_p=0.0,
+            valid_hw=inputs.valid_hw, scale=0.5, dropout_p=0.0,
         )  # fmt: skip
         return out + 1
 
@@ -211,9 +211,9 @@ def test_it_is_a_part_of_a_larger_compiled_program(eager):
 
 @needs_compiler
 @pytest.mark.slow
-def test_it_compiles_within_an_operator_of_a_compiled_program():
+def test_inside_an_operator_of_a_compiled_program():
     case = without_grad([SMALL])[0]
-    inputs, options = make_inputs(case), dict(num_global=3, scale=0.5, valid=None)
+    inputs, options = make_inputs(case), dict(num_global=3, scale=0.5, valid_hw=None)
 
     @torch.library.custom_op("vil_test::flex", mutates_args=())
     def operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -237,7 +237,7 @@ def test_it_compiles_within_an_operator_of_a_compiled_program():
         (dict(dtype=torch.float64), "float64"),
         (dict(window=Window((460, 460), 10)), "2116 chunks are more than 2048"),
         (dict(device="meta"), "device meta"),
-        (dict(device="cuda"), "4 channels a head"),
+        (dict(device="cuda"), "4 channels per head"),
         (dict(device="cuda", batch=9000, heads=8), "72000 images times heads"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
@@ -249,11 +249,11 @@ def test_reasons(change, reason):
 
 
 def test_reasons_of_cpus_are_those_of_torch():
-    assert any("log-sum-exp on CPUs" in reason for reason in flex.unsupported(SMALL))
-    assert any("no backward on CPUs" in reason for reason in flex.attend_unsupported(SMALL))
+    assert "log-sum-exp of FlexAttention on CPUs" in "; ".join(flex.unsupported(SMALL))
+    assert "no backward pass on CPUs" in "; ".join(flex.attend_unsupported(SMALL))
 
 
-def test_a_bias_whose_gradient_is_summed_in_any_order_is_refused_where_that_matters():
+def test_deterministic_algorithms_refuse_the_gradient_of_the_bias():
     case = replace(SMALL, device="cuda", head_dim=16)
     assert flex.attend_unsupported(case) == []
     torch.use_deterministic_algorithms(True)
@@ -265,7 +265,7 @@ def test_a_bias_whose_gradient_is_summed_in_any_order_is_refused_where_that_matt
         torch.use_deterministic_algorithms(False)
 
 
-def test_a_machine_without_a_compiler_is_told():
+def test_a_machine_without_a_compiler_is_a_reason():
     code = (
         "import torch; from vil.ops import Case, Window; from vil.ops.backends import flex;"
         "print(flex.attend_unsupported(Case(Window((3, 3), 2), 1, 1, 4, needs_grad=False)))"

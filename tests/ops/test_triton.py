@@ -1,7 +1,7 @@
-"""The fused Triton kernels equal the definition, and compile for a GPU that need not be there.
+"""The fused Triton kernels equal the reference, and compile for a GPU without having one.
 
-Triton decides when it is imported whether it compiles kernels or interprets them. So both are done
-in processes of their own, and this one never imports it.
+Triton decides at import whether it compiles or interprets kernels. So each runs in a subprocess,
+and this process does not import Triton.
 """
 
 import os
@@ -55,9 +55,9 @@ CASES = [
     Case(Window((7, 8), 3, 0, ((0, 0), (-1, 1), (1, 0))), 2, 2, 16, 1, SINGLE, "cpu", True, True),
     Case(Window((5, 7), 2, -1, ((1, 1), (0, 0), (0, -1))), 2, 1, 16, 0, SINGLE, "cpu", True),
 ]
-# two images of two heads in the first ones, then two of one in turns: programs are interpreted
+# two images of two heads in the first, then fewer: interpreted programs are slow
 CASES[4:] = [replace(c, batch=1 + n % 2, heads=2 - n % 2) for n, c in enumerate(CASES[4:])]
-SIZES = [  # every number of channels that is padded in another way, and windows small and large
+SIZES = [  # head dims with different padding, small and large windows
     replace(
         case_of(dim, (kind, 0), grid, size, 1, BOTH, True, dtype),
         batch=1 + (size < 12),
@@ -79,22 +79,22 @@ TABLE_OF_PAIRS = [
 
 
 class Fused(torch.autograd.Function):
-    """Both passes joined, as short as can be."""
+    """A minimal join of both passes."""
 
     @staticmethod
     def forward(ctx, *inputs):
         out, lse = fused.forward(*inputs)
         ctx.save_for_backward(*inputs[:-1], out, lse)
-        ctx.facts = inputs[-1]
+        ctx.spec = inputs[-1]
         return out
 
     @staticmethod
     def backward(ctx, dout):
-        return *fused.backward(*ctx.saved_tensors, dout, ctx.facts), None, None
+        return *fused.backward(*ctx.saved_tensors, dout, ctx.spec), None, None
 
 
-def attend(q, k, v, window, *, num_global, bias, valid, scale, dropout_p):
-    return Fused.apply(q, k, v, *bias, valid, CallSpec(window, num_global, scale))
+def attend(q, k, v, window, *, num_global, bias, valid_hw, scale, dropout_p):
+    return Fused.apply(q, k, v, *bias, valid_hw, CallSpec(window, num_global, scale))
 
 
 @contextmanager
@@ -104,14 +104,14 @@ def process(**environment):
         for name, value in environment.items():
             patch.setenv(name, value)
         pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-        pool.submit(int).result()  # it starts now
+        pool.submit(int).result()  # start it now
     with pool:
         yield pool
 
 
 @pytest.fixture(scope="module")
 def interpreter():
-    """Runs functions of this file in a process in which kernels are interpreted."""
+    """Run functions of this file in a process that interprets kernels."""
     with process(TRITON_INTERPRET="1") as pool:
         pool.submit(prepare_interpreter).result()
         yield lambda function, *arguments: pool.submit(function, *arguments).result()
@@ -119,7 +119,7 @@ def interpreter():
 
 @pytest.fixture(scope="module")
 def compiler(tmp_path_factory):
-    """Runs functions of this file in a process in which kernels are compiled, but not run."""
+    """Run functions of this file in a process that compiles kernels without running them."""
     cache = str(tmp_path_factory.mktemp("triton"))
     with process(TRITON_INTERPRET="0", TRITON_CACHE_DIR=cache) as pool:
         pool.submit(prepare_compiler).result()
@@ -129,10 +129,10 @@ def compiler(tmp_path_factory):
 def prepare_interpreter() -> None:
     from triton.runtime import interpreter
 
-    torch.use_deterministic_algorithms(True)  # new tensors are full of NaN: all must be written
+    torch.use_deterministic_algorithms(True)  # fills new tensors with NaN: all must be written
     assert torch.empty(3).isnan().all()
     register_backend("fused", attend, unsupported=fused.unsupported)
-    # checks of every addition for overflow, which take three quarters of the time
+    # overflow checks of additions take three quarters of the time
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
         sanitize_overflow=False
     )
@@ -155,40 +155,40 @@ def check(found: dict[str, tuple[float, float]]) -> None:
     [pytest.param(c, marks=pytest.mark.long if c.window.size > 2 else ()) for c in CASES],
     ids=name_of,
 )
-def test_the_kernels_equal_the_definition(interpreter, case):
+def test_the_kernels_equal_the_reference(interpreter, case):
     check(interpreter(measure, case))
 
 
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SIZES, ids=lambda case: f"d{case.head_dim}-{name_of(case)}")
-def test_the_kernels_equal_the_definition_in_all_sizes(interpreter, case):
+def test_the_kernels_equal_the_reference_in_all_sizes(interpreter, case):
     check(interpreter(measure, case))
 
 
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("case", TABLE_OF_PAIRS, ids=name_of)
-def test_the_kernels_equal_the_definition_on_every_pair_of_values(interpreter, case):
+def test_the_kernels_equal_the_reference_on_every_pair_of_values(interpreter, case):
     check(interpreter(measure, case))
 
 
 def both_passes(case: Case, rearranged: bool) -> list[torch.Tensor]:
-    """All results; rearranged: from tensors with the same numbers in other places."""
+    """All results; rearranged: of tensors with other strides."""
     inputs = make_inputs(case)
     q, k, v, dout = inputs.q, inputs.k, inputs.v, inputs.cotangent
     dout = dout[:, :, :1].expand_as(dout)
     if rearranged:
         q = q.transpose(1, 2).contiguous().transpose(1, 2)  # as split from (B, L, N*D)
         k, v = torch.cat([k, v], dim=-1).chunk(2, dim=-1)
-        v = v.mT.contiguous().mT  # channels far apart
+        v = v.mT.contiguous().mT  # channels with a large stride
         assert not any(x.is_contiguous() for x in (q, k, v, dout))
     else:
         dout = dout.contiguous()
-    arguments = (q, k, v, inputs.table, inputs.to_global, inputs.valid)
-    facts = CallSpec(case.window, case.num_global, 0.3)
-    out, lse = fused.forward(*arguments, facts)
-    return [out, lse, *fused.backward(*arguments, out, lse, dout, facts)]
+    arguments = (q, k, v, inputs.table, inputs.to_global, inputs.valid_hw)
+    spec = CallSpec(case.window, case.num_global, 0.3)
+    out, lse = fused.forward(*arguments, spec)
+    return [out, lse, *fused.backward(*arguments, out, lse, dout, spec)]
 
 
 @needs_triton
@@ -203,13 +203,13 @@ def test_strides_change_nothing(interpreter):
 def rows_without_keys() -> list[torch.Tensor]:
     q, k, v, dout = torch.randn(4, 1, 1, 36, 16).unbind()
     arguments = (q, k, v, None, None, torch.tensor([[1, 1]]))
-    facts = CallSpec(Window((6, 6), 2), 0, 0.25)
-    out, lse = fused.forward(*arguments, facts)
-    return [out, lse, *fused.backward(*arguments, out, lse, dout, facts)[:3]]
+    spec = CallSpec(Window((6, 6), 2), 0, 0.25)
+    out, lse = fused.forward(*arguments, spec)
+    return [out, lse, *fused.backward(*arguments, out, lse, dout, spec)[:3]]
 
 
 @needs_triton
-def test_a_row_that_sees_nothing_gives_zero_and_no_gradient(interpreter):
+def test_a_row_without_keys_gives_zero_and_no_gradient(interpreter):
     out, lse, dq, dk, dv = interpreter(rows_without_keys)
     assert lse[0, 0, -1] == -torch.inf
     assert out[0, 0, -1].eq(0).all()
@@ -223,15 +223,15 @@ def bias_of_other_type() -> list[torch.dtype]:
     case = CASES[11]
     inputs = make_inputs(case)
     biases = inputs.table.float(), inputs.to_global.double()
-    arguments = (inputs.q, inputs.k, inputs.v, *biases, inputs.valid)
-    facts = CallSpec(case.window, case.num_global, 0.25)
-    out, lse = fused.forward(*arguments, facts)
-    grads = fused.backward(*arguments, out, lse, inputs.cotangent, facts)
+    arguments = (inputs.q, inputs.k, inputs.v, *biases, inputs.valid_hw)
+    spec = CallSpec(case.window, case.num_global, 0.25)
+    out, lse = fused.forward(*arguments, spec)
+    grads = fused.backward(*arguments, out, lse, inputs.cotangent, spec)
     return [x.dtype for x in (out, lse, *grads)]
 
 
 @needs_triton
-def test_gradients_have_the_type_of_what_they_belong_to(interpreter):
+def test_gradients_have_the_dtypes_of_their_inputs(interpreter):
     wanted = [BRAIN, SINGLE, BRAIN, BRAIN, BRAIN, SINGLE, torch.float64]
     assert interpreter(bias_of_other_type) == wanted
 
@@ -242,7 +242,7 @@ def prepare_compiler() -> None:
     from triton.runtime.jit import JITFunction
 
     class Hopper:
-        """As much of a driver as compiling asks for."""
+        """The part of a driver that compiling needs."""
 
         get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
         get_current_device = staticmethod(lambda: 0)
@@ -262,7 +262,7 @@ COMPILED: dict[str, tuple[int, int]] = {}
 
 
 def compile_both(case: Case) -> dict[str, tuple[int, int]]:
-    """By kernel, bytes of the binary and of shared memory, for the launches of a case."""
+    """{kernel: bytes of the binary, of shared memory} of the launches of a case."""
     COMPILED.clear()
     both_passes(case, rearranged=False)
     return dict(COMPILED)
@@ -313,7 +313,7 @@ def test_all_kernels_compile_for_a_gpu(compiler, dim, dtype):
 @pytest.mark.parametrize(
     "case", CASES + SIZES, ids=lambda case: f"d{case.head_dim}-{name_of(case)}"
 )
-def test_the_kernels_equal_the_definition_on_a_gpu(case):
+def test_the_kernels_equal_the_reference_on_a_gpu(case):
     with restored_backends():
         register_backend("fused", attend, unsupported=fused.unsupported)
         check(measure(replace(case, device="cuda")))
@@ -345,13 +345,13 @@ PLAIN = Case(Window((8, 8), 4), 1, 1, 32, device="cuda")
     ],
     ids=str,
 )
-def test_what_it_cannot_compute_is_refused_in_words(monkeypatch, change, reason):
+def test_reasons(monkeypatch, change, reason):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert set(fused.unsupported(PLAIN)) <= {"triton is not installed"}
     assert any(reason in said for said in fused.unsupported(replace(PLAIN, **change)))
 
 
-def test_without_triton_it_says_so():
+def test_without_triton():
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "from vil.ops import Case, Window\n"

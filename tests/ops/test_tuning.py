@@ -1,4 +1,4 @@
-"""The tuner checks every candidate, takes the fastest, and survives its own file."""
+"""The tuner checks candidates, selects the fastest, and reads its cache."""
 
 import json
 import logging
@@ -40,7 +40,7 @@ def own_tables(monkeypatch, tmp_path):
 
 
 class Slope(torch.autograd.Function):
-    """The same number, with a gradient that is off by a factor."""
+    """The identity with a gradient that is wrong by a factor."""
 
     @staticmethod
     def forward(ctx, x, factor):
@@ -52,30 +52,30 @@ class Slope(torch.autograd.Function):
         return grad * ctx.factor, None
 
 
-def right(q, k, v, window, **rest):
+def correct(q, k, v, window, **rest):
     return BACKENDS["chunk_autograd"].attend(q, k, v, window, **rest)
 
 
 def biased(q, k, v, window, *, bias, **rest):
     table = Slope.apply(bias.table, 1.01)
-    return right(q, k, v, window, bias=LocalBias(table, bias.to_global), **rest)
+    return correct(q, k, v, window, bias=LocalBias(table, bias.to_global), **rest)
 
 
 def globally_biased(q, k, v, window, *, bias, **rest):
     first = Slope.apply(bias.to_global, 0.99)
-    return right(q, k, v, window, bias=LocalBias(bias.table, first), **rest)
+    return correct(q, k, v, window, bias=LocalBias(bias.table, first), **rest)
 
 
 def a_thousandth_off(q, k, v, window, **rest):
-    return right(q, k, v, window, **rest) * 1.001
+    return correct(q, k, v, window, **rest) * 1.001
 
 
-def right_in_small(q, k, v, window, **rest):
-    return right(q, k, v, window, **rest) * (2.0 if window.length > 80 else 1.0)
+def correct_on_small_grids(q, k, v, window, **rest):
+    return correct(q, k, v, window, **rest) * (2.0 if window.length > 80 else 1.0)
 
 
 def not_a_number(q, k, v, window, **rest):
-    return right(q, k, v, window, **rest) / 0.0
+    return correct(q, k, v, window, **rest) / 0.0
 
 
 def raising(q, k, v, window, **rest):
@@ -83,13 +83,13 @@ def raising(q, k, v, window, **rest):
 
 
 def too_large(q, k, v, window, **rest):
-    if len(q) > tuner.TWO_IMAGES:  # so that the checks go well
+    if len(q) > tuner.CHECKED_IMAGES:  # passes the checks
         raise MemoryError("no room")
-    return right(q, k, v, window, **rest)
+    return correct(q, k, v, window, **rest)
 
 
 def dropped(q, k, v, window, **rest):
-    return right(q.detach(), k, v, window, **rest)
+    return correct(q.detach(), k, v, window, **rest)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -113,7 +113,7 @@ def test_a_wrong_candidate_is_caught_and_named(attend, complaint, dtype):
     assert choose(replace(CASE, dtype=dtype)) == "chunk_handgrad"
 
 
-def test_one_that_fails_when_it_is_timed_is_out_with_its_reason():
+def test_a_candidate_that_fails_in_timing_is_rejected():
     register_backend("mine", too_large)
     many = replace(CASE, batch=3)
     trials = tuner.tune(many, ["mine", "masked"], rounds=1)
@@ -122,16 +122,16 @@ def test_one_that_fails_when_it_is_timed_is_out_with_its_reason():
     assert choose(many) == "masked"
 
 
-def test_what_is_wrong_on_the_whole_grid_only_is_caught_too():
-    register_backend("mine", right_in_small)
+def test_an_error_on_the_full_grid_only_is_caught():
+    register_backend("mine", correct_on_small_grids)
     large = replace(CASE, window=Window((16, 16), 3))
     (trial,) = tuner.tune(large, ["mine"], rounds=1)
-    assert trial.reason.startswith("wrong on the whole grid: out is off chunk_autograd's by 1.0")
+    assert trial.reason.startswith("wrong on the full grid: out differs from chunk_autograd by 1.0")
     assert choose(large) == "blocked"
 
 
-def test_a_right_one_of_your_own_is_measured_and_may_be_chosen():
-    register_backend("mine", right, about="as an example")
+def test_a_correct_registered_backend_can_be_chosen():
+    register_backend("mine", correct, about="as an example")
     (trial,) = tuner.tune(CASE, ["mine"], rounds=2)
     assert (trial.name, trial.reason) == ("mine", "")
     assert min(trial.forward, trial.backward, trial.bytes) > 0
@@ -141,25 +141,25 @@ def test_a_right_one_of_your_own_is_measured_and_may_be_chosen():
 
 
 class Called:
-    """An object as a backend."""
+    """A callable object as a backend."""
 
     def __call__(self, q, k, v, window, **rest):
-        return right(q, k, v, window, **rest)
+        return correct(q, k, v, window, **rest)
 
 
-def test_the_code_of_any_backend_is_part_of_the_key():
+def test_the_code_of_backends_is_part_of_the_key():
     before = tuning_cache.fingerprint()
-    register_backend("partial", partial(partial(right)))
+    register_backend("partial", partial(partial(correct)))
     register_backend("object", Called())
     assert tuning_cache.fingerprint() != before, "this file is part of it now"
 
 
-def test_checks_multiply_exactly_whatever_the_user_set():
+def test_checks_disable_tf32():
     seen = []
 
     def watching(q, k, v, window, **rest):
         seen.append(torch.get_float32_matmul_precision())
-        return right(q, k, v, window, **rest)
+        return correct(q, k, v, window, **rest)
 
     register_backend("mine", watching)
     before = torch.get_float32_matmul_precision()
@@ -170,34 +170,34 @@ def test_checks_multiply_exactly_whatever_the_user_set():
     torch.set_float32_matmul_precision(before)
 
 
-def test_devices_that_are_not_measured_are_refused():
+def test_an_unknown_device_raises():
     with pytest.raises(ValueError, match="unknown device to measure on 'mps'"):
         tuner.tune(replace(CASE, device="mps"), ["blocked"])
 
 
-def test_a_name_is_taken_once():
-    with pytest.raises(ValueError, match="there is already a backend 'masked'"):
-        register_backend("masked", right)
+def test_a_taken_name_raises():
+    with pytest.raises(ValueError, match="the backend 'masked' already exists"):
+        register_backend("masked", correct)
 
 
-def test_every_backend_is_tried_and_the_unable_give_their_reasons():
+def test_every_backend_is_tried_or_gives_reasons():
     trials = tuner.tune(CASE, rounds=1)
     assert {trial.name for trial in trials} == set(BACKENDS)
     able = [trial for trial in trials if not trial.reason]
     assert trials[: len(able)] == able
     assert able == sorted(able, key=lambda trial: trial.seconds)
-    assert "exact one only" in next(t.reason for t in trials if t.name == "unfold_nnf")
+    assert "exact window only" in next(t.reason for t in trials if t.name == "unfold_nnf")
 
 
-def test_an_unknown_candidate_is_refused_before_any_work():
+def test_an_unknown_candidate_raises_before_measuring():
     with pytest.raises(ValueError, match="unknown backend 'blokked'; did you mean 'blocked'"):
         tuner.tune(CASE, ["masked", "blokked"])
     assert not CHOICES
 
 
 def test_too_many_bytes_are_a_reason():
-    trials = tuner.tune(CASE, ["masked", "blocked"], rounds=1, most_bytes=1000)
-    assert all(trial.reason.startswith("would hold") for trial in trials)
+    trials = tuner.tune(CASE, ["masked", "blocked"], rounds=1, max_bytes=1000)
+    assert all(trial.reason.startswith("needs ") for trial in trials)
     assert not CHOICES
 
 
@@ -215,9 +215,9 @@ def test_in_evaluation_only_the_forward_pass_counts():
     assert list(CHOICES) == [replace(CASE, needs_grad=False).bucket()]
 
 
-def test_the_choice_is_what_attention_takes(monkeypatch):
+def test_attention_uses_the_choice(monkeypatch):
     taken = []
-    register_backend("mine", lambda *args, **rest: taken.append(1) or right(*args, **rest))
+    register_backend("mine", lambda *args, **rest: taken.append(1) or correct(*args, **rest))
     CHOICES[CASE.bucket()] = "mine"
     inputs = make_inputs(CASE)
     bias = LocalBias(inputs.table, inputs.to_global)
@@ -228,7 +228,7 @@ def test_the_choice_is_what_attention_takes(monkeypatch):
     assert taken == [1]
 
 
-def test_a_choice_that_cannot_run_or_is_gone_is_not_taken():
+def test_a_choice_that_cannot_run_or_does_not_exist_is_not_used():
     CHOICES[CASE.bucket()] = "unfold_nnf"
     assert choose(CASE) == "masked"
     CHOICES[CASE.bucket()] = "of_yesterday"
@@ -250,11 +250,11 @@ def test_a_choice_that_cannot_run_or_is_gone_is_not_taken():
     ],
     ids=str,
 )
-def test_what_shares_a_choice(change, same):
+def test_cases_of_one_bucket(change, same):
     assert (replace(CASE, **change).bucket() == CASE.bucket()) == same
 
 
-def test_large_sizes_share_a_choice_by_powers_of_two_and_neighbours_share_one():
+def test_buckets_of_large_sizes_and_of_neighbors():
     def bucket(side, batch, mode=0):
         return replace(
             CASE, window=Window.from_mode((side, side), 3, 0, mode), batch=batch
@@ -267,7 +267,7 @@ def test_large_sizes_share_a_choice_by_powers_of_two_and_neighbours_share_one():
 
 
 @pytest.mark.parametrize("name", ["masked", "chunk_autograd", "chunk_handgrad"])
-def test_what_would_be_held_is_reckoned_without_computing(name):
+def test_peak_bytes_are_computed_on_fake_tensors(name):
     case = replace(CASE, window=Window((24, 20), 4), head_dim=32)
     with reckoned() as held:
         inputs = make_inputs(case)
@@ -278,7 +278,7 @@ def test_what_would_be_held_is_reckoned_without_computing(name):
     assert held.peak - before == pytest.approx(measured, rel=0.05)
 
 
-def test_choices_come_back_from_the_file():
+def test_choices_are_loaded_from_the_file():
     trials = tuner.tune(CASE, ["blocked", "masked"], rounds=1)
     assert tuning_cache.save("cpu", {CASE.bucket(): trials})
     other = replace(CASE, head_dim=16)
@@ -289,11 +289,11 @@ def test_choices_come_back_from_the_file():
     assert {**kept, other.bucket(): "gathered"} == CHOICES
 
 
-def test_choices_of_another_machine_or_code_are_left_alone(caplog):
+def test_choices_of_another_machine_or_code_are_kept(caplog):
     theirs = {"cpu of another kind": {CASE.bucket(): {"backend": "masked"}}}
     tuning_cache.path().write_text(json.dumps({"format": 1, "machines": theirs}))
     assert tuning_cache.load("cpu") == 0
-    assert "has choices, but none of this machine" in caplog.text
+    assert "has choices, but none for this machine" in caplog.text
     tuning_cache.save("cpu", {CASE.bucket(): [tuner.Trial("blocked", forward=1.0)]})
     found = json.loads(tuning_cache.path().read_text())["machines"]
     assert found.items() > theirs.items()
@@ -314,7 +314,7 @@ def test_choices_of_another_machine_or_code_are_left_alone(caplog):
         "\x00\x01",
     ],
 )
-def test_a_file_that_is_not_ours_is_a_warning(text, caplog):
+def test_an_invalid_file_is_a_warning(text, caplog):
     tuning_cache.path().write_text(text)
     assert tuning_cache.load("cpu") == 0
     assert "is ignored" in caplog.text
@@ -322,13 +322,13 @@ def test_a_file_that_is_not_ours_is_a_warning(text, caplog):
     assert tuning_cache.load("cpu") == 1
 
 
-def test_a_place_that_cannot_be_written_is_a_warning(monkeypatch, tmp_path, caplog):
+def test_a_path_that_cannot_be_written_is_a_warning(monkeypatch, tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("VIL_CACHE", str(tmp_path / "file" / "below"))
     with caplog.at_level(logging.WARNING):
         trial = tuner.Trial("blocked", forward=1.0)
         assert not tuning_cache.save("cpu", {CASE.bucket(): [trial]})
-    assert "could not be kept" in caplog.text
+    assert "cannot write the choices" in caplog.text
     assert tuning_cache.load("cpu") == 0
 
 
@@ -336,4 +336,4 @@ def test_a_place_that_cannot_be_written_is_a_warning(monkeypatch, tmp_path, capl
 def test_a_read_only_folder_is_a_warning(tmp_path, caplog):
     tmp_path.chmod(0o500)
     assert not tuning_cache.save("cpu", {CASE.bucket(): [tuner.Trial("blocked", forward=1.0)]})
-    assert "could not be kept" in caplog.text
+    assert "cannot write the choices" in caplog.text

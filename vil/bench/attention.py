@@ -27,7 +27,7 @@ from vil.bench.baselines import (
 from vil.bench.interleaved_timer import Times, held, race
 from vil.ops import BACKENDS, Case, choose
 from vil.ops.testing import make_inputs
-from vil.ops.window import ALL_NINE, KINDS, NEIGHBOURS, Window
+from vil.ops.window import ALL_NINE, NEIGHBORS, Window
 from vil.utils.errors import one_line
 from vil.utils.lookup import lookup
 from vil.utils.machine import free_bytes
@@ -118,7 +118,7 @@ def blank(name: str, case: Case, reason: str) -> Row:
         backend=name,
         grid=tuple(window.grid),
         window=window.size,
-        mask=KINDS[window.exact],
+        mask=window.mask.name.lower(),
         mode=mode_of(window),
         batch=case.batch,
         heads=case.heads,
@@ -141,7 +141,7 @@ def mode_of(window: Window) -> int | None:
     if len(window.offsets) == 1:
         return -1
     others = [offset for offset in window.offsets if offset != (0, 0)]
-    return NEIGHBOURS.index(others[0]) + 1 if len(others) == 1 else None
+    return NEIGHBORS.index(others[0]) + 1 if len(others) == 1 else None
 
 
 def filled(row: Row, times: Times) -> Row:

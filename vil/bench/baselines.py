@@ -18,6 +18,7 @@ from vil.bench.interleaved_timer import Candidate, turn
 from vil.ops import BACKENDS, Case, Window
 from vil.ops.testing import Inputs, forward, leaves_of
 from vil.ops.tuning.tuner import expected_bytes
+from vil.ops.window import Mask
 
 # m, n of the floor's products: the sides of matrix units and of caches differ
 TILES = ((64, 512), (256, 256), (512, 512), (1024, 1024))
@@ -81,7 +82,7 @@ def natten_cannot(case: Case) -> list[str]:
         reasons.append("NATTEN is compared on a CUDA device only")
     elif importlib.util.find_spec("natten") is None:
         reasons.append("not installed: pip install natten")
-    if case.window.exact != 1:
+    if case.window.mask != Mask.EXACT:
         reasons.append("NATTEN has no chunk masks, only the exact window")
     if side > min(case.window.grid):
         reasons.append(f"its window of {side} x {side} is larger than the grid")
@@ -137,7 +138,7 @@ def _met(window: Window, axis: int, step: int) -> int:
     query, key = token[:, None], token[None, :]
     target = query // w + step
     seen = key // w == (target % count if window.cyclic else target)
-    if window.exact == 1:
+    if window.mask == Mask.EXACT:
         seen &= (query - key).abs() <= w
     return int(seen.sum())
 

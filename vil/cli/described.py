@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vil.config import ConfigError
+from vil.layers.attention import ATTENTIONS
 
 # a setting of the model -> its key
 SETTINGS = {
@@ -20,14 +21,10 @@ SETTINGS = {
     "pos_resize": "MODEL.VIT.POS_RESIZE",
 }
 ATTENTION = {
-    ("longformer", "share_weights"): "MODEL.VIT.MSVIT.SHARE_W",
-    ("longformer", "sw_exact"): "MODEL.VIT.MSVIT.SW_EXACT",
-    ("longformer", "mode"): "MODEL.VIT.MSVIT.MODE",
-    ("longformer", "mode_switch"): "MODEL.VIT.MSVIT.VIL_MODE_SWITCH",
-    ("global", "share_weights"): "MODEL.VIT.MSVIT.SHARE_W",
-    ("linformer", "share_kv"): "MODEL.VIT.MSVIT.SHARE_KV",
-    ("performer", "batch_max"): "MODEL.VIT.MSVIT.PERFORMER_BATCH_MAX",
-    ("srformer", "ragged"): "MODEL.VIT.MSVIT.SR_RAGGED",
+    (name, argument): key
+    for name, entry in ATTENTIONS.items()
+    for argument, key in entry.key_names.items()
+    if argument != "backend"  # of the machine, not of the weights
 }
 TRANSFORM = {"mean": "INPUT.MEAN", "std": "INPUT.STD", "crop_pct": "INPUT.CROP_PCT"}
 INTERPOLATION = {"bilinear": 2, "bicubic": 3}

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         pinned = "" if one.backend == "auto" else f" (without effect: {one.backend} is pinned)"
         print(f"{one}{cut}{pinned}", flush=True)
         tune = build.refuses(tuner.tune)
-        trials = tune(one.case, names, rounds=args.rounds, most_bytes=most)
+        trials = tune(one.case, names, rounds=args.rounds, max_bytes=most)
         print("\n".join(tuner.listing(trials)), flush=True)
         if any(not trial.reason for trial in trials):
             found[one.case.bucket()] = trials

@@ -93,8 +93,8 @@ def paired(lists: dict[str, list]) -> list[list]:
 def panel(grid: tuple[int, int], size: int, exact: int, mode: int, token: str) -> tuple:
     """Title, picture and chunk side of what one token sees."""
     from vil.ops import Window
-    from vil.ops.reference import meetings
-    from vil.ops.window import KINDS
+    from vil.ops.reference import attended_keys
+    from vil.ops.window import Mask
     from vil.report.pattern import seen_from
 
     place = token_of(token)
@@ -106,7 +106,7 @@ def panel(grid: tuple[int, int], size: int, exact: int, mode: int, token: str) -
         window = Window.from_mode(grid, size, exact, mode)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    met = [(row, col) for row, col, _ in meetings(window, *place)]
-    title = f"SW_EXACT {exact} ({KINDS[exact]}), MODE {mode}"
+    met = [(row, col) for row, col, _ in attended_keys(window, *place)]
+    title = f"SW_EXACT {exact} ({Mask(exact).name.lower()}), MODE {mode}"
     seen = f"{len(set(met))} of {grid[0] * grid[1]} tokens, and the global ones"
     return f"{title}\n{seen}", seen_from(met, grid, place), size

@@ -12,11 +12,6 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from vil.layers.attention.base import Attention
-from vil.layers.attention.full import FullAttention
-from vil.layers.attention.linformer import LinformerAttention
-from vil.layers.attention.longformer import LongformerAttention
-from vil.layers.attention.srformer import SRAttention
-from vil.layers.pos_embed import AbsoluteEmbedding
 from vil.models.vision_longformer import MsViT
 from vil.utils.errors import one_line
 
@@ -54,18 +49,9 @@ def least_side(model: nn.Module) -> int:
     found, patch = 0, 1
     for stage in model.stages:
         patch *= stage.embed.patch
-        found = max(found, 2 * patch, *(patch * _two_of(block.attn) for block in stage.blocks))
+        sides = (block.attn.min_export_side for block in stage.blocks)
+        found = max(found, 2 * patch, *(patch * side for side in sides))
     return found
-
-
-def _two_of(attention: Attention) -> int:
-    """Tokens of a row that are more than one chunk, or cell."""
-    match attention:
-        case LongformerAttention():
-            return attention.window_size + 1
-        case SRAttention():
-            return 2 * attention.ratio
-    return 2
 
 
 def _example(model: nn.Module, size: tuple[int, int], dynamic: Sequence[str]) -> Tensor:
@@ -92,13 +78,7 @@ def _open_side(model: nn.Module, side: int) -> int:
 def _sides(model: nn.Module) -> Iterator[int]:
     """Tokens of a row, and of a column, that parameters are made for."""
     for module in model.modules():
-        match module:
-            case AbsoluteEmbedding():
-                yield from (module.x_pos_embed.shape[1], module.y_pos_embed.shape[1])
-            case FullAttention(rel_pos=True):
-                yield from ((n + 1) // 2 for n in module.table_size)
-            case LinformerAttention():
-                yield from module.grid
+        yield from getattr(module, "param_grid", None) or ()
 
 
 def channels(model: nn.Module) -> int:
@@ -128,7 +108,7 @@ def as_export_error(what: str) -> Iterator[None]:
 @contextmanager
 def backends(model: nn.Module, backend: str) -> Iterator[None]:
     """Inside, local attention is computed by this backend."""
-    modules = [m for m in model.modules() if isinstance(m, LongformerAttention)]
+    modules = [m for m in model.modules() if isinstance(m, Attention) and m.backend]
     before = [module.backend for module in modules]
     try:
         for module in modules:

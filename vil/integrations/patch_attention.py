@@ -80,7 +80,7 @@ def check_arguments(attention: str, own: Mapping[str, object]) -> None:
     """Raises ValueError for an argument that the attention does not have, or a bad window."""
     if attention == "full" and own:
         raise ValueError(f"full attention is timm's own and takes no {', '.join(own)}")
-    allowed = own_arguments(ATTENTIONS[attention])
+    allowed = own_arguments(ATTENTIONS.load(attention))
     allowed = {name: p for name, p in allowed.items() if name not in NO_CHOICE}
     for name in own:
         lookup(allowed, name, f"argument of {attention} attention in a patched model")

@@ -12,7 +12,7 @@ from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vil.layers.attention.base import GlobalLocalAttention
+from vil.layers.attention.base import AttentionWeights, GlobalLocalAttention
 from vil.layers.attention.global_only import GlobalOnlyAttention
 from vil.layers.attention.longformer import LongformerAttention
 
@@ -113,6 +113,10 @@ class PatchedAttention(GlobalLocalAttention):
     def add_projections(self, dim: int, qkv_bias: bool) -> None:
         """None: they are timm's."""
 
+    def attention_weights(self, *args, **kwargs) -> AttentionWeights:
+        """Raises ValueError: timm's projections are not read for maps."""
+        raise ValueError(f"{type(self).__name__} has no map")
+
     def plain(self) -> nn.Module:
         """timm's attention, with the modules and weights of this moment."""
         (plain,) = self.kept
@@ -147,7 +151,7 @@ class PatchedAttention(GlobalLocalAttention):
             first, local = k.split(lengths, dim=2)
             q_local, local = self.turn(q_local, rope), self.turn(local, rope)
             k = torch.cat([first, local], dim=2)
-        return self.finish(self.all_rows(q_global, q_local, k, v, grid, None), x)
+        return self.finish(self.attend_all(q_global, q_local, k, v, grid, None), x)
 
     def finish(self, rows: list[Tensor], x: Tensor) -> Tensor:
         """What was attended to, (B, G, C) if G and (B, L, C), for x (B, T, C) -> (B, T, C).

@@ -1,6 +1,6 @@
-"""The transformer block: attention and MLP, each normalised before, dropped by path and added.
+"""The transformer block: pre-norm attention and MLP, each with a residual connection and DropPath.
 
-Letters: B images, T tokens (global and local), C width.
+Shapes: B batch, T tokens (global and local), C channels.
 """
 
 from timm.layers import DropPath, Mlp
@@ -10,7 +10,7 @@ from vil.layers.attention.base import Attention
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)) with a hidden width of 4C and exact GELU."""
+    """x + attn(norm1(x)), then x + mlp(norm2(x)). The MLP has 4C hidden channels and exact GELU."""
 
     def __init__(
         self, attn: Attention, *, drop: float = 0.0, drop_path: float = 0.0, norm_eps: float = 1e-6
@@ -22,9 +22,9 @@ class Block(nn.Module):
         self.mlp = Mlp(attn.dim, 4 * attn.dim, drop=drop)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
-    def forward(self, x: Tensor, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
-        """x (B, T, C), valid (B, 2) real rows and columns -> (B, T, C)."""
-        x = x + self.drop_path(self.attn(self.norm1(x), grid, valid))
+    def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+        """x (B, T, C), valid_hw (B, 2) rows and columns that are not padding -> (B, T, C)."""
+        x = x + self.drop_path(self.attn(self.norm1(x), grid, valid_hw))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
     def macs(self, grid: tuple[int, int]) -> int:

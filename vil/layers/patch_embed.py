@@ -1,7 +1,7 @@
-"""The entrance of a stage: patches, global tokens and absolute positions.
+"""Patch embedding of a stage, with its global tokens and absolute position embedding.
 
-Letters: B images, c input channels, H W their size, X Y grid of patches, L = X*Y, G global
-tokens, C width.
+Shapes: B batch, c input channels, H W input size, X Y grid of patches, L = X*Y, G global tokens,
+C channels.
 """
 
 import torch
@@ -11,10 +11,10 @@ from vil.layers.pos_embed import AbsoluteEmbedding, small_normal
 
 
 class PatchEmbed(nn.Module):
-    """A convolution whose kernel is its stride, fresh global tokens, the absolute position if any.
+    """A patch convolution, new global tokens and, if given, the absolute position embedding.
 
-    Sizes that the patch does not divide lose their last rows and columns. norm_eps: None for no
-    LayerNorm on patches.
+    norm_eps: of the LayerNorm after the convolution, None for no LayerNorm. Rows and columns beyond
+    the last complete patch are dropped.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class PatchEmbed(nn.Module):
         drop: float,
     ) -> None:
         super().__init__()
-        self.patch = patch
+        self.patch, self.num_global = patch, num_global
         self.proj = nn.Conv2d(in_chans, dim, patch, patch)
         self.norm_embed = nn.LayerNorm(dim, eps=norm_eps) if norm_eps is not None else nn.Identity()
         self.cls_token = small_normal(1, num_global, dim) if num_global else None
@@ -37,7 +37,7 @@ class PatchEmbed(nn.Module):
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """x (B, c, H, W) -> tokens (B, G+L, C), global ones first, and the grid (X, Y)."""
+        """x (B, c, H, W) -> tokens (B, G+L, C), global tokens first, and the grid (X, Y)."""
         if x.ndim != 4:
             raise ValueError(f"images must be (B, c, H, W), got a shape of {tuple(x.shape)}")
         if min(x.shape[-2:]) < self.patch:
@@ -56,5 +56,8 @@ class PatchEmbed(nn.Module):
         return self.drop(tokens), grid
 
     def macs(self, grid: tuple[int, int]) -> int:
-        """Those of the convolution for one image."""
+        """Multiply-accumulates of the convolution for one image."""
         return grid[0] * grid[1] * self.proj.weight.numel()
+
+    def extra_repr(self) -> str:
+        return f"patch={self.patch}, num_global={self.num_global}"

@@ -1,8 +1,10 @@
-"""Where a token is: absolute embeddings, relative bias tables, and their resizing to other grids.
+"""Position embeddings: absolute embeddings, relative position tables, and resizing of both.
 
-Letters: B images, X Y grid, L = X*Y local tokens, G global tokens, C channels, N heads, w window.
-Parameter names are the 2021 reference's, so that its weights load by name.
+Shapes: B batch, X Y grid, L = X*Y local tokens, G global tokens, C channels, N heads, w window.
+Parameters have the names of the 2021 reference, so that its weights load by name.
 """
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -10,28 +12,34 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 RESIZES = ("interpolate", "crop")
-# how positions are interpolated: the reference's rule, and a sharper one
+# interpolation of positions by rule; "linear" is the rule of the 2021 reference
 LINEAR = dict(mode="bilinear", align_corners=False)
 RULES = {
     "linear": LINEAR,
     "bicubic": dict(mode="bicubic", align_corners=False, antialias=True),
-    "extend": LINEAR,  # but for tables of relative positions, see resize_table
+    "extend": LINEAR,  # for tables of relative positions see resize_table
 }
 STD = 0.02
 
 
 def small_normal(*shape: int) -> nn.Parameter:
-    """A parameter drawn from a truncated normal of standard deviation 0.02."""
+    """A parameter initialized from a truncated normal with standard deviation 0.02."""
     return nn.Parameter(trunc_normal_(torch.empty(shape), std=STD))
 
 
 def same_size(new: tuple[int, ...], old: tuple[int, ...]) -> bool:
-    """Whether nothing need be resized.
+    """Whether two static sizes are equal.
 
-    Sizes that torch.export left open are not compared, which would exclude the old one from what
-    is exported; resizing to the same size changes nothing.
+    False for sizes with open dimensions of torch.export: comparing them would exclude the old size
+    from the exported program. Resizing to the same size changes nothing.
     """
     return not any(isinstance(n, torch.SymInt) for n in new) and tuple(new) == tuple(old)
+
+
+def square_side(area: int) -> int:
+    """The side of a square, 0 if the area is not that of one."""
+    side = math.isqrt(max(area, 0))
+    return side if side * side == area else 0
 
 
 def resize_line(x: Tensor, length: int, rule: str = "linear") -> Tensor:
@@ -44,9 +52,10 @@ def resize_table(
 ) -> Tensor:
     """(old rows * old columns, N) -> (new rows * new columns, N), by one of RULES.
 
-    A table has an entry for each distance in tokens, 0 in the middle. linear and bicubic stretch
-    it, so that the outermost distances stay the outermost; with extend each entry stays at its
-    distance, and new distances get what the nearest known one has.
+    A table of relative positions has an entry per distance in tokens, with distance 0 in the
+    center. "linear" and "bicubic" interpolate the table, so that the largest old distance maps to
+    the largest new one. "extend" keeps the entry of each distance, and repeats the outermost
+    entries for larger distances.
     """
     if rule == "extend":
         rows, cols = (
@@ -65,35 +74,38 @@ def resize_tables(
     new: tuple[int, int],
     sizes: Tensor,
     *,
-    centred: bool = False,
+    centered: bool = False,
 ) -> Tensor:
-    """(old rows * old columns, N) -> (B, new rows * new columns, N): `resize_table` for each image,
-    to its own sizes (B, 2), each in the first rows and columns of the new table or in its middle.
+    """(old rows * old columns, N) -> (B, new rows * new columns, N), resized for each image.
 
-    What stands beyond them has no meaning. The sizes stay on the device.
+    sizes (B, 2): rows and columns to resize to, which fill the first rows and columns of the new
+    table, or its center if `centered`. Other entries are undefined. Does not synchronize with the
+    device.
     """
-    rows, cols = (stretching(sizes[:, i], old[i], new[i], centred).to(table) for i in (0, 1))
+    rows, cols = (interp_matrix(sizes[:, i], old[i], new[i], centered).to(table) for i in (0, 1))
     tables = torch.einsum("bxr,rcn,byc->bxyn", rows, table.unflatten(0, old), cols)
     return tables.flatten(1, 2)
 
 
-def stretching(lengths: Tensor, old: int, new: int, centred: bool) -> Tensor:
-    """(B,) -> (B, new, old): weights that stretch `old` points linearly, corners not aligned, to
-    `lengths` of `new` points."""
+def interp_matrix(lengths: Tensor, old: int, new: int, centered: bool) -> Tensor:
+    """(B,) -> (B, new, old): linear interpolation of `old` points to `lengths` of `new` points.
+
+    Corners are not aligned.
+    """
     lengths = lengths[:, None]
-    own = torch.arange(new, device=lengths.device)
-    own = own - (new - lengths) // 2 if centred else own
-    places = ((own + 0.5) * (old / lengths) - 0.5).clamp(0, old - 1)
-    known = torch.arange(old, device=lengths.device)
-    return (1 - (places[..., None] - known).abs()).clamp(min=0)
+    index = torch.arange(new, device=lengths.device)
+    index = index - (new - lengths) // 2 if centered else index
+    source = ((index + 0.5) * (old / lengths) - 0.5).clamp(0, old - 1)
+    points = torch.arange(old, device=lengths.device)
+    return (1 - (source[..., None] - points).abs()).clamp(min=0)
 
 
 class AbsoluteEmbedding(nn.Module):
-    """A row and a column embedding side by side for local tokens, one vector for each global token.
+    """Row and column embeddings, concatenated, for local tokens, and a vector per global token.
 
-    resize: what happens on a grid of another size: "interpolate" the embeddings, or "crop" their
-    first rows and columns (the reference's detection code; a grid larger than `grid` is then
-    refused).
+    resize: for grids of another size, "interpolate" the embeddings or "crop" their first rows and
+    columns. The detection code of the 2021 reference crops. Raises ValueError if there are too few
+    embeddings to crop.
     """
 
     def __init__(
@@ -101,13 +113,13 @@ class AbsoluteEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         if dim % 2:
-            raise ValueError(f"an absolute embedding needs an even width, got {dim}")
+            raise ValueError(f"an absolute embedding needs an even dim, got {dim}")
         if resize not in RESIZES:
             raise ValueError(f"resize must be one of {', '.join(RESIZES)}, got {resize!r}")
         self.resize = resize
         if num_global:
             self.cls_pos_embed = small_normal(1, num_global, dim)
-        else:  # the reference's files have it; without elements there is nothing to learn
+        else:  # an entry of the 2021 reference's files, without elements to learn
             self.register_buffer("cls_pos_embed", torch.zeros(1, 0, dim))
         self.x_pos_embed = small_normal(1, grid[0], dim // 2)
         self.y_pos_embed = small_normal(1, grid[1], dim // 2)
@@ -124,51 +136,62 @@ class AbsoluteEmbedding(nn.Module):
         )
         return torch.cat([self.cls_pos_embed, local.flatten(1, 2)], dim=1)
 
+    @property
+    def param_grid(self) -> tuple[int, int]:
+        """The grid that the embeddings are made for."""
+        return self.x_pos_embed.shape[1], self.y_pos_embed.shape[1]
+
     def set_grid(self, grid: tuple[int, int], rule: str = "linear") -> None:
-        """Make the embeddings for another grid, for good."""
+        """Resize the embeddings."""
         for leaf, length in zip(("x_pos_embed", "y_pos_embed"), grid):
             replace_parameter(self, leaf, self.fit(getattr(self, leaf), length, rule))
 
     def fit(self, line: Tensor, length: int, rule: str = "linear") -> Tensor:
-        """(1, n, C) -> (1, length, C): interpolated by one of RULES or cropped, as `resize` says.
-        ValueError where there is too little to crop."""
+        """(1, n, C) -> (1, length, C), interpolated by one of RULES or cropped."""
         if same_size((length,), (line.shape[1],)):
             return line
         if self.resize == "interpolate":
             return resize_line(line, length, rule)
         if length > line.shape[1]:
-            raise ValueError(
-                f"a grid of {length} is larger than the {line.shape[1]} embeddings to crop"
-            )
+            raise ValueError(f"cannot crop {line.shape[1]} embeddings to a grid of {length}")
         return line[:, :length]
 
+    def resize_weight(
+        self, leaf: str, value: Tensor, shape: torch.Size, rule: str = "linear"
+    ) -> Tensor | None:
+        """Resize an embedding of a checkpoint for `leaf`; None if it cannot be resized."""
+        is_line = leaf in ("x_pos_embed", "y_pos_embed")
+        if not is_line or value.ndim != 3 or value.shape[2] != shape[2]:
+            return None
+        too_short = self.resize == "crop" and shape[1] > value.shape[1]
+        return None if too_short else self.fit(value.double(), shape[1], rule)
+
     def extra_repr(self) -> str:
-        return (
-            f"grid=({self.x_pos_embed.shape[1]}, {self.y_pos_embed.shape[1]}), resize={self.resize}"
-        )
+        rows, cols = self.param_grid
+        return f"grid=({rows}, {cols}), resize={self.resize}"
 
 
 def replace_parameter(module: nn.Module, leaf: str, value: Tensor) -> None:
-    """Give a parameter another value and shape; whether it is trained stays."""
+    """Replace a parameter by one of another shape, with the same dtype and requires_grad."""
     old = getattr(module, leaf)
     new = nn.Parameter(value.detach().to(old.dtype).clone(), requires_grad=old.requires_grad)
     module.register_parameter(leaf, new)
 
 
 def register_relative_bias(
-    module: nn.Module, table: tuple[int, int] | None, heads: int, num_global: int
+    module: nn.Module, table: tuple[int, int] | None, num_heads: int, num_global: int
 ) -> None:
-    """Give an attention module its bias parameters.
+    """Register the relative position bias of an attention module.
 
     local_relative_position_bias_table (rows*cols, N), unless `table` is None. With global tokens:
     g2l_relative_position_bias (2, N, G): [0] from global queries to local keys, [1] from local
     queries to global keys. g2g_relative_position_bias (N, G, G): among global tokens.
     """
     if table is not None:
-        module.local_relative_position_bias_table = small_normal(table[0] * table[1], heads)
+        module.local_relative_position_bias_table = small_normal(table[0] * table[1], num_heads)
     if num_global:
-        module.g2l_relative_position_bias = small_normal(2, heads, num_global)
-        module.g2g_relative_position_bias = small_normal(heads, num_global, num_global)
+        module.g2l_relative_position_bias = small_normal(2, num_heads, num_global)
+        module.g2g_relative_position_bias = small_normal(num_heads, num_global, num_global)
 
 
 def dense_bias(table: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -18,7 +18,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vil.layers.attention import ATTENTIONS, FEATURE, build_attention
+from vil.layers.attention import ATTENTIONS, build_attention
 from vil.layers.block import Block
 from vil.layers.padding import downsample_valid, zero_padding
 from vil.layers.patch_embed import PatchEmbed
@@ -270,7 +270,7 @@ def _with_positions(stages: Sequence[StageSpec]) -> list[StageSpec]:
     """The stages, with absolute embeddings where an attention has no relative bias."""
     found, changed = [], []
     for number, spec in enumerate(stages, start=1):
-        kinds = {name: lookup(ATTENTIONS, name, "attention") for name in spec.attention}
+        kinds = {name: ATTENTIONS.load(name) for name in spec.attention}
         without = [name for name, kind in kinds.items() if not kind.has_relative_bias]
         if without and not spec.absolute:
             changed.append(f"stage {number} ({', '.join(without)})")
@@ -286,7 +286,8 @@ def _with_positions(stages: Sequence[StageSpec]) -> list[StageSpec]:
 
 def _own(name: str, spec: StageSpec, attention_args: Mapping[str, Mapping] | None) -> dict:
     """A stage's own attention arguments: the letter f under its name, and the caller's."""
-    feature = {FEATURE[name]: spec.feature} if name in FEATURE else {}
+    argument = ATTENTIONS.entry(name).facts.get("feature")
+    feature = {argument: spec.feature} if argument else {}
     return feature | dict((attention_args or {}).get(name, {}))
 
 

@@ -1,6 +1,6 @@
-"""The static facts of a call of local attention, by which a backend is chosen or refuses.
+"""The static properties of a call of local attention, by which a backend is selected or refuses.
 
-Letters: B images, N heads, D channels of a head, G global tokens, w window.
+Shapes: B batch, N heads, D head dim, G global tokens, w window.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from vil.ops.bias import LocalBias
-from vil.ops.window import KINDS, Window
+from vil.ops.window import Window
 
-LARGE_BATCH = 64  # images; from here on time grows as the batch does
+LARGE_BATCH = 64  # images; above it, time is proportional to the batch
 
 
 @dataclass(frozen=True)
 class Case:
-    """The static facts that a backend may refuse by; q is (batch, heads, L, head_dim)."""
+    """A call with q (batch, heads, L, head_dim). valid: some images are padded."""
 
     window: Window
     batch: int
@@ -40,7 +40,7 @@ class Case:
         window: Window,
         num_global: int,
         bias: LocalBias,
-        valid: Tensor | None,
+        valid_hw: Tensor | None,
         dropout_p: float,
     ) -> Case:
         """The case of a call with q (B, N, L, D)."""
@@ -54,32 +54,33 @@ class Case:
             q.device.type,
             bias.table is not None,
             bias.to_global is not None,
-            valid is not None,
+            valid_hw is not None,
             dropout_p > 0,
             torch.is_grad_enabled(),
         )
 
     @property
     def symbolic(self) -> bool:
-        """Whether torch.export or torch.compile left the batch or the grid open."""
+        """Whether the batch or the grid is an open dimension of torch.export or torch.compile."""
         return self.window.symbolic or isinstance(self.batch, torch.SymInt)
 
     def bucket(self) -> str:
-        """Cases of one bucket share a tuned choice, so that a new image size need not be tuned.
+        """The key of the tuned choice. Similar cases share one, so that a new image size needs no
+        tuning.
 
-        Batches and sides of many chunks count by powers of two; of the offsets only their number
-        counts, so that the eight neighbours of random shift are one bucket.
+        Rounds the batch, and grids of more than four chunks a side, up to powers of two. Counts the
+        offsets only, so that the eight neighbors of random shift share a bucket.
         """
         window = self.window
-        rows, cols = (_coarse(chunks, exact_to=4) for chunks in window.chunks)
-        batch = min(_coarse(self.batch), LARGE_BATCH)
+        rows, cols = (_round_up(chunks, exact_to=4) for chunks in window.chunks)
+        batch = min(_round_up(self.batch), LARGE_BATCH)
         bias = "+".join(
             word
-            for word, there in (("table", self.table_bias), ("globals", self.global_bias))
-            if there
+            for word, present in (("table", self.table_bias), ("globals", self.global_bias))
+            if present
         )
         words = [
-            f"{rows}x{cols} chunks of {window.size}x{window.size} {KINDS[window.exact]}",
+            f"{rows}x{cols} chunks of {window.size}x{window.size} {window.mask.name.lower()}",
             f"{len(window.offsets)} offsets",
             f"B{batch} N{self.heads} D{self.head_dim} G{self.num_global}",
             f"bias {bias or 'none'}",
@@ -90,6 +91,6 @@ class Case:
         return ", ".join(words)
 
 
-def _coarse(n: int, exact_to: int = 1) -> int:
-    """n, or the next power of two above `exact_to`."""
+def _round_up(n: int, exact_to: int = 1) -> int:
+    """n up to `exact_to`, above it the next power of two."""
     return n if n <= exact_to else 1 << (n - 1).bit_length()

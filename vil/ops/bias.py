@@ -1,6 +1,6 @@
-"""The learned bias of local attention: by relative position, and towards each global token.
+"""The learned bias of local attention: by relative position, and toward each global token.
 
-Letters: N heads, G global tokens, w chunk side, W = w*w, K number of chunk offsets.
+Shapes: N heads, G global tokens, w chunk side, W = w*w, K chunk offsets.
 """
 
 from typing import NamedTuple
@@ -12,10 +12,10 @@ from vil.ops.window import Window
 
 
 class LocalBias(NamedTuple):
-    """What is added to the scores of local queries; either part may be missing.
+    """The bias added to the scores of local queries. Both fields are optional.
 
     table (N, (4w-1)**2): by query position minus key position.
-    to_global (N, G): towards each global key.
+    to_global (N, G): toward each global key.
     """
 
     table: Tensor | None = None
@@ -26,7 +26,7 @@ NO_BIAS = LocalBias()
 
 
 def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
-    """(N, W, K*W): the table spread over the positions of a chunk; None without a table."""
+    """(N, W, K*W): the table gathered for the positions of a chunk; None without a table."""
     if bias.table is None:
         return None
     index = window.bias_index(bias.table.device)
@@ -34,13 +34,13 @@ def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
 
 
 def joined_bias(bias: LocalBias, window: Window, num_global: int) -> Tensor | None:
-    """(N, W, G + K*W): both parts, globals first, 0 for a missing one; None without either."""
+    """(N, W, G + K*W): the bias of all keys, 0 for a missing field; None if both are missing."""
     local = tile_bias(bias, window)
     if not num_global or (local is None and bias.to_global is None):
         return local
-    some = local if local is not None else bias.to_global
-    heads, keys = some.shape[0], len(window.offsets) * window.tile
+    like = local if local is not None else bias.to_global
+    heads, keys = like.shape[0], len(window.offsets) * window.tile
     if local is None:
-        local = some.new_zeros(heads, window.tile, keys)
-    to_global = bias.to_global if bias.to_global is not None else some.new_zeros(heads, num_global)
+        local = like.new_zeros(heads, window.tile, keys)
+    to_global = bias.to_global if bias.to_global is not None else like.new_zeros(heads, num_global)
     return torch.cat([to_global[:, None].expand(-1, window.tile, -1), local], dim=-1)

@@ -1,11 +1,11 @@
-"""What is static of a call of local attention, for operators that take numbers and tensors only."""
+"""The static arguments of local attention as numbers, for torch operators."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vil.ops.window import Window
+from vil.ops.window import Mask, Window
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,14 @@ class CallSpec:
     scale: float
 
     def numbers(self) -> list[int]:
-        """All but the scale, in one flat list."""
+        """Everything except the scale, as a flat list."""
         window = self.window
         offsets = [step for offset in window.offsets for step in offset]
-        return [*window.grid, window.size, window.exact, self.num_global, *offsets]
+        return [*window.grid, window.size, int(window.mask), self.num_global, *offsets]
 
     @classmethod
     def of(cls, numbers: Sequence[int], scale: float) -> CallSpec:
-        """Undo `numbers`."""
-        rows, cols, size, exact, num_global, *steps = numbers
+        """The reverse of `numbers`."""
+        rows, cols, size, mask, num_global, *steps = numbers
         offsets = tuple(zip(steps[::2], steps[1::2]))
-        return cls(Window((rows, cols), size, exact, offsets), num_global, scale)
+        return cls(Window((rows, cols), size, Mask(mask), offsets), num_global, scale)

@@ -1,8 +1,9 @@
-"""Local 2-D attention, the operation this package exists for.
+"""Local 2-D attention.
 
-Letters: B images, N heads, D channels of a head, X Y grid, L = X*Y local tokens, G global
-tokens, w window.
+Shapes: B batch, N heads, D head dim, X Y grid, L = X*Y local tokens, G global tokens, w window.
 """
+
+import warnings
 
 from torch import Tensor
 
@@ -21,32 +22,37 @@ def local_attention(
     *,
     num_global: int = 0,
     bias: LocalBias | None = None,
-    valid: Tensor | None = None,
+    valid_hw: Tensor | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     backend: str = "auto",
+    valid: Tensor | None = None,
 ) -> Tensor:
     """Attention of each local token to the global tokens and to its window, under one softmax.
 
     q (B, N, L, D): local queries, row-major over the grid.
     k, v (B, N, G+L, D): global tokens first.
     bias.table (N, (4w-1)**2): added by relative position.
-    bias.to_global (N, G): added towards global tokens.
-    valid (B, 2): real rows and columns of each image; the tokens beyond are never seen.
+    bias.to_global (N, G): added toward global tokens.
+    valid_hw (B, 2): rows and columns of each image that are not padding. No token attends to
+      padding.
     scale: of the scores, D**-0.5 by default.
-    backend: "auto" or a name of `vil.ops.dispatch.BACKENDS`; never changes the meaning, which
-    definition.py spells out.
+    backend: "auto" or a name of `vil.ops.BACKENDS`. The result does not depend on it;
+      `vil.ops.reference` is the reference implementation.
+    valid: deprecated name of `valid_hw`.
 
-    Returns (B, N, L, D). A query that sees nothing (padding, without global tokens) gives 0.
-    Statistics are in fp32 (fp64 for fp64 inputs). Autocast does not change the computation: it runs
-    in q's type, which the result has too.
-    Raises ValueError for shapes, types or settings that do not fit, and for a backend that cannot
-    run the case.
+    Returns (B, N, L, D) in the dtype of q. A query without keys (padding, without global tokens)
+    gives 0. Statistics are computed in fp32 (fp64 for fp64 inputs). Autocast has no effect.
+    Raises ValueError for inconsistent shapes, dtypes or settings, and for a backend that does not
+    support the case.
     Source: Vision Longformer, arXiv:2103.15358, section 3.2.
     """
+    if valid is not None:
+        warnings.warn("the argument valid is now valid_hw", DeprecationWarning, stacklevel=2)
+        valid_hw = valid
     bias = NO_BIAS if bias is None else bias
-    _check(q, k, v, window, num_global, bias, valid, dropout_p)
-    name = choose(Case.of(q, window, num_global, bias, valid, dropout_p), backend)
+    _check(q, k, v, window, num_global, bias, valid_hw, dropout_p)
+    name = choose(Case.of(q, window, num_global, bias, valid_hw, dropout_p), backend)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with autocast_off(q.device.type):
         return BACKENDS[name].attend(
@@ -56,7 +62,7 @@ def local_attention(
             window,
             num_global=num_global,
             bias=bias,
-            valid=valid,
+            valid_hw=valid_hw,
             scale=scale,
             dropout_p=dropout_p,
         )
@@ -69,7 +75,7 @@ def _check(
     window: Window,
     num_global: int,
     bias: LocalBias,
-    valid: Tensor | None,
+    valid_hw: Tensor | None,
     dropout_p: float,
 ) -> None:
     batch, heads, length, dim = q.shape
@@ -85,10 +91,10 @@ def _check(
         )
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         raise ValueError(
-            f"q, k, v must have one floating-point type, got {q.dtype}, {k.dtype}, {v.dtype}"
+            f"q, k, v must have one floating-point dtype, got {q.dtype}, {k.dtype}, {v.dtype}"
         )
-    if valid is not None and valid.shape != (batch, 2):
-        raise ValueError(f"valid must be (batch, 2) = {(batch, 2)}, got {tuple(valid.shape)}")
+    if valid_hw is not None and valid_hw.shape != (batch, 2):
+        raise ValueError(f"valid_hw must be (batch, 2) = {(batch, 2)}, got {tuple(valid_hw.shape)}")
     for part, shape in (
         (bias.table, (heads, (4 * window.size - 1) ** 2)),
         (bias.to_global, (heads, num_global)),

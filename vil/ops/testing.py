@@ -1,4 +1,7 @@
-"""Made-up inputs, gradients and error bounds, shared by tests, tuner and benchmark."""
+"""Random inputs, gradients and error bounds for tests, the tuner and benchmarks.
+
+Shapes: B batch, N heads, L local tokens, G global tokens, D head dim.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,33 @@ from vil.ops.attention_case import Case
 from vil.ops.bias import LocalBias
 from vil.ops.dispatch import BACKENDS
 
-MULTIPLE = 4.0  # of the error that the type's own rounding makes on the same inputs
-# where plain attention happens to round nearly nothing, the order of a sum alone may cost this much
+MULTIPLE = 4.0  # of the rounding error of full attention in the same dtype on the same inputs
+# least bound, where full attention has almost no rounding error: the order of a sum may cost this
 FLOOR_ULPS = {torch.float64: 64.0, torch.float32: 16.0, torch.bfloat16: 4.0, torch.float16: 4.0}
-# between two backends, on grids that are too large for the definition
-APART_ULPS = {torch.float64: 128.0, torch.float32: 128.0, torch.bfloat16: 16.0, torch.float16: 16.0}
-CEILING_ULPS = 64.0  # and never more, whatever error plain attention makes
+# between two backends, on grids that are too large for the reference
+BACKEND_ULPS = {
+    torch.float64: 128.0,
+    torch.float32: 128.0,
+    torch.bfloat16: 16.0,
+    torch.float16: 16.0,
+}
+CEILING_ULPS = 64.0  # largest bound
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, cotangent (B, N, L, D), k, v (B, N, G+L, D), both bias parts, valid (B, 2)."""
+    """q, cotangent (B, N, L, D), k, v (B, N, G+L, D), the bias, valid_hw (B, 2)."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     table: Tensor | None
     to_global: Tensor | None
-    valid: Tensor | None
+    valid_hw: Tensor | None
     cotangent: Tensor
 
     def to(self, dtype: torch.dtype) -> Inputs:
-        """The same numbers in another floating-point type."""
+        """Convert the floating-point tensors."""
         return replace(
             self,
             **{
@@ -46,21 +54,20 @@ class Inputs:
 
 
 def make_inputs(case: Case, seed: int = 0) -> Inputs:
-    """Random inputs of a case, of unit size, the same for the same seed."""
-    source = torch.Generator().manual_seed(seed)
+    """Standard normal inputs of a case, a function of the seed."""
+    generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
-        return (
-            torch.randn(shape, generator=source, dtype=torch.float64).to(case.dtype).to(case.device)
-        )
+        x = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return x.to(case.dtype).to(case.device)
 
     window, lead = case.window, (case.batch, case.heads)
-    valid = None
+    valid_hw = None
     if case.valid:
-        share = torch.rand(case.batch, 2, generator=source)
-        valid = 1 + (share * torch.tensor(window.grid)).long()
-        valid[-1] = torch.tensor(window.grid)  # one image without padding
-        valid = valid.clamp(max=torch.tensor(window.grid)).to(case.device)
+        share = torch.rand(case.batch, 2, generator=generator)
+        valid_hw = 1 + (share * torch.tensor(window.grid)).long()
+        valid_hw[-1] = torch.tensor(window.grid)  # one image without padding
+        valid_hw = valid_hw.clamp(max=torch.tensor(window.grid)).to(case.device)
     keys = case.num_global + window.length
     return Inputs(
         q=draw(*lead, window.length, case.head_dim),
@@ -68,13 +75,13 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
         v=draw(*lead, keys, case.head_dim),
         table=draw(case.heads, (4 * window.size - 1) ** 2) if case.table_bias else None,
         to_global=draw(case.heads, case.num_global) if case.global_bias else None,
-        valid=valid,
+        valid_hw=valid_hw,
         cotangent=draw(*lead, window.length, case.head_dim),
     )
 
 
 def leaves_of(inputs: Inputs) -> dict[str, Tensor]:
-    """Copies of what has a gradient: q, k, v and the bias parts that are there."""
+    """Copies of the differentiable inputs: q, k, v and the bias, if present."""
     return {
         name: getattr(inputs, name).detach().clone().requires_grad_()
         for name in ("q", "k", "v", "table", "to_global")
@@ -85,7 +92,7 @@ def leaves_of(inputs: Inputs) -> dict[str, Tensor]:
 def forward(
     attend: Callable[..., Tensor], case: Case, inputs: Inputs, leaves: dict[str, Tensor]
 ) -> Tensor:
-    """The output (B, N, L, D) for `leaves`."""
+    """The output (B, N, L, D) of a backend for `leaves`."""
     return attend(
         leaves["q"],
         leaves["k"],
@@ -93,14 +100,14 @@ def forward(
         case.window,
         num_global=case.num_global,
         bias=LocalBias(leaves.get("table"), leaves.get("to_global")),
-        valid=inputs.valid,
+        valid_hw=inputs.valid_hw,
         scale=case.head_dim**-0.5,
         dropout_p=0.0,
     )
 
 
 def run(attend: Callable[..., Tensor], case: Case, inputs: Inputs) -> dict[str, Tensor]:
-    """The output by name and, if the case wants them, the gradients of q, k, v and both biases."""
+    """{name: tensor}: the output and, if the case has gradients, those of q, k, v and the bias."""
     leaves = leaves_of(inputs)
     with torch.set_grad_enabled(case.needs_grad):
         out = forward(attend, case, inputs, leaves)
@@ -113,16 +120,15 @@ def run(attend: Callable[..., Tensor], case: Case, inputs: Inputs) -> dict[str, 
 
 
 def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[float, float]]:
-    """By backend and tensor, the error against the fp64 definition and the bound for it.
+    """{"backend, tensor": (error against the fp64 reference, bound)}.
 
-    The bound is a small multiple of the error that plain `masked` attention, or the definition
-    itself where that cannot run, makes in the case's type on the same inputs; never below a few
-    units in the last place.
+    The bound is a small multiple of the error of the backend `masked`, or of the reference if that
+    cannot run, in the case's dtype on the same inputs, and at least a few ulps.
     """
     inputs = make_inputs(case, seed)
     truth = run(reference.attend, case, inputs.to(torch.float64))
-    plain = BACKENDS["masked"]
-    eager = reference.attend if plain.unsupported(case) else plain.attend
+    masked = BACKENDS["masked"]
+    eager = reference.attend if masked.unsupported(case) else masked.attend
     rounding = run(eager, case, inputs) if case.dtype != torch.float64 else truth
     floor = FLOOR_ULPS[case.dtype] * torch.finfo(case.dtype).eps
     ceiling = CEILING_ULPS * torch.finfo(case.dtype).eps
@@ -130,23 +136,23 @@ def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[f
         key: min(ceiling, max(floor, MULTIPLE * distance(rounding[key], truth[key])))
         for key in truth
     }
-    found = {name: run(BACKENDS[name].attend, case, inputs) for name in names}
+    results = {name: run(BACKENDS[name].attend, case, inputs) for name in names}
     return {
         f"{name}, {key}": (distance(tensors[key], truth[key]), bounds[key])
-        for name, tensors in found.items()
+        for name, tensors in results.items()
         for key in truth
     }
 
 
 def differences(case: Case, name: str, other: str) -> dict[str, tuple[float, float]]:
-    """By tensor, how far one backend is from another, and how far two roundings may lie apart."""
+    """{tensor: (difference between two backends, bound)}."""
     inputs = make_inputs(case)
-    mine, theirs = (run(BACKENDS[backend].attend, case, inputs) for backend in (name, other))
-    bound = APART_ULPS[case.dtype] * torch.finfo(case.dtype).eps
-    return {key: (distance(mine[key], theirs[key]), bound) for key in theirs}
+    first, second = (run(BACKENDS[backend].attend, case, inputs) for backend in (name, other))
+    bound = BACKEND_ULPS[case.dtype] * torch.finfo(case.dtype).eps
+    return {key: (distance(first[key], second[key]), bound) for key in second}
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """Norm of the difference over that of b, or over 1; infinite where a is not finite."""
+    """|a - b| / max(|b|, 1), in Euclidean norms. Infinite if a is not finite."""
     value = (a.double() - b.double()).norm() / b.double().norm().clamp(min=1.0)
     return value.item() if value.isfinite() else float("inf")

@@ -1,40 +1,50 @@
-"""Who may see whom: the 2-D window of local attention, its neighbour modes and its masks.
+"""The 2-D window of local attention: its masks and neighbor modes.
 
-Letters: B images, N heads, X Y grid rows and columns, w chunk side, W = w*w tokens of a chunk, R C
-rows and columns of the chunk grid (R = ceil(X / w)), K number of offsets.
+Shapes: B batch, X Y grid rows and columns, L = X*Y tokens, w chunk side, W = w*w tokens of a chunk,
+R C rows and columns of the chunk grid (R = ceil(X / w)), K chunk offsets.
 
-The grid is cut into chunks of w x w tokens. A query sees chunks at given offsets from its own, its
-own always among them (Vision Longformer, arXiv:2103.15358, section 3.1). This file alone knows the
-three mask kinds (exact, chunks cut at the border, cyclic) and the neighbour modes (section 3.3,
-random shift). All masks are a tile of W x K*W, the same for every chunk, plus what is real along
-rows and along columns: never L x L, and cheap enough to be made anew for every grid.
+The grid is divided into chunks of w x w tokens. A query attends to the chunks at given offsets from
+its own, which is always one of them (Vision Longformer, arXiv:2103.15358, section 3.1). Only this
+file knows the kinds of masks and the neighbor modes (section 3.3, random shift). A mask consists of
+a tile (W, K*W), equal for all chunks, and the validity of rows and columns. It never has L x L
+entries and is cheap enough to build in each call.
 """
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from itertools import product
 
 import torch
 from torch import Tensor
 
 ALL_NINE = tuple(product((-1, 0, 1), repeat=2))  # (rows, columns) in chunks, row-major
-OWN = (0, 0)
-# neighbour mode m is NEIGHBOURS[m - 1]
-NEIGHBOURS = tuple(offset for offset in ALL_NINE if offset != OWN)
-KINDS = {1: "exact", 0: "chunks", -1: "cyclic"}  # the values of SW_EXACT
+SELF_CHUNK = (0, 0)
+# neighbor mode m is NEIGHBORS[m - 1]
+NEIGHBORS = tuple(offset for offset in ALL_NINE if offset != SELF_CHUNK)
+
+
+class Mask(IntEnum):
+    """Which keys of the chunks at the offsets a query attends to; the values of SW_EXACT."""
+
+    EXACT = 1  # keys at most w rows and w columns away
+    CHUNKS = 0  # all keys inside the grid
+    CYCLIC = -1  # all keys, with the chunk grid wrapped around
 
 
 def mode_offsets(mode: int) -> tuple[tuple[int, int], ...]:
-    """Chunk offsets of a mode: 0 all nine, -1 the own chunk, 1..8 the own chunk and a neighbour."""
+    """Chunk offsets of a mode: 0 all nine, -1 the query's chunk, 1..8 it and a neighbor."""
     if mode == 0:
         return ALL_NINE
     if mode == -1:
-        return (OWN,)
+        return (SELF_CHUNK,)
     if 1 <= mode <= 8:
-        return (OWN, NEIGHBOURS[mode - 1])
+        return (SELF_CHUNK, NEIGHBORS[mode - 1])
     raise ValueError(
-        f"mode must be -1 (own chunk), 0 (all nine chunks) or 1..8 (one neighbour), got {mode}"
+        "mode must be -1 (the query's chunk), 0 (all nine chunks) or 1..8 (one neighbor), "
+        f"got {mode}"
     )
 
 
@@ -42,17 +52,16 @@ def mode_offsets(mode: int) -> tuple[tuple[int, int], ...]:
 class Window:
     """The window of every token of a grid.
 
-    grid: rows and columns of tokens.
-    size: w, the chunk side and the one-sided reach of the exact window.
-    exact: 1 tokens with |dx|, |dy| <= w; 0 the chunks at `offsets`, cut at the border; -1 the same
-    chunks, wrapped around.
-    Raises ValueError for sizes below one, an unknown kind, offsets without the own chunk, and the
-    exact window with fewer than nine offsets, which would not be exact.
+    grid: rows and columns of tokens. size: w, the chunk side and the reach of the exact mask.
+    mask: a `Mask` or its value. offsets: chunks to attend to, relative to the query's chunk.
+
+    Raises ValueError for a size below 1, an unknown mask, offsets without (0, 0), and the exact
+    mask with fewer than nine offsets.
     """
 
     grid: tuple[int, int]
     size: int
-    exact: int = 0
+    mask: Mask = Mask.CHUNKS
     offsets: tuple[tuple[int, int], ...] = ALL_NINE
 
     def __post_init__(self) -> None:
@@ -60,36 +69,42 @@ class Window:
             raise ValueError(
                 f"grid and window must be positive, got grid {self.grid}, window {self.size}"
             )
-        if self.exact not in KINDS:
-            raise ValueError(
-                f"exact must be 1 (exact), 0 (chunks) or -1 (cyclic), got {self.exact}"
-            )
+        if not isinstance(self.mask, Mask):
+            object.__setattr__(self, "mask", as_mask(self.mask))
         distinct = set(self.offsets)
         if (
-            OWN not in distinct
+            SELF_CHUNK not in distinct
             or not distinct <= set(ALL_NINE)
             or len(distinct) < len(self.offsets)
         ):
             raise ValueError(
-                f"offsets must be chunk offsets with (0, 0) among them, got {self.offsets}"
+                f"offsets must be distinct chunk offsets that include (0, 0), got {self.offsets}"
             )
-        if self.exact == 1 and self.offsets != ALL_NINE:
+        if self.mask == Mask.EXACT and self.offsets != ALL_NINE:
             raise ValueError(
-                "the exact window (exact=1) needs all nine chunks: use mode 0, or exact 0 or -1"
+                "the exact window (mask 1) needs all nine chunks: use mode 0, or mask 0 or -1"
             )
 
     @classmethod
-    def from_mode(cls, grid: tuple[int, int], size: int, exact: int = 0, mode: int = 0) -> Window:
-        """The window of a neighbour mode (-1, 0, 1..8)."""
-        return cls(grid, size, exact, mode_offsets(mode))
+    def from_mode(
+        cls, grid: tuple[int, int], size: int, mask: int = Mask.CHUNKS, mode: int = 0
+    ) -> Window:
+        """The window of a neighbor mode (-1, 0, 1..8)."""
+        return cls(grid, size, as_mask(mask), mode_offsets(mode))
+
+    @property
+    def exact(self) -> int:
+        """Deprecated: the value of `mask`."""
+        warnings.warn("Window.exact is now Window.mask", DeprecationWarning, stacklevel=2)
+        return int(self.mask)
 
     @property
     def cyclic(self) -> bool:
-        return self.exact == -1
+        return self.mask == Mask.CYCLIC
 
     @property
     def symbolic(self) -> bool:
-        """Whether the grid has sizes that torch.export left open."""
+        """Whether the grid has open dimensions of torch.export."""
         return any(isinstance(n, torch.SymInt) for n in self.grid)
 
     @property
@@ -104,46 +119,49 @@ class Window:
 
     @property
     def chunks(self) -> tuple[int, int]:
-        """(R, C), rows and columns of the chunk grid; the last of each may be partly padding."""
+        """(R, C), rows and columns of the chunk grid. The last ones may be partly padding."""
         return tuple((n + self.size - 1) // self.size for n in self.grid)
 
     def repeats(self) -> bool:
-        """Whether a key is met more than once: a cyclic grid of too few chunks."""
+        """Whether a query attends to a key more than once: a cyclic grid of too few chunks."""
         rows, cols = self.chunks
-        met = {(dx % rows, dy % cols) for dx, dy in self.offsets}
-        return self.cyclic and len(met) < len(self.offsets)
+        distinct = {(dx % rows, dy % cols) for dx, dy in self.offsets}
+        return self.cyclic and len(distinct) < len(self.offsets)
 
     def without_absent(self) -> Window:
-        """The same window less the offsets that lie outside the grid for every chunk."""
-        if self.cyclic or self.exact == 1 or self.symbolic:
+        """The window without the offsets that are outside the grid for every chunk."""
+        if self.cyclic or self.mask == Mask.EXACT or self.symbolic:
             return self
         rows, cols = self.chunks
         offsets = tuple(o for o in self.offsets if abs(o[0]) < rows and abs(o[1]) < cols)
         return replace(self, offsets=offsets)
 
     def bias_index(self, device: torch.device | str = "cpu") -> Tensor:
-        """(W, K*W) int64: where the bias of each query and key stands in a table of (4w-1)**2.
+        """(W, K*W) int64: the entry of each query and key in a bias table of (4w-1)**2.
 
-        Rows of the table are query row minus key row plus 2w-1, columns likewise (reference order).
+        Table rows are query row minus key row plus 2w-1, columns likewise, as in the 2021
+        reference.
         """
         (qx, qy), (kx, ky) = self._tile_positions(device)
         side = 4 * self.size - 1
         return (qx - kx + 2 * self.size - 1) * side + (qy - ky + 2 * self.size - 1)
 
-    def visible(self, valid: Tensor | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """bool (B or 1, R, C, W or 1, K*W): the keys that exist for the queries of each chunk.
+    def visible(self, valid_hw: Tensor | None = None, device: torch.device | str = "cpu") -> Tensor:
+        """bool (B or 1, R, C, W or 1, K*W): the keys that the queries of each chunk attend to.
 
-        valid (B, 2): the number of real rows and columns of each image; None: the whole grid.
+        valid_hw (B, 2): rows and columns of each image that are not padding.
         """
-        rows, cols = self._real(0, valid, device), self._real(1, valid, device)
+        rows, cols = self._real(0, valid_hw, device), self._real(1, valid_hw, device)
         real = rows[:, :, None, :, :, None] & cols[:, None, :, :, None, :]
         real = real.flatten(3).unsqueeze(3)
-        return real & self.reach(device) if self.exact == 1 else real
+        return real & self.reach(device) if self.mask == Mask.EXACT else real
 
-    def neighbours(self, device: torch.device | str = "cpu") -> Tensor:
-        """(R, C, K*W) int64: the token at each place of the chunks at `offsets`; the nearest one at
-        places outside the grid, which `visible` tells."""
-        rows, cols = (self._tokens(axis, device).clamp(0, self.grid[axis] - 1) for axis in range(2))
+    def neighbor_tokens(self, device: torch.device | str = "cpu") -> Tensor:
+        """(R, C, K*W) int64: the tokens of the chunks at `offsets`.
+
+        Positions outside the grid have the nearest token; `visible` masks them.
+        """
+        rows, cols = (self._lines(axis, device).clamp(0, self.grid[axis] - 1) for axis in range(2))
         return (rows[:, None, :, :, None] * self.grid[1] + cols[:, :, None]).flatten(2)
 
     def reach(self, device: torch.device | str = "cpu") -> Tensor:
@@ -154,7 +172,7 @@ class Window:
     def _tile_positions(
         self, device: torch.device | str
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Rows and columns of queries (W, 1) and keys (1, K*W), from the query chunk's first."""
+        """Rows and columns of queries (W, 1) and keys (1, K*W), relative to the query's chunk."""
         inside = torch.arange(self.size, device=device)
         query = [a.reshape(-1, 1) for a in torch.meshgrid(inside, inside, indexing="ij")]
         shifts = torch.tensor(self.offsets, device=device) * self.size  # (K, 2)
@@ -162,22 +180,29 @@ class Window:
         key_cols = (shifts[:, 1, None, None] + inside).expand(-1, self.size, self.size)
         return (query[0], query[1]), (key_rows.reshape(1, -1), key_cols.reshape(1, -1))
 
-    def _real(self, axis: int, valid: Tensor | None, device: torch.device | str) -> Tensor:
-        """bool (B or 1, R, K, w): which of `_tokens` exist."""
-        token = self._tokens(axis, device)
-        real = ((token >= 0) & (token < self.grid[axis]))[None]
-        return (
-            real if valid is None else real & (token < valid[:, axis, None, None, None].to(device))
-        )
+    def _real(self, axis: int, valid_hw: Tensor | None, device: torch.device | str) -> Tensor:
+        """bool (B or 1, R, K, w): which of `_lines` are inside the grid and not padding."""
+        line = self._lines(axis, device)
+        real = ((line >= 0) & (line < self.grid[axis]))[None]
+        if valid_hw is None:
+            return real
+        return real & (line < valid_hw[:, axis, None, None, None].to(device))
 
-    def _tokens(self, axis: int, device: torch.device | str) -> Tensor:
-        """(R, K, w) int64: the row (or column) at each line of the chunks at `offsets`."""
+    def _lines(self, axis: int, device: torch.device | str) -> Tensor:
+        """(R, K, w) int64: the rows (or columns) of the chunks at `offsets`."""
         count = self.chunks[axis]
         chunk = torch.arange(count, device=device)
-        if self.cyclic:  # rolled and not % count: ONNX has no remainder of an open count
+        if self.cyclic:  # roll instead of % count: ONNX has no remainder of an open dimension
             near = torch.stack([chunk.roll(1), chunk, chunk.roll(-1)], dim=1)
         else:
             near = chunk[:, None] + torch.arange(-1, 2, device=device)
         steps = torch.tensor([offset[axis] + 1 for offset in self.offsets], device=device)
         first = near.index_select(1, steps) * self.size
         return first[..., None] + torch.arange(self.size, device=device)
+
+
+def as_mask(value: int) -> Mask:
+    """The `Mask` of a value. Raises ValueError with the choices."""
+    if value not in (1, 0, -1):
+        raise ValueError(f"the mask must be 1 (exact), 0 (chunks) or -1 (cyclic), got {value}")
+    return Mask(value)

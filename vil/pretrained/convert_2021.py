@@ -12,9 +12,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from vil.layers.attention.global_only import GlobalOnlyAttention
-from vil.layers.attention.performer import PerformerAttention
-from vil.layers.attention.srformer import SRAttention
+from vil.layers.attention.base import Attention
 
 log = logging.getLogger(__name__)
 FIRST = ("layer1.0.proj.weight", "layer1.0.cls_token")  # other networks have a layer1 too
@@ -94,28 +92,20 @@ def is_surplus(key: str, state: Mapping[str, Tensor], unused: set[str]) -> bool:
 
 
 def unused_tables(module: nn.Module) -> set[str]:
-    """Bias tables the reference stored for global-memory attention, never read (its names)."""
+    """Parameters that the reference stored and never read (its names)."""
     return {
-        _original_name(f"{name}.local_relative_position_bias_table".removeprefix("."))
+        _original_name(f"{name}.{leaf}".removeprefix("."))
         for name, part in module.named_modules()
-        if isinstance(part, GlobalOnlyAttention)
+        if isinstance(part, Attention)
+        for leaf in part.unused_2021
     }
 
 
 def warn_of_other_rules(model: nn.Module) -> None:
     """The reference's weights were trained under rules that are defaults no longer."""
     for part in model.modules():
-        if isinstance(part, PerformerAttention) and not part.fast_attention.batch_max:
-            log.warning(
-                "the 2021 performer took its key maximum over the batch: batch_max=True "
-                "(PERFORMER_BATCH_MAX) gives its numbers"
-            )
-            return
-        if isinstance(part, SRAttention) and part.ragged == "pad" and part.ratio > 1:
-            log.warning(
-                "the 2021 srformer dropped what the ratio does not divide: ragged='drop' "
-                "(SR_RAGGED) gives its numbers"
-            )
+        if isinstance(part, Attention) and (change := part.changed_since_2021()):
+            log.warning(change)
             return
 
 

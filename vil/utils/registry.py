@@ -80,7 +80,7 @@ class Registry(Mapping[str, Entry]):
         """Add an entry. Raises ValueError for a name that is taken."""
         if name in self.entries:
             taken = ", ".join(filter(None, self.entries))
-            raise ValueError(f"there is already a {self.kind} {name!r} (names: {taken})")
+            raise ValueError(f"the {self.kind} {name!r} already exists (names: {taken})")
         self.entries[name] = self.entry_type(name, home, about, dict(keys or {}), facts)
 
     def register(self, name: str, home: Any, about: str = "", **declared: Any) -> None:

@@ -1,98 +1,110 @@
-"""The attention modules by name, how they are built, and how they learn of the training step."""
+"""The attention modules by name, with the config keys that set their arguments.
 
-import inspect
-import logging
+Names are loaded on first use: importing the package does not import torch.
+"""
 
-from torch import nn
+from collections.abc import Mapping
+from typing import Any
 
-from vil.layers.attention.base import Attention
-from vil.layers.attention.full import FullAttention
-from vil.layers.attention.global_only import GlobalOnlyAttention
-from vil.layers.attention.linformer import LinformerAttention
-from vil.layers.attention.longformer import LongformerAttention
-from vil.layers.attention.performer import PerformerAttention
-from vil.layers.attention.srformer import SRAttention
-from vil.utils.lookup import lookup
-from vil.utils.train_step import TrainStep
+from vil.utils.lazy import lazy_exports
+from vil.utils.registry import Key, Registry
 
-ATTENTIONS: dict[str, type[Attention]] = {
-    "full": FullAttention,
-    "longformer": LongformerAttention,
-    "linformer": LinformerAttention,
-    "performer": PerformerAttention,
-    "srformer": SRAttention,
-    "global": GlobalOnlyAttention,
-}
-FEATURE = {  # the argument that an architecture's letter `f` sets
-    "longformer": "window",
-    "linformer": "num_features",
-    "performer": "num_features",
-    "srformer": "ratio",
-}
-
-log = logging.getLogger(__name__)
+_HERE = "vil.layers.attention"
+__getattr__, __dir__, __all__ = lazy_exports(
+    _HERE,
+    {
+        "Attention": f"{_HERE}.base",
+        "FullAttention": f"{_HERE}.full",
+        "GlobalOnlyAttention": f"{_HERE}.global_only",
+        "LinformerAttention": f"{_HERE}.linformer",
+        "LongformerAttention": f"{_HERE}.longformer",
+        "PerformerAttention": f"{_HERE}.performer",
+        "SRAttention": f"{_HERE}.srformer",
+        "build_attention": f"{_HERE}.build",
+        "own_arguments": f"{_HERE}.build",
+        "set_progress": f"{_HERE}.build",
+    },
+)
+__all__ += ["ATTENTIONS", "register_attention"]
 
 
-def build_attention(
+def _check(name: str, cls: Any) -> None:
+    """Raise ValueError if a class breaks the contract of an attention."""
+    from vil.layers.attention.build import check_attention
+
+    check_attention(name, cls)
+
+
+# Facts: `feature`, the argument that the letter f of an ARCH sets. `other_keys`, config keys that
+# concern the attention and set no argument of it.
+ATTENTIONS = Registry("attention", check=_check)
+_MSVIT = "MODEL.VIT.MSVIT"
+ATTENTIONS.add("full", f"{_HERE}.full:FullAttention", "every token attends to every token")
+ATTENTIONS.add(
+    "longformer",
+    f"{_HERE}.longformer:LongformerAttention",
+    "a token attends to a 2-D window and the global tokens",
+    keys={
+        "share_weights": f"{_MSVIT}.SHARE_W",
+        "sw_exact": f"{_MSVIT}.SW_EXACT",
+        "mode": f"{_MSVIT}.MODE",
+        "mode_switch": f"{_MSVIT}.VIL_MODE_SWITCH",
+        "backend": f"{_MSVIT}.BACKEND",
+    },
+    feature="window",
+    other_keys=(f"{_MSVIT}.TUNE", f"{_MSVIT}.ONLY_GLOBAL"),
+)
+ATTENTIONS.add(
+    "linformer",
+    f"{_HERE}.linformer:LinformerAttention",
+    "a token attends to a fixed number of mixtures of all tokens",
+    keys={"share_kv": f"{_MSVIT}.SHARE_KV"},
+    feature="num_features",
+)
+ATTENTIONS.add(
+    "performer",
+    f"{_HERE}.performer:PerformerAttention",
+    "softmax attention approximated by random features",
+    keys={"batch_max": f"{_MSVIT}.PERFORMER_BATCH_MAX"},
+    feature="num_features",
+)
+ATTENTIONS.add(
+    "srformer",
+    f"{_HERE}.srformer:SRAttention",
+    "a token attends to a downsampled map",
+    keys={"ragged": f"{_MSVIT}.SR_RAGGED"},
+    feature="ratio",
+)
+ATTENTIONS.add(
+    "global",
+    f"{_HERE}.global_only:GlobalOnlyAttention",
+    "a local token attends to the global tokens only",
+    keys={"share_weights": f"{_MSVIT}.SHARE_W"},
+    other_keys=(f"{_MSVIT}.ONLY_GLOBAL",),
+)
+
+
+def register_attention(
     name: str,
+    cls_or_home: Any,
     *,
-    dim: int,
-    num_heads: int,
-    num_global: int = 1,
-    grid: tuple[int, int] | None = None,
-    rel_pos: bool = False,
-    qkv_bias: bool = True,
-    attn_drop: float = 0.0,
-    proj_drop: float = 0.0,
-    **own,
-) -> Attention:
-    """An attention module: `module(x (B, G+L, C), (X, Y)) -> (B, G+L, C)`, global tokens first.
+    keys: Mapping[str, str | Key] | None = None,
+    feature: str | None = None,
+    about: str = "",
+) -> None:
+    """Register an attention class under a name.
 
-    dim: C. num_global: G. rel_pos: relative bias, for classes with `has_relative_bias`.
-    grid: the usual (X, Y), needed where parameters depend on it.
-    own: what the named attention takes besides:
-      longformer: window, sw_exact=0, mode=0, mode_switch=1.0, share_weights=True, backend="auto"
-      linformer: num_features, share_kv=True
-      performer: num_features, batch_max=False
-      srformer: ratio, ragged="pad"
-      global: share_weights=True
-    Raises ValueError for an unknown name or argument (with the choices) and for settings that do
-    not fit.
+    cls_or_home: a subclass of `Attention`, or its home "module:Class", which is imported and
+      checked when it is first built.
+    keys: {argument of the constructor: config key that sets it}.
+    feature: the argument that the letter f of an ARCH sets.
+
+    Raises ValueError for a name that is taken and a class that breaks the contract, see
+    `vil.layers.attention.base.Attention`.
     """
-    kind = lookup(ATTENTIONS, name, "attention")
-    for key in own:
-        lookup(own_arguments(kind), key, f"argument of {name} attention")
-    if kind.has_relative_bias:
-        own["rel_pos"] = rel_pos
-    elif rel_pos:
-        raise ValueError(
-            f"{name} attention has no relative bias (rel_pos): use the absolute embedding"
-        )
-    return kind(
-        dim,
-        num_heads,
-        num_global=num_global,
-        grid=grid,
-        qkv_bias=qkv_bias,
-        attn_drop=attn_drop,
-        proj_drop=proj_drop,
-        **own,
-    )
+    if not isinstance(cls_or_home, str):
+        from vil.layers.attention.build import check_arguments
 
-
-def own_arguments(kind: type[Attention]) -> dict[str, inspect.Parameter]:
-    """The arguments of an attention class that not every attention has."""
-    common = {"self", "common", *inspect.signature(FullAttention).parameters}
-    classes = kind.__mro__[: kind.__mro__.index(Attention)]
-    found = {
-        name: p for c in classes for name, p in inspect.signature(c.__init__).parameters.items()
-    }
-    return {name: p for name, p in found.items() if name not in common}
-
-
-def set_progress(model: nn.Module, progress: TrainStep) -> None:
-    """Tell every attention of the unwrapped model the step; call it before each forward."""
-    modules = [module for module in model.modules() if isinstance(module, Attention)]
-    changes = [module.set_progress(progress, index) for index, module in enumerate(modules)]
-    for change in dict.fromkeys(filter(None, changes)):
-        log.info("%s (%d attention modules)", change, changes.count(change))
+        check_arguments(name, cls_or_home, [*(keys or {}), *([feature] if feature else [])])
+    facts = {"feature": feature} if feature else {}
+    ATTENTIONS.register(name, cls_or_home, about, keys=keys, **facts)

@@ -1,32 +1,63 @@
-"""What the attention modules share: heads, masks of padding, and the rows of global tokens.
+"""The base classes of the attention modules.
 
-Letters: B images, N heads, D channels of a head, C = N*D, X Y grid, L = X*Y local tokens, G global
-tokens, T = G+L.
+Shapes: B batch, N heads, D head dim, C = N*D, X Y grid rows and columns, L = X*Y local tokens, G
+global tokens, T = G+L, Q queried tokens. `valid_hw` (B, 2) counts the rows and columns of each
+image that are not padding.
 """
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vil.layers.padding import real_cells
+from vil.layers.pos_embed import resize_table, square_side
+from vil.ops import Case
 from vil.utils.train_step import TrainStep
+
+TABLE = "local_relative_position_bias_table"
+
+
+class AttentionWeights(NamedTuple):
+    """The softmax weights of some tokens.
+
+    weights (B, N, Q, G+R): each row sums to 1, a hidden key has exactly 0.
+    grid: rows and columns of the tokens. cells: rows and columns of the R keys after the global
+    ones, the grid itself unless keys stand for `ratio` x `ratio` tokens each.
+    """
+
+    weights: Tensor
+    num_global: int
+    grid: tuple[int, int]
+    cells: tuple[int, int]
+    ratio: int = 1
 
 
 class Attention(nn.Module):
-    """Base of attention modules: `forward(x (B, G+L, C), grid, valid=None) -> (B, G+L, C)`.
+    """Base of the attention modules. A subclass defines
 
-    has_relative_bias: whether the class takes `rel_pos`; the others need the absolute embedding.
-    Raises ValueError if the heads do not divide the width.
+    - a constructor with the arguments dim, num_heads, num_global, grid, qkv_bias, attn_drop,
+      proj_drop, and rel_pos unless `has_relative_bias` is False,
+    - `forward(x (B, G+L, C), grid, valid_hw=None) -> (B, G+L, C)`, global tokens first,
+    - `macs(grid)`.
+
+    The other attributes and methods have defaults for a class without the feature.
+    Raises ValueError if num_heads does not divide dim.
     """
 
-    has_relative_bias = True
+    has_relative_bias = True  # False: the model uses the absolute position embedding instead
+    backend: str | None = None  # of `vil.ops`, for classes that use local attention
+    # entries that the attention has in files of the 2021 reference, and that nothing reads
+    unused_2021: tuple[str, ...] = ()
 
     def __init__(
         self, dim: int, num_heads: int, num_global: int, attn_drop: float, proj_drop: float
     ) -> None:
         super().__init__()
         if dim % num_heads:
-            raise ValueError(f"{num_heads} heads do not divide the width {dim}")
+            raise ValueError(f"num_heads {num_heads} does not divide dim {dim}")
         self.dim, self.num_heads, self.num_global = dim, num_heads, num_global
         self.scale = (dim // num_heads) ** -0.5
         self.attn_drop = attn_drop
@@ -36,53 +67,110 @@ class Attention(nn.Module):
         """(B, T, C) -> (B, N, T, D)."""
         return self.split_parts(x, 1)[0]
 
-    def split_parts(self, x: Tensor, parts: int) -> list[Tensor]:
-        """(B, T, M*C) -> M tensors (B, N, T, D): views, whose gradients are laid together once."""
-        found = x.unflatten(-1, (parts, self.num_heads, self.dim // self.num_heads))
-        return [part.transpose(1, 2) for part in found.unbind(2)]
+    def split_parts(self, x: Tensor, count: int) -> list[Tensor]:
+        """(B, T, count*C) -> `count` views (B, N, T, D), whose gradients are concatenated once."""
+        x = x.unflatten(-1, (count, self.num_heads, self.dim // self.num_heads))
+        return [part.transpose(1, 2) for part in x.unbind(2)]
 
     def merge_heads(self, x: Tensor) -> Tensor:
         """(B, N, T, D) -> (B, T, C)."""
         return x.transpose(1, 2).flatten(2)
 
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    def sdpa(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """q (B, N, Q, D), k, v (B, N, K, D), mask added to the scores -> (B, N, Q, D)."""
-        drop = self.attn_drop if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, mask, drop, scale=self.scale)
+        dropout_p = self.attn_drop if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=self.scale)
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """q (B, N, Q, D), k (B, N, K, D) -> scaled scores (B, N, Q, K), in float32 at least."""
+        scores = (q * self.scale) @ k.mT
+        return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
     def macs(self, grid: tuple[int, int]) -> int:
-        """Multiply-accumulates of one image, biases and softmax not counted."""
+        """Multiply-accumulates of one image, without biases and softmax."""
         raise NotImplementedError
 
     def set_grid(self, grid: tuple[int, int], rule: str = "linear") -> None:
-        """Make parameters that depend on the grid, if any, for another one, for good."""
+        """Resize the parameters that depend on the grid, by one of `pos_embed.RULES`."""
+
+    def resize_weight(
+        self, leaf: str, value: Tensor, shape: torch.Size, rule: str = "linear"
+    ) -> Tensor | None:
+        """Resize a weight of a checkpoint for the parameter `leaf`; None if it cannot be resized.
+
+        Relative position tables of checkpoints are taken as square.
+        """
+        if leaf != TABLE or value.ndim != 2 or value.shape[1:] != shape[1:]:
+            return None
+        old, new = square_side(len(value)), self.table_shape(shape[0])
+        return resize_table(value.double(), (old, old), new, rule) if old and new else None
+
+    def table_shape(self, entries: int) -> tuple[int, int] | None:
+        """Rows and columns of the relative position table of so many entries."""
+        side = square_side(entries)
+        return (side, side) if side else None
 
     def set_progress(self, progress: TrainStep, index: int) -> str | None:
-        """Take note of the step, as module `index`; returns a line if something changed."""
+        """Store the training step for module number `index`. Returns a log line on a change."""
+
+    def backend_cases(
+        self, grid: tuple[int, int], *, training: bool, **call: Any
+    ) -> Iterator[Case]:
+        """The calls of local attention on this grid: in training, if `training`, and evaluation.
+
+        call: batch, dtype, device and padded, see `LongformerAttention.case`.
+        """
+        yield from ()
+
+    def attention_weights(
+        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None = None
+    ) -> AttentionWeights:
+        """The weights of tokens `queries` (Q,) in `self(x, grid, valid_hw)`, without dropout.
+
+        Raises ValueError if there are none.
+        """
+        raise ValueError(f"{type(self).__name__} has no map: it does not define one")
+
+    @property
+    def param_grid(self) -> tuple[int, int] | None:
+        """The grid that the size of parameters depends on, None if it depends on none."""
+        return None
+
+    @property
+    def min_export_side(self) -> int:
+        """The least side of a grid to trace for export with open sizes.
+
+        torch specializes on dimensions of size 1, such as a single chunk.
+        """
+        return 2
+
+    def changed_since_2021(self) -> str | None:
+        """How results differ from the 2021 reference, which its weights were trained with."""
+        return None
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, num_heads={self.num_heads}, num_global={self.num_global}"
 
 
-def real_tokens(valid: Tensor, grid: tuple[int, int], num_global: int) -> Tensor:
-    """valid (B, 2) -> (B, G+L) bool: global tokens and those within the valid rows and columns."""
-    return F.pad(real_cells(valid, grid).flatten(1), (num_global, 0), value=True)
+def real_tokens(valid_hw: Tensor, grid: tuple[int, int], num_global: int) -> Tensor:
+    """(B, G+L) bool: global tokens, and local tokens that are not padding."""
+    return F.pad(real_cells(valid_hw, grid).flatten(1), (num_global, 0), value=True)
 
 
 def padding_mask(
-    valid: Tensor, grid: tuple[int, int], num_global: int, dtype: torch.dtype
+    valid_hw: Tensor, grid: tuple[int, int], num_global: int, dtype: torch.dtype
 ) -> Tensor:
-    """valid (B, 2) -> (B, 1, 1, G+L): 0 for real keys and globals, -inf for padding."""
-    real = real_tokens(valid, grid, num_global)
-    mask = torch.zeros(real.shape, dtype=dtype, device=valid.device).masked_fill(~real, -torch.inf)
-    return mask[:, None, None]
+    """(B, 1, 1, G+L): 0 for global and real keys, -inf for padding."""
+    real = real_tokens(valid_hw, grid, num_global)
+    mask = torch.zeros(real.shape, dtype=dtype, device=valid_hw.device)
+    return mask.masked_fill(~real, -torch.inf)[:, None, None]
 
 
 class GlobalLocalAttention(Attention):
-    """Global tokens attend to everything; how local tokens attend is said by `local_rows`.
+    """Global tokens attend to all tokens, local tokens as `attend_local` defines.
 
-    share_weights: global tokens use the projections of local tokens; else they have query_global,
-    kv_global and proj_global. The relative bias of global rows comes with rel_pos.
+    share_weights: global tokens use the projections of local tokens. If False they have their own:
+    query_global, kv_global and proj_global. rel_pos: global queries have a learned bias.
     """
 
     def __init__(
@@ -103,7 +191,7 @@ class GlobalLocalAttention(Attention):
         self.add_projections(dim, qkv_bias)
 
     def add_projections(self, dim: int, qkv_bias: bool) -> None:
-        """What makes queries, keys and values of tokens, and tokens of what was attended to."""
+        """Create the input and output projections."""
         self.query = nn.Linear(dim, dim, bias=qkv_bias)
         self.kv = nn.Linear(dim, 2 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
@@ -112,67 +200,108 @@ class GlobalLocalAttention(Attention):
             self.kv_global = nn.Linear(dim, 2 * dim, bias=qkv_bias)
             self.proj_global = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
-        """x (B, G+L, C), global tokens first; valid (B, 2) real rows and columns -> (B, G+L, C)."""
+    def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+        """x (B, G+L, C), global tokens first -> (B, G+L, C)."""
         lengths = (self.num_global, x.shape[1] - self.num_global)
         k, v = self.split_parts(self.kv(x), 2)  # (B, N, G+L, D) each
         if self.separate:
             x_global, x_local = x.split(lengths, dim=1)
             q = self.split_heads(self.query(x_local))
-            rows = self.proj(self.merge_heads(self.local_rows(q, k, v, grid, valid)))
+            local = self.proj(self.merge_heads(self.attend_local(q, k, v, grid, valid_hw)))
             q = self.split_heads(self.query_global(x_global))
             k, v = self.split_parts(self.kv_global(x), 2)
-            first = self.proj_global(self.merge_heads(self.global_rows(q, k, v, grid, valid)))
-            return self.proj_drop(torch.cat([first, rows], dim=1))
-        # One projection for all tokens: a slice of them would have to be copied before it.
+            first = self.merge_heads(self.attend_global(q, k, v, grid, valid_hw))
+            return self.proj_drop(torch.cat([self.proj_global(first), local], dim=1))
+        # one projection of all tokens: a slice of them would be copied for it
         q_global, q_local = map(self.split_heads, self.query(x).split(lengths, dim=1))
-        rows = self.all_rows(q_global, q_local, k, v, grid, valid)
-        rows = torch.cat(rows, dim=1) if self.num_global else rows[0]
-        return self.proj_drop(self.proj(rows))
+        out = self.attend_all(q_global, q_local, k, v, grid, valid_hw)
+        out = torch.cat(out, dim=1) if self.num_global else out[0]
+        return self.proj_drop(self.proj(out))
 
-    def all_rows(
+    def attend_all(
         self,
         q_global: Tensor,
         q_local: Tensor,
         k: Tensor,
         v: Tensor,
         grid: tuple[int, int],
-        valid: Tensor | None,
+        valid_hw: Tensor | None,
     ) -> list[Tensor]:
-        """q (B, N, G, D) and (B, N, L, D), k, v (B, N, G+L, D) -> (B, G, C) if G, and (B, L, C)."""
-        rows = [self.merge_heads(self.local_rows(q_local, k, v, grid, valid))]
+        """q (B, N, G, D) and (B, N, L, D), k, v (B, N, G+L, D) -> [(B, G, C) if G, (B, L, C)]."""
+        out = [self.merge_heads(self.attend_local(q_local, k, v, grid, valid_hw))]
         if self.num_global:
-            rows.insert(0, self.merge_heads(self.global_rows(q_global, k, v, grid, valid)))
-        return rows
+            out.insert(0, self.merge_heads(self.attend_global(q_global, k, v, grid, valid_hw)))
+        return out
 
-    def local_rows(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid: Tensor | None
+    def attend_local(
+        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
     ) -> Tensor:
         """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
         raise NotImplementedError
 
-    def global_rows(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid: Tensor | None
+    def attend_global(
+        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
     ) -> Tensor:
-        """q (B, N, G, D), k, v (B, N, G+L, D) -> (B, N, G, D): plain attention to all tokens."""
-        mask = None if valid is None else padding_mask(valid, grid, self.num_global, q.dtype)
+        """q (B, N, G, D), k, v (B, N, G+L, D) -> (B, N, G, D): full attention to all tokens."""
+        mask = None if valid_hw is None else padding_mask(valid_hw, grid, self.num_global, q.dtype)
         if self.rel_pos:
-            to_local = self.g2l_relative_position_bias[0][:, :, None].expand(
-                -1, -1, grid[0] * grid[1]
-            )
-            bias = torch.cat([self.g2g_relative_position_bias, to_local], dim=-1)[None].to(q.dtype)
+            bias = self.global_bias(grid)[None].to(q.dtype)
             mask = bias if mask is None else mask + bias
-        return self.dense(q, k, v, mask)
+        return self.sdpa(q, k, v, mask)
+
+    def global_bias(self, grid: tuple[int, int]) -> Tensor:
+        """(N, G, G+L): the learned bias of global queries."""
+        to_local = self.g2l_relative_position_bias[0][:, :, None]
+        to_local = to_local.expand(-1, -1, grid[0] * grid[1])
+        return torch.cat([self.g2g_relative_position_bias, to_local], dim=-1)
+
+    def attention_weights(
+        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None = None
+    ) -> AttentionWeights:
+        """See `Attention.attention_weights`."""
+        is_global = queries < self.num_global
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        weights = x.new_zeros(len(x), self.num_heads, len(queries), x.shape[1], dtype=dtype)
+        weights[:, :, is_global] = self._global_weights(x, grid, queries[is_global], valid_hw)
+        local = queries[~is_global]
+        q = self.split_heads(self.query(x[:, local]))
+        k = self.split_parts(self.kv(x), 2)[0]
+        weights[:, :, ~is_global] = self.local_weights(
+            q, k, grid, local - self.num_global, valid_hw
+        )
+        return AttentionWeights(weights, self.num_global, grid, grid)
+
+    def _global_weights(
+        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None
+    ) -> Tensor:
+        """(B, N, Q, T) of global tokens."""
+        query, kv = (self.query_global, self.kv_global) if self.separate else (self.query, self.kv)
+        q, k = self.split_heads(query(x[:, queries])), self.split_parts(kv(x), 2)[0]
+        scores = self.scores(q, k)
+        if self.rel_pos and len(queries):
+            scores = scores + self.global_bias(grid)[:, queries]
+        if valid_hw is not None:
+            scores = scores + padding_mask(valid_hw, grid, self.num_global, scores.dtype)
+        return scores.softmax(-1)
+
+    def local_weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        grid: tuple[int, int],
+        queries: Tensor,
+        valid_hw: Tensor | None,
+    ) -> Tensor:
+        """q (B, N, Q, D) of local tokens `queries`, k (B, N, T, D) -> weights (B, N, Q, T)."""
+        raise NotImplementedError
 
     def macs(self, grid: tuple[int, int]) -> int:
-        """The four projections of all tokens, the global rows and the local rows."""
+        """The projections of all tokens, global attention and local attention."""
         tokens = self.num_global + grid[0] * grid[1]
-        linears = 4 * tokens  # q, k, v and proj, then perhaps k and v of the global rows
-        linears += 2 * tokens if self.separate else 0
-        return (
-            linears * self.dim**2 + 2 * self.num_global * tokens * self.dim + self.local_macs(grid)
-        )
+        linears = 6 * tokens if self.separate else 4 * tokens
+        attend_global = 2 * self.num_global * tokens * self.dim
+        return linears * self.dim**2 + attend_global + self.local_macs(grid)
 
     def local_macs(self, grid: tuple[int, int]) -> int:
-        """Those of `local_rows`: scores and values."""
+        """Multiply-accumulates of the scores and values in `attend_local`."""
         raise NotImplementedError

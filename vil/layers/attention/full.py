@@ -1,13 +1,12 @@
-"""Full attention: every token sees every token.
+"""Full attention: every token attends to every token.
 
-Letters: B images, N heads, D channels of a head, C = N*D, X Y grid, L = X*Y local tokens, G global
-tokens.
+Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens.
 """
 
 import torch
 from torch import Tensor, nn
 
-from vil.layers.attention.base import Attention, padding_mask
+from vil.layers.attention.base import TABLE, Attention, AttentionWeights, padding_mask
 from vil.layers.pos_embed import (
     dense_bias,
     register_relative_bias,
@@ -19,10 +18,10 @@ from vil.layers.pos_embed import (
 
 
 class FullAttention(Attention):
-    """Plain multi-head attention over all tokens, global and local alike.
+    """Multi-head attention over all tokens, global and local.
 
-    rel_pos: a bias by relative position, whose table has the size of `grid`; on other grids it is
-    resized on the fly.
+    rel_pos: learn a relative position bias. Its table has the size for `grid` and is interpolated
+    for other grids in the forward pass.
     """
 
     def __init__(
@@ -44,54 +43,77 @@ class FullAttention(Attention):
         if rel_pos:
             if grid is None:
                 raise ValueError(
-                    "full attention with rel_pos needs the grid its bias table is made for"
+                    "full attention with rel_pos needs the grid that its bias table is made for"
                 )
-            self.table_size = (2 * grid[0] - 1, 2 * grid[1] - 1)
+            self.table_size = table_size(grid)
             register_relative_bias(self, self.table_size, num_heads, num_global)
 
-    def forward(self, x: Tensor, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
-        """x (B, G+L, C), global tokens first; valid (B, 2) real rows and columns -> (B, G+L, C).
+    def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+        """x (B, G+L, C), global tokens first -> (B, G+L, C).
 
-        With `valid` each image has the bias of its own grid, whatever it was padded to.
+        With `valid_hw` the bias of each image is that of its size without padding.
         """
         q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, G+L, D) each
-        mask = None if valid is None else padding_mask(valid, grid, self.num_global, q.dtype)
+        mask = None if valid_hw is None else padding_mask(valid_hw, grid, self.num_global, q.dtype)
         if self.rel_pos:
-            bias = self.bias(grid, valid).to(q.dtype)
+            bias = self.bias(grid, valid_hw).to(q.dtype)
             mask = bias if mask is None else mask + bias
-        return self.proj_drop(self.proj(self.merge_heads(self.dense(q, k, v, mask))))
+        return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v, mask))))
 
-    def bias(self, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
-        """(1, N, G+L, G+L), or (B, ...) with `valid`."""
-        bias = self.local_bias(grid, valid)
+    def bias(self, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+        """(1, N, G+L, G+L), or (B, N, G+L, G+L) with `valid_hw`."""
+        bias = self.local_bias(grid, valid_hw)
         if not self.num_global:
             return bias
-        many, length = len(bias), grid[0] * grid[1]
+        batch, length = len(bias), grid[0] * grid[1]
         to_local, to_global = self.g2l_relative_position_bias  # (N, G) each
-        corner = self.g2g_relative_position_bias.expand(many, -1, -1, -1)
-        left = torch.cat([corner, to_global[:, None].expand(many, -1, length, -1)], dim=2)
-        right = torch.cat([to_local[:, :, None].expand(many, -1, -1, length), bias], dim=2)
+        corner = self.g2g_relative_position_bias.expand(batch, -1, -1, -1)
+        left = torch.cat([corner, to_global[:, None].expand(batch, -1, length, -1)], dim=2)
+        right = torch.cat([to_local[:, :, None].expand(batch, -1, -1, length), bias], dim=2)
         return torch.cat([left, right], dim=3)
 
-    def local_bias(self, grid: tuple[int, int], valid: Tensor | None) -> Tensor:
+    def local_bias(self, grid: tuple[int, int], valid_hw: Tensor | None) -> Tensor:
         """(1 or B, N, L, L)."""
-        table, size = self.local_relative_position_bias_table, (2 * grid[0] - 1, 2 * grid[1] - 1)
-        if valid is not None:
-            tables = resize_tables(table, self.table_size, size, 2 * valid - 1, centred=True)
-            every = dense_bias(tables.permute(1, 0, 2).flatten(1), grid)
-            return every.unflatten(0, (len(valid), -1))
+        table, size = self.local_relative_position_bias_table, table_size(grid)
+        if valid_hw is not None:
+            tables = resize_tables(table, self.table_size, size, 2 * valid_hw - 1, centered=True)
+            bias = dense_bias(tables.permute(1, 0, 2).flatten(1), grid)
+            return bias.unflatten(0, (len(valid_hw), -1))
         if not same_size(size, self.table_size):
             table = resize_table(table, self.table_size, size)
         return dense_bias(table, grid)[None]
 
     def set_grid(self, grid: tuple[int, int], rule: str = "linear") -> None:
-        """Resize the bias table for good."""
+        """Resize the bias table."""
         if self.rel_pos:
-            size = (2 * grid[0] - 1, 2 * grid[1] - 1)
             table = self.local_relative_position_bias_table.detach()
-            table = resize_table(table, self.table_size, size, rule)
-            replace_parameter(self, "local_relative_position_bias_table", table)
-            self.table_size = size
+            table = resize_table(table, self.table_size, table_size(grid), rule)
+            replace_parameter(self, TABLE, table)
+            self.table_size = table_size(grid)
+
+    def table_shape(self, entries: int) -> tuple[int, int]:
+        """Rows and columns of the relative position table."""
+        return self.table_size
+
+    @property
+    def param_grid(self) -> tuple[int, int] | None:
+        """The grid that the bias table is made for."""
+        if not self.rel_pos:
+            return None
+        rows, cols = self.table_size
+        return (rows + 1) // 2, (cols + 1) // 2
+
+    def attention_weights(
+        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None = None
+    ) -> AttentionWeights:
+        """See `Attention.attention_weights`."""
+        q, k, _ = self.split_parts(self.qkv(x), 3)
+        scores = self.scores(q[:, :, queries], k)
+        if self.rel_pos:
+            scores = scores + self.bias(grid, valid_hw)[:, :, queries]
+        if valid_hw is not None:
+            scores = scores + padding_mask(valid_hw, grid, self.num_global, scores.dtype)
+        return AttentionWeights(scores.softmax(-1), self.num_global, grid, grid)
 
     def macs(self, grid: tuple[int, int]) -> int:
         """The projections, the scores and the values of all tokens."""
@@ -100,3 +122,8 @@ class FullAttention(Attention):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rel_pos={self.rel_pos}"
+
+
+def table_size(grid: tuple[int, int]) -> tuple[int, int]:
+    """Relative positions along the rows and columns of a grid."""
+    return 2 * grid[0] - 1, 2 * grid[1] - 1

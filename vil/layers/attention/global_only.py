@@ -1,20 +1,24 @@
-"""Global-memory attention: local tokens attend to the global tokens alone (the reference's
-ONLY_GLOBAL).
+"""Global memory attention: local tokens attend to the global tokens only.
 
-Letters: B images, N heads, D channels of a head, L local tokens, G global tokens.
+ONLY_GLOBAL of the 2021 reference.
+
+Shapes: B batch, N heads, D head dim, L local tokens, G global tokens, T = G+L, Q queried tokens.
 """
 
+import torch.nn.functional as F
 from torch import Tensor
 
-from vil.layers.attention.base import GlobalLocalAttention
+from vil.layers.attention.base import TABLE, GlobalLocalAttention
 from vil.layers.pos_embed import register_relative_bias
 
 
 class GlobalOnlyAttention(GlobalLocalAttention):
-    """Local tokens attend to the G global tokens, which attend to everything.
+    """Local tokens attend to the G global tokens, which attend to all tokens.
 
-    With rel_pos only the rows of global tokens have a bias, as in the reference.
+    As in the 2021 reference, rel_pos adds a bias to the global queries only.
     """
+
+    unused_2021 = (TABLE,)
 
     def __init__(
         self,
@@ -32,15 +36,27 @@ class GlobalOnlyAttention(GlobalLocalAttention):
         if rel_pos:
             register_relative_bias(self, None, num_heads, num_global)
 
-    def local_rows(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid: Tensor | None
+    def attend_local(
+        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
     ) -> Tensor:
         """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
-        return self.dense(q, k[:, :, : self.num_global], v[:, :, : self.num_global])
+        return self.sdpa(q, k[:, :, : self.num_global], v[:, :, : self.num_global])
+
+    def local_weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        grid: tuple[int, int],
+        queries: Tensor,
+        valid_hw: Tensor | None,
+    ) -> Tensor:
+        """q (B, N, Q, D), k (B, N, T, D) -> (B, N, Q, T), 0 for local keys."""
+        weights = self.scores(q, k[:, :, : self.num_global]).softmax(-1)
+        return F.pad(weights, (0, grid[0] * grid[1]))
+
+    def local_macs(self, grid: tuple[int, int]) -> int:
+        """Scores and values of the global tokens."""
+        return 2 * grid[0] * grid[1] * self.num_global * self.dim
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rel_pos={self.rel_pos}"
-
-    def local_macs(self, grid: tuple[int, int]) -> int:
-        """Scores and values towards the global tokens."""
-        return 2 * grid[0] * grid[1] * self.num_global * self.dim

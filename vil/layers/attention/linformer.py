@@ -1,31 +1,32 @@
-"""Linformer attention: keys and values are projected along the token axis to a fixed few.
+"""Linformer attention: keys and values are projected along the token axis to a fixed length.
 
-Source: Linformer, arXiv:2006.04768, section 4; as in the 2021 reference, global tokens are
-projected too and the heads share the projections.
+Source: Linformer, arXiv:2006.04768, section 4. As in the 2021 reference, global tokens are
+projected too, and all heads share the projections.
 
-Letters: B images, N heads, D channels of a head, C = N*D, X Y grid, L = X*Y local tokens, G global
-tokens, T = G+L, f projected tokens.
+Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens,
+T = G+L, f projected tokens.
 """
 
 import torch
 from torch import Tensor, nn
 
-from vil.layers.attention.base import Attention, real_tokens
+from vil.layers.attention.base import Attention, AttentionWeights, real_tokens
 from vil.layers.pos_embed import (
     replace_parameter,
     resize_table,
     resize_tables,
     same_size,
+    square_side,
 )
 
 
 class LinformerAttention(Attention):
-    """Every token attends to f mixtures of all tokens.
+    """Every token attends to f linear combinations of all tokens.
 
-    num_features: f; it may exceed T.
-    share_kv: values are projected with the keys' projection; else they have proj_v.
-    grid: the grid the projections (T, f) are made for; on others they are resized on the fly.
-    Raises ValueError without a grid.
+    num_features: f, which may exceed T.
+    share_kv: keys and values share one projection, proj_k. If False values have proj_v.
+    grid: the grid of the projections (T, f), which are interpolated for other grids in the forward
+    pass. Raises ValueError without a grid.
     """
 
     has_relative_bias = False
@@ -45,57 +46,86 @@ class LinformerAttention(Attention):
     ) -> None:
         super().__init__(dim, num_heads, num_global, attn_drop, proj_drop)
         if grid is None:
-            raise ValueError("linformer attention needs the grid its projections are made for")
+            raise ValueError("linformer attention needs the grid that its projections are made for")
         self.grid, self.num_features, self.share_kv = grid, num_features, share_kv
         self.query = nn.Linear(dim, dim, bias=qkv_bias)
         self.kv = nn.Linear(dim, 2 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
-        for name in ("proj_k",) if share_kv else ("proj_k", "proj_v"):
+        for name in self.projections:
             table = torch.empty(num_global + grid[0] * grid[1], num_features)
             nn.init.uniform_(table, -(num_features**-0.5), num_features**-0.5)
             self.register_parameter(name, nn.Parameter(table))
 
-    def forward(self, x: Tensor, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
-        """x (B, G+L, C), global tokens first; valid (B, 2) real rows and columns -> (B, G+L, C).
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """The names of the projections along the token axis."""
+        return ("proj_k",) if self.share_kv else ("proj_k", "proj_v")
 
-        With `valid` each image has the projections of its own grid, whatever it was padded to.
+    def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+        """x (B, G+L, C), global tokens first -> (B, G+L, C).
+
+        With `valid_hw` the projections of each image are those of its size without padding.
         """
         q = self.split_heads(self.query(x))  # (B, N, T, D)
         kv = self.kv(x)
-        if valid is not None:
-            kv = kv.masked_fill(~real_tokens(valid, grid, self.num_global)[..., None], 0.0)
-        mixtures = self.project(kv, grid, valid)
-        k, v = (self.split_heads(rows) for rows in mixtures)  # (B, N, f, D) each
-        return self.proj_drop(self.proj(self.merge_heads(self.dense(q, k, v))))
+        if valid_hw is not None:
+            kv = kv.masked_fill(~real_tokens(valid_hw, grid, self.num_global)[..., None], 0.0)
+        k, v = map(self.split_heads, self.project(kv, grid, valid_hw))  # (B, N, f, D) each
+        return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v))))
 
     def project(
-        self, kv: Tensor, grid: tuple[int, int], valid: Tensor | None
+        self, kv: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """kv (B, T, 2C), zero in the padding -> the mixtures of keys and of values (B, f, C)."""
-        proj_k = self.fit(self.proj_k, grid, valid).mT
+        """kv (B, T, 2C), zero in the padding -> projected keys and values (B, f, C)."""
+        proj_k = self.fit(self.proj_k, grid, valid_hw).mT
         if self.share_kv:
             return (proj_k @ kv).chunk(2, dim=-1)
         k, v = kv.chunk(2, dim=-1)
-        return proj_k @ k, self.fit(self.proj_v, grid, valid).mT @ v
+        return proj_k @ k, self.fit(self.proj_v, grid, valid_hw).mT @ v
 
-    def fit(self, table: Tensor, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
-        """A projection for another grid than the one it was made for: (T, f) or (B, T, f)."""
-        if valid is not None:
-            return resize_projections(table, self.grid, grid, valid, self.num_global)
+    def fit(self, table: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+        """Resize a projection to a grid: (T, f), or (B, T, f) with `valid_hw`."""
+        if valid_hw is not None:
+            return resize_projections(table, self.grid, grid, valid_hw, self.num_global)
         if same_size(grid, self.grid):
             return table
         return resize_projection(table, self.grid, grid, self.num_global)
 
     def set_grid(self, grid: tuple[int, int], rule: str = "linear") -> None:
-        """Resize the projections for good."""
-        for leaf in ("proj_k",) if self.share_kv else ("proj_k", "proj_v"):
+        """Resize the projections."""
+        for leaf in self.projections:
             table = getattr(self, leaf).detach()
             table = resize_projection(table, self.grid, grid, self.num_global, rule)
             replace_parameter(self, leaf, table)
         self.grid = grid
 
+    def resize_weight(
+        self, leaf: str, value: Tensor, shape: torch.Size, rule: str = "linear"
+    ) -> Tensor | None:
+        """Resize a projection of a checkpoint, whose grid is taken as square."""
+        if leaf not in self.projections or value.ndim != 2 or value.shape[1:] != shape[1:]:
+            return None
+        side = square_side(len(value) - self.num_global)
+        if not side:
+            return None
+        return resize_projection(value.double(), (side, side), self.grid, self.num_global, rule)
+
+    @property
+    def param_grid(self) -> tuple[int, int]:
+        """The grid that the projections are made for."""
+        return self.grid
+
+    def attention_weights(
+        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None = None
+    ) -> AttentionWeights:
+        """Raises ValueError: the keys are no tokens."""
+        raise ValueError(
+            "linformer attention has no map: it attends to mixtures of all tokens, "
+            "with weights of both signs"
+        )
+
     def macs(self, grid: tuple[int, int]) -> int:
-        """The linears, the two projections of tokens, the scores and the values."""
+        """The linear layers, the projections along the token axis, the scores and the values."""
         tokens = self.num_global + grid[0] * grid[1]
         return 4 * tokens * self.dim**2 + 4 * tokens * self.num_features * self.dim
 
@@ -113,10 +143,10 @@ def resize_projection(
     num_global: int,
     rule: str = "linear",
 ) -> Tensor:
-    """(G + old X*Y, f) -> (G + new X*Y, f), rows of global tokens as they are.
+    """(G + old X*Y, f) -> (G + new X*Y, f); the rows of global tokens do not change.
 
-    Local rows are resized as an image, and scaled by the ratio of the areas, so that the sums over
-    tokens keep their size.
+    Local rows are resized as an image and scaled by the ratio of the areas, so that sums over
+    tokens keep their magnitude.
     """
     local = resize_table(table[num_global:], old, new, rule)
     scale = (old[0] * old[1]) / (new[0] * new[1])
@@ -124,14 +154,13 @@ def resize_projection(
 
 
 def resize_projections(
-    table: Tensor, old: tuple[int, int], new: tuple[int, int], valid: Tensor, num_global: int
+    table: Tensor, old: tuple[int, int], new: tuple[int, int], valid_hw: Tensor, num_global: int
 ) -> Tensor:
-    """(G + old X*Y, f) -> (B, G + new X*Y, f): `resize_projection` to the valid (B, 2) rows and
-    columns of each image, which lie at the top left of the new grid.
+    """(G + old X*Y, f) -> (B, G + new X*Y, f): `resize_projection` to the size of each image.
 
-    What stands beyond them has no meaning.
+    Images start at the top left of the new grid. Values in the padding are undefined.
     """
-    local = resize_tables(table[num_global:], old, new, valid)
-    scale = (old[0] * old[1] / valid.prod(1)).to(table)
-    shared = table[:num_global].expand(len(valid), -1, -1)
+    local = resize_tables(table[num_global:], old, new, valid_hw)
+    scale = (old[0] * old[1] / valid_hw.prod(1)).to(table)
+    shared = table[:num_global].expand(len(valid_hw), -1, -1)
     return torch.cat([shared, local * scale[:, None, None]], dim=1)

@@ -1,33 +1,39 @@
-"""Vision Longformer attention: a local token sees its window and the global tokens.
+"""Vision Longformer attention: a local token attends to its 2-D window and the global tokens.
 
 Source: Vision Longformer, arXiv:2103.15358, sections 3.2 and 3.3.
 
-Letters: B images, N heads, D channels of a head, L local tokens, G global tokens, w window.
+Shapes: B batch, N heads, D head dim, L local tokens, G global tokens, T = G+L, Q queried tokens,
+w chunk side.
 """
 
 import math
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vil.layers.attention.base import GlobalLocalAttention
+from vil.layers.attention.base import GlobalLocalAttention, real_tokens
 from vil.layers.pos_embed import register_relative_bias
 from vil.ops import BACKENDS, Case, LocalBias, Window, local_attention
-from vil.ops.window import mode_offsets
+from vil.ops.reference import attended_keys
+from vil.ops.window import NEIGHBORS, mode_offsets
 from vil.utils.lookup import lookup
 from vil.utils.train_step import TrainStep
 
 
 class LongformerAttention(GlobalLocalAttention):
-    """Local tokens attend to the window and the global tokens, global tokens to everything.
+    """Local tokens attend to a window and the global tokens, global tokens to all tokens.
 
     window: w, the chunk side.
-    sw_exact: 1 exact window, 0 chunks cut at the border, -1 cyclic.
-    mode: 0 all nine chunks; -1 the own chunk; above 0 random shift: in training the own chunk and
-    one neighbour drawn anew at each step (`set_progress` tells the step), in evaluation all nine.
-    mode_switch: the share of epochs after which training too sees all nine chunks.
-    rel_pos: a bias by relative position, whose table does not depend on the grid.
+    sw_exact: 1 exact window, 0 chunks, -1 chunks on a cyclic grid; the values of `ops.window.Mask`.
+    mode: 0 all nine chunks. -1 the query's chunk only. Above 0 random shift: in training the
+    query's chunk and one neighbor, sampled at each step (see `set_progress`), in evaluation all
+    nine chunks.
+    mode_switch: the fraction of epochs after which random shift ends.
+    backend: "auto", or a name of `vil.ops.BACKENDS`.
+    rel_pos: learn a relative position bias, whose table does not depend on the grid.
     """
 
     def __init__(
@@ -46,7 +52,7 @@ class LongformerAttention(GlobalLocalAttention):
         **common,
     ) -> None:
         super().__init__(dim, num_heads, num_global=num_global, rel_pos=rel_pos, **common)
-        # refuse what does not fit together now, not in the first forward pass
+        # raise on invalid settings now, not in the first forward pass
         Window.from_mode((1, 1), window, sw_exact, mode)
         if backend != "auto":
             lookup(BACKENDS, backend, "backend")
@@ -57,22 +63,21 @@ class LongformerAttention(GlobalLocalAttention):
         if rel_pos:
             register_relative_bias(self, (4 * window - 1,) * 2, num_heads, num_global)
 
-    def local_rows(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid: Tensor | None
+    def attend_local(
+        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
     ) -> Tensor:
         """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
         if self.mode > 0 and self.training and torch.compiler.is_exporting():
             raise ValueError(
-                "random shift draws another window at each training step, which no exported "
-                "program can: export the model in evaluation, model.eval(), or vil export"
+                "random shift samples another window at each training step, which cannot be "
+                "exported: export the model in evaluation, with model.eval() or vil export"
             )
-        attend = self.attend_shifted if self.mode > 0 else self.attend
-        return attend(q, k, v, grid, valid)
+        attend = self._attend_shifted if self.mode > 0 else self._attend
+        return attend(q, k, v, grid, valid_hw)
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid: Tensor | None
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
     ) -> Tensor:
-        """The operation with the window of this moment."""
         return local_attention(
             q,
             k,
@@ -80,30 +85,29 @@ class LongformerAttention(GlobalLocalAttention):
             self.window(grid),
             num_global=self.num_global,
             bias=self.bias(),
-            valid=valid,
+            valid_hw=valid_hw,
             scale=self.scale,
             dropout_p=self.attn_drop if self.training else 0.0,
             backend=self.backend,
         )
 
-    @torch.compiler.disable  # each step has another window: compiled, each would be a graph
-    def attend_shifted(self, *arguments) -> Tensor:
-        """`attend`, left out of what torch.compile makes of the model."""
-        return self.attend(*arguments)
+    @torch.compiler.disable  # the window changes at each step, and each would be compiled
+    def _attend_shifted(self, *args) -> Tensor:
+        return self._attend(*args)
 
     def bias(self) -> LocalBias | None:
-        """The learned bias of local rows, or None."""
+        """The learned bias of local queries, None without rel_pos."""
         if not self.rel_pos:
             return None
         to_global = self.g2l_relative_position_bias[1] if self.num_global else None
         return LocalBias(self.local_relative_position_bias_table.mT, to_global)
 
     def modes(self) -> tuple[int, ...]:
-        """The neighbour modes it may be in: with random shift all of 0 (all nine chunks) to 8."""
+        """The neighbor modes of training: 0 (all nine chunks) to 8 with random shift."""
         return tuple(range(9)) if self.mode > 0 else (self.mode,)
 
     def window(self, grid: tuple[int, int], mode: int | None = None) -> Window:
-        """Who sees whom in a neighbour mode; by default in the one of this moment."""
+        """The window of a neighbor mode, by default of the current one."""
         mode = self.current_mode() if mode is None else mode
         return Window.from_mode(grid, self.window_size, self.sw_exact, mode)
 
@@ -118,8 +122,7 @@ class LongformerAttention(GlobalLocalAttention):
         device: str,
         padded: bool = False,
     ) -> Case:
-        """What a backend is asked for on this grid in a neighbour mode; padded: images of several
-        sizes share a batch."""
+        """The call of local attention in a neighbor mode. padded: images of several sizes."""
         return Case(
             self.window(grid, mode),
             batch,
@@ -135,44 +138,101 @@ class LongformerAttention(GlobalLocalAttention):
             needs_grad=training,
         )
 
+    def backend_cases(
+        self, grid: tuple[int, int], *, training: bool, **call: Any
+    ) -> Iterator[Case]:
+        """See `Attention.backend_cases`. One neighbor of random shift represents all eight."""
+        for mode in self.modes() if training else ():
+            case = self.case(grid, mode, training=True, **call)
+            if len(case.window.offsets) != 2 or case.window.offsets[1] == NEIGHBORS[0]:
+                yield case
+        yield self.case(grid, min(self.mode, 0), training=False, **call)
+
     def current_mode(self) -> int:
-        """The neighbour mode in force: -1, 0, or 1..8."""
+        """The neighbor mode of this forward pass: -1, 0, or 1..8."""
         if self.mode <= 0:
             return self.mode
         if not self.training:
             return 0
         if self.progress is None:
             raise RuntimeError(
-                "random shift draws a neighbour from the step: call "
+                "random shift samples a neighbor from the step: call "
                 "vil.layers.attention.set_progress(model, TrainStep(...)) before each training step"
             )
-        return 0 if self.switched(self.progress) else self.sample_mode()
+        return 0 if self.shift_ended(self.progress) else self.sample_mode()
 
     def sample_mode(self) -> int:
-        """A neighbour 1..8, a function of (seed, step, module): the same when recomputed."""
-        draw = random.Random(f"random shift {self.progress.seed} {self.progress.step} {self.index}")
-        return draw.randint(1, 8)
+        """Sample a neighbor 1..8, a function of (seed, step, module) that recomputation repeats."""
+        rng = random.Random(f"random shift {self.progress.seed} {self.progress.step} {self.index}")
+        return rng.randint(1, 8)
 
-    def switched(self, progress: TrainStep) -> bool:
-        """Whether random shift is over: from epoch mode_switch * epochs on."""
+    def shift_ended(self, progress: TrainStep) -> bool:
+        """Whether random shift has ended: from epoch mode_switch * epochs on."""
         return self.mode > 0 and progress.epoch >= self.mode_switch * progress.epochs
 
     def set_progress(self, progress: TrainStep, index: int) -> str | None:
-        """Take note of the step; says so in the step in which random shift ends."""
+        """Store the training step. Returns a log line at the step at which random shift ends."""
         self.progress, self.index = progress, index
         first = math.ceil(self.mode_switch * progress.epochs)
-        if not self.switched(progress) or progress.step != first * progress.steps_per_epoch:
+        if not self.shift_ended(progress) or progress.step != first * progress.steps_per_epoch:
             return None
         return f"random shift is over, all nine chunks from epoch {first}"
 
+    def local_weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        grid: tuple[int, int],
+        queries: Tensor,
+        valid_hw: Tensor | None,
+    ) -> Tensor:
+        """q (B, N, Q, D), k (B, N, T, D) -> (B, N, Q, T)."""
+        scores = self.scores(q, k)
+        rows = [
+            self._window_weights(scores[:, :, at], grid, query, valid_hw)
+            for at, query in enumerate(queries.tolist())
+        ]
+        return torch.stack(rows, dim=2) if rows else scores
+
+    def _window_weights(
+        self, scores: Tensor, grid: tuple[int, int], query: int, valid_hw: Tensor | None
+    ) -> Tensor:
+        """scores (B, N, T) of one local token -> its weights (B, N, T).
+
+        A small cyclic grid offers a key several times, each time with another bias: its weights are
+        summed. A query without keys has all zeros, like its output.
+        """
+        bias, num_global = self.bias(), self.num_global
+        local = attended_keys(self.window(grid), *divmod(query, grid[1]))
+        row, col, index = torch.tensor(local, device=scores.device).reshape(-1, 3).unbind(1)
+        keys = num_global + row * grid[1] + col
+        keys = torch.cat([torch.arange(num_global, device=scores.device), keys])
+        scores = scores[:, :, keys]
+        if bias is not None:
+            parts = [bias.table[:, index]]
+            if bias.to_global is not None:
+                parts.insert(0, bias.to_global)
+            scores = scores + torch.cat(parts, dim=-1)
+        if valid_hw is not None:
+            real = real_tokens(valid_hw, grid, num_global)[:, keys]
+            scores = scores.masked_fill(~real[:, None], -torch.inf)
+        weights = scores.softmax(-1).nan_to_num(0.0)
+        full = weights.new_zeros(*weights.shape[:2], num_global + grid[0] * grid[1])
+        return full.index_add(2, keys, weights)
+
+    @property
+    def min_export_side(self) -> int:
+        """The least side with more than one chunk."""
+        return self.window_size + 1
+
     def local_macs(self, grid: tuple[int, int]) -> int:
-        """Scores and values over all chunks of evaluation, as the published counts have it."""
+        """Scores and values of evaluation over all chunks, the convention of published counts."""
         keys = len(mode_offsets(min(self.mode, 0))) * self.window_size**2 + self.num_global
         return 2 * grid[0] * grid[1] * keys * self.dim
 
     def extra_repr(self) -> str:
         return (
-            f"{super().extra_repr()}, window={self.window_size}, "
-            f"sw_exact={self.sw_exact}, mode={self.mode}, "
-            f"mode_switch={self.mode_switch}, backend={self.backend}"
+            f"{super().extra_repr()}, rel_pos={self.rel_pos}, window={self.window_size}, "
+            f"sw_exact={self.sw_exact}, mode={self.mode}, mode_switch={self.mode_switch}, "
+            f"backend={self.backend}"
         )

@@ -1,10 +1,10 @@
-"""Performer attention: the softmax is replaced by a product of positive random features (FAVOR+).
+"""Performer attention: the softmax kernel approximated by positive random features (FAVOR+).
 
 Source: Rethinking Attention with Performers, arXiv:2009.14794, section 2 (positive orthogonal
 features), as in the 2021 reference.
 
-Letters: B images, N heads, D channels of a head, C = N*D, X Y grid, L = X*Y local tokens, G global
-tokens, T = G+L, f features.
+Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens,
+T = G+L, f random features.
 """
 
 import random
@@ -12,21 +12,23 @@ import random
 import torch
 from torch import Tensor, nn
 
-from vil.layers.attention.base import Attention, real_tokens
+from vil.layers.attention.base import Attention, AttentionWeights, real_tokens
 from vil.utils.precision import autocast_off
 from vil.utils.train_step import TrainStep
 
-EPS = 1e-4  # added to each feature, so that no token is without weight
+EPS = 1e-4  # added to each feature, so that every token has a positive weight
 
 
 class PerformerAttention(Attention):
-    """Every token attends to every token, at a cost that grows with T instead of T squared.
+    """Every token attends to every token, at a cost linear in T.
 
     num_features: f.
-    batch_max: the features of keys are kept in range by the maximum over the whole batch, as in the
-    2021 reference: an image's result then depends on the others. Else by each image's own.
-    In training the features are drawn anew now and then, see `set_progress`. There is no matrix of
-    weights, so attn_drop has no effect.
+    batch_max: stabilize the features of keys by their maximum over the batch, as in the 2021
+    reference, so that the result of an image depends on the others. If False by the maximum over
+    the image.
+
+    Redraws the features during training, see `set_progress`. attn_drop has no effect: the weights
+    are never computed.
     """
 
     has_relative_bias = False
@@ -48,47 +50,64 @@ class PerformerAttention(Attention):
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
         self.fast_attention = RandomFeatureAttention(dim // num_heads, num_features, batch_max)
-        self.drawn: tuple[int, int, int] | None = None  # seed, index and step of the last redraw
+        self.last_redraw: tuple[int, int, int] | None = None  # seed, index and step
 
-    def forward(self, x: Tensor, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
-        """x (B, G+L, C), global tokens first; valid (B, 2) real rows and columns -> (B, G+L, C)."""
+    def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+        """x (B, G+L, C), global tokens first -> (B, G+L, C)."""
         q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, T, D) each
-        real = None if valid is None else real_tokens(valid, grid, self.num_global)
+        real = None if valid_hw is None else real_tokens(valid_hw, grid, self.num_global)
         return self.proj_drop(self.proj(self.merge_heads(self.fast_attention(q, k, v, real))))
 
     def set_progress(self, progress: TrainStep, index: int) -> None:
-        """Draw new features if the step asks for it; never in evaluation, nor when frozen.
+        """Redraw the features if the step requires it; never in evaluation or if frozen.
 
-        In epoch e every 1 + 5e steps, from the first step of the epoch on. The draw is a function
-        of (seed, module, step of the last redraw), so ranks and resumed runs agree.
+        In epoch e, redraw every 1 + 5e steps, starting with the first step of the epoch. The draw
+        is a function of (seed, module, step of the last redraw), so that ranks and resumed runs
+        agree.
         """
         if not (self.training and self.qkv.weight.requires_grad):
             return
         start, period = progress.epoch * progress.steps_per_epoch, 1 + 5 * progress.epoch
         last = start + (progress.step - start) // period * period
         key = (progress.seed, index, last)
-        if key != self.drawn:
+        if key != self.last_redraw:
             seed = random.Random("performer features {} {} {}".format(*key)).getrandbits(63)
             self.fast_attention.redraw(torch.Generator("cpu").manual_seed(seed))
-            self.drawn = key
+            self.last_redraw = key
+
+    def attention_weights(
+        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None = None
+    ) -> AttentionWeights:
+        """The normalized products of random features. See `Attention.attention_weights`."""
+        q, k, _ = self.split_parts(self.qkv(x), 3)
+        kernel = self.fast_attention
+        real = None if valid_hw is None else real_tokens(valid_hw, grid, self.num_global)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        query_features = kernel.query_features(q[:, :, queries].to(dtype))
+        weights = query_features @ kernel.key_features(k.to(dtype), real).mT
+        weights = weights / weights.sum(-1, keepdim=True)
+        return AttentionWeights(weights, self.num_global, grid, grid)
+
+    def changed_since_2021(self) -> str | None:
+        """The maximum over the batch."""
+        if self.fast_attention.batch_max:
+            return None
+        return (
+            "the 2021 performer used the maximum of keys over the batch: batch_max=True "
+            "(PERFORMER_BATCH_MAX) reproduces its results"
+        )
 
     def macs(self, grid: tuple[int, int]) -> int:
-        """The linears; features of q and k, their products with v, and the normalisation."""
+        """The linear layers, the features of q and k, their products with v, the normalization."""
         tokens = self.num_global + grid[0] * grid[1]
         features = tokens * self.fast_attention.num_features
         return 4 * tokens * self.dim**2 + features * (4 * self.dim + self.num_heads)
 
-    def extra_repr(self) -> str:
-        return (
-            f"{super().extra_repr()}, num_features={self.fast_attention.num_features}, "
-            f"batch_max={self.fast_attention.batch_max}"
-        )
-
 
 class RandomFeatureAttention(nn.Module):
-    """Attention through random features, one matrix of which serves all heads.
+    """Linear attention by random features, with one projection for all heads.
 
-    projection_matrix (f, D) is a buffer that is saved with the weights: results depend on it.
+    projection_matrix (f, D) is a persistent buffer: results depend on it.
     """
 
     def __init__(self, head_dim: int, num_features: int, batch_max: bool) -> None:
@@ -98,15 +117,15 @@ class RandomFeatureAttention(nn.Module):
         self.redraw()
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Fill the matrix with a new draw, torch's global generator by default."""
+        """Sample a new projection, by default with torch's global generator."""
         with torch.no_grad():
             draw = orthogonal_gaussian(*self.projection_matrix.shape, generator)
             self.projection_matrix.copy_(draw.to(self.projection_matrix.dtype))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None) -> Tensor:
-        """q, k, v (B, N, T, D), real (B, T) bool: the keys that exist -> (B, N, T, D).
+        """q, k, v (B, N, T, D), real (B, T) bool: keys that are not padding -> (B, N, T, D).
 
-        Computed in float32 (float64 for float64), under autocast too: the features span the range
+        Computes in float32 (float64 for float64), also under autocast: the features span the range
         of an exponential.
         """
         dtype = torch.promote_types(q.dtype, torch.float32)
@@ -122,9 +141,9 @@ class RandomFeatureAttention(nn.Module):
         return torch.exp(projected - square - projected.amax(-1, keepdim=True)) + EPS
 
     def key_features(self, k: Tensor, real: Tensor | None) -> Tensor:
-        """(B, N, T, D) -> (B, N, T, f), zero for keys that do not exist."""
+        """(B, N, T, D) -> (B, N, T, f), zero for padding."""
         projected, square = self._project(k)
-        # padding is masked before exp too: its overflow would turn gradients into NaN
+        # mask padding before exp too: its overflow would make gradients NaN
         padding = None if real is None else ~real[:, None, :, None]
         if padding is not None:
             projected = projected.masked_fill(padding, -torch.inf)
@@ -133,20 +152,23 @@ class RandomFeatureAttention(nn.Module):
         return features if padding is None else features.masked_fill(padding, 0.0)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x (B, N, T, D), scaled by D^-1/4 -> its products with the matrix, and |x|^2 / 2.
+        """Scale x (B, N, T, D) by D^-1/4 -> x @ projection^T (B, N, T, f), |x|^2 / 2 (B, N, T, 1).
 
-        The paper's factor f^-1/2 of all features cancels in the normalisation.
+        The paper's factor f^-1/2 of all features cancels in the normalization.
         """
         x = x * x.shape[-1] ** -0.25
         return x @ self.projection_matrix.to(x.dtype).mT, x.square().sum(-1, keepdim=True) / 2
 
+    def extra_repr(self) -> str:
+        return f"num_features={self.num_features}, batch_max={self.batch_max}"
+
 
 def orthogonal_gaussian(count: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
-    """(count, dim) rows, each a Gaussian vector, orthogonal within every block of `dim`.
+    """(count, dim): rows of Gaussian vectors, orthogonal within each block of `dim` rows.
 
     arXiv:2009.14794, section 2.4: directions from random orthogonal matrices, lengths from
     independent Gaussian vectors. The sign correction makes the Q of a Gaussian matrix uniformly
-    distributed. Drawn on the CPU in float64, so that every device gets the same.
+    distributed. Sampled on the CPU in float64, so that all devices get the same values.
     """
     common = dict(generator=generator, dtype=torch.float64, device="cpu")
     q, r = torch.linalg.qr(torch.randn(-(-count // dim), dim, dim, **common))

@@ -1,31 +1,31 @@
-"""Spatial-reduction attention: keys and values come from a coarser map, reduced by a convolution.
+"""Spatial-reduction attention: keys and values come from a downsampled map.
 
-Source: Pyramid Vision Transformer, arXiv:2102.12122, section 3.3; as in the 2021 reference, with an
-instance norm, and with global tokens that stand beside the reduced ones.
+Source: Pyramid Vision Transformer, arXiv:2102.12122, section 3.3. As in the 2021 reference, with an
+instance norm, and with global tokens that are not downsampled.
 
-Letters: B images, N heads, D channels of a head, C = N*D, X Y grid, L = X*Y local tokens, G global
-tokens, T = G+L, r ratio, R reduced tokens.
+Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens,
+T = G+L, r ratio, R reduced tokens.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vil.layers.attention.base import Attention, padding_mask, real_tokens
+from vil.layers.attention.base import Attention, AttentionWeights, padding_mask, real_tokens
 from vil.utils.lookup import lookup
 
-RAGGED = {"pad": "zeros complete the last cells", "drop": "tokens of incomplete cells are not seen"}
+RAGGED = {"pad": "zero-pad incomplete cells", "drop": "drop the tokens of incomplete cells"}
 EPS = 1e-5
 
 
 class SRAttention(Attention):
-    """Every token attends to the global tokens and to one token per cell of r x r local ones.
+    """Every token attends to the global tokens and to one token per cell of r x r local tokens.
 
     ratio: r.
-    ragged: what happens to rows and columns beyond the last whole cell: "pad" completes the cell
-    with zeros, "drop" leaves them unseen, as in the 2021 reference (published numbers need it). A
-    map smaller than one cell is padded in both.
-    The instance norm of a single cell would give zeros, whatever the image: it is left out there.
+    ragged: "pad" zero-pads incomplete cells at the bottom and right. "drop" drops their tokens, as
+    in the 2021 reference (published results need it). A map smaller than one cell is always padded.
+
+    The instance norm is skipped for a single cell, which it would make zero.
     """
 
     has_relative_bias = False
@@ -53,47 +53,77 @@ class SRAttention(Attention):
         self.proj = nn.Linear(dim, dim)
         self.proj_sr = nn.Conv2d(dim, dim, ratio, ratio, bias=False)
 
-    def forward(self, x: Tensor, grid: tuple[int, int], valid: Tensor | None = None) -> Tensor:
-        """x (B, G+L, C), global tokens first; valid (B, 2) real rows and columns -> (B, G+L, C)."""
+    def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+        """x (B, G+L, C), global tokens first -> (B, G+L, C)."""
         q = self.split_heads(self.query(x))  # (B, N, T, D)
-        reduced, mask = self.reduce(x[:, self.num_global :], grid, valid)
-        kv = self.kv(torch.cat([x[:, : self.num_global], reduced.to(x.dtype)], dim=1))
-        k, v = self.split_parts(kv, 2)  # (B, N, G+R, D) each
+        k, v, mask = self.keys_and_values(x, grid, valid_hw)
         mask = None if mask is None else mask.to(q.dtype)
-        return self.proj_drop(self.proj(self.merge_heads(self.dense(q, k, v, mask))))
+        return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v, mask))))
+
+    def keys_and_values(
+        self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """x (B, G+L, C) -> k, v (B, N, G+R, D), mask of padding (B, 1, 1, G+R) or None."""
+        reduced, mask = self.reduce(x[:, self.num_global :], grid, valid_hw)
+        kv = self.kv(torch.cat([x[:, : self.num_global], reduced.to(x.dtype)], dim=1))
+        return *self.split_parts(kv, 2), mask
 
     def reduce(
-        self, x: Tensor, grid: tuple[int, int], valid: Tensor | None
+        self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Local tokens (B, L, C) -> reduced ones (B, R, C), and the mask of those without any real
-        token.
-        """
-        if valid is not None:
-            x = x.masked_fill(~real_tokens(valid, grid, 0)[..., None], 0.0)
+        """Local tokens (B, L, C) -> (B, R, C), mask of cells that are all padding or None."""
+        if valid_hw is not None:
+            x = x.masked_fill(~real_tokens(valid_hw, grid, 0)[..., None], 0.0)
         image = x.mT.unflatten(2, grid)
         rows, cols = self.cells(grid)
         # negative where rows or columns are dropped
         missing = (rows * self.ratio - grid[0], cols * self.ratio - grid[1])
         image = self.proj_sr(F.pad(image, (0, missing[1], 0, missing[0])))
         reduced = image.flatten(2).mT
-        if valid is None:
+        if valid_hw is None:
             return spatial_norm(reduced, torch.ones_like(reduced[:1, :, :1], dtype=bool)), None
-        limit = torch.tensor((rows, cols), device=valid.device)
-        valid = torch.minimum(-(-valid // self.ratio), limit)
-        real = real_tokens(valid, (rows, cols), 0)[..., None]
-        mask = padding_mask(valid, (rows, cols), self.num_global, reduced.dtype)
+        limit = torch.tensor((rows, cols), device=valid_hw.device)
+        valid_hw = torch.minimum(-(-valid_hw // self.ratio), limit)
+        real = real_tokens(valid_hw, (rows, cols), 0)[..., None]
+        mask = padding_mask(valid_hw, (rows, cols), self.num_global, reduced.dtype)
         return spatial_norm(reduced, real), mask
 
     def cells(self, grid: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of the reduced map."""
         if self.ragged == "drop":
             return max(grid[0] // self.ratio, 1), max(grid[1] // self.ratio, 1)
-        # of positive numbers alone: ONNX rounds quotients of negative ones towards zero
+        # positive operands only: ONNX rounds negative quotients toward zero
         rows, cols = ((n + self.ratio - 1) // self.ratio for n in grid)
         return rows, cols
 
+    def attention_weights(
+        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None = None
+    ) -> AttentionWeights:
+        """See `Attention.attention_weights`. A key is a cell of `ratio` x `ratio` tokens."""
+        q = self.split_heads(self.query(x[:, queries]))
+        k, _, mask = self.keys_and_values(x, grid, valid_hw)
+        scores = self.scores(q, k)
+        scores = scores if mask is None else scores + mask.to(scores.dtype)
+        return AttentionWeights(
+            scores.softmax(-1), self.num_global, grid, self.cells(grid), self.ratio
+        )
+
+    @property
+    def min_export_side(self) -> int:
+        """The least side with two cells."""
+        return 2 * self.ratio
+
+    def changed_since_2021(self) -> str | None:
+        """Incomplete cells."""
+        if self.ragged != "pad" or self.ratio <= 1:
+            return None
+        return (
+            "the 2021 srformer dropped the tokens of incomplete cells: ragged='drop' (SR_RAGGED) "
+            "reproduces its results"
+        )
+
     def macs(self, grid: tuple[int, int]) -> int:
-        """The linears, the convolution, the scores and the values."""
+        """The linear layers, the convolution, the scores and the values."""
         rows, cols = self.cells(grid)
         tokens, reduced = self.num_global + grid[0] * grid[1], rows * cols
         keys = self.num_global + reduced
@@ -105,13 +135,13 @@ class SRAttention(Attention):
 
 
 def spatial_norm(x: Tensor, real: Tensor) -> Tensor:
-    """Instance norm of x (B, R, C) over the positions where real (B or 1, R, 1); one alone stays.
+    """Instance norm of x (B, R, C) over positions real (B or 1, R, 1); a single one is unchanged.
 
-    Biased variance, no scale and shift; statistics in float32 (float64 for float64 input).
+    Biased variance, no scale and shift. Statistics in float32 (float64 for float64 input).
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     count = real.sum(1, keepdim=True)
     mean = (wide * real).sum(1, keepdim=True) / count
-    centred = wide - mean
-    variance = (centred.square() * real).sum(1, keepdim=True) / count
-    return torch.where(count > 1, centred * torch.rsqrt(variance + EPS), wide)
+    centered = wide - mean
+    variance = (centered.square() * real).sum(1, keepdim=True) / count
+    return torch.where(count > 1, centered * torch.rsqrt(variance + EPS), wide)

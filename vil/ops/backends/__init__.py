@@ -1,4 +1,4 @@
-"""The backends of local attention by name: where each is, and what it can compute.
+"""The backends of local attention by name: their modules and their limits.
 
 Importing this package loads neither torch nor a backend, so that commands can list the names.
 `vil.ops.dispatch` selects a backend for a call.
@@ -10,10 +10,12 @@ pass can be paired with any backward pass, under a name like "flex+blocked".
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any
 
 from vil.utils.registry import Entry, Registry
@@ -29,7 +31,7 @@ def no_limits(case: Case) -> list[str]:
 
 @dataclass(frozen=True)
 class Implementation(Entry):
-    """An entry with a function and the limits of what it can compute.
+    """An entry with a function and its limits.
 
     Facts: `unsupported`, the function that gives the reasons against a case, or its home; none for
     no limits. `passes`, the names of a forward and a backward pass: the homes are then factories,
@@ -47,12 +49,12 @@ class Implementation(Entry):
         return self._resolve(self.facts.get("unsupported", no_limits))
 
     def resolve(self) -> None:
-        """Import now what is imported on first use otherwise: torch.compile cannot trace that."""
+        """Import the functions now: torch.compile cannot trace an import on first use."""
         _ = self.run, self.unsupported
 
     def _resolve(self, home: Any) -> Callable:
-        found = Entry(self.name, home).load()
-        return found(*self.facts["passes"]) if isinstance(home, str) and self.passes else found
+        function = Entry(self.name, home).load()
+        return function(*self.passes) if isinstance(home, str) and self.passes else function
 
     @property
     def passes(self) -> tuple[str, str] | None:
@@ -150,10 +152,26 @@ def register_backend(
 ) -> None:
     """Register a backend, for `backend=name` and for the tuner.
 
-    attend(q, k, v, window, *, num_global, bias, valid, scale, dropout_p) -> (B, N, L, D): shapes
+    attend(q, k, v, window, *, num_global, bias, valid_hw, scale, dropout_p) -> (B, N, L, D): shapes
     as for `vil.ops.local_attention`. unsupported(case): the reasons why it cannot compute a case,
     none if it can. Register it before the model is built or compiled. Raises ValueError for a name
     that is taken.
     """
-    BACKENDS.register(name, attend, about, unsupported=unsupported)
+    BACKENDS.register(name, _with_valid_hw(name, attend), about, unsupported=unsupported)
     BACKENDS[name].resolve()
+
+
+def _with_valid_hw(name: str, attend: Callable) -> Callable:
+    """`attend`, also if its argument `valid_hw` has the previous name `valid`."""
+    parameters = inspect.signature(attend).parameters
+    if "valid" not in parameters or "valid_hw" in parameters:
+        return attend
+    warnings.warn(
+        f"backend {name}: the argument valid is now valid_hw", DeprecationWarning, stacklevel=3
+    )
+
+    @wraps(attend)
+    def renamed(*args: Any, valid_hw: Any, **kwargs: Any) -> Any:
+        return attend(*args, valid=valid_hw, **kwargs)
+
+    return renamed

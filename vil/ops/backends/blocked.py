@@ -1,15 +1,15 @@
-"""A few chunks at a time: the scores of a batch live in the cache, and are never stored.
+"""Local attention on a few chunks at a time: the scores of a batch stay in the CPU cache.
 
-The forward pass keeps its output and the log-sum-exp of every row; the backward pass computes the
-scores again (FlashAttention, arXiv:2205.14135, on chunks). A query chunk is multiplied with the key
-chunks that exist for it and with no others, so nothing is computed beyond the border, and masks are
-needed only where a chunk is partly padding or the window is exact. q, k and v stay as they lie:
-only the chunks of a batch are copied together. Small calls are the exception: their keys get a
-border of empty chunks, so that one batch does what nine would.
+The forward pass keeps its output and the log-sum-exp of every row. The backward pass recomputes the
+scores (FlashAttention, arXiv:2205.14135, on chunks). A query chunk is multiplied with the key
+chunks that exist for it, so that nothing is computed beyond the border, and masks are needed only
+where a chunk is partly padding or the mask is exact. q, k and v keep their layout: only the chunks
+of a batch are copied. Small calls add a halo of empty chunks to the keys instead, so that one batch
+replaces nine.
 
-Letters: B images, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels, R x C chunks of
-W = w*w tokens, K offsets; of one batch (see cuts.py): b images, n heads, p groups of M query chunks
-and J key chunks, T = G + J*W keys, h = b*n*p.
+Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels, R x C chunks of
+W = w*w tokens, K offsets. Of a batch (see chunk_groups.py): b images, n heads, p blocks of M query
+chunks and J key chunks, T = G + J*W keys, h = b*n*p.
 """
 
 import math
@@ -22,26 +22,26 @@ from torch import Tensor
 from vil.ops.attention_case import Case
 from vil.ops.backends.chunk_groups import (
     Batch,
-    Cut,
+    ChunkGroup,
+    add_halo,
     batches,
-    bordered,
-    chunks_around,
-    cuts,
-    even,
+    chunk_groups,
     even_share,
-    keys_at_once,
-    keys_of,
-    queries_of,
-    tiled,
-    unbordered,
-    untiled,
+    from_tiles,
+    halo_size,
+    is_even,
+    key_rectangles,
+    key_tiles,
+    query_tiles,
+    sum_halo,
+    to_tiles,
 )
 from vil.ops.backends.chunk_layout import can_be_empty
 from vil.ops.bias import LocalBias, tile_bias
 from vil.ops.call_spec import CallSpec
-from vil.ops.window import Window
+from vil.ops.window import Mask, Window
 
-BATCH_BYTES = 1 << 22  # of scores in flight: a part of a last-level cache
+BATCH_BYTES = 1 << 22  # scores of a batch: a part of the last-level cache
 softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout out)) out
 
 
@@ -49,11 +49,9 @@ def unsupported(case: Case) -> list[str]:
     """The reasons why it cannot compute a case."""
     reasons = []
     if case.dropout:
-        reasons.append(
-            "dropout: the backward pass computes the weights again and would not draw alike"
-        )
+        reasons.append("dropout: the backward pass would recompute the weights with another mask")
     if case.window.symbolic:
-        reasons.append("the size of the grid is open: its chunks are counted beforehand")
+        reasons.append("the size of the grid is open: its chunks are counted in advance")
     return reasons
 
 
@@ -63,29 +61,31 @@ def forward(
     v: Tensor,
     table: Tensor | None,
     to_global: Tensor | None,
-    valid: Tensor | None,
-    facts: CallSpec,
+    valid_hw: Tensor | None,
+    spec: CallSpec,
 ) -> tuple[Tensor, Tensor]:
     """See `vil.ops.custom_op`."""
     scratch = Scratch(q)
-    around = chunks_around(facts.window, q.shape[:2].numel())
-    scores_of = Scores(q, table, to_global, valid, facts, around, scratch)
-    all_keys, all_values = (Keys(x, facts, around, scratch) for x in (k, v))
-    out, one = Rows(torch.empty_like(q), facts.window), (*q.shape[:3], 1)
-    top, share = (Rows(q.new_empty(one, dtype=wide(q)), facts.window) for _ in range(2))
+    halo = halo_size(spec.window, q.shape[:2].numel())
+    scores_of = Scores(q, table, to_global, valid_hw, spec, halo, scratch)
+    all_keys, all_values = (Keys(x, spec, halo, scratch) for x in (k, v))
+    out, stat_shape = OutputTiles(torch.empty_like(q), spec.window), (*q.shape[:3], 1)
+    top, largest = (
+        OutputTiles(q.new_empty(stat_shape, dtype=wide(q)), spec.window) for _ in range(2)
+    )
     for batch in scores_of.batches():
-        scores = scores_of.product(batch, scores_of.rows(batch), all_keys.gather(batch))
+        scores = scores_of.compute(batch, scores_of.queries(batch), all_keys.gather(batch))
         top.put(scores.amax(-1), batch)
         weights = torch.softmax(scores, -1, out=scores)
-        share.put(weights.amax(-1), batch)
+        largest.put(weights.amax(-1), batch)
         weights = scratch.cast(weights, q.dtype)
         out.put(torch.bmm(weights, all_values.gather(batch)), batch)
-    out, top, share = out.close(), top.close(), share.close()
-    lse = top - share.log()  # the largest weight is 1 over the sum of exponentials
-    if can_be_empty(facts.num_global, valid):
-        nothing = top == torch.finfo(top.dtype).min
-        out.masked_fill_(nothing, 0.0)
-        lse.masked_fill_(nothing, -torch.inf)
+    out, top, largest = out.close(), top.close(), largest.close()
+    lse = top - largest.log()  # the largest weight is 1 over the sum of exponentials
+    if can_be_empty(spec.num_global, valid_hw):
+        empty = top == torch.finfo(top.dtype).min
+        out.masked_fill_(empty, 0.0)
+        lse.masked_fill_(empty, -torch.inf)
     return out, lse[..., 0]
 
 
@@ -95,296 +95,298 @@ def backward(
     v: Tensor,
     table: Tensor | None,
     to_global: Tensor | None,
-    valid: Tensor | None,
+    valid_hw: Tensor | None,
     out: Tensor,
     lse: Tensor,
     dout: Tensor,
-    facts: CallSpec,
+    spec: CallSpec,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """See `vil.ops.custom_op`; `out` is of the contract and not needed here.
+    """See `vil.ops.custom_op`. `out` is not used, and `lse` only for rows without keys.
 
-    Nor is `lse`, but for the rows that see nothing: its rounding would scale a whole row, and
-    one softmax in the cache is faster than a difference and its exponential.
+    Normalizing by `lse` would scale a row by its rounding error, and a softmax in the cache is
+    faster than a subtraction and an exponential.
     """
     scratch, other = Scratch(q), Scratch(q)
-    around = chunks_around(facts.window, q.shape[:2].numel())
-    scores_of = Scores(q, table, to_global, valid, facts, around, scratch)
-    all_keys, all_values = Keys(k, facts, around, other), Keys(v, facts, around, scratch)
-    if can_be_empty(facts.num_global, valid):
+    halo = halo_size(spec.window, q.shape[:2].numel())
+    scores_of = Scores(q, table, to_global, valid_hw, spec, halo, scratch)
+    all_keys, all_values = Keys(k, spec, halo, other), Keys(v, spec, halo, scratch)
+    if can_be_empty(spec.num_global, valid_hw):
         dout = dout.masked_fill((lse == -torch.inf)[..., None], 0.0)
-    grads = tiled(dout, facts.window)
-    dq = Rows(torch.empty_like(q), facts.window)
-    dk, dv = (KeySums(x, facts, around) for x in (k, v))
-    bias = BiasGradient(table, to_global, facts, lse)
+    grads = to_tiles(dout, spec.window)
+    dq = OutputTiles(torch.empty_like(q), spec.window)
+    dk, dv = (KVGrad(x, spec, halo) for x in (k, v))
+    bias = BiasGrad(table, to_global, spec, lse)
     for batch in scores_of.batches():
-        keys, rows, grad = all_keys.gather(batch), scores_of.rows(batch), flat(grads, batch)
-        weights = scores_of.product(batch, rows, keys)
+        keys, queries, grad = (
+            all_keys.gather(batch), scores_of.queries(batch), flatten_queries(grads, batch)
+        )  # fmt: skip
+        weights = scores_of.compute(batch, queries, keys)
         weights = torch.softmax(weights, -1, out=weights)
-        slopes = other.product(grad, all_values.gather(batch).mT)
-        softmax_backward(slopes, weights, -1, slopes.dtype, grad_input=slopes)
-        bias.add(slopes, batch)
-        weights, slopes = scratch.cast(weights, q.dtype), other.cast(slopes, q.dtype)
-        dq.put(torch.bmm(slopes, keys).mul_(facts.scale), batch)
-        dk.add(torch.bmm(slopes.mT, rows), batch)
+        dscores = other.matmul(grad, all_values.gather(batch).mT)
+        softmax_backward(dscores, weights, -1, dscores.dtype, grad_input=dscores)
+        bias.add(dscores, batch)
+        weights, dscores = scratch.cast(weights, q.dtype), other.cast(dscores, q.dtype)
+        dq.put(torch.bmm(dscores, keys).mul_(spec.scale), batch)
+        dk.add(torch.bmm(dscores.mT, queries), batch)
         dv.add(torch.bmm(weights.mT, grad), batch)
     return dq.close(), dk.close(), dv.close(), *bias.result(table, to_global)
 
 
 def wide(x: Tensor) -> torch.dtype:
-    """The type of scores and sums: float32 at least."""
+    """The dtype of scores and sums: float32 at least."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def flat(tiles: Tensor, batch: Batch) -> Tensor:
-    """The query chunks of a batch: (B, N, R, C, w, w, D) -> (h, M*W, D)."""
-    found = queries_of(tiles, batch)
-    return found.reshape(found.shape[:4].numel(), -1, found.shape[-1])
+def flatten_queries(tiles: Tensor, batch: Batch) -> Tensor:
+    """The batch's query chunks of (B, N, R, C, w, w, D) -> (h, M*W, D)."""
+    x = query_tiles(tiles, batch)
+    return x.reshape(x.shape[:4].numel(), -1, x.shape[-1])
 
 
 class Scratch:
-    """Memory that batches use one after the other: fresh pages would cost as much as a product."""
+    """Buffers that batches reuse: newly allocated pages would cost as much as a matmul."""
 
     def __init__(self, like: Tensor) -> None:
-        self.like, self.kept = like, {}
+        self.like, self.buffers = like, {}
 
     def take(self, use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Uninitialised; what was taken for the same use before is gone."""
+        """An uninitialized tensor, in the memory of the previous one for the same use."""
         size = math.prod(shape)
-        if use not in self.kept or len(self.kept[use]) < size:
-            self.kept[use] = self.like.new_empty(size, dtype=dtype)
-        return self.kept[use][:size].view(shape)
+        if use not in self.buffers or len(self.buffers[use]) < size:
+            self.buffers[use] = self.like.new_empty(size, dtype=dtype)
+        return self.buffers[use][:size].view(shape)
 
-    def product(self, a: Tensor, b: Tensor) -> Tensor:
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """a @ b (h, .., ..), in float32 at least."""
         shape = (*a.shape[:2], b.shape[2])
-        found = torch.bmm(a, b, out=self.take("product", shape, a.dtype))
-        return self.cast(found, wide(a), "wide")
+        product = torch.bmm(a, b, out=self.take("product", shape, a.dtype))
+        return self.cast(product, wide(a), "wide")
 
     def cast(self, x: Tensor, dtype: torch.dtype, use: str = "cast") -> Tensor:
-        """x in another type."""
+        """x in another dtype."""
         return x if x.dtype == dtype else self.take(use, x.shape, dtype).copy_(x)
 
 
-class Rows:
-    """A result (B, N, L, D) that is found batch by batch."""
+class OutputTiles:
+    """A result (B, N, L, D) written batch by batch."""
 
     def __init__(self, result: Tensor, window: Window) -> None:
-        self.result, self.window, self.tiles = result, window, tiled(result, window)
+        self.result, self.window, self.tiles = result, window, to_tiles(result, window)
 
-    def put(self, found: Tensor, batch: Batch) -> None:
-        """Write (h, M*W, D)."""
-        place = queries_of(self.tiles, batch)
-        place.copy_(found.view(place.shape))
+    def put(self, x: Tensor, batch: Batch) -> None:
+        """Write x (h, M*W, D)."""
+        tiles = query_tiles(self.tiles, batch)
+        tiles.copy_(x.view(tiles.shape))
 
     def close(self) -> Tensor:
-        return (
-            self.result
-            if even(self.window)
-            else self.result.copy_(untiled(self.tiles, self.window))
-        )
+        """The result."""
+        if is_even(self.window):  # the tiles are a view of it
+            return self.result
+        return self.result.copy_(from_tiles(self.tiles, self.window))
 
 
 class Keys:
-    """Keys or values (B, N, G+L, D), as batches meet them."""
+    """Keys or values (B, N, G+L, D), gathered for batches."""
 
-    def __init__(self, x: Tensor, facts: CallSpec, around: int, scratch: Scratch) -> None:
-        self.num_global, self.around = facts.num_global, around
+    def __init__(self, x: Tensor, spec: CallSpec, halo: int, scratch: Scratch) -> None:
+        self.num_global, self.halo = spec.num_global, halo
         self.scratch = scratch
-        self.first = x[:, :, : facts.num_global]
-        tiles = tiled(x[:, :, facts.num_global :], facts.window)
-        self.tiles = bordered(tiles, facts.window) if around else tiles
+        self.first = x[:, :, : spec.num_global]
+        tiles = to_tiles(x[:, :, spec.num_global :], spec.window)
+        self.tiles = add_halo(tiles, spec.window) if halo else tiles
 
     def gather(self, batch: Batch) -> Tensor:
         """(h, T, D), global tokens first."""
-        chunks = keys_at_once(self.tiles, batch, self.around)
+        chunks = key_rectangles(self.tiles, batch, self.halo)
         lead, (w, _, dim) = chunks[0].shape[:4], chunks[0].shape[-3:]
-        keys = self.num_global + len(batch.cut.keys) * w * w
-        found = self.scratch.take("keys", (*lead, keys, dim), self.first.dtype)
+        num_keys = self.num_global + len(batch.group.keys) * w * w
+        keys = self.scratch.take("keys", (*lead, num_keys, dim), self.first.dtype)
         if self.num_global:
-            found[..., : self.num_global, :] = self.first[batch.images, batch.heads, None, None]
-        local = found[..., self.num_global :, :].unflatten(4, (len(chunks), -1))
-        for place, chunk in zip(local.unbind(4), chunks):
-            place.unflatten(4, chunk.shape[4:-1]).copy_(chunk)
-        return found.flatten(0, 3)
+            keys[..., : self.num_global, :] = self.first[batch.images, batch.heads, None, None]
+        local = keys[..., self.num_global :, :].unflatten(4, (len(chunks), -1))
+        for target, chunk in zip(local.unbind(4), chunks):
+            target.unflatten(4, chunk.shape[4:-1]).copy_(chunk)
+        return keys.flatten(0, 3)
 
 
-class KeySums:
-    """The gradient of keys or values like x (B, N, G+L, D), added up batch by batch."""
+class KVGrad:
+    """The gradient of keys or values x (B, N, G+L, D), accumulated batch by batch."""
 
-    def __init__(self, x: Tensor, facts: CallSpec, around: int) -> None:
-        self.window, self.num_global = facts.window, facts.num_global
+    def __init__(self, x: Tensor, spec: CallSpec, halo: int) -> None:
+        self.window, self.num_global = spec.window, spec.num_global
         self.scratch = Scratch(x)
-        self.around, some = around, dict(dtype=wide(x))
+        self.halo, like = halo, dict(dtype=wide(x))
         self.result = torch.empty_like(x)
         self.local = self.result[:, :, self.num_global :]
-        self.first = x.new_zeros(*x.shape[:2], self.num_global, x.shape[3], **some)
-        self.direct = even(self.window) and not self.around and wide(x) == x.dtype
-        if self.direct:
-            self.tiles = tiled(self.local.zero_(), self.window)
+        self.first = x.new_zeros(*x.shape[:2], self.num_global, x.shape[3], **like)
+        self.in_place = is_even(self.window) and not halo and wide(x) == x.dtype
+        if self.in_place:
+            self.tiles = to_tiles(self.local.zero_(), self.window)
         else:
             (rows, cols), w = self.window.chunks, self.window.size
-            down, across = rows + 2 * self.around, cols + 2 * self.around
-            tiles = x.new_zeros(*x.shape[:2], down, w, across, w, x.shape[3], **some)
+            down, across = rows + 2 * halo, cols + 2 * halo
+            tiles = x.new_zeros(*x.shape[:2], down, w, across, w, x.shape[3], **like)
             self.tiles = tiles.transpose(3, 4)
 
-    def add(self, found: Tensor, batch: Batch) -> None:
-        """found (h, T, D): what the batch's groups give to the keys that they meet."""
-        places = keys_of(self.tiles, batch, self.around)
-        found = self.scratch.cast(found, self.first.dtype).unflatten(0, places[0].shape[:4])
+    def add(self, grad: Tensor, batch: Batch) -> None:
+        """Add grad (h, T, D) to the keys of the batch."""
+        tiles = key_tiles(self.tiles, batch, self.halo)
+        grad = self.scratch.cast(grad, self.first.dtype).unflatten(0, tiles[0].shape[:4])
         if self.num_global:
-            self.first[batch.images, batch.heads] += found[..., : self.num_global, :].sum((2, 3))
-        local = found[..., self.num_global :, :].unflatten(4, (-1, *places[0].shape[4:6]))
-        for place, part in zip(places, local.unbind(4)):
-            place.add_(part)
+            self.first[batch.images, batch.heads] += grad[..., : self.num_global, :].sum((2, 3))
+        local = grad[..., self.num_global :, :].unflatten(4, (-1, *tiles[0].shape[4:6]))
+        for tile, part in zip(tiles, local.unbind(4)):
+            tile.add_(part)
 
     def close(self) -> Tensor:
+        """The gradient."""
         self.result[:, :, : self.num_global] = self.first
-        if not self.direct:
-            tiles = unbordered(self.tiles, self.window) if self.around else self.tiles
-            self.local.copy_(untiled(tiles, self.window))
+        if not self.in_place:
+            tiles = sum_halo(self.tiles, self.window) if self.halo else self.tiles
+            self.local.copy_(from_tiles(tiles, self.window))
         return self.result
 
 
 class Scores:
-    """The products of queries and keys, what is added to them, and what hides them."""
+    """The scores of batches: matmul, bias and mask."""
 
     def __init__(
         self,
         q: Tensor,
         table: Tensor | None,
         to_global: Tensor | None,
-        valid: Tensor | None,
-        facts: CallSpec,
-        around: int,
+        valid_hw: Tensor | None,
+        spec: CallSpec,
+        halo: int,
         scratch: Scratch,
     ) -> None:
-        self.q, self.wide, self.shape = tiled(q, facts.window), wide(q), q.shape
-        self.around, self.scratch = around, scratch
-        self.table, self.to_global, self.facts = table, to_global, facts
-        self.real = self._real(None if valid is None else valid.to(q.device))
+        self.q, self.dtype, self.shape = to_tiles(q, spec.window), wide(q), q.shape
+        self.halo, self.scratch = halo, scratch
+        self.table, self.to_global, self.spec = table, to_global, spec
+        self.real = self._real(None if valid_hw is None else valid_hw.to(q.device))
         self.added: Tensor | None = None
         self.first_head = 0
 
     def batches(self) -> Iterator[Batch]:
-        """All of them; what is added to their scores is prepared for as many heads as fit."""
+        """All batches. Prepares the bias for as many heads at a time as fit into the cache."""
         images, heads = self.shape[:2]
-        tile = self.facts.window.tile
-        share = even_share(heads, BATCH_BYTES // (9 * tile**2 * self.wide.itemsize))
+        tile = self.spec.window.tile
+        share = even_share(heads, BATCH_BYTES // (9 * tile**2 * self.dtype.itemsize))
         for self.first_head in range(0, heads, share):
             some = slice(self.first_head, min(self.first_head + share, heads))
             bias = self._bias(some)
-            for cut in cuts(self.facts.window, self.around):
-                self.added = None if bias is None else self._added(*bias, cut)
-                keys = self.facts.num_global + len(cut.keys) * tile
-                size = cut.queries * tile * keys * self.wide.itemsize
-                yield from batches(cut, images, some, BATCH_BYTES // size)
+            for group in chunk_groups(self.spec.window, self.halo):
+                self.added = None if bias is None else self._added(*bias, group)
+                keys = self.spec.num_global + len(group.keys) * tile
+                size = group.num_queries * tile * keys * self.dtype.itemsize
+                yield from batches(group, images, some, BATCH_BYTES // size)
 
-    def rows(self, batch: Batch) -> Tensor:
+    def queries(self, batch: Batch) -> Tensor:
         """The queries of a batch (h, M*W, D), scaled."""
-        found = queries_of(self.q, batch)
-        rows = self.scratch.take("rows", found.shape, found.dtype)
-        torch.mul(found, self.facts.scale, out=rows)
-        return rows.view(found.shape[:4].numel(), -1, found.shape[-1])
+        tiles = query_tiles(self.q, batch)
+        queries = self.scratch.take("queries", tiles.shape, tiles.dtype)
+        torch.mul(tiles, self.spec.scale, out=queries)
+        return queries.view(tiles.shape[:4].numel(), -1, tiles.shape[-1])
 
-    def product(self, batch: Batch, rows: Tensor, keys: Tensor) -> Tensor:
-        """(h, M*W, T) with bias; what is not seen has the smallest finite number."""
-        scores = self.scratch.product(rows, keys.mT)
-        spread = spread_out(scores, batch)
+    def compute(self, batch: Batch, queries: Tensor, keys: Tensor) -> Tensor:
+        """(h, M*W, T) with bias. Hidden keys have the smallest finite number."""
+        scores = self.scratch.matmul(queries, keys.mT)
+        by_head = split_lanes(scores, batch)
         if self.added is not None:
-            one = len(self.added) == 1
+            shared = len(self.added) == 1
             heads = slice(batch.heads.start - self.first_head, batch.heads.stop - self.first_head)
-            spread.add_(self.added[slice(None) if one else heads, None])
+            by_head.add_(self.added[slice(None) if shared else heads, None])
         if self.real is not None:
-            real = torch.stack([x[:, :1] for x in keys_of(self.real, batch, self.around)], 4)
+            real = torch.stack([x[:, :1] for x in key_tiles(self.real, batch, self.halo)], 4)
             if not real.all():
                 real = real.flatten(4).flatten(2, 3)  # (b, 1, p, J*W)
-                hidden = ~F.pad(real, (self.facts.num_global, 0), value=True)[:, :, :, None]
-                spread.masked_fill_(hidden, torch.finfo(self.wide).min)
+                hidden = ~F.pad(real, (self.spec.num_global, 0), value=True)[:, :, :, None]
+                by_head.masked_fill_(hidden, torch.finfo(self.dtype).min)
         return scores
 
-    def _added(self, tile: Tensor, first: Tensor, cut: Cut) -> Tensor:
-        """(n or 1, M*W, T): bias, and the smallest number beyond the exact window."""
-        size = first.shape[2] + len(cut.keys) * tile.shape[1]
-        shape = (len(cut.seen), len(tile), tile.shape[1], size)
+    def _added(self, tile: Tensor, first: Tensor, group: ChunkGroup) -> Tensor:
+        """(n or 1, M*W, T): the bias, and the smallest number outside the exact window."""
+        size = first.shape[2] + len(group.keys) * tile.shape[1]
+        shape = (group.num_queries, len(tile), tile.shape[1], size)
         added = self.scratch.take("added", shape, tile.dtype)
-        for rows, row in zip(added, cut.seen):
-            torch.cat([first, *(tile[:, :, number] for number in row)], 2, out=rows)
+        for out, indices in zip(added, group.offset_index):
+            torch.cat([first, *(tile[:, :, index] for index in indices)], 2, out=out)
         return added.transpose(0, 1).flatten(1, 2)
 
     def _bias(self, heads: slice) -> tuple[Tensor, Tensor] | None:
         """Added to scores: (n or 1, W, K, W) by offset, (n or 1, W, G); None for nothing."""
-        window, tile = self.facts.window, self.facts.window.tile
-        if self.table is None and self.to_global is None and window.exact != 1:
+        window, tile = self.spec.window, self.spec.window.tile
+        if self.table is None and self.to_global is None and window.mask != Mask.EXACT:
             return None
-        some = dict(dtype=self.wide, device=self.q.device)
+        like = dict(dtype=self.dtype, device=self.q.device)
         count = 1 if self.table is None and self.to_global is None else heads.stop - heads.start
-        local = torch.zeros(1, tile, len(window.offsets) * tile, **some)
+        local = torch.zeros(1, tile, len(window.offsets) * tile, **like)
         if self.table is not None:
-            local = tile_bias(LocalBias(self.table[heads].to(self.wide)), window)
-        if window.exact == 1:
-            local = local.masked_fill(~window.reach(self.q.device), torch.finfo(self.wide).min)
-        first = torch.zeros(count, tile, self.facts.num_global, **some)
+            local = tile_bias(LocalBias(self.table[heads].to(self.dtype)), window)
+        if window.mask == Mask.EXACT:
+            local = local.masked_fill(~window.reach(self.q.device), torch.finfo(self.dtype).min)
+        first = torch.zeros(count, tile, self.spec.num_global, **like)
         if self.to_global is not None:
             first += self.to_global[heads, None]
         return local.expand(count, -1, -1).unflatten(2, (-1, tile)), first
 
-    def _real(self, valid: Tensor | None) -> Tensor | None:
-        """bool, as `Keys.tiles` with D 1: the tokens that exist; None where all do."""
-        window, (images, heads) = self.facts.window, self.shape[:2]
-        if valid is None and even(window) and (window.cyclic or not self.around):
+    def _real(self, valid_hw: Tensor | None) -> Tensor | None:
+        """bool, like `Keys.tiles` with D 1: which keys are real; None if all are."""
+        window, (images, heads) = self.spec.window, self.shape[:2]
+        if valid_hw is None and is_even(window) and (window.cyclic or not self.halo):
             return None
         limit = torch.tensor([window.grid], device=self.q.device)
-        limit = limit if valid is None else torch.minimum(valid, limit)
+        limit = limit if valid_hw is None else torch.minimum(valid_hw, limit)
         lines = []
         for axis, count in enumerate(window.chunks):
             token = torch.arange(count * window.size, device=self.q.device)
             lines.append((token < limit[:, axis, None]).unflatten(1, (count, window.size)))
         rows, cols = lines
         real = rows[:, None, :, None, :, None, None] & cols[:, None, None, :, None, :, None]
-        real = bordered(real, window) if self.around else real
+        real = add_halo(real, window) if self.halo else real
         return real.expand(images, heads, -1, -1, -1, -1, -1)
 
 
-def spread_out(scores: Tensor, batch: Batch) -> Tensor:
-    """(h, M*W, T) -> (b, n, p, M*W, T), the same memory."""
+def split_lanes(scores: Tensor, batch: Batch) -> Tensor:
+    """(h, M*W, T) -> a view (b, n, p, M*W, T)."""
     heads = batch.heads.stop - batch.heads.start
-    return scores.unflatten(0, (-1, heads, batch.cut.groups))
+    return scores.unflatten(0, (-1, heads, batch.group.num_blocks))
 
 
-class BiasGradient:
-    """Sums of score gradients by offset and position, (N, W, K, W), and by global token, (N, G)."""
+class BiasGrad:
+    """Sums of score gradients: (N, W, K, W) by offset and position, (N, G) by global token."""
 
     def __init__(
-        self, table: Tensor | None, to_global: Tensor | None, facts: CallSpec, like: Tensor
+        self, table: Tensor | None, to_global: Tensor | None, spec: CallSpec, like: Tensor
     ) -> None:
-        heads, window = like.shape[1], facts.window
+        heads, window = like.shape[1], spec.window
         shape = (heads, window.tile, len(window.offsets), window.tile)
-        self.window, self.num_global = window, facts.num_global
+        self.window, self.num_global = window, spec.num_global
         self.tile = None if table is None else like.new_zeros(shape)
-        self.first = None if to_global is None else like.new_zeros(heads, facts.num_global)
-        self.like, self.seen = like, None
+        self.first = None if to_global is None else like.new_zeros(heads, spec.num_global)
+        self.like, self.offset_index = like, None
 
-    def add(self, slopes: Tensor, batch: Batch) -> None:
-        """slopes (h, M*W, T): the gradients of a batch's scores."""
+    def add(self, dscores: Tensor, batch: Batch) -> None:
+        """Add dscores (h, M*W, T) of a batch."""
         if self.tile is None and self.first is None:
             return
-        if batch.cut.seen is not self.seen:  # the batches of a cut follow each other
+        if batch.group.offset_index is not self.offset_index:  # the batches of a group are in a row
             self._flush()
-            self.seen = batch.cut.seen
-            self.sums = self.like.new_zeros(self.like.shape[1], *slopes.shape[1:])
-        of_images = spread_out(slopes, batch).sum(2)  # both sums at once would take 10 x as long
+            self.offset_index = batch.group.offset_index
+            self.sums = self.like.new_zeros(self.like.shape[1], *dscores.shape[1:])
+        of_images = split_lanes(dscores, batch).sum(2)  # one sum over both would take 10x as long
         self.sums[batch.heads] += of_images.sum(0) if len(of_images) > 1 else of_images[0]
 
     def _flush(self) -> None:
-        """Put the sums of a cut (N, M*W, T) where they belong."""
-        if self.seen is None:
+        """Add the sums of a group (N, M*W, T) to those by offset and by global token."""
+        if self.offset_index is None:
             return
         if self.first is not None:
             self.first += self.sums[:, :, : self.num_global].sum(1)
         if self.tile is not None:
             parts = self.sums[:, :, self.num_global :].split(self.window.tile, dim=1)
-            for seen, part in zip(self.seen, parts):
-                index = torch.tensor(seen, device=part.device)
+            for indices, part in zip(self.offset_index, parts):
+                index = torch.tensor(indices, device=part.device)
                 self.tile.index_add_(2, index, part.unflatten(2, (-1, self.window.tile)))
 
     def result(
@@ -394,6 +396,6 @@ class BiasGradient:
         self._flush()
         if self.tile is not None:
             index = self.window.bias_index(table.device).flatten()
-            spread = torch.zeros_like(table, dtype=self.tile.dtype)
-            table = spread.index_add_(1, index, self.tile.flatten(1)).to(table.dtype)
+            dtable = torch.zeros_like(table, dtype=self.tile.dtype)
+            table = dtable.index_add_(1, index, self.tile.flatten(1)).to(table.dtype)
         return table, None if to_global is None else self.first.to(to_global.dtype)

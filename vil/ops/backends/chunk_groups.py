@@ -1,8 +1,7 @@
-"""A grid cut into pieces that are computed alike: which chunks meet which, and batches of them.
+"""Groups of query chunks with the same key chunks, and batches of them to compute at once.
 
-Letters: B images, N heads, X Y grid, L = X*Y tokens, D channels, R x C chunks of W = w*w tokens; of
-a cut: P groups of M query chunks and J key chunks each; of a batch of it: b images, n heads, p
-groups.
+Shapes: B batch, N heads, X Y grid, L = X*Y tokens, D channels, R x C chunks of W = w*w tokens. Of a
+group: P blocks of M query chunks and J key chunks each. Of a batch: b images, n heads, p blocks.
 """
 
 from collections.abc import Iterator
@@ -16,54 +15,55 @@ from torch import Tensor
 
 from vil.ops.window import ALL_NINE, Window
 
-NEEDLESS = 150_000  # scores of keys that do not exist, to be computed rather than several cuts
+MAX_EMPTY_SCORES = 150_000  # scores of empty chunks that cost less than several groups
 
 
-class Cut(NamedTuple):
-    """Groups of query chunks that see key chunks at the same places, as a rectangle of groups.
+class ChunkGroup(NamedTuple):
+    """A rectangle of blocks of query chunks that attend to key chunks at the same positions.
 
-    first, count, side: the first chunk, the number of groups and the query chunks of a group, each
-    down and across; keys: the chunks that a group sees, from its own first; seen[i][j]: the number
-    of the offset from the group's query chunk i to its key chunk j.
+    first: the first query chunk. count: the number of blocks. side: the query chunks of a block.
+    Each is (down, across). keys: the key chunks of a block, relative to its first query chunk.
+    offset_index[i][j]: which offset leads from query chunk i of a block to its key chunk j.
     """
 
     first: tuple[int, int]
     count: tuple[int, int]
     side: tuple[int, int]
     keys: tuple[tuple[int, int], ...]
-    seen: tuple[tuple[int, ...], ...]
+    offset_index: tuple[tuple[int, ...], ...]
 
     @property
-    def groups(self) -> int:
+    def num_blocks(self) -> int:
+        """P."""
         return self.count[0] * self.count[1]
 
     @property
-    def queries(self) -> int:
-        """M, query chunks of a group."""
+    def num_queries(self) -> int:
+        """M, query chunks of a block."""
         return self.side[0] * self.side[1]
 
 
 class Batch(NamedTuple):
-    """Groups that are computed at once: a part of a cut, of the images and of the heads."""
+    """Blocks to compute at once: a part of a group, of the images and of the heads."""
 
-    cut: Cut
+    group: ChunkGroup
     images: slice
     heads: slice
 
 
 @lru_cache(maxsize=1024)
-def cuts(window: Window, around: int) -> tuple[Cut, ...]:
-    """Every query chunk once, with the key chunks that exist for it.
+def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
+    """Divide the query chunks into groups, each with the key chunks that exist for it.
 
-    Chunks in the inside of the grid are one cut, those along a border others. Where there are only
-    two rows (or columns) of chunks, both see all keys, and are computed together. With `around` all
-    chunks have neighbours on each side, and are one cut.
+    The interior of the grid is one group, the chunks along each border are others. Where a grid has
+    only two rows (or columns) of chunks, both attend to all keys and form one block. With a halo
+    every chunk has all neighbors, so that there is one group.
     """
     shared = window.offsets == ALL_NINE
     steps = (sorted(set(axis)) for axis in zip(*window.offsets))
-    rows, cols = (_spans(n, s, around, shared) for n, s in zip(window.chunks, steps))
-    number = {offset: place for place, offset in enumerate(window.offsets)}
-    found = []
+    rows, cols = (_spans(n, s, halo, shared) for n, s in zip(window.chunks, steps))
+    number = {offset: index for index, offset in enumerate(window.offsets)}
+    groups = []
     for down, across in product(rows, cols):
         side = (down.side, across.side)
         keys = [
@@ -71,30 +71,30 @@ def cuts(window: Window, around: int) -> tuple[Cut, ...]:
             for dx, dy in product(down.keys, across.keys)
             if side != (1, 1) or (dx, dy) in number
         ]
-        own = product(range(side[0]), range(side[1]))
-        seen = tuple(tuple(number[dx - row, dy - col] for dx, dy in keys) for row, col in own)
+        queries = product(range(side[0]), range(side[1]))
+        index = tuple(tuple(number[dx - row, dy - col] for dx, dy in keys) for row, col in queries)
         first, count = (down.first, across.first), (down.count, across.count)
-        found.append(Cut(first, count, side, tuple(keys), seen))
-    return tuple(found)
+        groups.append(ChunkGroup(first, count, side, tuple(keys), index))
+    return tuple(groups)
 
 
-def chunks_around(window: Window, lanes: int) -> int:
-    """How many chunks the grid gets on each side, so that all of it is one cut: 1, or 0.
+def halo_size(window: Window, lanes: int) -> int:
+    """The chunks to add on each side of the grid, so that it is one group: 1, or 0 for none.
 
-    A cyclic grid gets those of its other side. Others get empty ones if that takes fewer scores
-    than NEEDLESS, for all `lanes` (heads of all images): so small a call takes as long as it has
-    cuts.
+    A cyclic grid gets the chunks of its other side. Others get empty chunks if these add fewer than
+    MAX_EMPTY_SCORES scores for all `lanes` (heads of all images): the time of a small call is
+    proportional to the number of groups.
     """
     if window.cyclic:
         return 1
-    pieces = cuts(window, 0)
-    met = sum(cut.groups * cut.queries * len(cut.keys) for cut in pieces)
-    needless = len(window.offsets) * window.chunks[0] * window.chunks[1] - met
-    return int(len(pieces) > 1 and needless * window.tile**2 * lanes < NEEDLESS)
+    groups = chunk_groups(window, 0)
+    pairs = sum(group.num_blocks * group.num_queries * len(group.keys) for group in groups)
+    empty = len(window.offsets) * window.chunks[0] * window.chunks[1] - pairs
+    return int(len(groups) > 1 and empty * window.tile**2 * lanes < MAX_EMPTY_SCORES)
 
 
 class _Span(NamedTuple):
-    """The same along one side of the grid."""
+    """A `ChunkGroup` along one axis of the grid."""
 
     first: int
     count: int
@@ -102,78 +102,84 @@ class _Span(NamedTuple):
     keys: tuple[int, ...]
 
 
-def _spans(chunks: int, steps: list[int], around: int, shared: bool) -> list[_Span]:
-    """Runs of chunks for which the same steps lead to a chunk of the grid."""
-    if around:
+def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span]:
+    """Runs of chunks for which the same steps stay inside the grid."""
+    if halo:
         return [_Span(0, chunks, 1, tuple(steps))]
     if chunks == 2 and shared:
         return [_Span(0, 1, 2, (0, 1))]
 
-    def found(chunk: int) -> tuple[int, ...]:
+    def inside(chunk: int) -> tuple[int, ...]:
         return tuple(step for step in steps if 0 <= chunk + step < chunks)
 
-    runs = [(keys, list(run)) for keys, run in groupby(range(chunks), found)]
+    runs = [(keys, list(run)) for keys, run in groupby(range(chunks), inside)]
     return [_Span(run[0], len(run), 1, keys) for keys, run in runs]
 
 
-def batches(cut: Cut, images: int, heads: slice, fit: int) -> Iterator[Batch]:
-    """At most `fit` groups at a time: part of the grid, or all of it for some images and heads."""
-    across = even_share(cut.count[1], fit)
-    down = even_share(cut.count[0], fit // cut.count[1])
-    b = even_share(images, fit // cut.groups)
-    n = even_share(heads.stop - heads.start, fit // (cut.groups * images))
-    for head, image in product(parts(heads, n), parts(slice(0, images), b)):
+def batches(group: ChunkGroup, images: int, heads: slice, limit: int) -> Iterator[Batch]:
+    """At most `limit` blocks at a time: part of the group, or all of it for some images and heads.
+
+    A batch has at least one block.
+    """
+    across = even_share(group.count[1], limit)
+    down = even_share(group.count[0], limit // group.count[1])
+    b = even_share(images, limit // group.num_blocks)
+    n = even_share(heads.stop - heads.start, limit // (group.num_blocks * images))
+    for head, image in product(split_range(heads, n), split_range(slice(0, images), b)):
         for rows, cols in product(
-            parts(slice(0, cut.count[0]), down), parts(slice(0, cut.count[1]), across)
+            split_range(slice(0, group.count[0]), down),
+            split_range(slice(0, group.count[1]), across),
         ):
-            first = (cut.first[0] + rows.start, cut.first[1] + cols.start)
+            first = (group.first[0] + rows.start, group.first[1] + cols.start)
             count = (rows.stop - rows.start, cols.stop - cols.start)
-            yield Batch(cut._replace(first=first, count=count), image, head)
+            yield Batch(group._replace(first=first, count=count), image, head)
 
 
-def parts(whole: slice, size: int) -> list[slice]:
-    """Parts of a range of at most `size`."""
-    starts = range(whole.start, whole.stop, size)
-    return [slice(start, min(start + size, whole.stop)) for start in starts]
+def split_range(span: slice, size: int) -> list[slice]:
+    """Split a range into parts of at most `size`."""
+    starts = range(span.start, span.stop, size)
+    return [slice(start, min(start + size, span.stop)) for start in starts]
 
 
-def even_share(count: int, most: int) -> int:
-    """The size of equal parts of at most `most`, or 1; only the last may be smaller."""
-    parts = -(-count // max(1, most))
+def even_share(count: int, limit: int) -> int:
+    """The size of equal parts of at most `limit`, at least 1; only the last may be smaller."""
+    parts = -(-count // max(1, limit))
     return -(-count // parts)
 
 
-def even(window: Window) -> bool:
-    """Whether no chunk is cut by the end of the grid."""
+def is_even(window: Window) -> bool:
+    """Whether no chunk is cut by the border of the grid."""
     return all(side % window.size == 0 for side in window.grid)
 
 
-def tiled(x: Tensor, window: Window, fill: float = 0.0) -> Tensor:
-    """(B, N, L, D) -> (B, N, R, C, w, w, D): a view, or of a padded copy where chunks are cut."""
+def to_tiles(x: Tensor, window: Window) -> Tensor:
+    """(B, N, L, D) -> (B, N, R, C, w, w, D): a view, of a zero-padded copy where chunks are cut."""
     (rows, cols), w = window.chunks, window.size
     x = x.unflatten(2, window.grid)
-    if not even(window):
-        x = F.pad(x, (0, 0, 0, cols * w - window.grid[1], 0, rows * w - window.grid[0]), value=fill)
+    if not is_even(window):
+        x = F.pad(x, (0, 0, 0, cols * w - window.grid[1], 0, rows * w - window.grid[0]))
     return x.unflatten(3, (cols, w)).unflatten(2, (rows, w)).transpose(3, 4)
 
 
-def untiled(x: Tensor, window: Window) -> Tensor:
-    """The reverse of `tiled`, padding dropped."""
+def from_tiles(x: Tensor, window: Window) -> Tensor:
+    """The reverse of `to_tiles`, without the padding."""
     x = x.transpose(3, 4).flatten(4, 5).flatten(2, 3)
     return x[:, :, : window.grid[0], : window.grid[1]].flatten(2, 3)
 
 
-def bordered(x: Tensor, window: Window) -> Tensor:
-    """(.., R, C, w, w, D) -> (.., R+2, C+2, w, w, D): a chunk more on each side, of the other one
-    if the grid is cyclic, or else of zeros."""
+def add_halo(x: Tensor, window: Window) -> Tensor:
+    """(.., R, C, w, w, D) -> (.., R+2, C+2, w, w, D).
+
+    The added chunks are those of the other side in a cyclic grid, else zeros.
+    """
     if not window.cyclic:
         return F.pad(x, (0,) * 6 + (1,) * 4)
     x = torch.cat([x[:, :, -1:], x, x[:, :, :1]], 2)
     return torch.cat([x[:, :, :, -1:], x, x[:, :, :, :1]], 3)
 
 
-def unbordered(x: Tensor, window: Window) -> Tensor:
-    """The reverse for sums: what came to the chunks around is added where they are from."""
+def sum_halo(x: Tensor, window: Window) -> Tensor:
+    """The transpose of `add_halo`: drop the halo, after adding it to its origin if cyclic."""
     for axis in (2, 3):
         inside = x.narrow(axis, 1, x.shape[axis] - 2)
         if window.cyclic:
@@ -183,36 +189,44 @@ def unbordered(x: Tensor, window: Window) -> Tensor:
     return x
 
 
-def queries_of(x: Tensor, batch: Batch) -> Tensor:
-    """(B, N, R, C, w, w, D) -> (b, n, groups down, groups across, chunks down, chunks across, w, w,
-    D): a view of the batch's query chunks."""
-    (row, col), count, side = batch.cut.first, batch.cut.count, batch.cut.side
+def query_tiles(x: Tensor, batch: Batch) -> Tensor:
+    """(B, N, R, C, w, w, D) -> a view of the batch's query chunks.
+
+    (b, n, blocks down, blocks across, chunks down, chunks across, w, w, D).
+    """
+    (row, col), count, side = batch.group.first, batch.group.count, batch.group.side
     rows, cols = slice(row, row + count[0] * side[0]), slice(col, col + count[1] * side[1])
     x = x[batch.images, batch.heads, rows, cols]
     return x.unflatten(3, (count[1], side[1])).unflatten(2, (count[0], side[0])).transpose(3, 4)
 
 
-def keys_of(x: Tensor, batch: Batch, around: int) -> list[Tensor]:
-    """(B, N, R, C, w, w, D) -> J views (b, n, groups down, groups across, w, w, D); with `around`
-    x has as many chunks on each side of the grid."""
-    return [_keys_at(x, batch, (dx + around, dy + around)) for dx, dy in batch.cut.keys]
+def key_tiles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
+    """(B, N, R, C, w, w, D) -> J views (b, n, blocks down, blocks across, w, w, D).
+
+    x includes the halo.
+    """
+    return [_key_view(x, batch, (dx + halo, dy + halo)) for dx, dy in batch.group.keys]
 
 
-def keys_at_once(x: Tensor, batch: Batch, around: int) -> list[Tensor]:
-    """The same to be read only: where the chunks that a group sees fill a rectangle, one view with
-    its rows and columns of chunks before the last three dimensions."""
-    keys = batch.cut.keys
+def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
+    """`key_tiles` to read only, (b, n, blocks down, blocks across, chunks down, across, w, w, D).
+
+    One overlapping view if the key chunks of a block fill a rectangle.
+    """
+    keys = batch.group.keys
     down, across = (1 + max(axis) - min(axis) for axis in zip(*keys))
     if down * across > len(keys):
-        return [view[:, :, :, :, None, None] for view in keys_of(x, batch, around)]
-    return [_keys_at(x, batch, (keys[0][0] + around, keys[0][1] + around), (down, across))]
+        return [view[:, :, :, :, None, None] for view in key_tiles(x, batch, halo)]
+    return [_key_view(x, batch, (keys[0][0] + halo, keys[0][1] + halo), (down, across))]
 
 
-def _keys_at(x: Tensor, batch: Batch, first: tuple[int, int], size: tuple[int, ...] = ()) -> Tensor:
-    """Slices of x from each group's own chunk plus `first` on, made in one step."""
+def _key_view(
+    x: Tensor, batch: Batch, first: tuple[int, int], size: tuple[int, ...] = ()
+) -> Tensor:
+    """A strided view of x from the first chunk of each block plus `first` on."""
     x = x[batch.images, batch.heads]
-    (row, col), strides = batch.cut.first, x.stride()
-    shape = (*x.shape[:2], *batch.cut.count, *size, *x.shape[4:])
+    (row, col), strides = batch.group.first, x.stride()
+    shape = (*x.shape[:2], *batch.group.count, *size, *x.shape[4:])
     steps = (*strides[:4], *strides[2:4][: len(size)], *strides[4:])
     start = (row + first[0]) * strides[2] + (col + first[1]) * strides[3]
     return x.as_strided(shape, steps, x.storage_offset() + start)

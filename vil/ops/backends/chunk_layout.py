@@ -1,6 +1,6 @@
-"""The chunk layout: a grid of tokens cut into chunks of w x w, zero-padded at the bottom and right.
+"""The chunk layout: a grid of tokens divided into chunks of w x w, zero-padded at the bottom right.
 
-Letters: B images, N heads, L tokens of a grid of X x Y, R x C chunks of W = w*w tokens, D channels.
+Shapes: B batch, N heads, L tokens of a grid of X x Y, R x C chunks of W = w*w tokens, D channels.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vil.ops.window import OWN, Window
+from vil.ops.window import SELF_CHUNK, Window
 
 Offsets = tuple[tuple[int, int], ...]
 
@@ -18,45 +18,44 @@ def to_chunks(x: Tensor, window: Window) -> Tensor:
     """(B, N, L, D), row-major -> (B, N, R, C, W, D)."""
     (grid_rows, grid_cols), (rows, cols), w = window.grid, window.chunks, window.size
     if window.symbolic:
-        return at_offsets(x, Window(window.grid, w, offsets=(OWN,)))
+        return at_offsets(x, Window(window.grid, w, offsets=(SELF_CHUNK,)))
     x = x.unflatten(2, window.grid)
-    if (grid_rows, grid_cols) != (rows * w, cols * w):  # else padding would copy for nothing
+    if (grid_rows, grid_cols) != (rows * w, cols * w):  # F.pad copies even without padding
         x = F.pad(x, (0, 0, 0, cols * w - grid_cols, 0, rows * w - grid_rows))
     x = x.unflatten(3, (cols, w)).unflatten(2, (rows, w))  # (B, N, R, w, C, w, D)
     return x.transpose(3, 4).flatten(4, 5)
 
 
 def from_chunks(x: Tensor, window: Window) -> Tensor:
-    """(B, N, R, C, W, D) -> (B, N, L, D), padding dropped."""
+    """(B, N, R, C, W, D) -> (B, N, L, D), without the padding."""
     w = window.size
     if window.symbolic:
-        return x.flatten(2, 4).index_select(2, _place_of_token(window, x.device))
+        return x.flatten(2, 4).index_select(2, _chunk_index(window, x.device))
     x = x.unflatten(4, (w, w)).transpose(3, 4).flatten(4, 5).flatten(2, 3)  # (B, N, R*w, C*w, D)
     return x[:, :, : window.grid[0], : window.grid[1]].flatten(2, 3)
 
 
 def at_offsets(x: Tensor, window: Window) -> Tensor:
-    """(B, N, L, D) -> (B, N, R, C, K*W, D): the tokens of the chunks at the window's K offsets, any
-    token where there is none.
+    """(B, N, L, D) -> (B, N, R, C, K*W, D): the tokens of the chunks at the window's K offsets.
 
-    Export traces this instead of padding, rolling and cropping: it takes few operators, and those
-    graphs would hold for one remainder of X / w only.
+    Positions outside the grid have any token. Export traces this instead of padding, rolling and
+    cropping: it needs few operators, and those graphs would hold for one remainder of X / w only.
     """
-    index = window.neighbours(x.device)
+    index = window.neighbor_tokens(x.device)
     return x.index_select(2, index.flatten()).unflatten(2, index.shape)
 
 
-def _place_of_token(window: Window, device: torch.device) -> Tensor:
-    """(L) int64: where each token stands in the chunk layout."""
+def _chunk_index(window: Window, device: torch.device) -> Tensor:
+    """(L) int64: the index of each token in the chunk layout."""
     w, (row, col) = window.size, (torch.arange(n, device=device) for n in window.grid)
     row, col = row[:, None], col[None, :]
     return ((row // w * window.chunks[1] + col // w) * w * w + row % w * w + col % w).flatten()
 
 
-def neighbours(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
-    """For each offset, the chunk there of every chunk, wrapped around; x (B, N, R, C, ...).
+def roll_neighbors(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
+    """Roll x (B, N, R, C, ...) by each offset, so that a chunk has its neighbor at the offset.
 
-    Offsets with the same row after each other, as in row-major order, share its roll.
+    Consecutive offsets with the same row, as in row-major order, share the roll of rows.
     """
     rows, shifted = 0, x
     for dx, dy in offsets:
@@ -65,9 +64,8 @@ def neighbours(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
         yield torch.roll(shifted, -dy, dims=3) if dy else shifted
 
 
-def send_back(parts: Iterable[Tensor], offsets: Offsets) -> Tensor:
-    """The transpose of `neighbours`: the sum of what each chunk holds for the chunk at each offset
-    from it."""
+def sum_neighbors(parts: Iterable[Tensor], offsets: Offsets) -> Tensor:
+    """The transpose of `roll_neighbors`: roll the part of each offset back, and sum."""
     rows: dict[int, Tensor] = {}
     for part, (dx, dy) in zip(parts, offsets):
         part = torch.roll(part, dy, dims=3) if dy else part
@@ -76,16 +74,16 @@ def send_back(parts: Iterable[Tensor], offsets: Offsets) -> Tensor:
 
 
 def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tensor:
-    """Softmax over the last dimension of the visible scores, in fp32 or better.
+    """Softmax over the visible scores of the last dimension, in fp32 at least.
 
-    The smallest finite number stands for minus infinity, which would give NaN gradients where a row
-    sees nothing; such rows (only if `may_be_empty`) become zeros.
+    Masks with the smallest finite number: minus infinity would give NaN gradients in rows without
+    visible scores. With `may_be_empty` such rows become zeros.
     """
     scores = scores if scores.dtype == torch.float64 else scores.float()
     weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
     return weights.masked_fill(~visible, 0.0) if may_be_empty else weights
 
 
-def can_be_empty(num_global: int, valid: Tensor | None) -> bool:
-    """Only padding without global tokens sees nothing: others see their own chunk."""
-    return valid is not None and num_global == 0
+def can_be_empty(num_global: int, valid_hw: Tensor | None) -> bool:
+    """Whether queries may have no keys: padding without global tokens."""
+    return valid_hw is not None and num_global == 0

@@ -1,6 +1,6 @@
-"""Full attention under the mask of the definition: all scores, for small grids and to compare with.
+"""Full attention under the mask of the window: stores all scores, for small grids and comparisons.
 
-Letters: B images, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels.
+Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels.
 """
 
 import torch
@@ -10,16 +10,16 @@ from torch import Tensor
 from vil.ops.attention_case import Case
 from vil.ops.backends.chunk_layout import can_be_empty, masked_softmax
 from vil.ops.bias import LocalBias
-from vil.ops.window import Window
+from vil.ops.window import Mask, Window
 
-MAX_MASKED_LENGTH = 8192  # tokens; the scores of one head would pass 256 MiB
+MAX_MASKED_LENGTH = 8192  # tokens; above it the scores of a head exceed 256 MiB
 
 
 def unsupported(case: Case) -> list[str]:
     """The reasons why it cannot compute a case."""
     reasons = []
     if case.window.repeats():
-        reasons.append("keys repeat: the cyclic grid has fewer chunks than the window spans")
+        reasons.append("keys repeat: the cyclic grid has fewer chunks than the window")
     if case.window.length > MAX_MASKED_LENGTH:
         reasons.append(
             f"{case.window.length} tokens are more than {MAX_MASKED_LENGTH}: it stores all scores"
@@ -35,7 +35,7 @@ def attend(
     *,
     num_global: int,
     bias: LocalBias,
-    valid: Tensor | None,
+    valid_hw: Tensor | None,
     scale: float,
     dropout_p: float,
 ) -> Tensor:
@@ -43,8 +43,8 @@ def attend(
     visible, index = dense_window(window, q.device)
     visible = (
         visible[None]
-        if valid is None
-        else visible & _real_keys(window, valid.to(q.device))[:, None]
+        if valid_hw is None
+        else visible & _real_keys(window, valid_hw.to(q.device))[:, None]
     )
     scores = (q * scale) @ k.mT
     scores = scores if scores.dtype == torch.float64 else scores.float()
@@ -54,41 +54,44 @@ def attend(
     if bias.to_global is not None:
         scores = scores + F.pad(bias.to_global, (0, window.length))[:, None]
     visible = F.pad(visible, (num_global, 0), value=True)[:, None]
-    weights = masked_softmax(scores, visible, can_be_empty(num_global, valid))
+    weights = masked_softmax(scores, visible, can_be_empty(num_global, valid_hw))
     return F.dropout(weights, dropout_p).to(v.dtype) @ v
 
 
 def dense_window(window: Window, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """(L, L) bool: which keys a query sees, each once; (L, L) int64: where its bias stands."""
+    """(L, L) bool: the keys of each query; (L, L) int64: the index into the bias table."""
     side = 4 * window.size - 1
     visible = torch.zeros(*window.grid, *window.grid, dtype=torch.bool, device=device)
     index = torch.zeros(*window.grid, *window.grid, dtype=torch.long, device=device)
     for dx, dy in window.offsets:
-        row_seen, row_at = _along(window, 0, dx, device)
-        col_seen, col_at = _along(window, 1, dy, device)
-        seen = row_seen[:, None, :, None] & col_seen[None, :, None, :]
-        visible |= seen
-        index = torch.where(seen, row_at[:, None, :, None] * side + col_at[None, :, None, :], index)
+        row_visible, row_index = _along(window, 0, dx, device)
+        col_visible, col_index = _along(window, 1, dy, device)
+        added = row_visible[:, None, :, None] & col_visible[None, :, None, :]
+        visible |= added
+        entry = row_index[:, None, :, None] * side + col_index[None, :, None, :]
+        index = torch.where(added, entry, index)
     return visible.flatten(2).flatten(0, 1), index.flatten(2).flatten(0, 1)
 
 
 def _along(
     window: Window, axis: int, step: int, device: torch.device | str
 ) -> tuple[Tensor, Tensor]:
-    """For chunks `step` apart along an axis of n: (n, n) seen, (n, n) place in the table."""
+    """For chunks `step` apart along an axis of n: (n, n) visible, (n, n) index into the table."""
     w, count = window.size, window.chunks[axis]
     token = torch.arange(window.grid[axis], device=device)
     query, key = token[:, None], token[None, :]
     target = query // w + step
-    seen = key // w == (target % count if window.cyclic else target)
+    visible = key // w == (target % count if window.cyclic else target)
     distance = query % w - (key % w + step * w)  # query minus key, unwrapped
-    if window.exact == 1:
-        seen = seen & (distance.abs() <= w)
-    return seen, distance + 2 * w - 1
+    if window.mask == Mask.EXACT:
+        visible = visible & (distance.abs() <= w)
+    return visible, distance + 2 * w - 1
 
 
-def _real_keys(window: Window, valid: Tensor) -> Tensor:
-    """(B, L) bool: the tokens within each image's real rows and columns."""
-    rows = torch.arange(window.grid[0], device=valid.device)[:, None] < valid[:, 0, None, None]
-    cols = torch.arange(window.grid[1], device=valid.device) < valid[:, 1, None, None]
+def _real_keys(window: Window, valid_hw: Tensor) -> Tensor:
+    """(B, L) bool: the tokens that are not padding."""
+    rows = (
+        torch.arange(window.grid[0], device=valid_hw.device)[:, None] < valid_hw[:, 0, None, None]
+    )
+    cols = torch.arange(window.grid[1], device=valid_hw.device) < valid_hw[:, 1, None, None]
     return (rows & cols).flatten(1)

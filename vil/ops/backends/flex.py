@@ -1,29 +1,28 @@
-"""FlexAttention, torch's attention with a mask and bias of one's own, compiled for local windows.
+"""FlexAttention for local windows: torch's compiled attention with a custom mask and bias.
 
-FlexAttention cuts the sequences of queries and keys into blocks. A list (the BlockMask) tells which
-blocks of keys each block of queries sees, and functions that mask and change single scores are
-compiled into its kernel. A 2-D window is scattered over a row-major sequence: most blocks would
-hold a few visible keys among many hidden ones, all of which are computed. So tokens are first put
-chunk after chunk, and each chunk is padded to a block:
+FlexAttention divides the sequences of queries and keys into blocks. A list (the BlockMask) has the
+key blocks of each query block, and functions that mask and change single scores are compiled into
+its kernel. A 2-D window is scattered over a row-major sequence: most blocks would have a few
+visible keys among many hidden ones, all of which are computed. So tokens are reordered chunk by
+chunk, and each chunk is padded to a block:
 
-    chunks a, b, c, d     row by row            a a b b | a a b b | c c d d | c c d d
-    of 2 x 2 tokens       chunk after chunk     a a a a | b b b b | c c c c | d d d d
+    chunks a, b, c, d     row-major order       a a b b | a a b b | c c d d | c c d d
+    of 2 x 2 tokens       chunk order           a a a a | b b b b | c c c c | d d d d
 
-The list is then just the list of neighbouring chunks, every block that is computed is dense, and
-every length is a multiple of the block, as FlexAttention wants it. Global tokens are the first
-blocks of keys.
+The list is then the list of neighbor chunks, every computed block is dense, and every length is a
+multiple of the block, as FlexAttention requires. Global tokens are the first key blocks.
 
-Compiling takes seconds for every new shape, and after too many shapes torch computes all scores
-(L x L) with no more than a warning. So shapes are rounded: images and heads are one dimension, the
-number of chunks goes up to a power of two, all else that differs is in tensors of the same size.
-Beyond MAX_SHAPES of them `unsupported` says so; should torch meet more all the same, it raises.
+Compiling takes seconds per shape, and above a number of shapes torch computes all scores (L x L)
+with only a warning. So shapes are rounded: images and heads are one dimension, the number of chunks
+is rounded up to a power of two, everything else that varies is in tensors of a fixed size. Above
+MAX_SHAPES `unsupported` refuses; if torch gets more shapes anyway, it raises.
 
-`attend` has FlexAttention's own backward, on CUDA only; `forward` gives the log-sum-exp for a
-backward of ours (`vil.ops.custom_op`), which torch does not compile on CPUs.
+`attend` uses FlexAttention's own backward pass, on CUDA only. `forward` returns the log-sum-exp for
+a backward pass of `vil.ops.custom_op`; torch does not compile it on CPUs.
 
-Letters: B images, N heads, h = B*N, L tokens, G global tokens, D channels, W = w*w tokens of a
-chunk, P tokens of a block (a padded chunk), M query blocks (chunks, and empty ones), S first key
-blocks (of global tokens), T entries of the bias table.
+Shapes: B batch, N heads, h = B*N, L tokens, G global tokens, D channels, W = w*w tokens of a chunk,
+P tokens of a block (a padded chunk), M query blocks (chunks, and empty ones), S first key blocks
+(of global tokens), T entries of the bias table.
 """
 
 import functools
@@ -40,7 +39,7 @@ from vil.ops.attention_case import Case
 from vil.ops.backends.chunk_layout import from_chunks, to_chunks
 from vil.ops.bias import LocalBias
 from vil.ops.call_spec import CallSpec
-from vil.ops.window import Window
+from vil.ops.window import Mask, Window
 from vil.utils.machine import has_compiler
 
 try:
@@ -50,14 +49,14 @@ try:
 except ImportError:  # before torch 2.9
     WITH_LSE = {"return_lse": True}
 
-# "eager" computes all scores, as torch's own definition of FlexAttention does: to look inside, and
-# to test on CPUs what only CUDA compiles.
+# "eager" computes all scores, as torch's reference of FlexAttention does: for debugging, and to
+# test on CPUs what only CUDA compiles.
 COMPILER = "inductor"
-MAX_SHAPES = 32  # a model of four stages needs four for training and four for evaluation
-FEWEST_BLOCKS = 16  # below it, blocks without tokens cost less than another compilation
-MAX_BLOCKS = 2048  # the lists of blocks are square: 16 MiB each
-MAX_LAUNCHED = 65535  # images times heads are the second dimension of CUDA's grid of programs
-LIMITS = (  # what torch calls the number of compilations and the wish to raise beyond; older names
+MAX_SHAPES = 32  # a model of four stages needs four in training and four in evaluation
+FEWEST_BLOCKS = 16  # below it, empty blocks cost less than another compilation
+MAX_BLOCKS = 2048  # the block lists are square: 16 MiB each
+MAX_GRID = 65535  # images times heads are the second dimension of CUDA's launch grid
+LIMITS = (  # torch's settings for the number of compilations and to raise above it, and older names
     ("recompile_limit", "fail_on_recompile_limit_hit"),
     ("cache_size_limit", "fail_on_cache_limit_hit"),
 )
@@ -66,14 +65,15 @@ _shapes: set[str] = set()  # compiled in this process
 
 
 class Blocks(NamedTuple):
-    """What is known of a window in blocks.
+    """A window in blocks.
 
-    base (M, S+M) int32: where in `added` the bias of two chunks starts; -1 for no neighbours.
-    code (P) int32: what a place in a chunk adds to that (a query) or takes off (a key).
-    near (S*P + T) bool: the places of `added` that the exact window reaches; None if all are.
-    real (h, (S+M)*P) bool: the keys that exist.
-    lists: num and indices of key blocks in part visible, the same of fully visible ones (or None),
-    then the four for the backward pass, of query blocks (or None).
+    base (M, S+M) int32: the index into `added` at which the bias of two chunks starts; -1 if they
+    are no neighbors.
+    code (P) int32: added to it for a query's position in its chunk, subtracted for a key's.
+    near (S*P + T) bool: the entries of `added` inside the exact window; None for other masks.
+    real (h, (S+M)*P) bool: the keys that are not padding.
+    lists: number and indices of partly visible key blocks, the same of fully visible ones (or
+    None), then these four of query blocks for the backward pass (or None).
     """
 
     base: Tensor
@@ -87,7 +87,7 @@ def unsupported(case: Case) -> list[str]:
     """The reasons why `forward` cannot compute a case."""
     reasons = _reasons(case, lse=True)
     if case.device == "cpu" and COMPILER == "inductor":
-        reasons.append("torch does not compile FlexAttention's log-sum-exp on CPUs")
+        reasons.append("torch does not compile the log-sum-exp of FlexAttention on CPUs")
     return reasons
 
 
@@ -95,12 +95,10 @@ def attend_unsupported(case: Case) -> list[str]:
     """The reasons why `attend` cannot compute a case."""
     reasons = _reasons(case, lse=False)
     if case.needs_grad and case.device == "cpu":
-        reasons.append("FlexAttention has no backward on CPUs: it computes without gradients only")
+        reasons.append("FlexAttention has no backward pass on CPUs")
     biased = case.table_bias or case.global_bias
     if case.needs_grad and biased and torch.are_deterministic_algorithms_enabled():
-        reasons.append(
-            "deterministic algorithms are asked for: it sums the gradient of the bias in any order"
-        )
+        reasons.append("deterministic algorithms: it sums the gradient of the bias in any order")
     return reasons
 
 
@@ -110,13 +108,15 @@ def forward(
     v: Tensor,
     table: Tensor | None,
     to_global: Tensor | None,
-    valid: Tensor | None,
-    facts: CallSpec,
+    valid_hw: Tensor | None,
+    spec: CallSpec,
 ) -> tuple[Tensor, Tensor]:
     """See `vil.ops.custom_op`."""
     with torch.no_grad():
-        out, lse = _run(q, k, v, LocalBias(table, to_global), valid, facts, lse=True)
-        return torch.empty_like(q).copy_(out), lse.contiguous()  # strides, too, are promised
+        out, lse = _run(q, k, v, LocalBias(table, to_global), valid_hw, spec, lse=True)
+        return torch.empty_like(q).copy_(
+            out
+        ), lse.contiguous()  # the operator promises the strides too
 
 
 def attend(
@@ -127,38 +127,38 @@ def attend(
     *,
     num_global: int,
     bias: LocalBias,
-    valid: Tensor | None,
+    valid_hw: Tensor | None,
     scale: float,
     dropout_p: float,
 ) -> Tensor:
     """See `vil.ops.local_attention`."""
-    assert dropout_p == 0, "refused by the table of backends"
-    facts = CallSpec(window, num_global, scale)
-    return _run(q, k, v, bias, valid, facts, lse=False)[0]
+    assert dropout_p == 0, "`unsupported` refuses dropout"
+    spec = CallSpec(window, num_global, scale)
+    return _run(q, k, v, bias, valid_hw, spec, lse=False)[0]
 
 
 def forget() -> None:
-    """Free what is compiled, so that MAX_SHAPES other shapes may be; torch can only free it all."""
+    """Free all compiled kernels, so that MAX_SHAPES others can be compiled."""
     if _shapes:
         torch._dynamo.reset()
     _shapes.clear()
 
 
 def _reasons(case: Case, lse: bool) -> list[str]:
-    """What both ways cannot compute."""
+    """The reasons against `forward` (lse) or `attend`."""
     reasons, window = _missing(case.device, COMPILER), case.window
     if case.dropout:
         reasons.append("dropout: FlexAttention has none")
     if case.symbolic:
-        return [*reasons, "the batch or the grid is open: their blocks are listed beforehand"]
+        return [*reasons, "the batch or the grid is open: their blocks are listed in advance"]
     if window.repeats():
-        reasons.append("keys repeat: a list names every block of keys once")
+        reasons.append("keys repeat: a list has every key block once")
     if case.dtype == torch.float64:
         reasons.append("float64: FlexAttention computes in float32")
     if case.device == "cuda" and case.head_dim < 16:
-        reasons.append(f"{case.head_dim} channels a head: on GPUs FlexAttention needs 16")
-    if case.device == "cuda" and case.batch * case.heads > MAX_LAUNCHED:
-        reasons.append(f"{case.batch * case.heads} images times heads: more than {MAX_LAUNCHED}")
+        reasons.append(f"{case.head_dim} channels per head: on GPUs FlexAttention needs 16")
+    if case.device == "cuda" and case.batch * case.heads > MAX_GRID:
+        reasons.append(f"{case.batch * case.heads} images times heads: more than {MAX_GRID}")
     if math.prod(window.chunks) > MAX_BLOCKS:
         reasons.append(
             f"{math.prod(window.chunks)} chunks are more than {MAX_BLOCKS}: "
@@ -166,18 +166,18 @@ def _reasons(case: Case, lse: bool) -> list[str]:
         )
     if not _has_room(_shape(case, lse)):
         reasons.append(
-            f"{MAX_SHAPES} shapes are compiled already and this is another: "
-            "torch compiles for seconds each, and keeps them all"
+            f"{MAX_SHAPES} shapes are compiled and this is another: "
+            "each takes seconds to compile and stays in memory"
         )
     return reasons
 
 
 @torch.compiler.assume_constant_result
 def _missing(device: str, compiler: str) -> list[str]:
-    """What this machine lacks."""
+    """The requirements that this machine does not meet."""
     reasons = []
     if _limits() is None:
-        reasons.append(f"torch {torch.__version__} cannot be told to raise rather than not compile")
+        reasons.append(f"torch {torch.__version__} has no setting to raise if it does not compile")
     if device not in ("cpu", "cuda"):
         reasons.append(f"device {device}: FlexAttention is compiled for cpu and cuda")
     if device == "cuda" and not has_compiler(device):
@@ -192,29 +192,29 @@ def _missing(device: str, compiler: str) -> list[str]:
 
 @torch.compiler.assume_constant_result
 def _has_room(shape: str) -> bool:
-    """Whether a shape is compiled already, or may be."""
+    """Whether a shape is compiled, or one more can be."""
     return shape in _shapes or len(_shapes) < MAX_SHAPES
 
 
 @functools.cache
 def _limits() -> dict[str, int | bool] | None:
-    """The settings by which torch raises instead of computing all scores; None if it has none.
+    """The settings with which torch raises instead of computing all scores; None if it has none.
 
-    A few more than MAX_SHAPES, since torch also compiles anew for things of no shape, such as
-    whether an input needs a gradient.
+    Allows more than MAX_SHAPES, since torch also recompiles for other properties, such as whether
+    an input needs a gradient.
     """
-    for number, wish in LIMITS:
-        if hasattr(torch._dynamo.config, wish):
-            return {number: 4 * MAX_SHAPES, wish: True}
+    for limit, raises in LIMITS:
+        if hasattr(torch._dynamo.config, raises):
+            return {limit: 4 * MAX_SHAPES, raises: True}
     return None
 
 
 def _shape(case: Case, lse: bool) -> str:
-    """All that makes torch compile anew."""
+    """Everything that makes torch recompile."""
     window, backward = case.window, case.needs_grad and not lse
     block = _block_size(window, case.device, backward)
     first, count = _num_first(case.num_global, block), _num_blocks(window)
-    biased, exact = case.table_bias or case.global_bias, window.exact == 1
+    biased, exact = case.table_bias or case.global_bias, window.mask == Mask.EXACT
     return (
         f"{case.device} {case.dtype} h{case.batch * case.heads} D{case.head_dim} "
         f"P{block} M{count} S{first} biased{biased} exact{exact} full{_has_full(window, block)} "
@@ -223,24 +223,24 @@ def _shape(case: Case, lse: bool) -> str:
 
 
 def _block_size(window: Window, device: str, backward: bool) -> int:
-    """P: a chunk, padded to what the kernels compute at a time."""
+    """P: the tokens of a chunk, rounded up to the block size of the kernels."""
     step = 16 if device == "cpu" else 128 if backward else 64
     return math.ceil(window.tile / step) * step
 
 
 def _num_blocks(window: Window) -> int:
-    """M: the number of chunks, up to a power of two; blocks without tokens are skipped."""
+    """M: the number of chunks, rounded up to a power of two. The kernels skip empty blocks."""
     return max(FEWEST_BLOCKS, 1 << (math.prod(window.chunks) - 1).bit_length())
 
 
 def _num_first(num_global: int, block: int) -> int:
-    """S: one block at least, though empty, so that no global tokens are no shape of their own."""
+    """S: at least one block, so that G = 0 has no shape of its own."""
     return max(1, math.ceil(num_global / block))
 
 
 def _has_full(window: Window, block: int) -> bool:
-    """Whether there are pairs of blocks without anything hidden, which need no mask."""
-    return window.tile == block and window.exact != 1
+    """Whether there are fully visible pairs of blocks, which need no mask."""
+    return window.tile == block and window.mask != Mask.EXACT
 
 
 def _run(
@@ -248,20 +248,20 @@ def _run(
     k: Tensor,
     v: Tensor,
     bias: LocalBias,
-    valid: Tensor | None,
-    facts: CallSpec,
+    valid_hw: Tensor | None,
+    spec: CallSpec,
     lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """out (B, N, L, D) and lse (B, N, L) or None; gradients if they are enabled."""
-    window, num_global = facts.window, facts.num_global
-    case = Case.of(q, window, num_global, bias, valid, 0.0)
+    """out (B, N, L, D) and lse (B, N, L) or None. Differentiable if gradients are enabled."""
+    window, num_global = spec.window, spec.num_global
+    case = Case.of(q, window, num_global, bias, valid_hw, 0.0)
     size = _block_size(window, case.device, case.needs_grad)
     inputs = (
-        _to_blocks(q * facts.scale, window, size),
+        _to_blocks(q * spec.scale, window, size),
         _keys(k, window, num_global, size),
         _keys(v, window, num_global, size),
         _added(bias, num_global, size, case.batch),
-        _plan(case, size, valid, q.device),
+        _plan(case, size, valid_hw, q.device),
     )
     out, stat = _compute(inputs, lse, case)
     if lse:
@@ -270,23 +270,23 @@ def _run(
 
 
 def _compute(inputs: tuple, lse: bool, case: Case) -> tuple[Tensor, Tensor | None]:
-    """`_flex`, compiled."""
-    if case.device == "cpu":  # where FlexAttention refuses what may ever have a gradient
+    """Run `_flex` compiled."""
+    if case.device == "cpu":  # where FlexAttention refuses inputs that require gradients
         inputs = (*(None if x is None else x.detach() for x in inputs[:4]), inputs[4])
     options = {"FORCE_USE_FLEX_ATTENTION": True}  # not the kernel for short sequences
     if case.device != "cpu" and not case.needs_grad:
-        options |= {"BLOCK_M": 64, "BLOCK_N": 64}  # must divide P; torch might take 128
-    if torch.compiler.is_dynamo_compiling():  # then this is a part of a larger program
+        options |= {"BLOCK_M": 64, "BLOCK_N": 64}  # must divide P; torch may choose 128
+    if torch.compiler.is_dynamo_compiling():  # part of a larger program
         return _flex(*inputs, lse, options)
     with torch._dynamo.config.patch(_limits()):
-        found = _compiled(COMPILER)(*inputs, lse, options)
+        result = _compiled(COMPILER)(*inputs, lse, options)
     _shapes.add(_shape(case, lse))
-    return found
+    return result
 
 
 @functools.cache
 def _compiled(compiler: str) -> Callable:
-    """One function for all shapes: torch keeps what it compiled for each."""
+    """One function for all shapes: torch caches the kernels of each."""
     return torch.compile(_flex, backend=compiler, dynamic=False, fullgraph=True)
 
 
@@ -301,34 +301,34 @@ def _flex(
 ) -> tuple[Tensor, Tensor | None]:
     """q (h, 1, M*P, D), k, v (h, 1, (S+M)*P, D), added (h, S*P + T) -> like q, (h, 1, M*P)."""
     if not torch.compiler.is_dynamo_compiling():
-        raise RuntimeError("torch.compile is switched off: FlexAttention would store all scores")
+        raise RuntimeError("torch.compile is disabled: FlexAttention would store all scores")
     size = len(plan.code)
     first = k.shape[2] - q.shape[2]
 
-    def place(query: Tensor, key: Tensor) -> Tensor:
-        """Where the bias of a pair stands; somewhere within the bounds if it is hidden."""
+    def bias_index(query: Tensor, key: Tensor) -> Tensor:
+        """The index of a pair into `added`; any index within bounds for a hidden pair."""
         start = plan.base[query // size, key // size]
         local = start + plan.code[query % size] - plan.code[key % size]
         return torch.where(key < first, key, local.clamp(min=0))
 
     def visible(b: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        seen = plan.real[b, key] & (plan.base[query // size, key // size] >= 0)
-        return seen if plan.near is None else seen & plan.near[place(query, key)]
+        shown = plan.real[b, key] & (plan.base[query // size, key // size] >= 0)
+        return shown if plan.near is None else shown & plan.near[bias_index(query, key)]
 
     def biased(score: Tensor, b: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return score + added[b, place(query, key)]
+        return score + added[b, bias_index(query, key)]
 
     mask = BlockMask((q.shape[2], k.shape[2]), *plan.lists, (size, size), visible)
-    change, wish = None if added is None else biased, WITH_LSE if lse else {}
-    found = flex_attention(q, k, v, change, mask, scale=1.0, kernel_options=options, **wish)
+    score_mod, aux = None if added is None else biased, WITH_LSE if lse else {}
+    result = flex_attention(q, k, v, score_mod, mask, scale=1.0, kernel_options=options, **aux)
     if not lse:
-        return found, None
-    out, stat = found
+        return result, None
+    out, stat = result
     return out, stat if isinstance(stat, Tensor) else stat.lse
 
 
 def _to_blocks(x: Tensor, window: Window, size: int) -> Tensor:
-    """(B, N, L, ..) -> (h, 1, M*P, ..), chunk after chunk, zeros where no token is."""
+    """(B, N, L, ..) -> (h, 1, M*P, ..) in chunk order, zero-padded."""
     x = to_chunks(x, window).flatten(2, 3).flatten(0, 1)  # (h, chunks, W, ..)
     x = F.pad(x, (0, 0, 0, size - window.tile, 0, _num_blocks(window) - x.shape[1]))
     return x.flatten(1, 2)[:, None]
@@ -348,17 +348,17 @@ def _keys(x: Tensor, window: Window, num_global: int, size: int) -> Tensor:
 
 
 def _added(bias: LocalBias, num_global: int, size: int, images: int) -> Tensor | None:
-    """(h, S*P + T): the bias towards each global key, then the table; None without either.
+    """(h, S*P + T): the bias toward each global key, then the table; None without both.
 
-    One copy for each image, so that the kernel need not sum their gradients.
+    One copy per image, so that the kernel does not sum their gradients.
     """
     table, to_global = bias
     if table is None and to_global is None:
         return None
     heads = len(table if table is not None else to_global)
-    some = dict(dtype=torch.float32, device=(table if table is not None else to_global).device)
+    like = dict(dtype=torch.float32, device=(table if table is not None else to_global).device)
     parts = [
-        torch.zeros(heads, width, **some)
+        torch.zeros(heads, width, **like)
         if part is None
         else F.pad(part.float(), (0, width - part.shape[1]))
         for part, width in zip((to_global, table), _widths(num_global, size))
@@ -367,28 +367,28 @@ def _added(bias: LocalBias, num_global: int, size: int, images: int) -> Tensor |
 
 
 def _widths(num_global: int, size: int) -> tuple[int, int]:
-    """S*P, and T of the largest window whose chunks fit into a block."""
+    """S*P, and T of the largest window with chunks that fit into a block."""
     return _num_first(num_global, size) * size, (4 * math.isqrt(size) - 1) ** 2
 
 
-def _plan(case: Case, size: int, valid: Tensor | None, device: torch.device) -> Blocks:
-    """Made anew in every call: a few small operations, and no copy kept for each size of grid."""
+def _plan(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) -> Blocks:
+    """Build the blocks, in each call: a few small operations, and no cache per grid size."""
     window, (first, width) = case.window, _widths(case.num_global, size)
     side, inside = 4 * window.size - 1, torch.arange(window.size, device=device)
     code = (inside[:, None] * side + inside).flatten()
     near = None
-    if window.exact == 1:
+    if window.mask == Mask.EXACT:
         line = (torch.arange(side, device=device) - (2 * window.size - 1)).abs() <= window.size
         near = (line[:, None] & line).flatten()
         near = F.pad(F.pad(near, (0, width - len(near))), (first, 0), value=True)
-    real = _real(case, size, valid, device)
+    real = _real(case, size, valid_hw, device)
     base = _base(window, case.num_global, size, device)
     lists = _lists(base, real, _has_full(window, size), case.needs_grad)
     return Blocks(base, F.pad(code, (0, size - window.tile)).int(), near, real, lists)
 
 
 def _base(window: Window, num_global: int, size: int, device: torch.device) -> Tensor:
-    """(M, S+M) int32: see `Blocks`; 0 towards global tokens."""
+    """(M, S+M) int32: see `Blocks`; 0 for global tokens."""
     rows, cols = window.chunks
     first, (count, side) = _num_first(num_global, size), (_num_blocks(window), 4 * window.size - 1)
     base = torch.full((count, first + count), -1, dtype=torch.int32, device=device)
@@ -407,11 +407,11 @@ def _base(window: Window, num_global: int, size: int, device: torch.device) -> T
     return base
 
 
-def _real(case: Case, size: int, valid: Tensor | None, device: torch.device) -> Tensor:
-    """bool (h, (S+M)*P): the global tokens, and the local ones within the grid and `valid`."""
+def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) -> Tensor:
+    """bool (h, (S+M)*P): global tokens, and local tokens inside the grid that are not padding."""
     window = case.window
     limit = torch.tensor([window.grid], device=device)
-    limit = limit if valid is None else limit.minimum(valid.to(device))
+    limit = limit if valid_hw is None else limit.minimum(valid_hw.to(device))
     row, col = (torch.arange(n, device=device) for n in window.grid)
     tokens = (row[:, None] < limit[:, 0, None, None]) & (col < limit[:, 1, None, None])
     local = _to_blocks(tokens.flatten(1)[:, None, :, None], window, size)[:, 0, :, 0]
@@ -421,21 +421,21 @@ def _real(case: Case, size: int, valid: Tensor | None, device: torch.device) -> 
 
 
 def _lists(base: Tensor, real: Tensor, has_full: bool, backward: bool) -> tuple:
-    """See `Blocks`. What is fully visible holds for all images and heads."""
-    seen, full = base >= 0, None
+    """See `Blocks`. A fully visible block is so for all images and heads."""
+    partial, full = base >= 0, None
     if has_full:
-        whole = real.unflatten(1, (base.shape[1], -1)).all(2).all(0)
-        seen, full = seen & ~whole, seen & whole
-    of_keys = [*_ordered(seen), *(_ordered(full) if has_full else (None, None))]
+        is_real = real.unflatten(1, (base.shape[1], -1)).all(2).all(0)
+        partial, full = partial & ~is_real, partial & is_real
+    key_lists = [*_indices(partial), *(_indices(full) if has_full else (None, None))]
     if not backward:
-        return (*of_keys, None, None, None, None)
-    return (*of_keys, *_ordered(seen.mT), *(_ordered(full.mT) if has_full else (None, None)))
+        return (*key_lists, None, None, None, None)
+    return (*key_lists, *_indices(partial.mT), *(_indices(full.mT) if has_full else (None, None)))
 
 
-def _ordered(seen: Tensor) -> tuple[Tensor, Tensor]:
-    """bool (rows, cols) -> int32 (1, 1, rows) how many, (1, 1, rows, cols) which of them, first."""
-    rows, cols = seen.shape
-    rank = torch.where(seen, seen.cumsum(1) - 1, cols)  # what is not seen goes beyond the end
-    column = torch.arange(cols, device=seen.device, dtype=torch.int32).expand(rows, cols)
+def _indices(visible: Tensor) -> tuple[Tensor, Tensor]:
+    """bool (rows, cols) -> int32 (1, 1, rows) how many, (1, 1, rows, cols) their columns first."""
+    rows, cols = visible.shape
+    rank = torch.where(visible, visible.cumsum(1) - 1, cols)  # hidden ones go to the extra column
+    column = torch.arange(cols, device=visible.device, dtype=torch.int32).expand(rows, cols)
     indices = column.new_zeros(rows, cols + 1).scatter_(1, rank, column)[:, :cols].contiguous()
-    return seen.sum(1, dtype=torch.int32)[None, None], indices[None, None]
+    return visible.sum(1, dtype=torch.int32)[None, None], indices[None, None]

@@ -1,10 +1,10 @@
-"""Each chunk with its neighbours gathered beside it, then one fused attention over all chunks.
+"""Gather the neighbors of each chunk, then one fused attention over all chunks.
 
-Plain tensor operations, so it can be exported with symbolic grid sizes. It keeps K copies of k and
-v. Offsets that lie outside the grid for every chunk are not computed. No second derivative: torch's
-fused attention has none.
+Uses plain tensor operations, so that it can be exported with symbolic grid sizes. Stores K copies
+of k and v. Skips offsets that are outside the grid for every chunk. Has no second derivative:
+torch's fused attention has none.
 
-Letters: B images, N heads, R x C chunks of W tokens, K offsets, G global tokens, D channels.
+Shapes: B batch, N heads, R x C chunks of W tokens, K offsets, G global tokens, D channels.
 """
 
 import torch
@@ -15,7 +15,7 @@ from vil.ops.backends.chunk_layout import (
     at_offsets,
     can_be_empty,
     from_chunks,
-    neighbours,
+    roll_neighbors,
     to_chunks,
 )
 from vil.ops.bias import LocalBias, joined_bias
@@ -30,7 +30,7 @@ def attend(
     *,
     num_global: int,
     bias: LocalBias,
-    valid: Tensor | None,
+    valid_hw: Tensor | None,
     scale: float,
     dropout_p: float,
 ) -> Tensor:
@@ -39,33 +39,33 @@ def attend(
     heads = q.shape[1]
     queries = to_chunks(q, window).flatten(1, 3)  # (B, N*R*C, W, D)
     keys, values = _gather(k, window, num_global), _gather(v, window, num_global)
-    visible = F.pad(window.visible(valid, q.device), (num_global, 0), value=True)
+    visible = F.pad(window.visible(valid_hw, q.device), (num_global, 0), value=True)
     visible = visible.flatten(1, 2)[:, None]  # (B or 1, 1, R*C, W or 1, G + K*W)
     mask = _score_mask(visible, joined_bias(bias, window, num_global), q.dtype)
     mask = mask.expand(-1, heads, -1, -1, -1).flatten(1, 2)
     out = F.scaled_dot_product_attention(queries, keys, values, mask, dropout_p, scale=scale)
-    if can_be_empty(num_global, valid):
-        seen = visible.any(-1, keepdim=True).expand(-1, heads, -1, -1, -1).flatten(1, 2)
-        out = out.masked_fill(~seen, 0.0)
+    if can_be_empty(num_global, valid_hw):
+        has_keys = visible.any(-1, keepdim=True).expand(-1, heads, -1, -1, -1).flatten(1, 2)
+        out = out.masked_fill(~has_keys, 0.0)
     return from_chunks(out.unflatten(1, (heads, *window.chunks)), window)
 
 
 def _gather(x: Tensor, window: Window, num_global: int) -> Tensor:
-    """(B, N, G+L, D) -> (B, N*R*C, G + K*W, D): the globals and the neighbours of each chunk."""
+    """(B, N, G+L, D) -> (B, N*R*C, G + K*W, D): the global tokens and neighbors of each chunk."""
     rows, cols = window.chunks
     first, local = x[:, :, :num_global], x[:, :, num_global:]
     parts = [first[:, :, None, None].expand(-1, -1, rows, cols, -1, -1)] if num_global else []
     if window.symbolic:
         parts.append(at_offsets(local, window))
     else:
-        parts += neighbours(to_chunks(local, window), window.offsets)
+        parts += roll_neighbors(to_chunks(local, window), window.offsets)
     return torch.cat(parts, dim=4).flatten(1, 3)
 
 
 def _score_mask(visible: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores: (B or 1, N or 1, R*C, W or 1, G + K*W).
+    """Added to the scores: (B or 1, N or 1, R*C, W or 1, G + K*W).
 
-    The bias (N, W, G + K*W), or 0, where a key exists; the smallest finite number where not.
+    The bias (N, W, G + K*W), or 0, for visible keys; the smallest finite number for others.
     """
     base = torch.zeros((), dtype=dtype, device=visible.device)
     base = base if bias is None else bias.to(dtype)[:, None]

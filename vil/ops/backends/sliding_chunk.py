@@ -1,10 +1,10 @@
-"""Sliding chunks (arXiv:2103.15358, section 3.2): each chunk times its rolled neighbours.
+"""Sliding chunks (arXiv:2103.15358, section 3.2): matmuls of each chunk with its rolled neighbors.
 
-`chunk_autograd` leaves the backward pass to autograd, which keeps every rolled copy of k and v.
-`chunk_handgrad` does the same sums with a backward written out, which keeps only the inputs of each
-product and rolls again.
+`chunk_autograd` uses the backward pass of autograd, which stores all rolled copies of k and v.
+`chunk_handgrad` computes the same with a hand-written backward pass, which stores the inputs of
+each matmul and rolls again.
 
-Letters: B images, N heads, L tokens, R x C chunks of W tokens, K offsets, G global tokens, D
+Shapes: B batch, N heads, L tokens, R x C chunks of W tokens, K offsets, G global tokens, D
 channels.
 """
 
@@ -14,14 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
 
 from vil.ops.backends.chunk_layout import (
     Offsets,
     can_be_empty,
     from_chunks,
     masked_softmax,
-    neighbours,
-    send_back,
+    roll_neighbors,
+    sum_neighbors,
     to_chunks,
 )
 from vil.ops.bias import LocalBias, tile_bias
@@ -30,55 +31,55 @@ from vil.ops.window import Window
 
 def scores_autograd(q: Tensor, k: Tensor, offsets: Offsets) -> Tensor:
     """q, k (B, N, R, C, W, D) -> (B, N, R, C, W, K*W)."""
-    return torch.cat([q @ near.mT for near in neighbours(k, offsets)], dim=-1)
+    return torch.cat([q @ near.mT for near in roll_neighbors(k, offsets)], dim=-1)
 
 
 def values_autograd(weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
     """weights (B, N, R, C, W, K*W), v (B, N, R, C, W, D) -> (B, N, R, C, W, D)."""
     parts = weights.chunk(len(offsets), dim=-1)
-    return sum(part @ near for part, near in zip(parts, neighbours(v, offsets)))
+    return sum(part @ near for part, near in zip(parts, roll_neighbors(v, offsets)))
 
 
 class HandScores(Function):
-    """`scores_autograd` with a backward that keeps only q and k."""
+    """`scores_autograd` with a backward pass that stores only q and k."""
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, offsets: Offsets) -> Tensor:
+    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, offsets: Offsets) -> Tensor:
         ctx.save_for_backward(q, k)
         ctx.offsets = offsets
         return scores_autograd(q, k, offsets)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        _refuse_graph()
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        _raise_if_create_graph()
         q, k = ctx.saved_tensors
         parts = grad.chunk(len(ctx.offsets), dim=-1)
         grad_q = values_autograd(grad, k, ctx.offsets)
-        grad_k = send_back((part.mT @ q for part in parts), ctx.offsets)
+        grad_k = sum_neighbors((part.mT @ q for part in parts), ctx.offsets)
         return grad_q, grad_k, None
 
 
 class HandValues(Function):
-    """`values_autograd` with a backward that keeps only the weights and v."""
+    """`values_autograd` with a backward pass that stores only the weights and v."""
 
     @staticmethod
-    def forward(ctx, weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
+    def forward(ctx: FunctionCtx, weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
         ctx.save_for_backward(weights, v)
         ctx.offsets = offsets
         return values_autograd(weights, v, offsets)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        _refuse_graph()
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        _raise_if_create_graph()
         weights, v = ctx.saved_tensors
         parts = weights.chunk(len(ctx.offsets), dim=-1)
         grad_weights = scores_autograd(grad, v, ctx.offsets)
-        grad_v = send_back((part.mT @ grad for part in parts), ctx.offsets)
+        grad_v = sum_neighbors((part.mT @ grad for part in parts), ctx.offsets)
         return grad_weights, grad_v, None
 
 
-def _refuse_graph() -> None:
-    """Differentiating the written-out backward again would be silently wrong."""
+def _raise_if_create_graph() -> None:
+    """Raise instead of returning a wrong second derivative."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "chunk_handgrad has no second derivative: use chunk_autograd with create_graph"
@@ -86,7 +87,7 @@ def _refuse_graph() -> None:
 
 
 def attend_autograd(q: Tensor, k: Tensor, v: Tensor, window: Window, **options) -> Tensor:
-    """See `vil.ops.local_attention`; autograd keeps the rolled copies of k and v."""
+    """See `vil.ops.local_attention`; autograd stores the rolled copies of k and v."""
     return _attend(q, k, v, window, scores_autograd, values_autograd, **options)
 
 
@@ -105,7 +106,7 @@ def _attend(
     *,
     num_global: int,
     bias: LocalBias,
-    valid: Tensor | None,
+    valid_hw: Tensor | None,
     scale: float,
     dropout_p: float,
 ) -> Tensor:
@@ -116,14 +117,14 @@ def _attend(
     table = tile_bias(bias, window)
     if table is not None:
         logits = logits + table[:, None, None]
-    visible = window.visible(valid, q.device)[:, None]
+    visible = window.visible(valid_hw, q.device)[:, None]
     if num_global:
         to_global = q @ k_global[:, :, None, None].mT  # (B, N, R, C, W, G)
         if bias.to_global is not None:
             to_global = to_global + bias.to_global[:, None, None, None]
         logits = torch.cat([to_global, logits], dim=-1)
         visible = F.pad(visible, (num_global, 0), value=True)
-    weights = masked_softmax(logits, visible, can_be_empty(num_global, valid))
+    weights = masked_softmax(logits, visible, can_be_empty(num_global, valid_hw))
     weights = F.dropout(weights, dropout_p).to(v.dtype)
     out = values(weights[..., num_global:], to_chunks(v_local, window), window.offsets)
     if num_global:

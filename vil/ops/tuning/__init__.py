@@ -1,1 +1,1 @@
-"""Measure every backend on a case, and keep the fastest."""
+"""Measure the backends on a case and store the fastest."""

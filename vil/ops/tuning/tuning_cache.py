@@ -1,12 +1,12 @@
-"""What the tuner chose, kept in a file per user, for the machine and the code it was measured on.
+"""Tuned choices in a file per user, by the machine and the code they were measured with.
 
-  $VIL_CACHE/attention.json, by default ~/.cache/vil/attention.json ($XDG_CACHE_HOME is heeded)
+  $VIL_CACHE/attention.json, by default ~/.cache/vil/attention.json ($XDG_CACHE_HOME is respected)
 
     {"format": 1, "machines": {"<device>, <versions>, <hash of the code>": {"<bucket>": {
         "backend": "blocked", "trials": [{"name": ..., "forward": s, "backward": s, "bytes": n}]}}}}
 
-A file that cannot be read, or that is none of ours, is a warning and no choice; so is one that
-cannot be written.
+A file that cannot be read or has another content is ignored with a warning; so is one that cannot
+be written.
 """
 
 import functools
@@ -35,22 +35,23 @@ FORMAT = 1
 
 
 def path() -> Path:
-    """The file of this user."""
+    """The file of the current user."""
     if folder := os.environ.get("VIL_CACHE"):
         return Path(folder, "attention.json")
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vil/attention.json").expanduser()
 
 
 def machine(device: str) -> str:
-    """What a measurement holds for: the device, torch, triton and the code of every backend."""
+    """The key of measurements: device, versions of torch and triton, hash of all backends."""
     name = torch.cuda.get_device_name() if device == "cuda" else processor()
     threads = f" {torch.get_num_threads()} threads" if device == "cpu" else ""
-    products = torch.get_float32_matmul_precision()  # "high" lets a GPU round to TF32
+    precision = torch.get_float32_matmul_precision()  # "high" allows TF32
     versions = f"torch {torch.__version__}, triton {version('triton')}, code {fingerprint()}"
-    return f"{device} {name}{threads}, products {products}, {versions}"
+    return f"{device} {name}{threads}, products {precision}, {versions}"
 
 
 def version(package: str) -> str:
+    """The version of an installed package, or "none"."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -58,14 +59,14 @@ def version(package: str) -> str:
 
 
 def fingerprint() -> str:
-    """A hash of vil/ops and of the files that backends added at run time come from."""
+    """A hash of vil/ops and of the source files of registered backends."""
     files = {str(file) for file in Path(__file__).parents[1].rglob("*.py")}
     for entry in BACKENDS.values():
         attend = entry.attend
         while isinstance(attend, functools.partial):
             attend = attend.func
         code = getattr(inspect.unwrap(attend), "__code__", None)
-        module = sys.modules.get(type(attend).__module__)  # of an object that is called
+        module = sys.modules.get(type(attend).__module__)  # of a callable object
         source = code.co_filename if code else getattr(module, "__file__", None)
         files |= {source} if source and Path(source).is_file() else set()
     contents = sorted(Path(file).read_bytes() for file in files)
@@ -73,38 +74,38 @@ def fingerprint() -> str:
 
 
 def load(device: str) -> int:
-    """Take over what was chosen for this device, code and versions; returns how many choices."""
+    """Load the choices for this device, code and versions into CHOICES. Returns their number."""
     machines, here = _read(), machine(device)
     if machines and here not in machines:
         log.warning(
-            "%s has choices, but none of this machine, code and --import (vil tune makes some): %s",
+            "%s has choices, but none for this machine, code and --import (run vil tune): %s",
             path(),
             here,
         )
-    found = {bucket: entry["backend"] for bucket, entry in machines.get(here, {}).items()}
-    CHOICES.update(found)
-    return len(found)
+    choices = {bucket: entry["backend"] for bucket, entry in machines.get(here, {}).items()}
+    CHOICES.update(choices)
+    return len(choices)
 
 
 def save(device: str, trials: dict[str, list[Trial]]) -> bool:
-    """Add {bucket: trials, fastest first} to the file; False, after a warning, if it cannot be."""
+    """Add {bucket: trials, fastest first} to the file. False, with a warning, on failure."""
     machines = _read()
     entries = machines.setdefault(machine(device), {})
-    for bucket, found in trials.items():
-        able = [asdict(trial) for trial in found if not trial.reason]
-        if able:
-            entries[bucket] = {"backend": able[0]["name"], "trials": able}
+    for bucket, results in trials.items():
+        usable = [asdict(trial) for trial in results if not trial.reason]
+        if usable:
+            entries[bucket] = {"backend": usable[0]["name"], "trials": usable}
     try:
         path().parent.mkdir(parents=True, exist_ok=True)
         replace_text(path(), json.dumps({"format": FORMAT, "machines": machines}, indent=1) + "\n")
     except OSError as error:
-        log.warning("the choices of backends could not be kept in %s: %s", path(), error.strerror)
+        log.warning("cannot write the choices of backends to %s: %s", path(), error.strerror)
         return False
     return True
 
 
 def _read() -> dict[str, dict[str, Any]]:
-    """{machine: {bucket: entry}} of the file; empty, after a warning, if it is not ours."""
+    """{machine: {bucket: entry}} of the file. Empty, with a warning, if it is invalid."""
     file = path()
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -113,13 +114,14 @@ def _read() -> dict[str, dict[str, Any]]:
     except (OSError, ValueError) as error:
         log.warning("%s is ignored, run vil tune again: %s", file, error)
         return {}
-    if not _ours(content):
-        log.warning("%s is ignored, run vil tune again: it is not a file of choices", file)
+    if not _is_valid(content):
+        log.warning("%s is ignored, run vil tune again: it is not a tuning cache", file)
         return {}
     return content["machines"]
 
 
-def _ours(content: Any) -> bool:
+def _is_valid(content: Any) -> bool:
+    """Whether the content of a file has the format above."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         return False
     machines = content.get("machines")
@@ -131,5 +133,5 @@ def _ours(content: Any) -> bool:
 
 
 def for_cases(buckets: Iterable[str]) -> dict[str, str]:
-    """The choices in force for some buckets: what a run keeps beside its config."""
+    """The current choices of some buckets, which a run stores with its config."""
     return {bucket: CHOICES[bucket] for bucket in buckets if bucket in CHOICES}

@@ -1,1 +1,1 @@
-"""The Triton kernels: forward, backward, and the backend that joins them."""
+"""Triton kernels of local attention, and the backend that launches them."""

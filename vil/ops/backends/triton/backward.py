@@ -1,18 +1,18 @@
 """The backward kernels of fused local attention.
 
-The weights are computed again from the scores and the log-sum-exp of the forward pass. Every result
-has one program that sums it up in a fixed order, or a few whose parts are summed afterwards: no
-atomics, so that a repeated run gives the same bits. With weights P, delta the sum of out * dout
-over the channels, and E = P * (dout values^T - delta), the gradient of the scores:
+They recompute the weights from the scores and the log-sum-exp of the forward pass. Each result is
+summed by one program in a fixed order, or by a few programs whose parts are summed afterwards.
+There are no atomics, so that repeated runs give the same bits. With weights P, delta the sum of
+out * dout over the channels, and E = P * (dout values^T - delta), the gradient of the scores:
 
-    query_kernel     dq = E keys, of a block of queries, and delta, which the others read
-    key_kernel       dk = E^T queries and dv = P^T dout, of a block of keys of a chunk; the queries
-                     that see it fill rectangles too, those of the mirrored offsets
-    global_kernel    the same of the global keys, which every query sees, and of their bias
+    query_kernel     dq = E keys of a block of queries, and delta, which the other kernels read
+    key_kernel       dk = E^T queries and dv = P^T dout of a block of keys of a chunk; their queries
+                     fill rectangles too, those of the mirrored offsets
+    global_kernel    the same for the global keys, which have all queries, and for their bias
     tile_kernel      E summed over images and chunks, by positions of query and key in their chunks
-    table_kernel     that tile summed into the table of relative positions
+    table_kernel     this tile summed into the table of relative positions
 
-Letters: see triton_forward.py.
+Shapes: see forward.py.
 """
 
 import triton
@@ -21,42 +21,42 @@ import triton.language as tl
 from vil.ops.backends.triton.forward import (
     NOTHING,
     SIZES,
+    bias_and_mask,
     chunk_size,
+    chunk_tokens,
     corner,
     exponential,
     global_scores,
-    home,
-    own_tokens,
     program,
     read,
     real_size,
+    rect_tokens,
     rectangle,
-    seen,
-    walk,
+    resolve_token,
     write,
 )
 
 
 @triton.jit
 def read_stat(LSE, token):
-    """The log-sum-exp; +inf for rows that saw nothing, so that they weigh 0."""
-    found = tl.load(LSE + token)
-    return tl.where(found == NOTHING, float("inf"), found)
+    """The log-sum-exp; +inf for rows without keys, so that their weights are 0."""
+    stat = tl.load(LSE + token)
+    return tl.where(stat == NOTHING, float("inf"), stat)
 
 
 @triton.jit
-def descend(score, stat, grads, delta, keys, values, acc, rest, pull):
-    """Add what a block of keys (K, D_PAD) gives to acc = E keys and to rest (Q,), the sum of E.
+def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
+    """Add a block of keys (K, D_PAD) to acc = E keys and to rest (Q,), the row sums of E.
 
-    A row of E must add up to nothing; what it does add up to is the rounding of delta, through that
-    of `out`. The other gradients are given a delta without it, and float32 takes it back here too:
-    pull = P keys, one product more, which 16 bits could not tell from their own rounding.
+    The exact row sums are 0. `rest` is the error of delta due to the rounding of `out`. The other
+    kernels get a corrected delta. In float32 the correction is applied here too, for one more
+    matmul, pull = P keys; in 16 bits it is below the rounding error.
     """
     weight = exponential(score, stat[:, None], keys.dtype)
-    slope = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
-    slope *= weight
-    rest += tl.sum(slope, 1)
-    acc = tl.dot(slope.to(keys.dtype), keys, acc, input_precision="ieee")
+    dscore = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
+    dscore *= weight
+    rest += tl.sum(dscore, 1)
+    acc = tl.dot(dscore.to(keys.dtype), keys, acc, input_precision="ieee")
     if keys.dtype == tl.float32:
         pull = tl.dot(weight, keys, pull, input_precision="ieee")
     return acc, rest, pull
@@ -64,19 +64,19 @@ def descend(score, stat, grads, delta, keys, values, acc, rest, pull):
 
 @triton.jit(do_not_specialize=SIZES)
 def query_kernel(
-    q, k, v, out, dout, dq, LSE, DELTA, TABLE, TO_GLOBAL, VALID, RECTS,
+    q, k, v, out, dout, dq, LSE, DELTA, TABLE, TO_GLOBAL, VALID_HW, RECTS,
     num_rects, N, X, Y, w, G, parts, scale,
-    D: tl.constexpr, D_PAD: tl.constexpr, KIND: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
-    """dq and DELTA (B, N, L) of one block of queries: the walk of the forward kernel."""
+    """dq and DELTA (B, N, L) of one block of queries, with the loops of the forward kernel."""
     image, head, chunk, part = program(parts, tl.cdiv(X, w) * tl.cdiv(Y, w), N)
     x0, y0 = corner(chunk, w, Y)
     height, width = chunk_size(x0, y0, w, X, Y)
     if part * Q >= height * width:
         return
-    row, col, exists = own_tokens(part * Q, height * width, width, x0, y0, Q)
-    rows, cols = real_size(VALID, image, X, Y)
+    row, col, exists = chunk_tokens(part * Q, height * width, width, x0, y0, Q)
+    rows, cols = real_size(VALID_HW, image, X, Y)
     query = row * Y + col
     queries = read(q, image, head, query, D, D_PAD)
     grads = read(dout, image, head, query, D, D_PAD)
@@ -97,26 +97,26 @@ def query_kernel(
             TO_GLOBAL += head * G
         global_keys = read(k, image, head, tl.minimum(lane, G - 1), D, D_PAD)
         global_values = read(v, image, head, tl.minimum(lane, G - 1), D, D_PAD)
-        to_keys = tl.dot(queries, tl.trans(global_keys), input_precision="ieee") * scale
-        to_keys = global_scores(to_keys, TO_GLOBAL, lane[None, :], G)
-        acc, rest, pull = descend(
-            to_keys, stat, grads, delta, global_keys, global_values, acc, rest, pull
+        scores_global = tl.dot(queries, tl.trans(global_keys), input_precision="ieee") * scale
+        scores_global = global_scores(scores_global, TO_GLOBAL, lane[None, :], G)
+        acc, rest, pull = grad_step(
+            scores_global, stat, grads, delta, global_keys, global_values, acc, rest, pull
         )
     for number in tl.range(0, num_rects):
         first_row, first_col, across, count = rectangle(
-            RECTS, number, x0, y0, row, col, w, rows, cols, KIND
+            RECTS, number, x0, y0, row, col, w, rows, cols, MASK
         )
         for first in tl.range(0, count, K):
-            key_row, key_col, is_key = walk(first, count, across, first_row, first_col, K)
-            key, is_key = home(key_row, key_col, is_key, X, Y, w, rows, cols, KIND)
+            key_row, key_col, is_key = rect_tokens(first, count, across, first_row, first_col, K)
+            key, is_key = resolve_token(key_row, key_col, is_key, X, Y, w, rows, cols, MASK)
             keys = read(k, image, head, G + key, D, D_PAD)
             values = read(v, image, head, G + key, D, D_PAD)
             score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-            score = seen(
+            score = bias_and_mask(
                 score, TABLE, row[:, None], col[:, None], key_row[None, :], key_col[None, :],
-                is_key[None, :], w, KIND,
+                is_key[None, :], w, MASK,
             )  # fmt: skip
-            acc, rest, pull = descend(score, stat, grads, delta, keys, values, acc, rest, pull)
+            acc, rest, pull = grad_step(score, stat, grads, delta, keys, values, acc, rest, pull)
     if queries.dtype == tl.float32:
         acc -= rest[:, None] * pull
     write(dq, image, head, query, exists, acc * scale, D, D_PAD)
@@ -125,23 +125,23 @@ def query_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def key_kernel(
-    q, k, v, dout, dk, dv, LSE, DELTA, TABLE, VALID, RECTS,
+    q, k, v, dout, dk, dv, LSE, DELTA, TABLE, VALID_HW, RECTS,
     num_rects, N, X, Y, w, G, parts, scale,
-    D: tl.constexpr, D_PAD: tl.constexpr, KIND: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one block of keys of a chunk. Scores stand transposed, keys first.
+    """dk and dv of one block of keys of a chunk. Scores are transposed, keys first.
 
-    RECTS are mirrored: where the chunks lie that have this one at one of their offsets. A key that
-    does not exist (beyond `valid`) is seen by nobody; its gradients are written as zeros.
+    RECTS are mirrored: the chunks that have this one at one of their offsets. Padding has zero
+    gradients.
     """
     image, head, chunk, part = program(parts, tl.cdiv(X, w) * tl.cdiv(Y, w), N)
     x0, y0 = corner(chunk, w, Y)
     height, width = chunk_size(x0, y0, w, X, Y)
     if part * K >= height * width:
         return
-    key_row, key_col, exists = own_tokens(part * K, height * width, width, x0, y0, K)
-    rows, cols = real_size(VALID, image, X, Y)
+    key_row, key_col, exists = chunk_tokens(part * K, height * width, width, x0, y0, K)
+    rows, cols = real_size(VALID_HW, image, X, Y)
     is_key = (key_row < rows) & (key_col < cols)
     key = key_row * Y + key_col
     keys = read(k, image, head, G + key, D, D_PAD)
@@ -156,24 +156,24 @@ def key_kernel(
     dvalues = tl.zeros([K, D_PAD], tl.float32)
     for number in tl.range(0, num_rects):
         first_row, first_col, across, count = rectangle(
-            RECTS, number, x0, y0, key_row, key_col, w, X, Y, KIND
+            RECTS, number, x0, y0, key_row, key_col, w, X, Y, MASK
         )
         for first in tl.range(0, count, Q):
-            row, col, is_query = walk(first, count, across, first_row, first_col, Q)
-            query, is_query = home(row, col, is_query, X, Y, w, X, Y, KIND)
+            row, col, is_query = rect_tokens(first, count, across, first_row, first_col, Q)
+            query, is_query = resolve_token(row, col, is_query, X, Y, w, X, Y, MASK)
             queries = read(q, image, head, query, D, D_PAD)
             grads = read(dout, image, head, query, D, D_PAD)
             stat, delta = read_stat(LSE, query), tl.load(DELTA + query)
             score = tl.dot(keys, tl.trans(queries), input_precision="ieee") * scale
-            score = seen(
+            score = bias_and_mask(
                 score, TABLE, row[None, :], col[None, :], key_row[:, None], key_col[:, None],
-                is_query[None, :] & is_key[:, None], w, KIND,
+                is_query[None, :] & is_key[:, None], w, MASK,
             )  # fmt: skip
             weight = exponential(score, stat[None, :], queries.dtype)
-            slope = tl.dot(values, tl.trans(grads), input_precision="ieee") - delta[None, :]
+            dscore = tl.dot(values, tl.trans(grads), input_precision="ieee") - delta[None, :]
             dvalues = tl.dot(weight.to(grads.dtype), grads, dvalues, input_precision="ieee")
-            slope = (weight * slope).to(queries.dtype)
-            dkeys = tl.dot(slope, queries, dkeys, input_precision="ieee")
+            dscore = (weight * dscore).to(queries.dtype)
+            dkeys = tl.dot(dscore, queries, dkeys, input_precision="ieee")
     write(dk, image, head, G + key, exists, dkeys * scale, D, D_PAD)
     write(dv, image, head, G + key, exists, dvalues, D, D_PAD)
 
@@ -184,7 +184,7 @@ def global_kernel(
     splits, N, L, G, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, Q: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
-    """What one share of the queries adds to the gradients of the global keys.
+    """Gradients of the global keys from one split of the queries.
 
     dk, dv (B, N, splits*G, D) and DBIAS (B, N, splits, G), float32, to be summed over the splits.
     """
@@ -213,11 +213,11 @@ def global_kernel(
         score = global_scores(score, TO_GLOBAL, lane[:, None], G)
         score = tl.where(is_query[None, :], score, NOTHING)
         weight = exponential(score, stat[None, :], queries.dtype)
-        slope = tl.dot(values, tl.trans(grads), input_precision="ieee") - delta[None, :]
+        dscore = tl.dot(values, tl.trans(grads), input_precision="ieee") - delta[None, :]
         dvalues = tl.dot(weight.to(grads.dtype), grads, dvalues, input_precision="ieee")
-        slope *= weight
-        dbias += tl.sum(slope, 1)
-        dkeys = tl.dot(slope.to(queries.dtype), queries, dkeys, input_precision="ieee")
+        dscore *= weight
+        dbias += tl.sum(dscore, 1)
+        dkeys = tl.dot(dscore.to(queries.dtype), queries, dkeys, input_precision="ieee")
 
     write(dk, image, head, split * G + lane, lane < G, dkeys * scale, D, D_PAD)
     write(dv, image, head, split * G + lane, lane < G, dvalues, D, D_PAD)
@@ -242,16 +242,16 @@ def global_kernel(
     ]
 )
 def tile_kernel(
-    q, k, v, dout, LSE, DELTA, TABLE, VALID, TILE,
+    q, k, v, dout, LSE, DELTA, TABLE, VALID_HW, TILE,
     part, top, left, width, cells, splits, B, N, X, Y, w, G, scale,
-    D: tl.constexpr, D_PAD: tl.constexpr, KIND: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """TILE (splits, N, Q, cells) float32: gradients of scores, summed over a share of B x chunks.
+    """TILE (splits, N, Q, cells) float32: gradients of scores, summed over a split of B x chunks.
 
-    The queries are those of number part*Q.. in their chunk, the cells those of one rectangle of
-    keys: `width` wide, from (top, left) seen from the chunk's corner. Both keep their places for
-    every chunk, and so does their bias; what lies outside the grid adds nothing.
+    The queries are number part*Q.. of their chunk. The cells are one rectangle of keys, `width`
+    wide, from (top, left) relative to the chunk's corner. Positions and bias are the same for every
+    chunk. Tokens outside the grid add nothing.
     """
     blocks = tl.cdiv(cells, K)
     number = tl.program_id(0)
@@ -259,12 +259,12 @@ def tile_kernel(
     place = part * Q + tl.arange(0, Q)
     in_chunk = place < w * w
     row, col = tl.where(in_chunk, place // w, 0), tl.where(in_chunk, place % w, 0)
-    key_row, key_col, in_cells = walk(block * K, cells, width, top, left, K)
+    key_row, key_col, in_cells = rect_tokens(block * K, cells, width, top, left, K)
     if TABLE is not None:
         TABLE += head * (4 * w - 1) * (4 * w - 1)
-    added = seen(
+    added = bias_and_mask(
         tl.zeros([Q, K], tl.float32), TABLE, row[:, None], col[:, None],
-        key_row[None, :], key_col[None, :], in_chunk[:, None] & in_cells[None, :], w, KIND,
+        key_row[None, :], key_col[None, :], in_chunk[:, None] & in_cells[None, :], w, MASK,
     )  # fmt: skip
 
     chunks = tl.cdiv(X, w) * tl.cdiv(Y, w)
@@ -272,9 +272,9 @@ def tile_kernel(
     for item in tl.range(split, B * chunks, splits):
         image = item // chunks
         x0, y0 = corner(item % chunks, w, Y)
-        rows, cols = real_size(VALID, image, X, Y)
-        query, is_query = home(x0 + row, y0 + col, in_chunk, X, Y, w, X, Y, 0)
-        key, is_key = home(x0 + key_row, y0 + key_col, in_cells, X, Y, w, rows, cols, KIND)
+        rows, cols = real_size(VALID_HW, image, X, Y)
+        query, is_query = resolve_token(x0 + row, y0 + col, in_chunk, X, Y, w, X, Y, 0)
+        key, is_key = resolve_token(x0 + key_row, y0 + key_col, in_cells, X, Y, w, rows, cols, MASK)
         queries = read(q, image, head, query, D, D_PAD)
         grads = read(dout, image, head, query, D, D_PAD)
         keys = read(k, image, head, G + key, D, D_PAD)
@@ -283,8 +283,8 @@ def tile_kernel(
         stat, delta = read_stat(LSE + first_stat, query), tl.load(DELTA + first_stat + query)
         score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale + added
         score = tl.where(is_query[:, None] & is_key[None, :], score, NOTHING)
-        slope = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
-        acc += exponential(score, stat[:, None], queries.dtype) * slope
+        dscore = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
+        acc += exponential(score, stat[:, None], queries.dtype) * dscore
 
     line = (split * N + head).to(tl.int64) * Q + tl.arange(0, Q)
     cell = block * K + tl.arange(0, K)
@@ -298,8 +298,10 @@ def table_kernel(
     TILE, DTABLE, part, top, left, height, width, cells, splits, N, w,
     Q: tl.constexpr, LINES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Add the splits of a tile to DTABLE (N, (4w-1)**2) float32: each entry goes over the queries
-    of the tile, and takes from each the one key that stands that far from it."""
+    """Add the splits of a tile to DTABLE (N, (4w-1)**2) float32.
+
+    Each entry sums over the queries of the tile the key at its relative position.
+    """
     side = 4 * w - 1
     blocks = tl.cdiv(side * side, ENTRIES)
     block, head = tl.program_id(0) % blocks, tl.program_id(0) // blocks
@@ -311,10 +313,12 @@ def table_kernel(
         place = part * Q + line % Q
         key_row = (place // w)[:, None] - down[None, :] - top
         key_col = (place % w)[:, None] - right[None, :] - left
-        met = (place < w * w)[:, None] & (entry < side * side)[None, :]
-        met = met & (key_row >= 0) & (key_row < height) & (key_col >= 0) & (key_col < width)
+        inside = (place < w * w)[:, None] & (entry < side * side)[None, :]
+        inside = inside & (key_row >= 0) & (key_row < height) & (key_col >= 0) & (key_col < width)
         at = (line // Q * N + head).to(tl.int64) * Q + line % Q
-        found = tl.load(TILE + at[:, None] * cells + key_row * width + key_col, mask=met, other=0.0)
-        acc += tl.sum(found, 0)
+        part_sums = tl.load(
+            TILE + at[:, None] * cells + key_row * width + key_col, mask=inside, other=0.0
+        )
+        acc += tl.sum(part_sums, 0)
     at = DTABLE + head * side * side + entry
     tl.store(at, tl.load(at, mask=entry < side * side) + acc, mask=entry < side * side)

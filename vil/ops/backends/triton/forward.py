@@ -1,15 +1,15 @@
-"""The forward kernel of fused local attention, and the geometry that the backward kernels share.
+"""The forward kernel of fused local attention, and the geometry shared with the backward kernels.
 
-A program owns one block of queries of one chunk. The keys that it sees fill a few rectangles of
-tokens (all nine chunks together are one), cut where the grid ends; their tokens are walked row by
-row in blocks, whatever the rectangle's width, straight from the row-major layout. So a border, an
-absent neighbour or padding costs nothing, and masks are left for the ends of the walk and for the
-exact reach. The softmax is the online one of FlashAttention (arXiv:2205.14135).
+A program computes a block of queries of one chunk. Their keys fill a few rectangles of tokens (all
+nine chunks together are one), clipped to the grid. The kernel reads the tokens of a rectangle row
+by row in blocks of any width, directly in the row-major layout. So a border, an absent neighbor or
+padding costs nothing, and masks are needed only at the end of a rectangle and for the exact mask.
+The softmax is the online softmax of FlashAttention (arXiv:2205.14135).
 
-Letters: N heads, L tokens of the grid of X rows and Y columns, G global tokens, w chunk side, D
-channels of a head (D_PAD: the next power of two), Q and K tokens of a block of queries and of keys.
-KIND is Window.exact: 1 exact, 0 chunks, -1 cyclic. Arguments q, k, v, out, .. are `Tokens` of
-triton_fused.py: memory and strides.
+Shapes: N heads, L tokens of the grid of X rows and Y columns, G global tokens, w chunk side, D head
+dim (D_PAD: the next power of two), Q and K tokens of a block of queries and of keys. MASK is
+Window.mask: 1 exact, 0 chunks, -1 cyclic. Arguments q, k, v, out, .. are `Tokens` of fused.py:
+pointer and strides.
 """
 
 import triton
@@ -18,14 +18,16 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 NOTHING = tl.constexpr(float("-inf"))
-# sizes that change from image to image: no kernel is compiled anew for them
+# sizes that vary between images: kernels do not specialize on them
 SIZES = ["num_rects", "N", "X", "Y", "w", "G", "parts"]
 
 
 @triton.jit
 def program(parts, chunks, N):
-    """(image, head, chunk, part) of this program; neighbours in the grid run side by side, so that
-    they find each other's keys in the cache."""
+    """(image, head, chunk, part) of this program.
+
+    Consecutive programs are neighbors in the grid, so that they share keys in the cache.
+    """
     number = tl.program_id(0)
     part = number % parts
     chunk = number // parts % chunks
@@ -34,8 +36,8 @@ def program(parts, chunks, N):
 
 
 @triton.jit
-def places(tokens, image, head, token, D_PAD: tl.constexpr):
-    """(len(token), D_PAD): where the channels of tokens stand; 64 bits, for large tensors."""
+def pointers(tokens, image, head, token, D_PAD: tl.constexpr):
+    """(len(token), D_PAD): pointers to the channels of tokens, in 64 bits for large tensors."""
     at = tokens.at + image.to(tl.int64) * tokens.image + head.to(tl.int64) * tokens.head
     channel = tl.arange(0, D_PAD)
     return at + token.to(tl.int64)[:, None] * tokens.token + channel[None, :] * tokens.channel
@@ -43,30 +45,30 @@ def places(tokens, image, head, token, D_PAD: tl.constexpr):
 
 @triton.jit
 def read(tokens, image, head, token, D: tl.constexpr, D_PAD: tl.constexpr):
-    """(len(token), D_PAD): the channels of tokens, zeros beyond D."""
-    place = places(tokens, image, head, token, D_PAD)
+    """(len(token), D_PAD): load the channels of tokens, zero-padded beyond D."""
+    pointer = pointers(tokens, image, head, token, D_PAD)
     if D == D_PAD:
-        found = tl.load(place)
+        x = tl.load(pointer)
     else:
-        found = tl.load(place, mask=tl.arange(0, D_PAD)[None, :] < D, other=0.0)
-    return found
+        x = tl.load(pointer, mask=tl.arange(0, D_PAD)[None, :] < D, other=0.0)
+    return x
 
 
 @triton.jit
 def write(tokens, image, head, token, exists, value, D: tl.constexpr, D_PAD: tl.constexpr):
-    """The reverse of `read`, for the tokens that exist."""
-    place = places(tokens, image, head, token, D_PAD)
+    """Store the channels of the tokens that exist."""
+    pointer = pointers(tokens, image, head, token, D_PAD)
     mask = exists[:, None] & (tl.arange(0, D_PAD)[None, :] < D)
-    tl.store(place, value.to(tokens.at.dtype.element_ty), mask=mask)
+    tl.store(pointer, value.to(tokens.at.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def real_size(VALID, image, X, Y):
-    """Rows and columns of an image that hold real tokens."""
+def real_size(VALID_HW, image, X, Y):
+    """Rows and columns of an image that are not padding."""
     rows, cols = X, Y
-    if VALID is not None:
-        rows = tl.minimum(tl.load(VALID + 2 * image).to(tl.int32), X)
-        cols = tl.minimum(tl.load(VALID + 2 * image + 1).to(tl.int32), Y)
+    if VALID_HW is not None:
+        rows = tl.minimum(tl.load(VALID_HW + 2 * image).to(tl.int32), X)
+        cols = tl.minimum(tl.load(VALID_HW + 2 * image + 1).to(tl.int32), Y)
     return rows, cols
 
 
@@ -84,11 +86,11 @@ def chunk_size(x0, y0, w, X, Y):
 
 
 @triton.jit
-def own_tokens(first, count, width, x0, y0, BLOCK: tl.constexpr):
-    """Row and column of the tokens from number `first` on of a chunk, and which exist.
+def chunk_tokens(first, count, width, x0, y0, BLOCK: tl.constexpr):
+    """Row and column of the tokens of a chunk from number `first` on, and whether they exist.
 
-    Lanes beyond the last token repeat the block's first: what they read is inside the tensor, what
-    they compute is finite, and nobody stores it.
+    Lanes after the last token repeat the block's first token, so that they read inside the tensor
+    and compute finite numbers, which are not stored.
     """
     number = first + tl.arange(0, BLOCK)
     exists = number < count
@@ -97,18 +99,18 @@ def own_tokens(first, count, width, x0, y0, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def rectangle(RECTS, number, x0, y0, row, col, w, rows, cols, KIND: tl.constexpr):
-    """First row, first column, width and number of tokens of what a block at (row, col) meets.
+def rectangle(RECTS, number, x0, y0, row, col, w, rows, cols, MASK: tl.constexpr):
+    """First row, first column, width and number of tokens of a rectangle for a block (row, col).
 
-    RECTS (.., 4) int32: first row, end row, first column, end column, from the chunk's corner. A
-    rectangle ends with the grid, except in a cyclic one, where tokens are wrapped one by one.
+    RECTS (.., 4) int32: first row, end row, first column, end column, relative to the chunk's
+    corner. A rectangle is clipped to the grid unless that is cyclic: `resolve_token` wraps tokens.
     """
     top, bottom = x0 + tl.load(RECTS + 4 * number), x0 + tl.load(RECTS + 4 * number + 1)
     left, right = y0 + tl.load(RECTS + 4 * number + 2), y0 + tl.load(RECTS + 4 * number + 3)
-    if KIND == 1:  # a block lower than its chunk reaches less far
+    if MASK == 1:  # a block of few rows reaches fewer keys than its chunk
         top, bottom = tl.maximum(top, tl.min(row) - w), tl.minimum(bottom, tl.max(row) + w + 1)
         left, right = tl.maximum(left, tl.min(col) - w), tl.minimum(right, tl.max(col) + w + 1)
-    if KIND != -1:
+    if MASK != -1:
         top, bottom = tl.maximum(top, 0), tl.minimum(bottom, rows)
         left, right = tl.maximum(left, 0), tl.minimum(right, cols)
     width = tl.maximum(right - left, 0)
@@ -116,9 +118,11 @@ def rectangle(RECTS, number, x0, y0, row, col, w, rows, cols, KIND: tl.constexpr
 
 
 @triton.jit
-def walk(first, count, width, top, left, BLOCK: tl.constexpr):
-    """Row and column of the tokens from number `first` on of a rectangle, and which exist; the
-    others repeat its first token."""
+def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
+    """Row and column of the tokens of a rectangle from number `first` on, and whether they exist.
+
+    Others repeat its first token.
+    """
     number = first + tl.arange(0, BLOCK)
     exists = number < count
     number = tl.where(exists, number, 0)
@@ -126,12 +130,12 @@ def walk(first, count, width, top, left, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def home(row, col, exists, X, Y, w, rows, cols, KIND: tl.constexpr):
-    """The token at (row, col), and whether it exists within `rows` and `cols`.
+def resolve_token(row, col, exists, X, Y, w, rows, cols, MASK: tl.constexpr):
+    """The token at (row, col), and whether it is inside `rows` and `cols`.
 
-    A cyclic grid continues at its other side, after the padding of its last chunk.
+    A cyclic grid wraps around after the padding of its last chunk.
     """
-    if KIND == -1:
+    if MASK == -1:
         high, wide = tl.cdiv(X, w) * w, tl.cdiv(Y, w) * w
         row = tl.where(row < 0, row + high, tl.where(row >= high, row - high, row))
         col = tl.where(col < 0, col + wide, tl.where(col >= wide, col - wide, col))
@@ -140,24 +144,24 @@ def home(row, col, exists, X, Y, w, rows, cols, KIND: tl.constexpr):
 
 
 @triton.jit
-def seen(score, TABLE, row, col, key_row, key_col, exists, w, KIND: tl.constexpr):
-    """Scores with the bias of the relative position; -inf where no key exists or none is reached.
+def bias_and_mask(score, TABLE, row, col, key_row, key_col, exists, w, MASK: tl.constexpr):
+    """Scores with the bias of the relative position, -inf for keys that are hidden.
 
-    Queries and keys lie along either dimension: row, col (Q, 1) and key_row, key_col (1, K), or
-    (1, Q) and (K, 1). Positions are those before wrapping, which is what the bias goes by.
+    Queries and keys are along either dimension: row, col (Q, 1) and key_row, key_col (1, K), or
+    (1, Q) and (K, 1). Positions are those before wrapping, which index the bias.
     """
     if TABLE is not None:
         side = 4 * w - 1
         apart = (row * side + col) - (key_row * side + key_col)
         score += tl.load(TABLE + (2 * w - 1) * (side + 1) + apart)
-    if KIND == 1:
+    if MASK == 1:
         exists = exists & (tl.abs(row - key_row) <= w) & (tl.abs(col - key_col) <= w)
     return tl.where(exists, score, NOTHING)
 
 
 @triton.jit
 def global_scores(score, TO_GLOBAL, lane, G):
-    """Scores of global keys with their bias; the keys (lane) are along either dimension."""
+    """Scores of global keys with their bias. The keys (lane) are along either dimension."""
     if TO_GLOBAL is not None:
         score += tl.load(TO_GLOBAL + lane, mask=lane < G, other=0.0)
     return tl.where(lane < G, score, NOTHING)
@@ -165,10 +169,10 @@ def global_scores(score, TO_GLOBAL, lane, G):
 
 @triton.jit
 def exponential(score, level, dtype: tl.constexpr):
-    """e ** (score - level), to the precision that inputs of a type ask for.
+    """e ** (score - level), to the precision that the dtype needs.
 
-    The second form is one instruction less, and rounds at the size of the level: up to 3e-7 of the
-    result, the same for a whole row.
+    The second form saves an instruction and rounds in units of the level: up to 3e-7 of the result,
+    equal for all entries of a row.
     """
     if dtype == tl.float32:
         power = (score - level) * LOG2E
@@ -178,11 +182,11 @@ def exponential(score, level, dtype: tl.constexpr):
 
 
 @triton.jit
-def absorb(score, values, top, total, acc):
+def softmax_step(score, values, top, total, acc):
     """One step of the online softmax: score (Q, K), values (K, D_PAD).
 
-    top (Q,): the largest score so far; total (Q,) and acc (Q, D_PAD): sums of powers and of
-    weighted values, both relative to it. While a row has seen nothing, 0 stands in for its -inf.
+    top (Q,): the largest score so far. total (Q,) and acc (Q, D_PAD): sums of exponentials and of
+    weighted values, relative to it. 0 replaces the -inf of a row without keys so far.
     """
     higher = tl.maximum(top, tl.max(score, 1))
     level = tl.where(higher == NOTHING, 0.0, higher)
@@ -196,22 +200,22 @@ def absorb(score, values, top, total, acc):
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
-    q, k, v, out, LSE, TABLE, TO_GLOBAL, VALID, RECTS,
+    q, k, v, out, LSE, TABLE, TO_GLOBAL, VALID_HW, RECTS,
     num_rects, N, X, Y, w, G, parts, scale,
-    D: tl.constexpr, D_PAD: tl.constexpr, KIND: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
-    """out and LSE (B, N, L) of one block of queries; TABLE and TO_GLOBAL are float32.
+    """out and LSE (B, N, L) of one block of queries. TABLE and TO_GLOBAL are float32.
 
-    K_GLOBAL: the global keys, padded to what tl.dot takes; 0 for none.
+    K_GLOBAL: the number of global keys, padded for tl.dot; 0 for none.
     """
     image, head, chunk, part = program(parts, tl.cdiv(X, w) * tl.cdiv(Y, w), N)
     x0, y0 = corner(chunk, w, Y)
     height, width = chunk_size(x0, y0, w, X, Y)
-    if part * Q >= height * width:  # the last chunks are smaller: no query is left
+    if part * Q >= height * width:  # the last chunks are smaller: this block has no query
         return
-    row, col, exists = own_tokens(part * Q, height * width, width, x0, y0, Q)
-    rows, cols = real_size(VALID, image, X, Y)
+    row, col, exists = chunk_tokens(part * Q, height * width, width, x0, y0, Q)
+    rows, cols = real_size(VALID_HW, image, X, Y)
     query = row * Y + col
     queries = read(q, image, head, query, D, D_PAD)
     if TABLE is not None:
@@ -226,28 +230,28 @@ def forward_kernel(
             TO_GLOBAL += head * G
         global_keys = read(k, image, head, tl.minimum(lane, G - 1), D, D_PAD)
         global_values = read(v, image, head, tl.minimum(lane, G - 1), D, D_PAD)
-        to_keys = tl.dot(queries, tl.trans(global_keys), input_precision="ieee") * scale
-        to_keys = global_scores(to_keys, TO_GLOBAL, lane[None, :], G)
-        top, total, acc = absorb(to_keys, global_values, top, total, acc)
+        scores_global = tl.dot(queries, tl.trans(global_keys), input_precision="ieee") * scale
+        scores_global = global_scores(scores_global, TO_GLOBAL, lane[None, :], G)
+        top, total, acc = softmax_step(scores_global, global_values, top, total, acc)
     for number in tl.range(0, num_rects):
         first_row, first_col, across, count = rectangle(
-            RECTS, number, x0, y0, row, col, w, rows, cols, KIND
+            RECTS, number, x0, y0, row, col, w, rows, cols, MASK
         )
         for first in tl.range(0, count, K):
-            key_row, key_col, is_key = walk(first, count, across, first_row, first_col, K)
-            key, is_key = home(key_row, key_col, is_key, X, Y, w, rows, cols, KIND)
+            key_row, key_col, is_key = rect_tokens(first, count, across, first_row, first_col, K)
+            key, is_key = resolve_token(key_row, key_col, is_key, X, Y, w, rows, cols, MASK)
             keys = read(k, image, head, G + key, D, D_PAD)
             values = read(v, image, head, G + key, D, D_PAD)
             score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-            score = seen(
+            score = bias_and_mask(
                 score, TABLE, row[:, None], col[:, None], key_row[None, :], key_col[None, :],
-                is_key[None, :], w, KIND,
+                is_key[None, :], w, MASK,
             )  # fmt: skip
-            top, total, acc = absorb(score, values, top, total, acc)
+            top, total, acc = softmax_step(score, values, top, total, acc)
 
-    some = total > 0
-    acc = acc / tl.where(some, total, 1.0)[:, None]  # a row that saw nothing is 0
-    log = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)) * LN2, NOTHING)
+    has_keys = total > 0
+    acc = acc / tl.where(has_keys, total, 1.0)[:, None]  # a row without keys is 0
+    log = tl.where(has_keys, top + tl.log2(tl.where(has_keys, total, 1.0)) * LN2, NOTHING)
     first_stat = (image.to(tl.int64) * N + head) * X * Y
     tl.store(LSE + first_stat + query, log, mask=exists)
     write(out, image, head, query, exists, acc, D, D_PAD)

@@ -1,18 +1,17 @@
-"""Fused local attention in Triton: one kernel forward, a few backward, no copy of q, k or v.
+"""Fused local attention in Triton: one forward and a few backward kernels, no copies of q, k or v.
 
-This file is the host's side: what a case needs, launch sizes, buffers. The kernels are in
-forward.py and backward.py, which are imported with the first call, so that nothing
-here needs Triton. With TRITON_INTERPRET=1 in the environment (before Triton is first imported) they
-run on the CPU, slowly.
+This file is the host side: limits, launch parameters, buffers. The kernels are in forward.py and
+backward.py, which are imported with the first call, so that this file does not need Triton. With
+TRITON_INTERPRET=1 in the environment (before Triton is first imported) they run on the CPU, slowly.
 
-Beyond inputs, output and gradients the backward pass holds delta, 4 bytes per query and head, and
-the parts of sums: with a table at most 1/TILE_SHARE of the bytes of q, k, v, out and their
-gradients (more only where one tile of scores, 4 * 64 * 9 * w**2 bytes per head, is larger than
-that). For 8 images of 56 x 56 tokens, 6 heads of 64 channels, w 8 and bfloat16: 0.6 + 8.8 MB to
-154 MB, 6 %; without a table 0.4 %.
+Besides inputs, output and gradients the backward pass allocates delta, 4 bytes per query and head,
+and partial sums: with a table at most 1/TILE_SHARE of the bytes of q, k, v, out and their gradients
+(more only where one tile of scores, 4 * 64 * 9 * w**2 bytes per head, is larger). For 8 images of
+56 x 56 tokens, 6 heads of 64 channels, w 8 and bfloat16: 0.6 + 8.8 MB to 154 MB, 6 %; without a
+table 0.4 %.
 
-Letters: B images, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels of a head, w chunk
-side, W = w*w tokens of a chunk.
+Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D head dim, w chunk side,
+W = w*w tokens of a chunk.
 """
 
 import os
@@ -32,17 +31,17 @@ from vil.ops.window import Window
 HEAD_DIMS = (16, 128)
 WINDOWS = (2, 32)
 MAX_GLOBAL = 64
-OLDEST = (8, 0)  # the first with bfloat16 and asynchronous copies
+MIN_CAPABILITY = (8, 0)  # the first with bfloat16 and asynchronous copies
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-PROGRAMS = 1024  # as many as keep a large GPU busy where a sum may be split at will
-TILE_SHARE = 16  # tiles of scores take at most this part of the other tensors' bytes
-ENTRIES, LINES = 128, 16  # of the table and of a tile, that the last kernel sums at a time
+PROGRAMS = 1024  # enough to fill a large GPU where the number of splits is free
+TILE_SHARE = 16  # tiles of scores take at most 1/16 of the bytes of the other tensors
+ENTRIES, LINES = 128, 16  # of the table and of a tile, per step of the last kernel
 
 Rectangle = tuple[int, int, int, int]
 
 
 class Launch(NamedTuple):
-    """The largest block of queries and of keys, warps, and stages of the pipeline of loads."""
+    """The largest block of queries and of keys, the warps and the pipeline stages."""
 
     queries: int
     keys: int
@@ -50,7 +49,7 @@ class Launch(NamedTuple):
     stages: int
 
 
-LAUNCHES = {  # (kernel, channels rounded up, bytes of a number); smaller channels use the next row
+LAUNCHES = {  # (pass, D_PAD, bytes per number); a smaller D_PAD uses the entry of 64
     ("forward", 64, 2): Launch(64, 64, 4, 3),
     ("forward", 128, 2): Launch(64, 64, 4, 2),
     ("forward", 64, 4): Launch(32, 32, 4, 2),
@@ -63,7 +62,7 @@ LAUNCHES = {  # (kernel, channels rounded up, bytes of a number); smaller channe
 
 
 class Tokens(NamedTuple):
-    """A tensor (B, N, L, D) as kernels take it: its memory and its strides."""
+    """A tensor (B, N, L, D) as a kernel argument: its memory and its strides."""
 
     at: Tensor
     image: int
@@ -83,9 +82,11 @@ def unsupported(case: Case) -> list[str]:
         reasons.append("triton is not installed")
     if case.device != "cuda" and not interpreted():
         reasons.append(f"it needs a CUDA device, not {case.device}")
-    there = case.device == "cuda" and torch.cuda.is_available()
-    if there and torch.cuda.get_device_capability() < OLDEST:
-        reasons.append(f"it needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or newer")
+    has_gpu = case.device == "cuda" and torch.cuda.is_available()
+    if has_gpu and torch.cuda.get_device_capability() < MIN_CAPABILITY:
+        reasons.append(
+            f"it needs a GPU of compute capability {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or newer"
+        )
     if case.dtype not in DTYPES:
         reasons.append(f"it computes in 16 or 32 bits, not in {str(case.dtype)[6:]}")
     if not HEAD_DIMS[0] <= case.head_dim <= HEAD_DIMS[1]:
@@ -95,16 +96,14 @@ def unsupported(case: Case) -> list[str]:
     if case.num_global > MAX_GLOBAL:
         reasons.append(f"{case.num_global} global tokens are more than {MAX_GLOBAL}")
     if case.dropout:
-        reasons.append(
-            "dropout: the backward pass computes the weights again and would not draw alike"
-        )
+        reasons.append("dropout: the backward pass would recompute the weights with another mask")
     if case.window.symbolic:
-        reasons.append("the size of the grid is open: its chunks are counted beforehand")
+        reasons.append("the size of the grid is open: its chunks are counted in advance")
     return reasons
 
 
 def interpreted() -> bool:
-    """Whether kernels run on the CPU, one program after the other."""
+    """Whether kernels run in the interpreter, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -121,36 +120,39 @@ def kernels() -> SimpleNamespace:
 
 
 class Call:
-    """What all kernels of a call are told: the sizes, both biases in float32, the launch."""
+    """The arguments shared by all kernels of a call: sizes, float32 biases, launch parameters."""
 
     def __init__(
         self,
         q: Tensor,
         table: Tensor | None,
         to_global: Tensor | None,
-        valid: Tensor | None,
-        facts: CallSpec,
+        valid_hw: Tensor | None,
+        spec: CallSpec,
     ) -> None:
-        self.window, self.scale, self.num_global = facts.window, facts.scale, facts.num_global
+        self.window, self.scale, self.num_global = spec.window, spec.scale, spec.num_global
         self.images, self.heads, self.length, self.channels = q.shape
         self.device, self.bytes = q.device, q.numel() * q.itemsize
         self.table, self.to_global = (
             None if bias is None or not bias.numel() else bias.float().contiguous()
             for bias in (table, to_global)
         )
-        self.valid = None if valid is None else valid.to(q.device, torch.int64).contiguous()
+        self.valid_hw = (
+            None if valid_hw is None else valid_hw.to(q.device, torch.int64).contiguous()
+        )
         self.padded = max(16, next_power_of_2(self.channels))
         self.launches = {
-            way: LAUNCHES[way, max(64, self.padded), q.itemsize] for way in ("forward", "backward")
+            direction: LAUNCHES[direction, max(64, self.padded), q.itemsize]
+            for direction in ("forward", "backward")
         }
         self.global_block = max(16, next_power_of_2(self.num_global)) if self.num_global else 0
 
-    def options(self, way: str, owned: str) -> dict[str, int]:
-        """What a kernel is compiled for, and how; its programs own blocks of queries or keys.
+    def options(self, direction: str, owned: str) -> dict[str, int]:
+        """The constants and launch options of a kernel whose programs own "queries" or "keys".
 
-        Small chunks and windows have small blocks; 16 is the least that tl.dot takes.
+        Small chunks and windows have small blocks. tl.dot needs at least 16.
         """
-        launch, cells = self.launches[way], max(map(area, rectangles(self.window)))
+        launch, cells = self.launches[direction], max(map(area, rectangles(self.window)))
         own, walked = (max(16, next_power_of_2(n)) for n in (self.window.tile, cells))
         owns_queries = owned == "queries"
         return {
@@ -162,15 +164,15 @@ class Call:
             "num_stages": launch.stages,
         }
 
-    def by_chunk(self, kernel: Callable, way: str, owned: str, *tensors, **constants) -> None:
-        """Start one program for each block of queries (or keys) of each chunk, image and head."""
-        options, window = self.options(way, owned), self.window
+    def by_chunk(self, kernel: Callable, direction: str, owned: str, *tensors, **constants) -> None:
+        """Launch one program per block of queries (or keys) of each chunk, image and head."""
+        options, window = self.options(direction, owned), self.window
         parts = -(-window.tile // options["Q" if owned == "queries" else "K"])
         rects = rectangles(window, mirrored=owned == "keys")
         kernel[(self.images * self.heads * window.chunks[0] * window.chunks[1] * parts,)](
             *tensors, on_device(rects, self.device),
             len(rects), self.heads, *window.grid, window.size, self.num_global, parts, self.scale,
-            KIND=window.exact, **options, **constants,
+            MASK=int(window.mask), **options, **constants,
         )  # fmt: skip
 
 
@@ -180,17 +182,17 @@ def forward(
     v: Tensor,
     table: Tensor | None,
     to_global: Tensor | None,
-    valid: Tensor | None,
-    facts: CallSpec,
+    valid_hw: Tensor | None,
+    spec: CallSpec,
 ) -> tuple[Tensor, Tensor]:
     """See `vil.ops.custom_op`."""
-    call = Call(q, table, to_global, valid, facts)
+    call = Call(q, table, to_global, valid_hw, spec)
     out = torch.empty_like(q)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     with torch.cuda.device_of(q):
         call.by_chunk(
             kernels().forward_kernel, "forward", "queries",
-            *map(Tokens.of, (q, k, v, out)), lse, call.table, call.to_global, call.valid,
+            *map(Tokens.of, (q, k, v, out)), lse, call.table, call.to_global, call.valid_hw,
             K_GLOBAL=call.global_block,
         )  # fmt: skip
     return out, lse
@@ -202,14 +204,14 @@ def backward(
     v: Tensor,
     table: Tensor | None,
     to_global: Tensor | None,
-    valid: Tensor | None,
+    valid_hw: Tensor | None,
     out: Tensor,
     lse: Tensor,
     dout: Tensor,
-    facts: CallSpec,
+    spec: CallSpec,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """See `vil.ops.custom_op`."""
-    call = Call(q, table, to_global, valid, facts)
+    call = Call(q, table, to_global, valid_hw, spec)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     lse, delta = lse.contiguous(), torch.empty_like(lse, memory_format=torch.contiguous_format)
     inputs = [Tokens.of(x) for x in (q, k, v)]
@@ -218,18 +220,18 @@ def backward(
         call.by_chunk(
             kernels().query_kernel, "backward", "queries",
             *inputs, Tokens.of(out), grads, Tokens.of(dq), lse, delta,
-            call.table, call.to_global, call.valid, K_GLOBAL=call.global_block,
+            call.table, call.to_global, call.valid_hw, K_GLOBAL=call.global_block,
         )  # fmt: skip
         call.by_chunk(
             kernels().key_kernel, "backward", "keys",
-            *inputs, grads, Tokens.of(dk), Tokens.of(dv), lse, delta, call.table, call.valid,
+            *inputs, grads, Tokens.of(dk), Tokens.of(dv), lse, delta, call.table, call.valid_hw,
         )  # fmt: skip
         rest = (*inputs, grads, lse, delta)
-        dto_global = global_gradients(call, rest, dk, dv) if facts.num_global else None
+        dto_global = global_gradients(call, rest, dk, dv) if spec.num_global else None
         dtable = None if table is None else table_gradient(call, rest)
     if table is not None:
         dtable = dtable.to(table.dtype)
-    if to_global is not None:  # without global tokens there is a bias of no numbers
+    if to_global is not None:  # without global tokens it has no elements
         dto_global = (
             torch.empty_like(to_global) if dto_global is None else dto_global.to(to_global.dtype)
         )
@@ -237,11 +239,11 @@ def backward(
 
 
 def global_gradients(call: Call, tensors: tuple, dk: Tensor, dv: Tensor) -> Tensor | None:
-    """Fill the rows of dk and dv that belong to global keys; return that of their bias, (N, G)."""
+    """Write dk and dv of the global keys. Returns the gradient of their bias (N, G)."""
     q, k, v, dout, lse, delta = tensors
     options = call.options("backward", "keys")
     groups = max(1, call.images * call.heads)
-    fit = PROGRAMS // 2 * 16 // (call.global_block * groups)  # fewer where the parts are large
+    fit = PROGRAMS // 2 * 16 // (call.global_block * groups)  # fewer if the parts are large
     splits = max(1, min(fit, -(-call.length // options.pop("K"))))
     lead = (call.images, call.heads)
     parts = [
@@ -253,13 +255,13 @@ def global_gradients(call: Call, tensors: tuple, dk: Tensor, dv: Tensor) -> Tens
         splits, call.heads, call.length, call.num_global, call.scale,
         K_GLOBAL=call.global_block, **options,
     )  # fmt: skip
-    for whole, part in zip((dk, dv), parts):
-        whole[:, :, : call.num_global] = part.unflatten(2, (splits, -1)).sum(2)
+    for grad, part in zip((dk, dv), parts):
+        grad[:, :, : call.num_global] = part.unflatten(2, (splits, -1)).sum(2)
     return None if bias is None else bias.sum((0, 2))
 
 
 def table_gradient(call: Call, tensors: tuple) -> Tensor:
-    """(N, (4w-1)**2) float32: through tiles of (queries of a chunk, keys of a rectangle)."""
+    """(N, (4w-1)**2) float32, summed through tiles (queries of a chunk, keys of a rectangle)."""
     window, heads = call.window, call.heads
     options = call.options("backward", "queries")
     side = 4 * window.size - 1
@@ -274,10 +276,10 @@ def table_gradient(call: Call, tensors: tuple) -> Tensor:
         tile = sums.new_empty(splits, heads, options["Q"], cells)
         for part in range(-(-window.tile // options["Q"])):
             kernels().tile_kernel[(blocks * splits,)](
-                *tensors, call.table, call.valid, tile,
+                *tensors, call.table, call.valid_hw, tile,
                 part, top, left, right - left, cells, splits,
                 call.images, heads, *window.grid, window.size, call.num_global, call.scale,
-                KIND=window.exact, **options,
+                MASK=int(window.mask), **options,
             )  # fmt: skip
             kernels().table_kernel[(heads * -(-side * side // ENTRIES),)](
                 tile, sums, part, top, left, cells // (right - left), right - left, cells, splits,
@@ -287,20 +289,20 @@ def table_gradient(call: Call, tensors: tuple) -> Tensor:
 
 
 def rectangles(window: Window, mirrored: bool = False) -> tuple[Rectangle, ...]:
-    """The tokens that a chunk sees: first row, end row, first and end column, from its corner.
+    """The keys of a chunk: first row, end row, first and end column, relative to its corner.
 
-    All offsets together, where they fill a rectangle of chunks; else one by one. Mirrored: the
-    tokens that see the chunk.
+    One rectangle if the offsets fill one, else one per offset. mirrored: the queries that have the
+    chunk as keys.
     """
     w, offsets = window.size, window.offsets
     rows, cols = ({offset[axis] for offset in offsets} for axis in (0, 1))
     if len(offsets) == len(rows) * len(cols):  # without gaps, since (0, 0) is among them
-        found = [(min(rows), max(rows) + 1, min(cols), max(cols) + 1)]
+        edges = [(min(rows), max(rows) + 1, min(cols), max(cols) + 1)]
     else:
-        found = [(dx, dx + 1, dy, dy + 1) for dx, dy in offsets]
+        edges = [(dx, dx + 1, dy, dy + 1) for dx, dy in offsets]
     if mirrored:
-        found = [(1 - b, 1 - a, 1 - d, 1 - c) for a, b, c, d in found]
-    return tuple(tuple(w * edge for edge in edges) for edges in found)
+        edges = [(1 - b, 1 - a, 1 - d, 1 - c) for a, b, c, d in edges]
+    return tuple(tuple(w * edge for edge in rect) for rect in edges)
 
 
 def area(rect: Rectangle) -> int:
@@ -310,7 +312,7 @@ def area(rect: Rectangle) -> int:
 
 @lru_cache(maxsize=256)
 def on_device(rects: tuple[Rectangle, ...], device: torch.device) -> Tensor:
-    """(R, 4) int32; kept, since a copy to the device waits for it and cannot be in a CUDA graph."""
+    """(R, 4) int32. Cached: a copy to the device synchronizes and cannot be in a CUDA graph."""
     return torch.tensor(rects, dtype=torch.int32, device=device)
 
 

@@ -1,8 +1,8 @@
-"""Repairs of Triton's interpreter, which runs kernels on the CPU when TRITON_INTERPRET=1.
+"""Fixes for Triton's interpreter, which runs kernels on the CPU when TRITON_INTERPRET=1.
 
-In Triton 3.6 it multiplies the bits of bfloat16 numbers instead of the numbers, cuts instead of
-rounding to them, and takes an array of one number for an int, which NumPy 2.4 no longer allows.
-Compiled kernels never come here.
+In Triton 3.6 it multiplies the bits of bfloat16 numbers instead of their values, truncates instead
+of rounding to bfloat16, and converts an array of one element to int, which NumPy 2.4 forbids.
+Compiled kernels do not use it.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from triton.runtime import interpreter
 
 
 def repair() -> None:
-    """Make the interpreter compute what a GPU would; to be called before kernels are run."""
+    """Patch the interpreter to compute what a GPU does. Call it before kernels run."""
     builder, patch = interpreter.InterpreterBuilder, interpreter._patch_lang_tensor
     cast = builder.cast_impl
 
@@ -37,7 +37,7 @@ def repair() -> None:
 
 
 def widened(bits: np.ndarray) -> np.ndarray:
-    """bfloat16, which is kept as uint16, to float32: the upper half of its bits."""
+    """bfloat16, stored as uint16, to float32: the upper half of its bits."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
