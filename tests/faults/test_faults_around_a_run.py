@@ -30,7 +30,8 @@ from tests.common.small_runs import (
     vil,
 )  # fmt: skip
 from tests.common.toy_engine import toy_train
-from vil.engine.run_dir import RunInUseError, take
+from vil.engine.run_dir import take
+from vil.utils.errors import RunInUseError
 
 AROUND = str(Path(__file__).parents[1] / "common/faults/injected_around.py")
 USAGE, DATA, CHECKPOINT = 2, 3, 4

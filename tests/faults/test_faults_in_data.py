@@ -9,14 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.common.bad_images import BAD, GOOD
+from tests.common.built import task_of
 from tests.common.data_files import picture, write_everything
 from tests.common.faults.real_runs import begin, end_all, left_over, said, seconds_to_end, status
 from tests.common.faults.records import record
 from tests.common.small_runs import SMALL, TINY, checkpoint, figures, metrics, results, vil
-from vil import build_data
 from vil.config import get_config
 from vil.data.robust_dataset import Samples
 from vil.engine.distributed import DistInfo
@@ -98,7 +97,7 @@ def substitutes(root, workers):
     """Which pictures stand where, for two epochs."""
     words = [word for word in BROKEN if "=" in word]
     cfg = get_config(None, [*words, f"DATA.PATH={root}", f"DATALOADER.WORKERS={workers}"])
-    loader = build_data.build_train_loader(cfg, DistInfo(), torch.device("cpu"))
+    loader = task_of(cfg).train_loader(DistInfo())
     names = loader.samples.dataset.sample_name
     return [list(map(names, batch.indices.tolist())) for batch in loader.batches(0, 20)]
 

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch.utils.data import get_worker_info
 
-from vil import build
 from vil.data.robust_dataset import Samples
 from vil.engine import logger, loop, run_dir
+from vil.workflows import train as training
 
 FAULT = json.loads(os.environ["FAULT"])
 
@@ -103,13 +103,13 @@ def wait_for(file):
 
 def pause(file, steps=(), building=False):
     if building:
-        plain = build.build_model
+        plain = training.task_for
 
-        def build_model(*args, **kwargs):
+        def task_for(*args):
             wait_for(file)
-            return plain(*args, **kwargs)
+            return plain(*args)
 
-        build.build_model = build_model
+        training.task_for = task_for
     at_steps(lambda step: wait_for(f"{file}.{step}") if step in steps else None)
 
 

@@ -88,8 +88,8 @@ def test_workers_and_resuming_change_nothing(scenes_root, small):
     assert [b.epoch for b in reference] == [0, 0, 0, 0, 1, 1]
     assert same(training(scenes_root, small, workers=2), reference)
     assert same(training(scenes_root, small, workers=2, start=3), reference[3:])
-    ranks = [training(scenes_root, small, rank=r, world=2) for r in range(2)]
-    assert ranks[0][0].indices.tolist() != ranks[1][0].indices.tolist()
+    dist = [training(scenes_root, small, rank=r, world=2) for r in range(2)]
+    assert dist[0][0].indices.tolist() != dist[1][0].indices.tolist()
 
 
 def test_batches_are_what_the_loop_needs(scenes_root, small):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from vil.data.batch import Batch
+from vil.data.batch import Unreadable
 from vil.data.dataset import ImageDataset
 from vil.data.datasets.folder import EXTENSIONS
 from vil.data.image import read_image
@@ -99,6 +99,28 @@ class Pictures(ImageDataset):
         return self.pictures[index].name
 
 
+class SizedPictures(Pictures):
+    """Images with their size before the transform: [i] -> (tensor, (height, width))."""
+
+    def __getitem__(self, index: int) -> tuple:
+        image = self.image(index)
+        return self.transform(image), (image.height, image.width)
+
+    @staticmethod
+    def collate(rows: list) -> "PredictionBatch":
+        return PredictionBatch(
+            samples=[sample for sample, _ in rows if sample is not None],
+            unreadable=tuple(report for _, reports in rows for report in reports),
+        )
+
+
+class PredictionBatch(NamedTuple):
+    """samples: (tensor, (height, width), index) of each image that can be read."""
+
+    samples: list[tuple]
+    unreadable: tuple[Unreadable, ...]
+
+
 class PictureLoader:
     """Batches of pictures in their order. All may be broken: a batch then holds only reports."""
 
@@ -113,7 +135,7 @@ class PictureLoader:
     ):
         order = eval_batches(len(pictures), batch_size=batch_size)
         self.loader = data_loader(
-            Samples(Pictures(pictures, transform)),
+            Samples(SizedPictures(pictures, transform)),
             order,
             workers=workers if len(order) > 1 else 0,
             pin_memory=pin_memory,
@@ -122,7 +144,7 @@ class PictureLoader:
         self.names = [picture.name for picture in pictures]
         self.ledger = BadSampleLog(len(pictures), max_fraction=1.0)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[PredictionBatch]:
         """One pass; close() on it ends the workers. Each unreadable picture is a warning."""
         iterator = start(self.loader)
         stop_at_exit(iterator)

@@ -34,7 +34,7 @@ INTERPOLATION = {"bilinear": 2, "bicubic": 3}
 WEIGHTS = "MODEL.MODEL_PATH"
 
 
-def described(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
+def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """KEY=VALUE of the file that `opts` give as MODEL.MODEL_PATH, to stand before them, and the
     names of its classes; nothing for other files."""
     from vil.pretrained.state_dict_io import read_about, weights_at

@@ -1,4 +1,4 @@
-"""Going on with a run under another config: what is mentioned, and what is refused."""
+"""Config differences allowed or rejected on resume."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from yacs.config import CfgNode
 from vil.config import diff, get_config
 from vil.utils.errors import CheckpointError
 
-# What weights, momenta and steps of the run were made for: changed, they would mean something else.
+# Keys that weights, optimizer state and step count of the run depend on.
 FIXED = (
     "MODEL",
     "INPUT.IMAGE_SIZE",
@@ -22,7 +22,7 @@ FIXED = (
     "SOLVER.USE_LARC",
     "AUG.REPEATED_AUG",
 )
-# Parts of these that may change: how the model is computed and regularised, where it came from.
+# Of these, keys that may change: how the model is computed and regularized, its initial weights.
 FREE = (
     "MODEL.COMPILE",
     "MODEL.GRAD_CHECKPOINT",
@@ -38,19 +38,19 @@ FREE = (
 
 
 def check_changes(cfg: CfgNode) -> list[str]:
-    """A line per key in which the run in OUTPUT_DIR goes on otherwise than its own config says.
+    """A line per key that differs from the config of the run in OUTPUT_DIR.
 
-    CheckpointError if one of them is fixed, unless RUN.ALLOW_CHANGES says to try.
+    Raises CheckpointError if one of them must not change, unless RUN.ALLOW_CHANGES is set.
     """
     file, insists = Path(cfg.OUTPUT_DIR, "config.yaml"), cfg.RUN.ALLOW_CHANGES
     if not file.is_file():
         return []
-    changed = diff(to_keep(cfg), get_config(file))
+    changed = diff(config_to_keep(cfg), get_config(file))
     fixed = {key: values for key, values in changed.items() if within(key, FIXED)}
     fixed = {key: values for key, values in fixed.items() if not within(key, FREE)}
     if fixed and not insists:
         raise CheckpointError(
-            f"the run in {cfg.OUTPUT_DIR} was begun with {listed(fixed)}: go back to it, begin "
+            f"the run in {cfg.OUTPUT_DIR} was started with {listed(fixed)}: go back to it, start "
             "another run with MODEL.MODEL_PATH from this one, or try RUN.ALLOW_CHANGES True"
         )
     return [f"{key} is {now!r} from here, was {was!r}" for key, (now, was) in changed.items()]
@@ -64,9 +64,9 @@ def listed(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{key} {was!r} (now {now!r})" for key, (now, was) in changed.items())
 
 
-def to_keep(cfg: CfgNode) -> CfgNode:
-    """The config that a run keeps: its data are found from any folder, and the next start is asked
-    anew whether it may change what is fixed."""
+def config_to_keep(cfg: CfgNode) -> CfgNode:
+    """The config that a run saves: with an absolute DATA.PATH, and without RUN.ALLOW_CHANGES, which
+    holds for one start."""
     kept = cfg.clone()
     kept.defrost()
     if Path(kept.DATA.PATH).is_dir():

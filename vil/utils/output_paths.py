@@ -1,17 +1,18 @@
-"""Where a command writes what it shows: refused before the work, not after it."""
+"""Output files: refused before the work, not after it."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vil.config import ConfigError
+from vil.utils.errors import ConfigError
 
-PICTURES = (".png", ".svg", ".pdf", ".jpg")
+IMAGE_SUFFIXES = (".png", ".svg", ".pdf", ".jpg")
 
 
 def output_file(given: str, flag: str = "--out", endings: tuple[str, ...] = ()) -> Path:
-    """The path to write to. ConfigError where it cannot be written, or ends otherwise."""
+    """Return the path to write to. Raises ConfigError where it cannot be written, or has another
+    suffix."""
     path = Path(given)
     if endings and path.suffix.lower() not in endings:
         raise ConfigError(f"{flag} {given}: expected a name that ends in {', '.join(endings)}")
@@ -25,8 +26,8 @@ def output_file(given: str, flag: str = "--out", endings: tuple[str, ...] = ()) 
 
 
 @contextmanager
-def written(path: Path, flag: str = "--out") -> Iterator[None]:
-    """ConfigError for what the system refuses inside (a full disk)."""
+def refuse_failed_writes(path: Path, flag: str = "--out") -> Iterator[None]:
+    """Raise ConfigError for what the system refuses to write inside, such as on a full disk."""
     try:
         yield
     except OSError as error:

@@ -1,11 +1,13 @@
-"""What the benchmark commands share: lists on the command line, and the folder of the results."""
+"""What the benchmarks share: lists given as text, and the folder of the results."""
 
 import csv
 import json
 import re
 from pathlib import Path
 
-from vil.config import ConfigError
+from vil.utils.atomic_write import replace_text
+from vil.utils.errors import ConfigError
+from vil.utils.machine import slug
 
 
 def split(text: str, flag: str) -> list[str]:
@@ -25,8 +27,6 @@ def number(text: str, flag: str, least: int = 1) -> int:
 
 def result_folder(out: str | None, about: dict, what: str) -> Path:
     """The folder of the results, made before anything is measured."""
-    from vil.utils.machine import slug
-
     moment = re.sub(r"\D", "", about["date"])[:12]
     default = f"benchmarks/results/{what}-{slug(about['name'])}-{moment}"
     folder = Path(out or default)
@@ -39,8 +39,6 @@ def result_folder(out: str | None, about: dict, what: str) -> Path:
 
 def write_results(folder: Path, what: str, rows: list[dict], about: dict) -> None:
     """<what>.json, with the machine, and <what>.csv."""
-    from vil.utils.atomic_write import replace_text
-
     text = json.dumps({"machine": about, "rows": rows}, indent=1)
     replace_text(folder / f"{what}.json", text + "\n")
     write_csv(folder / f"{what}.csv", rows)
