@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from fixtures.old_edition import CHECKS, EXPECTED, FOLDER, Commands, as_json
 
-# Another processor sums in another order: relative rounding errors of 1e-6 in the logits. An
-# evaluation of the same weights keeps its loss, and its top-1 to the picture.
+# Another processor sums in another order: relative errors of 1e-6 in the logits. An evaluation of
+# the same weights keeps its loss, and its top-1 to the picture. The steps after a resume keep their
+# losses within 1e-6 with other backends and threads. Lost first moments of AdamW change them by
+# 1e-3 from the second step on (classifier) or the third (detector), and by 1e-2 later.
 LOSS, PROBABILITY, PIXELS = 1e-4, 1e-4, 0.05
-# 38 steps of AdamW, or 10, let such an error grow; 1 % of the loss and five of 360 pictures are far
-# below what a step more or less, or a momentum lost, makes of them.
-TRAINED_LOSS, TRAINED_TOP = 1e-2, 100 * 5 / 360
+TRAINED_LOSS, TRAINED_TOP = 3e-4, 100 * 1.5 / 360  # of 360 pictures one may change sides
 # Average precision jumps when two boxes with almost the same score change places.
-PRECISION = {"evaluate_detector": 0.1, "resume_detector": 0.5}
+PRECISION = {"evaluate_detector": 0.1, "resume_detector": 0.1}
 EXACT = {"step", "count", "tuned", "others", "taken", "tensors", "index"}
 SLOW = {"export"}
 
