@@ -36,10 +36,11 @@ def test_the_commands_make_the_same_dataset_as_the_folder(name, tmp_path, monkey
 def test_the_table_has_every_dataset_and_its_own_arguments():
     rows = dict(re.findall(r"^\| `([\w<>.]+)` \|.*\| (.*?) ?\|$", PAGE, flags=re.MULTILINE))
     assert rows.keys() == DATASETS.keys() | DETECTION_SETS.keys() | {"<path>.yaml"}
-    for name, row in (DATASETS | DETECTION_SETS).items():
+    homes = {name: entry.load() for name, entry in DATASETS.items()}
+    for name, dataset in (homes | DETECTION_SETS).items():
         own = [
             parameter
-            for parameter in inspect.signature(row).parameters.values()
+            for parameter in inspect.signature(dataset).parameters.values()
             if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in OF_ALL
         ]
         expected = [f"`{p.name}`" + ("" if p.default is None else f" {p.default}") for p in own]

@@ -1,5 +1,6 @@
 """What every row of DATASETS gives: pictures with one class each, by index."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -32,7 +33,7 @@ class Loadable(Protocol):
     def sample_name(self, index: int) -> str: ...
 
 
-class ImageDataset(Dataset):
+class ImageDataset(Dataset, ABC):
     """ds[i] -> (image, target): a PIL RGB image, or what `transform` makes of it, and an int.
 
     A subclass sets the two fields and writes `image` and `sample_name`, of which `image` raises
@@ -40,7 +41,6 @@ class ImageDataset(Dataset):
     """
 
     collate = staticmethod(collate)
-    numbered = False  # labels are plain numbers: the row takes num_classes
     classes: list[str]
     targets: np.ndarray  # (N,) int64: one buffer, whose pages forked workers share for good
 
@@ -58,10 +58,10 @@ class ImageDataset(Dataset):
             image = self.transform(image)
         return image, int(self.targets[index])
 
+    @abstractmethod
     def image(self, index: int) -> Image.Image:
         """The RGB picture before any transform."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sample_name(self, index: int) -> str:
         """What a person would look for: a path below the root, a member of an archive."""
-        raise NotImplementedError

@@ -32,8 +32,6 @@ or, as archives:
 class ZipMap(ImageDataset):
     """The pictures of the zip that the map names, in the order of the zip's directory."""
 
-    numbered = True
-
     def __init__(
         self,
         root: str | Path,
@@ -161,6 +159,3 @@ def imagenet(
     if num_classes not in (None, len(dataset.classes)):
         raise ValueError(f"num_classes is {num_classes}, {root} has {len(dataset.classes)} folders")
     return dataset
-
-
-imagenet.numbered = True  # takes num_classes, whichever of the two it finds

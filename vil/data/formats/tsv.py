@@ -36,8 +36,6 @@ class Tsv(ImageDataset):
     Labels are integers, or names of the labelmap where there is one.
     """
 
-    numbered = True
-
     def __init__(
         self,
         root: str | Path,
