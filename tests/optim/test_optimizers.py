@@ -177,7 +177,7 @@ def test_without_any_decay_it_is_said_that_no_rate_is_adapted(name, caplog):
     build_optimizer(name, decay_groups([("w", one_weight())], 0.1, 0.0), lr=0.1)
     assert caplog.text == ""
     build_optimizer(name, decay_groups([("w", one_weight())], 0.0, 0.0), lr=0.1)
-    assert f"no layer's rate is adapted: {name} is" in caplog.text
+    assert f"no layer's learning rate is adapted: {name} is" in caplog.text
 
 
 @pytest.mark.skipif(importlib.util.find_spec("apex") is not None, reason="apex is installed")

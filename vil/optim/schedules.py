@@ -6,8 +6,11 @@ and the rate jumps down a little where the warm-up ends.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+from vil.optim import SCHEDULES
 from vil.utils.lookup import lookup
 
 
@@ -26,17 +29,18 @@ class Schedule:
     drop_freq: int = 1
     drop_epochs: tuple[float, ...] = ()  # instead of every drop_freq epochs
     drop_factor: float = 10.0
-    epoch_based: bool = False  # the rate changes at the start of an epoch only
+    epoch_based: bool = False  # the learning rate changes at the start of an epoch only
+    own: Mapping[str, Any] = field(default_factory=dict, hash=False)  # of a registered function
 
     def __post_init__(self):
-        lookup(SCHEDULES, self.policy, "learning-rate policy")
+        SCHEDULES.entry(self.policy)
         lookup(WARMUPS, self.warmup_method, "warm-up method")
         if self.policy == "multistep" and self.drop_freq < 1:
             raise ValueError(f"the multistep schedule needs drop_freq >= 1, given {self.drop_freq}")
 
     def lr_at(self, step: int) -> float:
         time = step // self.steps_per_epoch if self.epoch_based else step
-        return SCHEDULES[self.policy](self, time)
+        return SCHEDULES.load(self.policy)(self, time, **self.own)
 
     @property
     def unit(self) -> int:
@@ -81,8 +85,6 @@ def constant(s: Schedule, time: int) -> float:
     """No policy at all: the original does not warm up either then."""
     return s.lr
 
-
-SCHEDULES = {"cosine": cosine, "linear": linear, "multistep": multistep, "": constant}
 
 # factor at the start of the warm-up, fraction of it that has passed -> factor
 WARMUPS = {
