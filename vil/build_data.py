@@ -13,9 +13,9 @@ from vil import build_detection
 from vil.build import refuses
 from vil.config import ConfigError
 from vil.data import build_dataset, is_numbered, own_arguments
-from vil.data.class_mapping import read_target_map
+from vil.data.class_mapping import read_class_mapping
 from vil.data.dataset import ImageDataset
-from vil.data.datasets.concat import Joined
+from vil.data.datasets.concat import ConcatImageDataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.transforms import eval_transform, train_transform
 from vil.engine.distributed import DistInfo
@@ -41,7 +41,7 @@ def build_train_loader(
     _check_arguments(cfg)
     transform = build_train_transform(cfg)
     sets = [_dataset(cfg, name, "train", transform) for name in cfg.DATA.TRAIN]
-    dataset = sets[0] if len(sets) == 1 else Joined(sets, cfg.DATA.TRAIN)
+    dataset = sets[0] if len(sets) == 1 else ConcatImageDataset(sets, cfg.DATA.TRAIN)
     _check_classes(cfg, dataset, ", ".join(cfg.DATA.TRAIN))
     if len(dataset) < (needed := size * cfg.OPTIM.ACCUMULATE):
         raise ConfigError(
@@ -109,7 +109,7 @@ def build_links(cfg: CfgNode, test_loaders: dict[str, EvalLoader]) -> dict[str, 
         return None
     path = Path(cfg.DATA.PATH, cfg.DATA.TARGETMAP)
     return {
-        name: read_target_map(path, cfg.DATA.NUM_CLASSES, loader.classes)
+        name: read_class_mapping(path, cfg.DATA.NUM_CLASSES, loader.classes)
         for name, loader in test_loaders.items()
     }
 

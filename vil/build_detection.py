@@ -10,7 +10,7 @@ from yacs.config import CfgNode
 from vil.config import ConfigError
 from vil.config.defaults import tree_at
 from vil.config.unused import warn_unused
-from vil.data.synthetic.scenes import TRAIN, VAL
+from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL
 from vil.models.vision_longformer import MsViT
 from vil.tasks.detection.data.datasets import DRAWN, CocoDataset, build_detection_set, own_arguments
 from vil.tasks.detection.data.transforms import train_transform
@@ -131,7 +131,7 @@ def few_drawn(cfg: CfgNode, folder: str) -> CfgNode:
     few.DATA.PATH = folder
     if "scenes" in sets:
         own, step = few.DATA.KWARGS, cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
-        for name, usual, most in (("train", TRAIN, step), ("val", VAL, 1)):
+        for name, usual, most in (("train", NUM_TRAIN, step), ("val", NUM_VAL, 1)):
             given = own.get(name, usual)
             own[name] = min(given, most) if isinstance(given, int) else given
     return few

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.common.data_files import samples, write_everything, write_map, write_tsv, write_zip
+from tests.common.data_files import samples, write_all_formats, write_map, write_tsv, write_zip
 from tests.common.small_runs import SMALL, draw_pictures, results, vil
 
 DATA = 3
@@ -17,7 +17,7 @@ ENOUGH = "DATA.MAX_BAD_FRACTION=0.2"
 @pytest.fixture(scope="module", autouse=True)
 def data(tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        yield write_everything(tmp_path_factory.mktemp("data"), monkeypatch)
+        yield write_all_formats(tmp_path_factory.mktemp("data"), monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["imagenet", "tar", "tsv", "train.yaml", "cifar", "mnist"])

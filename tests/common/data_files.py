@@ -112,7 +112,7 @@ def write_mnist(root):
         (folder / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 12) + labels)
 
 
-def write_everything(root, monkeypatch):
+def write_all_formats(root, monkeypatch):
     """A root below which every row of DATASETS finds its ten classes; each archive has one text."""
     for split in ("train", "val"):
         files = samples(split)

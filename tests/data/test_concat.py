@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from vil.data import build_dataset
-from vil.data.class_mapping import read_target_map
-from vil.data.datasets.concat import Joined
+from vil.data.class_mapping import read_class_mapping
+from vil.data.datasets.concat import ConcatImageDataset
 from vil.utils.errors import DataError
 
 
@@ -17,7 +17,7 @@ def fake(n, classes=3, transform=None):
 
 def test_joined_sets_keep_their_samples_transforms_and_names():
     sets = [fake(1), fake(5, transform=lambda image: "seen"), fake(2)]
-    joined = Joined(sets, ["a", "b", "c"])
+    joined = ConcatImageDataset(sets, ["a", "b", "c"])
     assert len(joined) == 8
     expected = [(name, ds, i) for name, ds in zip("abc", sets) for i in range(len(ds))]
     for index, (name, dataset, own) in enumerate(expected):
@@ -30,11 +30,11 @@ def test_joined_sets_keep_their_samples_transforms_and_names():
 
 def test_other_numbers_of_classes_are_refused_and_other_names_told(caplog):
     with pytest.raises(DataError, match="joined: a 3, b 3, c 4"):
-        Joined([fake(2), fake(2), fake(2, 4)], ["a", "b", "c"])
-    Joined([fake(2), fake(3)], ["a", "b"])
+        ConcatImageDataset([fake(2), fake(2), fake(2, 4)], ["a", "b", "c"])
+    ConcatImageDataset([fake(2), fake(3)], ["a", "b"])
     assert not caplog.text
     digits = build_dataset("digits", "", "train", num_classes=3)
-    Joined([fake(2), digits, fake(2), digits], ["a", "b", "c", "d"])
+    ConcatImageDataset([fake(2), digits, fake(2), digits], ["a", "b", "c", "d"])
     assert caplog.text.count("the classes of b, d are not called as those of a") == 1
 
 
@@ -43,7 +43,7 @@ NAMES = ["cat", "cat(house)", "cat (wild)", "dog(1)", "dogfish", "emu"]
 
 def links(tmp_path, table, num_classes=4):
     (tmp_path / "map.json").write_text(table if isinstance(table, str) else json.dumps(table))
-    return read_target_map(tmp_path / "map.json", num_classes, NAMES)
+    return read_class_mapping(tmp_path / "map.json", num_classes, NAMES)
 
 
 def test_a_target_map_links_by_the_name_before_the_last_bracket(tmp_path, caplog):
@@ -82,4 +82,4 @@ def test_a_target_map_that_is_none_is_refused(tmp_path, table, message):
     with pytest.raises(DataError, match=message):
         links(tmp_path, table)
     with pytest.raises(DataError, match="there is no target map"):
-        read_target_map(tmp_path / "gone.json", 4, NAMES)
+        read_class_mapping(tmp_path / "gone.json", 4, NAMES)

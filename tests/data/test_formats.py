@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.common.data_files import CLASSES, samples, write_folder, write_tar, write_tsv, write_zip
 from vil.data import DATASETS, build_dataset, is_numbered
-from vil.data.datasets.concat import Joined
+from vil.data.datasets.concat import ConcatImageDataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.transforms import eval_transform, train_transform
 from vil.utils.errors import DataError
@@ -20,7 +20,7 @@ OWN = {"fake": {"n": 12, "size": 8}, "digits": {"size": 8}}
 def joined(root, split, transform):
     """One dataset with all of the table: starting workers is what costs time."""
     sets = [build_dataset(name, root, split, transform, **OWN.get(name, {})) for name in DATASETS]
-    return Joined(sets, list(DATASETS))
+    return ConcatImageDataset(sets, list(DATASETS))
 
 
 def read(root, context, workers):
@@ -38,7 +38,7 @@ def read(root, context, workers):
     ):
         for batch in batches:
             names = [dataset.sample_name(index) for index in batch.indices.tolist()]
-            yield names, batch.targets, batch.images, batch.unreadable
+            yield names, batch.targets, batch.images, batch.bad_samples
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def reference(everything):
 def test_the_reference_meets_every_dataset_and_every_broken_picture(reference):
     names = {name.split("/")[0] for names, *_ in reference for name in names}
     assert names == set(DATASETS)
-    broken = {report.name for *_, unreadable in reference for report in unreadable}
+    broken = {report.name for *_, bad_samples in reference for report in bad_samples}
     assert broken >= {
         "imagenet/train.zip@c9/bad0.png",
         "tar/val.tar@c9/bad0.png",
@@ -106,7 +106,7 @@ def test_members_that_are_no_pictures_are_counted(name, tmp_path, caplog):
     dataset = build_dataset(name, tmp_path, "val", eval_transform(6))
     loader = EvalLoader(dataset, batch_size=5, max_bad_fraction=0.2)
     assert sum(len(batch) for batch in loader) == 10
-    names = sorted(dataset.sample_name(i) for i in loader.ledger.seen)
+    names = sorted(dataset.sample_name(i) for i in loader.bad_samples.seen)
     assert [name[-11:] for name in names] == ["c9/bad0.png", "c9/bad1.png"]
     assert caplog.text.count("unreadable image") == 2
     with pytest.raises(DataError, match="2 of 12 images cannot be read"):

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from vil.data import build_dataset
-from vil.data.seed_sequence import seeded
+from vil.data.seed_sequence import fork_rng
 from vil.data.transforms import eval_transform, train_transform
 
 DIGITS = {"use_timm": True, "scale": (0.7, 1.0), "hflip": 0.0}
@@ -29,9 +29,9 @@ def noise(width, height):
 @pytest.mark.parametrize("chain", CHAINS)
 def test_any_picture_becomes_a_normalised_square(chain, size):
     image, transform = noise(*size), train_transform(48, **CHAINS[chain])
-    with seeded("augment", 1, 2, 3):
+    with fork_rng("augment", 1, 2, 3):
         first = transform(image)
-    with seeded("augment", 1, 2, 3):
+    with fork_rng("augment", 1, 2, 3):
         again = transform(image)
     assert type(first) is torch.Tensor
     assert (first.dtype, first.shape) == (torch.float32, (3, 48, 48))
@@ -45,7 +45,7 @@ def test_training_transforms_vary(chain):
     transform, image = train_transform(32, **CHAINS[chain]), noise(64, 64)
     different = set()
     for position in range(8):
-        with seeded("augment", 0, 0, position):
+        with fork_rng("augment", 0, 0, position):
             different.add(round(float(transform(image).double().abs().sum()), 3))
     assert len(different) >= 6
 
@@ -94,7 +94,7 @@ def test_digits_stay_legible_under_their_augmentation():
 
 
 def build_item(dataset, index, transform):
-    with seeded("augment", 0, 0, index):
+    with fork_rng("augment", 0, 0, index):
         return transform(dataset.image(index)), dataset.targets[index]
 
 

@@ -86,12 +86,12 @@ def test_training_replaces_counts_once_and_lists(five_percent, tmp_path, caplog)
     with caplog.at_level(logging.WARNING):
         loader, batches = train(five_percent, max_bad_fraction=0.05, bad_file=listed)
     assert all(len(batch) == 10 for batch in batches)
-    assert len(loader.ledger.seen) == len(BAD)
+    assert len(loader.bad_samples.seen) == len(BAD)
     assert len(caplog.records) == len(BAD)
     lines = [line.split("\t") for line in listed.read_text().splitlines()]
     assert sorted(name for name, _ in lines) == sorted(f"train/one/{name}" for name in BAD)
     assert all(reason for _, reason in lines)
-    assert not loader.ledger.seen & set(torch.cat([b.indices for b in batches]).tolist())
+    assert not loader.bad_samples.seen & set(torch.cat([b.indices for b in batches]).tolist())
 
 
 def test_a_run_that_is_resumed_lists_each_once(five_percent, tmp_path):
@@ -107,7 +107,7 @@ def test_substitutes_are_the_same_with_workers(five_percent):
     for one, other in zip(alone, shared):
         assert torch.equal(one.indices, other.indices)
         assert torch.equal(one.images, other.images)
-        assert one.unreadable == other.unreadable
+        assert one.bad_samples == other.bad_samples
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -133,7 +133,7 @@ def test_evaluation_leaves_them_out_and_counts_them_once(five_percent, workers, 
     assert passes[0] == passes[1]
     assert sum(passes[0], []) == list(range(171))
     assert all(passes[0])  # 180 samples are 45 batches; the last two were empty and did not come
-    assert len(caplog.records) == len(loader.ledger.seen) == len(BAD)
+    assert len(caplog.records) == len(loader.bad_samples.seen) == len(BAD)
     assert (loader.num_samples, len(loader)) == (180, 45)
 
 
@@ -143,7 +143,7 @@ def test_a_file_that_disappears_is_unreadable(tmp_path):
     (root / "val" / "one" / "003.png").unlink()
     loader = EvalLoader(dataset, batch_size=8, max_bad_fraction=0.1)
     assert sum(len(batch) for batch in loader) == 19
-    assert loader.ledger.seen == {3}
+    assert loader.bad_samples.seen == {3}
 
 
 def explode(image):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vil.data.samplers import epoch_order, eval_batches, eval_indices, train_batches
-from vil.data.seed_sequence import seeded
+from vil.data.seed_sequence import fork_rng
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 1000])
@@ -106,11 +106,11 @@ def test_seeded_repeats_all_three_generators_and_leaves_them_alone():
         seed(0)
     inside = []
     for key in ((0, 0), (0, 0), (0, 0, 0), (0, 1)):
-        with seeded("augment", *key):
+        with fork_rng("augment", *key):
             inside.append(draw())
-    with seeded("mix", 0, 0):
+    with fork_rng("mix", 0, 0):
         inside.append(draw())
-    with pytest.raises(KeyError), seeded("augment", 9):
+    with pytest.raises(KeyError), fork_rng("augment", 9):
         raise KeyError
     assert [draw() for _ in range(3)] == draws
     assert inside[0] == inside[1]

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from tests.common.bad_images import BAD, GOOD
-from tests.common.data_files import picture, write_everything
+from tests.common.data_files import picture, write_all_formats
 from tests.common.faults.real_runs import begin, end_all, left_over, said, seconds_to_end, status
 from tests.common.faults.records import record
 from tests.common.small_runs import SMALL, TINY, checkpoint, figures, metrics, results, vil
 from vil import build_data
 from vil.config import get_config
-from vil.data.robust_dataset import Samples
+from vil.data.robust_dataset import RobustDataset
 from vil.engine.distributed import DistInfo
 
 AROUND = str(Path(__file__).parents[1] / "common/faults/injected_around.py")
@@ -169,7 +169,7 @@ def test_f14_outside_of_training(verb, tmp_path, monkeypatch):
         assert multiprocessing.parent_process()  # this is a worker
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(Samples, "__getitem__", dying)
+    monkeypatch.setattr(RobustDataset, "__getitem__", dying)
     words = ["--images", "0.png", "1.png", "2.png"] if verb == "predict" else []
     ended = vil(verb, "--run", "run", "DATALOADER.WORKERS=1", "DATALOADER.BSZ=2", *words)
     assert ended.code == DATA
@@ -192,7 +192,7 @@ def test_f26_every_format_by_every_start_method(tmp_path):
     """All formats joined, in one run for each way to start workers."""
     (tmp_path / "data").mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        write_everything(tmp_path / "data", patch)
+        write_all_formats(tmp_path / "data", patch)
     ways = [("", 0), ("fork", 1), ("fork", 2), ("spawn", 1), ("forkserver", 2)]
     kept = {}
     for method, workers in ways:

@@ -96,12 +96,12 @@ def overlap_of(args: argparse.Namespace) -> int:
 def predict(cfg: CfgNode, args: argparse.Namespace, overlap: int, folder: str | None) -> int:
     """Find the pictures, load the weights, list and draw what each picture shows."""
     from vil import build
-    from vil.data.datasets.image_list import Pictures, find_pictures
+    from vil.data.datasets.image_list import ImageList, find_images
     from vil.engine.distributed import DistInfo
     from vil.tasks.detection.output_formats import FORMATS
 
     names = class_names(args, cfg.DATA.NUM_CLASSES)
-    pictures = find_pictures(args.images, lambda: sys.stdin.buffer.read())
+    pictures = find_images(args.images, lambda: sys.stdin.buffer.read())
     if not pictures:
         raise DataError(f"no images in {', '.join(args.images)}")
     drawing = drawer(folder, names, pictures) if folder else None
@@ -112,7 +112,7 @@ def predict(cfg: CfgNode, args: argparse.Namespace, overlap: int, folder: str | 
     build.select_attention_backends(model, cfg, device, DistInfo(), training=False)
     broken: list[str] = []
     finder = finder_of(cfg, model, device, args.tile, overlap)
-    shown = findings(Pictures(pictures), finder, drawing, broken)
+    shown = findings(ImageList(pictures), finder, drawing, broken)
     whole = write(FORMATS[args.format](shown, names), args.output_file)
     if whole and len(broken) == len(pictures):
         raise DataError(f"none of the {len(pictures)} images could be read")
@@ -142,7 +142,7 @@ def finder_of(cfg: CfgNode, model, device, tile: int | None, overlap: int) -> Ca
 
 def findings(pictures, find: Callable, drawing: Callable | None, broken: list[str]) -> Iterator:
     """What each picture shows, drawn as it comes; those that cannot be read go to `broken`, too."""
-    from vil.data.batch import Unreadable
+    from vil.data.batch import BadSample
     from vil.data.robust_dataset import BadSampleLog
     from vil.tasks.detection.output_formats import Shown
 
@@ -154,7 +154,7 @@ def findings(pictures, find: Callable, drawing: Callable | None, broken: list[st
         except OSError as error:
             reason = " ".join(str(error).split())
             broken.append(name)
-            ledger.record([Unreadable(index, name, reason)])
+            ledger.record([BadSample(index, name, reason)])
             yield Shown(name, error=reason)
             continue
         found = find(picture)

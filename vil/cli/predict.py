@@ -146,15 +146,15 @@ def class_names(args: argparse.Namespace, count: int) -> list[str]:
 def predict(cfg: CfgNode, args: argparse.Namespace, names: list[str]) -> int:
     """Find the pictures, load the weights, print what each picture shows."""
     from vil import build, build_data
-    from vil.data.datasets.demo_digits import read_sample
-    from vil.data.datasets.image_list import PictureLoader, find_pictures
+    from vil.data.datasets.demo_digits import read_demo_digits
+    from vil.data.datasets.image_list import ImageListLoader, find_images
     from vil.data.workers import worker_errors
     from vil.engine.distributed import DistInfo
 
     if args.sample:
-        pictures, classes = read_sample()
+        pictures, classes = read_demo_digits()
     else:
-        pictures, classes = find_pictures(args.images, lambda: sys.stdin.buffer.read()), []
+        pictures, classes = find_images(args.images, lambda: sys.stdin.buffer.read()), []
     if not pictures:
         raise DataError(f"no images in {', '.join(args.images)}")
     device = build.set_up(cfg)
@@ -162,7 +162,7 @@ def predict(cfg: CfgNode, args: argparse.Namespace, names: list[str]) -> int:
     print(report, file=sys.stderr)
     model = build.place(model, cfg, device, training=False)
     build.select_attention_backends(model, cfg, device, DistInfo(), training=False)
-    loader = PictureLoader(
+    loader = ImageListLoader(
         pictures,
         build_data.build_eval_transform(cfg),
         batch_size=cfg.DATALOADER.BSZ,
@@ -173,7 +173,7 @@ def predict(cfg: CfgNode, args: argparse.Namespace, names: list[str]) -> int:
         if classes:
             shown = counted(shown, names, classes)
         whole = write(FORMATS[args.format](shown, names), args.output_file)
-    if whole and len(loader.ledger.seen) == len(pictures):
+    if whole and len(loader.bad_samples.seen) == len(pictures):
         raise DataError(f"none of the {len(pictures)} images could be read")
     return 0
 
@@ -193,7 +193,7 @@ def predictions(cfg, model, device, loader, top: int | None) -> Iterator[Predict
         for batch in batches:
             found = {
                 report.index: Prediction(report.name, [], report.reason)
-                for report in batch.unreadable
+                for report in batch.bad_samples
             }
             if len(batch):
                 # stable: of equally probable classes the first comes first, on every device

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 
-class Unreadable(NamedTuple):
+class BadSample(NamedTuple):
     """A picture that could not be read; it travels from the worker in its batch."""
 
     index: int
@@ -25,7 +25,7 @@ class Batch:
     indices: Tensor  # (B,) int64: the samples that are inside, substitutes included
     epoch: int = 0
     step: int = 0
-    unreadable: tuple[Unreadable, ...] = ()
+    bad_samples: tuple[BadSample, ...] = ()
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -44,11 +44,11 @@ class Batch:
         return replace(self, images=images, targets=self.targets.to(device, non_blocking=True))
 
 
-def collate(rows: list[tuple[tuple | None, list[Unreadable]]]) -> Batch:
+def collate(rows: list[tuple[tuple | None, list[BadSample]]]) -> Batch:
     """Rows are (sample (image, target, index) or None, reports); the Nones are left out."""
     samples = [sample for sample, _ in rows if sample is not None]
-    unreadable = tuple(report for _, reports in rows for report in reports)
+    bad_samples = tuple(report for _, reports in rows for report in reports)
     if not samples:
         nothing = torch.empty(0, dtype=torch.int64)
-        return Batch(torch.empty(0), nothing, nothing, unreadable=unreadable)
-    return Batch(*default_collate(samples), unreadable=unreadable)
+        return Batch(torch.empty(0), nothing, nothing, bad_samples=bad_samples)
+    return Batch(*default_collate(samples), bad_samples=bad_samples)

@@ -17,7 +17,9 @@ from vil.utils.errors import DataError
 logger = logging.getLogger(__name__)
 
 
-def read_target_map(path: str | Path, num_classes: int, dataset_classes: Sequence[str]) -> Tensor:
+def read_class_mapping(
+    path: str | Path, num_classes: int, dataset_classes: Sequence[str]
+) -> Tensor:
     """links (num_classes, dataset's classes) bool: many to many.
 
     One warning for dataset classes that nothing stands for. DataError when the file is not such a

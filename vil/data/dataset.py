@@ -15,7 +15,7 @@ from vil.utils.lookup import lookup
 SPLITS = {"train": 0, "val": 1}
 
 
-class Loadable(Protocol):
+class LoadableDataset(Protocol):
     """What the loaders ask of a dataset, whatever its targets are.
 
     A picture that cannot be read is an OSError, which they count and forgive; every other error
@@ -24,7 +24,7 @@ class Loadable(Protocol):
     """
 
     classes: list[str]
-    collate: Callable[[list], Any]  # rows of `Samples` -> a batch
+    collate: Callable[[list], Any]  # rows of `RobustDataset` -> a batch
 
     def __len__(self) -> int: ...
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from vil.data.batch import Batch
-from vil.data.dataset import Loadable
-from vil.data.robust_dataset import BadSampleLog, Samples
+from vil.data.dataset import LoadableDataset
+from vil.data.robust_dataset import BadSampleLog, RobustDataset
 from vil.data.samplers import eval_batches, train_batches
-from vil.data.workers import data_loader, iter_batches, start, stop_at_exit, stop_workers
+from vil.data.workers import build_data_loader, iter_batches, start, stop_at_exit, stop_workers
 from vil.utils.errors import DataError
 
 # How many successive samples are tried in place of one that cannot be read.
@@ -24,7 +24,7 @@ class TrainLoader:
 
     def __init__(
         self,
-        dataset: Loadable,
+        dataset: LoadableDataset,
         *,
         batch_size: int,
         seed: int = 0,
@@ -51,7 +51,7 @@ class TrainLoader:
                 f"and the training set has {len(dataset)}"
             )
         self.classes = dataset.classes
-        self.samples = Samples(dataset, seed=seed, tries=TRIES)
+        self.samples = RobustDataset(dataset, seed=seed, tries=TRIES)
         self.order = {
             "batch_size": batch_size,
             "seed": seed,
@@ -61,7 +61,7 @@ class TrainLoader:
             "groups": getattr(dataset, "groups", None),
         }
         self.options = {"workers": workers, "pin_memory": pin_memory, "context": context}
-        self.ledger = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
+        self.bad_samples = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
 
     def batches(self, start_step: int, stop_step: int) -> Iterator[Batch]:
         """The batches of steps [start_step, stop_step). close() on it ends the workers.
@@ -72,11 +72,11 @@ class TrainLoader:
         order = train_batches(
             len(self.samples.dataset), start=start_step, stop=stop_step, **self.order
         )
-        iterator = start(data_loader(self.samples, order, **self.options))
+        iterator = start(build_data_loader(self.samples, order, **self.options))
         stop_at_exit(iterator)
         try:
             for step, batch in zip(steps, iter_batches(iterator)):
-                self.ledger.record(batch.unreadable)
+                self.bad_samples.record(batch.bad_samples)
                 self.refuse_gaps(batch)
                 yield replace(batch, epoch=step // self.steps_per_epoch, step=step)
         finally:
@@ -85,7 +85,7 @@ class TrainLoader:
     def refuse_gaps(self, batch: Batch) -> None:
         """DataError when a sample found no substitute."""
         if len(batch) < self.order["batch_size"]:
-            last = batch.unreadable[-1]
+            last = batch.bad_samples[-1]
             raise DataError(
                 f"{TRIES} images in a row cannot be read: mend or remove them; "
                 f"the last: {last.name} ({last.reason})"
@@ -95,12 +95,12 @@ class TrainLoader:
 class EvalLoader:
     """This process's share of a dataset, in order; over all processes every sample exactly once.
 
-    Iterate as often as needed: the workers stay. Unreadable pictures are left out of their batch.
+    Iterate as often as needed: the workers stay. Unreadable images are left out of their batch.
     """
 
     def __init__(
         self,
-        dataset: Loadable,
+        dataset: LoadableDataset,
         *,
         batch_size: int,
         rank: int = 0,
@@ -115,15 +115,15 @@ class EvalLoader:
         self.dataset = dataset
         self.classes = dataset.classes
         self.order = eval_batches(len(dataset), batch_size=batch_size, rank=rank, world=world)
-        self.loader = data_loader(
-            Samples(dataset),
+        self.loader = build_data_loader(
+            RobustDataset(dataset),
             self.order,
             workers=workers,
             pin_memory=pin_memory,
             context=context,
             persistent=True,
         )
-        self.ledger = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
+        self.bad_samples = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
         self.started = None
 
     def __len__(self) -> int:
@@ -136,6 +136,6 @@ class EvalLoader:
             self.started = iterator
             stop_at_exit(iterator)
         for step, batch in enumerate(iter_batches(iterator)):
-            self.ledger.record(batch.unreadable)
+            self.bad_samples.record(batch.bad_samples)
             if len(batch):
                 yield replace(batch, step=step)

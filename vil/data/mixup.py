@@ -9,7 +9,7 @@ import torch
 from timm.data.mixup import Mixup, mixup_target
 
 from vil.data.batch import Batch
-from vil.data.seed_sequence import seeded
+from vil.data.seed_sequence import fork_rng
 from vil.utils.lookup import lookup
 
 # Whether one draw serves the batch, a pair of samples, or a sample.
@@ -58,7 +58,7 @@ class Mix:
         """
         even = len(batch) - len(batch) % 2
         images = batch.images.clone()  # timm mixes in place
-        with seeded("mix", self.seed, batch.epoch, batch.step, rank):
+        with fork_rng("mix", self.seed, batch.epoch, batch.step, rank):
             _, mixed = self.mixup(images[:even], batch.targets[:even])
         alone = mixup_target(batch.targets[even:], **self.smoothing)
         return replace(batch, images=images, targets=torch.cat([mixed, alone]))

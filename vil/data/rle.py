@@ -10,14 +10,14 @@ from collections.abc import Iterable
 import numpy as np
 
 
-def runs_of(bitmap: np.ndarray) -> list[int]:
+def mask_to_runs(bitmap: np.ndarray) -> list[int]:
     """The run lengths of a bitmap (H, W) of zeros and others."""
     flat = np.concatenate([[False], np.asarray(bitmap, bool).ravel(order="F")])
     starts = np.flatnonzero(flat[1:] != flat[:-1])
     return np.diff([0, *starts, len(flat) - 1]).tolist()
 
 
-def compressed(runs: Iterable[int]) -> str:
+def compress_runs(runs: Iterable[int]) -> str:
     """The string of run lengths."""
     runs, characters = list(runs), []
     for at, run in enumerate(runs):
@@ -30,7 +30,7 @@ def compressed(runs: Iterable[int]) -> str:
     return "".join(characters)
 
 
-def runs_in(text: bytes) -> np.ndarray:
+def decompress_runs(text: bytes) -> np.ndarray:
     """The run lengths (n,) int64 that a string spells. ValueError for what is no such string."""
     groups = np.frombuffer(text, np.uint8).astype(np.int64) - 48
     ends = np.flatnonzero(groups < 32) + 1
@@ -47,7 +47,7 @@ def runs_in(text: bytes) -> np.ndarray:
     return runs
 
 
-def bitmap_of(runs: np.ndarray, height: int, width: int) -> np.ndarray:
+def runs_to_mask(runs: np.ndarray, height: int, width: int) -> np.ndarray:
     """(height, width) uint8 of runs that add up to its pixels."""
     values = np.arange(len(runs), dtype=np.uint8) & 1
     return values.repeat(runs).reshape(width, height).T

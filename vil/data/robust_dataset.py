@@ -6,37 +6,37 @@ from pathlib import Path
 
 from torch.utils.data import Dataset
 
-from vil.data.batch import Unreadable
-from vil.data.dataset import Loadable
+from vil.data.batch import BadSample
+from vil.data.dataset import LoadableDataset
 from vil.data.samplers import Position
-from vil.data.seed_sequence import seeded
+from vil.data.seed_sequence import fork_rng
 from vil.utils.errors import DataError
 
 logger = logging.getLogger(__name__)
 
 
-class Samples(Dataset):
+class RobustDataset(Dataset):
     """A dataset asked by Position: seeded augmentation, and an answer for pictures that are broken.
 
     [position] -> (sample, reports): sample is (image, target, index) of the first of `tries`
     successive indices that can be read, or None; reports name those that cannot.
     """
 
-    def __init__(self, dataset: Loadable, *, seed: int = 0, tries: int = 1):
+    def __init__(self, dataset: LoadableDataset, *, seed: int = 0, tries: int = 1):
         self.dataset = dataset
         self.seed = seed
         self.tries = tries
 
-    def __getitem__(self, at: Position) -> tuple[tuple | None, list[Unreadable]]:
+    def __getitem__(self, at: Position) -> tuple[tuple | None, list[BadSample]]:
         reports = []
         for offset in range(self.tries):
             index = (at.index + offset) % len(self.dataset)
             try:
-                with seeded("augment", self.seed, at.epoch, at.position):
+                with fork_rng("augment", self.seed, at.epoch, at.position):
                     return (*self.dataset[index], index), reports
             except OSError as error:
                 reason = " ".join(str(error).split())
-                reports.append(Unreadable(index, self.dataset.sample_name(index), reason))
+                reports.append(BadSample(index, self.dataset.sample_name(index), reason))
         return None, reports
 
 
@@ -49,7 +49,7 @@ class BadSampleLog:
         self.file = file
         self.seen: set[int] = set()
 
-    def record(self, reports: Iterable[Unreadable]) -> None:
+    def record(self, reports: Iterable[BadSample]) -> None:
         """Report what is new. DataError when more than max_fraction of the dataset is broken."""
         for index, name, reason in reports:
             if index in self.seen:

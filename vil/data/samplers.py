@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vil.data.seed_sequence import entropy
+from vil.data.seed_sequence import seed_sequence
 
 
 class Position(NamedTuple):
@@ -26,7 +26,7 @@ def epoch_order(n: int, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
     Repeated augmentation: Hoffer et al., arXiv:1901.09335; three repeats in DeiT, arXiv:2012.12877.
     RandomState, whose numbers numpy promises never to change: a run can resume under another numpy.
     """
-    random = np.random.RandomState(np.random.MT19937(entropy("order", seed, epoch)))
+    random = np.random.RandomState(np.random.MT19937(seed_sequence("order", seed, epoch)))
     return random.permutation(n)[: -(-n // repeats)].repeat(repeats)[:n]
 
 
@@ -47,7 +47,7 @@ def train_batches(
     A step takes B * R consecutive positions and each process a slice of them, so that R processes
     see together what one process with their common batch sees. The rest of an epoch is dropped.
     The copies that `repeats` makes stand at positions of their own and are augmented apart.
-    `groups` (N,) are kept apart as in_groups does.
+    `groups` (N,) are kept apart as group_batches does.
     """
     everyone = batch_size * world
     order, order_epoch = None, None
@@ -56,12 +56,12 @@ def train_batches(
         if epoch != order_epoch:
             order, order_epoch = epoch_order(n, seed, epoch, repeats), epoch
             if groups is not None:
-                order = in_groups(order, groups, everyone)
+                order = group_batches(order, groups, everyone)
         first = batch * everyone + rank * batch_size
         yield [Position(epoch, p, int(order[p])) for p in range(first, first + batch_size)]
 
 
-def in_groups(order: np.ndarray, groups: np.ndarray, everyone: int) -> np.ndarray:
+def group_batches(order: np.ndarray, groups: np.ndarray, everyone: int) -> np.ndarray:
     """The same samples (N,), put so that the B * R of a step are of one group, as far as possible.
 
     A batch stands where its last sample stood. What a group has left over comes at the end, mixed

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from vil.data.batch import Batch
-from vil.data.robust_dataset import Samples
+from vil.data.robust_dataset import RobustDataset
 from vil.data.samplers import Position
 from vil.utils.errors import DataError
 
@@ -26,8 +26,8 @@ SIGNALS = {
 DEATH = re.compile(r"DataLoader (worker \(pid.*?\)) (.*?)\.?( Details are lost.*)?\s*", re.DOTALL)
 
 
-def data_loader(
-    samples: Samples,
+def build_data_loader(
+    samples: RobustDataset,
     batches: Iterable[list[Position]],
     *,
     workers: int,
@@ -46,7 +46,7 @@ def data_loader(
         num_workers=workers,
         collate_fn=samples.dataset.collate,
         pin_memory=pin_memory,
-        worker_init_fn=leave_signals_to_parent,
+        worker_init_fn=ignore_signals,
         multiprocessing_context=context if workers else None,
         persistent_workers=persistent and workers > 0,
         generator=torch.Generator(),
@@ -56,7 +56,7 @@ def data_loader(
 def start(loader: DataLoader) -> Iterator[Batch]:
     """iter(loader), whose workers are born with signals held back.
 
-    Until `leave_signals_to_parent` they would be killed by one, or run the parent's handler.
+    Until `ignore_signals` they would be killed by one, or run the parent's handler.
     """
     if not hasattr(signal, "pthread_sigmask"):
         return iter(loader)
@@ -75,7 +75,7 @@ def start(loader: DataLoader) -> Iterator[Batch]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def leave_signals_to_parent(worker_id: int) -> None:
+def ignore_signals(worker_id: int) -> None:
     """A signal to the whole job must not take the data away from a parent that wants to save.
 
     The first SIGTERM is survived, the second is not, so that a stuck worker can still be ended.

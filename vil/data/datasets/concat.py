@@ -12,7 +12,7 @@ from vil.utils.errors import DataError
 logger = logging.getLogger(__name__)
 
 
-class Joined(ImageDataset):
+class ConcatImageDataset(ImageDataset):
     """Class n of one set is class n of all; the names are those of the first set.
 
     Each set keeps its own transform. DataError when they have different numbers of classes.

@@ -11,22 +11,22 @@ from pathlib import Path
 
 from PIL import Image
 
-from vil.data.datasets.image_list import Picture
+from vil.data.datasets.image_list import ImageSource
 
 SAMPLE = Path(__file__).parents[2] / "weights/digits_sample.zip"
 MADE = (2026, 1, 1, 0, 0, 0)  # the same bytes whenever it is made
 
 
-def read_sample() -> tuple[list[Picture], list[str]]:
+def read_demo_digits() -> tuple[list[ImageSource], list[str]]:
     """The pictures, and the class of each."""
     with zipfile.ZipFile(SAMPLE) as archive:
         names = sorted(archive.namelist())
-        return [Picture(name, archive.read(name)) for name in names], [
+        return [ImageSource(name, archive.read(name)) for name in names], [
             n.split("/")[0] for n in names
         ]
 
 
-def write_sample() -> None:
+def write_demo_digits() -> None:
     """Needs scikit-learn."""
     from vil.data.datasets.digits import Digits
 
@@ -40,4 +40,4 @@ def write_sample() -> None:
 
 
 if __name__ == "__main__":
-    write_sample()
+    write_demo_digits()

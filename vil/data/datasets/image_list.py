@@ -1,4 +1,4 @@
-"""Pictures without classes, as a person names them: files, folders, standard input.
+"""Images without classes, as a person names them: files, folders, standard input.
 
 What `vil predict` reads; decoding, workers and the treatment of broken files are those of the
 datasets.
@@ -18,23 +18,23 @@ from vil.data.batch import Batch
 from vil.data.dataset import ImageDataset
 from vil.data.datasets.folder import EXTENSIONS
 from vil.data.image import read_image
-from vil.data.robust_dataset import BadSampleLog, Samples
+from vil.data.robust_dataset import BadSampleLog, RobustDataset
 from vil.data.samplers import eval_batches
-from vil.data.workers import data_loader, iter_batches, start, stop_at_exit, stop_workers
+from vil.data.workers import build_data_loader, iter_batches, start, stop_at_exit, stop_workers
 
 logger = logging.getLogger(__name__)
 
 STDIN = "-"
 
 
-class Picture(NamedTuple):
+class ImageSource(NamedTuple):
     """A file, or the bytes of one that came through standard input."""
 
     name: str
     content: bytes | None = None
 
 
-def find_pictures(words: Iterable[str], read_stdin: Callable[[], bytes]) -> list[Picture]:
+def find_images(words: Iterable[str], read_stdin: Callable[[], bytes]) -> list[ImageSource]:
     """What the words name, in their order: files, whether or not they exist; folders, for all
     pictures below them, sorted by path; "-", for what `read_stdin` gives.
 
@@ -46,7 +46,7 @@ def find_pictures(words: Iterable[str], read_stdin: Callable[[], bytes]) -> list
         data = read_stdin() if word == STDIN else b""
         lines = [word] if word != STDIN else _lines(data)
         found += (
-            [Picture(STDIN, data)]
+            [ImageSource(STDIN, data)]
             if lines is None
             else [picture for line in lines for picture in _at(line)]
         )
@@ -63,10 +63,10 @@ def _lines(data: bytes) -> list[str] | None:
     return None if "\0" in text else list(filter(None, lines))
 
 
-def _at(path: str) -> list[Picture]:
+def _at(path: str) -> list[ImageSource]:
     """The pictures at a path; a folder without any is a warning."""
     if not os.path.isdir(path):  # False for what no file can be called, too
-        return [Picture(path)]
+        return [ImageSource(path)]
     root = Path(path)
     below = sorted(
         file
@@ -77,13 +77,13 @@ def _at(path: str) -> list[Picture]:
     )
     if not below:
         logger.warning("no pictures below %s (%s)", path, " ".join(EXTENSIONS))
-    return [Picture(str(file)) for file in below]
+    return [ImageSource(str(file)) for file in below]
 
 
-class Pictures(ImageDataset):
-    """Pictures as a dataset whose classes nobody knows."""
+class ImageList(ImageDataset):
+    """Images as a dataset whose classes nobody knows."""
 
-    def __init__(self, pictures: list[Picture], transform: Callable | None = None):
+    def __init__(self, pictures: list[ImageSource], transform: Callable | None = None):
         super().__init__("val", transform)
         self.pictures = pictures
         self.classes = []
@@ -99,12 +99,12 @@ class Pictures(ImageDataset):
         return self.pictures[index].name
 
 
-class PictureLoader:
+class ImageListLoader:
     """Batches of pictures in their order. All may be broken: a batch then holds only reports."""
 
     def __init__(
         self,
-        pictures: list[Picture],
+        pictures: list[ImageSource],
         transform: Callable,
         *,
         batch_size: int,
@@ -112,15 +112,15 @@ class PictureLoader:
         pin_memory: bool = False,
     ):
         order = eval_batches(len(pictures), batch_size=batch_size)
-        self.loader = data_loader(
-            Samples(Pictures(pictures, transform)),
+        self.loader = build_data_loader(
+            RobustDataset(ImageList(pictures, transform)),
             order,
             workers=workers if len(order) > 1 else 0,
             pin_memory=pin_memory,
             context=None,
         )
         self.names = [picture.name for picture in pictures]
-        self.ledger = BadSampleLog(len(pictures), max_fraction=1.0)
+        self.bad_samples = BadSampleLog(len(pictures), max_fraction=1.0)
 
     def __iter__(self) -> Iterator[Batch]:
         """One pass; close() on it ends the workers. Each unreadable picture is a warning."""
@@ -128,7 +128,7 @@ class PictureLoader:
         stop_at_exit(iterator)
         try:
             for batch in iter_batches(iterator):
-                self.ledger.record(batch.unreadable)
+                self.bad_samples.record(batch.bad_samples)
                 yield batch
         finally:
             stop_workers(iterator)

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from vil.data.dataset import SPLITS
 from vil.data.datasets import digits
-from vil.data.rle import compressed, runs_of
+from vil.data.rle import compress_runs, mask_to_runs
 from vil.data.synthetic.render import (
     RIM,
     clutter,
@@ -36,11 +36,11 @@ from vil.data.synthetic.render import (
     noise,
     opacity,
 )
-from vil.data.workers import leave_signals_to_parent, start, stop_workers
+from vil.data.workers import ignore_signals, start, stop_workers
 from vil.utils.errors import DataError
 
 VERSION = 1  # of the pictures; part of the folder's name
-TRAIN, VAL = 2000, 400  # scenes, if nothing else is asked for
+NUM_TRAIN, NUM_VAL = 2000, 400  # scenes, if nothing else is asked for
 SMALLEST, LARGEST = 20.0, 80.0  # height of a digit in pixels
 SHARE = 0.6  # of the scene's shorter side: the height of its largest digit
 TURN = np.pi / 6
@@ -107,8 +107,8 @@ def write_scenes(
     folder: str | Path,
     *,
     seed: int = 0,
-    train: int = TRAIN,
-    val: int = VAL,
+    train: int = NUM_TRAIN,
+    val: int = NUM_VAL,
     low: int = 128,
     high: int = 192,
     workers: int = 0,
@@ -184,7 +184,7 @@ def share_cores(worker_id: int) -> None:
     """One of several processes that draw, whose matrix products are too small for threads."""
     from threadpoolctl import threadpool_limits  # scikit-learn's, which has the digits
 
-    leave_signals_to_parent(worker_id)
+    ignore_signals(worker_id)
     threadpool_limits(1, user_api="blas")
 
 
@@ -199,7 +199,7 @@ def annotation(placed: Digit) -> dict:
         "iscrowd": 0,
         "segmentation": {
             "size": list(placed.seen.shape),
-            "counts": compressed(runs_of(placed.seen)),
+            "counts": compress_runs(mask_to_runs(placed.seen)),
         },
     }
 
