@@ -87,14 +87,14 @@ def test_a_label_outside_the_classes():
 def test_a_map_that_names_nothing_of_the_zip():
     write_zip(Path(), "train", samples("train"))
     write_map(Path(), "train", {"other.png": 1})
-    refused(train(*IMAGENET), r"train_map\.txt names no picture of train\.zip")
+    refused(train(*IMAGENET), r"train_map\.txt names no image of train\.zip")
 
 
 def test_sets_with_different_numbers_of_classes():
     draw_pictures(".", {"train/cat": 3, "train/dog": 3, "val/cat": 1})
     write_tsv(Path(), "train", samples("train"))
     sets = ("DATA.TRAIN=[tsv,folder]", "DATA.TEST=[folder]")
-    refused(train(*sets), r"different numbers of classes cannot be joined: tsv 10, folder 2")
+    refused(train(*sets), r"different numbers of classes cannot be concatenated: tsv 10, folder 2")
 
 
 def test_members_that_are_no_pictures():

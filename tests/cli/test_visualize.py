@@ -105,7 +105,7 @@ def test_pixels_beyond_the_last_whole_patch(photo):
     ("words", "code", "message"),
     [
         ("nowhere.png", DATA, "nowhere.png cannot be read: FileNotFoundError"),
-        ("text.png", DATA, "text.png cannot be read: UnidentifiedImageError: no picture"),
+        ("text.png", DATA, "text.png cannot be read: UnidentifiedImageError: not an image"),
         ("test:64", DATA, "test:64: fake has 64 pictures, from 0"),
         ("photo.png --token 32,0", USAGE, "--token 32,0: outside the picture of 32 x 32 pixels"),
         ("photo.png --token 3", USAGE, "--token 3: expected a row and a column in pixels"),

@@ -1,4 +1,4 @@
-"""One root with small data of every format, written once."""
+"""One root with a small dataset of every format, written once."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What every row of DATASETS gives: pictures with one class each, by index."""
+"""The interface of datasets: images with one class each, by index."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -11,16 +11,16 @@ from torch.utils.data import Dataset
 from vil.data.batch import collate
 from vil.utils.lookup import lookup
 
-# The number keeps the two splits apart where a dataset is generated.
+# The numbers are part of the random key of generated datasets: their splits must differ.
 SPLITS = {"train": 0, "val": 1}
 
 
 class LoadableDataset(Protocol):
-    """What the loaders ask of a dataset, whatever its targets are.
+    """What the loaders need from a dataset, for any kind of target.
 
-    A picture that cannot be read is an OSError, which they count and forgive; every other error
-    ends the run. One that also has `groups` (N,) int64 gets training batches of one group each, as
-    far as possible.
+    `__getitem__` raises OSError for an image that cannot be read: the loaders count it and
+    continue. Any other error stops the run. If there is an attribute `groups` (N,) int64, training
+    batches hold samples of one group as far as possible.
     """
 
     classes: list[str]
@@ -34,15 +34,14 @@ class LoadableDataset(Protocol):
 
 
 class ImageDataset(Dataset, ABC):
-    """ds[i] -> (image, target): a PIL RGB image, or what `transform` makes of it, and an int.
+    """dataset[i] -> (image, target): an RGB PIL image or the output of `transform`, and an int.
 
-    A subclass sets the two fields and writes `image` and `sample_name`, of which `image` raises
-    OSError for a picture that cannot be read.
+    A subclass sets `classes` and `targets` and defines `image` and `sample_name`.
     """
 
     collate = staticmethod(collate)
     classes: list[str]
-    targets: np.ndarray  # (N,) int64: one buffer, whose pages forked workers share for good
+    targets: np.ndarray  # (N,) int64: forked workers share the pages of an array, not of a list
 
     def __init__(self, split: str, transform: Callable | None = None):
         lookup(SPLITS, split, "split")
@@ -60,8 +59,8 @@ class ImageDataset(Dataset, ABC):
 
     @abstractmethod
     def image(self, index: int) -> Image.Image:
-        """The RGB picture before any transform."""
+        """The RGB image before any transform. Raises OSError if it cannot be read."""
 
     @abstractmethod
     def sample_name(self, index: int) -> str:
-        """What a person would look for: a path below the root, a member of an archive."""
+        """A name by which a user finds the sample: a path below the root, an archive member."""

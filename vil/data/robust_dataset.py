@@ -1,4 +1,4 @@
-"""Pictures that cannot be read: forgiven, counted once, reported once, fatal in large numbers."""
+"""Skip images that cannot be read, log each of them once, and stop if there are too many."""
 
 import logging
 from collections.abc import Iterable
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class RobustDataset(Dataset):
-    """A dataset asked by Position: seeded augmentation, and an answer for pictures that are broken.
+    """Wrap a dataset: seed the augmentation of each position, replace unreadable images.
 
-    [position] -> (sample, reports): sample is (image, target, index) of the first of `tries`
-    successive indices that can be read, or None; reports name those that cannot.
+    robust[position] -> (sample, reports): sample is (image, target, index) of the first of `tries`
+    consecutive indices that can be read, or None; reports list those that cannot.
     """
 
     def __init__(self, dataset: LoadableDataset, *, seed: int = 0, tries: int = 1):
@@ -41,7 +41,7 @@ class RobustDataset(Dataset):
 
 
 class BadSampleLog:
-    """Counts unreadable pictures of one dataset in this process, whatever worker met them."""
+    """Count and log the unreadable images of one dataset, over all workers of this process."""
 
     def __init__(self, total: int, max_fraction: float, file: str | Path | None = None):
         self.total = total
@@ -50,7 +50,7 @@ class BadSampleLog:
         self.seen: set[int] = set()
 
     def record(self, reports: Iterable[BadSample]) -> None:
-        """Report what is new. DataError when more than max_fraction of the dataset is broken."""
+        """Log new reports. Raises DataError if more than max_fraction of the dataset is bad."""
         for index, name, reason in reports:
             if index in self.seen:
                 continue
@@ -59,14 +59,14 @@ class BadSampleLog:
             if len(self.seen) > self.max_fraction * self.total:
                 raise DataError(
                     f"{len(self.seen)} of {self.total} images cannot be read, more than the "
-                    f"allowed fraction of {self.max_fraction} (DATA.MAX_BAD_FRACTION): mend or "
-                    "remove them, the run's bad_samples.txt names them, or allow for more; "
+                    f"allowed fraction of {self.max_fraction} (DATA.MAX_BAD_FRACTION): repair or "
+                    "remove them (the run's bad_samples.txt lists them), or allow more; "
                     f"the last: {name} ({reason})"
                 )
 
     def write(self, line: str) -> None:
-        """One warning, and one line at the end of the file: other ranks, and the run before it was
-        resumed, may have met the picture."""
+        """Log a warning and append the line to the file, unless the file already has it from
+        another rank or from before the run resumed."""
         logger.warning("unreadable image (%d of %d so far): %s", len(self.seen), self.total, line)
         if self.file is None:
             return
