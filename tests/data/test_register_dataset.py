@@ -29,18 +29,18 @@ def unregister():
 
 
 class Greys(ImageDataset):
-    """Uniform images whose grey level is their class."""
+    """Uniform images whose gray level is their class."""
 
     def __init__(self, root, split, transform=None, *, n=24, num_classes=4):
         super().__init__(split, transform)
         self.targets = np.arange(n) % num_classes
-        self.classes = [f"grey {number}" for number in range(num_classes)]
+        self.classes = [f"gray {number}" for number in range(num_classes)]
 
     def image(self, index):
         return Image.new("RGB", (40, 40), (int(self.targets[index]) * 20,) * 3)
 
     def sample_name(self, index):
-        return f"greys/{self.split}/{index}"
+        return f"grays/{self.split}/{index}"
 
 
 def test_a_registered_dataset_is_trained_and_evaluated_by_its_name():

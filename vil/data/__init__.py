@@ -41,8 +41,6 @@ __all__ += [
 def check_dataset(name: str, dataset: Callable[..., "ImageDataset"]) -> None:
     """Raise ValueError unless dataset(root, split, transform, **own) can be called and, for a
     class, is a complete subclass of ImageDataset."""
-    if name.endswith(".yaml"):
-        raise ValueError(f"dataset {name!r}: names that end in .yaml are TSV files")
     if not callable(dataset):
         raise ValueError(f"dataset {name!r} must be a class or a function, given {dataset!r}")
     parameters = inspect.signature(dataset).parameters.values()
@@ -97,9 +95,13 @@ def register_dataset(
     DATA.KWARGS for its keyword-only arguments. numbered: labels are plain numbers, and the dataset
     takes `num_classes`. Raises ValueError for a name that is taken and for another signature.
     """
-    if numbered and not isinstance(dataset, str) and "num_classes" not in keyword_only(dataset):
-        raise ValueError(f"dataset {name!r} is numbered: it must take num_classes by keyword only")
-    DATASETS.register(name, dataset, about, numbered=numbered)
+    if name.endswith(".yaml"):
+        raise ValueError(f"dataset {name!r}: names that end in .yaml are TSV files")
+    if not isinstance(dataset, str):
+        check_dataset(name, dataset)
+        if numbered and "num_classes" not in keyword_only(dataset):
+            raise ValueError(f"dataset {name!r} is numbered: it must take num_classes by keyword")
+    DATASETS.add(name, dataset, about, numbered=numbered)
 
 
 def build_dataset(
