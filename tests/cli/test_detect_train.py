@@ -115,7 +115,7 @@ def test_stages_can_be_frozen(run, tmp_path):
                 "INPUT.IMAGE_SIZE=95",
             ],
             2,
-            "INPUT.IMAGE_SIZE 95: pictures of DETECTION.INPUT.MAX_SIZE 96 pixels need positions",
+            "INPUT.IMAGE_SIZE 95: images of DETECTION.INPUT.MAX_SIZE 96 pixels need positions",
         ),
         (["DATA.TRAIN=[coco]"], 3, "instances_train2017.json"),
         (["MODEL.MODEL_PATH=ViL_Tiny_Weights.NONE"], 2, "ViL_Tiny_Weights"),
@@ -184,7 +184,7 @@ def test_categories_of_other_names_are_told(names, told, tmp_path, caplog):
 def test_a_classifier_has_none_of_them(caplog):
     cfg = get_config(None, ["DETECTION.TEST.SCORE=0.3"])
     task_of(cfg)
-    assert "DETECTION.MODEL is empty, without effect: DETECTION.TEST.SCORE" in caplog.text
+    assert "TASK is classification, without effect: DETECTION.TEST.SCORE" in caplog.text
 
 
 def test_a_dry_run_makes_up_pictures(tmp_path, monkeypatch):
@@ -199,7 +199,7 @@ def test_a_dry_run_makes_up_pictures(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = vil("detect", "train", "--dry-run", *DETECTOR, "DATA.TRAIN=[coco]")
     assert outcome.code == 0, outcome.err
-    assert "dry run: one step of 4 made-up images" in outcome.out
+    assert "dry run: one step of 4 synthetic images" in outcome.out
     assert largest == {(64, 96)}
     assert not list(tmp_path.iterdir())
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.common.data_files import write_everything
+from tests.common.data_files import write_all_formats
 from tests.common.small_runs import FOLDER, SMALL, TINY, draw_pictures, results, vil
 from vil.data.batch import Batch
 from vil.tasks.classification.collect_predictions import collect_predictions
@@ -256,7 +256,7 @@ def test_a_few_classes_have_a_matrix():
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        yield write_everything(tmp_path_factory.mktemp("data"), monkeypatch)
+        yield write_all_formats(tmp_path_factory.mktemp("data"), monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["imagenet", "tar", "tsv", "val.yaml", "cifar", "mnist"])

@@ -259,7 +259,7 @@ PETS = {
     "empty class": (
         {"train/cat": 9, "train/dog": 0, "val/cat": 1},
         DATA,
-        r"class folder pets/train/dog has no pictures .*: remove it, or put some there",
+        r"class folder pets/train/dog has no images .*: remove it or add some",
     ),
     "one image": ({"train/cat": 1, "val/cat": 1}, USAGE, "has 1: make them smaller"),
     "15 images": (

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
-from vil.data.dataset import Loadable
+from vil.data.dataset import LoadableDataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.engine.distributed import DistInfo
 from vil.utils.errors import ConfigError, as_config_error
@@ -26,7 +26,7 @@ def build_train_loader(
     cfg: CfgNode,
     dist: DistInfo,
     device: torch.device,
-    open_dataset: Callable[[], Loadable],
+    open_dataset: Callable[[], LoadableDataset],
     bad_file: Path | None = None,
 ) -> TrainLoader:
     """Build the loader of one rank's training batches.
@@ -62,7 +62,7 @@ def build_test_loaders(
     cfg: CfgNode,
     dist: DistInfo,
     device: torch.device,
-    open_dataset: Callable[[str], Loadable],
+    open_dataset: Callable[[str], LoadableDataset],
     bad_file: Path | None = None,
 ) -> dict[str, EvalLoader]:
     """Build a loader for each set in DATA.TEST, each rank its own part."""
@@ -76,7 +76,11 @@ def build_test_loaders(
 
 
 def build_eval_loader(
-    cfg: CfgNode, dist: DistInfo, device: torch.device, dataset: Loadable, bad_file: Path | None
+    cfg: CfgNode,
+    dist: DistInfo,
+    device: torch.device,
+    dataset: LoadableDataset,
+    bad_file: Path | None,
 ) -> EvalLoader:
     """Build the loader of one rank's part of a test set."""
     return EvalLoader(

@@ -24,6 +24,7 @@ from vil.models.arch import parse_arch
 from vil.models.registry import ARCHS
 from vil.models.vision_longformer import MsViT
 from vil.ops import choose
+from vil.optim import OPTIMIZERS
 from vil.optim.ema import Ema
 from vil.pretrained.catalog import get_weight
 from vil.pretrained.state_dict_io import weights_at
@@ -40,7 +41,6 @@ OWN_KEYS = {
 }
 LINKS = ("best", "last")  # files in a run's checkpoints/ that name one of them
 MEMBER = re.compile(r"ViL_\w+_Weights\.\w+")  # of vil.pretrained.catalog
-SHARDABLE = ("adamw", "adam", "sgd", "lamb")  # optimizers that take slices of parameters
 log = logging.getLogger(__name__)
 
 
@@ -125,6 +125,7 @@ def _attention_names(msvit: CfgNode) -> tuple[str, str]:
     return attention, next(iter(pinned), msvit.BACKEND)
 
 
+@as_config_error
 def find_weights(given: str, data_dir: str) -> Path:
     """The file, or the folder of a checkpoint, that a path or a name of weights stands for.
 
@@ -219,8 +220,8 @@ def _apply_fsdp(
         return
     if cfg.AMP.ENABLED and cfg.AMP.DTYPE == "float16":
         raise ConfigError("DISTRIBUTED.STRATEGY fsdp with float16: use AMP.DTYPE bfloat16")
-    if optimizer_name(cfg) not in SHARDABLE:
-        known = ", ".join(SHARDABLE)
+    if not OPTIMIZERS.entry(optimizer_name(cfg)).facts.get("can_shard"):
+        known = ", ".join(name for name, e in OPTIMIZERS.items() if e.facts.get("can_shard"))
         raise ConfigError(f"DISTRIBUTED.STRATEGY fsdp has {known}, not {optimizer_name(cfg)}")
     for model in models:
         network = attention_network(model)

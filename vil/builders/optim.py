@@ -10,9 +10,10 @@ from torch.optim import Optimizer
 from yacs.config import CfgNode
 
 from vil.config.defaults import KEYS
+from vil.config.own_keys import own_settings
 from vil.integrations.external_models import layer_numbers, undecayed
 from vil.models.vision_longformer import MsViT
-from vil.optim import Schedule, decay_groups
+from vil.optim import OPTIMIZERS, SCHEDULES, Schedule, decay_groups
 from vil.optim import build_optimizer as optimizer_by_name
 from vil.utils.errors import as_config_error
 
@@ -46,7 +47,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     tokens and the head's bias, OPTIM.WD0; each is split by layers if OPTIM.LAYER_DECAY is below 1.
     """
     optim = cfg.OPTIM
-    if "ada" in optim.OPT and float(KEYS["OPTIM.LR"]) == optim.LR:
+    entry = OPTIMIZERS.entry(optimizer_name(cfg))
+    if entry.facts.get("adaptive") and float(KEYS["OPTIM.LR"]) == optim.LR:
         log.warning("OPTIM.LR is %g, the default, which no recipe of %s has", optim.LR, optim.OPT)
     groups = decay_groups(
         model.named_parameters(),
@@ -57,13 +59,14 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
         layer_decay=optim.LAYER_DECAY,
     )
     return optimizer_by_name(
-        optimizer_name(cfg),
+        entry.name,
         groups,
         lr=optim.LR,
         momentum=optim.MOM,
         nu=optim.NU,
         betas=(optim.ADAM.BETA1, optim.ADAM.BETA2),
         eps=optim.ADAM.EPS,
+        own=own_settings(cfg, entry),
     )
 
 
@@ -101,4 +104,5 @@ def build_schedule(cfg: CfgNode, steps_per_epoch: int) -> Schedule:
         drop_epochs=tuple(cfg.OPTIM.DROP_EPOCHS),
         drop_factor=cfg.OPTIM.DROP_FACTOR,
         epoch_based=cfg.SOLVER.EPOCH_BASED_SCHEDULE,
+        own=own_settings(cfg, SCHEDULES.entry(cfg.SOLVER.LR_POLICY)),
     )

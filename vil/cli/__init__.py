@@ -12,8 +12,10 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from types import ModuleType
 
 import vil
+from vil.config.registries import registry
 from vil.utils.errors import INTERRUPTED
 
 COMMANDS = {
@@ -72,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser = argparse.ArgumentParser(
         f"vil {name}",
-        description=module.__doc__,
+        description=describe_spelling(task, command, module) if is_spelling else module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
@@ -90,6 +92,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
         print(f"vil {name}{rank}: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def describe_spelling(task: str, command: str, module: ModuleType) -> str:
+    """The help of a command as a task spells it: the task's examples, then that of the command."""
+    entry = registry("task")[task]
+    examples = "\n".join(f"  {line}" for line in entry.facts["examples"][command])
+    first, _, rest = module.__doc__.partition("\n")
+    return (
+        f"{first}\n\n{examples}\n\nThe same as `vil {command}`, of a {entry.facts['noun']}.\n{rest}"
+    )
 
 
 def command_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:

@@ -394,18 +394,6 @@ folder = Rule(lambda value: value != "", "not empty")
 
 MSVIT = "MODEL.VIT.MSVIT"
 ATTENTIONS = ("longformer", "full", "linformer", "performer", "srformer", "global")
-OPTIMIZERS = (
-    "adamw",
-    "adam",
-    "sgd",
-    "lamb",
-    "lars",
-    "larc",
-    "qhm",
-    "apex_lamb",
-    "apex_adam",
-)
-
 # One row per key whose type alone does not say what is allowed.
 CHECKS = {
     "INPUT.MEAN": Rule(lambda value: len(value) in (1, 3), "one or three numbers"),
@@ -451,7 +439,7 @@ CHECKS = {
     "LOSS.FOCAL.GAMMA": at_least(0),
     "DATALOADER.BSZ": at_least(1),
     "DATALOADER.WORKERS": at_least(0),
-    "OPTIM.OPT": one_of(*OPTIMIZERS),
+    "OPTIM.OPT": RegistryRule("optimizer"),
     "OPTIM.LR": positive,
     "OPTIM.MOM": below_one,
     "OPTIM.NU": share,
@@ -471,7 +459,7 @@ CHECKS = {
     "OPTIM.ADAM.BETA1": below_one,
     "OPTIM.ADAM.BETA2": below_one,
     "OPTIM.ADAM.EPS": positive,
-    "SOLVER.LR_POLICY": one_of("", "multistep", "cosine", "linear"),
+    "SOLVER.LR_POLICY": RegistryRule("schedule"),
     "SOLVER.WARMUP_FACTOR": share,
     "SOLVER.WARMUP_EPOCHS": at_least(0),
     "SOLVER.WARMUP_METHOD": one_of("linear", "constant"),
@@ -599,7 +587,7 @@ CONFLICTS = (
     ),
     Conflict(
         ("OPTIM.VAL", "OPTIM.OPT"),
-        lambda drops, name: drops != 0 and name not in ("sgd", "qhm"),
+        lambda drops, name: drops and not registry("optimizer")[name].facts.get("drops_on_plateau"),
         "only sgd and qhm drop their rate by evaluation",
     ),
     Conflict(

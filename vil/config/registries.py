@@ -6,6 +6,8 @@ import importlib
 from vil.utils.registry import Registry
 
 HOMES = {
+    "optimizer": "vil.optim:OPTIMIZERS",
+    "schedule": "vil.optim:SCHEDULES",
     "task": "vil.tasks:TASKS",
 }
 

@@ -5,6 +5,7 @@ An entry declares, besides the task's class:
 noun        what its model is called
 implied_by  a config key that, where it is set, means this task if TASK is empty
 hint        how a config of the task is made
+examples    {command: command lines} of the task's spelling of the commands
 formats     of `vil predict --format`, the default first
 flags       of `vil predict` that set a config key
 defaults    {config key: value} of `vil predict`

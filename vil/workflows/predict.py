@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vil.data.datasets.demo_digits import read_sample
+from vil.data.datasets.demo_digits import read_demo_digits
 from vil.data.datasets.folder import EXTENSIONS
-from vil.data.datasets.image_list import STDIN, Picture, PictureLoader, Pictures, find_pictures
+from vil.data.datasets.image_list import STDIN, ImageList, ImageListLoader, ImageSource
+from vil.data.datasets.image_list import find_images as list_images
 from vil.data.workers import worker_errors
 from vil.engine.evaluation import evaluating
 from vil.tasks.base import ImageMeta
@@ -50,24 +51,24 @@ def predict(
     return iter_predictions(model, sources, batch_size=batch_size, num_workers=num_workers)
 
 
-def _open(image: str | Path | Image.Image | np.ndarray) -> list[Picture]:
+def _open(image: str | Path | Image.Image | np.ndarray) -> list[ImageSource]:
     if isinstance(image, str | Path):
-        return find_pictures([str(image)], lambda: b"")
+        return list_images([str(image)], lambda: b"")
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image)
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
-    return [Picture("array", buffer.getvalue())]
+    return [ImageSource("array", buffer.getvalue())]
 
 
 def find_images(
     words: Sequence[str], read_stdin: Callable[[], bytes], *, sample: bool = False
-) -> tuple[list[Picture], list[str]]:
+) -> tuple[list[ImageSource], list[str]]:
     """The images that a command line names, or those that ship with the package, and for these
     their classes. Raises DataError where there are none."""
     if sample:
-        return read_sample()
-    images = find_pictures(words, read_stdin)
+        return read_demo_digits()
+    images = list_images(words, read_stdin)
     if not images:
         raise DataError(f"no images in {', '.join(words)}")
     return images, []
@@ -76,7 +77,7 @@ def find_images(
 class PredictionFolder:
     """A folder for images with predictions drawn in; never writes over one of the originals."""
 
-    def __init__(self, folder: str | Path, images: Sequence[Picture]):
+    def __init__(self, folder: str | Path, images: Sequence[ImageSource]):
         self.folder, self.used = Path(folder), set()
         self.originals = {Path(image.name).resolve() for image in images}
         try:
@@ -97,10 +98,12 @@ class PredictionFolder:
 
 
 def predict_files(
-    inference: InferenceModel, images: Sequence[Picture], drawing: PredictionFolder | None = None
+    inference: InferenceModel,
+    images: Sequence[ImageSource],
+    drawing: PredictionFolder | None = None,
 ) -> Iterator[Any]:
     """Yield a prediction for each image; with `drawing`, draw each into a copy of its image."""
-    cfg, originals = inference.cfg, Pictures(list(images))
+    cfg, originals = inference.cfg, ImageList(list(images))
     predictions = iter_predictions(inference, images, num_workers=cfg.DATALOADER.WORKERS)
     for index, prediction in enumerate(predictions):
         if drawing and not prediction.error:
@@ -111,7 +114,7 @@ def predict_files(
 
 def iter_predictions(
     inference: InferenceModel,
-    images: Sequence[Picture],
+    images: Sequence[ImageSource],
     *,
     batch_size: int | None = None,
     num_workers: int = 0,
@@ -119,7 +122,7 @@ def iter_predictions(
     """Yield a prediction for each image; decoding, workers and the treatment of unreadable files
     are those of the data sets."""
     task = inference.task
-    loader = PictureLoader(
+    loader = ImageListLoader(
         images,
         inference.transform,
         batch_size=batch_size or inference.cfg.DATALOADER.BSZ,
@@ -129,7 +132,8 @@ def iter_predictions(
     with worker_errors(), closing(iter(loader)) as batches:
         for batch in batches:
             predictions = {
-                report.index: task.failed(report.name, report.reason) for report in batch.unreadable
+                report.index: task.failed(report.name, report.reason)
+                for report in batch.bad_samples
             }
             if batch.samples:
                 tensors, sizes, indices = zip(*batch.samples)

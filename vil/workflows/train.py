@@ -1,7 +1,7 @@
 """Train a model, or resume a run, from a config."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -182,7 +182,8 @@ def _build(
     task.check_test_classes(loader.classes)
     if not resuming:
         _load_initial_weights(cfg, task, model)
-    log.info("%s", describe(cfg, model, loader, task.test_sets))
+    names = ["synthetic images"] if synthetic else cfg.DATA.TRAIN
+    log.info("%s", describe(cfg, names, model, loader, task.test_sets))
     model, ema = prepare_for_training(cfg, model, dist, device)
     optimization = build_optimization(cfg, model, device, loader.steps_per_epoch)
     return _Parts(task, loader, model, ema, optimization)
@@ -282,13 +283,15 @@ def checkpoint_policy(cfg: CfgNode) -> CheckpointPolicy:
     )
 
 
-def describe(cfg: CfgNode, model: nn.Module, loader: Any, tests: Mapping[str, Any]) -> str:
+def describe(
+    cfg: CfgNode, names: Sequence[str], model: nn.Module, loader: Any, tests: Mapping[str, Any]
+) -> str:
     """One line: what is trained on what."""
     images, batch = len(loader.samples.dataset), cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
     sets = ", ".join(f"{name} {test.num_samples} images" for name, test in tests.items())
     count = sum(parameter.numel() for parameter in model.parameters())
     return (
-        f"{count:,} parameters; train on {', '.join(cfg.DATA.TRAIN)}: {images} images of "
+        f"{count:,} parameters; train on {', '.join(names)}: {images} images of "
         f"{len(loader.classes)} classes, {loader.steps_per_epoch} steps of {batch} an epoch "
         f"({images % batch} left out); evaluate on {sets}"
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import get_worker_info
 
-from vil.data.robust_dataset import Samples
+from vil.data.robust_dataset import RobustDataset
 from vil.engine import logger, loop, run_dir
 from vil.workflows import train as training
 
@@ -29,7 +29,7 @@ FAULT = json.loads(os.environ["FAULT"])
 
 
 def worker(how, training, file):
-    plain = Samples.__getitem__
+    plain = RobustDataset.__getitem__
 
     def dying(samples, at):
         mine, trains = get_worker_info(), samples.tries > 1
@@ -40,7 +40,7 @@ def worker(how, training, file):
             os.kill(os.getpid(), signal.Signals[how])
         return plain(samples, at)
 
-    Samples.__getitem__ = dying
+    RobustDataset.__getitem__ = dying
 
 
 class HalfAFile:

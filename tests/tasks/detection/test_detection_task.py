@@ -96,7 +96,9 @@ def test_ranks_together_are_one_process(toy, tmp_path):
 
 
 def test_the_files_written_give_the_figures(toy, tmp_path):
-    figures = toy_task(tmp_path, results_folder=tmp_path).evaluate(ToyDetector(1.25))["toy"]
+    task = toy_task(tmp_path)
+    task.results_folder = tmp_path
+    figures = task.evaluate(ToyDetector(1.25))["toy"]
     rows = json.loads((tmp_path / "toy_bbox.json").read_text())
     assert average_precision(toy.annotations, rows)["box_ap"] == figures["box_ap"]
     assert {key for row in rows for key in row} == {"image_id", "category_id", "bbox", "score"}

@@ -15,9 +15,9 @@ from vil.builders.device import amp_dtype, memory_format
 from vil.builders.model import build_network
 from vil.config.unused import warn_unused
 from vil.data import build_dataset, is_numbered, own_arguments
-from vil.data.class_mapping import read_target_map
+from vil.data.class_mapping import read_class_mapping
 from vil.data.dataset import ImageDataset
-from vil.data.datasets.concat import Joined
+from vil.data.datasets.concat import ConcatImageDataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.mixup import Mix
 from vil.data.transforms import eval_transform, train_transform
@@ -94,7 +94,7 @@ class Classification(ClassificationTask):
         if cfg.DATA.TARGETMAP:
             path = Path(cfg.DATA.PATH, cfg.DATA.TARGETMAP)
             self.set_class_mapping({
-                name: read_target_map(path, self.num_classes, loader.classes)
+                name: read_class_mapping(path, self.num_classes, loader.classes)
                 for name, loader in self.test_sets.items()
             })  # fmt: skip
         else:
@@ -124,7 +124,7 @@ class Classification(ClassificationTask):
         data.check_dataset_arguments(cfg, own_arguments)
         transform = build_train_transform(cfg)
         sets = [self._open(name, "train", transform) for name in cfg.DATA.TRAIN]
-        dataset = sets[0] if len(sets) == 1 else Joined(sets, cfg.DATA.TRAIN)
+        dataset = sets[0] if len(sets) == 1 else ConcatImageDataset(sets, cfg.DATA.TRAIN)
         data.check_num_classes(cfg, dataset, ", ".join(cfg.DATA.TRAIN))
         return dataset
 

@@ -15,7 +15,7 @@ from vil.builders.model import build_network
 from vil.config.defaults import tree_at
 from vil.config.unused import warn_unused
 from vil.data.loader import EvalLoader, TrainLoader
-from vil.data.synthetic.scenes import TRAIN, VAL
+from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL
 from vil.engine.distributed import DistInfo
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.load_weights import Report
@@ -243,7 +243,7 @@ def _render_few(cfg: CfgNode, folder: str) -> CfgNode:
     few.DATA.PATH = folder
     if "scenes" in sets:
         own, step = few.DATA.KWARGS, cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
-        for name, usual, most in (("train", TRAIN, step), ("val", VAL, 1)):
+        for name, usual, most in (("train", NUM_TRAIN, step), ("val", NUM_VAL, 1)):
             given = own.get(name, usual)
             own[name] = min(given, most) if isinstance(given, int) else given
     return few
