@@ -1,4 +1,4 @@
-"""Names that a package exports and loads on first use, so that importing it is cheap."""
+"""Names that a package exports and loads at their first use, so that importing it is cheap."""
 
 import importlib
 from collections.abc import Callable, Mapping
