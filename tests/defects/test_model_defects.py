@@ -138,7 +138,7 @@ def test_global_attention_trains_all_it_has(share):
     model = built(f"{MSVIT}.ONLY_GLOBAL=True", f"{MSVIT}.SHARE_W={share}")
     # the last stage's global token classifies, so there the rows of local tokens reach nothing
     last = [name for name, _ in model.named_parameters() if name.startswith("stages.1.blocks.0.")]
-    model.avg_pool = True
+    model.set_global_pool("avg")
     model(torch.randn(2, 3, 40, 40)).square().sum().backward()
     assert last
     assert [name for name, p in model.named_parameters() if p.grad is None] == []

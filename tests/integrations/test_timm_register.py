@@ -10,6 +10,7 @@ from torch.testing import assert_close
 import vil
 import vil.integrations.timm_register  # noqa: F401 - registers them
 from vil.models.registry import ARCHS
+from vil.models.vision_longformer import MsViT
 from vil.pretrained.convert_2021 import original_names
 from vil.utils.errors import CheckpointError
 
@@ -20,15 +21,18 @@ def create(name="vil_tiny_rpb", **settings) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", ARCHS)
-def test_logits_and_parameters_are_those_of_our_own_model(name):
-    theirs = create(name, num_classes=5, img_size=64)
-    torch.manual_seed(0)
-    ours = vil.get_model(name, num_classes=5, img_size=64).eval()
-    for a, b in zip(ours.state_dict().items(), theirs.state_dict().items(), strict=True):
+def test_timm_builds_the_same_model(name):
+    models = []
+    for build in (vil.get_model, timm.create_model):
+        torch.manual_seed(0)
+        models.append(build(name, num_classes=5, img_size=64).eval())
+    model, from_timm = models
+    assert type(from_timm) is type(model) is MsViT
+    for a, b in zip(model.state_dict().items(), from_timm.state_dict().items(), strict=True):
         assert a[0] == b[0]
         assert torch.equal(a[1], b[1])
     x = torch.randn(2, 3, 64, 64)
-    assert_close(theirs(x), ours(x))
+    assert torch.equal(from_timm(x), model(x))
 
 
 @pytest.mark.parametrize("name", ["vil_tiny", "vil_tiny_rpb"])
@@ -53,8 +57,6 @@ def test_maps_of_chosen_stages(indices):
     assert [64 // m.shape[2] for m in maps] == backbone.feature_info.reduction()
     for found, map_ in zip(maps, wanted, strict=True):
         assert_close(found, map_)
-    for map_, stage in zip(model.forward_stages(x), model.forward_intermediates(x)[1]):
-        assert_close(map_, stage)
 
 
 def test_layouts_and_norm_of_maps():
@@ -150,7 +152,7 @@ def test_the_reference_s_files_through_timm(tmp_path, wrap):
         other.stages[0].embed.proj.weight, source.stages[0].embed.proj.weight.sum(1, keepdim=True)
     )
     backbone = create("vil_tiny", pretrained=True, img_size=64, features_only=True, **overlay)
-    assert_close(backbone(x)[2], source.forward_stages(x)[2])
+    assert_close(backbone(x)[2], source.forward_intermediates(x, intermediates_only=True)[2])
 
 
 def test_shipped_and_published_weights(monkeypatch, tmp_path):
@@ -165,7 +167,7 @@ def test_shipped_and_published_weights(monkeypatch, tmp_path):
     assert (cfg.input_size, cfg.crop_pct, cfg.num_classes) == ((3, 384, 384), 0.922, 1000)
     assert timm.get_pretrained_cfg("vil_medium_deep").tag == "in22k_ft_in1k_384"
     wide = create("vil_medium_wide.in22k_ft_in1k_384", num_classes=0)
-    assert [spec.feature for spec in wide.specs] == [8, 12, 7, 7]
+    assert [spec.attn_size for spec in wide.specs] == [8, 12, 7, 7]
     assert wide.settings["img_size"] == (384, 384)
     monkeypatch.setattr("vil.pretrained.catalog.STORAGE", "https://localhost:1")
     with pytest.raises(CheckpointError, match=r"vil convert .*pretrained_cfg_overlay=dict") as said:
@@ -248,7 +250,7 @@ def test_a_model_of_timm_s_protocol_in_a_folder(tmp_path, pool):
 @pytest.mark.parametrize("windows", [7, (7, 7, 7, 7)])
 def test_windows_of_all_stages_or_of_each(windows):
     model = create(windows=windows)
-    assert [spec.feature for spec in model.specs] == [7] * 4
+    assert [spec.attn_size for spec in model.specs] == [7] * 4
 
 
 def test_windows_for_other_stages_are_refused():

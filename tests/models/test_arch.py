@@ -18,7 +18,7 @@ def stages(draw) -> StageSpec:
         attention=tuple(draw(st.lists(st.sampled_from(list(ATTENTIONS)), max_size=5))),
         num_global=draw(st.integers(0, 3)),
         patch=draw(st.integers(1, 4)),
-        feature=draw(st.integers(1, 300)),
+        attn_size=draw(st.integers(1, 300)),
         absolute=draw(st.booleans()),
     )
 

@@ -29,7 +29,7 @@ def test_any_image_size(size):
     x = torch.randn(2, 3, *size)
     assert model(x).shape == (2, 5)
     grids = [(size[0] // p, size[1] // p) for p in (4, 8, 16)]
-    assert [tuple(m.shape) for m in model.forward_stages(x)] == [
+    assert [tuple(m.shape) for m in model.forward_intermediates(x, intermediates_only=True)] == [
         (2, d, *g) for d, g in zip((8, 16, 16), grids)
     ]
 
@@ -53,8 +53,10 @@ def test_padding_of_a_batch_is_never_attended_to(attention):
     x = torch.randn(1, 3, 48, 32, dtype=torch.float64)
     padded = nn.functional.pad(x, (0, 32, 0, 16))
     batch = torch.cat([padded, torch.randn(1, 3, 64, 64, dtype=torch.float64)])
-    maps = model.forward_stages(batch, valid=torch.tensor([[48, 32], [64, 64]]))
-    for found, wanted in zip(maps, model.forward_stages(x)):
+    maps = model.forward_intermediates(
+        batch, intermediates_only=True, valid=torch.tensor([[48, 32], [64, 64]])
+    )
+    for found, wanted in zip(maps, model.forward_intermediates(x, intermediates_only=True)):
         assert torch.allclose(found[:1, :, : wanted.shape[2], : wanted.shape[3]], wanted)
 
 
@@ -215,3 +217,14 @@ def test_models_by_name():
         vil.get_model("vil_smal")
     model = vil.get_model("vil_tiny", num_classes=7, img_size=96)
     assert model(torch.randn(1, 3, 96, 96)).shape == (1, 7)
+
+
+def test_old_method_names_work_and_warn():
+    model, x = small().eval(), torch.randn(1, 3, 40, 56)
+    with pytest.warns(DeprecationWarning, match="use forward_intermediates"):
+        maps = model.forward_stages(x)
+    for found, wanted in zip(maps, model.forward_intermediates(x)[1], strict=True):
+        assert torch.equal(found, wanted)
+    with pytest.warns(DeprecationWarning, match="use forward_features"):
+        tokens = model.last_tokens(x)
+    assert torch.equal(model.norm(tokens), model.forward_features(x).flatten(2).mT)

@@ -163,7 +163,7 @@ def test_named_models_are_recognised(name):
         report = load_weights(other, state)
         assert report.complete
         assert not report.resized
-        assert [s.feature for s in other.specs] == [s.feature for s in model.specs]
+        assert [s.attn_size for s in other.specs] == [s.attn_size for s in model.specs]
     detector = {f"backbone.bottom_up.{k}": v for k, v in original(model).items()}
     with torch.device("meta"):
         assert recognise(detector)[0] == name
@@ -187,7 +187,10 @@ def test_a_detector_of_local_attention_throughout_is_recognised(tmp_path, monkey
     _, found = recognise(state)
     load_weights(found.eval(), state)
     x = torch.randn(1, 3, 64, 64)
-    for ours, wanted in zip(found.forward_stages(x), absolute.forward_stages(x)):
+    for ours, wanted in zip(
+        found.forward_intermediates(x, intermediates_only=True),
+        absolute.forward_intermediates(x, intermediates_only=True),
+    ):
         assert_close(ours, wanted)
 
 

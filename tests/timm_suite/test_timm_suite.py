@@ -30,7 +30,7 @@ TESTS = {
     "test_prune_intermediate_layers_contract": ARCHS,
     "test_model_load_pretrained": ["vil_nano"],
 }
-ADDED = {"FEAT_INTER_FILTERS = [": "'timm_models', ", "NON_STD_FILTERS = [": "'vil_nano*', "}
+ADDED = {"FEAT_INTER_FILTERS = [": "'timm_register', ", "NON_STD_FILTERS = [": "'vil_nano*', "}
 REGISTER = "import vil.integrations.timm_register\n"
 
 

@@ -132,7 +132,7 @@ def named(args: argparse.Namespace, known: dict, state: dict):
     if known:
         return build_described(known)
     name, model = recognise(state)
-    windows = ", ".join(str(spec.feature) for spec in model.specs)
+    windows = ", ".join(str(spec.attn_size) for spec in model.specs)
     print(f"this is {name}, {model.settings['img_size']} px, windows {windows}")
     if any(spec.absolute for spec in model.specs):
         print("  (windows leave no trace in weights with absolute positions: these are the usual)")

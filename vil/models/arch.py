@@ -39,7 +39,7 @@ class StageSpec:
     attention: tuple[str, ...]
     num_global: int = 1
     patch: int = 2
-    feature: int = 7
+    attn_size: int = 7
     absolute: bool = False
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ def format_arch(stages: Sequence[StageSpec]) -> str:
     return "_".join(
         f"l{number},h{s.num_heads},d{s.dim},n{len(s.attention)},"
         f"s{int(not _all_full(s))},g{s.num_global},"
-        f"p{s.patch},f{s.feature},a{int(s.absolute)}"
+        f"p{s.patch},f{s.attn_size},a{int(s.absolute)}"
         for number, s in enumerate(stages, start=1)
     )
 
@@ -140,7 +140,7 @@ def _stage(number: int, part: str, names: Sequence[str]) -> StageSpec:
             attention=attention,
             num_global=items["g"],
             patch=items["p"],
-            feature=items["f"],
+            attn_size=items["f"],
             absolute=bool(items["a"]),
         )
     except ValueError as error:

@@ -84,7 +84,7 @@ def module_input(
     met: list[tuple] = []
     hook = module.register_forward_pre_hook(lambda _, arguments: met.append(arguments))
     try:
-        model.forward_stages(images, valid)
+        model.forward_intermediates(images, intermediates_only=True, valid=valid)
     finally:
         hook.remove()
     return met[0]

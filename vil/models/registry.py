@@ -66,4 +66,4 @@ def with_windows(
     windows = [windows] * len(stages) if isinstance(windows, int) else windows
     if len(windows) != len(stages):
         raise ValueError(f"{name} has {len(stages)} stages, but there are {len(windows)} windows")
-    return [replace(stage, feature=size) for stage, size in zip(stages, windows)]
+    return [replace(stage, attn_size=size) for stage, size in zip(stages, windows)]

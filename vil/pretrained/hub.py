@@ -89,7 +89,7 @@ def zoo_name(model: MsViT) -> str | None:
     """The named model that this is, whatever its windows; None for others."""
 
     def shape(stages: Sequence[StageSpec]) -> list[StageSpec]:
-        return [replace(stage, feature=1) for stage in stages]
+        return [replace(stage, attn_size=1) for stage in stages]
 
     attention = format_attention(model.specs)
     found = (
@@ -117,7 +117,7 @@ def _config(model: MsViT, about: Mapping) -> dict:
         },
         "model_args": {
             **args,
-            "windows": [stage.feature for stage in model.specs],
+            "windows": [stage.attn_size for stage in model.specs],
         },
         "label_names": about["classes"],
         "vil": dict(about),

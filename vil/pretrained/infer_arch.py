@@ -92,7 +92,7 @@ def _fitting(name: str, state: Mapping[str, Tensor], pos_resize: str) -> MsViT:
             if set(spec.attention) == {"full"}:
                 sides.append(((side + 1) // 2 * reduction,) * 2)
             else:
-                stages[at] = replace(spec, feature=max((side + 1) // 4, 1))
+                stages[at] = replace(spec, attn_size=max((side + 1) // 4, 1))
     if sides:  # the first is the finest: a coarse grid may have lost rows
         rows, columns = sides[0]
         settings["img_size"] = rows if rows == columns else (rows, columns)

@@ -42,27 +42,21 @@ def describe(
     head = model.head.out_features if isinstance(model.head, nn.Linear) else 0
     if classes and len(classes) != head:
         raise ValueError(f"{len(classes)} names for {head} classes")
+    if model.global_pool not in ("avg", "token"):
+        raise ValueError(
+            f"global_pool {model.global_pool!r} is timm's: save it by timm.models.save_for_hf"
+        )
     stages = {"arch": format_arch(model.specs), "attention": format_attention(model.specs)}
     found = {
         "format": FORMAT,
         "version": vil.__version__,
-        "model": {**stages, **model.settings, **_pool(model), "num_classes": head},
+        "model": {**stages, **model.settings, "num_classes": head},
         "transform": dict(transform) if transform else None,
         "classes": list(classes) if classes else None,
     }
     if source is not None:
         found["source"] = {"file": source.name, "sha256": sha256_of(source)}
     return found
-
-
-def _pool(model: MsViT) -> dict:
-    """How a model of timm's protocol pools, in our words; ValueError where we have none."""
-    kind = getattr(model, "global_pool", None)
-    if kind is None:
-        return {}
-    if kind not in ("avg", "token"):
-        raise ValueError(f"global_pool {kind!r} is timm's: save it by timm.models.save_for_hf")
-    return {"avg_pool": kind == "avg" and model.gives_tokens}
 
 
 def build_described(about: Mapping, **settings) -> MsViT:
