@@ -31,7 +31,7 @@ from vil.engine.checkpoint.manifest import find_corruption
 from vil.engine.checkpoint.save_load import AVERAGE, resolve_link
 from vil.engine.distributed import DistInfo
 from vil.engine.task import ClassificationTask, Task
-from vil.integrations.external_models import build_external, layer_numbers, undecayed
+from vil.integrations.external_models import build_external, find_no_decay_params, number_layers
 from vil.models.arch import parse_arch
 from vil.models.registry import ARCHS as NAMED
 from vil.models.vision_longformer import MsViT
@@ -41,7 +41,7 @@ from vil.optim import build_optimizer as optimizer_by_name
 from vil.optim.ema import Ema
 from vil.pretrained.catalog import get_weight
 from vil.pretrained.load_weights import load_weights
-from vil.pretrained.state_dict_io import weights_at
+from vil.pretrained.state_dict_io import find_weights
 from vil.tasks.classification.losses import build_loss
 from vil.tasks.detection.models.detectors import PerImageDetector
 from vil.tasks.detection.models.weights import load_detector
@@ -303,7 +303,7 @@ def weight_file(given: str, data_dir: str) -> Path:
     if path is None:
         raise CheckpointError(f"the run in {given} has no checkpoint yet")
     if path.is_file() or (path / "config.json").is_file():  # a file, a folder of save_pretrained
-        return weights_at(path)
+        return find_weights(path)
     if reason := find_corruption(path):
         raise CheckpointError(
             f"{path} is damaged, or no checkpoint: {reason}; give the folder of a run, a "
@@ -371,7 +371,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
         model.named_parameters(),
         optim.WD,
         optim.WD0,
-        model.no_weight_decay() if isinstance(model, MsViT) else undecayed(model),
+        model.no_weight_decay() if isinstance(model, MsViT) else find_no_decay_params(model),
         **(_layers(model) if optim.LAYER_DECAY < 1 else {}),
         layer_decay=optim.LAYER_DECAY,
     )
@@ -395,7 +395,7 @@ def _layers(model: nn.Module) -> dict[str, Any]:
     """How deep each parameter lies, for layer-wise decay."""
     if isinstance(model, MsViT | PerImageDetector):
         return {"layer_of": model.layer_of, "num_layers": model.num_layers}
-    numbers = layer_numbers(model)
+    numbers = number_layers(model)
     return {"layer_of": numbers.__getitem__, "num_layers": max(numbers.values())}
 
 

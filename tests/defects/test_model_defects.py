@@ -12,7 +12,7 @@ from vil.data.batch import Batch
 from vil.engine.distributed import DistInfo
 from vil.layers.attention import ATTENTIONS
 from vil.ops import BACKENDS, Case, Window, local_attention
-from vil.pretrained.load_weights import load_original, original_names
+from vil.pretrained.load_weights import get_2021_names, load_2021_weights
 from vil.utils.errors import CheckpointError
 
 CPU = torch.device("cpu")
@@ -76,11 +76,11 @@ def test_ln_eps_reaches_every_norm():
 def test_a_missing_norm_is_not_filled_from_another():
     """B11. Names were matched by their ends, and `norm.weight` is the end of all norms."""
     model = built()
-    state = {original_names(model)[name]: t for name, t in model.state_dict().items()}
+    state = {get_2021_names(model)[name]: t for name, t in model.state_dict().items()}
     assert state["layer2.1.norm.weight"].shape == state["norm.weight"].shape
     del state["layer2.1.norm.weight"]
     with pytest.raises(CheckpointError, match=r"missing: layer2\.1\.norm\.weight"):
-        load_original(model, state)
+        load_2021_weights(model, state)
 
 
 CYCLIC = [

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from vil.integrations.external_models import build_external, layer_numbers, undecayed
-from vil.models.head_names import head_names
+from vil.integrations.external_models import build_external, find_no_decay_params, number_layers
+from vil.models.head_names import find_head_names
 from vil.pretrained.load_weights import load_weights
 from vil.utils.errors import CheckpointError
 
@@ -50,7 +50,7 @@ def test_gradient_checkpointing_where_there_is_one():
 def test_norms_biases_and_positions_are_not_decayed():
     with torch.device("meta"):
         model = build_external("timm/test_vit", num_classes=3, img_size=96)
-    spared = undecayed(model)
+    spared = find_no_decay_params(model)
     assert {"pos_embed", "cls_token", "norm.weight", "head.bias"} <= spared
     assert "head.weight" not in spared
     assert "blocks.0.attn.qkv.weight" not in spared
@@ -59,13 +59,13 @@ def test_norms_biases_and_positions_are_not_decayed():
 def test_layers_are_numbered_from_the_first_convolution_to_the_head():
     with torch.device("meta"):
         model = build_external("timm/test_vit", num_classes=3, img_size=96)
-        numbers = layer_numbers(model)
+        numbers = number_layers(model)
         assert numbers.keys() == dict(model.named_parameters()).keys()
         assert numbers["patch_embed.proj.weight"] == 0
         assert numbers["blocks.0.mlp.fc1.weight"] < numbers["blocks.1.mlp.fc1.weight"]
         assert numbers["head.weight"] == max(numbers.values())
         with pytest.raises(ValueError, match="ResNet does not number its layers"):
-            layer_numbers(build_external("resnet18", num_classes=3, img_size=64))
+            number_layers(build_external("resnet18", num_classes=3, img_size=64))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,9 @@ def test_layers_are_numbered_from_the_first_convolution_to_the_head():
 def test_heads_are_found(name, head):
     with torch.device("meta"):
         model = build_external(name, num_classes=3, img_size=224)
-    assert head_names(model) == [f"{h}.{leaf}" for h in head.split() for leaf in ("weight", "bias")]
+    assert find_head_names(model) == [
+        f"{h}.{leaf}" for h in head.split() for leaf in ("weight", "bias")
+    ]
 
 
 def test_weights_with_another_head(tmp_path):

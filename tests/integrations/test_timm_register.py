@@ -11,7 +11,7 @@ import vil
 import vil.integrations.timm_register  # noqa: F401 - registers them
 from vil.models.registry import ARCHS
 from vil.models.vision_longformer import MsViT
-from vil.pretrained.convert_2021 import original_names
+from vil.pretrained.convert_2021 import get_2021_names
 from vil.utils.errors import CheckpointError
 
 
@@ -137,7 +137,7 @@ def test_layers_for_learning_rates_that_decay():
 def test_the_reference_s_files_through_timm(tmp_path, wrap):
     """Names, another size, another first layer and another head."""
     source = vil.get_model("vil_tiny", img_size=64)
-    names = original_names(source)
+    names = get_2021_names(source)
     torch.save(
         wrap({names[k]: v for k, v in source.state_dict().items()}), tmp_path / "model_best.pth"
     )

@@ -15,7 +15,7 @@ from tests.common.golden import step_with_mode
 from vil.layers.attention.longformer import LongformerAttention
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
-from vil.pretrained.load_weights import original_names
+from vil.pretrained.load_weights import get_2021_names
 
 NUMBERS = json.loads(
     (Path(__file__).parent.parent / "golden" / "worked_numbers.json").read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def build(row: dict, **own) -> MsViT:
         attention_args={row["attention"]: row["own"] | own},
     )
     state = model.state_dict()
-    for name, original in original_names(model).items():
+    for name, original in get_2021_names(model).items():
         state[name].copy_(filled(original, state[name].shape))
     return model
 

@@ -16,13 +16,13 @@ import vil
 from vil import build_data
 from vil.config import get_config
 from vil.models.vision_longformer import MsViT
-from vil.pretrained.catalog import IMAGENET_CLASSES, SHIPPED, tables
-from vil.pretrained.convert_2021 import original_names
-from vil.pretrained.state_dict_io import read_about, read_weights, write_weights
+from vil.pretrained.catalog import IMAGENET_CLASSES, SHIPPED, load_weight_classes
+from vil.pretrained.convert_2021 import get_2021_names
+from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weights
 from vil.utils.errors import CheckpointError
 
 ROOT = Path(__file__).parents[2]
-MEMBERS = [weights for kind in tables().values() for weights in kind]
+MEMBERS = [weights for kind in load_weight_classes().values() for weights in kind]
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_the_shipped_weights():
     assert vil.get_model("vil_nano", weights=digits).head.out_features == 10
     for file in SHIPPED.glob("*.safetensors"):
         assert file.stat().st_size < 2e6
-        assert read_about(file)["source"]["sha256"]
+        assert read_metadata(file)["source"]["sha256"]
 
 
 @pytest.mark.parametrize("weights", ["DEFAULT", "IMAGENET1K_V1", "ViL_Small_Weights.IMAGENET1K_V1"])
@@ -93,7 +93,7 @@ def test_without_a_network(no_network, weights):
 def test_a_download_is_kept_and_read(no_network, tmp_path):
     """As the authors stored it: {net: {module.<their name>: ...}}."""
     model = vil.get_model("vil_tiny_rpb")
-    names = original_names(model)
+    names = get_2021_names(model)
     net = {f"module.{names[name]}": value for name, value in model.state_dict().items()}
     kept = tmp_path / "hub/checkpoints/ViL_Tiny_RPB_Weights-IMAGENET1K_V1.pth"
     kept.parent.mkdir(parents=True)
@@ -140,7 +140,7 @@ def test_a_changed_bit_is_found(tmp_path):
         read_weights(file)
     file.write_bytes(whole)
     assert read_weights(file).keys() == {"a", "b"}
-    assert read_about(file) == {"format": 1}
+    assert read_metadata(file) == {"format": 1}
 
 
 def test_the_shipped_file_is_checked(tmp_path, monkeypatch):
@@ -266,7 +266,7 @@ def test_folders_that_are_none(tmp_path):
         "later": {"config.json": '{"vil": {"format": 99}}'},
         "theirs": {"config.json": '{"architecture": "resnet18"}'},
     }
-    patterns = ["no config.json", "cannot be used", "no description", "later version", "'vil'"]
+    patterns = ["no config.json", "cannot be used", "not the model card", "later version", "'vil'"]
     for (name, files), pattern in zip(cases.items(), patterns):
         (tmp_path / name).mkdir()
         for file, text in files.items():
@@ -275,7 +275,7 @@ def test_folders_that_are_none(tmp_path):
             vil.from_pretrained(tmp_path / name)
         assert "\n" not in str(caught.value)
     torch.save({"a": torch.ones(1)}, tmp_path / "bare.pth")
-    with pytest.raises(CheckpointError, match="does not say what model it is of: vil convert it"):
+    with pytest.raises(CheckpointError, match="does not name its model: run vil convert"):
         vil.from_pretrained(tmp_path / "bare.pth")
     with pytest.raises(ValueError, match=r"transform has mean, .*, not size"):
         vil.save_pretrained(vil.get_model("vil_nano"), tmp_path / "x", transform={"size": 3})

@@ -13,8 +13,8 @@ import vil
 from vil.models.arch import parse_arch
 from vil.models.registry import ARCHS
 from vil.models.vision_longformer import MsViT
-from vil.pretrained.infer_arch import recognise
-from vil.pretrained.load_weights import load_original, load_weights, original_names
+from vil.pretrained.infer_arch import infer_arch
+from vil.pretrained.load_weights import get_2021_names, load_2021_weights, load_weights
 from vil.utils.errors import CheckpointError
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -31,7 +31,7 @@ def build(absolute=0, sparse=1, num_global=1, attention="longformer", window=2, 
 
 
 def original(model) -> dict:
-    names = original_names(model)
+    names = get_2021_names(model)
     return {names[name]: value for name, value in model.state_dict().items()}
 
 
@@ -46,7 +46,7 @@ def test_files_of_the_detection_code_give_their_backbone(entry):
     model = MsViT(stages, img_size=entry["image_size"], attention_args=own)
     state = {f"backbone.bottom_up.{k}": torch.full(s, 0.5) for k, s in entry["keys"].items()}
     heads = ["backbone.fpn_lateral2.weight", "proposal_generator.anchor", "roi_heads.box.weight"]
-    report = load_original(model, state | {key: torch.zeros(3) for key in heads})
+    report = load_2021_weights(model, state | {key: torch.zeros(3) for key in heads})
     assert report.complete
     assert set(heads) <= set(report.ignored)
     assert all((value == 0.5).all() for value in model.state_dict().values())
@@ -63,7 +63,7 @@ def test_full_attention_and_longformer_have_each_other_s_projections(absolute, n
                 if "bias_table" in name or "g2" in name:
                     value.zero_()  # of another size: resizing changes what it means
     state = full.state_dict() if names == "ours" else original(full)
-    with pytest.raises(CheckpointError, match="go into each other by vil convert"):
+    with pytest.raises(CheckpointError, match="vil convert converts between full and longformer"):
         load_weights(local, state)
     report = load_weights(local, state, convert=True)
     assert report.complete
@@ -158,7 +158,7 @@ def test_named_models_are_recognised(name):
         model = vil.get_model(name, img_size=96, num_classes=3, windows=windows)
     for state in (model.state_dict(), original(model)):
         with torch.device("meta"):
-            found, other = recognise(state)
+            found, other = infer_arch(state)
         assert found == name
         report = load_weights(other, state)
         assert report.complete
@@ -166,7 +166,7 @@ def test_named_models_are_recognised(name):
         assert [s.attn_size for s in other.specs] == [s.attn_size for s in model.specs]
     detector = {f"backbone.bottom_up.{k}": v for k, v in original(model).items()}
     with torch.device("meta"):
-        assert recognise(detector)[0] == name
+        assert infer_arch(detector)[0] == name
 
 
 def test_a_detector_of_local_attention_throughout_is_recognised(tmp_path, monkeypatch):
@@ -175,7 +175,7 @@ def test_a_detector_of_local_attention_throughout_is_recognised(tmp_path, monkey
     stages = parse_arch(ARCHS["vil_tiny_rpb"].replace("s0", "s1"))
     model = MsViT(stages, img_size=64)
     state = {f"backbone.bottom_up.{k}": v for k, v in original(model).items() if "head" not in k}
-    name, found = recognise(state)
+    name, found = infer_arch(state)
     assert (name, found.settings["num_classes"]) == ("vil_tiny_rpb", 0)
     assert {kind for spec in found.specs for kind in spec.attention} == {"longformer"}
     assert load_weights(found, state).complete
@@ -184,7 +184,7 @@ def test_a_detector_of_local_attention_throughout_is_recognised(tmp_path, monkey
 
     absolute = MsViT(parse_arch(ARCHS["vil_tiny"]), img_size=128, pos_resize="crop").eval()
     state = {f"backbone.bottom_up.{k}": v for k, v in original(absolute).items()}
-    _, found = recognise(state)
+    _, found = infer_arch(state)
     load_weights(found.eval(), state)
     x = torch.randn(1, 3, 64, 64)
     for ours, wanted in zip(
@@ -196,4 +196,4 @@ def test_a_detector_of_local_attention_throughout_is_recognised(tmp_path, monkey
 
 def test_strangers_are_not_recognised():
     with pytest.raises(CheckpointError, match=r"none of the named models; vil_\w+ is the nearest"):
-        recognise(build().state_dict())
+        infer_arch(build().state_dict())

@@ -12,7 +12,12 @@ from tests.common.golden import read
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 from vil.ops import BACKENDS, Case, Window
-from vil.pretrained.load_weights import load_original, load_weights, original_names, read_weights
+from vil.pretrained.load_weights import (
+    get_2021_names,
+    load_2021_weights,
+    load_weights,
+    read_weights,
+)
 from vil.utils.errors import CheckpointError
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -47,11 +52,11 @@ def test_logits_and_gradients_of_the_reference(name, backend):
         attention_args=OWN | {"longformer": {"backend": backend}},
     )
     model = model.double().eval()
-    assert load_original(model, params).complete
+    assert load_2021_weights(model, params).complete
     logits = model(tensors["x"])
     loss = torch.nn.functional.cross_entropy(logits, tensors["target"])
     loss.backward()
-    names = original_names(model)
+    names = get_2021_names(model)
     found = {names[key]: value.grad for key, value in model.named_parameters() if value.numel()}
     wanted = {key: value for key, value in grads.items() if value.numel()}
     assert found.keys() == wanted.keys()
@@ -69,7 +74,7 @@ def test_published_state_dicts_load_strictly(entry):
         parse_arch(entry["arch"], attention), img_size=entry["image_size"], attention_args=own
     )
     state = {key: torch.full(shape, 0.25) for key, shape in entry["keys"].items()}
-    report = load_original(model, state)
+    report = load_2021_weights(model, state)
     assert report.complete
     assert not report.resized
     assert len(report.loaded) + len(report.ignored) == len(entry["keys"])
@@ -84,7 +89,7 @@ def test_decay_groups_of_the_reference():
     for entry in entries:
         stages = parse_arch(entry["arch"], KINDS.get(entry["attn_type"], entry["attn_type"]))
         model = MsViT(stages, img_size=64, num_classes=7)
-        names, kept = original_names(model), model.no_weight_decay()
+        names, kept = get_2021_names(model), model.no_weight_decay()
         parameters = {name for name, p in model.named_parameters() if p.numel()}
         assert {names[name] for name in parameters & kept} == set(entry["no_decay"])
         assert {names[name] for name in parameters - kept} == set(entry["decay"])
@@ -118,9 +123,9 @@ def test_linformer_projections_of_another_size():
     source, target = (
         MsViT(parse_arch(arch.format(2), "linformer"), img_size=size) for size in (24, 40)
     )
-    state = {original_names(source)[key]: value for key, value in source.state_dict().items()}
+    state = {get_2021_names(source)[key]: value for key, value in source.state_dict().items()}
     state["layer1.1.attn.proj_v"] = state["layer1.1.attn.proj_k"].clone()
-    report = load_original(target, state)
+    report = load_2021_weights(target, state)
     assert report.ignored == ["layer1.1.attn.proj_v"]
     assert "layer1.1.attn.proj_k (11, 3) -> (27, 3)" in report.resized
     old, new = source.stages[0].blocks[0].attn, target.stages[0].blocks[0].attn
@@ -128,10 +133,10 @@ def test_linformer_projections_of_another_size():
 
     state["layer1.1.attn.proj_v"] += 1
     with pytest.raises(CheckpointError, match="unexpected: layer1.1.attn.proj_v"):
-        load_original(target, state)
+        load_2021_weights(target, state)
     other = MsViT(parse_arch(arch.format(1), "linformer"), img_size=40)
     with pytest.raises(CheckpointError, match=r"mismatched: layer1.1.attn.proj_k \(11, 3\) -> "):
-        load_original(other, state)
+        load_2021_weights(other, state)
 
 
 @pytest.mark.defect("B11")
@@ -183,9 +188,9 @@ def test_long_lists_are_cut_to_twelve_lines():
 def test_separate_global_weights_are_no_aliases():
     """A file trained with separate projections must not be taken for one with shared ones."""
     separate = build(attention_args={"longformer": {"share_weights": False}})
-    state = {original_names(separate)[key]: value for key, value in separate.state_dict().items()}
+    state = {get_2021_names(separate)[key]: value for key, value in separate.state_dict().items()}
     with pytest.raises(CheckpointError, match="unexpected: layer1.1.attn.kv_global"):
-        load_original(build(), state)
+        load_2021_weights(build(), state)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +204,7 @@ def test_separate_global_weights_are_no_aliases():
 )
 def test_layouts_of_pt_files(tmp_path, wrap):
     model = build()
-    state = {original_names(model)[key]: value for key, value in model.state_dict().items()}
+    state = {get_2021_names(model)[key]: value for key, value in model.state_dict().items()}
     torch.save(wrap(state), tmp_path / "weights.pth")
     target = build()
     torch.nn.init.ones_(target.head.weight)

@@ -4,7 +4,7 @@ import pytest
 
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
-from vil.pretrained.load_weights import load_weights, original_names
+from vil.pretrained.load_weights import get_2021_names, load_weights
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ def test_a_warning_names_the_rule(attention, argument, value, caplog):
         stages = parse_arch(arch, attention)
         return MsViT(stages, img_size=20, num_classes=3, attention_args={attention: own})
 
-    names = original_names(model())
+    names = get_2021_names(model())
     state = {names[name]: value for name, value in model().state_dict().items()}
     load_weights(model(), state)
     assert len(caplog.records) == (1 if argument else 0)

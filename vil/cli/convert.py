@@ -54,12 +54,12 @@ def run(args: argparse.Namespace) -> int:
     if target.suffix in (".pth", ".pt", ".bin", ".onnx"):
         raise ConfigError(f"TARGET {target}: a .safetensors file or a folder")
     from vil.pretrained.hub import save_pretrained
-    from vil.pretrained.model_card import describe
+    from vil.pretrained.model_card import make_model_card
     from vil.pretrained.state_dict_io import write_weights
 
     source, model, facts = load(args)
     if target.suffix == ".safetensors":
-        write_weights(target, model.state_dict(), describe(model, **facts, source=source))
+        write_weights(target, model.state_dict(), make_model_card(model, **facts, source=source))
     else:
         save_pretrained(model, target, **facts, source=source)
     print(f"written to {target}")
@@ -69,13 +69,13 @@ def run(args: argparse.Namespace) -> int:
 def load(args: argparse.Namespace):
     """The weights' file, the model with them, and what goes with them."""
     from vil import build
-    from vil.pretrained.load_weights import classes_after, load_weights
-    from vil.pretrained.state_dict_io import read_about, read_weights
+    from vil.pretrained.load_weights import load_weights, select_classes
+    from vil.pretrained.state_dict_io import read_metadata, read_weights
 
     cfg = configured(args)
     path = build.weight_file(args.source if cfg is None else cfg.MODEL.MODEL_PATH, "")
     path = path / "model.safetensors" if path.is_dir() else path
-    known, state = read_about(path) or {}, read_weights(path)
+    known, state = read_metadata(path) or {}, read_weights(path)
     model = build.build_model(cfg, weights_follow=True) if cfg else named(args, known, state)
     if not hasattr(model, "specs"):
         raise ConfigError(f"MODEL.ARCH {cfg.MODEL.ARCH}: only our own models are converted")
@@ -84,7 +84,7 @@ def load(args: argparse.Namespace):
         raise ConfigError("FINETUNE.HEAD new would write a random head: keep it, or rows:FILE")
     report = load_weights(model, state, head=head, rule=args.rule or rule, convert=True)
     print(f"weights of {path}: {report}")
-    kept = classes_after(head, known.get("classes"))
+    kept = select_classes(head, known.get("classes"))
     given = args.classes or args.run and Path(args.run, "classes.txt").is_file()
     return path, model, {
         "transform": transform(cfg) or known.get("transform"),
@@ -115,8 +115,8 @@ def named(args: argparse.Namespace, known: dict, state: dict):
     """The model of --model; else the one that the file says, or that its tensors fit."""
     from vil.pretrained.catalog import get_weight
     from vil.pretrained.get_model import get_model
-    from vil.pretrained.infer_arch import recognise
-    from vil.pretrained.model_card import build_described
+    from vil.pretrained.infer_arch import infer_arch
+    from vil.pretrained.model_card import build_from_card
     from vil.tasks.detection.models.detectors import BODY
 
     if any(name.startswith(BODY) for name in state):
@@ -130,8 +130,8 @@ def named(args: argparse.Namespace, known: dict, state: dict):
         except ValueError as error:
             raise ConfigError(f"--model: {error}") from None
     if known:
-        return build_described(known)
-    name, model = recognise(state)
+        return build_from_card(known)
+    name, model = infer_arch(state)
     windows = ", ".join(str(spec.attn_size) for spec in model.specs)
     print(f"this is {name}, {model.settings['img_size']} px, windows {windows}")
     if any(spec.absolute for spec in model.specs):

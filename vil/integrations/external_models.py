@@ -86,14 +86,14 @@ def _of_torchvision(name: str, num_classes: int, img_size: int, pretrained: bool
     return model
 
 
-def undecayed(model: nn.Module) -> set[str]:
+def find_no_decay_params(model: nn.Module) -> set[str]:
     """The parameters without weight decay: vectors and scalars (norms, biases), and what the model
     itself names."""
     named = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
     return {name for name, p in model.named_parameters() if p.ndim <= 1} | set(named)
 
 
-def layer_numbers(model: nn.Module) -> dict[str, int]:
+def number_layers(model: nn.Module) -> dict[str, int]:
     """{parameter: its layer, from 0}; ValueError for a model that does not number them."""
     if not hasattr(model, "group_matcher"):
         raise ValueError(f"{type(model).__name__} does not number its layers: no layer-wise decay")

@@ -26,7 +26,7 @@ class PatchGrid:
 
     Gradient checkpointing computes a block again, perhaps after other images have come: it finds
     the grid by the number of tokens. Two passes over turned grids (14x28, then 28x14) that wait for
-    one backward would be mistaken for one another; see `Stamp`.
+    one backward would be mistaken for one another; see `GridCheck`.
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
@@ -64,7 +64,7 @@ class PatchGrid:
             self.handle = None
 
 
-class Stamp(torch.autograd.Function):
+class GridCheck(torch.autograd.Function):
     """x, for whose backward a tensor is kept that is of the grid's shape and has no numbers.
 
     torch compares the shapes of what a checkpointed block keeps at first and when it is computed
@@ -141,7 +141,7 @@ class PatchedAttention(GlobalLocalAttention):
             )
         lengths = [self.num_global, x.shape[1] - self.num_global]
         grid = self.grid.of(lengths[1])
-        q, k, v = self.project(Stamp.apply(x, grid))
+        q, k, v = self.project(GridCheck.apply(x, grid))
         q_global, q_local = q.split(lengths, dim=2)
         if rope is not None:
             first, local = k.split(lengths, dim=2)

@@ -24,11 +24,11 @@ from timm.models import (
 from torch import Tensor, nn
 
 from vil.models.arch import StageSpec, parse_arch
-from vil.models.registry import ARCHS, DEFAULTS, with_windows
+from vil.models.registry import ARCHS, DEFAULTS, replace_windows
 from vil.models.vision_longformer import MsViT
-from vil.pretrained.catalog import IMAGENET, ViLWeights, by_model, notes_of
+from vil.pretrained.catalog import IMAGENET, ViLWeights, get_notes, weight_classes_by_model
 from vil.pretrained.load_weights import translate
-from vil.pretrained.state_dict_io import read_weights, unwrap, weights_at
+from vil.pretrained.state_dict_io import find_weights, read_weights, unwrap
 
 __all__: list[str] = []  # register_model adds the names
 # a member's name in torchvision's manner -> timm's tag
@@ -84,13 +84,13 @@ def _cfg_of(weights: ViLWeights, reduction: int) -> dict:
     build = weights.meta["build"]
     where = "url" if weights.url.startswith("https://") else "file"
     size = build["img_size"]
-    more = {where: weights.url, **notes_of(weights)["transform"]}
+    more = {where: weights.url, **get_notes(weights)["transform"]}
     return _cfg(size, build["num_classes"], size // reduction, **more)
 
 
 def _default_cfgs() -> dict[str, dict]:
     """By `name.tag`, and by the name alone for a model without weights."""
-    found, of_model = {}, by_model()
+    found, of_model = {}, weight_classes_by_model()
     for name, arch in ARCHS.items():
         reduction = math.prod(spec.patch for spec in parse_arch(arch))
         if name not in of_model:
@@ -136,14 +136,14 @@ def _create(
         pretrained_cfg_overlay=overlay,
         pretrained_filter_fn=_fit,
         feature_cfg={"out_indices": tuple(range(len(stages))), "feature_cls": "getter"},
-        stages=with_windows(name, stages, windows),
+        stages=replace_windows(name, stages, windows),
         **{**DEFAULTS.get(name, {}), **cfg_settings, **kwargs},
     )
 
 
 def _read(file: str) -> dict[str, object]:
     """Weights in any layout that we read, and the classes of their head, as timm's cfg has them."""
-    state = read_weights(weights_at(Path(file)))
+    state = read_weights(find_weights(Path(file)))
     head = {"num_classes": len(state["head.weight"])} if "head.weight" in state else {}
     return {"state_dict": state, "source": "", **head}
 
@@ -151,7 +151,12 @@ def _read(file: str) -> dict[str, object]:
 def _weights(name: str, tag: str | None) -> ViLWeights | None:
     """The member of our table that timm's name and tag stand for."""
     return next(
-        (weights for weights in by_model().get(name, ()) if TAGS[weights.name] == tag), None
+        (
+            weights
+            for weights in weight_classes_by_model().get(name, ())
+            if TAGS[weights.name] == tag
+        ),
+        None,
     )
 
 

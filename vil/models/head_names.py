@@ -3,7 +3,7 @@
 from torch import nn
 
 
-def head_names(model: nn.Module) -> list[str]:
+def find_head_names(model: nn.Module) -> list[str]:
     """The parameters of the head, or heads: timm's classifier; in torchvision's models the last
     linear layer, or the last convolution where there is none."""
     if hasattr(model, "get_classifier"):

@@ -56,7 +56,7 @@ def list_models(pattern: str = "*") -> list[str]:
     return fnmatch.filter(ARCHS, pattern)
 
 
-def with_windows(
+def replace_windows(
     name: str, stages: Sequence[StageSpec], windows: int | Sequence[int] | None
 ) -> list[StageSpec]:
     """The stages with windows of one size, or of each its own; None: those they have. ValueError

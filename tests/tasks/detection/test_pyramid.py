@@ -12,7 +12,7 @@ from vil.layers.attention import set_progress
 from vil.layers.attention.longformer import LongformerAttention
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
-from vil.pretrained.load_weights import original_names
+from vil.pretrained.load_weights import get_2021_names
 from vil.tasks.detection.models.detectors import own_levels
 from vil.tasks.detection.models.fpn import Backbone, body_of
 from vil.utils.train_step import TrainStep
@@ -41,7 +41,7 @@ def test_maps_are_those_of_the_reference(row):
     stages = parse_arch(ARCH.format(a=row["absolute"]), "longformer")
     model = MsViT(stages, img_size=128, num_classes=5, pos_resize="crop").eval()
     state = model.state_dict()
-    for name, original in original_names(model).items():
+    for name, original in get_2021_names(model).items():
         state[name].copy_(filled(original, state[name].shape))
     i = torch.arange(3 * 64 * 96, dtype=torch.float64)
     images = (torch.sin(0.013 * i) + torch.cos(0.0007 * i)).float().view(1, 3, 64, 96)
