@@ -80,8 +80,8 @@ def test_architectures_survive_a_round_trip(name):
     [
         ("l1,h3,d96,z4", r"stage 1 \('l1,h3,d96,z4'\): unknown letter 'z' \(letters: l number"),
         ("l1,h3,d97", "3 heads .letter h. do not divide the width 97"),
-        ("l1_l3", "the letter l says 3, but it is stage 2"),
-        ("l1,h3,h3", "'h' stands twice"),
+        ("l1_l3", "the letter l is 3, but this is stage 2"),
+        ("l1,h3,h3", "'h' appears twice"),
         ("l1,d", "'d' is not a letter followed by a number"),
         ("", "'' is not a letter"),
         ("l1,p0", r"p \(patch side\) must be at least 1"),

@@ -181,7 +181,7 @@ def test_what_there_is_not(model, stage, block, queries, message):
 
 
 def test_models_and_attentions_without_maps():
-    with pytest.raises(ValueError, match="Linear has no stages of ours"):
+    with pytest.raises(ValueError, match="Linear is not an MsViT"):
         attention_maps(torch.nn.Linear(2, 2), torch.zeros(1, 3, 8, 8), 0, 0)
     module = build_attention("linformer", dim=4, num_heads=2, num_features=3, grid=(2, 2))
     with pytest.raises(ValueError, match="linformer attention has no map: it attends to mixtures"):
