@@ -348,7 +348,7 @@ def test_what_walks_over_our_attentions_finds_them():
 
 REFUSED = {
     "no transformer": (partial(timm.create_model, "test_resnet"), {}, "ResNet.*no blocks"),
-    "no module": (lambda: "vit", {}, "'vit', which is no module"),
+    "no module": (lambda: "vit", {}, "'vit', which is not a module"),
     "ours": (partial(vil.get_model, "vil_tiny", img_size=32), {}, "MsViT: it has no blocks"),
     "wrapped": (lambda: nn.Sequential(vit()), {}, r"its 0 \(VisionTransformer\) has: patch that"),
     "swin": (
@@ -366,8 +366,8 @@ REFUSED = {
         {}, r"blocks.0 \(ParallelScalingBlock\) holds none of",
     ),
     "dropped patches": (partial(vit, patch_drop_rate=0.5), {}, "patch_drop_rate 0.5"),
-    "no window": (vit, dict(window=0), "window must be a whole number from 1 on, got 0"),
-    "half a window": (vit, dict(window=3.5), "whole number from 1 on, got 3.5"),
+    "no window": (vit, dict(window=0), "window must be an integer of at least 1, got 0"),
+    "half a window": (vit, dict(window=3.5), "integer of at least 1, got 3.5"),
     "a misspelt name": (vit, dict(attention="longfomer"), "did you mean 'longformer'"),
     "one with weights": (vit, dict(attention="linformer"), "choices: longformer, global, full"),
     "a misspelt argument": (vit, dict(windows=7), "argument of longformer.*did you mean 'window'"),
@@ -401,7 +401,7 @@ def test_a_mask_and_tokens_off_the_grid_are_refused():
     model = vil.patch_attention(vit(), window=2)
     with pytest.raises(ValueError, match="takes neither attn_mask nor is_causal"):
         model(torch.randn(1, 3, 96, 96), attn_mask=torch.ones(37, 37, dtype=torch.bool))
-    with pytest.raises(ValueError, match="29 patch tokens are no grid of 6x6"):
+    with pytest.raises(ValueError, match="29 patch tokens do not form a grid of 6x6"):
         model.blocks[0](torch.randn(1, 30, 32))
 
 

@@ -1,10 +1,8 @@
-"""Our models as timm has them: importing this registers every name of the zoo.
+"""Register every named model with timm, on import.
 
-    import timm, vil.integrations.timm_register
-    timm.create_model("vil_small_rpb", num_classes=10, img_size=256)
-    timm.create_model("vil_tiny", features_only=True, out_indices=(1, 2, 3))
-
-Letters: B images, c channels, H W image, d_i X_i Y_i width and grid of stage i, K classes.
+import timm, vil.integrations.timm_register
+timm.create_model("vil_small_rpb", num_classes=10, img_size=256)
+timm.create_model("vil_tiny", features_only=True, out_indices=(1, 2, 3))
 """
 
 import math
@@ -31,7 +29,7 @@ from vil.pretrained.load_weights import translate
 from vil.pretrained.state_dict_io import find_weights, read_weights, unwrap
 
 __all__: list[str] = []  # register_model adds the names
-# a member's name in torchvision's manner -> timm's tag
+# member of a weight enum -> timm's tag
 TAGS = {
     "IMAGENET1K_V1": "in1k",
     "IMAGENET22K_FT_IMAGENET1K_384_V1": "in22k_ft_in1k_384",
@@ -48,9 +46,9 @@ def build(
     dtype: torch.dtype | None = None,
     **settings,
 ) -> MsViT:
-    """Build an MsViT with the arguments that timm's factories pass beside its own.
+    """Build an MsViT from its own arguments and those that timm passes to any model.
 
-    global_pool: see `MsViT.pool`; None for the default of the architecture.
+    global_pool: see `MsViT.pool`; None for the architecture's default.
     """
     with torch.device(device) if device is not None else nullcontext():
         model = MsViT(stages, **settings)
@@ -59,11 +57,8 @@ def build(
     return model.to(dtype=dtype)
 
 
-# The registry
-
-
 def _cfg(size: int, num_classes: int, pool: int, **more) -> dict:
-    """timm's record of weights, or of a model without. pool: the side of the last map."""
+    """Return timm's default config of a model, without its weights. pool: side of the last map."""
     return {
         "num_classes": num_classes,
         "input_size": (3, size, size),
@@ -80,25 +75,26 @@ def _cfg(size: int, num_classes: int, pool: int, **more) -> dict:
     }
 
 
-def _cfg_of(weights: ViLWeights, reduction: int) -> dict:
-    build = weights.meta["build"]
-    where = "url" if weights.url.startswith("https://") else "file"
-    size = build["img_size"]
-    more = {where: weights.url, **get_notes(weights)["transform"]}
-    return _cfg(size, build["num_classes"], size // reduction, **more)
+def _weights_cfg(weights: ViLWeights, stride: int) -> dict:
+    """Return timm's default config of a member of a weight enum."""
+    settings = weights.meta["build"]
+    key = "url" if weights.url.startswith("https://") else "file"
+    size = settings["img_size"]
+    more = {key: weights.url, **get_notes(weights)["transform"]}
+    return _cfg(size, settings["num_classes"], size // stride, **more)
 
 
 def _default_cfgs() -> dict[str, dict]:
-    """By `name.tag`, and by the name alone for a model without weights."""
-    found, of_model = {}, weight_classes_by_model()
+    """Return timm's default configs by `name.tag`, or by name for a model without weights."""
+    cfgs, classes = {}, weight_classes_by_model()
     for name, arch in ARCHS.items():
-        reduction = math.prod(spec.patch for spec in parse_arch(arch))
-        if name not in of_model:
-            found[name] = _cfg(224, 1000, 224 // reduction)
-        for weights in of_model.get(name, ()):
-            star = "*" if weights is of_model[name].DEFAULT else ""
-            found[f"{name}.{TAGS[weights.name]}{star}"] = _cfg_of(weights, reduction)
-    return found
+        stride = math.prod(spec.patch for spec in parse_arch(arch))
+        if name not in classes:
+            cfgs[name] = _cfg(224, 1000, 224 // stride)
+        for weights in classes.get(name, ()):
+            star = "*" if weights is classes[name].DEFAULT else ""
+            cfgs[f"{name}.{TAGS[weights.name]}{star}"] = _weights_cfg(weights, stride)
+    return cfgs
 
 
 default_cfgs = generate_default_cfgs(_default_cfgs())
@@ -113,19 +109,20 @@ def _create(
     pretrained_cfg_overlay: Mapping | None = None,
     **kwargs,
 ) -> nn.Module:
+    """Build a named model, or its feature extractor, through timm."""
     overlay = dict(pretrained_cfg_overlay or {})
     resolve = partial(resolve_pretrained_cfg, name, pretrained_cfg=pretrained_cfg)
     cfg = resolve(pretrained_cfg_overlay=overlay)
-    weights = _weights(name, cfg.tag)
-    # not by timm: it checks no sum, and takes another model's file of the same name for one of ours
+    weights = _find_weights(name, cfg.tag)
+    # Read here: timm verifies no hash, and its cache mistakes files of the same name for each other
     if pretrained and cfg.file and not cfg.state_dict:
-        overlay = _read(cfg.file) | overlay
+        overlay = _read_file(cfg.file) | overlay
         cfg = resolve(pretrained_cfg_overlay=overlay)
     elif pretrained and weights and cfg.url == weights.url and not cfg.state_dict:
         overlay["state_dict"] = weights.get_state_dict()
     stages = parse_arch(ARCHS[name], attention)
     cfg_settings = {"num_classes": cfg.num_classes}
-    if pretrained or pretrained_cfg is not None:  # as those weights were trained
+    if pretrained or pretrained_cfg is not None:  # the sizes of those weights
         cfg_settings["img_size"] = cfg.input_size[-2:]
         windows = windows or (weights and weights.meta["build"].get("windows"))
     return build_model_with_cfg(
@@ -141,40 +138,34 @@ def _create(
     )
 
 
-def _read(file: str) -> dict[str, object]:
-    """Weights in any layout that we read, and the classes of their head, as timm's cfg has them."""
+def _read_file(file: str) -> dict[str, object]:
+    """Return weights of any layout that `read_weights` knows as entries of timm's config."""
     state = read_weights(find_weights(Path(file)))
     head = {"num_classes": len(state["head.weight"])} if "head.weight" in state else {}
     return {"state_dict": state, "source": "", **head}
 
 
-def _weights(name: str, tag: str | None) -> ViLWeights | None:
-    """The member of our table that timm's name and tag stand for."""
-    return next(
-        (
-            weights
-            for weights in weight_classes_by_model().get(name, ())
-            if TAGS[weights.name] == tag
-        ),
-        None,
-    )
+def _find_weights(name: str, tag: str | None) -> ViLWeights | None:
+    """Return the member of a weight enum for timm's name and tag, None if there is none."""
+    members = weight_classes_by_model().get(name, ())
+    return next((weights for weights in members if TAGS[weights.name] == tag), None)
 
 
 def _fit(state: dict, model: MsViT) -> dict[str, Tensor]:
-    """A file's weights under our names, positions resized; timm fits the head and first layer."""
+    """Rename and resize a file's weights. timm then fits the head and the first layer."""
     return translate(model, unwrap(state))
 
 
-def _entry(name: str) -> Callable[..., nn.Module]:
-    """The function that timm registers; it takes the name from the function."""
+def _make_entrypoint(name: str) -> Callable[..., nn.Module]:
+    """Return the function to register. timm uses its `__name__`."""
 
     def create(pretrained: bool = False, **kwargs) -> nn.Module:
         return _create(name, pretrained, **kwargs)
 
     create.__name__ = create.__qualname__ = name
-    create.__doc__ = f"{name} by timm's protocol; see MsViT, and vil.get_model for the settings."
+    create.__doc__ = f"Build {name}. See MsViT and vil.get_model for the settings."
     return create
 
 
 for _name in ARCHS:
-    setattr(sys.modules[__name__], _name, register_model(_entry(_name)))
+    setattr(sys.modules[__name__], _name, register_model(_make_entrypoint(_name)))
