@@ -25,8 +25,7 @@ from vil import build, build_data
 from vil.cli.arguments import resolve
 from vil.cli.evaluate import loaded_model, of_run
 from vil.engine.distributed import DistInfo
-from vil.export.onnx import export_model
-from vil.export.runtime import load_exported, quantize_linears
+from vil.export import export_model, load_exported, quantize_linears
 from vil.utils.machine import machine
 from vil.utils.timing import seconds
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import vil
-from vil.export.onnx import FIRST_OPSET, export_model
-from vil.export.runtime import load_exported, quantize_linears
+from vil.export import export_model, load_exported, quantize_linears
+from vil.export.onnx import FIRST_OPSET
 from vil.integrations.external_models import build_external
 from vil.layers.attention import ATTENTIONS
 from vil.models.arch import parse_arch
@@ -268,7 +268,7 @@ def test_what_cannot_be_traced_is_said_in_a_line(tmp_path):
         ("m.onnx", {"size": (64, 7)}, ValueError, "64x7 leave .* no token: 8 pixels a side"),
         ("m.pt2", {"size": (64, 15)}, ValueError, "of 24 pixels a side and more, not 64x15: fix"),
         ("m.pt2", {"opset": 20}, ValueError, "a program of torch has none"),
-        ("m.onnx", {"opset": 9}, ValueError, f"opset 9 is not among those written, {FIRST_OPSET} "),
+        ("m.onnx", {"opset": 9}, ValueError, f"opset 9 is not supported, only {FIRST_OPSET} "),
         ("no/where.pt2", {"dynamic": ()}, OSError, "No such file"),
     ],
 )

@@ -130,7 +130,7 @@ def metadata(cfg: CfgNode, args: argparse.Namespace) -> dict[str, str]:
 
 def export(cfg: CfgNode, args: argparse.Namespace, notes: Mapping[str, str]) -> int:
     """Load the weights, write the files, say how far they are from the model."""
-    from vil.export.runtime import load_exported, quantize_linears
+    from vil.export import load_exported, quantize_linears
 
     model, report = loaded_model(cfg)
     print(report)
@@ -153,7 +153,7 @@ def export(cfg: CfgNode, args: argparse.Namespace, notes: Mapping[str, str]) -> 
 
 def written(model: "nn.Module", args: argparse.Namespace, notes: Mapping[str, str]) -> list:
     """The differences of the file --out."""
-    from vil.export.onnx import export_model
+    from vil.export import export_model
 
     return usable(
         export_model,
