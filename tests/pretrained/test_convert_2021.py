@@ -1,4 +1,4 @@
-"""Weights of other layouts: detectors, other attentions, other numbers of global tokens, sizes."""
+"""Convert weights: detectors, other attentions, numbers of global tokens, sizes; infer models."""
 
 import json
 import math
@@ -23,7 +23,7 @@ ARCH = "l1,h1,d8,n1,s1,g1,p4,f2,a{0}_l2,h2,d16,n2,s{1},g{2},p2,f2,a{0}"
 
 
 def build(absolute=0, sparse=1, num_global=1, attention="longformer", window=2, **settings):
-    """An MsViT drawn from seed 0."""
+    """Build an MsViT from seed 0."""
     torch.manual_seed(0)
     arch = ARCH.format(absolute, sparse, num_global).replace("f2", f"f{window}")
     stages = parse_arch(arch, attention)
@@ -37,8 +37,8 @@ def original(model) -> dict:
 
 @pytest.mark.defect("B34")
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry["name"])
-def test_files_of_the_detection_code_give_their_backbone(entry):
-    """The layout of detectron2: everything below backbone.bottom_up, beside the heads."""
+def test_files_of_the_detection_code_load_as_backbones(entry):
+    """In detectron2's layout: the backbone under backbone.bottom_up, beside the heads."""
     kind = {"longformerhand": "longformer"}.get(entry["attn_type"], entry["attn_type"])
     kind = "global" if "global" in entry["name"] else kind
     own = {name: {"share_weights": entry["share_w"]} for name in ("longformer", "global")}
@@ -54,14 +54,14 @@ def test_files_of_the_detection_code_give_their_backbone(entry):
 
 @pytest.mark.parametrize("names", ["ours", "the reference's"])
 @pytest.mark.parametrize("absolute", [0, 1])
-def test_full_attention_and_longformer_have_each_other_s_projections(absolute, names):
-    """Where the window covers the grid they compute the same, but for the bias of positions."""
+def test_projections_convert_between_full_and_longformer(absolute, names):
+    """If the window covers the grid, both give equal results, apart from the relative bias."""
     full, local = build(absolute, 0), build(absolute, 1)
     with torch.no_grad():
         for model in (full, local):
             for name, value in model.named_parameters():
                 if "bias_table" in name or "g2" in name:
-                    value.zero_()  # of another size: resizing changes what it means
+                    value.zero_()  # differs in size: resizing changes its meaning
     state = full.state_dict() if names == "ours" else original(full)
     with pytest.raises(CheckpointError, match="vil convert converts between full and longformer"):
         load_weights(local, state)
@@ -79,7 +79,7 @@ def test_full_attention_and_longformer_have_each_other_s_projections(absolute, n
             assert torch.equal(back.state_dict()[name], value), name
 
 
-def test_global_tokens_get_projections_of_their_own_from_the_shared_ones():
+def test_shared_projections_are_copied_to_separate_ones():
     shared = build()
     separate = build(attention_args={"longformer": {"share_weights": False}})
     report = load_weights(separate, original(shared), convert=True)
@@ -106,7 +106,7 @@ def test_one_global_token_is_repeated(absolute):
 
 
 def test_extending_keeps_each_distance():
-    """In a larger window tokens see each other as before, and new ones as the nearest known."""
+    """In a larger window, known distances keep their bias and new ones get the nearest known."""
     source, larger, back = build(0), build(0, window=3), build(0)
     load_weights(larger, source.state_dict(), rule="extend")
     load_weights(back, larger.state_dict(), rule="extend")
@@ -122,7 +122,7 @@ def test_extending_keeps_each_distance():
     assert torch.equal(back.state_dict()[name], small)
 
 
-def test_bicubic_is_pytorch_s_antialiased_one():
+def test_bicubic_is_antialiased():
     source, target = build(1), build(1, img_size=64)
     report = load_weights(target, source.state_dict(), rule="bicubic")
     assert len(report.resized) == 4
@@ -141,7 +141,7 @@ def test_bicubic_is_pytorch_s_antialiased_one():
         load_weights(target, source.state_dict(), rule="cubic")
 
 
-def test_tables_are_resized_to_grids_that_are_no_squares():
+def test_tables_are_resized_to_rectangular_grids():
     source, target = build(0, 0), build(0, 0, img_size=(32, 64))
     assert load_weights(target, source.state_dict()).complete
     attn = target.stages[1].blocks[0].attn
@@ -149,7 +149,7 @@ def test_tables_are_resized_to_grids_that_are_no_squares():
 
 
 @pytest.mark.parametrize("name", ARCHS)
-def test_named_models_are_recognised(name):
+def test_named_models_are_inferred(name):
     """With other classes, size and windows, under either names, from either repository; by the
     tensors' names and shapes alone."""
     windows = [6 if "s1" in part else 7 for part in ARCHS[name].split("_")]
@@ -169,8 +169,8 @@ def test_named_models_are_recognised(name):
         assert infer_arch(detector)[0] == name
 
 
-def test_a_detector_of_local_attention_throughout_is_recognised(tmp_path, monkeypatch):
-    """As the published ones: no full attention, no head needed, positions cropped."""
+def test_a_detector_with_local_attention_only_is_inferred(tmp_path, monkeypatch):
+    """Like the published ones: no full attention, no head, cropped positions."""
     monkeypatch.chdir(tmp_path)
     stages = parse_arch(ARCHS["vil_tiny_rpb"].replace("s0", "s1"))
     model = MsViT(stages, img_size=64)
@@ -194,6 +194,6 @@ def test_a_detector_of_local_attention_throughout_is_recognised(tmp_path, monkey
         assert_close(ours, wanted)
 
 
-def test_strangers_are_not_recognised():
+def test_unknown_models_raise():
     with pytest.raises(CheckpointError, match=r"none of the named models; vil_\w+ is the nearest"):
         infer_arch(build().state_dict())

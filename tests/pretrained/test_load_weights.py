@@ -1,4 +1,4 @@
-"""Loading weights: the reference's files, ours, resizing, heads, and what is refused."""
+"""Load weights: 2021 files, vil files, resizing, heads, errors."""
 
 import copy
 import json
@@ -95,7 +95,7 @@ def test_decay_groups_of_the_reference():
         assert {names[name] for name in parameters - kept} == set(entry["decay"])
 
 
-def test_another_size_and_window_are_resized_and_reported():
+def test_positions_are_resized_and_reported():
     source = build()
     target = build(TWO.replace("f2", "f3"), img_size=48)
     report = load_weights(target, source.state_dict())
@@ -108,7 +108,7 @@ def test_another_size_and_window_are_resized_and_reported():
     assert "(49, 2) -> (121, 2)" in report.resized[-1]
 
 
-def test_embeddings_of_another_size_are_cropped_where_the_model_crops():
+def test_embeddings_are_cropped_if_the_model_crops():
     source, name = build(img_size=48), "stages.0.embed.position.x_pos_embed"
     target = build(img_size=32, pos_resize="crop")
     assert f"{name} (1, 12, 4) -> (1, 8, 4)" in load_weights(target, source.state_dict()).resized
@@ -117,8 +117,8 @@ def test_embeddings_of_another_size_are_cropped_where_the_model_crops():
         load_weights(build(img_size=64, pos_resize="crop"), source.state_dict())
 
 
-def test_linformer_projections_of_another_size():
-    """Resized as a forward pass on another grid has it; a copy of the shared one is ignored."""
+def test_linformer_projections_are_resized():
+    """As in a forward pass on another grid. A copy of the shared projection is ignored."""
     arch = "l1,h1,d8,n1,s1,g{},p8,f3,a1"
     source, target = (
         MsViT(parse_arch(arch.format(2), "linformer"), img_size=size) for size in (24, 40)
@@ -160,7 +160,7 @@ def test_heads_of_another_size(tmp_path):
 
 
 @pytest.mark.defect("B11")
-def test_what_does_not_fit_is_listed_and_nothing_is_loaded():
+def test_mismatches_are_listed_and_nothing_is_loaded():
     model = build()
     before = copy.deepcopy(model.state_dict())
     state = {key: torch.ones_like(value) for key, value in before.items()}
@@ -178,15 +178,15 @@ def test_what_does_not_fit_is_listed_and_nothing_is_loaded():
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-def test_long_lists_are_cut_to_twelve_lines():
+def test_reports_have_at_most_twelve_lines():
     with pytest.raises(CheckpointError) as caught:
         load_weights(build(), {"stranger": torch.ones(1)})
     assert str(caught.value).count("\n  missing: ") <= 12
     assert "more" in str(caught.value)
 
 
-def test_separate_global_weights_are_no_aliases():
-    """A file trained with separate projections must not be taken for one with shared ones."""
+def test_separate_global_weights_are_not_aliases():
+    """Separately trained projections must not load into shared ones."""
     separate = build(attention_args={"longformer": {"share_weights": False}})
     state = {get_2021_names(separate)[key]: value for key, value in separate.state_dict().items()}
     with pytest.raises(CheckpointError, match="unexpected: layer1.1.attn.kv_global"):
@@ -217,7 +217,7 @@ class Trap:
         return (Path.touch, (Path("canary"),))
 
 
-def test_bad_files_are_refused_in_one_line(tmp_path, monkeypatch):
+def test_bad_files_raise_in_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_file({"a": torch.ones(1000)}, "good.safetensors")
     Path("cut.safetensors").write_bytes(Path("good.safetensors").read_bytes()[:900])

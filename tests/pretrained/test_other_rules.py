@@ -1,4 +1,4 @@
-"""Weights of the 2021 reference in attentions whose rules are others by default: a warning."""
+"""2021 weights warn about attentions whose default rule has changed."""
 
 import pytest
 
@@ -25,5 +25,5 @@ def test_a_warning_names_the_rule(attention, argument, value, caplog):
     assert (argument or "") in caplog.text
     caplog.clear()
     load_weights(model(**({argument: value} if argument else {})), state)
-    load_weights(model(), model().state_dict())  # of our own names: trained under our rules
+    load_weights(model(), model().state_dict())  # vil's names: no warning
     assert not caplog.records
