@@ -1,8 +1,10 @@
 """Register every named model with timm, on import.
 
-import timm, vil.integrations.timm_register
-timm.create_model("vil_small_rpb", num_classes=10, img_size=256)
-timm.create_model("vil_tiny", features_only=True, out_indices=(1, 2, 3))
+    import timm, vil.integrations.timm_register
+    timm.create_model("vil_small_rpb", num_classes=10, img_size=256)
+    timm.create_model("vil_tiny", features_only=True, out_indices=(1, 2, 3))
+
+The models are those of `vil.get_model`.
 """
 
 import math
