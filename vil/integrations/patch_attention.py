@@ -127,6 +127,7 @@ def describe_unsupported(module: nn.Module, prefix: str = "") -> str:
 
 
 def qualified_name(cls: type) -> str:
+    """Return module and name of a class."""
     return f"{cls.__module__}.{cls.__name__}"
 
 

@@ -57,10 +57,12 @@ class PatchGrid:
         return self.__dict__ | {"size": next(iter(self.by_length.values()))}
 
     def attach(self, embed: nn.Module) -> None:
+        """Record the grid in each forward pass of the patch embedding."""
         if self.handle is None:
             self.handle = embed.register_forward_hook(self)
 
     def detach(self) -> None:
+        """Stop recording."""
         if self.handle is not None:
             self.handle.remove()
             self.handle = None

@@ -149,6 +149,7 @@ class MsViT(nn.Module):
         return tokens.mean(1)
 
     def get_classifier(self) -> nn.Module:
+        """Return the head."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
@@ -288,6 +289,7 @@ class MsViT(nn.Module):
     # Training
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute each block in backward instead of storing its activations, or stop doing so."""
         for stage in self.stages:
             stage.grad_checkpoint = enable
 

@@ -61,6 +61,7 @@ class Row(NamedTuple):
 
 
 def read_rows() -> list[Row]:
+    """Read published.csv."""
     with (HERE / "published.csv").open(encoding="utf-8", newline="") as file:
         return [Row(**line) for line in csv.DictReader(file)]
 
