@@ -18,7 +18,10 @@ from pathlib import Path
 
 import torch
 
-from vil import build
+import vil
+from vil.builders.device import configure_device
+from vil.builders.model import move_to_device
+from vil.builders.optim import build_optimizer
 from vil.cli import main
 from vil.config import get_config
 from vil.layers.attention import set_progress
@@ -54,9 +57,9 @@ class Step:
 
     def __init__(self, config: str):
         cfg = get_config(config)
-        self.device = build.set_up(cfg)
-        self.model = build.place(build.build_model(cfg), cfg, self.device).train()
-        self.optimizer = build.build_optimizer(cfg, self.model)
+        self.device = configure_device(cfg)
+        self.model = move_to_device(cfg, vil.build_model(cfg), self.device).train()
+        self.optimizer = build_optimizer(cfg, self.model)
         size = cfg.INPUT.IMAGE_SIZE
         self.images = torch.randn(cfg.DATALOADER.BSZ, 3, size, size, device=self.device)
         self.targets = torch.arange(cfg.DATALOADER.BSZ, device=self.device) % cfg.DATA.NUM_CLASSES

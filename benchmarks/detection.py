@@ -27,10 +27,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision.models.detection import maskrcnn_resnet50_fpn_v2
 
-from vil import build
+import vil
+from vil.builders.attention_backend import select_attention_backends
 from vil.config import get_config
 from vil.engine.distributed import DistInfo
-from vil.tasks.detection.models.detectors import Settings, build_detector
+from vil.tasks.detection.models.detectors import DetectorConfig, build_detector
 from vil.utils.machine import machine
 from vil.utils.timing import peak_tensor_bytes, seconds
 
@@ -61,8 +62,8 @@ class TimmBody(nn.Module):
 
 def ours() -> nn.Module:
     cfg = get_config(CONFIG, ["DEVICE=cpu"])
-    model = build.build_model(cfg)
-    build.select_attention_backends(model, cfg, CPU, DistInfo(), training=True)
+    model = vil.build_model(cfg)
+    select_attention_backends(model, cfg, CPU, DistInfo(), training=True)
     return model
 
 
@@ -71,7 +72,7 @@ def detectors() -> dict[str, nn.Module]:
     swin = TimmBody("swin_tiny_patch4_window7_224", SIZE)
     return {
         "mask_rcnn_vil_tiny": ours(),
-        "swin_tiny, the same heads": build_detector("mask_rcnn", swin, Settings(80)),
+        "swin_tiny, the same heads": build_detector("mask_rcnn", swin, DetectorConfig(80)),
         "maskrcnn_resnet50_fpn_v2": maskrcnn_resnet50_fpn_v2(
             weights_backbone=None, num_classes=81, _skip_resize=True
         ),

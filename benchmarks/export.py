@@ -21,13 +21,12 @@ import torch
 from torch import nn
 
 import vil
-from vil import build, build_data
-from vil.cli.arguments import resolve
-from vil.cli.evaluate import loaded_model, of_run
 from vil.engine.distributed import DistInfo
 from vil.export import export_model, load_exported, quantize_linears
 from vil.utils.machine import machine
 from vil.utils.timing import seconds
+from vil.workflows.configure import run_config
+from vil.workflows.inference import load_model
 
 DEVICE = torch.device("cpu")
 BATCHES = (1, 16)
@@ -72,17 +71,13 @@ def speeds(models: dict[str, nn.Module], size: int, rounds: int) -> dict[str, di
 
 def of_a_run(args: argparse.Namespace, folder: Path) -> dict:
     """Accuracy, sizes and speeds of a run's model."""
-    given = argparse.Namespace(
-        run=args.run, checkpoint=args.checkpoint, config_file=None, output_dir=None, imports=[],
-        data=None, seed=None, opts=["DEVICE=cpu", "AMP.ENABLED=False", "MODEL.COMPILE=False"],
-    )  # fmt: skip
-    of_run(given)
-    cfg, ranks = resolve(given), DistInfo()
-    model = build.place(loaded_model(cfg)[0], cfg, DEVICE, training=False).eval()
+    options = ["DEVICE=cpu", "AMP.ENABLED=False", "MODEL.COMPILE=False"]
+    cfg, class_names = run_config(args.run, options, checkpoint=args.checkpoint)
+    inference = load_model(cfg, class_names)
+    model, task = inference.model, inference.task
     size = cfg.INPUT.IMAGE_SIZE
     models = files(model, size, folder)
-    tests = build_data.build_test_loaders(cfg, ranks, DEVICE)
-    task = build.build_task(cfg, ranks, DEVICE, tests, build_data.build_links(cfg, tests))
+    task.test_loaders(DistInfo())
     results = {name: task.evaluate(each) for name, each in models.items()}
     return {
         "size": size,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from vil.build import ONEDNN_KERNELS
+from vil.builders.device import ONEDNN_KERNELS
 from vil.report.run_record import metrics
 from vil.utils.machine import machine
 

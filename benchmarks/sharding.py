@@ -19,7 +19,10 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from vil import build
+import vil
+from vil.builders.model import prepare_for_training
+from vil.builders.optim import build_optimizer
+from vil.builders.process_group import process_group
 from vil.config import get_config
 from vil.engine.distributed import DistInfo, unwrap, wrap
 from vil.engine.fsdp import full_tensor, local
@@ -36,28 +39,28 @@ def one_rank(args: argparse.Namespace) -> None:
     keys = {"DISTRIBUTED.STRATEGY": args.strategy, "DEVICE": "cpu", "AMP.ENABLED": False}
     cfg = get_config(args.config, [f"{key}={value}" for key, value in keys.items()])
     torch.set_num_threads(1)
-    with build.joined(cfg, CPU) as ranks:
-        model = build.place(build.build_model(cfg, weights_follow=True), cfg, CPU).train()
-        build.spread(cfg, model, None, ranks, CPU)
-        optimizer = build.build_optimizer(cfg, model)
-        trained = wrap(model, ranks, CPU)
+    with process_group(cfg, CPU) as dist:
+        model = vil.build_model(cfg, pretrained=False)
+        model = prepare_for_training(cfg, model, dist, CPU).model.train()
+        optimizer = build_optimizer(cfg, model)
+        trained = wrap(model, dist, CPU)
         peak = 0
         for number in range(args.steps):
-            step = lambda number=number: train_step(trained, optimizer, cfg, ranks, number)  # noqa: E731
+            step = lambda number=number: train_step(trained, optimizer, cfg, dist, number)  # noqa: E731
             if number == args.steps - 1:
                 peak = peak_tensor_bytes(step, CPU)
             else:
                 step()
         held = sum(tensor_bytes(x) for x in kept(unwrap(trained), optimizer))
         figures = {"held": held / MIB, "peak": (held + peak) / MIB}
-        Path(args.out, f"{args.strategy}-{ranks.rank}.json").write_text(json.dumps(figures))
+        Path(args.out, f"{args.strategy}-{dist.rank}.json").write_text(json.dumps(figures))
         weights = {name: full_tensor(p.detach()).clone() for name, p in model.named_parameters()}
-        if ranks.is_main:
+        if dist.is_main:
             save_file(weights, Path(args.out, f"{args.strategy}.safetensors"))
 
 
-def train_step(model, optimizer, cfg, ranks: DistInfo, number: int) -> None:
-    torch.manual_seed(number * ranks.world + ranks.rank)
+def train_step(model, optimizer, cfg, dist: DistInfo, number: int) -> None:
+    torch.manual_seed(number * dist.world + dist.rank)
     side = cfg.INPUT.IMAGE_SIZE
     images, targets = torch.randn(2, 3, side, side), torch.randint(cfg.DATA.NUM_CLASSES, (2,))
     optimizer.zero_grad()
@@ -87,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
                 [
                     sys.executable,
                     *launcher,
-                    str(args.ranks),
+                    str(args.dist),
                     __file__,
                     *words,
                     "--strategy",
@@ -104,7 +107,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"{about['name']}, torch {about['torch']}; {args.config}, {args.ranks} ranks")
         print(f"largest difference of a weight after {args.steps} steps: {worst:.2g}")
         print(f"{'rank':>4} {'strategy':8} {'held MiB':>9} {'peak MiB':>9}")
-        for rank in range(args.ranks):
+        for rank in range(args.dist):
             for name in STRATEGIES:
                 figures = json.loads(Path(folder, f"{name}-{rank}.json").read_text())
                 print(f"{rank:4} {name:8} {figures['held']:9.1f} {figures['peak']:9.1f}")

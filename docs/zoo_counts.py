@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from vil import build
+import vil
 from vil.config import get_config
 from vil.models.arch import StageSpec
 from vil.pretrained.catalog import Row
@@ -43,7 +43,7 @@ def count(config: str, *options: str) -> Counted:
     """options: KEY=VALUE, for a model beside the config's own."""
     cfg = get_config(ROOT / "configs" / config, options)
     with torch.device("meta"):
-        model = build.build_model(cfg)
+        model = vil.build_model(cfg)
     side = cfg.INPUT.IMAGE_SIZE
     grids, (*macs, head) = model.grids((side, side)), model.macs((side, side))
     stages = tuple(map(StageCount, model.specs, model.stages, grids, macs))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from zoo_counts import ROOT, mega, table
 
-from vil import build
+import vil
 from vil.config import get_config
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
@@ -84,7 +84,7 @@ def adds_up(detector: str) -> Sum:
     arch = cfg.MODEL.VIT.MSVIT.ARCH
     absolute = get_config(file, [f"MODEL.VIT.MSVIT.ARCH={arch.replace('a0', 'a1')}"])
     with torch.device("meta"):
-        model, other = build.build_model(cfg), build.build_model(absolute)
+        model, other = vil.build_model(cfg), vil.build_model(absolute)
         whole = MsViT(parse_arch(arch, "longformer"), num_classes=1000)
     return Sum(
         count(model),

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from vil import build
+import vil
+from vil.builders.optim import build_optimizer, build_schedule
 from vil.config import diff, get_config
 from vil.models.arch import StageSpec, parse_arch
 from vil.models.registry import ARCHS
@@ -39,14 +40,14 @@ with (ROOT / "docs/published_detectors.csv").open(newline="") as file:
 @functools.cache
 def model_of(path: Path) -> torch.nn.Module:
     with torch.device("meta"):
-        return build.build_model(get_config(path))
+        return vil.build_model(get_config(path))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_it_loads_and_builds(path):
     model, cfg = model_of(path), get_config(path)
-    assert build.build_optimizer(cfg, model).param_groups
-    assert build.build_schedule(cfg, steps_per_epoch=10).lr_at(0) > 0
+    assert build_optimizer(cfg, model).param_groups
+    assert build_schedule(cfg, steps_per_epoch=10).lr_at(0) > 0
 
 
 @pytest.mark.defect("B35")

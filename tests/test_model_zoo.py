@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vil.build_data import INTERPOLATIONS
 from vil.config import get_config
 from vil.pretrained.catalog import read_rows
+from vil.tasks.classification.build import INTERPOLATIONS
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "docs"))  # scripts of their own, not part of the package

@@ -17,6 +17,7 @@ DOCUMENTED = [  # in README.md and docs of the previous version, and in its issu
     ("vil.models.exported", "quantize_linears", "vil.export"),
     ("vil.models.original", "original_names", "vil.pretrained.convert_2021.get_2021_names"),
     ("vil.models.zoo", "get_model", "vil.pretrained.get_model.get_model"),
+    ("vil.build", "build_model", "vil.workflows.build_model"),
     ("vil.utils.progress", "Progress", "vil.utils.train_step.TrainStep"),
     ("vil.detection.models", "build_detector", "vil.tasks.detection.models.detectors"),
     ("vil.ops", "autotune", "vil.ops.tuning.tuner"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vil.data.datasets.demo_digits import read_sample
+from vil.data.datasets.demo_digits import read_demo_digits
 
 pytestmark = pytest.mark.long
 
@@ -62,7 +62,7 @@ def test_it_holds_every_config_and_the_licence(installed):
 
 
 def test_it_predicts_in_an_empty_folder_without_a_run_or_a_network(installed, tmp_path):
-    pictures, classes = read_sample()
+    pictures, classes = read_demo_digits()
     (tmp_path / "photo.png").write_bytes(pictures[200].content)
     environment = os.environ | {"PYTHONPATH": str(installed), "HF_HUB_OFFLINE": "1"}
     unshare = ["unshare", "--net"] if os.geteuid() == 0 else []

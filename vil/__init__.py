@@ -10,6 +10,11 @@ from vil.utils import moved
 
 __version__ = "0.1.0"
 _HOMES = {
+    "build_model": "vil.workflows.build_model",
+    "evaluate": "vil.workflows.evaluate",
+    "load_for_inference": "vil.workflows.inference",
+    "predict": "vil.workflows.predict",
+    "train": "vil.workflows.train",
     "build_attention": "vil.layers.attention",
     "from_pretrained": "vil.pretrained.hub",
     "get_model": "vil.pretrained.get_model",

@@ -11,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import vil as package
 from tests.common.small_runs import FOLDER, SMALL, TINY, draw_pictures, vil
-from vil import build
 from vil.config import get_config
+from vil.workflows import train as training
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 ARCH = "MODEL.VIT.MSVIT.ARCH"
@@ -73,7 +74,7 @@ SETTINGS = {
     "model": ("MODEL.ARCH=resnet19", r"unknown MODEL\.ARCH 'resnet19'; did you mean 'resnet18'"),
     "timm model": ("MODEL.ARCH=timm/resnet19", r"unknown timm model 'resnet19'; did you mean "),
     "layers": ("MODEL.ARCH=resnet18 OPTIM.LAYER_DECAY=0.7", r"ResNet does not number its layers"),
-    "stages": ("MODEL.ARCH=resnet18 FINETUNE.FREEZE_STAGES=1", r"resnet18 has no stages of ours"),
+    "stages": ("MODEL.ARCH=resnet18 FINETUNE.FREEZE_STAGES=1", r"resnet18 has no stages"),
     "pretrained": ("MODEL.PRETRAINED=True", r"for msvit give the weights' file as MODEL"),
     # training
     "frozen": ("FINETUNE.FREEZE_STAGES=3", r"2 stages"),
@@ -170,12 +171,12 @@ def test_a_second_run_in_a_folder_in_use(tmp_path):
 def test_a_run_that_another_one_overtook(monkeypatch):
     """It found an empty folder, and builds its model while the other one trains there."""
 
-    def overtaken(*args, build_model=build.build_model, **kwargs):
-        monkeypatch.setattr(build, "build_model", build_model)
+    def overtaken(*args, task_for=training.task_for):
+        monkeypatch.setattr(training, "task_for", task_for)
         assert vil("train", *TINY, "--output_dir", "used").code == 0
-        return build_model(*args, **kwargs)
+        return task_for(*args)
 
-    monkeypatch.setattr(build, "build_model", overtaken)
+    monkeypatch.setattr(training, "task_for", overtaken)
     ended = vil("train", *TINY, "OPTIM.EPOCHS=9", "--output_dir", "used")
     assert (ended.code, ended.err.count("\n")) == (USAGE, 1), ended.err
     assert "used was written by another run meanwhile: choose another --output_dir" in ended.err
@@ -194,8 +195,8 @@ def test_a_missing_folder_is_answered_with_a_drawing():
 @pytest.mark.parametrize(
     ("counts", "pattern"),
     [
-        ({"train/cat": 9, "train/dog": 0, "val/cat": 1}, r"train/dog has no pic.*: remove it"),
-        ({"train/cat": 9, "train/dog": 9, "val/cow": 1, "val/elk": 1}, r"train has not: cow, elk"),
+        ({"train/cat": 9, "train/dog": 0, "val/cat": 1}, r"train/dog has no im.*: remove it"),
+        ({"train/cat": 9, "train/dog": 9, "val/cow": 1, "val/elk": 1}, "not have: cow, elk"),
     ],
 )
 def test_folders_that_cannot_be_used(counts, pattern):
@@ -215,7 +216,7 @@ def test_a_batch_larger_than_the_training_set():
 
 def save_weights(file, *words, **changes):
     """The tiny model's weights as initialised; a change of None leaves the tensor out."""
-    state = build.build_model(get_config(None, [*TINY, *words])).state_dict() | changes
+    state = package.build_model(get_config(None, [*TINY, *words])).state_dict() | changes
     state = {name: tensor for name, tensor in state.items() if tensor is not None}
     save_file(state, file) if file.endswith(".safetensors") else torch.save(state, file)
 

@@ -193,7 +193,7 @@ def test_a_dry_run_looks_at_the_data_that_are_there(caplog):
     ended = vil("train", *words, "--data", "pats")
     assert ended.code == 0
     assert "the data are not checked: there is no folder pats/train" in caplog.text
-    assert "one step of 32 made-up images" in ended.out
+    assert "one step of 32 synthetic images" in ended.out
 
 
 def test_resuming_says_what_changed_and_takes_the_folder_s_config():
@@ -225,7 +225,7 @@ def test_a_dry_run_needs_no_data_and_leaves_nothing(tmp_path):
     words = ["--config-file", "imagenet/vil_tiny_rpb.yaml", "--data", "nowhere", "DEVICE=cpu"]
     size = ["INPUT.IMAGE_SIZE=32", "DATALOADER.BSZ=4", "DATALOADER.WORKERS=0"]
     shown = succeeds("train", *words, *size, "DATA.NUM_CLASSES=8", "--dry-run")
-    assert re.search(r"dry run: one step of 4 made-up images took \d+ MB at its peak\n$", shown)
+    assert re.search(r"dry run: one step of 4 synthetic images took \d+ MB at its peak\n$", shown)
     assert "step 1/1" in shown
     Path("shown.yaml").write_text(shown[shown.index("INPUT:") : shown.index("dry run:")])
     cfg = get_config("shown.yaml")

@@ -62,7 +62,7 @@ def test_a_detector_of_ours_is_not_converted(model):
     torch.save(state, "ours.pth")
     ended = vil("convert", "ours.pth", "out.safetensors")
     assert ended.code == USAGE
-    assert "ours.pth is a detector of ours: only classifiers are converted" in ended.err
+    assert "ours.pth is a detector: only classifiers are converted" in ended.err
     assert not Path("out.safetensors").exists()
 
 
@@ -166,7 +166,11 @@ def test_for_another_size_and_attention():
         ("best.pth out.safetensors --model vil_tny", USAGE, "did you mean 'vil_tiny'"),
         ("best.pth out.safetensors --model vil_small", CHECKPOINT, "more mismatched"),
         ("best.pth o.safetensors --model vil_tiny SEED=1", USAGE, "leave the config out"),
-        ("best.pth o.safetensors MODEL.ARCH=resnet18", USAGE, "only our own models are converted"),
+        (
+            "best.pth o.safetensors MODEL.ARCH=resnet18",
+            USAGE,
+            "only vil's own models are converted",
+        ),
         ("stranger.pth out.safetensors", CHECKPOINT, "none of the named models; vil_"),
         ("cut.pth out.safetensors", CHECKPOINT, r"damaged .*SHA-256 is [0-9a-f]{64}"),
         ("best.pth best.pth/out.safetensors", CHECKPOINT, "cannot be written"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.common.data_files import samples, write_everything, write_map, write_tsv, write_zip
+from tests.common.data_files import samples, write_all_formats, write_map, write_tsv, write_zip
 from tests.common.small_runs import SMALL, draw_pictures, results, vil
 
 DATA = 3
@@ -17,7 +17,7 @@ ENOUGH = "DATA.MAX_BAD_FRACTION=0.2"
 @pytest.fixture(scope="module", autouse=True)
 def data(tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        yield write_everything(tmp_path_factory.mktemp("data"), monkeypatch)
+        yield write_all_formats(tmp_path_factory.mktemp("data"), monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["imagenet", "tar", "tsv", "train.yaml", "cifar", "mnist"])
@@ -87,14 +87,14 @@ def test_a_label_outside_the_classes():
 def test_a_map_that_names_nothing_of_the_zip():
     write_zip(Path(), "train", samples("train"))
     write_map(Path(), "train", {"other.png": 1})
-    refused(train(*IMAGENET), r"train_map\.txt names no picture of train\.zip")
+    refused(train(*IMAGENET), r"train_map\.txt names no image of train\.zip")
 
 
 def test_sets_with_different_numbers_of_classes():
     draw_pictures(".", {"train/cat": 3, "train/dog": 3, "val/cat": 1})
     write_tsv(Path(), "train", samples("train"))
     sets = ("DATA.TRAIN=[tsv,folder]", "DATA.TEST=[folder]")
-    refused(train(*sets), r"different numbers of classes cannot be joined: tsv 10, folder 2")
+    refused(train(*sets), r"different numbers of classes cannot be concatenated: tsv 10, folder 2")
 
 
 def test_members_that_are_no_pictures():

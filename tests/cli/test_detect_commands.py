@@ -86,7 +86,7 @@ def test_the_worst_pictures_are_drawn(run):
     """Those of an evaluation before are gone."""
     for count in (3, 2):
         ended = vil("detect", "evaluate", "--run", run, "--pictures", count)
-        assert f"{count} pictures in {run}/eval/pictures" in ended.out
+        assert f"{count} images in {run}/eval/pictures" in ended.out
     drawn = sorted(path.name for path in (run / "eval/pictures").iterdir())
     assert [name[:9] for name in drawn] == ["scenes-1-", "scenes-2-"]
     for name in drawn:
@@ -96,7 +96,7 @@ def test_the_worst_pictures_are_drawn(run):
 def test_the_page_of_a_run_has_what_training_logged(run, caplog):
     ended = vil("report", run, "--out", "page.html")
     assert ended.code == 0, ended.err
-    assert "vil detect evaluate has more" in caplog.text
+    assert "vil evaluate has more" in caplog.text
     page = Path("page.html").read_text()
     for text in ("Best mask AP in training", "A mask_rcnn on l1,h1,d32", "average precision (%)"):
         assert text in page
@@ -220,10 +220,18 @@ def test_nothing_could_be_read(run):
 @pytest.mark.parametrize(
     ("words", "code", "pattern"),
     [
-        ("predict", USAGE, r"which pictures\?"),
-        ("predict --overlap 10 x.png", USAGE, "--overlap is that of tiles: give --tile, too"),
-        ("predict --tile 64 --overlap 64 x.png", USAGE, "--overlap 64 must be smaller than"),
-        ("predict --tile 0 x.png", USAGE, "expected a whole number from 1 up, got '0'"),
+        ("predict", USAGE, r"which images\?"),
+        (
+            "predict --overlap 10 x.png",
+            USAGE,
+            "that of tiles: set DETECTION.TEST.TILE",
+        ),
+        (
+            "predict --tile 64 --overlap 64 x.png",
+            USAGE,
+            "must be smaller than the tile",
+        ),
+        ("predict --tile -1 x.png", USAGE, "DETECTION.TEST.TILE: expected at least 0"),
         ("predict --score 1.5 x.png", USAGE, r"DETECTION\.TEST\.SCORE"),
         ("predict --images x.png DEVICE cpu", USAGE, "KEY VALUE pairs stand before"),
         ("predict --output file x.png", USAGE, "--output file: File exists"),
@@ -292,9 +300,17 @@ def test_without_a_detector(run):
         ended = vil("detect", command, "--config-file", "digits/vil_nano.yaml", *words)
         assert ended.code == USAGE
         assert "this config is a classifier's" in ended.err
-    ended = vil("predict", "--run", run, "x.png")
+
+
+def test_predict_serves_every_task(run, photos):
+    """vil detect predict is a spelling of it."""
+    words = ("--run", run, photos, "--format", "json")
+    assert vil("predict", *words).out == vil("detect", "predict", *words).out
+    ended = vil("predict", "--run", run, "--format", "csv", "x.png")
     assert ended.code == USAGE
-    assert "vil detect predict finds objects" in ended.err
+    assert "--format csv: a detector has text, json, coco" in ended.err
+    ended = vil("predict", "--tile", "32", "--sample")
+    assert "--tile: this config is a classifier's, which has no such flag" in ended.err
 
 
 @pytest.mark.parametrize(

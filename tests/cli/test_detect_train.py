@@ -5,12 +5,13 @@ import json
 import pytest
 import torch
 
+import vil as package
+from tests.common.built import load_model_path, task_of
 from tests.common.small_runs import checkpoint, figures, metrics, vil
-from vil import build
 from vil.config import get_config
-from vil.engine.distributed import DistInfo
 from vil.tasks.detection.data.fake import write_fake
 from vil.tasks.detection.models import detectors
+from vil.tasks.detection.models.weights import load_detector
 
 DETECTOR = (
     "DETECTION.MODEL=mask_rcnn", "DETECTION.FPN.STAGES=[1,2]", "DETECTION.FPN.CHANNELS=16",
@@ -82,12 +83,12 @@ def test_stages_can_be_frozen(run, tmp_path):
     line = ("detect", "train", "--data", tmp_path, "--output_dir", folder, *DETECTOR, *words)
     assert vil(*line).code == 0
     cfg = get_config(None, [*DETECTOR, *words, "DETECTION.TEST.SCORE=0.0"])
-    before, after = (build.build_model(cfg) for _ in range(2))
-    build.load_model_path(before, cfg)
+    before, after = (package.build_model(cfg) for _ in range(2))
+    load_model_path(before, cfg)
     frozen = [name for name, p in before.named_parameters() if not p.requires_grad]
     assert frozen
     assert all(name.startswith("backbone.body.stages.0.") for name in frozen)
-    build.load_detector(after, checkpoint(folder))
+    load_detector(after, checkpoint(folder) / "model.safetensors")
     old, new = before.state_dict(), after.state_dict()
     assert all(torch.equal(old[name], new[name]) for name in frozen)
     assert not torch.equal(old["rpn.head.bbox_pred.weight"], new["rpn.head.bbox_pred.weight"])
@@ -114,7 +115,7 @@ def test_stages_can_be_frozen(run, tmp_path):
                 "INPUT.IMAGE_SIZE=95",
             ],
             2,
-            "INPUT.IMAGE_SIZE 95: pictures of DETECTION.INPUT.MAX_SIZE 96 pixels need positions",
+            "INPUT.IMAGE_SIZE 95: images of DETECTION.INPUT.MAX_SIZE 96 pixels need positions",
         ),
         (["DATA.TRAIN=[coco]"], 3, "instances_train2017.json"),
         (["MODEL.MODEL_PATH=ViL_Tiny_Weights.NONE"], 2, "ViL_Tiny_Weights"),
@@ -148,7 +149,7 @@ def test_what_does_not_fit_is_one_line(words, code, says, tmp_path):
 )  # fmt: skip
 def test_settings_that_nothing_reads_are_told(words, told, caplog):
     cfg = get_config(None, [*DETECTOR, *words])
-    build.build_task(cfg, DistInfo(), torch.device("cpu"), {})
+    task_of(cfg)
     assert [record.getMessage().split("without effect: ")[1] for record in caplog.records] == [
         ", ".join(told)
     ] * bool(told)
@@ -182,8 +183,8 @@ def test_categories_of_other_names_are_told(names, told, tmp_path, caplog):
 
 def test_a_classifier_has_none_of_them(caplog):
     cfg = get_config(None, ["DETECTION.TEST.SCORE=0.3"])
-    build.build_task(cfg, DistInfo(), torch.device("cpu"), {})
-    assert "DETECTION.MODEL is empty, without effect: DETECTION.TEST.SCORE" in caplog.text
+    task_of(cfg)
+    assert "TASK is classification, without effect: DETECTION.TEST.SCORE" in caplog.text
 
 
 def test_a_dry_run_makes_up_pictures(tmp_path, monkeypatch):
@@ -198,7 +199,7 @@ def test_a_dry_run_makes_up_pictures(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = vil("detect", "train", "--dry-run", *DETECTOR, "DATA.TRAIN=[coco]")
     assert outcome.code == 0, outcome.err
-    assert "dry run: one step of 4 made-up images" in outcome.out
+    assert "dry run: one step of 4 synthetic images" in outcome.out
     assert largest == {(64, 96)}
     assert not list(tmp_path.iterdir())
 
@@ -229,8 +230,8 @@ def test_a_dry_run_leaves_no_scenes(words, code, says, tmp_path, monkeypatch):
 def test_weights_by_name(tmp_path):
     """The shipped weights of ViL-Nano under its detector, all stages with local attention."""
     cfg = get_config("scenes/mask_rcnn_vil_nano.yaml")
-    model = build.build_model(cfg)
-    said = build.load_model_path(model, cfg)
+    model = package.build_model(cfg)
+    said = load_model_path(model, cfg)
     assert "83 loaded, 1 resized, 4 converted, 4 ignored" in said
 
 

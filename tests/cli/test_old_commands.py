@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+import vil as package
+from tests.common.built import task_of
 from tests.common.small_runs import checkpoint, environment, free_port, metrics, results, vil
-from vil import build
-from vil.build_data import build_test_loaders
 from vil.cli.arguments import config_arguments, resolve
 from vil.config import diff, get_config
 from vil.config.defaults import KEYS, SECTIONS, leaves
@@ -183,7 +183,7 @@ def save_original(cfg) -> torch.nn.Module:
     cfg = cfg.clone()
     cfg.defrost()
     cfg.SEED = 7  # other weights than the run's own first ones
-    model = build.build_model(cfg)
+    model = package.build_model(cfg)
     names = get_2021_names(model)
     state = {names[name]: tensor for name, tensor in model.state_dict().items()}
     state |= surplus(state, cfg)
@@ -219,7 +219,7 @@ def surplus(state: dict[str, torch.Tensor], cfg) -> dict[str, torch.Tensor]:
 def mean_loss(model: torch.nn.Module, cfg) -> float:
     """By hand, in the precision of the config (the old file switches AMP on)."""
     losses = []
-    for batch in build_test_loaders(cfg, DistInfo(), torch.device("cpu"))["imagenet"]:
+    for batch in task_of(cfg).test_loaders(DistInfo())["imagenet"]:
         with torch.autocast("cpu", torch.bfloat16, enabled=cfg.AMP.ENABLED):
             logits = model.eval()(batch.images)
         losses.append(F.cross_entropy(logits.float(), batch.targets, reduction="none"))

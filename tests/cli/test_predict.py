@@ -22,11 +22,11 @@ from tests.common.small_runs import (
     results,
     vil,
 )
-from vil.cli.predict import FORMATS
 from vil.data import build_dataset
-from vil.data.datasets.demo_digits import read_sample
+from vil.data.datasets.demo_digits import read_demo_digits
 from vil.data.datasets.digits import Digits
 from vil.pretrained.catalog import DIGITS
+from vil.tasks.classification.output_formats import FORMATS
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 NAMES = ["hue 0", "hue 90", "hue 180", "hue 270"]
@@ -235,7 +235,7 @@ def test_nothing_to_read(run, stdin, caplog):
     stdin(b"\n")
     ended = vil("predict", "--run", run, "--images", "empty", "-")
     assert ended == (DATA, "", "vil predict: no images in empty, -\n")
-    assert "no pictures below empty (.jpg " in caplog.text
+    assert "no images below empty (.jpg " in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_the_shipped_weights_know_the_shipped_digits(tmp_path, monkeypatch):
     assert 100 * np.mean(right) == pytest.approx(said, abs=1)  # an image or two hang on rounding
     assert f"{sum(right)} of 360 right" in ended.err
 
-    pictures, classes = read_sample()
+    pictures, classes = read_demo_digits()
     Path("photo.png").write_bytes(pictures[123].content)
     one = vil("predict", "photo.png", "--top", "1", "--format", "json")
     assert json.loads(one.out)[0]["classes"][0]["class"] == rows[123]["class"]
@@ -299,7 +299,7 @@ def test_the_shipped_weights_know_the_shipped_digits(tmp_path, monkeypatch):
 
 def test_a_name_of_a_camera_is_no_key(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("photo.png").write_bytes(read_sample()[0][0].content)
+    Path("photo.png").write_bytes(read_demo_digits()[0][0].content)
     rows = json.loads(vil("predict", "IMG_0001.JPG", "photo.png", "--format", "json").out)
     assert [(row["file"], "error" in row) for row in rows] == [
         ("IMG_0001.JPG", True),
@@ -315,7 +315,7 @@ def test_a_folder_of_a_model_says_what_it_is(tmp_path, monkeypatch):
     from vil.pretrained.hub import save_pretrained
 
     monkeypatch.chdir(tmp_path)
-    Path("photo.png").write_bytes(read_sample()[0][0].content)
+    Path("photo.png").write_bytes(read_demo_digits()[0][0].content)
     model = timm.create_model("vil_nano.digits", pretrained=True)
     save_pretrained(model, "digits")
     words = ("photo.png", "--top", "1", "--format", "json")
@@ -331,7 +331,7 @@ def test_a_folder_of_a_model_says_what_it_is(tmp_path, monkeypatch):
 
 def test_the_sample_is_the_held_out_digits():
     held_out = Digits(None, "val", size=8)
-    pictures, classes = read_sample()
+    pictures, classes = read_demo_digits()
     found = {name: np.asarray(Image.open(io.BytesIO(content))) for name, content in pictures}
     assert len(found) == len(held_out) == 360
     for index in range(0, 360, 40):

@@ -13,11 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.common.data_files import write_everything
+from tests.common.data_files import write_all_formats
 from tests.common.small_runs import FOLDER, SMALL, TINY, draw_pictures, results, vil
-from vil.cli.answers import collect
 from vil.data.batch import Batch
-from vil.engine.task import ClassificationTask
+from vil.tasks.classification.collect_predictions import collect_predictions
+from vil.tasks.classification.task import ClassificationTask
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 HOSTILE = ["<img src=x onerror=alert(1)>", "\"'&lt;b\u202e $x^{ {{}}"]
@@ -216,15 +216,15 @@ def test_what_cannot_be_reported(run, words, code, message):
 # Answers
 
 
-def task_of(links=None):
+def task_of(class_mapping=None):
     torch.manual_seed(0)
     batches = [
         Batch(torch.randn(n, 3, 4, 4), torch.randint(3, (n,)), torch.arange(n) + 10 * n)
         for n in (5, 1, 7)
     ]
-    facts = dict(device=torch.device("cpu"), test_loaders={"val": batches}, classes=6)
+    facts = dict(device=torch.device("cpu"), test_sets={"val": batches}, num_classes=6)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 6))
-    return ClassificationTask(**facts, links=links), model
+    return ClassificationTask(**facts, class_mapping=class_mapping), model
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -233,8 +233,8 @@ def test_answers_are_judged_as_evaluation_judges_them(linked):
     links = torch.zeros(6, 3, dtype=torch.bool)
     links[[0, 3, 5], [0, 1, 1]] = True
     task, model = task_of({"val": links} if linked else None)
-    found, wanted = collect(task, model, "val"), task.evaluate(model)["val"]
-    assert found.figures() == pytest.approx(wanted, rel=1e-6)
+    found, wanted = collect_predictions(task, model, "val"), task.evaluate(model)["val"]
+    assert found.metrics() == pytest.approx(wanted, rel=1e-6)
     assert found.indices.tolist() == [*range(50, 55), 10, *range(70, 77)]
     if linked:
         assert set(found.predicted.tolist()) <= {0, 3, 5}
@@ -256,7 +256,7 @@ def test_a_few_classes_have_a_matrix():
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        yield write_everything(tmp_path_factory.mktemp("data"), monkeypatch)
+        yield write_all_formats(tmp_path_factory.mktemp("data"), monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["imagenet", "tar", "tsv", "val.yaml", "cifar", "mnist"])

@@ -80,10 +80,10 @@ def test_two_processes_train_as_one(root, mode):
 
 
 def weights_before_training(folder):
-    from vil import build
+    import vil as package
     from vil.config import get_config
 
-    state = build.build_model(get_config(folder / "config.yaml")).state_dict()
+    state = package.build_model(get_config(folder / "config.yaml")).state_dict()
     names = load_file(checkpoint(folder) / "model.safetensors")
     return torch.cat([state[name].double().flatten() for name in names])
 

@@ -7,8 +7,9 @@ import shutil
 import pytest
 import torch
 
+import vil as package
 from tests.common.small_runs import TINY, torchrun, vil
-from vil import build
+from vil.builders.attention_backend import backend_requests
 from vil.config import get_config
 from vil.ops import BACKENDS
 from vil.ops.dispatch import CHOICES
@@ -59,7 +60,7 @@ def test_every_stage_is_listed_in_training_and_evaluation_and_info_says_so(tmp_p
     stages = re.findall(r"^stage 1: 8 x 8 tokens, w 3, (.*)$", out, re.MULTILINE)
     assert stages == [
         "all nine chunks, training",
-        "the own chunk and one neighbour, training",
+        "the self chunk and one neighbor, training",
         "all nine chunks, evaluation",
     ]
     for name in BACKENDS:
@@ -173,7 +174,7 @@ def test_tuning_with_a_pinned_backend_says_that_it_has_no_effect():
 
 def asked(*words, **facts):
     cfg = get_config(None, words)
-    return build.attention_cases(build.build_model(cfg), cfg, torch.device("cpu"), **facts)
+    return backend_requests(package.build_model(cfg), cfg, torch.device("cpu"), **facts)
 
 
 def test_a_damaged_table_of_a_run_is_a_warning(tmp_path):

@@ -105,8 +105,8 @@ def test_pixels_beyond_the_last_whole_patch(photo):
     ("words", "code", "message"),
     [
         ("nowhere.png", DATA, "nowhere.png cannot be read: FileNotFoundError"),
-        ("text.png", DATA, "text.png cannot be read: UnidentifiedImageError: no picture"),
-        ("test:64", DATA, "test:64: fake has 64 pictures, from 0"),
+        ("text.png", DATA, "text.png cannot be read: UnidentifiedImageError: not an image"),
+        ("test:64", DATA, "test:64: fake has 64 images, from 0"),
         ("photo.png --token 32,0", USAGE, "--token 32,0: outside the picture of 32 x 32 pixels"),
         ("photo.png --token 3", USAGE, "--token 3: expected a row and a column in pixels"),
         ("photo.png --stage 3", USAGE, "--stage 3: the model has stages 1 to 2"),
@@ -133,7 +133,7 @@ def test_runs_that_are_none_and_models_of_others(photo):
     refused(vil(*show, *TINY), CHECKPOINT, "set MODEL.MODEL_PATH, or give --run DIR")
     foreign = [*TINY, "MODEL.ARCH=timm/resnet10t", "OPTIM.EPOCHS=1"]
     assert vil("train", *foreign, "--output_dir", "foreign").code == 0
-    refused(vil(*show, "--run", "foreign"), USAGE, "none of our models")
+    refused(vil(*show, "--run", "foreign"), USAGE, "an external model")
 
 
 def refused(ended, code, message):

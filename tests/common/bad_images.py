@@ -6,25 +6,25 @@ import numpy as np
 from PIL import Image
 
 RAMP = np.add.outer(np.arange(40), np.arange(56)).astype(np.uint8)
-PICTURE = Image.fromarray(np.stack([RAMP, RAMP[::-1], 255 - RAMP], axis=-1))
+IMAGE = Image.fromarray(np.stack([RAMP, RAMP[::-1], 255 - RAMP], axis=-1))
 
 
-def encode(image, kind, **options):
+def encode(image, format, **options):
     buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
+    image.save(buffer, format, **options)
     return buffer.getvalue()
 
 
-JPEG = encode(PICTURE, "JPEG", quality=95)
-PNG = encode(PICTURE, "PNG")
+JPEG = encode(IMAGE, "JPEG", quality=95)
+PNG = encode(IMAGE, "PNG")
 GREY16 = encode(Image.fromarray(RAMP.astype(np.uint16) * 256 + 7), "PNG")
 GOOD = {
     "rgb.jpg": JPEG,
-    "cmyk.jpg": encode(PICTURE.convert("CMYK"), "JPEG", quality=95),
+    "cmyk.jpg": encode(IMAGE.convert("CMYK"), "JPEG", quality=95),
     "grey16.png": GREY16,
-    "palette.png": encode(PICTURE.quantize(64), "PNG"),
-    "alpha.png": encode(PICTURE.convert("RGBA"), "PNG"),
-    "bilevel.png": encode(PICTURE.convert("1"), "PNG"),
+    "palette.png": encode(IMAGE.quantize(64), "PNG"),
+    "alpha.png": encode(IMAGE.convert("RGBA"), "PNG"),
+    "bilevel.png": encode(IMAGE.convert("1"), "PNG"),
     "really_a_png.jpg": PNG,
     "really_a_jpeg.png": JPEG,
 }

@@ -1,4 +1,4 @@
-"""Writers of small data sets in every format, for the tests beside it."""
+"""Write small datasets in every format."""
 
 import base64
 import io
@@ -14,8 +14,8 @@ from PIL import Image
 CLASSES = 10
 
 
-def picture(seed, size=(12, 9)):
-    """PNG bytes of noise that no other seed gives."""
+def png_bytes(seed, size=(12, 9)):
+    """PNG bytes of noise, different for each seed."""
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
@@ -23,10 +23,10 @@ def picture(seed, size=(12, 9)):
 
 
 def samples(split, per_class=1, broken=0):
-    """Member name -> bytes, in CLASSES folders, with `broken` members of text in the last one."""
+    """{member name: bytes} in CLASSES folders, with `broken` text files in the last one."""
     start = {"train": 0, "val": 1000}[split]
     files = {
-        f"c{number}/{start + number * per_class + i}.png": picture(start + number * per_class + i)
+        f"c{number}/{start + number * per_class + i}.png": png_bytes(start + number * per_class + i)
         for number in range(CLASSES)
         for i in range(per_class)
     }
@@ -41,7 +41,7 @@ def write_folder(root, split, files):
 
 
 def write_zip(root, split, files, method=zipfile.ZIP_DEFLATED):
-    """The zip in reverse order of the map: its directory decides."""
+    """Write the zip in reverse order of the map, as the order of the zip counts."""
     with zipfile.ZipFile(root / f"{split}.zip", "w", method) as archive:
         for name in reversed(files):
             archive.writestr(name, files[name])
@@ -62,7 +62,7 @@ def write_tar(root, split, files, prefix=""):
 
 
 def write_tsv(root, split, files, *, as_json=False, name=None, lineidx=True):
-    """key, label, image; the label is the class number."""
+    """Columns key, label, image; the label is the class number."""
     name, offsets = name or split, []
     with open(root / f"{name}.tsv", "wb") as file:
         for key, content in files.items():
@@ -78,7 +78,7 @@ def write_tsv(root, split, files, *, as_json=False, name=None, lineidx=True):
 
 
 def write_cifar(root, monkeypatch):
-    """Both, in torchvision's pickles, whose checksums are torchvision's own no longer."""
+    """Write both in torchvision's pickle format, and patch torchvision's checksums."""
     from torchvision.datasets import CIFAR10, CIFAR100
 
     for source, key, names in (
@@ -93,7 +93,7 @@ def write_cifar(root, monkeypatch):
                 pickle.dumps({"data": data, key: [i % CLASSES for i in range(12)]})
             )
         meta = {**source.meta, "md5": None}
-        classes = [f"thing {number}" for number in range(CLASSES)]
+        classes = [f"class {number}" for number in range(CLASSES)]
         (folder / meta["filename"]).write_bytes(pickle.dumps({meta["key"]: classes}))
         monkeypatch.setattr(source, "train_list", [[names[0], None]])
         monkeypatch.setattr(source, "test_list", [[names[1], None]])
@@ -101,7 +101,7 @@ def write_cifar(root, monkeypatch):
 
 
 def write_mnist(root):
-    """The four files of unsigned bytes: magic number, sizes, data."""
+    """Write the four files: magic number, sizes, unsigned bytes."""
     folder = root / "MNIST" / "raw"
     folder.mkdir(parents=True)
     for seed, name in enumerate(("train", "t10k")):
@@ -112,8 +112,8 @@ def write_mnist(root):
         (folder / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 12) + labels)
 
 
-def write_everything(root, monkeypatch):
-    """A root below which every row of DATASETS finds its ten classes; each archive has one text."""
+def write_all_formats(root, monkeypatch):
+    """Write ten classes for each of DATASETS below root, with one broken image per archive."""
     for split in ("train", "val"):
         files = samples(split)
         write_folder(root, split, files)

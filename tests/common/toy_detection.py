@@ -146,7 +146,7 @@ def toy_task(folder, *, masks=True, rank=0, world=1, broken=(), results_folder=N
     dataset = ToySet(folder, broken=broken)
     loader = EvalLoader(dataset, batch_size=2, rank=rank, world=world, max_bad_fraction=0.5)
     return DetectionTask(
-        device=CPU, test_loaders={"toy": loader}, masks=masks, results_folder=results_folder
+        device=CPU, test_sets={"toy": loader}, masks=masks, results_folder=results_folder
     )
 
 

@@ -21,11 +21,11 @@ from vil.engine import distributed
 from vil.engine.checkpoint.manager import CheckpointPolicy
 from vil.engine.checkpoint.save_load import TrainState, resume
 from vil.engine.fsdp import shard
-from vil.engine.loop import train
+from vil.engine.loop import Loss, train
 from vil.engine.preemption import PreemptionGuard
 from vil.engine.run_dir import RunDir
-from vil.engine.task import ClassificationTask
 from vil.optim import Ema, Schedule, build_optimizer, decay_groups
+from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import StoppedError
 
 TOY = Path(__file__)
@@ -50,10 +50,10 @@ class Batch:
         return dataclasses.replace(self, images=images, targets=self.targets.to(device))
 
 
-def samples(count, classes=CLASSES, seed=0):
+def samples(count, num_classes=CLASSES, seed=0):
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(count, 3, 2, 2, generator=generator, dtype=DTYPE)
-    targets = torch.randint(classes, (count,), generator=generator)
+    targets = torch.randint(num_classes, (count,), generator=generator)
     return Batch(images, targets, torch.arange(count))
 
 
@@ -102,7 +102,7 @@ def toy_optimizer(model, name="adamw"):
 def toy_train(
     folder,
     *,
-    ranks=None,
+    dist=None,
     dropout=0.5,
     epochs=2,
     seed=0,
@@ -115,38 +115,38 @@ def toy_train(
     **options,
 ) -> TrainState:
     """`epochs` epochs of 5 steps on one rank of `ranks`; options go to `train` and to Guard."""
-    ranks = ranks or distributed.DistInfo()
-    loader = loader or ToyLoader(ranks.rank, ranks.world, batch_size=batch_size)
-    test_sets = {"odd": held_out(361, ranks.rank, ranks.world),
-                 "two": held_out(2, ranks.rank, ranks.world)}  # fmt: skip
+    dist = dist or distributed.DistInfo()
+    loader = loader or ToyLoader(dist.rank, dist.world, batch_size=batch_size)
+    test_sets = {"odd": held_out(361, dist.rank, dist.world),
+                 "two": held_out(2, dist.rank, dist.world)}  # fmt: skip
     task = task or ClassificationTask(
-        device=CPU, test_loaders=test_sets, classes=CLASSES, per_class=True
+        device=CPU, test_sets=test_sets, num_classes=CLASSES, per_class=True
     )
     model = toy_model(dropout)
     average = Ema(model, ema) if ema else None
     if fsdp:
         for whole in (model, *([average.model] if average else [])):
-            shard(whole, [whole[1]], ranks, CPU)
+            shard(whole, [whole[1]], dist, CPU)
     optimizer = toy_optimizer(model, optimizer)
     schedule = Schedule("cosine", 0.01, loader.steps_per_epoch, epochs, warmup_epochs=0.5)
     settings = {"set_progress": lambda model, progress: None, "log_freq": 3, **options}
     scaler = torch.amp.GradScaler("cpu", enabled=task.amp_dtype is torch.float16)
     start = TrainState(
-        seed, ranks.world, batch_size, loader.steps_per_epoch, type(optimizer).__name__
+        seed, dist.world, batch_size, loader.steps_per_epoch, type(optimizer).__name__
     )
     fields = [field.name for field in dataclasses.fields(CheckpointPolicy)]
     rhythm = {name: settings.pop(name) for name in fields if name in settings}
     patience = {name: settings.pop(name)
                 for name in ("hang_seconds", "grace_seconds") if name in settings}  # fmt: skip
-    with PreemptionGuard(ranks, **patience) as guard, RunDir(folder, ranks, CPU) as run:
+    with PreemptionGuard(dist, **patience) as guard, RunDir(folder, dist, CPU) as run:
         state = resume(
-            run.checkpoints, start, model, optimizer, scaler, ranks=ranks, say=run.log.say,
+            run.checkpoints, start, model, optimizer, scaler, dist=dist, say=run.log.say,
             ema=average,
         )  # fmt: skip
         return train(
-            task, distributed.wrap(model, ranks, CPU), loader, optimizer, schedule, scaler, state,
-            run=run, guard=guard, ranks=ranks, device=CPU, epochs=epochs, ema=average,
-            rhythm=CheckpointPolicy(**rhythm), **settings,
+            task, distributed.wrap(model, dist, CPU), loader, optimizer, schedule, scaler, state,
+            run=run, guard=guard, dist=dist, device=CPU, epochs=epochs, ema=average,
+            policy=CheckpointPolicy(**rhythm), **settings,
         )  # fmt: skip
 
 
@@ -189,20 +189,20 @@ class Troubled(ClassificationTask):
     """On one rank some losses are no numbers, a step sends a signal, or never ends."""
 
     def __init__(self, rank, folder, faults, test_sets):
-        super().__init__(device=CPU, test_loaders=test_sets, classes=CLASSES, per_class=True)
+        super().__init__(device=CPU, test_sets=test_sets, num_classes=CLASSES, per_class=True)
         self.folder, self.faults = folder, faults
         self.mine = {what for what in ("poisoned", "signal", "sleep")
                      if faults.get(f"{what}_rank", 0) == rank}  # fmt: skip
 
     def loss(self, model, batch):
-        loss, figures = super().loss(model, batch)
+        loss, *rest = super().loss(model, batch)
         if "poisoned" in self.mine and batch.step in self.faults.get("poisoned_steps", ()):
             loss = loss * float("nan")
         if "signal" in self.mine and batch.step == self.faults.get("signal_step"):
             os.kill(os.getpid(), signal.SIGTERM)
         if "sleep" in self.mine and batch.step == self.faults.get("sleep_step"):
             fall_asleep(self.folder)
-        return loss, figures
+        return Loss(loss, *rest)
 
 
 def fall_asleep(folder):
@@ -220,7 +220,7 @@ def run(folder, options):
             "two": held_out(2, place.rank, place.world)}  # fmt: skip
     task = Troubled(place.rank, folder, faults, sets)
     try:
-        toy_train(folder, ranks=place, dropout=0.0, task=task, **options)
+        toy_train(folder, dist=place, dropout=0.0, task=task, **options)
     except StoppedError as stop:
         print(stop)
         return stop.exit_code

@@ -178,7 +178,11 @@ def test_manual_explains_every_key():
 
 
 def test_rules_name_real_keys(caplog):
-    keys = [*defaults.CHECKS, *defaults.DEAD, *(k for c in defaults.CONFLICTS for k in c.keys)]
+    keys = [
+        *defaults.CHECKS,
+        *defaults.IGNORED_KEYS,
+        *(k for c in defaults.CONFLICTS for k in c.keys),
+    ]
     assert set(keys) <= set(defaults.KEYS)
     caplog.set_level(logging.WARNING)
     assert get_config() == defaults.tree()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vil.config import HISTORIC, diff, get_config
+from vil.config import LEGACY_ATTN_BACKENDS, diff, get_config
 
 OLD = Path(__file__).parents[1] / "legacy"
 
@@ -36,7 +36,7 @@ def test_a_config_saved_by_the_original(caplog):
     assert cfg.DATA.TRAIN == ("imagenet",)
     assert cfg.AUG.RATIO == (3 / 4, 4 / 3)
     assert cfg.DATA.PATH == "/data/imagenet/2012"
-    assert cfg.MODEL.VIT.MSVIT.ATTN_TYPE in HISTORIC
+    assert cfg.MODEL.VIT.MSVIT.ATTN_TYPE in LEGACY_ATTN_BACKENDS
     assert "distributed" not in cfg
     dropped, revived = (record.getMessage() for record in caplog.records)
     assert dropped.endswith("keys dropped: SOLVER.MAX_ITER, SOLVER.STEPS_PER_EPOCH, distributed")

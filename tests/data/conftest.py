@@ -1,11 +1,11 @@
-"""One root with small data of every format, written once."""
+"""One root with a small dataset of every format, written once."""
 
 import pytest
 
-from tests.common.data_files import write_everything
+from tests.common.data_files import write_all_formats
 
 
 @pytest.fixture(scope="session")
 def everything(tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        yield write_everything(tmp_path_factory.mktemp("everything"), monkeypatch)
+        yield write_all_formats(tmp_path_factory.mktemp("everything"), monkeypatch)

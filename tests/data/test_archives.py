@@ -1,4 +1,4 @@
-"""Zip and tar: bytes in place, from any process and thread; what is refused or left out."""
+"""Zip and tar: random access from any process and thread, members left out, rejected files."""
 
 import io
 import logging
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.common.data_files import picture, samples, write_map, write_tar, write_zip
+from tests.common.data_files import png_bytes, samples, write_map, write_tar, write_zip
 from vil.data import build_dataset
 from vil.data.formats.archive import TarArchive, ZipArchive
 from vil.data.image import UnreadableImage
@@ -45,8 +45,8 @@ def content(archive, index):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_processes_and_threads_get_the_right_bytes_at_once(kind, tmp_path):
-    """The file is open before the fork: a shared position would mix the members up."""
+def test_processes_and_threads_read_correct_bytes_concurrently(kind, tmp_path):
+    """The file is open before the fork: a shared file position would mix up the members."""
     _, archive = make(kind, tmp_path)
     assert content(archive, 5)[1] == BLOBS[content(archive, 5)[0]]
     indices = list(range(len(BLOBS))) * 5
@@ -70,15 +70,15 @@ def test_processes_and_threads_get_the_right_bytes_at_once(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_reader_can_be_pickled_while_it_is_open(kind, tmp_path):
+def test_an_open_reader_can_be_pickled(kind, tmp_path):
     _, archive = make(kind, tmp_path)
     archive.read(0)
-    again = pickle.loads(pickle.dumps(archive))
-    assert [content(again, i) for i in range(60)] == [content(archive, i) for i in range(60)]
+    unpickled = pickle.loads(pickle.dumps(archive))
+    assert [content(unpickled, i) for i in range(60)] == [content(archive, i) for i in range(60)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_last_of_equal_names_counts_once(kind, tmp_path, caplog):
+def test_the_last_of_equal_names_is_used(kind, tmp_path, caplog):
     path, _ = make(kind, tmp_path, {"a.png": b"old", "b.png": b"other"})
     if kind == "tar":
         with tarfile.open(path, "a") as archive:
@@ -94,7 +94,7 @@ def test_the_last_of_equal_names_counts_once(kind, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_links_and_names_that_climb_are_left_out(kind, tmp_path, caplog):
+def test_links_and_unsafe_names_are_left_out(kind, tmp_path, caplog):
     files = {"../up.png": b"1", "/etc/root.png": b"2", "ok.png": b"3", "a/../../b.png": b"4"}
     path, archive = make(kind, tmp_path, files)
     assert [content(archive, i) for i in range(len(archive))] == [("ok.png", b"3")]
@@ -115,34 +115,34 @@ def test_links_and_names_that_climb_are_left_out(kind, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_that_is_none_or_was_cut_is_one_error(kind, tmp_path):
+def test_an_invalid_or_truncated_file_is_one_error(kind, tmp_path):
     path, archive = make(kind, tmp_path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(DataError, match=f"{path} is no .*not a whole one"):
+    with pytest.raises(DataError, match=f"{path} is not .*or is truncated"):
         type(archive)(path, every)
     with pytest.raises(UnreadableImage, match=r"ends \d+ bytes too early"):
         [archive.read(index) for index in range(len(archive))]
     path.write_bytes(b"neither" * 400)
-    with pytest.raises(DataError, match=f"{path} is no "):
+    with pytest.raises(DataError, match=f"{path} is not "):
         type(archive)(path, every)
 
 
-def test_a_compressed_tar_and_a_damaged_header_are_refused(tmp_path):
+def test_a_compressed_tar_and_a_corrupt_header_are_rejected(tmp_path):
     path, _ = make("tar", tmp_path)
     data = bytearray(path.read_bytes())
     with tarfile.open(path) as archive:
         second = archive.getmembers()[30].offset
-    data[second + 100] ^= 255  # tarfile itself would end here, half of the data lost
+    data[second + 100] ^= 255  # tarfile itself would stop here and lose half of the data
     path.write_bytes(data)
-    with pytest.raises(DataError, match=f"damaged: no header at byte {second}"):
+    with pytest.raises(DataError, match=f"corrupt: no header at byte {second}"):
         TarArchive(path, every)
     with tarfile.open(path, "w:gz") as archive:
         archive.addfile(tarfile.TarInfo("a"))
-    with pytest.raises(DataError, match="compressed"):
+    with pytest.raises(DataError, match="decompress it first"):
         TarArchive(path, every)
 
 
-def test_what_a_zip_may_not_be_packed_with_is_named(tmp_path):
+def test_encrypted_and_unsupported_members_of_a_zip_are_named(tmp_path):
     path, _ = make("zip", tmp_path, {"a.png": b"1" * 99})
     encrypted = bytearray(path.read_bytes())
     encrypted[encrypted.index(b"PK\1\2") + 8] |= 1
@@ -151,13 +151,13 @@ def test_what_a_zip_may_not_be_packed_with_is_named(tmp_path):
         ZipArchive(path, every)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
         archive.writestr("b.png", b"1" * 99)
-    with pytest.raises(DataError, match=r"b\.png is encrypted or packed by method 12"):
+    with pytest.raises(DataError, match=r"b\.png is encrypted or compressed by method 12"):
         ZipArchive(path, every)
-    assert len(ZipArchive(path, lambda name, size: False)) == 0  # nobody asked for it
+    assert len(ZipArchive(path, lambda name, size: False)) == 0  # not wanted
 
 
 @pytest.mark.parametrize("kind", ["zip", "stored.zip"])
-def test_a_flipped_bit_of_a_zip_is_noticed(kind, tmp_path):
+def test_a_flipped_bit_in_a_zip_is_detected(kind, tmp_path):
     path, archive = make(kind, tmp_path, {"a.bin": bytes(range(256)) * 2})
     good = path.read_bytes()
     begin, packed = 30 + len("a.bin"), int(archive.fields["packed"][0])
@@ -167,13 +167,13 @@ def test_a_flipped_bit_of_a_zip_is_noticed(kind, tmp_path):
             type(archive)(path, every).read(0)
 
 
-def test_a_deflated_member_grows_no_larger_than_it_says(tmp_path):
+def test_a_deflated_member_is_limited_to_its_stated_size(tmp_path):
     path, archive = make("zip", tmp_path, {"a.bin": b"0" * 10_000_000})
     archive.fields["size"] = 100
     with pytest.raises(UnreadableImage, match="checksum"):
         archive.read(0)
     archive.fields["size"] = 1 << 40
-    with pytest.raises(UnreadableImage, match="no picture"):
+    with pytest.raises(UnreadableImage, match="too many for an image"):
         archive.read(0)
 
 
@@ -181,9 +181,9 @@ def names(dataset):
     return [dataset.sample_name(i) for i in range(len(dataset))]
 
 
-def test_the_zip_gives_the_order_and_the_map_the_classes(tmp_path):
-    """Lines as the map may have them; samples that are none: hidden, empty, of another kind."""
-    files = {"b/2.JPG": picture(2), "a/1.png": picture(1), "3.webp": b"x", ".4.png": b"x"}
+def test_the_zip_sets_the_order_and_the_map_the_classes(tmp_path):
+    """Accepted forms of map lines; members that are not images: hidden, empty, other extensions."""
+    files = {"b/2.JPG": png_bytes(2), "a/1.png": png_bytes(1), "3.webp": b"x", ".4.png": b"x"}
     write_zip(tmp_path, "train", {"c0/x": b""} | {f"c0/{n}": d for n, d in files.items()})
     with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
         for name, content in (files | {"empty.png": b"", "unnamed.png": b"x"}).items():
@@ -195,18 +195,18 @@ def test_the_zip_gives_the_order_and_the_map_the_classes(tmp_path):
     dataset = build_dataset("imagenet", tmp_path, "train")
     assert names(dataset) == ["train.zip@b/2.JPG", "train.zip@a/1.png"]
     assert dataset.targets.tolist() == [0, 4]
-    assert dataset.classes == [str(i) for i in range(10)]  # the map's, not the pictures'
+    assert dataset.classes == [str(i) for i in range(10)]  # those of the map, also without images
 
 
-def test_a_map_may_name_members_that_are_absent_but_not_only_those(tmp_path, caplog):
+def test_some_members_of_a_map_may_be_missing_but_not_all(tmp_path, caplog):
     write_zip(tmp_path, "val", samples("val"))
     write_map(tmp_path, "val", {"c3/1003.png": 3, "gone/1.png": 1, "gone/2.png": 2})
     dataset = build_dataset("imagenet", tmp_path, "val")
     assert names(dataset) == ["val.zip@c3/1003.png"]
-    assert "names 2 pictures that are not in" in caplog.text
+    assert "names 2 images that are not in" in caplog.text
     assert caplog.text.count("gone/1.png") == 1
     write_map(tmp_path, "val", {"gone/1.png": 1})
-    with pytest.raises(DataError, match=r"val_map\.txt names no picture of .*val\.zip"):
+    with pytest.raises(DataError, match=r"val_map\.txt names no image of .*val\.zip"):
         build_dataset("imagenet", tmp_path, "val")
 
 
@@ -220,7 +220,7 @@ def test_a_map_may_name_members_that_are_absent_but_not_only_those(tmp_path, cap
         ("train.zip@c1/1.png\t2", r"line 2: c1/1\.png is class 2, and was class 1 before"),
     ],
 )
-def test_a_line_that_is_none_is_named(line, message, tmp_path):
+def test_an_invalid_line_is_named(line, message, tmp_path):
     write_zip(tmp_path, "train", samples("train"))
     (tmp_path / "train_map.txt").write_text(f"train.zip@c1/1.png\t1\n{line}\n")
     with pytest.raises(DataError, match=rf"train_map\.txt, {message}"):
@@ -229,7 +229,7 @@ def test_a_line_that_is_none_is_named(line, message, tmp_path):
 
 def test_validation_has_the_classes_of_the_training_map(tmp_path):
     write_zip(tmp_path, "train", samples("train"))
-    write_zip(tmp_path, "val", {"c2/1.png": picture(1)})
+    write_zip(tmp_path, "val", {"c2/1.png": png_bytes(1)})
     assert len(build_dataset("imagenet", tmp_path, "val").classes) == 10
     write_map(tmp_path, "val", {"c2/1.png": 10})
     with pytest.raises(DataError, match=r"val_map\.txt, line 1: class 10 is outside.*0\.\.9"):
@@ -238,7 +238,7 @@ def test_validation_has_the_classes_of_the_training_map(tmp_path):
     assert len(build_dataset("imagenet", tmp_path, "val").classes) == 11
 
 
-def test_half_a_pair_says_what_is_missing_in_one_line(tmp_path):
+def test_the_missing_file_of_a_pair_is_named_in_one_line(tmp_path):
     write_zip(tmp_path, "train", samples("train"))
     for missing, needs in (("train_map.txt", "train.zip"), ("train.zip", "train_map.txt")):
         kept = (tmp_path / missing).read_bytes()
@@ -252,11 +252,11 @@ def test_half_a_pair_says_what_is_missing_in_one_line(tmp_path):
         (tmp_path / missing).write_bytes(kept)
 
 
-def test_imagenet_may_be_folders_too_and_draws_both(tmp_path):
+def test_imagenet_may_be_folders_and_errors_show_both_layouts(tmp_path):
     with pytest.raises(DataError, match=r"(?s)├── train.*├── train\.zip.*└── val_map\.txt"):
         build_dataset("imagenet", tmp_path, "train")
     (tmp_path / "train" / "cat").mkdir(parents=True)
-    (tmp_path / "train" / "cat" / "1.png").write_bytes(picture(1))
+    (tmp_path / "train" / "cat" / "1.png").write_bytes(png_bytes(1))
     (tmp_path / "train_map.txt").write_text("left behind")
     assert build_dataset("imagenet", tmp_path, "train", num_classes=1).classes == ["cat"]
     with pytest.raises(ValueError, match="num_classes is 7.*has 1 folders"):
@@ -273,21 +273,21 @@ def test_a_tar_may_have_a_folder_around_its_classes(prefix, tmp_path):
     assert dataset[3][0].size == (12, 9)
 
 
-def test_a_tar_has_the_rules_of_a_folder(tmp_path, caplog):
+def test_a_tar_follows_the_rules_of_a_folder(tmp_path, caplog):
     with pytest.raises(DataError, match=r"(?s)there is no .*train\.tar.*├── train\.tar"):
         build_dataset("tar", tmp_path, "train")
-    write_tar(tmp_path, "val", {"dog/1.png": picture(1), "dog/._1.png": b"x", "dog/a.txt": b"x"})
+    write_tar(tmp_path, "val", {"dog/1.png": png_bytes(1), "dog/._1.png": b"x", "dog/a.txt": b"x"})
     with caplog.at_level(logging.WARNING):
         assert build_dataset("tar", tmp_path, "val").classes == ["dog"]
     assert "classes are those of val" in caplog.text
-    write_tar(tmp_path, "train", {"cat/1.png": picture(1), "dog/1.png": picture(2)})
+    write_tar(tmp_path, "train", {"cat/1.png": png_bytes(1), "dog/1.png": png_bytes(2)})
     assert build_dataset("tar", tmp_path, "val").targets.tolist() == [1]
-    write_tar(tmp_path, "val", {"emu/1.png": picture(1)})
-    with pytest.raises(DataError, match=r"val\.tar has classes that train has not: emu"):
+    write_tar(tmp_path, "val", {"emu/1.png": png_bytes(1)})
+    with pytest.raises(DataError, match=r"val\.tar has classes that train does not have: emu"):
         build_dataset("tar", tmp_path, "val")
-    write_tar(tmp_path, "val", {"dog/1.png": picture(1), "2.png": picture(1)})
-    with pytest.raises(DataError, match=r"val\.tar@2\.png is not <class>/<picture>"):
+    write_tar(tmp_path, "val", {"dog/1.png": png_bytes(1), "2.png": png_bytes(1)})
+    with pytest.raises(DataError, match=r"val\.tar@2\.png is not <class>/<image>"):
         build_dataset("tar", tmp_path, "val")
     write_tar(tmp_path, "val", {"dog/1.txt": b"x"})
-    with pytest.raises(DataError, match="has no pictures"):
+    with pytest.raises(DataError, match="has no images"):
         build_dataset("tar", tmp_path, "val")

@@ -1,4 +1,4 @@
-"""Several datasets as one, and datasets labelled unlike the model."""
+"""Concatenated datasets, and datasets with other classes than the model."""
 
 import json
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from vil.data import build_dataset
-from vil.data.class_mapping import read_target_map
-from vil.data.datasets.concat import Joined
+from vil.data.class_mapping import read_class_mapping
+from vil.data.datasets.concat import ConcatImageDataset
 from vil.utils.errors import DataError
 
 
@@ -15,42 +15,42 @@ def fake(n, classes=3, transform=None):
     return build_dataset("fake", "", "train", transform, n=n, size=4, num_classes=classes)
 
 
-def test_joined_sets_keep_their_samples_transforms_and_names():
+def test_concatenated_datasets_keep_their_samples_transforms_and_names():
     sets = [fake(1), fake(5, transform=lambda image: "seen"), fake(2)]
-    joined = Joined(sets, ["a", "b", "c"])
-    assert len(joined) == 8
+    concat = ConcatImageDataset(sets, ["a", "b", "c"])
+    assert len(concat) == 8
     expected = [(name, ds, i) for name, ds in zip("abc", sets) for i in range(len(ds))]
-    for index, (name, dataset, own) in enumerate(expected):
-        assert joined[index] == dataset[own]
-        assert joined.image(index) == dataset.image(own)
-        assert joined.sample_name(index) == f"{name}/{dataset.sample_name(own)}"
-        assert joined.targets[index] == dataset.targets[own]
-    assert joined.classes == sets[0].classes
+    for index, (name, dataset, local) in enumerate(expected):
+        assert concat[index] == dataset[local]
+        assert concat.image(index) == dataset.image(local)
+        assert concat.sample_name(index) == f"{name}/{dataset.sample_name(local)}"
+        assert concat.targets[index] == dataset.targets[local]
+    assert concat.classes == sets[0].classes
 
 
-def test_other_numbers_of_classes_are_refused_and_other_names_told(caplog):
-    with pytest.raises(DataError, match="joined: a 3, b 3, c 4"):
-        Joined([fake(2), fake(2), fake(2, 4)], ["a", "b", "c"])
-    Joined([fake(2), fake(3)], ["a", "b"])
+def test_different_numbers_of_classes_are_rejected_and_names_are_warned_about(caplog):
+    with pytest.raises(DataError, match="concatenated: a 3, b 3, c 4"):
+        ConcatImageDataset([fake(2), fake(2), fake(2, 4)], ["a", "b", "c"])
+    ConcatImageDataset([fake(2), fake(3)], ["a", "b"])
     assert not caplog.text
     digits = build_dataset("digits", "", "train", num_classes=3)
-    Joined([fake(2), digits, fake(2), digits], ["a", "b", "c", "d"])
-    assert caplog.text.count("the classes of b, d are not called as those of a") == 1
+    ConcatImageDataset([fake(2), digits, fake(2), digits], ["a", "b", "c", "d"])
+    assert caplog.text.count("b, d: the class names differ from those of a") == 1
 
 
 NAMES = ["cat", "cat(house)", "cat (wild)", "dog(1)", "dogfish", "emu"]
 
 
-def links(tmp_path, table, num_classes=4):
+def mapping(tmp_path, table, num_classes=4):
     (tmp_path / "map.json").write_text(table if isinstance(table, str) else json.dumps(table))
-    return read_target_map(tmp_path / "map.json", num_classes, NAMES)
+    return read_class_mapping(tmp_path / "map.json", num_classes, NAMES)
 
 
-def test_a_target_map_links_by_the_name_before_the_last_bracket(tmp_path, caplog):
-    """Equal, or followed by a bracket; several to one and one to several."""
+def test_a_class_mapping_compares_the_name_before_the_last_parenthesis(tmp_path, caplog):
+    """Equal names, or followed by a parenthesis; many to one and one to many."""
     table = {"0": "cat(n1)", "3": "dog(1)(n2)", "1": "dog(x)", "2": "cat (n3)"}
     assert torch.equal(
-        links(tmp_path, table),
+        mapping(tmp_path, table),
         torch.tensor(
             [
                 [True, True, False, False, False, False],
@@ -60,9 +60,9 @@ def test_a_target_map_links_by_the_name_before_the_last_bracket(tmp_path, caplog
             ]
         ),
     )
-    assert "no class of the model stands for 2 of 6 classes" in caplog.text
+    assert "no class of the model maps to 2 of 6 classes" in caplog.text
     assert "the first: dogfish" in caplog.text
-    assert links(tmp_path, {"2": "emu"})[2].tolist() == [False] * 5 + [True]
+    assert mapping(tmp_path, {"2": "emu"})[2].tolist() == [False] * 5 + [True]
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_a_target_map_links_by_the_name_before_the_last_bracket(tmp_path, caplog
         ({"-1": "cat"}, "'-1'"),
         ({"one": "cat"}, "'one'"),
         ({"0": 5}, "'0': 5"),
-        ({"0": "yak(1)"}, "links no class of the model to one of cat, "),
+        ({"0": "yak(1)"}, "maps no class of the model to one of cat, "),
     ],
 )
-def test_a_target_map_that_is_none_is_refused(tmp_path, table, message):
+def test_an_invalid_class_mapping_is_rejected(tmp_path, table, message):
     with pytest.raises(DataError, match=message):
-        links(tmp_path, table)
-    with pytest.raises(DataError, match="there is no target map"):
-        read_target_map(tmp_path / "gone.json", 4, NAMES)
+        mapping(tmp_path, table)
+    with pytest.raises(DataError, match="there is no class mapping"):
+        read_class_mapping(tmp_path / "gone.json", 4, NAMES)

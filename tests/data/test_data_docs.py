@@ -1,4 +1,4 @@
-"""docs/data.md is true: its commands make what the datasets read, its table has every dataset."""
+"""The commands of docs/data.md write valid datasets, and its table lists every dataset."""
 
 import inspect
 import re
@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-
 
 
 @pytest.mark.parametrize("name", ["tar", "imagenet", "tsv"])
-def test_the_commands_make_the_same_dataset_as_the_folder(name, tmp_path, monkeypatch):
+def test_the_commands_write_the_same_dataset_as_the_folder(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for split in ("train", "val"):
         write_folder(tmp_path / "pictures", split, samples(split, per_class=2))
@@ -27,19 +27,22 @@ def test_the_commands_make_the_same_dataset_as_the_folder(name, tmp_path, monkey
     else:
         exec({"imagenet": zips, "tsv": tsvs}[name], {})
     for split in ("train", "val"):
-        made, folder = (build_dataset(*of, split) for of in ((name, "."), ("folder", "pictures")))
-        assert np.array_equal(made.targets, folder.targets)
-        assert all(made[i][0].tobytes() == folder[i][0].tobytes() for i in range(20))
-        assert len(made.classes) == 10
+        written, folder = (
+            build_dataset(*args, split) for args in ((name, "."), ("folder", "pictures"))
+        )
+        assert np.array_equal(written.targets, folder.targets)
+        assert all(written[i][0].tobytes() == folder[i][0].tobytes() for i in range(20))
+        assert len(written.classes) == 10
 
 
 def test_the_table_has_every_dataset_and_its_own_arguments():
     rows = dict(re.findall(r"^\| `([\w<>.]+)` \|.*\| (.*?) ?\|$", PAGE, flags=re.MULTILINE))
     assert rows.keys() == DATASETS.keys() | DETECTION_SETS.keys() | {"<path>.yaml"}
-    for name, row in (DATASETS | DETECTION_SETS).items():
+    homes = {name: entry.load() for name, entry in DATASETS.items()}
+    for name, dataset in (homes | DETECTION_SETS).items():
         own = [
             parameter
-            for parameter in inspect.signature(row).parameters.values()
+            for parameter in inspect.signature(dataset).parameters.values()
             if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in OF_ALL
         ]
         expected = [f"`{p.name}`" + ("" if p.default is None else f" {p.default}") for p in own]

@@ -1,4 +1,4 @@
-"""The datasets: what is in them, what they are called, and what their errors tell the user."""
+"""The datasets: samples, names, and error messages."""
 
 import sys
 
@@ -10,22 +10,22 @@ from vil.data import build_dataset
 from vil.utils.errors import DataError
 
 
-def save(path, colour=(200, 30, 30)):
+def save(path):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (12, 9), colour).save(path)
+    Image.new("RGB", (12, 9), (200, 30, 30)).save(path)
 
 
 @pytest.fixture
 def root(tmp_path):
-    """Two classes; val has one of them only."""
+    """Two classes, of which val has one."""
     for name in ("train/dog/b.PNG", "train/dog/a.jpg", "train/cat/c.webp", "val/dog/d.tif"):
         save(tmp_path / name)
-    (tmp_path / "train" / "dog" / "notes.txt").write_text("not a picture")
-    (tmp_path / "train" / "dog" / "._a.jpg").write_text("a Mac's shadow of a.jpg")
+    (tmp_path / "train" / "dog" / "notes.txt").write_text("not an image")
+    (tmp_path / "train" / "dog" / "._a.jpg").write_text("metadata of macOS for a.jpg")
     return tmp_path
 
 
-def test_wrong_names_are_answered_with_the_right_ones():
+def test_unknown_names_get_a_suggestion():
     with pytest.raises(ValueError, match="did you mean 'digits'"):
         build_dataset("digit", "", "train")
     with pytest.raises(ValueError, match="train, val"):
@@ -41,23 +41,23 @@ def test_digits_split_is_disjoint_complete_and_balanced():
     assert list(val.indices[:4]) == list(build_dataset("digits", "", "val").indices[:4])
 
 
-def test_digits_split_is_the_one_of_published_numbers():
+def test_digits_split_is_that_of_published_numbers():
     """A changed split would silently change every accuracy in the documentation."""
     val = build_dataset("digits", "", "val")
     assert val.sample_name(0) == "digits/9"
     assert int(val.indices.sum()) == 337431
 
 
-def test_digits_are_real_pixels_of_the_size_asked_for():
+def test_digits_have_the_requested_size():
     image, target = build_dataset("digits", "", "train", size=48)[0]
     pixels = np.asarray(image)
     assert pixels.shape == (48, 48, 3)
     assert pixels.max() > 200
-    assert len(np.unique(pixels)) > 50  # interpolated, not 17 grey levels
+    assert len(np.unique(pixels)) > 50  # interpolated, not 17 gray levels
     assert target == 0  # the first digit of the table
 
 
-def test_digits_below_a_number_keep_their_split_and_names():
+def test_fewer_classes_of_digits_keep_split_and_names():
     few, all_ten = (build_dataset("digits", "", "val", num_classes=n) for n in (3, 10))
     assert few.classes == ["0", "1", "2"]
     kept = all_ten.targets < 3
@@ -81,18 +81,18 @@ def test_fake_is_a_function_of_split_and_index():
     assert not np.array_equal(one[5][0], build_dataset("fake", "", "val", n=8)[5][0])
 
 
-def test_fake_classes_can_be_learnt():
-    """The nearest mean colour tells the class of nearly every picture of the other split."""
+def test_fake_classes_can_be_learned():
+    """The nearest mean color predicts the class of nearly every image of the other split."""
 
-    def colours(split):
+    def colors(split):
         dataset = build_dataset("fake", "", split, n=100, size=16, num_classes=5)
         mean = np.array([np.asarray(image).mean((0, 1)) for image, _ in dataset_items(dataset)])
         return mean / np.linalg.norm(mean, axis=1, keepdims=True), dataset.targets
 
-    (train, targets), (val, answers) = colours("train"), colours("val")
-    centres = np.array([train[targets == c].mean(0) for c in range(5)])
-    guesses = ((val[:, None] - centres) ** 2).sum(-1).argmin(1)
-    assert (guesses == answers).mean() > 0.95
+    (train, targets), (val, labels) = colors("train"), colors("val")
+    centers = np.array([train[targets == c].mean(0) for c in range(5)])
+    predictions = ((val[:, None] - centers) ** 2).sum(-1).argmin(1)
+    assert (predictions == labels).mean() > 0.95
 
 
 def dataset_items(dataset):
@@ -115,7 +115,7 @@ def test_folder_reads_names_in_any_script(tmp_path):
     assert dataset[0][0].size == (12, 9)
 
 
-def test_folder_draws_the_layout_when_there_is_none(tmp_path):
+def test_folder_errors_show_the_layout(tmp_path):
     with pytest.raises(DataError) as caught:
         build_dataset("folder", tmp_path / "nowhere", "train")
     assert str(tmp_path / "nowhere" / "train") in str(caught.value)
@@ -132,7 +132,7 @@ def test_folder_names_an_empty_class(root):
         build_dataset("folder", root, "train")
 
 
-def test_folder_refuses_classes_never_trained(root):
+def test_folder_rejects_classes_without_training_images(root):
     save(root / "val" / "emu" / "1.jpg")
     save(root / "val" / "yak" / "1.jpg")
     with pytest.raises(DataError, match="emu, yak"):

@@ -1,4 +1,4 @@
-"""Every format gives the same samples however its workers start, and survives broken pictures."""
+"""Every format gives the same samples for all start methods of workers, and skips broken images."""
 
 import multiprocessing
 
@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.common.data_files import CLASSES, samples, write_folder, write_tar, write_tsv, write_zip
 from vil.data import DATASETS, build_dataset, is_numbered
-from vil.data.datasets.concat import Joined
+from vil.data.datasets.concat import ConcatImageDataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.transforms import eval_transform, train_transform
 from vil.utils.errors import DataError
@@ -17,17 +17,17 @@ from vil.utils.errors import DataError
 OWN = {"fake": {"n": 12, "size": 8}, "digits": {"size": 8}}
 
 
-def joined(root, split, transform):
-    """One dataset with all of the table: starting workers is what costs time."""
+def concatenated(root, split, transform):
+    """All datasets as one, as starting workers is what takes time."""
     sets = [build_dataset(name, root, split, transform, **OWN.get(name, {})) for name in DATASETS]
-    return Joined(sets, list(DATASETS))
+    return ConcatImageDataset(sets, list(DATASETS))
 
 
 def read(root, context, workers):
-    """Names, targets, pixels and reports of an epoch of training and of an evaluation."""
+    """Yield names, targets, pixels and reports of a training epoch and an evaluation."""
     options = {"context": context, "max_bad_fraction": 1.0}
     train, val = (
-        joined(root, split, transform)
+        concatenated(root, split, transform)
         for split, transform in (("train", train_transform(6)), ("val", eval_transform(6)))
     )
     loader = TrainLoader(train, batch_size=4, seed=5, workers=workers, **options)
@@ -38,7 +38,7 @@ def read(root, context, workers):
     ):
         for batch in batches:
             names = [dataset.sample_name(index) for index in batch.indices.tolist()]
-            yield names, batch.targets, batch.images, batch.unreadable
+            yield names, batch.targets, batch.images, batch.bad_samples
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +47,10 @@ def reference(everything):
     return list(read(everything, None, 0))
 
 
-def test_the_reference_meets_every_dataset_and_every_broken_picture(reference):
+def test_the_reference_covers_every_dataset_and_every_broken_image(reference):
     names = {name.split("/")[0] for names, *_ in reference for name in names}
     assert names == set(DATASETS)
-    broken = {report.name for *_, unreadable in reference for report in unreadable}
+    broken = {report.name for *_, bad_samples in reference for report in bad_samples}
     assert broken >= {
         "imagenet/train.zip@c9/bad0.png",
         "tar/val.tar@c9/bad0.png",
@@ -64,10 +64,10 @@ def test_the_reference_meets_every_dataset_and_every_broken_picture(reference):
     ["fork", *(pytest.param(name, marks=pytest.mark.long) for name in ("spawn", "forkserver"))],
 )
 def test_start_methods_agree_for_every_dataset(everything, reference, context):
-    multiprocessing.set_forkserver_preload(["vil.data.loader"])  # torch once for all its workers
-    found = list(read(everything, context, 2))
-    assert len(found) == len(reference)
-    for one, other in zip(found, reference):
+    multiprocessing.set_forkserver_preload(["vil.data.loader"])  # import torch once for all workers
+    batches = list(read(everything, context, 2))
+    assert len(batches) == len(reference)
+    for one, other in zip(batches, reference):
         assert one[0] == other[0]
         assert torch.equal(one[1], other[1])
         assert torch.equal(one[2], other[2])
@@ -76,7 +76,7 @@ def test_start_methods_agree_for_every_dataset(everything, reference, context):
 
 @pytest.mark.parametrize("split", ["train", "val"])
 @pytest.mark.parametrize("name", DATASETS)
-def test_every_dataset_keeps_the_contract(name, split, everything):
+def test_every_dataset_is_an_image_dataset(name, split, everything):
     dataset = build_dataset(name, everything, split)
     image, target = dataset[5]
     assert isinstance(image, Image.Image)
@@ -100,21 +100,21 @@ def test_numbered_datasets_take_the_number_of_classes(name, everything):
 
 
 @pytest.mark.parametrize("name", ["folder", "imagenet", "tar", "tsv"])
-def test_members_that_are_no_pictures_are_counted(name, tmp_path, caplog):
+def test_members_that_are_not_images_are_counted(name, tmp_path, caplog):
     write = {"folder": write_folder, "imagenet": write_zip, "tar": write_tar, "tsv": write_tsv}
     write[name](tmp_path, "val", samples("val", broken=2))
     dataset = build_dataset(name, tmp_path, "val", eval_transform(6))
     loader = EvalLoader(dataset, batch_size=5, max_bad_fraction=0.2)
     assert sum(len(batch) for batch in loader) == 10
-    names = sorted(dataset.sample_name(i) for i in loader.ledger.seen)
+    names = sorted(dataset.sample_name(i) for i in loader.bad_samples.seen)
     assert [name[-11:] for name in names] == ["c9/bad0.png", "c9/bad1.png"]
     assert caplog.text.count("unreadable image") == 2
     with pytest.raises(DataError, match="2 of 12 images cannot be read"):
         list(EvalLoader(dataset, batch_size=5, max_bad_fraction=0.1))
 
 
-def test_the_same_pictures_are_the_same_dataset_in_a_folder_and_a_tar(tmp_path):
-    """Order and numbers too, so that a run may change from one to the other."""
+def test_a_folder_and_a_tar_of_the_same_images_are_the_same_dataset(tmp_path):
+    """Including order and class numbers, so that a run can switch from one to the other."""
     for split in ("train", "val"):
         files = {name.replace("c1/", "c1-a/"): data for name, data in samples(split, 2).items()}
         write_folder(tmp_path, split, files)

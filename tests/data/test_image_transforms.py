@@ -1,4 +1,4 @@
-"""Transforms: shapes, statistics, and the recipe of the original."""
+"""Transforms: shapes, statistics and randomness."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from vil.data import build_dataset
-from vil.data.seed_sequence import seeded
+from vil.data.seed_sequence import fork_rng
 from vil.data.transforms import eval_transform, train_transform
 
 DIGITS = {"use_timm": True, "scale": (0.7, 1.0), "hflip": 0.0}
@@ -27,11 +27,11 @@ def noise(width, height):
 
 @pytest.mark.parametrize("size", [(64, 64), (33, 90), (200, 21), (1, 1)], ids=str)
 @pytest.mark.parametrize("chain", CHAINS)
-def test_any_picture_becomes_a_normalised_square(chain, size):
+def test_any_image_becomes_a_normalized_square(chain, size):
     image, transform = noise(*size), train_transform(48, **CHAINS[chain])
-    with seeded("augment", 1, 2, 3):
+    with fork_rng("augment", 1, 2, 3):
         first = transform(image)
-    with seeded("augment", 1, 2, 3):
+    with fork_rng("augment", 1, 2, 3):
         again = transform(image)
     assert type(first) is torch.Tensor
     assert (first.dtype, first.shape) == (torch.float32, (3, 48, 48))
@@ -41,37 +41,37 @@ def test_any_picture_becomes_a_normalised_square(chain, size):
 
 @pytest.mark.parametrize("chain", CHAINS)
 def test_training_transforms_vary(chain):
-    """Another position gives other pixels: the chain is random, and the key reaches it."""
+    """Different positions give different pixels."""
     transform, image = train_transform(32, **CHAINS[chain]), noise(64, 64)
     different = set()
     for position in range(8):
-        with seeded("augment", 0, 0, position):
+        with fork_rng("augment", 0, 0, position):
             different.add(round(float(transform(image).double().abs().sum()), 3))
     assert len(different) >= 6
 
 
-def test_eval_resizes_the_shorter_side_and_takes_the_centre():
-    """224 of 256: a picture of 512 x 256 is halved in neither direction, and cut left and right."""
+def test_eval_resizes_the_shorter_side_and_takes_the_center():
+    """224 of 256: an image of 512 x 256 is not resized, only cropped."""
     pixels = np.zeros((256, 512, 3), np.uint8)
-    pixels[16:240, 144:368] = 255  # exactly the centre
+    pixels[16:240, 144:368] = 255  # exactly the center
     image = eval_transform(224, mean=(0, 0, 0), std=(1, 1, 1))(Image.fromarray(pixels))
     assert image.shape == (3, 224, 224)
     assert (image == 1).all()
 
 
 @pytest.mark.parametrize("size", [(40, 40), (33, 90), (7, 5)], ids=str)
-def test_eval_is_deterministic_and_normalised(size):
+def test_eval_is_deterministic_and_normalized(size):
     mean, std = (0.1, 0.5, 0.9), (0.2, 0.5, 2.0)
     transform = eval_transform(24, mean=mean, std=std, interpolation="bicubic", crop_pct=1.0)
-    grey = transform(Image.new("RGB", size, (51, 102, 204)))
+    gray = transform(Image.new("RGB", size, (51, 102, 204)))
     expected = [(0.2 - 0.1) / 0.2, (0.4 - 0.5) / 0.5, (0.8 - 0.9) / 2.0]
-    assert torch.allclose(grey, torch.tensor(expected)[:, None, None].expand(3, 24, 24), atol=1e-6)
+    assert torch.allclose(gray, torch.tensor(expected)[:, None, None].expand(3, 24, 24), atol=1e-6)
     assert torch.equal(transform(noise(*size)), transform(noise(*size)))
 
 
 @pytest.mark.parametrize("use_timm", [False, True])
-def test_flips_and_scale_are_obeyed(use_timm):
-    """With the whole picture as crop, a flip of probability 1 or 0 is exact."""
+def test_flips_and_scale(use_timm):
+    """With the full image as crop, a flip of probability 1 or 0 is exact."""
     options = {"use_timm": use_timm, "scale": (1.0, 1.0), "ratio": (1.0, 1.0), "color_jitter": 0.0}
     image = noise(16, 16)
     kept = train_transform(16, hflip=0.0, **options)(image)
@@ -81,24 +81,24 @@ def test_flips_and_scale_are_obeyed(use_timm):
 
 
 def test_digits_stay_legible_under_their_augmentation():
-    """Augmented digits of a class are nearer to their own clean mean than to others', mostly."""
+    """Most augmented digits are nearest to the clean mean of their own class."""
     transform = train_transform(16, **CHAINS["digits"])
     clean = build_dataset("digits", "", "train", eval_transform(16, crop_pct=1.0))
     flat = torch.stack([clean[i][0].flatten() for i in range(300)])
     means = torch.stack([flat[clean.targets[:300] == c].mean(0) for c in range(10)])
-    right = 0
+    correct = 0
     for i in range(300, 400):
-        image, target = build_item(clean, i, transform)
-        right += int(torch.cdist(image.flatten()[None], means).argmin() == target)
-    assert right > 50
+        image, target = transformed(clean, i, transform)
+        correct += int(torch.cdist(image.flatten()[None], means).argmin() == target)
+    assert correct > 50
 
 
-def build_item(dataset, index, transform):
-    with seeded("augment", 0, 0, index):
+def transformed(dataset, index, transform):
+    with fork_rng("augment", 0, 0, index):
         return transform(dataset.image(index)), dataset.targets[index]
 
 
-def test_jitter_of_the_wrong_length_and_unknown_interpolation():
+def test_invalid_jitter_and_interpolation_are_rejected():
     with pytest.raises(ValueError, match="brightness, contrast, saturation, hue and probability"):
         train_transform(32, color_jitter=(0.4, 0.4))
     with pytest.raises(ValueError, match="did you mean 'bicubic'"):

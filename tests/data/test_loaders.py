@@ -1,4 +1,4 @@
-"""Loaders: the same batches with any number of workers and processes, from any step."""
+"""Loaders: the same batches for any number of workers and processes, from any step."""
 
 import random
 
@@ -43,7 +43,7 @@ def reference():
     return take(0, 12)
 
 
-def test_batches_carry_what_the_loop_needs(reference):
+def test_batches_have_the_documented_fields(reference):
     assert [b.step for b in reference] == list(range(12))
     assert [b.epoch for b in reference] == [0] * 5 + [1] * 5 + [2] * 2
     batch = reference[0]
@@ -71,16 +71,16 @@ def test_resuming_at_any_step_changes_nothing(reference, start, workers):
     assert same(take(start, 12, workers=workers), reference[start:])
 
 
-def test_two_ranks_see_what_one_process_sees(reference):
+def test_two_ranks_see_the_samples_of_one_process(reference):
     ranks = [take(0, 12, batch_size=2, rank=rank, world=2) for rank in range(2)]
-    for whole, *halves in zip(reference, *ranks):
-        assert torch.equal(torch.cat([half.images for half in halves]), whole.images)
-        assert torch.equal(torch.cat([half.indices for half in halves]), whole.indices)
+    for full, *halves in zip(reference, *ranks):
+        assert torch.equal(torch.cat([half.images for half in halves]), full.images)
+        assert torch.equal(torch.cat([half.indices for half in halves]), full.indices)
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_repeated_copies_are_augmented_apart(world):
-    """22 samples, 3 copies: an epoch of 5 steps of 4 shows seven samples, in 20 looks."""
+def test_repeated_samples_are_augmented_differently(world):
+    """22 samples, 3 repeats: an epoch of 5 steps of 4 has 7 samples and 20 different images."""
     ranks = [take(0, 5, 4 // world, rank=r, world=world, repeats=3) for r in range(world)]
     batches = [b for step in zip(*ranks) for b in step]
     indices = torch.cat([batch.indices for batch in batches])
@@ -89,7 +89,7 @@ def test_repeated_copies_are_augmented_apart(world):
     assert len(images.unique(dim=0)) == 20
 
 
-def test_fewer_than_one_copy_is_refused():
+def test_fewer_than_one_repeat_is_rejected():
     with pytest.raises(ValueError, match="repeats must be at least 1, given 0"):
         TrainLoader(training_set(), batch_size=4, repeats=0)
 
@@ -109,7 +109,7 @@ def test_loading_leaves_the_global_generators_alone(workers):
     assert torch.equal(torch.get_rng_state(), before[2])
 
 
-def test_the_callers_generators_do_not_reach_the_pixels(reference):
+def test_pixels_do_not_depend_on_the_global_generators(reference):
     random.seed(1)
     np.random.seed(2)
     torch.manual_seed(3)
@@ -142,7 +142,7 @@ def test_evaluation_is_exact(n, world, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_evaluation_can_be_repeated_and_broken_off(workers):
+def test_an_evaluation_can_be_repeated_and_interrupted(workers):
     loader = EvalLoader(validation_set(11), batch_size=3, workers=workers)
     first = list(loader)
     next(iter(loader))

@@ -1,7 +1,7 @@
-"""Mixing: targets must say what the pixels show, for odd batches too, and never twice differently.
+"""Mixing: targets match the pixels, also in odd batches, and are reproducible.
 
-A picture of class c is constant in channel c alone, so that the mean of channel c is the share of
-class c in the mixed picture and has to equal its target.
+An image of class c is 1 in channel c and 0 in the others, so that the mean of channel c is the
+share of class c in the mixed image, and must equal its target.
 """
 
 import random
@@ -23,7 +23,7 @@ RECIPES = {
 }
 
 
-def coloured(size, step=0):
+def colored(size, step=0):
     targets = torch.arange(size) % CLASSES
     images = torch.nn.functional.one_hot(targets, CLASSES).float()[:, :, None, None]
     return Batch(images.repeat(1, 1, 20, 16), targets, torch.arange(size), epoch=1, step=step)
@@ -33,56 +33,56 @@ def coloured(size, step=0):
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_targets_say_what_the_pixels_show(recipe, mode, size):
+def test_targets_match_the_pixels(recipe, mode, size):
     mix = Mix(CLASSES, mode=mode, **RECIPES[recipe])
     for step in range(6):
-        batch = coloured(size, step)
+        batch = colored(size, step)
         mixed = mix(batch)
         assert mixed.targets.shape == (size, CLASSES)
         assert torch.allclose(mixed.images.mean((2, 3)), mixed.targets, atol=1e-5)
         assert torch.allclose(mixed.targets.sum(1), torch.ones(size))
-        assert torch.equal(batch.images, coloured(size).images)  # the input is left as it was
+        assert torch.equal(batch.images, colored(size).images)  # the input is unchanged
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_something_is_mixed(mode):
-    mixed = Mix(CLASSES, mode=mode, mixup_alpha=1.0)(coloured(8)).targets
+    mixed = Mix(CLASSES, mode=mode, mixup_alpha=1.0)(colored(8)).targets
     assert (mixed.max(1).values < 0.999).sum() >= 4
 
 
-def test_smoothing_spreads_over_all_classes_of_every_sample():
-    mixed = Mix(CLASSES, mixup_alpha=0.8, prob=0.0, label_smoothing=0.3)(coloured(5))
+def test_smoothing_applies_to_all_samples():
+    mixed = Mix(CLASSES, mixup_alpha=0.8, prob=0.0, label_smoothing=0.3)(colored(5))
     expected = torch.full((5, CLASSES), 0.1)
     expected[torch.arange(5), torch.arange(5) % CLASSES] = 0.8
     assert torch.allclose(mixed.targets, expected)
 
 
-def test_the_draw_is_a_function_of_seed_epoch_step_and_rank():
+def test_random_numbers_are_a_function_of_seed_epoch_step_and_rank():
     options = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0}
-    first = Mix(CLASSES, **options)(coloured(4, step=3))
+    first = Mix(CLASSES, **options)(colored(4, step=3))
     random.seed(5)
     np.random.seed(5)
-    again = Mix(CLASSES, **options)(coloured(4, step=3))
+    again = Mix(CLASSES, **options)(colored(4, step=3))
     assert torch.equal(first.images, again.images)
     assert torch.equal(first.targets, again.targets)
     others = [
-        Mix(CLASSES, **options)(coloured(4, step=4)),
-        Mix(CLASSES, **options)(coloured(4, step=3), rank=1),
-        Mix(CLASSES, seed=1, **options)(coloured(4, step=3)),
+        Mix(CLASSES, **options)(colored(4, step=4)),
+        Mix(CLASSES, **options)(colored(4, step=3), rank=1),
+        Mix(CLASSES, seed=1, **options)(colored(4, step=3)),
     ]
     assert not any(torch.equal(first.images, other.images) for other in others)
 
 
 def test_global_generators_are_left_alone():
     before = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
-    Mix(CLASSES, mixup_alpha=0.8, mode="elem")(coloured(7))
+    Mix(CLASSES, mixup_alpha=0.8, mode="elem")(colored(7))
     assert random.getstate() == before[0]
     assert np.array_equal(np.random.get_state()[1], before[1])
     assert torch.equal(torch.get_rng_state(), before[2])
 
 
 @pytest.mark.defect("B28")
-def test_nothing_to_mix_and_unknown_modes_are_refused():
+def test_nothing_to_mix_and_unknown_modes_are_rejected():
     with pytest.raises(ValueError, match="mixup_alpha > 0"):
         Mix(CLASSES)
     with pytest.raises(ValueError, match="did you mean 'batch'"):

@@ -1,4 +1,4 @@
-"""Broken pictures: which are broken, what replaces them, how they are counted, when to stop."""
+"""Broken images: detection, substitutes, counting, and the limit that stops a run."""
 
 import io
 import logging
@@ -8,26 +8,26 @@ import numpy as np
 import pytest
 import torch
 
-from tests.common.bad_images import BAD, GOOD, GREY16, PICTURE, PNG, RAMP, encode
+from tests.common.bad_images import BAD, GOOD, GREY16, IMAGE, PNG, RAMP, encode
 from vil.data import build_dataset
 from vil.data.image import UnreadableImage, read_image, read_size
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.transforms import eval_transform
 from vil.utils.errors import DataError
 
-# PIL warns of a picture which we then refuse.
+# PIL warns about images that read_image then rejects.
 pytestmark = pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 
 
 @pytest.mark.parametrize("name", [name for name in BAD if "bomb" in name])
-def test_a_size_is_refused_where_the_picture_would_be(name, tmp_path):
+def test_read_size_rejects_decompression_bombs(name, tmp_path):
     (tmp_path / name).write_bytes(BAD[name])
     with pytest.raises(UnreadableImage, match="DecompressionBomb"):
         read_size(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_odd_but_whole_pictures_are_read(name, tmp_path):
+def test_unusual_images_are_read(name, tmp_path):
     (tmp_path / name).write_bytes(GOOD[name])
     image = read_image(tmp_path / name)
     assert (image.mode, image.size) == ("RGB", (56, 40))
@@ -37,19 +37,19 @@ def test_postscript_is_never_run(tmp_path, monkeypatch):
     (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/canary\necho 10.0\n")
     (tmp_path / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    (tmp_path / "a.jpg").write_bytes(encode(PICTURE, "EPS"))
+    (tmp_path / "a.jpg").write_bytes(encode(IMAGE, "EPS"))
     for read in (read_image, read_size):
-        with pytest.raises(UnreadableImage, match="no picture of a known kind"):
+        with pytest.raises(UnreadableImage, match="not an image of a known format"):
             read(tmp_path / "a.jpg")
     assert not (tmp_path / "canary").exists()
 
 
-def test_sixteen_bits_are_scaled_not_cut_off():
+def test_sixteen_bits_are_scaled_not_clipped():
     assert np.array_equal(np.asarray(read_image(io.BytesIO(GREY16)))[:, :, 0], RAMP)
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_broken_pictures_are_one_error(name, tmp_path):
+def test_broken_images_raise_one_error(name, tmp_path):
     (tmp_path / name).write_bytes(BAD[name])
     with pytest.raises(UnreadableImage, match=r"\w+: \w+"):
         read_image(tmp_path / name)
@@ -58,7 +58,7 @@ def test_broken_pictures_are_one_error(name, tmp_path):
 
 
 def folder(root, good, bad):
-    """train and val of `good` whole pictures and the first `bad` broken ones, in sorted order."""
+    """train and val with `good` valid images and the first `bad` broken ones."""
     files = {f"{i:03d}.png": PNG for i in range(good)}
     files |= dict(list(BAD.items())[:bad])
     for split in ("train", "val"):
@@ -80,21 +80,21 @@ def five_percent(tmp_path):
 
 
 @pytest.mark.defect("B22")
-def test_training_replaces_counts_once_and_lists(five_percent, tmp_path, caplog):
-    """Two epochs of 180 pictures, 9 of them broken: 9 warnings, 9 lines, full batches."""
+def test_training_substitutes_counts_once_and_lists(five_percent, tmp_path, caplog):
+    """Two epochs of 180 images, 9 of them broken: 9 warnings, 9 lines, full batches."""
     listed = tmp_path / "bad_samples.txt"
     with caplog.at_level(logging.WARNING):
         loader, batches = train(five_percent, max_bad_fraction=0.05, bad_file=listed)
     assert all(len(batch) == 10 for batch in batches)
-    assert len(loader.ledger.seen) == len(BAD)
+    assert len(loader.bad_samples.seen) == len(BAD)
     assert len(caplog.records) == len(BAD)
     lines = [line.split("\t") for line in listed.read_text().splitlines()]
     assert sorted(name for name, _ in lines) == sorted(f"train/one/{name}" for name in BAD)
     assert all(reason for _, reason in lines)
-    assert not loader.ledger.seen & set(torch.cat([b.indices for b in batches]).tolist())
+    assert not loader.bad_samples.seen & set(torch.cat([b.indices for b in batches]).tolist())
 
 
-def test_a_run_that_is_resumed_lists_each_once(five_percent, tmp_path):
+def test_a_resumed_run_lists_each_once(five_percent, tmp_path):
     listed = tmp_path / "bad_samples.txt"
     for _ in range(2):
         train(five_percent, max_bad_fraction=0.05, bad_file=listed)
@@ -107,17 +107,17 @@ def test_substitutes_are_the_same_with_workers(five_percent):
     for one, other in zip(alone, shared):
         assert torch.equal(one.indices, other.indices)
         assert torch.equal(one.images, other.images)
-        assert one.unreadable == other.unreadable
+        assert one.bad_samples == other.bad_samples
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_too_many_end_the_training(five_percent, workers):
+def test_too_many_stop_the_training(five_percent, workers):
     with pytest.raises(DataError, match=r"9 of 180 images cannot be read.*0.045"):
         train(five_percent, workers=workers, max_bad_fraction=0.045)
 
 
-def test_nine_broken_in_a_row_are_survived_ten_are_not(five_percent):
-    """cut_... and the rest stand next to each other, so the first one needs the ninth step."""
+def test_nine_broken_in_a_row_are_tolerated_ten_are_not(five_percent):
+    """The broken files are consecutive, so that the first needs the ninth substitute."""
     train(five_percent, max_bad_fraction=1.0)
     (five_percent / "train" / "one" / "170.png").write_bytes(b"")
     with pytest.raises(DataError, match="10 images in a row"):
@@ -132,8 +132,8 @@ def test_evaluation_leaves_them_out_and_counts_them_once(five_percent, workers, 
         passes = [[batch.indices.tolist() for batch in loader] for _ in range(2)]
     assert passes[0] == passes[1]
     assert sum(passes[0], []) == list(range(171))
-    assert all(passes[0])  # 180 samples are 45 batches; the last two were empty and did not come
-    assert len(caplog.records) == len(loader.ledger.seen) == len(BAD)
+    assert all(passes[0])  # 180 samples are 45 batches, of which the last two are empty
+    assert len(caplog.records) == len(loader.bad_samples.seen) == len(BAD)
     assert (loader.num_samples, len(loader)) == (180, 45)
 
 
@@ -143,14 +143,14 @@ def test_a_file_that_disappears_is_unreadable(tmp_path):
     (root / "val" / "one" / "003.png").unlink()
     loader = EvalLoader(dataset, batch_size=8, max_bad_fraction=0.1)
     assert sum(len(batch) for batch in loader) == 19
-    assert loader.ledger.seen == {3}
+    assert loader.bad_samples.seen == {3}
 
 
 def explode(image):
     raise ValueError("a bug in a transform")
 
 
-def test_errors_that_are_not_the_files_fault_are_not_forgiven(tmp_path):
+def test_other_errors_are_not_caught(tmp_path):
     dataset = build_dataset("folder", folder(tmp_path, good=20, bad=0), "train", explode)
     with pytest.raises(ValueError, match="a bug in a transform"):
         list(TrainLoader(dataset, batch_size=10, max_bad_fraction=1.0).batches(0, 1))

@@ -1,4 +1,4 @@
-"""The order of samples: a pure function of seed, epoch and position."""
+"""The order of samples is a pure function of seed, epoch and position."""
 
 import itertools
 import random
@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from vil.data.samplers import epoch_order, eval_batches, eval_indices, train_batches
-from vil.data.seed_sequence import seeded
+from vil.data.seed_sequence import fork_rng
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 1000])
-def test_an_epoch_is_a_permutation_of_its_own(n):
+def test_an_epoch_is_a_permutation(n):
     order = epoch_order(n, seed=3, epoch=5)
     assert sorted(order) == list(range(n))
     assert np.array_equal(order, epoch_order(n, seed=3, epoch=5))
@@ -23,14 +23,14 @@ def test_seed_and_epoch_change_the_order():
     assert len(orders) == 25
 
 
-def test_the_order_is_the_one_of_runs_already_made():
-    """A changed order would break the resumption of every stored checkpoint."""
+def test_the_order_is_that_of_existing_runs():
+    """A changed order would break resuming from existing checkpoints."""
     assert epoch_order(8, seed=0, epoch=0).tolist() == [1, 6, 0, 3, 7, 4, 2, 5]
 
 
 @pytest.mark.parametrize(("n", "batch"), [(10, 10), (11, 4), (25, 2)])
 @pytest.mark.parametrize("world", [1, 2])
-def test_ranks_together_see_what_one_process_sees(n, batch, world):
+def test_ranks_together_see_the_samples_of_one_process(n, batch, world):
     steps = {"start": 0, "stop": 9, "seed": 7}
     alone = list(train_batches(n, batch_size=batch, **steps))
     shares = [
@@ -40,7 +40,7 @@ def test_ranks_together_see_what_one_process_sees(n, batch, world):
     assert [sum(step, []) for step in zip(*shares)] == alone
 
 
-def test_an_epoch_repeats_nothing_and_drops_the_rest():
+def test_an_epoch_has_distinct_samples_and_drops_the_remainder():
     batches = list(train_batches(11, batch_size=4, start=0, stop=4))
     assert [{p.epoch for p in batch} for batch in batches] == [{0}, {0}, {1}, {1}]
     for epoch in (batches[:2], batches[2:]):
@@ -52,7 +52,7 @@ def test_an_epoch_repeats_nothing_and_drops_the_rest():
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize(("n", "repeats"), [(1, 3), (2, 3), (22, 3), (300, 2), (7, 7), (5, 1)])
 def test_repeated_augmentation_copies_the_beginning_of_the_order(n, repeats, world):
-    """An epoch has as many samples as ever; each meets every rank's batch at its own position."""
+    """The length of an epoch does not change, and positions stay consecutive over the ranks."""
     plain, copies = epoch_order(n, 7, 2), epoch_order(n, 7, 2, repeats)
     assert len(copies) == n
     assert copies.tolist() == [plain[i // repeats] for i in range(n)]
@@ -85,7 +85,7 @@ def test_any_step_can_be_the_first(start):
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("n", [0, 1, 2, 361])
-def test_evaluation_meets_every_sample_exactly_once(n, world):
+def test_evaluation_has_every_sample_exactly_once(n, world):
     shares = [list(eval_indices(n, rank, world)) for rank in range(world)]
     assert sorted(sum(shares, [])) == list(range(n))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -98,7 +98,7 @@ def draw():
     return random.random(), np.random.rand(), torch.rand(()).item()
 
 
-def test_seeded_repeats_all_three_generators_and_leaves_them_alone():
+def test_fork_rng_seeds_all_three_generators_and_restores_them():
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(0)
     draws = [draw() for _ in range(3)]
@@ -106,11 +106,11 @@ def test_seeded_repeats_all_three_generators_and_leaves_them_alone():
         seed(0)
     inside = []
     for key in ((0, 0), (0, 0), (0, 0, 0), (0, 1)):
-        with seeded("augment", *key):
+        with fork_rng("augment", *key):
             inside.append(draw())
-    with seeded("mix", 0, 0):
+    with fork_rng("mix", 0, 0):
         inside.append(draw())
-    with pytest.raises(KeyError), seeded("augment", 9):
+    with pytest.raises(KeyError), fork_rng("augment", 9):
         raise KeyError
     assert [draw() for _ in range(3)] == draws
     assert inside[0] == inside[1]

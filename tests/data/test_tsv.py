@@ -1,4 +1,4 @@
-"""TSV sets: the files a yaml names, their row offsets, their labels, and what may be wrong."""
+"""TSV datasets: the files of a yaml, row offsets, labels, and invalid files."""
 
 import os
 
@@ -23,7 +23,7 @@ def root(tmp_path):
 
 
 def describe(root, text, **files):
-    """train.yaml, with further files beside it."""
+    """Write train.yaml and further files."""
     for name, content in files.items():
         (root / name).write_text(content)
     (root / "train.yaml").write_text(text)
@@ -43,11 +43,11 @@ def test_rows_are_samples_in_order(root):
         assert dataset[4][0].tobytes() == image.tobytes()
 
 
-def test_a_missing_lineidx_is_made_and_said(root, caplog):
+def test_a_missing_lineidx_is_written_with_a_warning(root, caplog):
     written = (root / "train.lineidx").read_text()
     (root / "train.lineidx").unlink()
     assert names(build_dataset("tsv", root, "train")) == KEYS
-    assert "train.lineidx was not there: made from 10 rows" in caplog.text
+    assert "train.lineidx was missing: written with 10 rows" in caplog.text
     assert (root / "train.lineidx").read_text() == written
     assert not [name for name in os.listdir(root) if name.startswith(".")]
     caplog.clear()
@@ -57,31 +57,31 @@ def test_a_missing_lineidx_is_made_and_said(root, caplog):
 
 def test_a_lineidx_that_cannot_be_written_is_kept_in_memory(root, caplog):
     (root / "train.lineidx").unlink()
-    (root / "train.lineidx").mkdir()  # even root cannot put a file there
+    (root / "train.lineidx").mkdir()  # cannot be replaced by a file, even by root
     assert names(build_dataset("tsv", root, "train")) == KEYS
-    assert "cannot be written: made for this run" in caplog.text
+    assert "cannot be written: row offsets are kept in memory" in caplog.text
     assert sorted(os.listdir(root)) == ["train.lineidx", "train.tsv", "train.yaml"]
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
 @pytest.mark.parametrize("rows", [1, 2, 5])
-def test_rows_are_found_however_the_file_ends(rows, end, tmp_path):
+def test_rows_are_found_for_all_line_ends(rows, end, tmp_path):
     path = tmp_path / "a.tsv"
     line = "\r\n" if end == "\r\n" else "\n"
     path.write_bytes((line.join(f"k{i}\t{i}" for i in range(rows)) + end).encode())
     file = TsvFile(path)
     assert [file.key(i) for i in range(len(file))] == [f"k{i}" for i in range(rows)]
     assert list(file.labels(range(rows), before_image=False)) == [str(i) for i in range(rows)]
-    assert len(TsvFile(path)) == rows  # now by the lineidx
+    assert len(TsvFile(path)) == rows  # now from the lineidx
 
 
 def test_rows_are_found_across_blocks(tmp_path, monkeypatch):
     path = tmp_path / "a.tsv"
     path.write_text("".join(f"{'k' * i}\t{i}\n" for i in range(40)))
-    monkeypatch.setattr("vil.data.formats.tsv_file.BLOCK", 7)
-    monkeypatch.setattr("vil.data.formats.tsv_file.PART", 3)
-    monkeypatch.setattr("vil.data.formats.tsv_file.HEAD", 2)
-    for _ in range(2):  # made, then read
+    monkeypatch.setattr("vil.data.formats.tsv_file.SCAN_BYTES", 7)
+    monkeypatch.setattr("vil.data.formats.tsv_file.WRITE_ROWS", 3)
+    monkeypatch.setattr("vil.data.formats.tsv_file.KEY_BYTES", 2)
+    for _ in range(2):  # written, then read
         assert [TsvFile(path).row(i) for i in (0, 9, 39)] == [
             f"{'k' * i}\t{i}".encode() for i in (0, 9, 39)
         ]
@@ -91,30 +91,30 @@ def test_rows_are_found_across_blocks(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("lineidx", "message"),
     [
-        ("", "does not rise from 0"),
-        ("0\n5\n5\n", "does not rise from 0"),
-        ("3\n8\n", "does not rise from 0"),
-        ("0\n999999\n", "last row begins at 999999"),
+        ("", "do not increase from 0"),
+        ("0\n5\n5\n", "do not increase from 0"),
+        ("3\n8\n", "do not increase from 0"),
+        ("0\n999999\n", "last row starts at 999999"),
         ("0\n7\n", "its last row, at byte 7, is not the last line"),
         ("0\n", "its last row, at byte 0, is not the last line"),
         ("0\nseven\n", "must have one integer per line"),
     ],
 )
-def test_a_stale_lineidx_is_refused(root, lineidx, message):
+def test_a_wrong_lineidx_is_rejected(root, lineidx, message):
     (root / "train.lineidx").write_text(lineidx)
     with pytest.raises(DataError, match=message):
         build_dataset("tsv", root, "train")
 
 
-def test_a_tsv_that_was_cut_is_not_taken_for_a_whole_one(root):
+def test_a_truncated_tsv_is_rejected(root):
     with open(root / "train.tsv", "r+b") as file:
         file.truncate((root / "train.tsv").stat().st_size // 2)
-    with pytest.raises(DataError, match=r"(?s)is not the index of.*delete it to have it made"):
+    with pytest.raises(DataError, match=r"(?s)is not the index of.*delete the index to rebuild it"):
         build_dataset("tsv", root, "train")
 
 
-def test_labels_may_stand_in_a_file_of_their_own(root):
-    """The image rows then need no label, and hw gives the keys."""
+def test_labels_may_be_in_a_separate_file(root):
+    """The image rows then have no label, and hw has the keys."""
     (root / "train.lineidx").unlink()
     rows = [line.split("\t") for line in (root / "train.tsv").read_text().splitlines()]
     (root / "train.tsv").write_text("".join(f"{key}\t{image}\n" for key, _, image in rows))
@@ -140,7 +140,7 @@ def test_labels_may_stand_in_a_file_of_their_own(root):
         build_dataset("tsv", root, "train")
 
 
-def test_a_linelist_takes_and_repeats_rows(root):
+def test_a_linelist_selects_and_repeats_rows(root):
     describe(root, "img: train.tsv\nlinelist: some\n", some="7\n2\n7\n")
     dataset = build_dataset("tsv", root, "train")
     assert names(dataset) == [KEYS[7], KEYS[2], KEYS[7]]
@@ -152,7 +152,7 @@ def test_a_linelist_takes_and_repeats_rows(root):
 
 
 def test_a_labelmap_names_the_classes(root):
-    """Names are looked for before numbers; the number is that of the line unless it is given."""
+    """Names take precedence over numbers. The default number is that of the line."""
     rows = (root / "train.tsv").read_text().replace("\t3\t", "\tgrey whale\t")
     (root / "train.tsv").write_text(rows)
     (root / "train.lineidx").unlink()
@@ -170,9 +170,11 @@ def test_a_labelmap_names_the_classes(root):
     (root / "m").write_text("blue whale\nx\t9\n")
     with pytest.raises(DataError, match="line 4: .* a name of the labelmap or .* 'grey whale'"):
         build_dataset("tsv", root, "train")
-    for wrong in ("a\na\n", "a\t0\nb\t0\n", "a\n\nb\n"):
-        (root / "m").write_text(wrong)
-        with pytest.raises(DataError, match="m, line 2: no name, or it or its number comes twice"):
+    for invalid in ("a\na\n", "a\t0\nb\t0\n", "a\n\nb\n"):
+        (root / "m").write_text(invalid)
+        with pytest.raises(
+            DataError, match="m, line 2: empty name, duplicate name or duplicate number"
+        ):
             build_dataset("tsv", root, "train")
 
 
@@ -235,7 +237,7 @@ def test_labels_of_imagenet_22k_are_json(root):
         ("img: letter.txt\n", "letter.txt, line 1: no label"),
     ],
 )
-def test_a_yaml_that_is_none_is_one_line(root, text, message, monkeypatch):
+def test_an_invalid_yaml_is_one_line(root, text, message, monkeypatch):
     monkeypatch.chdir(root)
     (root / "train.yaml").write_text(text)
     (root / "letter.txt").write_text("Dear friend,\n")
@@ -249,21 +251,21 @@ def test_a_yaml_that_is_none_is_one_line(root, text, message, monkeypatch):
         build_dataset("tsv", root, "train")
 
 
-def test_keys_without_effect_are_told(root, caplog):
+def test_unknown_keys_are_warned_about(root, caplog):
     describe(root, "img: train.tsv\ncaption: c.tsv\n")
     build_dataset("tsv", root, "train")
-    assert "keys without effect: caption" in caplog.text
+    assert "ignored keys: caption" in caplog.text
 
 
-def test_broken_base64_and_vanished_files_are_unreadable(root):
+def test_broken_base64_and_deleted_files_are_unreadable(root):
     dataset = build_dataset("tsv", root, "train")
     assert np.asarray(dataset[0][0]).shape == (9, 12, 3)
     data = (root / "train.tsv").read_bytes()
     (root / "train.tsv").write_bytes(data.replace(b"iVBOR", b"iV!OR"))
-    with pytest.raises(UnreadableImage, match="no base64"):
+    with pytest.raises(UnreadableImage, match="not base64"):
         dataset[0]
-    again = build_dataset("tsv", root, "train")
+    reopened = build_dataset("tsv", root, "train")
     (root / "train.tsv").unlink()
     with pytest.raises(OSError, match=r"train\.tsv"):
-        again[1]
-    assert again.sample_name(1) == f"{root}/train.tsv, line 2"
+        reopened[1]
+    assert reopened.sample_name(1) == f"{root}/train.tsv, line 2"

@@ -1,4 +1,4 @@
-"""Workers as the operating system sees them: signals, sudden death, and nobody left behind."""
+"""Worker processes: signals, death, and no process left behind."""
 
 import gc
 import multiprocessing
@@ -17,7 +17,7 @@ from vil.data.transforms import eval_transform
 from vil.data.workers import worker_errors
 from vil.utils.errors import DataError
 
-# Saves five more batches after a SIGTERM to the whole group, then fails with its workers alive.
+# Loads five more batches after a SIGTERM to the process group, then fails with workers alive.
 SCRIPT = """
 import multiprocessing, signal, time
 from vil.data import build_dataset
@@ -37,12 +37,12 @@ for _ in range(5):
     next(batches)
 next(evaluation)
 print("saved", flush=True)
-raise RuntimeError("out of reach")
+raise RuntimeError("uncaught")
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-def test_a_signal_to_the_group_leaves_the_workers_to_the_parent():
+def test_workers_survive_a_signal_to_the_process_group():
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT],
         stdout=subprocess.PIPE,
@@ -53,13 +53,13 @@ def test_a_signal_to_the_group_leaves_the_workers_to_the_parent():
     ready, *children = process.stdout.readline().split()
     assert ready == "ready"
     assert len(children) == 3
-    asked = time.monotonic()
+    sent = time.monotonic()
     os.killpg(process.pid, signal.SIGTERM)
     output, errors = process.communicate(timeout=30)
     assert output == "saved\n"
-    assert "out of reach" in errors
+    assert "uncaught" in errors
     assert process.returncode == 1
-    assert time.monotonic() - asked < 5
+    assert time.monotonic() - sent < 5
     assert not [child for child in children if os.path.exists(f"/proc/{child}")]
 
 
@@ -69,10 +69,10 @@ def loader(**options):
 
 
 @pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="patches the children")
-def test_a_signal_that_comes_to_a_worker_at_its_birth_is_survived(monkeypatch):
+def test_a_worker_survives_a_signal_while_it_starts(monkeypatch):
     parent, set_threads = os.getpid(), torch.set_num_threads
 
-    def signalled(count):  # torch's worker calls it before our own lines come
+    def signalled(count):  # torch's worker calls it before worker_init_fn
         if os.getpid() != parent:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
                 os.kill(os.getpid(), number)
@@ -84,27 +84,27 @@ def test_a_signal_that_comes_to_a_worker_at_its_birth_is_survived(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's __del__
-def test_a_start_that_is_broken_off_leaves_no_workers(monkeypatch):
+def test_an_interrupted_start_leaves_no_workers(monkeypatch):
     others = set(multiprocessing.active_children())
-    births, begin = [], multiprocessing.Process.start
+    started, start = [], multiprocessing.Process.start
 
     def stopped_at_the_second(process):
-        if births:
+        if started:
             raise InterruptedError("a signal")
-        begin(process)
-        births.append(process)
+        start(process)
+        started.append(process)
 
     monkeypatch.setattr(multiprocessing.Process, "start", stopped_at_the_second)
     with pytest.raises(InterruptedError) as caught:
         next(loader().batches(0, 8))
-    births[0].join(10)
-    assert set(multiprocessing.active_children()) == others, caught  # whoever keeps the traceback
+    started[0].join(10)
+    assert set(multiprocessing.active_children()) == others, caught  # which keeps the traceback
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGINT}
     del caught
     gc.collect()
 
 
-def test_closing_the_batches_ends_their_workers():
+def test_closing_the_batches_stops_their_workers():
     others = set(multiprocessing.active_children())
     batches = loader().batches(0, 1000)
     next(batches)
@@ -113,16 +113,16 @@ def test_closing_the_batches_ends_their_workers():
     assert set(multiprocessing.active_children()) == others
 
 
-def test_workers_stay_for_the_run_and_between_evaluations():
+def test_workers_are_kept_for_the_run_and_between_evaluations():
     others = set(multiprocessing.active_children())
     batches = loader().batches(0, 40)
     evaluation = EvalLoader(loader().samples.dataset, batch_size=8, workers=1)
-    met = set()
+    workers = set()
     for step, _ in enumerate(batches):  # five epochs
         if step % 8 == 7:
             assert sum(len(batch) for batch in evaluation) == 64
-            met |= set(multiprocessing.active_children()) - others
-    assert len(met) == 3
+            workers |= set(multiprocessing.active_children()) - others
+    assert len(workers) == 3
 
 
 def test_a_worker_that_dies_is_named():
@@ -132,12 +132,12 @@ def test_a_worker_that_dies_is_named():
     victim = (set(multiprocessing.active_children()) - others).pop()
     os.kill(victim.pid, signal.SIGKILL)
     started = time.monotonic()
-    said = f"pid.* {victim.pid}.*DATALOADER"
-    with pytest.raises(DataError, match=said) as caught, worker_errors():
+    message = f"pid.* {victim.pid}.*DATALOADER"
+    with pytest.raises(DataError, match=message) as caught, worker_errors():
         for _ in batches:
             pass
     assert time.monotonic() - started < 10
-    assert set(multiprocessing.active_children()) == others, caught  # whoever keeps the traceback
+    assert set(multiprocessing.active_children()) == others, caught  # which keeps the traceback
 
 
 def test_other_errors_keep_their_traceback():

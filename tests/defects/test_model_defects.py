@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from vil import build
+import vil
+from tests.common.built import task_of
+from vil.builders.device import MEMORY_FORMATS
+from vil.builders.model import move_to_device
 from vil.config import get_config
 from vil.data.batch import Batch
-from vil.engine.distributed import DistInfo
 from vil.layers.attention import ATTENTIONS
 from vil.ops import BACKENDS, Case, Window, local_attention
 from vil.pretrained.load_weights import get_2021_names, load_2021_weights
@@ -26,7 +28,7 @@ def configured(*opts: str):
 
 
 def built(*opts: str) -> nn.Module:
-    return build.build_model(configured(*opts))
+    return vil.build_model(configured(*opts))
 
 
 @pytest.mark.defect("B2")
@@ -41,7 +43,7 @@ def test_every_attention_takes_any_size(name):
 def test_the_default_architecture_runs():
     """B3. The original's had 12 heads for a width of 796."""
     with torch.device("meta"):
-        assert build.build_model(get_config())(torch.empty(1, 3, 224, 224)).shape == (1, 1000)
+        assert vil.build_model(get_config())(torch.empty(1, 3, 224, 224)).shape == (1, 1000)
 
 
 @pytest.mark.defect("B4")
@@ -51,14 +53,13 @@ def test_channels_last_reaches_weights_and_images_and_changes_no_loss():
     seen, losses = [], []
     for name in ("nchw", "nhwc"):
         cfg = configured(f"AMP.MEMORY_FORMAT={name}", "MODEL.VIT.DROP_PATH=0")
-        model = build.place(build.build_model(cfg), cfg, CPU)
+        model = move_to_device(cfg, vil.build_model(cfg), CPU)
         patches = model.stages[0].embed.proj
         patches.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
-        task = build.build_task(cfg, DistInfo(), CPU, {})
-        loss, _ = task.loss(model, task.prepare(batch))
-        losses.append(loss.item())
+        task = task_of(cfg)
+        losses.append(task.loss(model, task.prepare(batch)).value.item())
         tensors = (patches.weight, seen[-1])
-        assert all(t.is_contiguous(memory_format=build.MEMORY_FORMATS[name]) for t in tensors)
+        assert all(t.is_contiguous(memory_format=MEMORY_FORMATS[name]) for t in tensors)
         assert all(t.is_contiguous() == (name == "nchw") for t in tensors)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 

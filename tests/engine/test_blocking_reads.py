@@ -22,8 +22,8 @@ from vil.engine.distributed import DistInfo
 from vil.engine.loop import train
 from vil.engine.preemption import PreemptionGuard
 from vil.engine.run_dir import RunDir
-from vil.engine.task import ClassificationTask
 from vil.optim import Ema, Schedule
+from vil.tasks.classification.task import ClassificationTask
 
 STEPS, EVERY = 20, 10
 READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__")
@@ -36,11 +36,11 @@ def train_toy(folder, device, begin_step, amp_dtype=None):
     loader.batches = lambda start, stop: iter(batches[start:stop])
     tests = {"a": [as_single(b, device) for b in held_out(30)]}
     task = ClassificationTask(
-        device=device, test_loaders=tests, classes=CLASSES, amp_dtype=amp_dtype
+        device=device, test_sets=tests, num_classes=CLASSES, amp_dtype=amp_dtype
     )
     model = toy_model(dropout=0.5).float().to(device)
-    fp16, ranks = amp_dtype is torch.float16, DistInfo()
-    with PreemptionGuard(ranks) as guard, RunDir(folder, ranks, device) as run:
+    fp16, dist = amp_dtype is torch.float16, DistInfo()
+    with PreemptionGuard(dist) as guard, RunDir(folder, dist, device) as run:
         train(
             task,
             model,
@@ -51,10 +51,10 @@ def train_toy(folder, device, begin_step, amp_dtype=None):
             TrainState(seed=0, world=1, batch_size=12, steps_per_epoch=STEPS, optimizer="AdamW"),
             run=run,
             guard=guard,
-            ranks=ranks,
+            dist=dist,
             device=device,
             epochs=1,
-            rhythm=CheckpointPolicy(),
+            policy=CheckpointPolicy(),
             set_progress=lambda model, progress: begin_step(progress.step),
             accumulate=2,
             clip_grad=1.0,

@@ -45,7 +45,7 @@ def save_steps(folder, *steps, best=None, keep=9):
     for step in steps:
         at = best if best in range(step + 1) else None
         state = TrainState(0, 1, 8, 5, "AdamW", step=step, best=float(step), best_step=at)
-        save(folder, model, optimizer, SCALER, state, ranks=DistInfo(), keep=keep)
+        save(folder, model, optimizer, SCALER, state, dist=DistInfo(), keep=keep)
     return model, optimizer
 
 
@@ -58,7 +58,7 @@ def test_pointers_lost_in_a_crash_are_repaired_on_resuming(tmp_path):
     for name in ("last", "best"):
         (tmp_path / name).write_text("step-00000005\n")  # as if killed before they were replaced
     fresh = TrainState(0, 1, 8, 5, "AdamW")
-    state = resume(tmp_path, fresh, model, optimizer, SCALER, ranks=DistInfo(), say=print)
+    state = resume(tmp_path, fresh, model, optimizer, SCALER, dist=DistInfo(), say=print)
     assert state.step == 10
     assert (
         resolve_link(tmp_path, "last")
@@ -103,7 +103,7 @@ def test_shared_and_transposed_weights_are_saved(tmp_path):
         optimizer,
         SCALER,
         TrainState(0, 1, 8, 5, "AdamW", step=1),
-        ranks=DistInfo(),
+        dist=DistInfo(),
         keep=1,
     )
     other = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
@@ -226,7 +226,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
             optimizer,
             SCALER,
             TrainState(0, 1, 8, 5, "AdamW", step=3),
-            ranks=DistInfo(),
+            dist=DistInfo(),
             keep=1,
         )
     assert names(tmp_path) == []

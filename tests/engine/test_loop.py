@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from tests.common.toy_engine import CPU, ToyLoader, metrics, start, toy_train
 from vil.engine.checkpoint.save_load import resolve_link
-from vil.engine.loop import seed_step
-from vil.engine.task import ClassificationTask
+from vil.engine.loop import Loss, seed_step
+from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import CheckpointError, DivergedError
 from vil.utils.train_step import TrainStep
 
@@ -138,18 +138,18 @@ class NaNFrom(ClassificationTask):
     """A task whose loss is not a number from a given step on."""
 
     def __init__(self, step, **settings):
-        super().__init__(device=CPU, classes=7, **settings)
+        super().__init__(device=CPU, num_classes=7, **settings)
         self.step = step
 
     def loss(self, model, batch):
-        loss, figures = super().loss(model, batch)
-        return (loss * float("nan") if batch.step >= self.step else loss), figures
+        loss, *rest = super().loss(model, batch)
+        return Loss(loss * float("nan") if batch.step >= self.step else loss, *rest)
 
 
 def test_a_diverged_run_ends_with_code_5_and_leaves_only_finite_checkpoints(tmp_path):
     test_sets = {"train": list(ToyLoader().batches(0, 2))}
     with pytest.raises(DivergedError, match="2 steps in a row, up to step 9") as caught:
-        toy_train(tmp_path, task=NaNFrom(7, test_loaders=test_sets), max_bad_steps=1)
+        toy_train(tmp_path, task=NaNFrom(7, test_sets=test_sets), max_bad_steps=1)
     assert caught.value.exit_code == 5
     status = json.loads((tmp_path / "status.json").read_text())
     assert (status["state"], status["code"], status["step"]) == ("failed", 5, 8)
@@ -171,7 +171,7 @@ def test_another_batch_size_or_optimizer_is_refused_and_another_seed_mentioned(t
 def test_float16_scales_the_loss_and_saves_the_scale(tmp_path):
     test_sets = {"train": list(ToyLoader().batches(0, 2))}
     task = ClassificationTask(
-        device=CPU, classes=7, test_loaders=test_sets, amp_dtype=torch.float16
+        device=CPU, num_classes=7, test_sets=test_sets, amp_dtype=torch.float16
     )
     toy_train(tmp_path, task=task, max_steps=4)
     assert final_state(tmp_path)["scaler"]["scale"] > 1

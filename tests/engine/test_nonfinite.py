@@ -17,6 +17,7 @@ from tests.common.toy_engine import (
     toy_train,
 )
 from vil.engine.checkpoint.save_load import resolve_link
+from vil.engine.loop import Loss
 from vil.engine.nonfinite import (
     BatchNormSnapshot,
     DelayedFlags,
@@ -24,8 +25,8 @@ from vil.engine.nonfinite import (
     gradient_norm,
     update,
 )
-from vil.engine.task import ClassificationTask
 from vil.optim import Ema
+from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import DivergedError
 
 BAD = torch.tensor(1.0)
@@ -36,12 +37,12 @@ class Poisoned(ClassificationTask):
     """The loss of some steps is multiplied by a number that is none."""
 
     def __init__(self, steps, poison=float("nan"), **settings):
-        super().__init__(device=CPU, classes=7, test_loaders=TEST_SETS, **settings)
+        super().__init__(device=CPU, num_classes=7, test_sets=TEST_SETS, **settings)
         self.steps, self.poison = steps, poison
 
     def loss(self, model, batch):
-        loss, figures = super().loss(model, batch)
-        return (loss * self.poison if batch.step in self.steps else loss), figures
+        loss, *rest = super().loss(model, batch)
+        return Loss(loss * self.poison if batch.step in self.steps else loss, *rest)
 
 
 def tensors(folder, file="model.safetensors"):

@@ -15,7 +15,7 @@ from tests.common.toy_engine import CPU, ToyLoader, held_out, launch, metrics, s
 from vil.engine.checkpoint.save_load import newest_step, resolve_link
 from vil.engine.distributed import DistInfo
 from vil.engine.preemption import PreemptionGuard
-from vil.engine.task import ClassificationTask
+from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import StoppedError
 
 CODES = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGINT: 130}
@@ -60,7 +60,7 @@ def test_a_signal_saves_at_the_end_of_the_step(number, straight, tmp_path):
     assert caught.value.exit_code == CODES[number]
     assert newest_step(tmp_path / "checkpoints") == 7
     assert (status(tmp_path)["code"], status(tmp_path)["step"]) == (CODES[number], 7)
-    assert "step 7 is saved, --resume goes on" in (tmp_path / "log.txt").read_text()
+    assert "step 7 is saved, --resume continues" in (tmp_path / "log.txt").read_text()
     toy_train(tmp_path, ema=0.9)
     assert_same_run(tmp_path, straight)
 
@@ -76,7 +76,7 @@ class SignalInEvaluation(ClassificationTask):
 
     def __init__(self, sent):
         sets = {"odd": held_out(361), "two": held_out(2)}
-        super().__init__(device=CPU, classes=7, test_loaders=sets, per_class=True)
+        super().__init__(device=CPU, num_classes=7, test_sets=sets, per_class=True)
         self.sent = sent
 
     def measure(self, model, name, between):

@@ -11,9 +11,10 @@ import pytest
 
 from tests.common.toy_engine import CPU, metrics, toy_train
 from vil.engine.distributed import DistInfo
-from vil.engine.logger import RunLogger, pairs
-from vil.engine.run_dir import RunDir, RunFolderError
-from vil.utils.errors import DataError
+from vil.engine.logger import RunLogger
+from vil.engine.run_dir import RunDir
+from vil.utils.errors import DataError, RunFolderError
+from vil.utils.metric_format import pairs
 
 FIGURES = {"loss": 2.30259, "top1": 12.5, "time": 0.25, "data": 0.01}
 

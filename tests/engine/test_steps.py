@@ -14,9 +14,9 @@ from torch import nn
 from tests.common.toy_engine import CLASSES, CPU, held_out, metrics, pick, samples, toy_train
 from vil.engine.checkpoint.save_load import TrainState, load, resolve_link, save
 from vil.engine.distributed import DistInfo
-from vil.engine.step import set_lr
-from vil.engine.task import ClassificationTask
+from vil.engine.loop import set_lr
 from vil.optim import build_optimizer, decay_groups
+from vil.tasks.classification.task import ClassificationTask
 
 SCALER = torch.amp.GradScaler("cpu", enabled=False)
 
@@ -36,7 +36,7 @@ def assert_equal(ours, theirs):
 
 def task_on(batches, **settings):
     return ClassificationTask(
-        device=CPU, test_loaders={"set": batches}, classes=CLASSES, **settings
+        device=CPU, test_sets={"set": batches}, num_classes=CLASSES, **settings
     )
 
 
@@ -71,14 +71,14 @@ def test_parts_are_the_whole_batch(tmp_path, parts, settings):
 
 def test_parts_are_equal_and_in_order():
     task, batch = task_on([]), pick(samples(12), torch.arange(12), step=3)
-    parts = task.parts(batch, 4)
+    parts = task.split(batch, 4)
     assert [part.indices.tolist() for part in parts] == torch.arange(12).view(4, 3).tolist()
     assert torch.equal(torch.cat([part.images for part in parts]), batch.images)
     assert torch.equal(torch.cat([part.targets for part in parts]), batch.targets)
     assert {part.step for part in parts} == {3}
     for count in (5, 24):
         with pytest.raises(AssertionError, match="12 images"):
-            task.parts(batch, count)
+            task.split(batch, count)
 
 
 @pytest.mark.parametrize("amp_dtype", [None, torch.float16])
@@ -161,7 +161,7 @@ class Scripted(ClassificationTask):
     """A task whose evaluations are known beforehand."""
 
     def __init__(self, figures):
-        super().__init__(device=CPU, test_loaders={}, classes=CLASSES)
+        super().__init__(device=CPU, test_sets={}, num_classes=CLASSES)
         self.figures = iter(figures)
 
     def evaluate(self, model, between):
@@ -199,7 +199,7 @@ def test_a_checkpoint_from_before_rates_dropped_is_read(tmp_path):
     model = nn.Linear(2, 2)
     optimizer = build_optimizer("sgd", decay_groups(model.named_parameters(), 0, 0), lr=0.1)
     start = TrainState(0, 1, 8, 5, "sgd", step=1)
-    folder = save(tmp_path, model, optimizer, SCALER, start, ranks=DistInfo(), keep=1)
+    folder = save(tmp_path, model, optimizer, SCALER, start, dist=DistInfo(), keep=1)
     saved = torch.load(folder / "state.pt", weights_only=True)
     del saved["state"]["drops"]
     torch.save(saved, folder / "state.pt")

@@ -30,7 +30,8 @@ from tests.common.small_runs import (
     vil,
 )  # fmt: skip
 from tests.common.toy_engine import toy_train
-from vil.engine.run_dir import RunInUseError, take
+from vil.engine.run_dir import take
+from vil.utils.errors import RunInUseError
 
 AROUND = str(Path(__file__).parents[1] / "common/faults/injected_around.py")
 USAGE, DATA, CHECKPOINT = 2, 3, 4
@@ -258,7 +259,7 @@ PETS = {
     "empty class": (
         {"train/cat": 9, "train/dog": 0, "val/cat": 1},
         DATA,
-        r"class folder pets/train/dog has no pictures .*: remove it, or put some there",
+        r"class folder pets/train/dog has no images .*: remove it or add some",
     ),
     "one image": ({"train/cat": 1, "val/cat": 1}, USAGE, "has 1: make them smaller"),
     "15 images": (

@@ -9,16 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.common.bad_images import BAD, GOOD
-from tests.common.data_files import picture, write_everything
+from tests.common.built import task_of
+from tests.common.data_files import png_bytes, write_all_formats
 from tests.common.faults.real_runs import begin, end_all, left_over, said, seconds_to_end, status
 from tests.common.faults.records import record
 from tests.common.small_runs import SMALL, TINY, checkpoint, figures, metrics, results, vil
-from vil import build_data
 from vil.config import get_config
-from vil.data.robust_dataset import Samples
+from vil.data.robust_dataset import RobustDataset
 from vil.engine.distributed import DistInfo
 
 AROUND = str(Path(__file__).parents[1] / "common/faults/injected_around.py")
@@ -49,7 +48,7 @@ def pictures(tmp_path_factory):
     """180 training pictures: 9 broken ones, 8 odd but whole (CMYK, wrong extensions, ...), and 163
     plain ones; and 20 to evaluate on, one of them broken."""
     root = tmp_path_factory.mktemp("pictures")
-    plain = {f"{number:03d}.png": picture(number, (40, 36)) for number in range(163)}
+    plain = {f"{number:03d}.png": png_bytes(number, (40, 36)) for number in range(163)}
     train = {f"{'cat' if number % 2 else 'dog'}/{name}": content
              for number, (name, content) in enumerate([*plain.items(), *GOOD.items()])}  # fmt: skip
     train |= {f"dog/{name}": content for name, content in BAD.items()}
@@ -98,7 +97,7 @@ def substitutes(root, workers):
     """Which pictures stand where, for two epochs."""
     words = [word for word in BROKEN if "=" in word]
     cfg = get_config(None, [*words, f"DATA.PATH={root}", f"DATALOADER.WORKERS={workers}"])
-    loader = build_data.build_train_loader(cfg, DistInfo(), torch.device("cpu"))
+    loader = task_of(cfg).train_loader(DistInfo())
     names = loader.samples.dataset.sample_name
     return [list(map(names, batch.indices.tolist())) for batch in loader.batches(0, 20)]
 
@@ -114,7 +113,7 @@ def test_f13_the_same_substitutes(pictures):
 def test_f13_too_many_broken_pictures(pictures, tmp_path, monkeypatch):
     """Above the allowed fraction the run is refused, and says how to go on."""
     monkeypatch.chdir(tmp_path)
-    pattern = r"vil train: \d of 180 images cannot be read, .*MAX_BAD_FRACTION\): mend or remove"
+    pattern = r"vil train: \d of 180 images cannot be read, .*MAX_BAD_FRACTION\): repair or remove"
     refused = 0
     for number, fraction in enumerate((0.044, 0.01, 0.0)):
         words = (*BROKEN, f"DATA.MAX_BAD_FRACTION={fraction}", "--data", pictures)
@@ -163,13 +162,13 @@ def test_f14_outside_of_training(verb, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert vil("train", *TINY, "--output_dir", "run").code == 0
     for number in range(3):
-        Path(f"{number}.png").write_bytes(picture(number))
+        Path(f"{number}.png").write_bytes(png_bytes(number))
 
     def dying(samples, at):
         assert multiprocessing.parent_process()  # this is a worker
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(Samples, "__getitem__", dying)
+    monkeypatch.setattr(RobustDataset, "__getitem__", dying)
     words = ["--images", "0.png", "1.png", "2.png"] if verb == "predict" else []
     ended = vil(verb, "--run", "run", "DATALOADER.WORKERS=1", "DATALOADER.BSZ=2", *words)
     assert ended.code == DATA
@@ -192,7 +191,7 @@ def test_f26_every_format_by_every_start_method(tmp_path):
     """All formats joined, in one run for each way to start workers."""
     (tmp_path / "data").mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        write_everything(tmp_path / "data", patch)
+        write_all_formats(tmp_path / "data", patch)
     ways = [("", 0), ("fork", 1), ("fork", 2), ("spawn", 1), ("forkserver", 2)]
     kept = {}
     for method, workers in ways:

@@ -38,7 +38,7 @@ def save_for_ever(folder):
         now = TrainState(
             0, 1, 8, 5, "AdamW", step=step, best=float(step), best_step=step - step % 3
         )
-        save(folder, model, optimizer, SCALER, now, ranks=DistInfo(), keep=2)
+        save(folder, model, optimizer, SCALER, now, dist=DistInfo(), keep=2)
 
 
 def killed_while_saving(folder, seconds):

@@ -95,7 +95,7 @@ def test_f30_a_flag_on_one_of_two_ranks(tmp_path):
     for number in range(5):
         folder = tmp_path / str(number)
         fault = {"what": "signal", "rank": 1, "step": 3 + number}
-        process = begin(folder, *LONG, ranks=2, fault=fault)
+        process = begin(folder, *LONG, dist=2, fault=fault)
         seconds_to_end(process)
         end_all(process)
         right += saved_step(folder) == fault["step"] + 1 and status(folder)["code"] == 75

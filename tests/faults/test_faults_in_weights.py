@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+import vil as package
 from tests.common.faults.real_runs import really
 from tests.common.faults.records import record
 from tests.common.small_runs import TINY, checkpoint, vil
-from vil import build
 from vil.config import get_config
 
 CHECKPOINT = 4
@@ -53,7 +53,7 @@ OTHERS = {
 
 def differences(words, state) -> dict[str, set[str]]:
     """What the model that the words ask for does not find in the file, and so on."""
-    model = build.build_model(get_config(None, [*OURS, *words])).state_dict()
+    model = package.build_model(get_config(None, [*OURS, *words])).state_dict()
     other = {
         name
         for name in model.keys() & state.keys()

@@ -34,7 +34,7 @@ def equal(folder, other):
 
 def test_f7_a_rank_is_killed_and_the_launcher_starts_again(tmp_path):
     whole = tmp_path / "whole"
-    process = begin(whole, *SHORT, ranks=2)
+    process = begin(whole, *SHORT, dist=2)
     seconds_to_end(process)
     assert process.returncode == 0, said(whole)
     finished = 0
@@ -42,7 +42,7 @@ def test_f7_a_rank_is_killed_and_the_launcher_starts_again(tmp_path):
         folder = tmp_path / str(number)
         fault = {"what": "kill", "rank": number % 2, "step": 1 + number}
         words = (*SHORT, "--resume")
-        process = begin(folder, *words, ranks=2, launcher=RESTARTS, fault=fault, **ELASTIC)
+        process = begin(folder, *words, dist=2, launcher=RESTARTS, fault=fault, **ELASTIC)
         seconds_to_end(process)
         end_all(process)
         finished += process.returncode == 0 and equal(folder, whole)
@@ -55,7 +55,7 @@ def test_f8_a_rank_that_hangs(tmp_path):
         folder = tmp_path / str(number)
         fault = {"what": "sleep", "rank": number % 2, "step": 5}
         words = (*TINY, "OPTIM.EPOCHS=40", f"RUN.HANG_SECONDS={timeout}")
-        process = begin(folder, *words, ranks=2, fault=fault)
+        process = begin(folder, *words, dist=2, fault=fault)
         while not any(m["step"] == 5 for m in steps_of(folder)):
             assert process.poll() is None, said(folder)
             time.sleep(0.02)
@@ -78,7 +78,7 @@ def test_f11_a_loss_that_is_no_number_on_one_rank(tmp_path):
     for number in range(5):
         folder = tmp_path / str(number)
         fault = {"what": "nan", "rank": number % 2, "step": 3}
-        process = begin(folder, *TINY, ranks=2, fault=fault)
+        process = begin(folder, *TINY, dist=2, fault=fault)
         seconds_to_end(process)
         end_all(process)
         assert process.returncode == 0, said(folder)

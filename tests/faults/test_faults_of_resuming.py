@@ -74,7 +74,7 @@ def test_f3_one_of_two_ranks_killed_thrice(one, two, strategy, tmp_path):
     """The launcher starts both again after each. Together they see what one process sees."""
     steps = steps_in_mid_epoch(strategy)
     kills = [{"what": "kill", "step": step, "rank": n % 2} for n, step in enumerate(steps)]
-    settings = dict(ranks=2, launcher=["--max-restarts=3"], fault=kills, **ELASTIC)
+    settings = dict(dist=2, launcher=["--max-restarts=3"], fault=kills, **ELASTIC)
     folder = finish(tmp_path / "run", STRATEGIES[strategy], **settings)
     assert resumptions(folder) == 3
     record("F3", f"{strategy}: {DIGESTS}", equal_digests(folder, two[strategy]), 4)

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.common.data_files import picture, samples, write_folder, write_map, write_tsv
+from tests.common.data_files import png_bytes, samples, write_folder, write_map, write_tsv
 from tests.common.faults.real_runs import really
 from tests.common.faults.records import record
 from tests.common.small_runs import SMALL, TINY, Outcome, vil
@@ -347,7 +347,7 @@ def hostile_tar(split, whole):
         for name, content in whole.items():
             add(archive, name, content)
         for name in CLIMBING:
-            add(archive, name, picture(1))
+            add(archive, name, png_bytes(1))
         add(archive, "c0/link.png", type=tarfile.SYMTYPE, linkname="/etc/passwd")
         add(archive, "c0/hard.png", type=tarfile.LNKTYPE, linkname="../../../etc/passwd")
         add(archive, "c0/device.png", type=tarfile.CHRTYPE, devmajor=1, devminor=3)
@@ -360,7 +360,7 @@ def hostile_zip(split, whole):
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
     with zipfile.ZipFile(f"data/{split}.zip", "w") as archive:
         for name in (*whole, *CLIMBING):
-            archive.writestr(name, whole.get(name) or picture(1))
+            archive.writestr(name, whole.get(name) or png_bytes(1))
         archive.writestr(link, "/etc/passwd")
     labels = dict.fromkeys((*CLIMBING, link.filename), 0)
     write_map(Path("data"), split, labels | {name: int(name[1]) for name in whole})
@@ -374,7 +374,7 @@ def test_f16_archives(name, write, tmp_path):
         hostile = write(split, {})
     ended = train_on(name)
     assert ended.code == DATA
-    assert re.match("vil train: .*(has no pictures|names no picture)", ended.err)
+    assert re.match("vil train: .*(has no images|names no image)", ended.err)
     for split in ("train", "val"):
         write(split, samples(split))
     ended = train_on(name)
@@ -407,7 +407,7 @@ def test_f16_data(tmp_path, monkeypatch):
     os.mkdir("data")
     tally = Tally()
     pickles_of_cifar()
-    tally.judge("cifar", train_on("cifar"), DATA, "no whole .*cifar-10-batches-py")
+    tally.judge("cifar", train_on("cifar"), DATA, "cifar-10-batches-py is missing or incomplete")
     Path("secret.txt").write_text("mine\n")
     for name, (text, said) in TSV.items():
         Path("data/train.yaml").write_text(text)

@@ -1,4 +1,4 @@
-"""The average of weights is the sum of its definition, in a model of its own."""
+"""Ema equals the closed form of an exponential moving average, in a separate model."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ from torch import nn
 from vil.optim import Ema
 
 
-def drifting_model():
-    """A shared weight, a frozen bias and batch statistics."""
+def small_model():
+    """A model with a shared weight, a frozen bias and batch norm."""
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3)).double()
     model[2].weight = model[0].weight
     model[2].bias.requires_grad_(False)
@@ -18,7 +18,7 @@ def drifting_model():
 @pytest.mark.parametrize("decay", [0.0, 0.9, 0.9999])
 def test_the_average_is_the_closed_form(decay):
     torch.manual_seed(0)
-    model = drifting_model()
+    model = small_model()
     ema = Ema(model, decay)
     weights = [model[0].weight.detach().clone()]
     for _ in range(7):
@@ -34,8 +34,8 @@ def test_the_average_is_the_closed_form(decay):
     assert torch.equal(ema.model[2].bias, model[2].bias)
 
 
-def test_buffers_are_copied_and_the_model_is_left_as_it_is():
-    model = drifting_model()
+def test_buffers_are_copied_and_the_model_is_unchanged():
+    model = small_model()
     ema = Ema(model, 0.9)
     model(torch.randn(8, 3).double())
     ema.update()
@@ -48,8 +48,8 @@ def test_buffers_are_copied_and_the_model_is_left_as_it_is():
     assert list(ema.model.state_dict()) == list(model.state_dict())
 
 
-def test_it_can_begin_again():
-    model = drifting_model()
+def test_restart_copies_the_current_weights():
+    model = small_model()
     ema = Ema(model, 0.9)
     with torch.no_grad():
         model[0].weight.add_(1)
@@ -59,6 +59,6 @@ def test_it_can_begin_again():
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0])
-def test_a_decay_out_of_range_is_refused(decay):
-    with pytest.raises(ValueError, match="lies in"):
+def test_a_decay_out_of_range_is_rejected(decay):
+    with pytest.raises(ValueError, match=r"must be in \[0, 1\)"):
         Ema(nn.Linear(1, 1), decay)

@@ -1,4 +1,4 @@
-"""Every row of OPTIMIZERS trains, honours its settings and keeps the groups' weight decay."""
+"""Every optimizer trains, uses its settings and keeps the weight decay of the groups."""
 
 import importlib.util
 
@@ -8,8 +8,8 @@ from torch import nn
 
 from vil.optim import OPTIMIZERS, build_optimizer, decay_groups
 
-OURS = [name for name in OPTIMIZERS if not name.startswith("apex")]
-FIRST_STEP = {"qhm": 0.01}  # the rest: the whole of a rate of 0.1
+INSTALLED = [name for name in OPTIMIZERS if not name.startswith("apex")]
+FIRST_STEP = {"qhm": 0.01}  # all others: the learning rate of 0.1
 
 
 def one_weight(value=1.0, dtype=torch.float64):
@@ -17,7 +17,7 @@ def one_weight(value=1.0, dtype=torch.float64):
 
 
 def descend(name, gradients, weight_decay=0.0, start=1.0, **settings):
-    """Where a single weight is after the given gradients."""
+    """The value of a single weight after steps with the given gradients."""
     weight = one_weight(start)
     optimizer = build_optimizer(name, decay_groups([("w", weight)], weight_decay, 0.0), **settings)
     for gradient in gradients:
@@ -26,7 +26,7 @@ def descend(name, gradients, weight_decay=0.0, start=1.0, **settings):
     return weight.item()
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", INSTALLED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_step_goes_downhill_in_every_precision(name, dtype):
     weight = one_weight(dtype=dtype)
@@ -36,7 +36,7 @@ def test_a_step_goes_downhill_in_every_precision(name, dtype):
     assert weight.item() == pytest.approx(1 - FIRST_STEP.get(name, 0.1), rel=1e-2)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", INSTALLED)
 def test_a_small_convex_loss_goes_down(name):
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(20, 5, generator=generator, dtype=torch.float64)
@@ -56,9 +56,9 @@ def test_a_small_convex_loss_goes_down(name):
     assert loss().item() < 0.9 * before
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_weight_decay_reaches_its_group_alone(name):
-    """Without a gradient only decay moves a weight."""
+@pytest.mark.parametrize("name", INSTALLED)
+def test_weight_decay_applies_to_its_group_only(name):
+    """With zero gradients only decay changes a weight."""
     decayed, spared, idle = one_weight(), one_weight(), one_weight()
     named = [("decayed", decayed), ("spared", spared), ("idle", idle)]
     optimizer = build_optimizer(name, decay_groups(named, 0.5, 0.0, {"spared"}), lr=0.1)
@@ -84,14 +84,14 @@ def adam_by_hand(gradients, lr, betas, eps):
 
 @pytest.mark.defect("B8")
 @pytest.mark.parametrize("name", ["adam", "adamw", "lamb"])
-def test_betas_and_eps_are_honoured(name):
+def test_betas_and_eps_are_used(name):
     settings = {"lr": 0.1, "betas": (0.5, 0.7), "eps": 0.3}
     gradients = [1.0, -0.2, 0.4]
     expected = adam_by_hand(gradients, **settings)
     assert descend(name, gradients, **settings) == pytest.approx(expected)
 
 
-def test_decay_is_decoupled_in_adamw_alone():
+def test_decay_is_decoupled_in_adamw_only():
     assert descend("adamw", [0.0], weight_decay=0.5, lr=0.1) == pytest.approx(1 - 0.1 * 0.5)
     assert descend("adam", [0.0], weight_decay=0.5, lr=0.1) == pytest.approx(0.9)
 
@@ -103,7 +103,7 @@ def test_each_group_keeps_its_decay_and_its_names():
     assert [g["param_names"] for g in optimizer.param_groups] == [["a"], ["b"]]
 
 
-def test_wrong_names_and_frozen_models_are_refused():
+def test_unknown_names_and_frozen_models_are_rejected():
     groups = decay_groups([("w", one_weight())], 0.0, 0.0)
     with pytest.raises(ValueError, match="did you mean 'adamw'"):
         build_optimizer("adamww", groups, lr=0.1)
@@ -113,7 +113,7 @@ def test_wrong_names_and_frozen_models_are_refused():
 
 def test_qhm_by_hand():
     unit = {"lr": 0.1, "momentum": 0.9}
-    assert descend("qhm", [1, 1, 1], **unit) == pytest.approx(0.9439)  # the original's number
+    assert descend("qhm", [1, 1, 1], **unit) == pytest.approx(0.9439)  # the number of the 2021 code
     h1, h2 = 0.1 * 2, 0.9 * 0.1 * 2 + 0.1 * -1
     expected = 1 - 0.1 * (0.3 * 2 + 0.7 * h1) - 0.1 * (0.3 * -1 + 0.7 * h2)
     assert descend("qhm", [2, -1], nu=0.7, **unit) == pytest.approx(expected)
@@ -133,21 +133,21 @@ def test_qhm_is_sgd_without_and_with_momentum(weight_decay):
     assert descend("qhm", gradients, nu=1.0, **settings) == pytest.approx(heavy, rel=1e-14)
 
 
-def test_torchs_dampened_sgd_is_ahead_of_qhm_by_what_it_does_not_dampen_at_first():
+def test_dampened_sgd_of_torch_differs_from_qhm_by_its_undampened_first_step():
     weight = one_weight()
     dampened = torch.optim.SGD([weight], lr=0.2, momentum=0.8, dampening=0.8)
     gradients = [1.5, -0.2, 0.4]
     for gradient in gradients:
         weight.grad = torch.full_like(weight, gradient)
         dampened.step()
-    ahead = 0.2 * 1.5 * (0.8 + 0.8**2 + 0.8**3)
-    ours = descend("qhm", gradients, lr=0.2, momentum=0.8)
-    assert ours - weight.item() == pytest.approx(ahead)
+    difference = 0.2 * 1.5 * (0.8 + 0.8**2 + 0.8**3)
+    after = descend("qhm", gradients, lr=0.2, momentum=0.8)
+    assert after - weight.item() == pytest.approx(difference)
 
 
 @pytest.mark.defect("B8")
 def test_lamb_by_hand_with_decay():
-    """The update of Adam plus decay, in the length of the weights."""
+    """Adam's update plus decay, scaled to the norm of the weights."""
     weight = nn.Parameter(torch.tensor([3.0, -4.0], dtype=torch.float64))
     optimizer = build_optimizer("lamb", decay_groups([("w", weight)], 0.1, 0.0), lr=0.01, eps=0.5)
     weight.grad = torch.tensor([20.0, 2.0], dtype=torch.float64)  # not clipped to norm 1
@@ -157,32 +157,32 @@ def test_lamb_by_hand_with_decay():
     torch.testing.assert_close(weight.detach(), expected)
 
 
-def test_larc_is_sgd_with_momentum_where_the_rate_is_below_its_bound():
-    """0.001 |p| / (|g| + decay |p|) is 0.5 at first and stays above the rate."""
+def test_larc_is_sgd_with_momentum_where_lr_is_below_its_bound():
+    """0.001 |p| / (|g| + decay |p|) starts at 0.5 and stays above lr."""
     settings = {"weight_decay": 1e-3, "lr": 0.1, "momentum": 0.9}
     small = [1e-3, 2e-3, -1e-3]
     assert descend("larc", small, **settings) == descend("sgd", small, **settings)
 
 
-@pytest.mark.parametrize(("name", "rate"), [("larc", 1.0), ("lars", 0.1)])
-def test_the_bound_of_larc_and_the_scale_of_lars(name, rate):
+@pytest.mark.parametrize(("name", "lr"), [("larc", 1.0), ("lars", 0.1)])
+def test_the_bound_of_larc_and_the_scale_of_lars(name, lr):
     scale = 0.001 * 2 / (3 + 0.5 * 2)
-    expected = 2 - rate * scale * (3 + 0.5 * 2)
+    expected = 2 - lr * scale * (3 + 0.5 * 2)
     after = descend(name, [3], weight_decay=0.5, start=2.0, lr=0.1, eps=0.0)
     assert after == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["lamb", "lars", "larc"])
-def test_without_any_decay_it_is_said_that_no_rate_is_adapted(name, caplog):
+def test_without_any_decay_a_warning_says_that_nothing_is_adapted(name, caplog):
     build_optimizer(name, decay_groups([("w", one_weight())], 0.1, 0.0), lr=0.1)
     assert caplog.text == ""
     build_optimizer(name, decay_groups([("w", one_weight())], 0.0, 0.0), lr=0.1)
-    assert f"no layer's rate is adapted: {name} is" in caplog.text
+    assert f"no layer's learning rate is adapted: {name} is" in caplog.text
 
 
 @pytest.mark.skipif(importlib.util.find_spec("apex") is not None, reason="apex is installed")
 @pytest.mark.parametrize("name", ["apex_lamb", "apex_adam"])
-def test_apex_is_refused_where_it_is_not_installed(name):
+def test_apex_is_rejected_if_not_installed(name):
     groups = decay_groups([("w", one_weight())], 0.1, 0.0)
     with pytest.raises(ValueError, match="NVIDIA's apex, which is not installed.*PyPI"):
         build_optimizer(name, groups, lr=0.1)

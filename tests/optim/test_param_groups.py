@@ -1,4 +1,4 @@
-"""Weight decay reaches the parameters it reached in the original, and each parameter once."""
+"""Weight decay applies to the same parameters as in the 2021 code, and to each one once."""
 
 import json
 from pathlib import Path
@@ -10,10 +10,14 @@ from torch import nn
 from vil.optim import decay_groups
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "weight_decay_groups.json").read_text())
-SPARED = (  # parts of the names that the original spares
+NO_DECAY = (  # parts of the names that the 2021 code excludes
     *("pos_embed", "cls_token", "norm.weight", "norm.bias", "norm_embed"),
     *("head.bias", "relative_position"),
 )
+
+
+def has_no_decay(name):
+    return any(part in name for part in NO_DECAY)
 
 
 def names(group):
@@ -22,15 +26,15 @@ def names(group):
 
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda c: c["attn_type"] + c["arch"][-2:])
 @pytest.mark.parametrize("as_function", [True, False])
-def test_the_split_is_the_originals(case, as_function):
+def test_the_split_is_that_of_the_2021_code(case, as_function):
     parameters = [(name, nn.Parameter(torch.zeros(1))) for name in case["decay"] + case["no_decay"]]
-    spare = (lambda name: any(part in name for part in SPARED)) if as_function else case["no_decay"]
-    decay, no_decay = decay_groups(parameters, 0.05, 0.0, spare)
+    excluded = has_no_decay if as_function else case["no_decay"]
+    decay, no_decay = decay_groups(parameters, 0.05, 0.0, excluded)
     assert (names(decay), decay["weight_decay"]) == (case["decay"], 0.05)
     assert (names(no_decay), no_decay["weight_decay"]) == (case["no_decay"], 0.0)
 
 
-def test_frozen_parameters_are_left_out_and_shared_ones_count_once():
+def test_frozen_parameters_are_skipped_and_shared_ones_come_once():
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     first.bias.requires_grad_(False)
     second.weight = first.weight
@@ -44,7 +48,7 @@ def test_a_frozen_model_has_no_groups():
     assert decay_groups(model.named_parameters(), 0.1, 0.0) == []
 
 
-def test_layers_near_the_input_have_smaller_rates():
+def test_layers_near_the_input_have_smaller_learning_rates():
     named = [(name, nn.Parameter(torch.zeros(1))) for name in ("0.w", "0.b", "1.w", "1.b", "3.w")]
     groups = decay_groups(
         named,

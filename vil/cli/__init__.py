@@ -12,30 +12,34 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from types import ModuleType
 
 import vil
+from vil.config.registries import registry
 from vil.utils.errors import INTERRUPTED
 
 COMMANDS = {
-    "train": "train from a config, or go on with a run",
+    "train": "train from a config, or resume a run",
     "evaluate": "evaluate weights on the test sets",
-    "predict": "say what pictures show",
-    "detect train": "train a detector from a config, or go on with a run",
-    "detect evaluate": "average precision of a detector on the test sets",
-    "detect predict": "find objects in pictures, also in very large ones",
-    "detect check": "what an annotation file holds, and what of it training would not use",
-    "convert": "make a file of weights that says what it is, of one that does not",
-    "export": "write a model as ONNX, int8 ONNX or a program of torch.export",
+    "predict": "predict what images show",
+    "detect train": "as train, of a detector",
+    "detect evaluate": "as evaluate, of a detector",
+    "detect predict": "as predict, of a detector; also in very large images",
+    "detect check": "check an annotation file: what it has, and what training would not use",
+    "convert": "convert a checkpoint to a self-describing safetensors file",
+    "export": "export a model as ONNX, int8 ONNX or a program of torch.export",
     "tune": "find the fastest attention backend of each stage, by trying all",
     "benchmark attention": "time and memory of attention, every backend in one run",
     "benchmark model": "images per second and memory of whole models, in turns; and a profile",
-    "config": "print the resolved config, and where each value came from",
+    "config": "print the resolved config, and where each value was set",
     "info": "versions, devices, and which attention backend runs in each stage",
-    "visualize attention": "what a token of a picture sees, in each head and stage",
+    "visualize attention": "what a token of an image attends to, in each head and stage",
     "visualize pattern": "the window of a token, for masks and modes",
-    "report": "a run as one HTML page: figures, curves, confusions, pictures, config",
+    "report": "a run as one HTML page: metrics, curves, confusions, images, config",
     "analyze": "parameters and multiply-accumulates of each stage; copies that change layouts",
 }
+# A task's spelling of the commands that serve every task: {group: (task, commands)}.
+SPELLINGS = {"detect": ("detection", ("train", "evaluate", "predict"))}
 
 HELP = ("-h", "--help")
 
@@ -62,13 +66,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # names that the locale cannot spell are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
-    module = importlib.import_module(f"vil.cli.{name.replace(' ', '_')}")
+    group, _, command = name.partition(" ")
+    task, shared = SPELLINGS.get(group, (None, ()))
+    is_spelling = command in shared
+    module = importlib.import_module(
+        f"vil.cli.{command if is_spelling else name.replace(' ', '_')}"
+    )
     parser = argparse.ArgumentParser(
         f"vil {name}",
-        description=module.__doc__,
+        description=describe_spelling(task, command, module) if is_spelling else module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
+    parser.set_defaults(required_task=task if is_spelling else None)
     try:
         return module.run(parser.parse_intermixed_args(words))
     except KeyboardInterrupt:
@@ -82,6 +92,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
         print(f"vil {name}{rank}: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def describe_spelling(task: str, command: str, module: ModuleType) -> str:
+    """The help of a command as a task spells it: the task's examples, then that of the command."""
+    entry = registry("task")[task]
+    examples = "\n".join(f"  {line}" for line in entry.facts["examples"][command])
+    first, _, rest = module.__doc__.partition("\n")
+    return (
+        f"{first}\n\n{examples}\n\nThe same as `vil {command}`, of a {entry.facts['noun']}.\n{rest}"
+    )
 
 
 def command_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:

@@ -6,18 +6,18 @@ from Swin, timm and detectron2.
 
 import argparse
 import importlib.util
-import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from yacs.config import CfgNode
 
-from vil.config import ConfigError, load_config
+from vil.config.registries import registry
+from vil.utils.errors import ConfigError
+from vil.workflows import configure
 
 # Flags that set a key: {destination: key}. A flag wins over the file and over KEY VALUE.
 FLAGS = {"data": "DATA.PATH", "output_dir": "OUTPUT_DIR", "seed": "SEED"}
-# What the original read where the flag was absent; here every other source wins over them.
-ENVIRONMENT = {"DATA.PATH": "PT_DATA_DIR", "OUTPUT_DIR": "PT_OUTPUT_DIR"}
 
 
 def config_arguments(
@@ -77,6 +77,19 @@ def import_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --run and --checkpoint, which `with_weights` reads."""
+    add = parser.add_argument
+    # torchrun takes --run for an abbreviation of its own --run-path
+    add(
+        "--run",
+        "--run-dir",
+        metavar="DIR",
+        help="the folder of a run: its config and one of its checkpoints",
+    )
+    add("--checkpoint", default="best", choices=["best", "last"], help="which one of --run")
+
+
 def resolve(args: argparse.Namespace) -> CfgNode:
     """The frozen config that the arguments ask for."""
     return resolve_with_sources(args)[0]
@@ -84,19 +97,60 @@ def resolve(args: argparse.Namespace) -> CfgNode:
 
 def resolve_with_sources(args: argparse.Namespace) -> tuple[CfgNode, dict[str, str]]:
     """The config and {key: where its value was given}."""
+    import_files(args)
+    found = configure.resolve(args.config_file, args.opts or (), flags_of(args))
+    check_task(args, found[0])
+    return found
+
+
+def with_weights(args: argparse.Namespace) -> configure.ConfigWithClasses:
+    """The config of --run, of --config-file, or of a file of weights that describes itself, and the
+    names of the classes that the weights were trained on."""
+    import_files(args)
+    opts, flags = args.opts or (), flags_of(args)
+    if args.run and args.config_file:
+        raise ConfigError(f"--run {args.run}: leave --config-file out, the run has its own")
+    if args.run:
+        found = configure.run_config(args.run, opts, flags, checkpoint=args.checkpoint)
+    else:
+        found = configure.weights_config(args.config_file, opts, flags)
+    check_task(args, found.cfg)
+    return found
+
+
+def check_task(args: argparse.Namespace, cfg: CfgNode) -> None:
+    """Raise ConfigError unless the config is for the task that the command was spelled for."""
+    required = getattr(args, "required_task", None)
+    if required in (None, cfg.TASK):
+        return
+    wanted, found = registry("task")[required], registry("task")[cfg.TASK]
+    noun = found.facts.get("noun", found.name)
+    raise ConfigError(f"this config is a {noun}'s: {wanted.facts['hint']}")
+
+
+def flags_of(args: argparse.Namespace) -> dict[str, str]:
+    """{key: value} of the flags that were given."""
+    given = {key: getattr(args, name) for name, key in FLAGS.items()}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def import_files(args: argparse.Namespace) -> None:
+    """Run the files of --import."""
     for file in args.imports:
         import_file(file)
-    given = {key: getattr(args, name) for name, key in FLAGS.items()}
-    flags = {key: value for key, value in given.items() if value is not None}
-    fallbacks = {key: os.environ[name] for key, name in ENVIRONMENT.items() if os.environ.get(name)}
-    return load_config(args.config_file, args.opts or (), fallbacks, flags)
 
 
-def of_classifier(cfg: CfgNode, otherwise: str) -> CfgNode:
-    """The config, if it is a classifier's; else a ConfigError that says what there is otherwise."""
-    if cfg.DETECTION.MODEL:
-        raise ConfigError(f"this config is a detector's: {otherwise}")
-    return cfg
+def at_least(smallest: int) -> Callable[[str], int]:
+    """A whole number from `smallest` up, as argparse's `type`."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < smallest:
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number from {smallest} up, got {text!r}"
+            )
+        return int(text)
+
+    return number
 
 
 def import_file(file: str) -> None:

@@ -14,17 +14,11 @@ attention.json, attention.csv and pictures come to lie in --out.
 """
 
 import argparse
-import itertools
-import json
-from pathlib import Path
 
-from vil.cli.arguments import import_argument, import_file
-from vil.cli.benchmark import number, result_folder, split, write_results
-from vil.config import ConfigError
+from vil.cli.arguments import import_argument, import_files
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 MASKS = {"exact": 1, "chunks": 0, "cyclic": -1}
-WHAT = "attention"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,128 +43,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", metavar="DIR", help="benchmarks/results/attention-<machine>-<time> by default")
     add("--max-bytes", metavar="N", help="most that one may hold, as 4e9 (0.8 of what is free)")
     import_argument(parser)
-    add("--plot", metavar="FILE", help="draw a result's pictures anew, beside it or in --out")
+    add("--plot", metavar="FILE", help="draw the plots of a result again, beside it or in --out")
 
 
 def run(args: argparse.Namespace) -> int:
+    from vil.workflows import benchmark_attention as workflow
+
     if args.plot:
-        return redraw(args)
-    for file in args.imports:
-        import_file(file)
-    try:
-        rounds, limit = number(args.rounds, "--rounds"), max_bytes(args.max_bytes)
-        device = device_of(args.device)
-        cases, names = cases_of(args, device.type), names_of(args.backends)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    from vil.ops.tuning import tuning_cache
-    from vil.utils.machine import machine
-
-    tuning_cache.load(device.type)
-    about = machine(device)
-    folder = result_folder(args.out, about, WHAT)
-    print(
-        f"{about['name']}, {about['threads']} threads, torch {about['torch']}; "
-        f"{len(cases)} cases, {rounds} rounds -> {folder}"
+        for file in workflow.draw_again(args.plot, args.out):
+            print(file)
+        return 0
+    import_files(args)
+    benchmark = workflow.AttentionBenchmark(
+        grids=args.grids,
+        windows=args.window,
+        heads=args.heads,
+        masks=args.masks,
+        modes=args.modes,
+        dtypes=args.dtype,
+        batch=args.batch,
+        head_dim=args.head_dim,
+        num_global=args.num_global,
+        bias=args.bias,
+        backends=args.backends,
+        rounds=args.rounds,
+        device=args.device,
+        max_bytes=args.max_bytes,
+        out=args.out,
     )
-    return measure_all(cases, names, rounds, limit, about, folder)
-
-
-def measure_all(
-    cases: list, names: list[str], rounds: int, limit, about: dict, folder: Path
-) -> int:
-    """Measure and show case by case; what is done is on the disk after each."""
-    from vil.bench.attention import measure, plain
-    from vil.report.attention_plots import draw
-
-    found: list[dict] = []
-    for case in cases:
-        rows = measure(case, names, rounds, limit)
+    print(benchmark.title)
+    for rows in benchmark.run():
         print(table(rows), flush=True)
-        found += plain(rows)
-        write_results(folder, WHAT, found, about)
-    for file in draw(found, about, folder):
+    for file in benchmark.draw():
         print(file)
     return 0
-
-
-def cases_of(args: argparse.Namespace, device: str) -> list:
-    """The product of all that was asked for; ValueError for what there cannot be."""
-    import torch
-
-    from vil.ops import Case, Window
-    from vil.utils.lookup import lookup
-
-    dtypes = {name: getattr(torch, name) for name in DTYPES}
-    batch, dim = number(args.batch, "--batch"), number(args.head_dim, "--head-dim")
-    num_global = number(args.num_global, "--num-global", least=0)
-    product = itertools.product(
-        [lookup(dtypes, name, "dtype") for name in split(args.dtype, "--dtype")],
-        [lookup(MASKS, name, "mask") for name in split(args.masks, "--masks")],
-        [number(text, "--modes", least=-1) for text in split(args.modes, "--modes")],
-        [number(text, "--window") for text in split(args.window, "--window")],
-        [number(text, "--heads") for text in split(args.heads, "--heads")],
-        [grid(text) for text in split(args.grids, "--grids")],
-    )
-    return [
-        Case(
-            Window.from_mode(place, size, exact, mode),
-            batch,
-            heads,
-            dim,
-            num_global,
-            dtype,
-            device,
-            table_bias=args.bias,
-            global_bias=args.bias and num_global > 0,
-        )
-        for dtype, exact, mode, size, heads, place in product
-    ]
-
-
-def names_of(backends: str | None) -> list[str]:
-    """The candidates asked for, or all."""
-    from vil.bench.baselines import BESIDE
-    from vil.ops import BACKENDS
-    from vil.utils.lookup import lookup
-
-    names = list(BACKENDS | BESIDE) if backends is None else split(backends, "--backends")
-    for name in names:
-        lookup(BACKENDS | BESIDE, name, "backend")
-    return names
-
-
-def grid(text: str) -> tuple[int, int]:
-    """'14' -> (14, 14), '14x20' -> (14, 20)."""
-    sides = [number(side, "--grids") for side in text.lower().split("x")]
-    if len(sides) > 2:
-        raise ValueError(f"--grids: expected a side or rows x columns, got {text!r}")
-    return sides[0], sides[-1]
-
-
-def max_bytes(text: str | None) -> float | None:
-    """A positive number of bytes, or None."""
-    if text is None:
-        return None
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not found > 0:
-        raise ValueError(f"--max-bytes: expected a number above 0, got {text!r}")
-    return found
-
-
-def device_of(name: str):
-    """The torch device; ValueError for one that is not there."""
-    import torch
-
-    if name not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"--device: expected auto, cpu or cuda, got {name!r}")
-    there = torch.cuda.is_available()
-    if name == "cuda" and not there:
-        raise ValueError("--device cuda: there is no CUDA device (choices: auto, cpu)")
-    return torch.device("cuda" if there and name != "cpu" else "cpu")
 
 
 def table(rows: list) -> str:
@@ -199,21 +105,3 @@ def line(row) -> str:
     )  # fmt: skip
     cells = "".join(f"{'-' if x is None else f'{x:.{places}f}':>12}" for x, places in figures)
     return f"{name}{cells}" + (f"  ({row.note})" if row.note else "")
-
-
-def redraw(args: argparse.Namespace) -> int:
-    """The pictures of a result that was written before."""
-    from vil.report.attention_plots import draw
-
-    file = Path(args.plot)
-    try:
-        found = json.loads(file.read_text())
-        rows, about = found["rows"], found["machine"]
-    except OSError as error:
-        raise ConfigError(f"--plot {file}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--plot {file}: not a result of vil benchmark attention") from error
-    folder = result_folder(args.out or str(file.parent), about, WHAT)
-    for picture in draw(rows, about, folder):
-        print(picture)
-    return 0

@@ -80,9 +80,9 @@ def manual() -> str:
     """docs/config.md: a table per section, the combinations refused, and the dead keys."""
     sections: dict[str, list[str]] = {}
     for key in defaults.KEYS:
-        if key not in defaults.DEAD:
+        if key not in defaults.IGNORED_KEYS:
             sections.setdefault(key.rpartition(".")[0].split(".")[0], []).append(key)
-    for key in defaults.OPEN:
+    for key in defaults.EXTENSIBLE:
         sections[key.split(".")[0]].append(f"{key}.*")
     top = sections.pop("")
     meanings = defaults.meanings()
@@ -90,7 +90,7 @@ def manual() -> str:
     parts.append(_section("Without a section", "The run as a whole.", top))
     rows = [[", ".join(map(_code, keys)), sentence] for keys, _, sentence in defaults.CONFLICTS]
     parts.append("## Refused together\n\n" + _table(["Keys", "Why"], rows))
-    rows = [[_code(key), why] for key, why in defaults.DEAD.items()]
+    rows = [[_code(key), why] for key, why in defaults.IGNORED_KEYS.items()]
     note = "Accepted, because old files hold them; setting one to anything else earns a warning."
     parts.append(f"## Without effect\n\n{note}\n\n" + _table(["Key", "Why"], rows))
     return "\n".join(parts)

@@ -5,7 +5,6 @@ vil info --config-file imagenet/vil_tiny.yaml DEVICE cpu
 """
 
 import argparse
-import platform
 
 from vil.cli.arguments import config_arguments, resolve
 
@@ -15,29 +14,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import torch
+    from vil.workflows.backends import explain_backends
+    from vil.workflows.environment import describe_backend, describe_environment
 
-    from vil import build
-    from vil.engine.run_dir import PACKAGES, version
-    from vil.ops import BACKENDS, explain
-    from vil.ops.dispatch import CHOICES
-    from vil.ops.tuning import tuning_cache
-
-    cfg = resolve(args)
-    device = build.set_up(cfg)
-    print(f"python {platform.python_version()} on {platform.platform()}")
-    print("  ".join(f"{name} {version(name)}" for name in PACKAGES))
-    cards = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    print(f"device {device}, {torch.get_num_threads()} threads, CUDA: {', '.join(cards) or 'none'}")
-    with torch.device("meta"):
-        model = build.build_model(cfg, weights_follow=True)
-    tuning_cache.load(device.type)
-    asked = build.attention_cases(model, cfg, device)
-    for one in asked:
-        print(one)
-        for name, verdict in explain(one.case, one.backend).items():
-            print(f"  {name:16} {verdict:14} ({BACKENDS[name].about})")
-    known = sum(one.case.bucket() in CHOICES for one in asked)
-    if asked:
-        print(f"{known} of {len(asked)} tuned, in {tuning_cache.path()}")
+    report = explain_backends(resolve(args))
+    for line in describe_environment(report.device):
+        print(line)
+    for request, verdicts in zip(report.requests, report.verdicts):
+        print(request)
+        for name, verdict in verdicts.items():
+            print(f"  {name:16} {verdict:14} ({describe_backend(name)})")
+    if report.requests:
+        print(f"{report.num_tuned} of {len(report.requests)} tuned, in {report.file}")
     return 0

@@ -1,24 +1,35 @@
-"""Say what pictures show.
+"""Predict what images show: their class, or the objects in them.
 
-  vil predict photo.png                                        which digit: our own small weights
-  vil predict --sample                                         the same for the 360 shipped pictures
+  vil predict photo.png                                        the shipped weights: which digit
+  vil predict --sample                                         the same for the 360 shipped images
   vil predict --run runs/nano photo.jpg                        the best checkpoint of a run
   vil predict --run runs/nano photos/ more.png --top 3
   vil predict --run runs/nano DEVICE cpu photos/ --format csv --output-file shown.csv
+  vil predict --run runs/scenes photo.jpg --output drawn/      a detector, with boxes drawn
+  vil predict --run runs/scenes map.png --tile 1024 --overlap 256 --output drawn/
+  vil predict --run runs/scenes photos/ --format coco --output-file found.json
   vil predict MODEL.MODEL_PATH nano.safetensors photo.jpg      a file of vil convert
   vil predict --config-file imagenet/vil_small.yaml MODEL.MODEL_PATH best.pth photo.jpg
-  curl -s URL | vil predict --run runs/nano --images -         one picture
+  curl -s URL | vil predict --run runs/nano --images -         one image
   find . -name '*.jpg' | vil predict --run runs/nano --images - --format json
 
-Pictures may also be given after --images, which takes every word up to the next flag. A folder
-stands for all pictures below it. Standard input is one picture, or a list of paths, one per line.
-Without --run or a config the weights are those of vil_nano that ship with the package; they know
-the ten digits and nothing else.
+Images may also be given after --images, which takes every word up to the next flag. A folder stands
+for all images below it. Standard input is one image, or a list of paths, one per line. Without
+--run or a config the weights are those of vil_nano that ship with the package; they know the ten
+digits and nothing else. --output is a folder for the images with the predictions drawn in:
+NAME.png, or NAME-2.png where two have the same name.
 
-json is an array of {file, classes: [{class, index, probability}]}, csv has the columns file, rank,
-class, index, probability, error. A picture that cannot be read is a warning and has an `error`
-instead of classes; the exit code is 3 if none could be read. Classes have the names of the run's
-classes.txt or of --classes, else their numbers.
+Of a classifier json is an array of {file, classes: [{class, index, probability}]}, csv has the
+columns file, rank, class, index, probability, error. Of a detector text and json give boxes as
+x1 y1 x2 y2 in pixels; coco is one file in COCO's format, with masks, whose annotations have scores.
+It detects in an image as a whole, its shorter side resized to DETECTION.INPUT.TEST_SIZE. With
+--tile the image is read once and cut into tiles of that many pixels, which share --overlap pixels
+(a quarter by default); each is then resized as an image would be. An object no larger than the
+overlap is found once, as a whole. Tiles also save memory: a detector makes each mask as large as
+its input.
+
+An image that cannot be read is a warning and has an `error`; the exit code is 3 if none could be
+read. Classes have the names of the run's classes.txt or of --classes, else their numbers.
 """
 
 import argparse
@@ -27,25 +38,25 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.cli.arguments import config_arguments, of_classifier, resolve
-from vil.cli.evaluate import loaded_model, of_weights, refuse_random_weights, run_arguments
-from vil.config import ConfigError
+from vil.cli.arguments import config_arguments, run_arguments, with_weights
+from vil.cli.text_output import write_pieces
 from vil.config.defaults import is_known
-from vil.tasks.classification.output_formats import FORMATS, Prediction
-from vil.utils.errors import DataError
+from vil.config.registries import registry
+from vil.utils.errors import ConfigError, DataError
 
 LOOKS_LIKE_KEY = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)+")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    config_arguments(parser)
+    config_arguments(parser, output="folder for the images with predictions drawn in")
     run_arguments(parser)
+    tasks = registry("task").values()
+    formats = [name for task in tasks for name in task.facts.get("formats", ())]
     add = parser.add_argument
     add(
         "--images",
@@ -58,17 +69,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sample", action="store_true", help="the digits that ship with the package")
     add(
         "--top",
-        type=_count,
+        type=_number_or_all,
         default=5,
         metavar="K",
-        help="classes to give for each picture, or all (5)",
+        help="classes to give for each image, or all (5)",
     )
-    add("--format", choices=FORMATS, default="table", help="of what is printed (table)")
+    add("--format", choices=list(dict.fromkeys(formats)), help="of what is printed, by the task")
     add("--output-file", metavar="FILE", help="write there instead of to standard output")
     add("--classes", metavar="FILE", help="the names of the classes, one per line")
+    for flag, key in {
+        f: k for task in tasks for f, k in task.facts.get("flags", {}).items()
+    }.items():
+        add(f"--{flag}", metavar="X", help=f"sets {key}")
 
 
-def _count(text: str) -> int | None:
+def _number_or_all(text: str) -> int | None:
     """A number of classes; None for all."""
     if text == "all":
         return None
@@ -78,189 +93,107 @@ def _count(text: str) -> int | None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from vil.workflows import inference, predict
+
     refuse_late_keys(args.images)
-    args.opts, pictures = sort_words(args.opts or [])
-    args.images = [*pictures, *args.images]
-    if bool(args.images) == args.sample:
-        raise ConfigError("which pictures? files, folders or - for standard input; or --sample")
-    of_shipped_weights(args)
-    of_weights(args)
-    cfg = of_classifier(resolve(args), "vil detect predict finds objects")
-    refuse_random_weights(cfg)
-    return predict(cfg, args, class_names(args, cfg.DATA.NUM_CLASSES))
+    args.opts, words = sort_words(args.opts or [], predict.IMAGE_SUFFIXES)
+    words = [*words, *args.images]
+    if bool(words) == args.sample:
+        raise ConfigError("which images? files, folders or - for standard input; or --sample")
+    folder, args.output_dir = args.output_dir, None
+    use_shipped_weights(args)
+    cfg, class_names = config_for_task(args)
+    inference.refuse_random_weights(cfg)
+    if args.classes:
+        class_names = inference.read_class_file(args.classes, cfg.DATA.NUM_CLASSES)
+    images, truth = predict.find_images(words, sys.stdin.buffer.read, sample=args.sample)
+    drawing = predict.PredictionFolder(folder, images) if folder else None
+    model = inference.load_model(cfg, class_names)
+    print(model.report, file=sys.stderr)
+    model.task.top = args.top
+    predictions = count_errors(predict.predict_files(model, images, drawing), failed := [])
+    if truth:
+        predictions = count_correct(predictions, model.classes, truth)
+    name = args.format or next(iter(model.task.output_formats))
+    complete = write_pieces(
+        model.task.output_formats[name](predictions, list(model.classes)), args.output_file
+    )
+    if complete and len(failed) == len(images):
+        raise DataError(f"none of the {len(images)} images could be read")
+    return 0
 
 
 def refuse_late_keys(images: list[str]) -> None:
-    """ConfigError for settings that --images took for pictures."""
+    """Raise ConfigError for settings that --images took for images."""
     for word in images:
         if is_known(word.partition("=")[0]) and not os.path.exists(word):
             raise ConfigError(f"--images {word}: KEY VALUE pairs stand before --images")
 
 
-def sort_words(words: list[str]) -> tuple[list[str], list[str]]:
-    """KEY VALUE and KEY=VALUE, and the words that are pictures: files, or no key by their look."""
-    from vil.data.datasets.folder import EXTENSIONS
-
-    opts, pictures, rest = [], [], iter(words)
+def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """KEY VALUE and KEY=VALUE, and the words that are images: files, or no key by their look."""
+    opts, images, rest = [], [], iter(words)
     for word in rest:
         key = word.partition("=")[0]
-        looks = LOOKS_LIKE_KEY.fullmatch(key) and Path(word).suffix.lower() not in EXTENSIONS
+        looks = LOOKS_LIKE_KEY.fullmatch(key) and Path(word).suffix.lower() not in suffixes
         if is_known(key) or (looks and not os.path.exists(word)):
             opts += [word] if "=" in word else [word, *itertools.islice(rest, 1)]
         else:
-            pictures.append(word)
-    return opts, pictures
+            images.append(word)
+    return opts, images
 
 
-def of_shipped_weights(args: argparse.Namespace) -> None:
-    """Without a run, a config or a model in `opts`: put the shipped weights and their config where
-    `resolve` finds them."""
-    from vil.pretrained.catalog import DIGITS
+def use_shipped_weights(args: argparse.Namespace) -> None:
+    """Without a run, a config or a model in `opts`: take the weights that ship with the package."""
+    from vil.workflows.inference import shipped_weights
 
     opts = args.opts or []
     if args.run or args.config_file or any(word.startswith("MODEL.") for word in opts):
         return
-    args.config_file = DIGITS.meta["recipe"].removeprefix("configs/")
-    args.opts = [f"MODEL.MODEL_PATH={DIGITS.url}", *opts]
+    if args.required_task:
+        noun = registry("task")[args.required_task].facts["noun"]
+        raise ConfigError(f"which {noun}? --run DIR, or --config-file FILE MODEL.MODEL_PATH FILE")
+    args.config_file, own = shipped_weights()
+    args.opts = [*own, *opts]
     print("the shipped vil_nano, which knows the digits 0 to 9", file=sys.stderr)
 
 
-def class_names(args: argparse.Namespace, count: int) -> list[str]:
-    """The lines of --classes or of the run's classes.txt, `count` of them; else the numbers."""
-    file = args.classes
-    if file is None and args.run and Path(args.run, "classes.txt").is_file():
-        file = Path(args.run, "classes.txt")
-    if file is None:
-        known = getattr(args, "known_classes", None)  # of a file that says what it is
-        return known or [str(number) for number in range(count)]
-    try:
-        with open(file, encoding="utf-8", errors="surrogateescape") as lines:
-            names = [line.rstrip("\n") for line in lines]
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    if len(names) != count:
-        raise ConfigError(f"{file} has {len(names)} lines, but DATA.NUM_CLASSES is {count}")
-    return names
+def config_for_task(args: argparse.Namespace) -> tuple[CfgNode, list[str]]:
+    """The config with its task's own defaults and flags of prediction, and the class names.
+
+    Raises ConfigError for a flag or a format that the task does not have.
+    """
+    cfg, class_names = with_weights(args)
+    entry = registry("task")[cfg.TASK]
+    noun, formats = entry.facts.get("noun", entry.name), entry.facts.get("formats", ())
+    if args.format and args.format not in formats:
+        raise ConfigError(f"--format {args.format}: a {noun} has {', '.join(formats)}")
+    own = entry.facts.get("flags", {})
+    flags = {f for task in registry("task").values() for f in task.facts.get("flags", {})}
+    given = {flag: getattr(args, flag) for flag in flags if getattr(args, flag) is not None}
+    for flag in given:
+        if flag not in own:
+            raise ConfigError(f"--{flag}: this config is a {noun}'s, which has no such flag")
+    defaults = [f"{key}={value}" for key, value in entry.facts.get("defaults", {}).items()]
+    if defaults or given:
+        args.opts = [*defaults, *(args.opts or ()), *(f"{own[f]}={v}" for f, v in given.items())]
+        cfg, class_names = with_weights(args)
+    return cfg, class_names
 
 
-def predict(cfg: CfgNode, args: argparse.Namespace, names: list[str]) -> int:
-    """Find the pictures, load the weights, print what each picture shows."""
-    from vil import build, build_data
-    from vil.data.datasets.demo_digits import read_sample
-    from vil.data.datasets.image_list import PictureLoader, find_pictures
-    from vil.data.workers import worker_errors
-    from vil.engine.distributed import DistInfo
-
-    if args.sample:
-        pictures, classes = read_sample()
-    else:
-        pictures, classes = find_pictures(args.images, lambda: sys.stdin.buffer.read()), []
-    if not pictures:
-        raise DataError(f"no images in {', '.join(args.images)}")
-    device = build.set_up(cfg)
-    model, report = loaded_model(cfg)
-    print(report, file=sys.stderr)
-    model = build.place(model, cfg, device, training=False)
-    build.select_attention_backends(model, cfg, device, DistInfo(), training=False)
-    loader = PictureLoader(
-        pictures,
-        build_data.build_eval_transform(cfg),
-        batch_size=cfg.DATALOADER.BSZ,
-        workers=cfg.DATALOADER.WORKERS,
-        pin_memory=device.type == "cuda",
-    )
-    with worker_errors(), closing(predictions(cfg, model, device, loader, args.top)) as shown:
-        if classes:
-            shown = counted(shown, names, classes)
-        whole = write(FORMATS[args.format](shown, names), args.output_file)
-    if whole and len(loader.ledger.seen) == len(pictures):
-        raise DataError(f"none of the {len(pictures)} images could be read")
-    return 0
-
-
-def counted(shown: Iterable[Prediction], names: list[str], classes: list[str]):
-    """The predictions; and, once all are out, how many are right."""
-    right = 0
-    for prediction, wanted in zip(shown, classes):
-        right += bool(prediction.classes) and names[prediction.classes[0][0]] == wanted
+def count_errors(predictions: Iterable[Any], failed: list[str]) -> Iterator[Any]:
+    """The predictions; names of images that cannot be read go to `failed`."""
+    for prediction in predictions:
+        if prediction.error:
+            failed.append(prediction.file)
         yield prediction
-    print(f"{right} of {len(classes)} right, {100 * right / len(classes):.2f} %", file=sys.stderr)
 
 
-def predictions(cfg, model, device, loader, top: int | None) -> Iterator[Prediction]:
-    """One for each picture, in the order of the loader."""
-    with closing(iter(loader)) as batches:
-        for batch in batches:
-            found = {
-                report.index: Prediction(report.name, [], report.reason)
-                for report in batch.unreadable
-            }
-            if len(batch):
-                # stable: of equally probable classes the first comes first, on every device
-                ranked = probabilities(cfg, model, device, batch).sort(descending=True, stable=True)
-                columns = (ranked.indices[:, :top].tolist(), ranked.values[:, :top].tolist())
-                for index, *row in zip(batch.indices.tolist(), *columns):
-                    found[index] = Prediction(loader.names[index], list(zip(*row)))
-            yield from (found[index] for index in sorted(found))
-
-
-def probabilities(cfg, model, device, batch):
-    """(B, K) float32 on the host, for B images and K classes."""
-    from vil import build
-    from vil.engine.task import autocast, evaluating
-
-    layout = build.MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT]
-    with evaluating(model), autocast(device, build.amp_dtype(cfg)):
-        logits = model(batch.to(device, layout).images)
-    return logits.float().softmax(dim=-1).cpu()
-
-
-def write(pieces: Iterable[str], file: str | None) -> bool:
-    """To the file, or to standard output; False when the reader of that had enough (`| head`).
-    ConfigError where it cannot be written (a full disk)."""
-    try:
-        with output(file) as stream:
-            for piece in pieces:
-                put(piece, stream, file)
-    except BrokenPipeError:
-        forget_output()
-        return False
-    return True
-
-
-def put(piece: str, stream: TextIO, file: str | None) -> None:
-    """One piece, through all buffers, so that only writing can fail here."""
-    try:
-        stream.write(piece)
-        stream.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        if file is None:
-            forget_output()
-        name = "standard output" if file is None else f"--output-file {file}"
-        raise ConfigError(f"{name}: {error.strerror or error}") from error
-
-
-def forget_output() -> None:
-    """Python may flush stdout once more as it ends (its documentation, "Note on SIGPIPE")."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@contextmanager
-def output(file: str | None) -> Iterator[TextIO]:
-    """The stream to write to. Names of files that are not UTF-8 must not stop the writing; main has
-    seen to it for standard output."""
-    if file is None:
-        yield sys.stdout
-        return
-    escape = "backslashreplace"
-    try:
-        stream = open(file, "w", encoding="utf-8", errors=escape, newline="")  # noqa: SIM115
-    except OSError as error:
-        raise ConfigError(f"--output-file {file}: {error.strerror}") from error
-    try:
-        yield stream
-    finally:
-        with suppress(OSError):  # what could not be written has been told
-            stream.close()
+def count_correct(predictions: Iterable[Any], names: list[str], truth: list[str]) -> Iterator[Any]:
+    """The predictions; and, once all are out, how many are correct."""
+    correct = 0
+    for prediction, wanted in zip(predictions, truth):
+        correct += bool(prediction.classes) and names[prediction.classes[0][0]] == wanted
+        yield prediction
+    share = 100 * correct / len(truth)
+    print(f"{correct} of {len(truth)} right, {share:.2f} %", file=sys.stderr)

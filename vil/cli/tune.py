@@ -4,7 +4,7 @@
   vil tune --config-file imagenet/vil_small_rpb.yaml --backends blocked,gathered AMP.ENABLED True
   vil tune --config-file mine.yaml --import my_backend.py
 
-Every candidate's output and gradients are checked against the definition before it is timed. The
+Every candidate's output and gradients are compared with the reference before it is timed. The
 choices are kept for this machine and this version in $VIL_CACHE/attention.json (~/.cache/vil);
 `vil train`, `evaluate` and `predict` take them from there (with the same --import), and `vil info`
 shows them. DATALOADER.BSZ is that of one process here.
@@ -13,7 +13,6 @@ shows them. DATALOADER.BSZ is that of one process here.
 import argparse
 
 from vil.cli.arguments import config_arguments, resolve
-from vil.config import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,40 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import torch
+    from vil.workflows.backends import Tuning
 
-    from vil import build
-    from vil.ops import BACKENDS
-    from vil.ops.tuning import tuner, tuning_cache
-    from vil.utils.lookup import lookup
-
-    cfg = resolve(args)
     names = [name.strip() for name in args.backends.split(",")] if args.backends else None
-    if args.rounds < 1 or not (args.max_gib is None or args.max_gib > 0):
-        raise ConfigError("--rounds and --max-gib must be positive")
-    for name in names or ():
-        build.refuses(lookup)(BACKENDS, name, "backend")
-    device = build.set_up(cfg)
-    with torch.device("meta"):
-        model = build.build_model(cfg, weights_follow=True)
-    asked = build.attention_cases(model, cfg, device)
-    if not asked:
+    tuning = Tuning(resolve(args), names, rounds=args.rounds, max_gib=args.max_gib)
+    if not tuning.requests:
         print("no stage has longformer attention: nothing to tune")
         return 0
-    most = None if args.max_gib is None else args.max_gib * 2**30
-    found = {}
-    for one in asked:
-        timed = tuner.timed_batch(one.case)
-        cut = "" if timed == one.case.batch else f", timed with {timed} of {one.case.batch} images"
-        pinned = "" if one.backend == "auto" else f" (without effect: {one.backend} is pinned)"
-        print(f"{one}{cut}{pinned}", flush=True)
-        tune = build.refuses(tuner.tune)
-        trials = tune(one.case, names, rounds=args.rounds, most_bytes=most)
-        print("\n".join(tuner.listing(trials)), flush=True)
-        if any(not trial.reason for trial in trials):
-            found[one.case.bucket()] = trials
-    if not found:
+    for request in tuning.requests:
+        print(tuning.describe(request), flush=True)
+        print("\n".join(tuning.run(request)), flush=True)
+    if not tuning.found:
         print("no candidate can run: nothing is kept")
-    elif tuning_cache.save(device.type, found):
-        print(f"{len(found)} choices kept in {tuning_cache.path()}")
+    elif file := tuning.save():
+        print(f"{len(tuning.found)} choices kept in {file}")
     return 0

@@ -5,8 +5,16 @@ Imports nothing else of the package, so that a config can be read and checked wi
 """
 
 from vil.config.dump_yaml import dump
-from vil.config.legacy import HISTORIC
-from vil.config.load import diff, get_config, load_config
-from vil.config.yaml_source import ConfigError
+from vil.config.legacy import LEGACY_ATTN_BACKENDS
+from vil.config.load import diff, get_config, load_config, override
+from vil.utils.errors import ConfigError
 
-__all__ = ["HISTORIC", "ConfigError", "diff", "dump", "get_config", "load_config"]
+__all__ = [
+    "LEGACY_ATTN_BACKENDS",
+    "ConfigError",
+    "diff",
+    "dump",
+    "get_config",
+    "load_config",
+    "override",
+]

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
-from vil.config.legacy import HISTORIC
+from vil.config.legacy import LEGACY_ATTN_BACKENDS
+from vil.config.registries import registry
 
 _C = CfgNode()
 
@@ -236,6 +237,9 @@ _C.DETECTION.TEST = CfgNode()  # What counts as a detection.
 _C.DETECTION.TEST.SCORE = 0.05  # Smallest score.
 _C.DETECTION.TEST.NMS = 0.5  # Of two boxes of a class that overlap more, one goes.
 _C.DETECTION.TEST.PER_IMAGE = 100  # Largest number of an image.
+# Prediction cuts an image into tiles of so many pixels a side; 0: the image as a whole.
+_C.DETECTION.TEST.TILE = 0
+_C.DETECTION.TEST.OVERLAP = -1  # Pixels that tiles share; -1: a quarter of a tile.
 _C.DETECTION.INPUT = CfgNode()  # How pictures are resized and augmented.
 _C.DETECTION.INPUT.TRAIN_SIZES = [800]  # Shorter sides in training, one of them drawn.
 _C.DETECTION.INPUT.TEST_SIZE = 800  # Shorter side in evaluation.
@@ -281,13 +285,16 @@ _C.GATHER_ON_CPU = False  # Gather predictions in main memory when evaluating wi
 _C.DEVICE = "auto"  # auto: the first of cuda, mps, cpu that is there.
 _C.SEED = 0  # Seed of every random draw; runs are always seeded. The flag --seed sets it.
 _C.DETERMINISTIC = False  # Only deterministic kernels: same bits on the same machine, slower.
+# What is learned: a name of the registry of tasks; detection where DETECTION.MODEL is set and
+# nothing else is said.
+_C.TASK = "classification"
 _C.VERSION = 1  # Version of this tree; a file that says so is not taken for one of 2021.
 
 # Nodes in which a file or the command line may add keys of its own.
-OPEN = ("AUG.TIMM_AUG", "DATA.KWARGS")
+EXTENSIBLE = ("AUG.TIMM_AUG", "DATA.KWARGS")
 
 # What the same thing is called in Swin's and detectron2's trees, by the last name.
-ELSEWHERE = {
+ALIASES = {
     "BASE_LR": "OPTIM.LR",
     "WEIGHT_DECAY": "OPTIM.WD",
     "BATCH_SIZE": "DATALOADER.BSZ",
@@ -303,7 +310,7 @@ ELSEWHERE = {
 }
 
 # Accepted because old files hold them; they never did anything. Setting one earns a warning.
-DEAD = {
+IGNORED_KEYS = {
     "AUG.DROPBLOCK_LAYERS": "no DropBlock was ever built",
     "AUG.DROPBLOCK_KEEP_PROB": "no DropBlock was ever built",
     "AUG.DROPBLOCK_BLOCK_SIZE": "no DropBlock was ever built",
@@ -338,6 +345,26 @@ def one_of(*choices: Any) -> Rule:
     return Rule(lambda value: value in choices, f"one of {shown}", tuple(map(str, choices)))
 
 
+class RegistryRule:
+    """A name of a registry; those registered at run time count. Reads like a `Rule`."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+
+    def holds(self, value: str) -> bool:
+        return value in registry(self.kind)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return tuple(registry(self.kind))
+
+    @property
+    def sentence(self) -> str:
+        return f"one of {', '.join(name or repr(name) for name in self.choices)}"
+
+    proposal = Rule.proposal
+
+
 def at_least(low: float) -> Rule:
     return Rule(lambda value: value >= low, f"at least {low}")
 
@@ -367,18 +394,6 @@ folder = Rule(lambda value: value != "", "not empty")
 
 MSVIT = "MODEL.VIT.MSVIT"
 ATTENTIONS = ("longformer", "full", "linformer", "performer", "srformer", "global")
-OPTIMIZERS = (
-    "adamw",
-    "adam",
-    "sgd",
-    "lamb",
-    "lars",
-    "larc",
-    "qhm",
-    "apex_lamb",
-    "apex_adam",
-)
-
 # One row per key whose type alone does not say what is allowed.
 CHECKS = {
     "INPUT.MEAN": Rule(lambda value: len(value) in (1, 3), "one or three numbers"),
@@ -424,7 +439,7 @@ CHECKS = {
     "LOSS.FOCAL.GAMMA": at_least(0),
     "DATALOADER.BSZ": at_least(1),
     "DATALOADER.WORKERS": at_least(0),
-    "OPTIM.OPT": one_of(*OPTIMIZERS),
+    "OPTIM.OPT": RegistryRule("optimizer"),
     "OPTIM.LR": positive,
     "OPTIM.MOM": below_one,
     "OPTIM.NU": share,
@@ -444,7 +459,7 @@ CHECKS = {
     "OPTIM.ADAM.BETA1": below_one,
     "OPTIM.ADAM.BETA2": below_one,
     "OPTIM.ADAM.EPS": positive,
-    "SOLVER.LR_POLICY": one_of("", "multistep", "cosine", "linear"),
+    "SOLVER.LR_POLICY": RegistryRule("schedule"),
     "SOLVER.WARMUP_FACTOR": share,
     "SOLVER.WARMUP_EPOCHS": at_least(0),
     "SOLVER.WARMUP_METHOD": one_of("linear", "constant"),
@@ -454,9 +469,9 @@ CHECKS = {
     "MODEL.VIT.DROP_PATH": below_one,
     "MODEL.VIT.POS_RESIZE": one_of("interpolate", "crop"),
     f"{MSVIT}.ATTN_TYPE": Rule(
-        lambda value: all(name in (*ATTENTIONS, *HISTORIC) for name in names_in(value)),
-        f"one of {', '.join((*ATTENTIONS, *HISTORIC))}, or several joined by , and /",
-        (*ATTENTIONS, *HISTORIC),
+        lambda value: all(name in (*ATTENTIONS, *LEGACY_ATTN_BACKENDS) for name in names_in(value)),
+        f"one of {', '.join((*ATTENTIONS, *LEGACY_ATTN_BACKENDS))}, or several joined by , and /",
+        (*ATTENTIONS, *LEGACY_ATTN_BACKENDS),
     ),
     f"{MSVIT}.BACKEND": matches(r"[a-z]\w*(\+[a-z]\w*)?", "auto, a name, or forward+backward"),
     f"{MSVIT}.SR_RAGGED": one_of("pad", "drop"),
@@ -491,6 +506,8 @@ CHECKS = {
     "DETECTION.TEST.SCORE": below_one,
     "DETECTION.TEST.NMS": share,
     "DETECTION.TEST.PER_IMAGE": at_least(1),
+    "DETECTION.TEST.TILE": at_least(0),
+    "DETECTION.TEST.OVERLAP": at_least(-1),
     "DETECTION.INPUT.TRAIN_SIZES": Rule(lambda v: v and min(v) > 0, "numbers above 0"),
     "DETECTION.INPUT.TEST_SIZE": at_least(1),
     "DETECTION.INPUT.MAX_SIZE": at_least(1),
@@ -512,6 +529,7 @@ CHECKS = {
     "DISTRIBUTED_BACKEND": one_of("nccl", "gloo", "mpi"),
     "DEVICE": matches(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, mps, cuda or cuda:N"),
     "SEED": between(0, 2**32 - 1),
+    "TASK": RegistryRule("task"),
     "VERSION": one_of(1),
 }
 
@@ -526,13 +544,25 @@ class Conflict(NamedTuple):
 
 CONFLICTS = (
     Conflict(
+        ("DETECTION.TEST.OVERLAP", "DETECTION.TEST.TILE"),
+        lambda overlap, tile: overlap >= 0 and tile == 0,
+        "the overlap is that of tiles: set DETECTION.TEST.TILE (--tile), too",
+    ),
+    Conflict(
+        ("DETECTION.TEST.OVERLAP", "DETECTION.TEST.TILE"),
+        lambda overlap, tile: 0 < tile <= overlap,
+        "the overlap must be smaller than the tile",
+    ),
+    Conflict(
         (f"{MSVIT}.SW_EXACT", f"{MSVIT}.MODE"),
         lambda exact, mode: exact == 1 and mode != 0,
         "exact window with random shift: SW_EXACT 1 has no chunks to choose from and needs MODE 0",
     ),
     Conflict(
         (f"{MSVIT}.ATTN_TYPE", f"{MSVIT}.BACKEND"),
-        lambda value, backend: backend != "auto" and any(n in HISTORIC for n in names_in(value)),
+        lambda value, backend: (
+            backend != "auto" and any(n in LEGACY_ATTN_BACKENDS for n in names_in(value))
+        ),
         "this ATTN_TYPE already pins a backend; write ATTN_TYPE longformer to choose another",
     ),
     Conflict(
@@ -557,7 +587,7 @@ CONFLICTS = (
     ),
     Conflict(
         ("OPTIM.VAL", "OPTIM.OPT"),
-        lambda drops, name: drops != 0 and name not in ("sgd", "qhm"),
+        lambda drops, name: drops and not registry("optimizer")[name].facts.get("drops_on_plateau"),
         "only sgd and qhm drop their rate by evaluation",
     ),
     Conflict(
@@ -588,7 +618,7 @@ def tree_at(node: str) -> CfgNode:
 
 
 KEYS = leaves(_C)  # {key: default}
-SECTIONS = {key[: dot.start()] for key in KEYS for dot in re.finditer(r"\.", key)} | {*OPEN}
+SECTIONS = {key[: dot.start()] for key in KEYS for dot in re.finditer(r"\.", key)} | {*EXTENSIBLE}
 
 
 def is_known(key: str) -> bool:
@@ -597,7 +627,7 @@ def is_known(key: str) -> bool:
     if key in KEYS or key in SECTIONS:
         return True
     node, _, name = key.rpartition(".")
-    if node not in OPEN or not name.isidentifier():
+    if node not in EXTENSIBLE or not name.isidentifier():
         return False
     declared = [last(key) for key in KEYS if key.startswith(f"{node}.")]
     return not any(likeness(name, other) >= 0.8 for other in declared)
@@ -606,8 +636,8 @@ def is_known(key: str) -> bool:
 def nearest(key: str) -> str | None:
     """The declared key most like `key`, if one is: by whole path and by last name, so that `LR`
     finds OPTIM.LR."""
-    if last(key).upper() in ELSEWHERE:
-        return ELSEWHERE[last(key).upper()]
+    if last(key).upper() in ALIASES:
+        return ALIASES[last(key).upper()]
     scores = {name: likeness(key, name) + likeness(last(key), last(name)) for name in KEYS}
     best = max(scores, key=scores.__getitem__)
     return best if scores[best] > 1 else None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # The original's names of longformer attention, and the backend that each of them stood for.
-HISTORIC = {
+LEGACY_ATTN_BACKENDS = {
     "longformerhand": "chunk_handgrad",
     "longformerauto": "chunk_autograd",
     "longformer_cuda": "triton",

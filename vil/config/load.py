@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 
 from vil.config import defaults, legacy
 from vil.config.coercion import coerce, free, kind
+from vil.config.registries import registry
 from vil.config.yaml_source import (
     COMMAND_LINE,
     EMPTY,
@@ -54,10 +55,28 @@ def load_config(
             continue  # a section whose lines are all commented out
         _assign(cfg, setting)
         sources[setting.key] = setting.where
+    _infer_task(cfg, settings)
     _check(cfg, sources)
     _warn(cfg, sources)
     cfg.freeze()
     return cfg, sources
+
+
+def override(
+    cfg: CfgNode, opts: Sequence[str] = (), flags: Mapping[str, str] | None = None
+) -> CfgNode:
+    """A frozen copy of a config with other values, checked again."""
+    changed, sources = cfg.clone(), {}
+    changed.defrost()
+    settings = legacy.modernise(list(from_options(opts)), defaults.is_known)
+    settings += [Setting(key, value, COMMAND_LINE) for key, value in (flags or {}).items()]
+    for setting in settings:
+        _assign(changed, setting)
+        sources[setting.key] = setting.where
+    _infer_task(changed, settings)
+    _check(changed, sources)
+    changed.freeze()
+    return changed
 
 
 def _assign(cfg: CfgNode, setting: Setting) -> None:
@@ -81,6 +100,25 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
         raise ConfigError(f"{where}: {key}: {wanted}") from None
 
 
+def _infer_task(cfg: CfgNode, settings: Sequence[Setting]) -> None:
+    """Set TASK to what another key implies, such as DETECTION.MODEL, unless the source that sets
+    that key, or a later one, sets TASK too."""
+    explicit = next((s for s in reversed(settings) if s.key == "TASK"), None)
+    for name, entry in registry("task").items():
+        key = entry.facts.get("implied_by")
+        implied = next((s for s in reversed(settings) if s.key == key), None)
+        if implied is None or not functools.reduce(CfgNode.__getitem__, key.split("."), cfg):
+            continue
+        later = explicit is None or settings.index(implied) > settings.index(explicit)
+        if later and not (explicit and source_of(explicit) == source_of(implied)):
+            cfg.TASK = name
+
+
+def source_of(setting: Setting) -> str:
+    """The file, or the command line, that a setting stands in."""
+    return setting.where.rpartition(":")[0] or setting.where
+
+
 def _check(cfg: CfgNode, sources: Mapping[str, str]) -> None:
     values = defaults.leaves(cfg)
     for key, rule in defaults.CHECKS.items():
@@ -98,7 +136,7 @@ def _check(cfg: CfgNode, sources: Mapping[str, str]) -> None:
 
 def _warn(cfg: CfgNode, sources: Mapping[str, str]) -> None:
     changed = diff(cfg, defaults.tree())
-    dead = [f"{key} ({why})" for key, why in defaults.DEAD.items() if key in changed]
+    dead = [f"{key} ({why})" for key, why in defaults.IGNORED_KEYS.items() if key in changed]
     if dead:
         log.warning("keys that never had an effect: %s", ", ".join(dead))
     legacy.warn_revived(cfg, sources)

@@ -14,6 +14,7 @@ import yaml
 
 from vil.config import defaults, legacy
 from vil.config.coercion import MAX_LITERAL, Quoted, as_written
+from vil.utils.errors import ConfigError
 
 SUFFIXES = (".yaml", ".yml", ".json")
 MAX_BYTES = 1 << 20  # of one file
@@ -22,15 +23,6 @@ MAX_DEPTH = 20
 COMMAND_LINE = "command line"
 EMPTY: dict = {}  # the value of an open node written as {}: back to the defaults
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class ConfigError(ValueError):
-    """A config that cannot be used; the message is one line."""
-
-    exit_code = 2
-
-    def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split("\n")))
 
 
 class Setting(NamedTuple):
@@ -178,7 +170,7 @@ class _Walk:
                 raise ConfigError(f"{self.where(line)}: {key}: given twice, first in line {first}")
             self.lines[key] = line
             if isinstance(value, yaml.MappingNode):
-                if not value.value and key in defaults.OPEN:
+                if not value.value and key in defaults.EXTENSIBLE:
                     yield Setting(key, EMPTY, self.where(line))
                 yield from self.mapping(value, f"{key}.")
             else:
@@ -227,7 +219,7 @@ def _option(key: str, value: Any) -> Iterator[Setting]:
             return
         walk = _Walk(lambda line: f"{COMMAND_LINE}: {key}")
         if isinstance(node, yaml.MappingNode):
-            if not node.value and key in defaults.OPEN:
+            if not node.value and key in defaults.EXTENSIBLE:
                 yield Setting(key, EMPTY, COMMAND_LINE)
             yield from (s._replace(where=COMMAND_LINE) for s in walk.mapping(node, f"{key}."))
             return

@@ -1,4 +1,4 @@
-"""What a loader gives: a batch, with the reports of the pictures that could not be read."""
+"""A batch of classification samples, with reports of the images that could not be read."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 
-class Unreadable(NamedTuple):
-    """A picture that could not be read; it travels from the worker in its batch."""
+class BadSample(NamedTuple):
+    """Report of an image that cannot be read; workers send it with their batch."""
 
     index: int
     name: str
@@ -18,14 +18,14 @@ class Unreadable(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """B samples of one step. `indices` stay on the host: they only lead back to the names."""
+    """B samples of one step. `indices` are never moved to the device: they only look up names."""
 
     images: Tensor  # (B, 3, H, W) float32
-    targets: Tensor  # (B,) int64, or (B, K) float32 once mixed
-    indices: Tensor  # (B,) int64: the samples that are inside, substitutes included
+    targets: Tensor  # (B,) int64, or (B, K) float32 after mixing
+    indices: Tensor  # (B,) int64: the samples in the batch, substitutes included
     epoch: int = 0
     step: int = 0
-    unreadable: tuple[Unreadable, ...] = ()
+    bad_samples: tuple[BadSample, ...] = ()
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -39,16 +39,17 @@ class Batch:
         device: torch.device | str,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> "Batch":
-        """Images and targets on the device, without waiting for the copy."""
+        """Copy images and targets to the device without waiting for the copy."""
         images = self.images.to(device, non_blocking=True, memory_format=memory_format)
         return replace(self, images=images, targets=self.targets.to(device, non_blocking=True))
 
 
-def collate(rows: list[tuple[tuple | None, list[Unreadable]]]) -> Batch:
-    """Rows are (sample (image, target, index) or None, reports); the Nones are left out."""
+def collate(rows: list[tuple[tuple | None, list[BadSample]]]) -> Batch:
+    """Collate rows (sample, reports), where a sample is (image, target, index) or None; rows
+    without a sample only add their reports."""
     samples = [sample for sample, _ in rows if sample is not None]
-    unreadable = tuple(report for _, reports in rows for report in reports)
+    bad_samples = tuple(report for _, reports in rows for report in reports)
     if not samples:
-        nothing = torch.empty(0, dtype=torch.int64)
-        return Batch(torch.empty(0), nothing, nothing, unreadable=unreadable)
-    return Batch(*default_collate(samples), unreadable=unreadable)
+        empty = torch.empty(0, dtype=torch.int64)
+        return Batch(torch.empty(0), empty, empty, bad_samples=bad_samples)
+    return Batch(*default_collate(samples), bad_samples=bad_samples)

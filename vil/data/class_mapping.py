@@ -1,7 +1,8 @@
-"""Which class of a model stands for which class of a dataset that was labelled otherwise.
+"""Map the classes of a model to those of a dataset that is labeled differently (DATA.TARGETMAP).
 
-A JSON file {"<class of the model>": "<name>(...)"}: the text up to the last "(" is looked for among
-the names of the dataset, where it may be followed by "(" and anything.
+The JSON file {"<class of the model>": "<name>(...)"} gives a class name of the dataset for each
+class of the model. The text up to the last "(" is compared with the dataset's names, each of which
+may also be followed by "(" and anything.
 """
 
 import json
@@ -17,46 +18,50 @@ from vil.utils.errors import DataError
 logger = logging.getLogger(__name__)
 
 
-def read_target_map(path: str | Path, num_classes: int, dataset_classes: Sequence[str]) -> Tensor:
-    """links (num_classes, dataset's classes) bool: many to many.
+def read_class_mapping(
+    path: str | Path, num_classes: int, dataset_classes: Sequence[str]
+) -> Tensor:
+    """Read a many-to-many mapping (num_classes, dataset's classes) bool.
 
-    One warning for dataset classes that nothing stands for. DataError when the file is not such a
-    map, names a class that the model has not, or links nothing.
+    Warns once about dataset classes that no class of the model maps to. Raises DataError if the
+    file is invalid, contains a class that the model does not have, or maps no class.
     """
-    links = torch.zeros(num_classes, len(dataset_classes), dtype=torch.bool)
-    columns = by_name(dataset_classes)
+    mapping = torch.zeros(num_classes, len(dataset_classes), dtype=torch.bool)
+    columns = columns_by_name(dataset_classes)
     for number, text in read_entries(path, num_classes).items():
-        links[number, columns.get(text.rsplit("(", 1)[0], [])] = True
-    alone = [name for name, linked in zip(dataset_classes, links.any(0).tolist()) if not linked]
-    if len(alone) == len(dataset_classes):
-        raise DataError(f"{path} links no class of the model to one of {', '.join(alone[:5])}, ...")
-    if alone:
+        mapping[number, columns.get(text.rsplit("(", 1)[0], [])] = True
+    unmapped = [name for name, used in zip(dataset_classes, mapping.any(0).tolist()) if not used]
+    if len(unmapped) == len(dataset_classes):
+        raise DataError(
+            f"{path} maps no class of the model to one of {', '.join(unmapped[:5])}, ..."
+        )
+    if unmapped:
         logger.warning(
-            "%s: no class of the model stands for %d of %d classes, whose images count as wrong; "
+            "%s: no class of the model maps to %d of %d classes, whose images count as wrong; "
             "the first: %s",
             path,
-            len(alone),
+            len(unmapped),
             len(dataset_classes),
-            alone[0],
+            unmapped[0],
         )
-    return links
+    return mapping
 
 
-def by_name(classes: Sequence[str]) -> dict[str, list[int]]:
-    """The classes that a name means: those called so, or so before one of their "("."""
+def columns_by_name(classes: Sequence[str]) -> dict[str, list[int]]:
+    """Class numbers by name, where "a (b)" is found by its full name and by the text before "("."""
     columns = {}
-    for column, known in enumerate(classes):
-        for end in [len(known), *(place for place, sign in enumerate(known) if sign == "(")]:
-            columns.setdefault(known[:end], []).append(column)
+    for column, name in enumerate(classes):
+        for end in [len(name), *(i for i, character in enumerate(name) if character == "(")]:
+            columns.setdefault(name[:end], []).append(column)
     return columns
 
 
 def read_entries(path: str | Path, num_classes: int) -> dict[int, str]:
-    """Class of the model -> the text beside it. DataError."""
+    """{class of the model: text}. Raises DataError for an invalid file."""
     try:
         table = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise DataError(f"there is no target map {path}") from error
+        raise DataError(f"there is no class mapping {path} (DATA.TARGETMAP)") from error
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(table, dict):

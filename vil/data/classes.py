@@ -1,7 +1,7 @@
-"""What the classes of a split are called, and which number a label has.
+"""Class names and class numbers of a split.
 
-Two sorts of datasets: classes with names (folders), where training decides the numbers; and labels
-that are numbers already, where the only question is how many classes there are.
+Datasets are of two kinds. Some have named classes (folders), which the training split numbers.
+Others have plain numbers for labels, and only the number of classes must be known.
 """
 
 import logging
@@ -13,43 +13,46 @@ from vil.utils.errors import DataError
 logger = logging.getLogger(__name__)
 
 
-def trained_classes(
-    split: str, found: list[str], trained: Path, read: Callable[[Path], list[str]]
+def classes_of_split(
+    split: str, names: list[str], train: Path, read: Callable[[Path], list[str]]
 ) -> list[str]:
-    """The class list of a split in which the class names `found` occur, sorted.
+    """The class list of a split that contains the classes `names`, sorted.
 
-    They are train's own, which `read(trained)` gives, and every one found must be among them.
-    Without train (somebody who only evaluates) val's own are the classes, with a warning.
+    It is the training split's list, `read(train)`, which must contain all `names`. If `train` does
+    not exist (evaluation only), the validation split's own names are used, with a warning.
     """
     if split == "train":
-        return found
-    if not trained.exists():
-        logger.warning("no %s: the classes are those of val", trained)
-        return found
-    known = read(trained)
-    if unknown := sorted(set(found) - set(known)):
-        place = trained.with_name(trained.name.replace("train", "val"))
-        raise DataError(f"{place} has classes that train has not: {', '.join(unknown)}")
-    return known
+        return names
+    if not train.exists():
+        logger.warning("no %s: the classes are those of val", train)
+        return names
+    classes = read(train)
+    if unknown := sorted(set(names) - set(classes)):
+        path = train.with_name(train.name.replace("train", "val"))
+        raise DataError(f"{path} has classes that train does not have: {', '.join(unknown)}")
+    return classes
 
 
-def class_number(
-    text: str, limit: int | None, file: Path, line: int, kind: str = "an integer"
+def parse_class(
+    text: str, num_classes: int | None, file: Path, line: int, expected: str = "an integer"
 ) -> int:
-    """The label that stands in a line; DataError unless it is an integer of 0..limit-1.
+    """The class number in a line of a file.
 
-    `kind` says in the error what else the line may hold.
+    Raises DataError, with what was `expected` in words, unless it is an integer in 0..num_classes-1
+    (num_classes None: any number from 0).
     """
     try:
         label = int(text)
     except ValueError:
-        raise DataError(f"{file}, line {line}: the class must be {kind}, not {text!r}") from None
-    if label < 0 or (limit is not None and label >= limit):
-        allowed = "from 0 up" if limit is None else f"0..{limit - 1}"
+        raise DataError(
+            f"{file}, line {line}: the class must be {expected}, not {text!r}"
+        ) from None
+    if label < 0 or (num_classes is not None and label >= num_classes):
+        allowed = "from 0 up" if num_classes is None else f"0..{num_classes - 1}"
         raise DataError(f"{file}, line {line}: class {label} is outside of the classes ({allowed})")
     return label
 
 
-def numbered_classes(count: int) -> list[str]:
-    """Names of classes that have none."""
-    return [str(number) for number in range(count)]
+def numeric_names(num_classes: int) -> list[str]:
+    """Names "0", "1", ... for classes that have none."""
+    return [str(number) for number in range(num_classes)]

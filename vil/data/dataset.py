@@ -1,5 +1,6 @@
-"""What every row of DATASETS gives: pictures with one class each, by index."""
+"""The interface of datasets: images with one class each, by index."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -10,20 +11,20 @@ from torch.utils.data import Dataset
 from vil.data.batch import collate
 from vil.utils.lookup import lookup
 
-# The number keeps the two splits apart where a dataset is generated.
+# The numbers are part of the random key of generated datasets: their splits must differ.
 SPLITS = {"train": 0, "val": 1}
 
 
-class Loadable(Protocol):
-    """What the loaders ask of a dataset, whatever its targets are.
+class LoadableDataset(Protocol):
+    """What the loaders need from a dataset, for any kind of target.
 
-    A picture that cannot be read is an OSError, which they count and forgive; every other error
-    ends the run. One that also has `groups` (N,) int64 gets training batches of one group each, as
-    far as possible.
+    `__getitem__` raises OSError for an image that cannot be read: the loaders count it and
+    continue. Any other error stops the run. If there is an attribute `groups` (N,) int64, training
+    batches hold samples of one group as far as possible.
     """
 
     classes: list[str]
-    collate: Callable[[list], Any]  # rows of `Samples` -> a batch
+    collate: Callable[[list], Any]  # rows of `RobustDataset` -> a batch
 
     def __len__(self) -> int: ...
 
@@ -32,17 +33,15 @@ class Loadable(Protocol):
     def sample_name(self, index: int) -> str: ...
 
 
-class ImageDataset(Dataset):
-    """ds[i] -> (image, target): a PIL RGB image, or what `transform` makes of it, and an int.
+class ImageDataset(Dataset, ABC):
+    """dataset[i] -> (image, target): an RGB PIL image or the output of `transform`, and an int.
 
-    A subclass sets the two fields and writes `image` and `sample_name`, of which `image` raises
-    OSError for a picture that cannot be read.
+    A subclass sets `classes` and `targets` and defines `image` and `sample_name`.
     """
 
     collate = staticmethod(collate)
-    numbered = False  # labels are plain numbers: the row takes num_classes
     classes: list[str]
-    targets: np.ndarray  # (N,) int64: one buffer, whose pages forked workers share for good
+    targets: np.ndarray  # (N,) int64: forked workers share the pages of an array, not of a list
 
     def __init__(self, split: str, transform: Callable | None = None):
         lookup(SPLITS, split, "split")
@@ -58,10 +57,10 @@ class ImageDataset(Dataset):
             image = self.transform(image)
         return image, int(self.targets[index])
 
+    @abstractmethod
     def image(self, index: int) -> Image.Image:
-        """The RGB picture before any transform."""
-        raise NotImplementedError
+        """The RGB image before any transform. Raises OSError if it cannot be read."""
 
+    @abstractmethod
     def sample_name(self, index: int) -> str:
-        """What a person would look for: a path below the root, a member of an archive."""
-        raise NotImplementedError
+        """A name by which a user finds the sample: a path below the root, an archive member."""

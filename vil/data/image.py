@@ -1,4 +1,4 @@
-"""Read a picture as 8-bit RGB, or raise the one error that means "this file is broken"."""
+"""Read an image as 8-bit RGB, with one exception for every kind of broken file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,40 +11,43 @@ from vil.utils.rgb import to_rgb
 
 
 class UnreadableImage(OSError):
-    """A file that is missing, is no picture, ends too early or would fill the memory."""
+    """A file that is missing, truncated, not an image, or too large to decode."""
 
 
 def read_image(source: str | Path | BinaryIO) -> Image.Image:
-    """The whole picture, decoded. Raises UnreadableImage."""
-    with faults_named(), Image.open(source) as image:
-        refuse_bomb(image)
-        refuse_program(image)
+    """Decode an image completely. Raises UnreadableImage."""
+    with as_unreadable(), Image.open(source) as image:
+        check_size(image)
+        check_format(image)
         return to_rgb(image)
 
 
 def read_size(source: str | Path | BinaryIO) -> tuple[int, int]:
-    """Width and height, from the picture's head alone. Raises UnreadableImage."""
-    with faults_named(), Image.open(source) as image:
-        refuse_bomb(image)
-        refuse_program(image)
+    """Width and height from the image header. Raises UnreadableImage."""
+    with as_unreadable(), Image.open(source) as image:
+        check_size(image)
+        check_format(image)
         return image.size
 
 
 @contextmanager
-def faults_named() -> Iterator[None]:
-    """UnreadableImage for whatever PIL raises inside."""
+def as_unreadable() -> Iterator[None]:
+    """Turn any exception of PIL into UnreadableImage."""
     try:
         yield
-    except UnidentifiedImageError as error:  # names a BytesIO by its place in memory
-        raise UnreadableImage("UnidentifiedImageError: no picture of a known kind") from error
+    except UnidentifiedImageError as error:  # its message has the memory address of a BytesIO
+        raise UnreadableImage("UnidentifiedImageError: not an image of a known format") from error
     except Exception as error:
         # PIL has no common type for a broken file (OSError, SyntaxError, ValueError, struct.error,
         # zlib.error, EOFError, DecompressionBombError, ...), and only PIL runs inside this try.
         raise UnreadableImage(f"{type(error).__name__}: {error}") from error
 
 
-def refuse_bomb(image: Image.Image) -> None:
-    """Raise where PIL only warns; a warnings filter per image would revive all shown warnings."""
+def check_size(image: Image.Image) -> None:
+    """Raise above the number of pixels at which PIL only warns.
+
+    A warnings filter would do it too, but setting one per image resets all shown warnings.
+    """
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and image.width * image.height > limit:
         raise Image.DecompressionBombError(
@@ -52,7 +55,7 @@ def refuse_bomb(image: Image.Image) -> None:
         )
 
 
-def refuse_program(image: Image.Image) -> None:
-    """PostScript is a program, which PIL would hand to Ghostscript, whatever its file is called."""
+def check_format(image: Image.Image) -> None:
+    """Reject PostScript under any file name: PIL would let Ghostscript execute it."""
     if image.format == "EPS":
         raise UnidentifiedImageError

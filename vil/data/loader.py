@@ -1,7 +1,7 @@
-"""The two loaders. Training asks for steps, evaluation for one pass; both give Batches.
+"""TrainLoader yields the batches of a range of steps, EvalLoader those of one pass.
 
-A training sample's pixels are a function of (seed, epoch, position): not of the number of workers,
-nor of the number of processes, nor of the step at which the run was resumed.
+The pixels of a training sample are a function of (seed, epoch, position). They do not depend on the
+number of workers, the number of processes, or the step at which a run resumes.
 """
 
 from collections.abc import Iterator
@@ -9,13 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from vil.data.batch import Batch
-from vil.data.dataset import Loadable
-from vil.data.robust_dataset import BadSampleLog, Samples
+from vil.data.dataset import LoadableDataset
+from vil.data.robust_dataset import BadSampleLog, RobustDataset
 from vil.data.samplers import eval_batches, train_batches
-from vil.data.workers import data_loader, iter_batches, start, stop_at_exit, stop_workers
+from vil.data.workers import (
+    build_data_loader,
+    iter_batches,
+    start_workers,
+    stop_at_exit,
+    stop_workers,
+)
 from vil.utils.errors import DataError
 
-# How many successive samples are tried in place of one that cannot be read.
+# How many consecutive samples are tried in place of one that cannot be read.
 TRIES = 10
 
 
@@ -24,7 +30,7 @@ class TrainLoader:
 
     def __init__(
         self,
-        dataset: Loadable,
+        dataset: LoadableDataset,
         *,
         batch_size: int,
         seed: int = 0,
@@ -37,10 +43,13 @@ class TrainLoader:
         bad_file: str | Path | None = None,
         context: str | None = None,
     ):
-        """batch_size is that of one process; context is a start method of multiprocessing.
-
-        repeats > 1 is repeated augmentation: as many samples per epoch, fewer distinct ones. A
-        dataset's `groups` are kept apart (samplers.in_groups).
+        """
+        Args:
+            batch_size: of one process.
+            repeats: above 1, repeated augmentation: as many samples per epoch, fewer distinct ones.
+            max_bad_fraction: of unreadable images, above which loading raises DataError.
+            bad_file: lists the unreadable images.
+            context: start method of multiprocessing.
         """
         if repeats < 1:
             raise ValueError(f"repeats must be at least 1, given {repeats}")
@@ -51,7 +60,7 @@ class TrainLoader:
                 f"and the training set has {len(dataset)}"
             )
         self.classes = dataset.classes
-        self.samples = Samples(dataset, seed=seed, tries=TRIES)
+        self.samples = RobustDataset(dataset, seed=seed, tries=TRIES)
         self.order = {
             "batch_size": batch_size,
             "seed": seed,
@@ -61,46 +70,46 @@ class TrainLoader:
             "groups": getattr(dataset, "groups", None),
         }
         self.options = {"workers": workers, "pin_memory": pin_memory, "context": context}
-        self.ledger = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
+        self.bad_samples = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
 
     def batches(self, start_step: int, stop_step: int) -> Iterator[Batch]:
-        """The batches of steps [start_step, stop_step). close() on it ends the workers.
+        """Yield the batches of steps [start_step, stop_step). close() on it stops the workers.
 
-        Raises DataError when too many pictures cannot be read.
+        Raises DataError if too many images cannot be read.
         """
         steps = range(start_step, stop_step)
         order = train_batches(
             len(self.samples.dataset), start=start_step, stop=stop_step, **self.order
         )
-        iterator = start(data_loader(self.samples, order, **self.options))
+        iterator = start_workers(build_data_loader(self.samples, order, **self.options))
         stop_at_exit(iterator)
         try:
             for step, batch in zip(steps, iter_batches(iterator)):
-                self.ledger.record(batch.unreadable)
-                self.refuse_gaps(batch)
+                self.bad_samples.record(batch.bad_samples)
+                self.check_full(batch)
                 yield replace(batch, epoch=step // self.steps_per_epoch, step=step)
         finally:
             stop_workers(iterator)
 
-    def refuse_gaps(self, batch: Batch) -> None:
-        """DataError when a sample found no substitute."""
+    def check_full(self, batch: Batch) -> None:
+        """Raise DataError if no substitute was found for a sample."""
         if len(batch) < self.order["batch_size"]:
-            last = batch.unreadable[-1]
+            last = batch.bad_samples[-1]
             raise DataError(
-                f"{TRIES} images in a row cannot be read: mend or remove them; "
+                f"{TRIES} images in a row cannot be read: repair or remove them; "
                 f"the last: {last.name} ({last.reason})"
             )
 
 
 class EvalLoader:
-    """This process's share of a dataset, in order; over all processes every sample exactly once.
+    """This process's share of a dataset, in order. Over all processes every sample comes once.
 
-    Iterate as often as needed: the workers stay. Unreadable pictures are left out of their batch.
+    It can be iterated again; the workers are kept. Unreadable images are left out of their batch.
     """
 
     def __init__(
         self,
-        dataset: Loadable,
+        dataset: LoadableDataset,
         *,
         batch_size: int,
         rank: int = 0,
@@ -115,27 +124,27 @@ class EvalLoader:
         self.dataset = dataset
         self.classes = dataset.classes
         self.order = eval_batches(len(dataset), batch_size=batch_size, rank=rank, world=world)
-        self.loader = data_loader(
-            Samples(dataset),
+        self.loader = build_data_loader(
+            RobustDataset(dataset),
             self.order,
             workers=workers,
             pin_memory=pin_memory,
             context=context,
             persistent=True,
         )
-        self.ledger = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
+        self.bad_samples = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
         self.started = None
 
     def __len__(self) -> int:
-        """Batches of this process; fewer come when all pictures of one cannot be read."""
+        """Number of batches of this process. Batches without a readable image are skipped."""
         return len(self.order)
 
     def __iter__(self) -> Iterator[Batch]:
-        iterator = start(self.loader)
-        if iterator is not self.started:  # the same object again once there are workers
+        iterator = start_workers(self.loader)
+        if iterator is not self.started:  # persistent workers: torch returns the same iterator
             self.started = iterator
             stop_at_exit(iterator)
         for step, batch in enumerate(iter_batches(iterator)):
-            self.ledger.record(batch.unreadable)
+            self.bad_samples.record(batch.bad_samples)
             if len(batch):
                 yield replace(batch, step=step)

@@ -1,6 +1,6 @@
-"""Mixup and CutMix of a batch, wherever it lies. The loader does not mix: the model's device does.
+"""Mixup (arXiv:1710.09412) and CutMix (arXiv:1905.04899) of a batch, with timm's implementation.
 
-mixup: https://arxiv.org/abs/1710.09412. CutMix: https://arxiv.org/abs/1905.04899. Both by timm.
+They run on the device of the batch, not in the loader.
 """
 
 from dataclasses import replace
@@ -9,17 +9,16 @@ import torch
 from timm.data.mixup import Mixup, mixup_target
 
 from vil.data.batch import Batch
-from vil.data.seed_sequence import seeded
+from vil.data.seed_sequence import fork_rng
 from vil.utils.lookup import lookup
 
-# Whether one draw serves the batch, a pair of samples, or a sample.
+# Sample the mixing ratio and the box once per batch, per pair of samples, or per sample.
 MODES = dict.fromkeys(("batch", "pair", "elem"))
 
 
 class Mix:
-    """mix(batch, rank) -> the batch with mixed images and soft targets (B, K), smoothing included.
-
-    The draw is a function of (seed, epoch, step, rank).
+    """mix(batch, rank) -> the batch with mixed images and soft targets (B, K), label smoothing
+    included. The random numbers are a function of (seed, epoch, step, rank).
     """
 
     def __init__(
@@ -52,13 +51,13 @@ class Mix:
         )
 
     def __call__(self, batch: Batch, rank: int = 0) -> Batch:
-        """A sample is mixed with its mirror in the batch; an odd batch's last one stays as it is.
+        """Mix sample i with sample B - 1 - i. The last sample of an odd batch is not mixed.
 
-        timm refuses odd batches: its pairs give the middle sample no lambda.
+        timm does not support odd batches: its pairs leave the middle sample without a ratio.
         """
         even = len(batch) - len(batch) % 2
         images = batch.images.clone()  # timm mixes in place
-        with seeded("mix", self.seed, batch.epoch, batch.step, rank):
+        with fork_rng("mix", self.seed, batch.epoch, batch.step, rank):
             _, mixed = self.mixup(images[:even], batch.targets[:even])
-        alone = mixup_target(batch.targets[even:], **self.smoothing)
-        return replace(batch, images=images, targets=torch.cat([mixed, alone]))
+        unmixed = mixup_target(batch.targets[even:], **self.smoothing)
+        return replace(batch, images=images, targets=torch.cat([mixed, unmixed]))

@@ -1,8 +1,14 @@
-"""Bitmaps as run lengths, in COCO's two spellings: a list of numbers and a compressed string.
+"""Masks as COCO run lengths: a list of numbers, or a compressed string.
 
-The runs go down the columns, the first one is of zeros. In the string a number is its difference to
-the last but one before it (from the fourth on), in groups of five bits, the lowest first; bit 5
-says that more follow, the last group's bit 4 is the sign, and 48 is added to make it a character.
+Runs count pixels column by column; the first run is of zeros. The string stores each number from
+the fourth on as its difference to the number two before it, in groups of five bits, lowest first.
+Bit 5 of a group marks that another follows, bit 4 of the last group is the sign, and 48 is added to
+make an ASCII character.
+
+pycocotools and faster-coco-eval encode valid masks to the same strings, but neither is a required
+dependency, so this code would remain as their fallback. They also do not detect what
+`decompress_runs` rejects: pycocotools 2.0.11 returns uninitialized pixels for a string that is too
+short, and faster-coco-eval 1.8.0 accepts characters outside of the format.
 """
 
 from collections.abc import Iterable
@@ -10,18 +16,18 @@ from collections.abc import Iterable
 import numpy as np
 
 
-def runs_of(bitmap: np.ndarray) -> list[int]:
-    """The run lengths of a bitmap (H, W) of zeros and others."""
-    flat = np.concatenate([[False], np.asarray(bitmap, bool).ravel(order="F")])
+def mask_to_runs(mask: np.ndarray) -> list[int]:
+    """The run lengths of a mask (H, W), nonzero where the object is."""
+    flat = np.concatenate([[False], np.asarray(mask, bool).ravel(order="F")])
     starts = np.flatnonzero(flat[1:] != flat[:-1])
     return np.diff([0, *starts, len(flat) - 1]).tolist()
 
 
-def compressed(runs: Iterable[int]) -> str:
-    """The string of run lengths."""
+def compress_runs(runs: Iterable[int]) -> str:
+    """Encode run lengths as a string."""
     runs, characters = list(runs), []
-    for at, run in enumerate(runs):
-        rest = run - runs[at - 2] if at > 2 else run
+    for i, run in enumerate(runs):
+        rest = run - runs[i - 2] if i > 2 else run
         more = True
         while more:
             group, rest = rest & 31, rest >> 5
@@ -30,24 +36,24 @@ def compressed(runs: Iterable[int]) -> str:
     return "".join(characters)
 
 
-def runs_in(text: bytes) -> np.ndarray:
-    """The run lengths (n,) int64 that a string spells. ValueError for what is no such string."""
+def decompress_runs(text: bytes) -> np.ndarray:
+    """Decode a string to run lengths (n,) int64. Raises ValueError for an invalid string."""
     groups = np.frombuffer(text, np.uint8).astype(np.int64) - 48
     ends = np.flatnonzero(groups < 32) + 1
     if not len(ends) or groups.min() < 0 or groups.max() > 63 or ends[-1] != len(groups):
-        raise ValueError("no string of run lengths")
+        raise ValueError("not a string of run lengths")
     starts = np.concatenate([[0], ends[:-1]])
     lengths = ends - starts
     if lengths.max() > 7:
         raise ValueError("a run length of more than 34 bits")
-    places = np.arange(len(groups)) - starts.repeat(lengths)
-    runs = np.add.reduceat((groups & 31) << 5 * places, starts)
+    offsets = np.arange(len(groups)) - starts.repeat(lengths)
+    runs = np.add.reduceat((groups & 31) << 5 * offsets, starts)
     runs -= (groups[ends - 1] >> 4 & 1) << 5 * lengths
     runs[1::2], runs[2::2] = runs[1::2].cumsum(), runs[2::2].cumsum()
     return runs
 
 
-def bitmap_of(runs: np.ndarray, height: int, width: int) -> np.ndarray:
-    """(height, width) uint8 of runs that add up to its pixels."""
+def runs_to_mask(runs: np.ndarray, height: int, width: int) -> np.ndarray:
+    """A mask (height, width) uint8 from runs that add up to height * width."""
     values = np.arange(len(runs), dtype=np.uint8) & 1
     return values.repeat(runs).reshape(width, height).T

@@ -1,4 +1,4 @@
-"""Pictures that cannot be read: forgiven, counted once, reported once, fatal in large numbers."""
+"""Skip images that cannot be read, log each of them once, and stop if there are too many."""
 
 import logging
 from collections.abc import Iterable
@@ -6,42 +6,42 @@ from pathlib import Path
 
 from torch.utils.data import Dataset
 
-from vil.data.batch import Unreadable
-from vil.data.dataset import Loadable
+from vil.data.batch import BadSample
+from vil.data.dataset import LoadableDataset
 from vil.data.samplers import Position
-from vil.data.seed_sequence import seeded
+from vil.data.seed_sequence import fork_rng
 from vil.utils.errors import DataError
 
 logger = logging.getLogger(__name__)
 
 
-class Samples(Dataset):
-    """A dataset asked by Position: seeded augmentation, and an answer for pictures that are broken.
+class RobustDataset(Dataset):
+    """Wrap a dataset: seed the augmentation of each position, replace unreadable images.
 
-    [position] -> (sample, reports): sample is (image, target, index) of the first of `tries`
-    successive indices that can be read, or None; reports name those that cannot.
+    robust[position] -> (sample, reports): sample is (image, target, index) of the first of `tries`
+    consecutive indices that can be read, or None; reports list those that cannot.
     """
 
-    def __init__(self, dataset: Loadable, *, seed: int = 0, tries: int = 1):
+    def __init__(self, dataset: LoadableDataset, *, seed: int = 0, tries: int = 1):
         self.dataset = dataset
         self.seed = seed
         self.tries = tries
 
-    def __getitem__(self, at: Position) -> tuple[tuple | None, list[Unreadable]]:
+    def __getitem__(self, at: Position) -> tuple[tuple | None, list[BadSample]]:
         reports = []
         for offset in range(self.tries):
             index = (at.index + offset) % len(self.dataset)
             try:
-                with seeded("augment", self.seed, at.epoch, at.position):
+                with fork_rng("augment", self.seed, at.epoch, at.position):
                     return (*self.dataset[index], index), reports
             except OSError as error:
                 reason = " ".join(str(error).split())
-                reports.append(Unreadable(index, self.dataset.sample_name(index), reason))
+                reports.append(BadSample(index, self.dataset.sample_name(index), reason))
         return None, reports
 
 
 class BadSampleLog:
-    """Counts unreadable pictures of one dataset in this process, whatever worker met them."""
+    """Count and log the unreadable images of one dataset, over all workers of this process."""
 
     def __init__(self, total: int, max_fraction: float, file: str | Path | None = None):
         self.total = total
@@ -49,8 +49,8 @@ class BadSampleLog:
         self.file = file
         self.seen: set[int] = set()
 
-    def record(self, reports: Iterable[Unreadable]) -> None:
-        """Report what is new. DataError when more than max_fraction of the dataset is broken."""
+    def record(self, reports: Iterable[BadSample]) -> None:
+        """Log new reports. Raises DataError if more than max_fraction of the dataset is bad."""
         for index, name, reason in reports:
             if index in self.seen:
                 continue
@@ -59,14 +59,14 @@ class BadSampleLog:
             if len(self.seen) > self.max_fraction * self.total:
                 raise DataError(
                     f"{len(self.seen)} of {self.total} images cannot be read, more than the "
-                    f"allowed fraction of {self.max_fraction} (DATA.MAX_BAD_FRACTION): mend or "
-                    "remove them, the run's bad_samples.txt names them, or allow for more; "
+                    f"allowed fraction of {self.max_fraction} (DATA.MAX_BAD_FRACTION): repair or "
+                    "remove them (the run's bad_samples.txt lists them), or allow more; "
                     f"the last: {name} ({reason})"
                 )
 
     def write(self, line: str) -> None:
-        """One warning, and one line at the end of the file: other ranks, and the run before it was
-        resumed, may have met the picture."""
+        """Log a warning and append the line to the file, unless the file already has it from
+        another rank or from before the run resumed."""
         logger.warning("unreadable image (%d of %d so far): %s", len(self.seen), self.total, line)
         if self.file is None:
             return

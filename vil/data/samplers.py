@@ -1,6 +1,6 @@
-"""Which sample comes when: pure functions of (seed, epoch, position) and of nothing else.
+"""The order of samples, as pure functions of (seed, epoch, position).
 
-Letters: N samples, B batch per process, R processes ("world"), r one of them ("rank").
+Shapes: N samples, B batch size per process, W processes ("world"), rank 0 .. W-1.
 """
 
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vil.data.seed_sequence import entropy
+from vil.data.seed_sequence import seed_sequence
 
 
 class Position(NamedTuple):
-    """A place in the order of an epoch, over all processes, and the sample that stands there."""
+    """A position in the order of an epoch, over all processes, and the sample at it."""
 
     epoch: int
     position: int
@@ -20,13 +20,14 @@ class Position(NamedTuple):
 
 
 def epoch_order(n: int, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
-    """The samples (N,) int64 of one epoch: a permutation, or its beginning with every sample
-    `repeats` times in a row (about N / repeats distinct ones).
+    """The samples (N,) int64 of one epoch: a permutation.
 
-    Repeated augmentation: Hoffer et al., arXiv:1901.09335; three repeats in DeiT, arXiv:2012.12877.
-    RandomState, whose numbers numpy promises never to change: a run can resume under another numpy.
+    With repeats > 1 (repeated augmentation: Hoffer et al., arXiv:1901.09335; 3 in DeiT,
+    arXiv:2012.12877) each sample comes `repeats` times in a row, and an epoch has about N / repeats
+    distinct samples. RandomState keeps its numbers in all numpy versions, so that a run can resume
+    under another version.
     """
-    random = np.random.RandomState(np.random.MT19937(entropy("order", seed, epoch)))
+    random = np.random.RandomState(np.random.MT19937(seed_sequence("order", seed, epoch)))
     return random.permutation(n)[: -(-n // repeats)].repeat(repeats)[:n]
 
 
@@ -42,47 +43,47 @@ def train_batches(
     repeats: int = 1,
     groups: np.ndarray | None = None,
 ) -> Iterator[list[Position]]:
-    """This process's B positions of every step in [start, stop), across epochs.
+    """Yield this process's B positions of every step in [start, stop), across epochs.
 
-    A step takes B * R consecutive positions and each process a slice of them, so that R processes
-    see together what one process with their common batch sees. The rest of an epoch is dropped.
-    The copies that `repeats` makes stand at positions of their own and are augmented apart.
-    `groups` (N,) are kept apart as in_groups does.
+    A step takes B * W consecutive positions, of which each process takes a slice: W processes see
+    the same samples as one process with batch size B * W. The remainder of an epoch is dropped.
+    Repeated samples have different positions, and so different augmentations. `groups` (N,) are
+    separated by `group_batches`.
     """
-    everyone = batch_size * world
+    global_batch = batch_size * world
     order, order_epoch = None, None
     for step in range(start, stop):
-        epoch, batch = divmod(step, n // everyone)
+        epoch, batch = divmod(step, n // global_batch)
         if epoch != order_epoch:
             order, order_epoch = epoch_order(n, seed, epoch, repeats), epoch
             if groups is not None:
-                order = in_groups(order, groups, everyone)
-        first = batch * everyone + rank * batch_size
+                order = group_batches(order, groups, global_batch)
+        first = batch * global_batch + rank * batch_size
         yield [Position(epoch, p, int(order[p])) for p in range(first, first + batch_size)]
 
 
-def in_groups(order: np.ndarray, groups: np.ndarray, everyone: int) -> np.ndarray:
-    """The same samples (N,), put so that the B * R of a step are of one group, as far as possible.
+def group_batches(order: np.ndarray, groups: np.ndarray, global_batch: int) -> np.ndarray:
+    """Reorder the samples (N,) so that each global batch holds one group, as far as possible.
 
-    A batch stands where its last sample stood. What a group has left over comes at the end, mixed
-    with the others' and in the old order, so that an epoch has as many steps as without groups.
+    A batch is placed where its last sample was. The remainders of all groups come at the end, mixed
+    and in their original order, so that an epoch has as many steps as without groups.
     """
-    kinds, rest, batches = groups[order], [], []
-    for kind in np.unique(kinds):
-        places = np.flatnonzero(kinds == kind)
-        whole = len(places) // everyone * everyone
-        batches += list(places[:whole].reshape(-1, everyone))
-        rest.append(places[whole:])
-    batches.sort(key=lambda places: places[-1])
-    return order[np.concatenate([*batches, np.sort(np.concatenate(rest))])]
+    group_of, remainders, batches = groups[order], [], []
+    for group in np.unique(group_of):
+        positions = np.flatnonzero(group_of == group)
+        full = len(positions) // global_batch * global_batch
+        batches += list(positions[:full].reshape(-1, global_batch))
+        remainders.append(positions[full:])
+    batches.sort(key=lambda positions: positions[-1])
+    return order[np.concatenate([*batches, np.sort(np.concatenate(remainders))])]
 
 
 def eval_indices(n: int, rank: int = 0, world: int = 1) -> range:
-    """This process's share: over all processes every index once, none twice, no padding."""
+    """This process's share. Over all processes every index comes once, without padding."""
     return range(rank, n, world)
 
 
 def eval_batches(n: int, *, batch_size: int, rank: int = 0, world: int = 1) -> list[list[Position]]:
-    """This process's share in batches of B, the last one shorter."""
+    """This process's share in batches of B; the last one may be smaller."""
     share = [Position(0, index, index) for index in eval_indices(n, rank, world)]
     return [share[first : first + batch_size] for first in range(0, len(share), batch_size)]

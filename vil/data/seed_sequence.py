@@ -1,8 +1,8 @@
-"""Random numbers as pure functions of a key, drawn behind the back of the program's generators.
+"""Random numbers as pure functions of a key, without touching the program's global generators.
 
-timm's transforms draw from `random`, from numpy's global generator and from torch's CPU generator,
-torchvision's from torch's. All three are seeded from the same key and put back afterwards, so that
-nothing depends on the number of workers and a resumed run needs integers only.
+timm's transforms use `random`, numpy's global generator and torch's CPU generator; torchvision's
+use torch's. All three are seeded from one key and restored afterwards. So nothing depends on the
+number of workers, and a run resumes from integers alone.
 """
 
 import random
@@ -12,24 +12,24 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-# SeedSequence fills a short key up with zeros: without a number per use, the order of an epoch
-# (seed, epoch) and its first sample (seed, epoch, 0) would get the same numbers.
+# SeedSequence pads a short key with zeros. Without a stream number the order of an epoch
+# (seed, epoch) and its first sample (seed, epoch, 0) would get the same random numbers.
 STREAMS = {"order": 1, "augment": 2, "mix": 3}
 
 
-def entropy(stream: str, *key: int) -> np.random.SeedSequence:
-    """The source of all numbers of one use; the key's integers must not be negative."""
+def seed_sequence(stream: str, *key: int) -> np.random.SeedSequence:
+    """The seed sequence of a stream and a key of non-negative integers."""
     return np.random.SeedSequence((STREAMS[stream], *key))
 
 
 @contextmanager
-def seeded(stream: str, *key: int) -> Iterator[None]:
-    """Inside, the three global generators start from the key; outside, nothing has happened.
+def fork_rng(stream: str, *key: int) -> Iterator[None]:
+    """Seed the three global generators from the key, and restore their states on exit.
 
-    About 0.1 ms. torch.manual_seed is not used: it would also reseed the accelerators.
+    Takes about 0.1 ms. torch.manual_seed is not used: it would also seed the accelerators.
     """
     saved = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    words = entropy(stream, *key).generate_state(4)
+    words = seed_sequence(stream, *key).generate_state(4)
     random.seed(words.tobytes())
     np.random.seed(words)
     torch.default_generator.manual_seed(int.from_bytes(words[:2].tobytes(), "little"))

@@ -1,6 +1,6 @@
-"""From a PIL picture to a normalised float32 tensor (3, S, S).
+"""Transforms from a PIL image to a normalized float32 tensor (3, S, S).
 
-Three ways to train: timm's chain, torchvision's, and the plain one for fine-tuning at another size.
+Training has three: timm's, torchvision's, and a plain one for fine-tuning at another size.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,17 +20,17 @@ INTERPOLATIONS = {
     "bicubic": v2.InterpolationMode.BICUBIC,
 }
 BLUR_SIGMA = (0.1, 2.0)
-BLUR_KERNEL = 13  # three of the widest sigma on each side
+BLUR_KERNEL = 13  # three times the largest sigma on each side
 
 
 def posterize(image: Image.Image, bits: int, **kwargs: object) -> Image.Image:
-    """timm's, also for 0 bits: black, as it always was, but Pillow 13 refuses to paint it."""
+    """timm's posterize, with a black image for 0 bits as in older Pillow: Pillow 13 raises."""
     if bits == 0:
         return Image.new(image.mode, image.size)
     return timm_policies.posterize(image, bits, **kwargs)
 
 
-# Policies reach 0 bits: the published rand-m9-mstd0.5-inc1 for one image in thousands, v0 often.
+# Policies reach 0 bits: the published rand-m9-mstd0.5-inc1 once in thousands of images, v0 often.
 for name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):
     timm_policies.NAME_TO_OP[name] = posterize
 
@@ -56,14 +56,18 @@ def train_transform(
     re_mode: str = "pixel",
     re_count: int = 1,
 ) -> Callable:
-    """hflip, vflip, gray_scale, gaussian_blur and re_prob are probabilities.
+    """Build the training transform.
 
-    color_jitter: brightness, contrast, saturation, hue and the probability, or one strength for the
-    first three, always applied. auto_augment (which replaces the jitter) and re_* need use_timm.
-    finetune resizes by crop_pct, crops and flips, and does nothing else; use_timm goes before it.
+    Args:
+        use_timm: timm's transform, which alone has auto_augment and random erasing (re_*).
+        finetune: only resize by crop_pct, crop and flip. use_timm takes precedence.
+        hflip, vflip, gray_scale, gaussian_blur, re_prob: probabilities.
+        color_jitter: brightness, contrast, saturation, hue and the probability, or one strength for
+            the first three, always applied.
+        auto_augment: a policy of timm, which replaces the jitter.
     """
     interpolation_mode = lookup(INTERPOLATIONS, interpolation, "interpolation")
-    strengths, jitter_prob = jitter(color_jitter)
+    strengths, jitter_prob = split_jitter(color_jitter)
     if use_timm:
         return create_transform(
             image_size,
@@ -87,7 +91,7 @@ def train_transform(
     flips = [v2.RandomHorizontalFlip(hflip), v2.RandomVerticalFlip(vflip)]
     if finetune:
         resize = v2.Resize(int(image_size / crop_pct), interpolation_mode)
-        return v2.Compose([resize, v2.RandomCrop(image_size), *flips, *to_tensor(mean, std)])
+        return v2.Compose([resize, v2.RandomCrop(image_size), *flips, *normalize(mean, std)])
     return v2.Compose(
         [
             v2.RandomResizedCrop(image_size, scale, ratio, interpolation_mode),
@@ -95,7 +99,7 @@ def train_transform(
             v2.RandomApply([v2.ColorJitter(*strengths)], jitter_prob),
             v2.RandomGrayscale(gray_scale),
             v2.RandomApply([v2.GaussianBlur(BLUR_KERNEL, BLUR_SIGMA)], gaussian_blur),
-            *to_tensor(mean, std),
+            *normalize(mean, std),
         ]
     )
 
@@ -108,14 +112,14 @@ def eval_transform(
     interpolation: str = "bilinear",
     crop_pct: float = 0.875,
 ) -> Callable:
-    """The shorter side to image_size / crop_pct, rounded down, then the centre."""
+    """Resize the shorter side to image_size / crop_pct, rounded down, then center-crop."""
     mode = lookup(INTERPOLATIONS, interpolation, "interpolation")
     resize = v2.Resize(int(image_size / crop_pct), mode)
-    return v2.Compose([resize, v2.CenterCrop(image_size), *to_tensor(mean, std)])
+    return v2.Compose([resize, v2.CenterCrop(image_size), *normalize(mean, std)])
 
 
-def to_tensor(mean: Sequence[float], std: Sequence[float]) -> list[Callable]:
-    """0..255 -> 0..1 -> normalised per channel."""
+def normalize(mean: Sequence[float], std: Sequence[float]) -> list[Callable]:
+    """Scale 0..255 to 0..1 and normalize each channel."""
     return [
         v2.PILToTensor(),
         v2.ToDtype(torch.float32, scale=True),
@@ -123,7 +127,7 @@ def to_tensor(mean: Sequence[float], std: Sequence[float]) -> list[Callable]:
     ]
 
 
-def jitter(color_jitter: float | Sequence[float]) -> tuple[tuple[float, ...], float]:
+def split_jitter(color_jitter: float | Sequence[float]) -> tuple[tuple[float, ...], float]:
     """(brightness, contrast, saturation, hue), probability."""
     if isinstance(color_jitter, (int, float)):
         return (color_jitter, color_jitter, color_jitter, 0.0), 1.0

@@ -1,4 +1,4 @@
-"""Worker processes: how they start, which signals they leave to the parent, and how they end."""
+"""Worker processes of the loaders: start, signals, errors and shutdown."""
 
 import atexit
 import multiprocessing
@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from vil.data.batch import Batch
-from vil.data.robust_dataset import Samples
+from vil.data.robust_dataset import RobustDataset
 from vil.data.samplers import Position
 from vil.utils.errors import DataError
 
@@ -26,8 +26,8 @@ SIGNALS = {
 DEATH = re.compile(r"DataLoader (worker \(pid.*?\)) (.*?)\.?( Details are lost.*)?\s*", re.DOTALL)
 
 
-def data_loader(
-    samples: Samples,
+def build_data_loader(
+    samples: RobustDataset,
     batches: Iterable[list[Position]],
     *,
     workers: int,
@@ -35,10 +35,9 @@ def data_loader(
     context: str | None,
     persistent: bool = False,
 ) -> DataLoader:
-    """A DataLoader over lists of Position that leaves the global generators alone.
+    """A DataLoader over lists of Position that does not advance the global generators.
 
-    torch gives every worker one thread. Its own generator only seeds workers, where every sample
-    is seeded again.
+    The generator given to it only seeds the workers, where each sample is seeded again.
     """
     return DataLoader(
         samples,
@@ -46,28 +45,28 @@ def data_loader(
         num_workers=workers,
         collate_fn=samples.dataset.collate,
         pin_memory=pin_memory,
-        worker_init_fn=leave_signals_to_parent,
+        worker_init_fn=ignore_signals,
         multiprocessing_context=context if workers else None,
         persistent_workers=persistent and workers > 0,
         generator=torch.Generator(),
     )
 
 
-def start(loader: DataLoader) -> Iterator[Batch]:
-    """iter(loader), whose workers are born with signals held back.
+def start_workers(loader: DataLoader) -> Iterator[Batch]:
+    """iter(loader) with signals blocked while the workers start.
 
-    Until `leave_signals_to_parent` they would be killed by one, or run the parent's handler.
+    Before a worker reaches `ignore_signals`, a signal would kill it or run the parent's handler.
     """
     if not hasattr(signal, "pthread_sigmask"):
         return iter(loader)
     others = multiprocessing.active_children()
-    way = loader.multiprocessing_context or multiprocessing.get_context()
-    if loader.num_workers and way.get_start_method() != "fork":
-        resource_tracker.ensure_running()  # its start lets signals through again
+    context = loader.multiprocessing_context or multiprocessing.get_context()
+    if loader.num_workers and context.get_start_method() != "fork":
+        resource_tracker.ensure_running()  # starting it unblocks signals
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         return iter(loader)
-    except BaseException:  # the parent's own handler may raise between two workers
+    except BaseException:  # e.g. from a signal handler between two workers
         for worker in set(multiprocessing.active_children()).difference(others):
             worker.kill()
         raise
@@ -75,10 +74,10 @@ def start(loader: DataLoader) -> Iterator[Batch]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def leave_signals_to_parent(worker_id: int) -> None:
-    """A signal to the whole job must not take the data away from a parent that wants to save.
+def ignore_signals(worker_id: int) -> None:
+    """Ignore signals to the process group, so that the parent can still load data and save.
 
-    The first SIGTERM is survived, the second is not, so that a stuck worker can still be ended.
+    The second SIGTERM ends the worker, so that a stuck one can be stopped.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -88,9 +87,10 @@ def leave_signals_to_parent(worker_id: int) -> None:
 
 
 def iter_batches(iterator: Iterator[Batch]) -> Iterator[Batch]:
-    """The iterator's batches. RuntimeError, with the worker's id, when a worker has died.
+    """Yield the batches. Raises RuntimeError with the pid if a worker has died.
 
-    Its sockets close before its parent is told: torch's SIGCHLD handler raises during the sleep.
+    The connection to a dead worker may fail before SIGCHLD arrives: torch's handler, which knows
+    the pid, raises during the sleep.
     """
     try:
         yield from iterator
@@ -101,10 +101,10 @@ def iter_batches(iterator: Iterator[Batch]) -> Iterator[Batch]:
 
 @contextmanager
 def worker_errors() -> Iterator[None]:
-    """DataError, which says what to try, where torch says that a worker has died.
+    """Turn torch's error for a dead worker into a DataError with advice.
 
-    To be put around all that goes on while there are workers: torch says it from the handler of a
-    signal, on whatever line the main thread is.
+    Wrap all code that runs while workers are alive: torch raises from a signal handler, at any line
+    of the main thread.
     """
     try:
         yield
@@ -113,25 +113,25 @@ def worker_errors() -> Iterator[None]:
         if death is None:
             raise
         raise DataError(
-            f"loader {death[1]} {death[2]}; if memory ran out, take fewer DATALOADER.WORKERS or a "
-            "smaller DATALOADER.BSZ; with 0 workers an error of the data shows its own lines"
+            f"loader {death[1]} {death[2]}; if memory ran out, use fewer DATALOADER.WORKERS or a "
+            "smaller DATALOADER.BSZ; with 0 workers an error in the data has its own traceback"
         ) from error
 
 
 def stop_workers(iterator: object) -> None:
-    """End a DataLoader iterator's workers now.
+    """Stop the workers of a DataLoader iterator now.
 
-    Dropping the last reference does the same, but a traceback that somebody keeps is a reference.
+    Deleting the last reference does the same, but a kept traceback holds a reference.
     """
     if hasattr(iterator, "_shutdown_workers"):
         iterator._shutdown_workers()
 
 
 def stop_at_exit(iterator: object) -> None:
-    """Also end them when the program ends by an error outside of our reach.
+    """Stop the workers when the program exits with an error.
 
-    multiprocessing would send one SIGTERM, which they survive, and wait for ever. To be called
-    after the start of the workers: exit handlers run in reverse, and torch's own wait 5 s a worker.
+    multiprocessing would send one SIGTERM, which they ignore, and wait forever. Call this after the
+    workers have started: exit handlers run in reverse, and torch's would wait 5 s for each worker.
     """
     reference = weakref.ref(iterator)
     atexit.register(lambda: stop_workers(reference()))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
+import torch.distributed as torch_dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -67,40 +67,40 @@ def read_environment(environment: Mapping[str, str]) -> DistInfo:
 
 def start(backend: str | None, device: torch.device) -> DistInfo:
     """Join the other processes, if there are any. `backend` None: gloo on CPU, nccl on CUDA."""
-    ranks = read_environment(os.environ)
+    dist = read_environment(os.environ)
     if device.type == "cuda":
-        if ranks.local_rank >= torch.cuda.device_count():
+        if dist.local_rank >= torch.cuda.device_count():
             raise ValueError(
-                f"LOCAL_RANK {ranks.local_rank} has no GPU: {torch.cuda.device_count()} visible"
+                f"LOCAL_RANK {dist.local_rank} has no GPU: {torch.cuda.device_count()} visible"
             )
-        torch.cuda.set_device(ranks.local_rank if device.index is None else device.index)
-    if ranks.world > 1:
+        torch.cuda.set_device(dist.local_rank if device.index is None else device.index)
+    if dist.world > 1:
         backend = backend or lookup(BACKENDS, device.type, "device for several processes")
         if backend == "nccl":  # the host's own numbers wait for no device
             backend = "cpu:gloo,cuda:nccl"
-        dist.init_process_group(backend, rank=ranks.rank, world_size=ranks.world)
-    return ranks
+        torch_dist.init_process_group(backend, rank=dist.rank, world_size=dist.world)
+    return dist
 
 
 def stop() -> None:
     """Leave the group; call it last, also when the run has failed."""
-    if not dist.is_initialized():
+    if not torch_dist.is_initialized():
         return
-    if "gloo" in dist.get_backend():
+    if "gloo" in torch_dist.get_backend():
         # gloo's threads outlive the group (DDP holds it), and one that still has to free the tensor
         # of the last collective aborts the process if Python is already shutting down (measured:
         # 1 run of 15 with torch 2.11 on two busy cores). Asleep, we leave them the GIL.
         time.sleep(GLOO_GRACE_SECONDS)
-    dist.destroy_process_group()
+    torch_dist.destroy_process_group()
 
 
-def wrap(model: nn.Module, ranks: DistInfo, device: torch.device) -> nn.Module:
+def wrap(model: nn.Module, dist: DistInfo, device: torch.device) -> nn.Module:
     """The model as it is trained: under DDP when there are several ranks, unless it is sharded.
 
     Buffers are not broadcast at every step: those of our models are constants, or redrawn alike on
     every rank. Batch norms of other models share statistics on GPUs, and see `share_buffers`.
     """
-    if ranks.world == 1 or hasattr(model, "set_requires_gradient_sync"):
+    if dist.world == 1 or hasattr(model, "set_requires_gradient_sync"):
         return model
     devices = None
     if device.type == "cuda":
@@ -113,9 +113,9 @@ def wrap(model: nn.Module, ranks: DistInfo, device: torch.device) -> nn.Module:
 
 def share_buffers(model: nn.Module) -> None:
     """Rank 0's buffers on every rank, so that all evaluate, and save, the same batch statistics."""
-    if dist.is_initialized():
+    if torch_dist.is_initialized():
         for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)
+            torch_dist.broadcast(buffer, src=0)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -128,40 +128,40 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
     """Add up `tensor` over the ranks, in place."""
-    if dist.is_initialized():
-        dist.all_reduce(tensor)
+    if torch_dist.is_initialized():
+        torch_dist.all_reduce(tensor)
     return tensor
 
 
 def all_reduce_max(number: int) -> int:
     """The largest of the ranks' numbers, on every rank; no device takes part."""
-    if not dist.is_initialized():
+    if not torch_dist.is_initialized():
         return number
     box = torch.tensor(number)
-    dist.all_reduce(box, dist.ReduceOp.MAX)
+    torch_dist.all_reduce(box, torch_dist.ReduceOp.MAX)
     return box.item()
 
 
 def broadcast_object(value: T) -> T:
     """Rank 0's `value`, on every rank."""
-    if not dist.is_initialized():
+    if not torch_dist.is_initialized():
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0)
+    torch_dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
 def gather_objects(value: T) -> list[T]:
     """Every rank's `value`, in their order, on rank 0; on the others nothing. No device takes part
     where gloo does."""
-    if not dist.is_initialized():
+    if not torch_dist.is_initialized():
         return [value]
-    main = dist.get_rank() == 0
-    box = [None] * dist.get_world_size() if main else None
-    dist.gather_object(value, box, dst=0)
+    main = torch_dist.get_rank() == 0
+    box = [None] * torch_dist.get_world_size() if main else None
+    torch_dist.gather_object(value, box, dst=0)
     return box or []
 
 
 def barrier() -> None:
-    if dist.is_initialized():
-        dist.barrier()
+    if torch_dist.is_initialized():
+        torch_dist.barrier()

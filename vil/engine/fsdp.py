@@ -18,11 +18,11 @@ from vil.engine.distributed import DistInfo
 
 
 def shard(
-    model: nn.Module, blocks: Iterable[nn.Module], ranks: DistInfo, device: torch.device
+    model: nn.Module, blocks: Iterable[nn.Module], dist: DistInfo, device: torch.device
 ) -> None:
     """Spread a model in place: each of `blocks` is gathered alone, the rest together. Every rank
     must hold the same weights."""
-    mesh = init_device_mesh(device.type, (ranks.world,))
+    mesh = init_device_mesh(device.type, (dist.world,))
     for block in blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)

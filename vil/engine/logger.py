@@ -21,25 +21,8 @@ from pathlib import Path
 import torch
 
 from vil.utils.atomic_write import TEXT, replace_text
+from vil.utils.metric_format import pairs
 
-FORMATS = {
-    "loss": ".4f",
-    "top1": ".2f",
-    "top5": ".2f",
-    "lr": ".3e",
-    "time": ".3f",
-    "data": ".3f",
-    "img/s": ".1f",
-    "mem": ".0f",
-}
-# by the beginning of the name: a detector's average precision and recall, and the parts of a loss
-FAMILIES = {
-    "box_a": ".2f",
-    "mask_a": ".2f",
-    "loss_": ".4f",
-    "classification": ".4f",
-    "bbox_regression": ".4f",
-}
 REDRAW_SECONDS = 0.2
 
 
@@ -50,6 +33,7 @@ class RunLogger:
         self.folder, self.enabled = folder, enabled
         self.bar = self.metrics = self.tensorboard = None
         self.drawn, self.cannot = 0.0, ""
+        self.last_evaluation: dict[str, dict] = {}
         self.text = open(folder / "log.txt", "a", 1, **TEXT) if enabled else None  # noqa: SIM115
 
     def begin(self, step: int, end: int, *, steps_per_epoch: int, batch_size: int) -> None:
@@ -105,6 +89,7 @@ class RunLogger:
 
     def evaluation(self, step: int, results: dict[str, dict]) -> None:
         """One line per test set; entries that are not numbers (per-class tables) are left out."""
+        self.last_evaluation = results
         if not self.enabled:
             return
         for name, figures in results.items():
@@ -149,17 +134,6 @@ class RunLogger:
             if self.cannot != str(error):
                 print(f"vil: the log cannot be written: {error}", file=sys.stderr, flush=True)
             self.cannot = str(error)
-
-
-def pairs(figures: dict[str, float]) -> str:
-    """{'loss': 2.3, 'top1': 41.5} -> 'loss 2.3000 top1 41.5'."""
-    return " ".join(f"{name} {value:{format_of(name)}}" for name, value in figures.items())
-
-
-def format_of(name: str) -> str:
-    """How a figure is written."""
-    family = next((kind for start, kind in FAMILIES.items() if name.startswith(start)), ".4g")
-    return FORMATS.get(name, family)
 
 
 def rewind(file: Path, step: int) -> None:

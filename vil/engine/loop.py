@@ -1,24 +1,27 @@
 """The training loop: one function, read from top to bottom. All that happens at a step is a line.
 
 Nothing in it is random: dropout and drop path draw from torch's generator, which is seeded at every
-step from (seed, step, rank), and all else is a function of the step. So a run that resumes, in the
-middle of an epoch too, computes the numbers it would have computed.
+step from (seed, step, rank), and all else is a function of the step. So a run that resumes, also in
+the middle of an epoch, computes the numbers it would have computed.
 """
 
 import hashlib
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from vil.engine.checkpoint.manager import CheckpointManager, CheckpointPolicy
 from vil.engine.checkpoint.save_load import Average, TrainState
-from vil.engine.distributed import DistInfo, share_buffers, unwrap
+from vil.engine.distributed import DistInfo, all_reduce_sum, share_buffers, unwrap
+from vil.engine.evaluation import autocast
+from vil.engine.fsdp import is_sharded, local
 from vil.engine.meter import Meter
 from vil.engine.nonfinite import (
     BatchNormSnapshot,
@@ -30,10 +33,56 @@ from vil.engine.nonfinite import (
 )
 from vil.engine.preemption import PreemptionGuard
 from vil.engine.run_dir import RunDir
-from vil.engine.step import backward, set_lr
-from vil.engine.task import Task
 from vil.utils.errors import StoppedError
 from vil.utils.train_step import TrainStep
+
+
+class Metric(NamedTuple):
+    """The metric of the first test set that decides which checkpoint is `best`."""
+
+    name: str
+    higher_is_better: bool = True
+    label: str = ""  # what people call it
+    unit: str = ""
+
+
+class Loss(NamedTuple):
+    """The loss of a batch, or of a part of it.
+
+    With normalizer None, `value` is a mean over the batch in which every sample counts the same.
+    Otherwise `value` is a sum and `normalizer` a scalar tensor, such as the sum of the samples'
+    weights; gradients are those of the sums over all parts and ranks, divided by the sum of all
+    normalizers.
+    """
+
+    value: Tensor
+    normalizer: Tensor | None = None
+    metrics: dict[str, Tensor] = {}  # detached scalars to log
+
+
+class Task(Protocol):
+    """What the loop asks of a task; `vil.tasks.base.Task` has the rest."""
+
+    metric: Metric
+    amp_dtype: torch.dtype | None  # autocast's precision; None: full
+
+    def prepare(self, batch: Any) -> Any:
+        """Move a step's batch to the device and change it as it is trained on (mixup)."""
+
+    def split(self, batch: Any, num_parts: int) -> Iterable[Any]:
+        """Split a prepared batch into parts of as many samples each, in its order."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        """Compute the loss of a prepared batch; called under autocast."""
+
+    def evaluate(
+        self, model: nn.Module, between: Callable[[], None] = ...
+    ) -> dict[str, dict[str, Any]]:
+        """Return the metrics of each test set, the same on every rank, `metric` among them.
+
+        `between` is called before each batch, equally often on every rank; what it raises ends the
+        evaluation.
+        """
 
 
 class Loader(Protocol):
@@ -61,24 +110,24 @@ def train(
     *,
     run: RunDir,
     guard: PreemptionGuard,
-    ranks: DistInfo,
+    dist: DistInfo,
     device: torch.device,
     epochs: int,
-    rhythm: CheckpointPolicy,
+    policy: CheckpointPolicy,
     set_progress: Callable[[nn.Module, TrainStep], None],
-    accumulate: int = 1,  # equal parts that a step's batch is run in
-    clip_grad: float = 0.0,  # the largest norm of all gradients together, 0: any
-    ema: Average | None = None,  # evaluated in place of the weights, saved beside them
-    drop_on_plateau: float = 0.0,  # divides the rate after each evaluation that is not the best
-    max_bad_steps: int = 10,  # in a row, not finite; or half an epoch, if that is less
+    accumulate: int = 1,  # parts of equal size that a step's batch is split into
+    clip_grad: float = 0.0,  # upper bound of the norm of all gradients together; 0: none
+    ema: Average | None = None,  # evaluated instead of the weights, saved beside them
+    drop_on_plateau: float = 0.0,  # divides the lr after an evaluation without a new best
+    max_bad_steps: int = 10,  # consecutive non-finite steps; or half an epoch, if that is less
     log_freq: int = 10,
     max_steps: int | None = None,
     draw: Callable[[Path], Any] | None = None,  # given the run's folder after each evaluation
 ) -> TrainState:
     """Train from `state`, that of the start or of any checkpoint, to the end.
 
-    Raises DivergedError when too many steps in a row were not finite, and StoppedError, with all
-    saved, after a signal.
+    Raises DivergedError after too many consecutive non-finite steps, and StoppedError, with the
+    state saved, after a signal.
     """
     plain, per_epoch = unwrap(model), loader.steps_per_epoch
     end = min(epochs * per_epoch, max_steps or epochs * per_epoch)
@@ -88,9 +137,9 @@ def train(
         return state
     run.begin()
     run.log.begin(state.step, end, steps_per_epoch=per_epoch, batch_size=state.batch_size)
-    meter, late, statistics = Meter(ranks), DelayedFlags(device), BatchNormSnapshot(plain)
-    bad_steps = NonFiniteSteps(min(max_bad_steps, per_epoch // 2), run.folder, ranks.rank)
-    keeper = CheckpointManager(run, plain, optimizer, scaler, ema, ranks, rhythm)
+    meter, delayed_flags, norms = Meter(dist), DelayedFlags(device), BatchNormSnapshot(plain)
+    bad_steps = NonFiniteSteps(min(max_bad_steps, per_epoch // 2), run.folder, dist.rank)
+    checkpoints = CheckpointManager(run, plain, optimizer, scaler, ema, dist, policy)
     batches = meter.watch(loader.batches(state.step, end), guard.waiting)
     model.train()
     guard.watch(run.folder, run.status)
@@ -98,55 +147,58 @@ def train(
     try:
         guard.check_all_ranks()
         while True:
-            if rhythm.evaluates(state, end):
+            if policy.evaluates(state, end):
                 share_buffers(ema.model if ema else plain)
                 results = task.evaluate(ema.model if ema else plain, guard.check_all_ranks)
                 run.log.evaluation(state.step, results)
-                figure = next(iter(results.values()))[task.best]  # of the first test set
-                state = state.after_eval(figure, drop=drop_on_plateau > 0)
-                if draw and ranks.is_main:
+                value = next(iter(results.values()))[task.metric.name]  # of the first test set
+                state = state.after_eval(
+                    value, drop=drop_on_plateau > 0, higher_is_better=task.metric.higher_is_better
+                )
+                if draw and dist.is_main:
                     draw(run.folder)
-            if rhythm.saves(state, end):
-                keeper.save(state, must=state.step == end)
+            if policy.saves(state, end):
+                checkpoints.save(state, required=state.step == end)
             if state.step == end:
                 return state
 
             batch = next(batches)
             guard.beat()
             set_progress(plain, TrainStep(state.seed, state.step, state.epoch, epochs, per_epoch))
-            seed_step(state.seed, state.step, ranks.rank)
+            seed_step(state.seed, state.step, dist.rank)
             lr = schedule.lr_at(state.step) / (drop_on_plateau or 1.0) ** state.drops
             set_lr(optimizer, lr)
 
-            statistics.keep()
+            norms.keep()
             optimizer.zero_grad()
-            figures = backward(task, model, task.prepare(batch), scaler, accumulate, device)
+            metrics = backward(task, model, task.prepare(batch), scaler, accumulate, device)
             scaler.unscale_(optimizer)
-            figures["grad_norm"] = gradient_norm(plain, clip_grad)
-            flags = all_reduce_flags(figures["loss"], figures["grad_norm"], guard.received_signal)
-            statistics.restore(flags[0])
+            metrics["grad_norm"] = gradient_norm(plain, clip_grad)
+            flags = all_reduce_flags(metrics["loss"], metrics["grad_norm"], guard.received_signal)
+            norms.restore(flags[0])
             update(optimizer, flags[0])
             scaler.update()
             if ema:
                 ema.update(flags[0])
-            meter.add(figures, flags[0])
-            told = late.read(flags)
-            facts = dict(step=state.step + 1, lr=lr, scale=scaler.get_scale, samples=batch.indices)
-            bad = bad_steps.count(told, plain, **facts)
+            meter.add(metrics, flags[0])
+            previous = delayed_flags.read(flags)
+            record = dict(step=state.step + 1, lr=lr, scale=scaler.get_scale, samples=batch.indices)
+            bad = bad_steps.count(previous, plain, **record)
             state = replace(state, step=state.step + 1, skipped=state.skipped + bad)
             run.tick(state.step)
 
             if state.step % log_freq == 0 or state.epoch_ends or state.step == end:
-                figures = meter.read()  # the only place where the host waits for the device
+                metrics = meter.read()  # the only place where the host waits for the device
                 if scaler.is_enabled():  # it falls with each step that float16 could not hold
-                    figures["scale"] = scaler.get_scale()
+                    metrics["scale"] = scaler.get_scale()
                 if state.skipped:
-                    figures["skipped"] = state.skipped
-                run.log.training(state.step, lr, figures)
-            guard.raise_if_stopped(told.signal)
+                    metrics["skipped"] = state.skipped
+                run.log.training(state.step, lr, metrics)
+            guard.raise_if_stopped(previous.signal)
     except StoppedError as stop:
-        keeper.save(state, must=True)
-        run.log.say(f"{stop}; step {state.step} is saved, --resume goes on from there")
+        checkpoints.save(state, required=True)
+        stop.train_state = state
+        run.log.say(f"{stop}; step {state.step} is saved, --resume continues from there")
         raise
     finally:
         batches.close()
@@ -156,3 +208,57 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     """Seed torch's generators, on the CPU and on every accelerator, for one step of one rank."""
     digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest()
     torch.manual_seed(int.from_bytes(digest, "big"))
+
+
+def set_lr(optimizer: Optimizer, lr: float) -> None:
+    """Set the learning rate of a step; groups scale it by their `lr_scale` (layer-wise decay)."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)
+
+
+def backward(
+    task: Task,
+    model: nn.Module,
+    batch: Any,
+    scaler: GradScaler,
+    num_parts: int,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """Accumulate the (scaled) gradients of the batch's loss; return the loss and its metrics.
+
+    The prepared batch runs in `num_parts` parts of equal size, one after the other. Their gradients
+    add up to those of the full batch, in the memory of one part; only batch norms and the draws of
+    dropout differ.
+    """
+    means: dict[str, Tensor] = {}
+    total = None  # of the normalizers, where the task gives them
+    for number, part in enumerate(task.split(batch, num_parts), start=1):
+        if is_sharded(model):
+            model.set_requires_gradient_sync(number == num_parts)
+        with maybe_no_sync(model, number == num_parts):
+            with autocast(device, task.amp_dtype):
+                value, normalizer, metrics = task.loss(model, part)
+            scaler.scale(value / num_parts).backward()
+        if normalizer is not None:
+            total = normalizer.detach() + (0 if total is None else total)
+        for name, metric in {"loss": value, **metrics}.items():
+            means[name] = means.get(name, 0) + metric.detach() / num_parts
+    if total is not None:
+        normalize(model, means, total, num_parts)
+    return means
+
+
+def normalize(model: nn.Module, means: dict[str, Tensor], total: Tensor, num_parts: int) -> None:
+    """Turn gradients and loss of summed parts, averaged over parts and ranks, into those of the sum
+    over all divided by the sum of all normalizers."""
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    total = all_reduce_sum(total.clone())
+    factor = torch.where(total > 0, num_parts * world / total, 0)  # nothing to learn from: 0
+    for gradient in (p.grad for p in model.parameters() if p.grad is not None):
+        local(gradient).mul_(factor)
+    means["loss"] = means["loss"] * factor
+
+
+def maybe_no_sync(model: nn.Module, sync: bool) -> AbstractContextManager:
+    """Let DDP average gradients over the ranks only once per step, with the last part."""
+    return nullcontext() if sync or not hasattr(model, "no_sync") else model.no_sync()

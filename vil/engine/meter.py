@@ -22,8 +22,8 @@ class Meter:
     """Sums since the last `read`. The clock starts when the next batch is asked for, so whatever
     the loop does after reading (evaluation, a checkpoint) does not count as training time."""
 
-    def __init__(self, ranks: DistInfo):
-        self.ranks = ranks
+    def __init__(self, dist: DistInfo):
+        self.dist = dist
         self.reset()
 
     def reset(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
+import torch.distributed as torch_dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -46,8 +46,8 @@ def all_reduce_flags(loss: Tensor, norm: Tensor, signal: int) -> Tensor:
     signal that one of them noted."""
     good = (loss.isfinite() & norm.isfinite()).float()
     flags = torch.stack([1 - good, torch.full_like(good, signal)])
-    if dist.is_initialized():
-        dist.all_reduce(flags, dist.ReduceOp.MAX)
+    if torch_dist.is_initialized():
+        torch_dist.all_reduce(flags, torch_dist.ReduceOp.MAX)
     return flags
 
 

@@ -36,11 +36,11 @@ WAITS = ("torch/distributed/", "torch/nn/parallel/", "torch/autograd/")
 class PreemptionGuard:
     """Record signals, and end a process that makes no progress once `watch` was called.
 
-    Used as `with PreemptionGuard(ranks) as guard:`."""
+    Used as `with PreemptionGuard(dist) as guard:`."""
 
-    def __init__(self, ranks: DistInfo, *, hang_seconds: float = 0.0, grace_seconds: float = 30.0):
+    def __init__(self, dist: DistInfo, *, hang_seconds: float = 0.0, grace_seconds: float = 30.0):
         """hang_seconds 0: a step may take for ever."""
-        self.ranks, self.hang_seconds, self.grace_seconds = ranks, hang_seconds, grace_seconds
+        self.dist, self.hang_seconds, self.grace_seconds = dist, hang_seconds, grace_seconds
         self.received_signal = 0  # the signal that came here, 0: none
         self.noted_at = self.beaten_at = 0.0
         self.alone_waiting = False
@@ -90,7 +90,7 @@ class PreemptionGuard:
     def waiting(self) -> Iterator[None]:
         """Inside, a signal need not be agreed on and is heeded at once: a process without peers
         waits for data."""
-        self.alone_waiting = self.ranks.world == 1
+        self.alone_waiting = self.dist.world == 1
         try:
             if self.alone_waiting:
                 self.raise_if_stopped(self.received_signal)
@@ -123,20 +123,20 @@ class PreemptionGuard:
         """End the process here: what hangs cannot be unwound."""
         asked = StoppedError(signal.Signals(self.received_signal or signal.SIGTERM))
         state, code = ("hung", HUNG) if hung else (asked.state, asked.exit_code)
-        reason = f"rank {self.ranks.rank}: {reason}; {standing()}"
+        reason = f"rank {self.dist.rank}: {reason}; {standing()}"
         faulthandler.dump_traceback_later(2 * LAST_WORDS_SECONDS, exit=True, file=sys.__stderr__)
         print(f"vil: {reason}", file=sys.stderr, flush=True)
         with contextlib.suppress(Exception):  # whatever fails now must not keep the process alive
             self._dump()
             self.status(state, code, reason)
-            if hung and not self.ranks.is_main:
+            if hung and not self.dist.is_main:
                 time.sleep(LAST_WORDS_SECONDS)  # rank 0 says it, too, before it hears of a failure
         os._exit(code)
 
     def _dump(self) -> None:
         faulthandler.dump_traceback(file=sys.__stderr__)
         if self.folder:
-            file = self.folder / "crash" / f"stacks-rank{self.ranks.rank}.txt"
+            file = self.folder / "crash" / f"stacks-rank{self.dist.rank}.txt"
             file.parent.mkdir(exist_ok=True)
             with file.open("w") as stream:
                 faulthandler.dump_traceback(file=stream)

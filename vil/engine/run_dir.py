@@ -27,40 +27,29 @@ from vil.engine.checkpoint.save_load import resolve_link
 from vil.engine.distributed import DistInfo
 from vil.engine.logger import RunLogger
 from vil.utils.atomic_write import TEXT, replace_text
-from vil.utils.errors import INTERRUPTED, StoppedError
+from vil.utils.errors import INTERRUPTED, RunFolderError, RunInUseError, StoppedError
 
 PACKAGES = ("vil", "torch", "torchvision", "timm", "yacs", "numpy", "safetensors", "triton")
 
 
-class RunInUseError(RuntimeError):
-    """Another process is writing into the run's folder."""
-
-    exit_code = 2
-
-
-class RunFolderError(RuntimeError):
-    """The run's folder cannot be made or written."""
-
-    exit_code = 2
-
-
 class RunDir:
-    """The folder of a run: `with RunDir(folder, ranks, device) as run:` opens it and, at the
+    """The folder of a run: `with RunDir(folder, dist, device) as run:` opens it and, at the
     end, writes the run's outcome.
 
     Only rank 0 touches the disk.
     """
 
-    def __init__(self, folder: str | Path, ranks: DistInfo, device: torch.device):
+    def __init__(self, folder: str | Path, dist: DistInfo, device: torch.device):
         self.folder = Path(folder)
         self.checkpoints = self.folder / "checkpoints"
-        self.writes = ranks.is_main
+        self.writes = dist.is_main
         self.step = 0
         if self.writes:
             self.lock = take(self.folder)
         self.log = RunLogger(self.folder, enabled=self.writes)
-        self.ranks, self.device = ranks, device
+        self.dist, self.device = dist, device
         self.begun = False
+        self.ended_by: BaseException | None = None  # what ended the run, if it is not raised
 
     def begin(self) -> None:
         """Steps follow. Until then the folder's record of an earlier attempt stays as it is."""
@@ -68,7 +57,7 @@ class RunDir:
         if self.writes:
             with refused(self.folder):
                 append(self.folder / "command.txt", shlex.join(sys.argv))
-                append(self.folder / "env.txt", environment(self.ranks, self.device))
+                append(self.folder / "env.txt", environment(self.dist, self.device))
         self.status("running")
 
     def write(self, name: str, text: str) -> None:
@@ -105,7 +94,7 @@ class RunDir:
     def __exit__(self, kind, error, traceback) -> None:
         self.log.close()
         if self.begun:
-            self.status(*verdict(error))
+            self.status(*outcome(error or self.ended_by))
         if self.writes:
             self.lock.close()
 
@@ -120,8 +109,8 @@ def refused(path: Path) -> Iterator[None]:
         raise RunFolderError(f"{path} cannot be written: {reason}") from error
 
 
-def verdict(error: BaseException | None) -> tuple[str, int, str]:
-    """state, exit code and reason of a run that ended with `error`."""
+def outcome(error: BaseException | None) -> tuple[str, int, str]:
+    """State, exit code and reason of a run that ended with `error`."""
     if error is None:
         return "finished", 0, ""
     if isinstance(error, StoppedError):
@@ -176,7 +165,7 @@ def append(file: Path, text: str) -> None:
         stream.write(f"# {now()}\n{text}\n")
 
 
-def environment(ranks: DistInfo, device: torch.device) -> str:
+def environment(dist: DistInfo, device: torch.device) -> str:
     """What the numbers of this run may depend on, one fact per line."""
     name = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
     versions = [f"{package} {version(package)}" for package in PACKAGES]
@@ -184,7 +173,7 @@ def environment(ranks: DistInfo, device: torch.device) -> str:
         f"python {platform.python_version()} on {platform.platform()}, {socket.gethostname()}",
         *versions,
         f"device {device.type} {name}, cuda {torch.version.cuda}",
-        f"ranks {ranks.world}, threads {torch.get_num_threads()}, cores {os.cpu_count()}",
+        f"ranks {dist.world}, threads {torch.get_num_threads()}, cores {os.cpu_count()}",
         f"git {git_commit()}",
     ]
     return "\n".join(facts)

@@ -1,4 +1,4 @@
-"""Split a model's parameters by weight decay and, if wanted, by depth, with a rate per layer."""
+"""Split a model's parameters into groups by weight decay and, for layer decay, by depth."""
 
 from collections.abc import Callable, Collection, Iterable
 
@@ -15,18 +15,21 @@ def decay_groups(
     num_layers: int = 0,
     layer_decay: float = 1.0,
 ) -> list[dict]:
-    """Optimizer groups, those with decay first, each in the order of `named_parameters`.
+    """Build optimizer parameter groups, those with decay first, in the order of `named_parameters`.
 
-    `no_decay` says which names get `weight_decay_norm`: the names themselves, as a model's
-    `no_weight_decay()` lists them, or a function of the name. Frozen parameters are left out, a
-    shared one counts once, under its first name; an empty group is not returned. The groups hold
-    (name, parameter) pairs: the names travel inside the optimizer, and checkpoints use them.
+    The groups hold (name, parameter) pairs, as checkpoints store optimizer state by name. Frozen
+    parameters are skipped, a shared one is listed once, under its first name, and empty groups are
+    not returned.
 
-    `layer_of` gives the layer 0 .. num_layers of a name: 0 for the first embedding, num_layers for
-    the head. There is then a group per layer, whose `lr_scale` is layer_decay^(num_layers - layer)
-    (fine-tuning of BEiT, arXiv:2106.08254: layers near the input keep more of what they learnt).
+    Args:
+        weight_decay_norm: weight decay of the parameters in `no_decay`.
+        no_decay: names, as in a model's `no_weight_decay()`, or a function of the name.
+        layer_of: the layer 0 .. num_layers of a name: 0 the first embedding, num_layers the head.
+        layer_decay: below 1, each layer is a group with `lr_scale` =
+            layer_decay^(num_layers - layer), so that layers near the input change less
+            (fine-tuning of BEiT, arXiv:2106.08254).
     """
-    exempt = no_decay if callable(no_decay) else set(no_decay).__contains__
+    excluded = no_decay if callable(no_decay) else set(no_decay).__contains__
     groups: dict[tuple[bool, int], list] = {}
     seen = set()
     for name, parameter in named_parameters:
@@ -35,12 +38,12 @@ def decay_groups(
         seen.add(parameter)
         layer = layer_of(name) if layer_of and layer_decay != 1 else num_layers
         assert 0 <= layer <= num_layers, f"{name} is in layer {layer} of 0 .. {num_layers}"
-        groups.setdefault((bool(exempt(name)), layer), []).append((name, parameter))
+        groups.setdefault((bool(excluded(name)), layer), []).append((name, parameter))
     return [
         {
             "params": params,
-            "weight_decay": weight_decay_norm if spared else weight_decay,
+            "weight_decay": weight_decay_norm if without else weight_decay,
             "lr_scale": layer_decay ** (num_layers - layer),
         }
-        for (spared, layer), params in sorted(groups.items(), key=lambda item: item[0])
+        for (without, layer), params in sorted(groups.items(), key=lambda item: item[0])
     ]

@@ -3,6 +3,7 @@
 Everything is inside the file: no script, no font, no picture from elsewhere.
 """
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -10,19 +11,15 @@ from vil.report.charts import chart
 from vil.report.curves import PICTURES, series_of
 from vil.report.html import Html, document, element, name, number, scrolled, table
 from vil.report.page_style import STYLE
-from vil.report.run_record import Record
-from vil.tasks.classification.report import Evaluated, answer_sections
+from vil.report.run_record import RunRecord
 
 MOST_EVALUATIONS, MOST_SETS, MOST_STARTS = 100, 12, 20
 LONGEST_VALUE = 2000  # signs of a value of the config
-# The figure that decides which checkpoint is best, the first that is there: what people call it.
-DECIDES = {"top1": "top-1", "mask_ap": "mask AP", "box_ap": "box AP"}
-COLUMNS = ("loss", "top1", "top5", "box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50",
-           "mask_ap75")  # fmt: skip
+NOT_METRICS = ("step", "epoch", "split", "wall", "count")
 STATES = ("running", "finished", "failed", "hung", "preempted", "interrupted")
 
 
-class ModelFacts(NamedTuple):
+class ModelCost(NamedTuple):
     """parameters, macs: of all. stages: a row (name, attention, tokens, width, parameters, MACs)
     each."""
 
@@ -40,23 +37,32 @@ class Setting(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What a page is made from. model: its facts, or why there are none. evaluated: None with
-    --no-eval. epochs: those that were asked for. made: a line on who made the page, and when."""
+    """What a page is made from.
+
+    model: its cost, or why it is unknown. cards, sections: the task's own, from an evaluation.
+    metric, label, unit: of what decides which checkpoint is best. columns: the metrics in the table
+    of evaluations, none: all. epochs: as requested. made: a line on what made the page, and when.
+    """
 
     title: str
-    record: Record
+    record: RunRecord
     settings: list[Setting]
-    model: ModelFacts | str
-    evaluated: Evaluated | None
+    model: ModelCost | str
     epochs: float
     made: str
+    metric: str
+    higher_is_better: bool = True
+    label: str = ""
+    unit: str = ""
+    columns: Sequence[str] = ()
+    cards: Sequence[tuple[str, str, str]] = ()
+    sections: Sequence[Html] = ()
 
 
 def render(page: Page) -> str:
     """The page's HTML."""
     record = page.record
-    parts = [cards(page), curves(record)]
-    parts += answer_sections(page.evaluated) if page.evaluated else []
+    parts = [cards(page), curves(record, page.columns), *page.sections]
     parts += [model(page.model), config(page.settings), starts(record)]
     title = f"{page.title[:100]}: report"
     return document(
@@ -81,16 +87,9 @@ def header(page: Page) -> Html:
 
 def cards(page: Page) -> Html:
     """The figures to see first: (what, figure, remark)."""
-    found = []
-    if page.evaluated:
-        figures, of = page.evaluated.answers.figures(), page.evaluated
-        found.append(("Top-1, evaluated for this page", percent(figures["top1"]), of.checkpoint))
-        where = f"of the same, on {of.test_set}, {figures['count']:,} images"
-        found.append(("Top-5", percent(figures["top5"]), where))
-        found.append(("Loss", f"{figures['loss']:.4f}", "cross entropy, of the same"))
-    found += logged(page.record)
+    found = [*page.cards, *logged(page)]
     found += progress(page)
-    if isinstance(page.model, ModelFacts):
+    if isinstance(page.model, ModelCost):
         found.append(("Parameters", f"{page.model.parameters:,}", ""))
         found.append(("Multiply-accumulates", short(page.model.macs), "of one image"))
     boxes = [
@@ -102,17 +101,18 @@ def cards(page: Page) -> Html:
     return element("section", element("dl", *boxes, class_="cards"), aria_label="Summary")
 
 
-def logged(record: Record) -> list[tuple[str, str, str]]:
+def logged(page: Page) -> list[tuple[str, str, str]]:
     """The best and the last evaluation of the first test set, as training logged them."""
-    points = next(iter(record.evaluations().values()), [])
-    figure = next((name for name in DECIDES if any(name in point for point in points)), None)
-    points = [point for point in points if figure in point]
+    points = next(iter(page.record.evaluations().values()), [])
+    name, label = page.metric, page.label or page.metric
+    points = [point for point in points if name in point]
     if not points:
         return []
-    best, last = max(points, key=lambda p: p[figure]), points[-1]
+    best = (max if page.higher_is_better else min)(points, key=lambda p: p[name])
+    shown = (("Best", best), ("Last", points[-1]))
     return [
-        (f"Best {DECIDES[figure]} in training", percent(best[figure]), f"epoch {best['epoch']:g}"),
-        (f"Last {DECIDES[figure]} in training", percent(last[figure]), f"epoch {last['epoch']:g}"),
+        (f"{which} {label} in training", f"{p[name]:.2f}{page.unit}", f"epoch {p['epoch']:g}")
+        for which, p in shown
     ]
 
 
@@ -130,7 +130,7 @@ def progress(page: Page) -> list[tuple[str, str, str]]:
     return found
 
 
-def curves(record: Record) -> Html:
+def curves(record: RunRecord, columns: Sequence[str]) -> Html:
     """A chart per kind of figure, and the evaluations as a table."""
     series = series_of(record.points)
     charts = []
@@ -150,13 +150,14 @@ def curves(record: Record) -> Html:
         "section",
         element("h2", "Curves"),
         element("div", *charts, class_="charts"),
-        *(evaluations(test, points) for test, points in shown),
+        *(evaluations(test, points, columns) for test, points in shown),
     )
 
 
-def evaluations(test: str, points: list[dict]) -> Html:
+def evaluations(test: str, points: list[dict], columns: Sequence[str]) -> Html:
     """The figures of each evaluation of a test set, the last ones of very many."""
-    names = [name for name in COLUMNS if any(name in point for point in points)]
+    logged = list(dict.fromkeys(name for point in points for name in point))
+    names = [name for name in columns or logged if name in logged and name not in NOT_METRICS]
     rows = [
         [f"{p['epoch']:g}", *(number(f"{p[n]:.4f}" if n in p else "-") for n in names)]
         for p in points[-MOST_EVALUATIONS:]
@@ -167,7 +168,7 @@ def evaluations(test: str, points: list[dict]) -> Html:
     return element("details", element("summary", f"{caption}, as numbers"), shown)
 
 
-def model(facts: ModelFacts | str) -> Html:
+def model(facts: ModelCost | str) -> Html:
     """The stages, with what they cost."""
     if isinstance(facts, str):
         content = element("p", facts, class_="reason")
@@ -213,7 +214,7 @@ def _key(setting: Setting) -> Html:
     return element("span", setting.key, class_="key")
 
 
-def starts(record: Record) -> Html:
+def starts(record: RunRecord) -> Html:
     """The command and the machine; of a run that was resumed each start."""
     parts = [element("h2", "Command and machine")]
     for title, found in (("Started", record.commands), ("On", record.environments)):
@@ -227,10 +228,6 @@ def starts(record: Record) -> Html:
             summary = element("summary", f"{len(found) - 1} earlier")
             parts.append(element("details", summary, *listed))
     return element("section", *parts)
-
-
-def percent(value: float) -> str:
-    return f"{value:.2f}%"
 
 
 def grouped(value: object) -> str:

@@ -14,7 +14,7 @@ LONGEST = 20_000  # signs of a start's text that are kept
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """A run as its folder tells it.
 
     status: that of status.json, empty without one. commands, environments: (time, text) of each
@@ -28,7 +28,7 @@ class Record:
     points: list[dict]
 
     @classmethod
-    def read(cls, folder: Path) -> "Record":
+    def read(cls, folder: Path) -> "RunRecord":
         return cls(
             folder,
             status_of(folder / "status.json"),

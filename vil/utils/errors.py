@@ -5,7 +5,10 @@ preempted, 130 interrupted. `vil.cli.main` prints any exception that has an `exi
 all others keep their traceback.
 """
 
+import functools
 import signal
+from collections.abc import Callable
+from typing import Any
 
 HUNG = 6
 PREEMPTED = 75  # EX_TEMPFAIL: saved, start me again
@@ -29,6 +32,30 @@ def of_torch_load(error: Exception) -> str:
     return "it ends too early" if isinstance(error, EOFError) else one_line(error)
 
 
+class ConfigError(ValueError):
+    """A config or a command line that cannot be used; the message is one line."""
+
+    exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split("\n")))
+
+
+def as_config_error(build: Callable) -> Callable:
+    """Decorate a function that turns settings into objects: a ValueError becomes a ConfigError."""
+
+    @functools.wraps(build)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return build(*args, **kwargs)
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    return wrapped
+
+
 class DataError(RuntimeError):
     """A dataset that is missing, empty or broken beyond what the config tolerates."""
 
@@ -39,6 +66,18 @@ class CheckpointError(RuntimeError):
     """A weight file or checkpoint that is missing, damaged or made for another model."""
 
     exit_code = 4
+
+
+class RunInUseError(RuntimeError):
+    """Another process is writing into the run's folder."""
+
+    exit_code = 2
+
+
+class RunFolderError(RuntimeError):
+    """The run's folder cannot be created or written."""
+
+    exit_code = 2
 
 
 class SaveError(RuntimeError):
@@ -60,7 +99,12 @@ class DivergedError(RuntimeError):
 
 
 class StoppedError(RuntimeError):
-    """A signal asked for a stop, and all ranks know of it."""
+    """A signal requested a stop, and all ranks know of it.
+
+    train_state: the state that training saved, where there was one.
+    """
+
+    train_state: Any = None
 
     def __init__(self, number: signal.Signals):
         super().__init__(f"stopped by {number.name}")

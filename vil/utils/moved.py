@@ -19,6 +19,8 @@ MODULES = {
     "vil.bench.layout": "vil.bench.layout_copies",
     "vil.bench.places": "vil.bench.module_scopes",
     "vil.bench.race": "vil.bench.interleaved_timer",
+    "vil.build": "vil.workflows.build_model",
+    "vil.build_data": "vil.tasks.classification.build",
     "vil.config.dumping": "vil.config.dump_yaml",
     "vil.config.sources": "vil.config.yaml_source",
     "vil.config.values": "vil.config.coercion",
@@ -70,6 +72,8 @@ MODULES = {
     "vil.engine.scores": "vil.tasks.classification.topk",
     "vil.engine.sharding": "vil.engine.fsdp",
     "vil.engine.state": "vil.engine.checkpoint.save_load",
+    "vil.engine.step": "vil.engine.loop",
+    "vil.engine.task": "vil.tasks.classification.task",
     "vil.engine.train": "vil.engine.loop",
     "vil.engine.verdict": "vil.engine.nonfinite",
     "vil.engine.weights": "vil.engine.checkpoint.model_weights",
@@ -117,19 +121,87 @@ MODULES = {
 }
 # old module -> {old name: new name in the new module, or module:name}; other names did not change
 NAMES = {
-    "vil.data.unreadable": {"Ledger": "BadSampleLog"},
-    "vil.detection.models": {"PerImage": "PerImageDetector"},
+    "vil.build": {
+        "amp_dtype": "vil.builders.device:amp_dtype",
+        "build_optimizer": "vil.builders.optim:build_optimizer",
+        "build_scaler": "vil.builders.optim:build_scaler",
+        "build_schedule": "vil.builders.optim:build_schedule",
+        "weight_file": "vil.builders.model:find_weights",
+    },
+    "vil.data.folder": {"pictures": "image_files"},
+    "vil.data.joined": {"Joined": "ConcatImageDataset"},
+    "vil.data.pictures": {
+        "Picture": "ImageSource",
+        "PictureLoader": "ImageListLoader",
+        "Pictures": "ImageList",
+        "find_pictures": "find_images",
+    },
+    "vil.data.sample": {
+        "read_sample": "read_demo_digits",
+        "write_sample": "write_demo_digits",
+    },
+    "vil.data.scenes": {
+        "Drawn": "SceneDataset",
+        "annotation": "annotate",
+        "scene": "render_scene",
+    },
+    "vil.data.seeding": {
+        "entropy": "seed_sequence",
+        "seeded": "fork_rng",
+    },
+    "vil.data.tar": {"is_picture": "is_image"},
+    "vil.data.target_map": {
+        "by_name": "columns_by_name",
+        "read_target_map": "read_class_mapping",
+    },
+    "vil.data.torchvision_sets": {"one_at_a_time": "download_lock"},
+    "vil.data.unreadable": {
+        "Ledger": "BadSampleLog",
+        "Samples": "RobustDataset",
+    },
+    "vil.data.zip_map": {"ZipMap": "ImageNetZip"},
+    "vil.detection.models": {
+        "Dense": "RetinaNetDetector",
+        "PerImage": "PerImageDetector",
+        "Settings": "DetectorConfig",
+    },
     "vil.engine.disk": {"damage": "find_corruption"},
     "vil.engine.guard": {"Guard": "PreemptionGuard"},
-    "vil.engine.keeper": {"Keeper": "CheckpointManager", "Rhythm": "CheckpointPolicy"},
+    "vil.engine.keeper": {
+        "Keeper": "CheckpointManager",
+        "Rhythm": "CheckpointPolicy",
+    },
     "vil.engine.log": {"Log": "RunLogger"},
-    "vil.engine.run": {"Run": "RunDir"},
+    "vil.engine.losses": {"Loss": "LossFunction"},
+    "vil.engine.run": {
+        "Run": "RunDir",
+        "RunFolderError": "vil.utils.errors:RunFolderError",
+        "RunInUseError": "vil.utils.errors:RunInUseError",
+        "verdict": "outcome",
+    },
+    "vil.engine.scores": {
+        "by_class": "score_by_class",
+        "by_links": "score_by_mapping",
+    },
     "vil.engine.sharding": {
         "spread_as": "shard_like",
         "weights_at_hand": "unsharded",
         "whole": "full_tensor",
     },
-    "vil.engine.state": {"State": "TrainState", "pointer": "resolve_link"},
+    "vil.engine.state": {
+        "State": "TrainState",
+        "pointer": "resolve_link",
+    },
+    "vil.engine.step": {
+        "exchange": "maybe_no_sync",
+        "set_rate": "set_lr",
+    },
+    "vil.engine.task": {
+        "Task": "vil.engine.loop:Task",
+        "autocast": "vil.engine.evaluation:autocast",
+        "evaluating": "vil.engine.evaluation:evaluating",
+        "in_step": "vil.engine.evaluation:iter_in_step",
+    },
     "vil.engine.verdict": {
         "BadSteps": "NonFiniteSteps",
         "Late": "DelayedFlags",
@@ -143,7 +215,10 @@ NAMES = {
         "names_in": "map_names",
         "original_names": "get_2021_names",
     },
-    "vil.models.description": {"build_described": "build_from_card", "describe": "make_model_card"},
+    "vil.models.description": {
+        "build_described": "build_from_card",
+        "describe": "make_model_card",
+    },
     "vil.models.export": {
         "Difference": "vil.export.exporter:Difference",
         "FIRST_OPSET": "vil.export.onnx:FIRST_OPSET",
@@ -157,7 +232,10 @@ NAMES = {
         "undecayed": "find_no_decay_params",
     },
     "vil.models.hub": {"zoo_name": "find_model_name"},
-    "vil.models.msvit": {"Stage": "vil.models.stage:Stage", "to_map": "vil.models.stage:to_map"},
+    "vil.models.msvit": {
+        "Stage": "vil.models.stage:Stage",
+        "to_map": "vil.models.stage:to_map",
+    },
     "vil.models.original": {
         "backbone_of": "extract_backbone",
         "is_original": "has_2021_names",
@@ -166,10 +244,16 @@ NAMES = {
         "unused_tables": "find_unused_tables",
         "warn_of_other_rules": "warn_changed_defaults",
     },
-    "vil.models.patch": {"attentions": "find_attentions", "current_grid": "find_grid"},
+    "vil.models.patch": {
+        "attentions": "find_attentions",
+        "current_grid": "find_grid",
+    },
     "vil.models.patched": {"Stamp": "GridCheck"},
     "vil.models.recognise": {"recognise": "infer_arch"},
-    "vil.models.resizing": {"repeated": "repeat_global", "resized": "resize_parameter"},
+    "vil.models.resizing": {
+        "repeated": "repeat_global",
+        "resized": "resize_parameter",
+    },
     "vil.models.timm_models": {"ViL": "vil.models.vision_longformer:MsViT"},
     "vil.models.traced": {
         "axes_of": "select_axes",
@@ -195,6 +279,8 @@ NAMES = {
         "with_windows": "replace_windows",
     },
     "vil.ops.facts": {"Facts": "CallSpec"},
+    "vil.report.answers": {"Answers": "Predictions"},
+    "vil.report.run_folder": {"Record": "RunRecord"},
     "vil.utils.files": {"set_aside": "write_aside"},
     "vil.utils.progress": {"Progress": "TrainStep"},
 }

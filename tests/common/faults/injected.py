@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from vil import build
+from vil.builders import optim
 from vil.engine import loop
 
 GIVEN = json.loads(os.environ["FAULT"])
@@ -80,6 +80,6 @@ if MINE and FAULT["what"] == "nan":
 elif MINE and FAULT["what"] == "inf":
     loop.backward = backward_to_inf
 elif MINE and FAULT["what"] == "scale":
-    build.GradScaler = functools.partial(build.GradScaler, init_scale=FAULT["scale"])
+    optim.GradScaler = functools.partial(optim.GradScaler, init_scale=FAULT["scale"])
 elif MINE:
     loop.seed_step = seed_step

@@ -21,15 +21,15 @@ from pathlib import Path
 import torch
 from torch.utils.data import get_worker_info
 
-from vil import build
-from vil.data.robust_dataset import Samples
+from vil.data.robust_dataset import RobustDataset
 from vil.engine import logger, loop, run_dir
+from vil.workflows import train as training
 
 FAULT = json.loads(os.environ["FAULT"])
 
 
 def worker(how, training, file):
-    plain = Samples.__getitem__
+    plain = RobustDataset.__getitem__
 
     def dying(samples, at):
         mine, trains = get_worker_info(), samples.tries > 1
@@ -40,7 +40,7 @@ def worker(how, training, file):
             os.kill(os.getpid(), signal.Signals[how])
         return plain(samples, at)
 
-    Samples.__getitem__ = dying
+    RobustDataset.__getitem__ = dying
 
 
 class HalfAFile:
@@ -103,13 +103,13 @@ def wait_for(file):
 
 def pause(file, steps=(), building=False):
     if building:
-        plain = build.build_model
+        plain = training.task_for
 
-        def build_model(*args, **kwargs):
+        def task_for(*args):
             wait_for(file)
-            return plain(*args, **kwargs)
+            return plain(*args)
 
-        build.build_model = build_model
+        training.task_for = task_for
     at_steps(lambda step: wait_for(f"{file}.{step}") if step in steps else None)
 
 

@@ -18,10 +18,10 @@ ELASTIC = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else a restart may meet
 DEADLINE = 90
 
 
-def begin(folder, *words, ranks=1, launcher=(), fault=None, **environ):
+def begin(folder, *words, dist=1, launcher=(), fault=None, **environ):
     """A run in a process group of its own; its output goes to <folder>.log."""
     line = command("train", *words, "--output_dir", folder)
-    if ranks > 1:
+    if dist > 1:
         line = [*LAUNCHER, *launcher, "-m", *line[2:]]
     if fault:
         line += ["--import", INJECTED]

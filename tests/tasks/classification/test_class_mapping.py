@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.common.toy_engine import CPU, Batch, samples, toy_model
-from vil.engine.task import ClassificationTask
+from vil.tasks.classification.task import ClassificationTask
 
 # Model classes 0 .. 6 and the test set's cat, dog, fish: 0 and 1 are cats, 3 a dog, 5 a cat or dog.
 LINKS = torch.zeros(7, 3, dtype=torch.bool)
@@ -15,12 +15,12 @@ LINKS[[0, 1, 3, 5, 5], [0, 0, 1, 0, 1]] = True
 CAT, DOG, FISH = range(3)
 
 
-def task_on(*batches, links=LINKS, classes=7):
+def task_on(*batches, class_mapping=LINKS, num_classes=7):
     return ClassificationTask(
         device=CPU,
-        test_loaders={"pets": batches},
-        classes=classes,
-        links={"pets": links},
+        test_sets={"pets": batches},
+        num_classes=num_classes,
+        class_mapping={"pets": class_mapping},
         per_class=True,
     )
 
@@ -52,9 +52,9 @@ def test_an_answer_that_means_two_classes_is_right_for_both():
 
 def test_classes_that_mean_themselves_change_nothing():
     data, model = samples(20), toy_model()
-    linked = task_on(data, links=torch.eye(7, dtype=torch.bool)).evaluate(model)["pets"]
+    linked = task_on(data, class_mapping=torch.eye(7, dtype=torch.bool)).evaluate(model)["pets"]
     plain = ClassificationTask(
-        device=CPU, test_loaders={"pets": [data]}, classes=7, per_class=True
+        device=CPU, test_sets={"pets": [data]}, num_classes=7, per_class=True
     ).evaluate(model)["pets"]
     assert linked.pop("loss") == pytest.approx(plain.pop("loss"), rel=1e-12)
     assert linked == plain
@@ -68,8 +68,10 @@ def test_images_of_classes_without_a_link_alone_have_no_loss():
 
 def test_links_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"booleans \(7, C\)"):
-        task_on(links=LINKS.T)
+        task_on(class_mapping=LINKS.T)
     with pytest.raises(ValueError, match="0 true"):
-        task_on(links=LINKS & False)
+        task_on(class_mapping=LINKS & False)
     with pytest.raises(ValueError, match="choices: a"):
-        ClassificationTask(device=CPU, test_loaders={"a": []}, classes=7, links={"b": LINKS})
+        ClassificationTask(
+            device=CPU, test_sets={"a": []}, num_classes=7, class_mapping={"b": LINKS}
+        )

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.common.toy_engine import CLASSES, CPU, Batch, pick, samples, toy_model
-from vil.engine.task import ClassificationTask
+from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import DataError
 
 
-def task_on(*batches, classes=CLASSES, **settings):
+def task_on(*batches, num_classes=CLASSES, **settings):
     return ClassificationTask(
-        device=CPU, test_loaders={"set": batches}, classes=classes, **settings
+        device=CPU, test_sets={"set": batches}, num_classes=num_classes, **settings
     )
 
 
@@ -37,7 +37,9 @@ def test_counts_by_hand_with_batches_of_odd_sizes():
 
 @pytest.mark.defect("B21")
 def test_fewer_than_five_classes():
-    figures = task_on(batch_of([[2, 1, 0], [2, 1, 0]], [0, 2]), classes=3).evaluate(nn.Flatten())
+    figures = task_on(batch_of([[2, 1, 0], [2, 1, 0]], [0, 2]), num_classes=3).evaluate(
+        nn.Flatten()
+    )
     assert (figures["set"]["top1"], figures["set"]["top5"]) == (50.0, 100.0)
 
 
@@ -70,7 +72,7 @@ def test_an_empty_test_set_is_an_error():
 
 def test_hard_targets_are_smoothed_in_training():
     data, model = samples(20), toy_model()
-    loss, figures = task_on(label_smoothing=0.2).loss(model, data)
+    loss, _, figures = task_on(label_smoothing=0.2).loss(model, data)
     log_p = model(data.images).log_softmax(dim=1)
     by_hand = -0.8 * log_p[range(20), data.targets].mean() - 0.2 * log_p.mean()
     assert loss.item() == pytest.approx(by_hand.item(), rel=1e-12)
@@ -82,11 +84,11 @@ def test_soft_targets_are_not_smoothed_again_and_count_by_their_largest_class():
     data, model = samples(20), toy_model()
     soft = 0.7 * F.one_hot(data.targets, CLASSES) + 0.3 / CLASSES
     task = task_on(label_smoothing=0.2, mix=lambda b: Batch(b.images, soft.float(), b.indices))
-    loss, figures = task.loss(model, task.prepare(data))
+    loss, _, figures = task.loss(model, task.prepare(data))
     by_hand = -(soft * model(data.images).log_softmax(dim=1)).sum(dim=1).mean()
     assert loss.item() == pytest.approx(by_hand.item(), rel=1e-6)
     assert loss.requires_grad
-    assert figures["top1"] == task_on().loss(model, data)[1]["top1"]
+    assert figures["top1"] == task_on().loss(model, data).metrics["top1"]
 
 
 @pytest.mark.defect("B4")

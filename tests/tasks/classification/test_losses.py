@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torchvision.ops import sigmoid_focal_loss
 
 from tests.common.toy_engine import CPU, samples, toy_model
-from vil.engine.task import ClassificationTask
 from vil.tasks.classification.losses import LOSSES, build_loss
+from vil.tasks.classification.task import ClassificationTask
 
 B, K = 7, 5
 GENERATOR = torch.Generator().manual_seed(0)
@@ -93,10 +93,10 @@ def test_the_task_trains_with_it_and_evaluates_with_cross_entropy(name):
     data, model = samples(6), toy_model()
     loss = build_loss(name)
     task = ClassificationTask(
-        device=CPU, test_loaders={"a": [data]}, classes=7, loss=loss, label_smoothing=0.1
+        device=CPU, test_sets={"a": [data]}, num_classes=7, loss=loss, label_smoothing=0.1
     )
     logits = model(data.images)
-    trained, _ = task.loss(model, task.prepare(data))
+    trained = task.loss(model, task.prepare(data)).value
     assert trained.item() == loss(logits, data.targets, 0.1).item()
     evaluated = task.evaluate(model)["a"]["loss"]
     assert evaluated == pytest.approx(F.cross_entropy(logits, data.targets).item(), rel=1e-12)

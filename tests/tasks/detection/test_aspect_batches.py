@@ -8,7 +8,7 @@ import torch
 
 from tests.common.coco_files import box, write
 from vil.data.loader import EvalLoader, TrainLoader
-from vil.data.samplers import epoch_order, in_groups, train_batches
+from vil.data.samplers import epoch_order, group_batches, train_batches
 from vil.tasks.detection.data.batch import DetectionBatch, collate
 from vil.tasks.detection.data.datasets import CocoDataset, build_detection_set
 from vil.tasks.detection.data.transforms import train_transform
@@ -26,7 +26,7 @@ def groups_of(n, seed=0, share=0.7):
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.7, 1.0])
 def test_a_step_has_one_group_as_far_as_possible(n, everyone, share):
     groups, order = groups_of(n, share=share), epoch_order(n, 5, 2)
-    found = in_groups(order, groups, everyone)
+    found = group_batches(order, groups, everyone)
     assert sorted(found) == list(range(n))
     steps = n // everyone
     kinds = groups[found[: steps * everyone]].reshape(steps, everyone)
@@ -34,19 +34,19 @@ def test_a_step_has_one_group_as_far_as_possible(n, everyone, share):
     wanted = sum(np.bincount(groups, minlength=2) // everyone)
     assert pure[:wanted].all()
     assert wanted >= steps - 1
-    assert np.array_equal(found, in_groups(order, groups, everyone))
+    assert np.array_equal(found, group_batches(order, groups, everyone))
 
 
 def test_groups_are_mixed_over_the_epoch():
     """Not first all the tall ones: whole batches follow as the order fills them."""
     groups = groups_of(2000, share=0.5)
-    kinds = groups[in_groups(epoch_order(2000, 0, 0), groups, 8)][:1900:8]
+    kinds = groups[group_batches(epoch_order(2000, 0, 0), groups, 8)][:1900:8]
     assert (kinds[1:] != kinds[:-1]).sum() > 60
 
 
 def test_one_group_leaves_the_order_alone():
     order = epoch_order(50, 1, 1)
-    assert np.array_equal(in_groups(order, np.zeros(50, int), 8), order)
+    assert np.array_equal(group_batches(order, np.zeros(50, int), 8), order)
 
 
 @pytest.mark.parametrize("start", [0, 4, 11])
@@ -88,8 +88,8 @@ def test_workers_and_resuming_change_nothing(scenes_root, small):
     assert [b.epoch for b in reference] == [0, 0, 0, 0, 1, 1]
     assert same(training(scenes_root, small, workers=2), reference)
     assert same(training(scenes_root, small, workers=2, start=3), reference[3:])
-    ranks = [training(scenes_root, small, rank=r, world=2) for r in range(2)]
-    assert ranks[0][0].indices.tolist() != ranks[1][0].indices.tolist()
+    dist = [training(scenes_root, small, rank=r, world=2) for r in range(2)]
+    assert dist[0][0].indices.tolist() != dist[1][0].indices.tolist()
 
 
 def test_batches_are_what_the_loop_needs(scenes_root, small):

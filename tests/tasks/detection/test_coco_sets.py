@@ -22,7 +22,7 @@ from tests.common.coco_files import (
     write,
 )
 from vil.data.image import UnreadableImage
-from vil.data.rle import bitmap_of, compressed, runs_in, runs_of
+from vil.data.rle import compress_runs, decompress_runs, mask_to_runs, runs_to_mask
 from vil.tasks.detection.data.coco_json import REASONS, read_annotations
 from vil.tasks.detection.data.datasets import (
     DETECTION_SETS,
@@ -133,8 +133,8 @@ def test_masks_are_those_of_pycocotools(tmp_path):
 def test_run_lengths_are_spelt_as_pycocotools_spells_them(size, share):
     bitmap = (np.random.default_rng(0).random(size) < share).astype(np.uint8)
     text = oracle.encode(np.asfortranarray(bitmap))["counts"]
-    assert compressed(runs_of(bitmap)).encode() == text
-    assert np.array_equal(bitmap_of(runs_in(text), *size), bitmap)
+    assert compress_runs(mask_to_runs(bitmap)).encode() == text
+    assert np.array_equal(runs_to_mask(decompress_runs(text), *size), bitmap)
 
 
 def refusal(folder, file, split="train", **options):

@@ -16,7 +16,7 @@ from tests.common.toy_detection import (
     toy_task,
 )
 from tests.common.toy_detection import main as alone_in_this_process
-from vil.engine.step import backward
+from vil.engine.loop import backward
 from vil.tasks.detection.coco_eval import average_precision, to_results
 from vil.tasks.detection.data.batch import collate
 from vil.tasks.detection.data.datasets import build_detection_set
@@ -96,7 +96,9 @@ def test_ranks_together_are_one_process(toy, tmp_path):
 
 
 def test_the_files_written_give_the_figures(toy, tmp_path):
-    figures = toy_task(tmp_path, results_folder=tmp_path).evaluate(ToyDetector(1.25))["toy"]
+    task = toy_task(tmp_path)
+    task.results_folder = tmp_path
+    figures = task.evaluate(ToyDetector(1.25))["toy"]
     rows = json.loads((tmp_path / "toy_bbox.json").read_text())
     assert average_precision(toy.annotations, rows)["box_ap"] == figures["box_ap"]
     assert {key for row in rows for key in row} == {"image_id", "category_id", "bbox", "score"}
@@ -117,7 +119,7 @@ def test_parts_add_up_to_the_whole(toy, tmp_path):
     assert found[1:] == [pytest.approx(found[0], rel=1e-5)] * 2
     assert list(figures) == ["loss", "loss_box", "loss_mask"]
     with pytest.raises(AssertionError, match="4 images do not divide into 3 equal parts"):
-        task.parts(batch(toy), 3)
+        task.split(batch(toy), 3)
 
 
 def test_losses_and_answers_of_torchvision(toy, tmp_path):

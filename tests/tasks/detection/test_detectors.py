@@ -10,7 +10,7 @@ from torchvision.ops.poolers import initLevelMapper
 from tests.common.detectors import detector, pictures, target
 from vil.layers.attention import ATTENTIONS
 from vil.tasks.detection.models.anchors import Anchors
-from vil.tasks.detection.models.detectors import KINDS, Settings, build_detector
+from vil.tasks.detection.models.detectors import KINDS, DetectorConfig, build_detector
 from vil.tasks.detection.models.fpn import body_of
 from vil.tasks.detection.models.heads import Levels, Pooler, dense_head
 
@@ -258,6 +258,6 @@ def test_settings_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="need a multiple of 8 channels, given 44"):
         detector("retinanet", version="v2", channels=44)
     with pytest.raises(ValueError, match="sizes of anchors: 5 for 4 levels"):
-        build_detector("mask_rcnn", body_of(small_body()), Settings(3, stages=(1, 2, 3)))
+        build_detector("mask_rcnn", body_of(small_body()), DetectorConfig(3, stages=(1, 2, 3)))
     with pytest.raises(ValueError, match="did you mean 'mask_rcnn'"):
-        build_detector("maskrcnn", body_of(small_body()), Settings(3))
+        build_detector("maskrcnn", body_of(small_body()), DetectorConfig(3))

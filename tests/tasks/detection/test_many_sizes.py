@@ -3,9 +3,13 @@
 import pytest
 import torch
 
+import vil
 from tests.common.detectors import detector, pictures
-from vil import build
-from vil.build_backends import network_in
+from vil.builders.attention_backend import (
+    attention_network,
+    backend_requests,
+    select_attention_backends,
+)
 from vil.config import get_config
 from vil.engine.distributed import DistInfo
 from vil.layers.attention.longformer import LongformerAttention
@@ -27,19 +31,19 @@ def backends(model: torch.nn.Module) -> list[str]:
 def test_one_backend_for_all_sizes(training):
     """That of small maps, which has a limit, is not taken although the usual size is small."""
     cfg = get_config(None, SMALL)
-    model = build.build_model(cfg)
+    model = vil.build_model(cfg)
     cpu = torch.device("cpu")
-    asked = build.attention_cases(model, cfg, cpu, training=training)
+    asked = backend_requests(model, cfg, cpu, training=training)
     assert all(a.case.valid for a in asked)
-    build.select_attention_backends(model, cfg, cpu, DistInfo(), training=training)
+    select_attention_backends(model, cfg, cpu, DistInfo(), training=training)
     assert set(backends(model)) == {"blocked"}
 
 
 def test_a_pinned_backend_stays():
     cfg = get_config(None, [*SMALL, "MODEL.VIT.MSVIT.BACKEND=gathered"])
-    model = build.build_model(cfg)
-    build.select_attention_backends(model, cfg, torch.device("cpu"), DistInfo(), training=True)
-    assert set(backends(network_in(model))) == {"gathered"}
+    model = vil.build_model(cfg)
+    select_attention_backends(model, cfg, torch.device("cpu"), DistInfo(), training=True)
+    assert set(backends(attention_network(model))) == {"gathered"}
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_pycocotools_reads_them(scenes_root, small, split):
         height, width = image.shape[-2:]
         assert small["low"] <= min(height, width) <= max(height, width) <= small["high"]
         rows = table.loadAnns(table.getAnnIds([target["image_id"]]))
-        assert 1 <= len(rows) <= scenes.MOST
+        assert 1 <= len(rows) <= scenes.MAX_DIGITS
         for row, mask, (x1, y1, x2, y2) in zip(
             rows, target["masks"].numpy(), target["boxes"].tolist(), strict=True
         ):
@@ -152,7 +152,7 @@ def test_settings_have_folders_of_their_own(tmp_path):
 def test_bad_settings_and_places(tmp_path):
     with pytest.raises(ValueError, match="48 <= low <= high pixels, given 20 and 90"):
         write_scenes(tmp_path / "a", low=20, high=90)
-    with pytest.raises(ValueError, match="train 0 and val 400 from 1"):
+    with pytest.raises(ValueError, match="train, val >= 1 and seed >= 0, given 0, 400, 0"):
         write_scenes(tmp_path / "a", train=0)
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written to"):

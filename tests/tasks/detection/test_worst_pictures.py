@@ -63,9 +63,8 @@ def squares(tmp_path):
 def results_of(squares, folder):
     """What the toy finds in them, as an evaluation writes it."""
     loader = EvalLoader(squares, batch_size=2)
-    task = DetectionTask(
-        device=CPU, test_loaders={"set": loader}, masks=True, results_folder=folder
-    )
+    task = DetectionTask(device=CPU, test_sets={"set": loader}, masks=True)
+    task.results_folder = folder
     assert task.evaluate(ToyDetector())["set"]["count"] == 3
     rows, masks = (
         json.loads((folder / f"set_{kind}.json").read_text()) for kind in ("bbox", "segm")

@@ -1,1 +1,1 @@
-"""The data sets."""
+"""Datasets of the registry, concatenation, and lists of images for prediction."""

@@ -1,4 +1,4 @@
-"""Several datasets as one, one after the other."""
+"""Concatenate datasets."""
 
 import logging
 from collections.abc import Sequence
@@ -12,50 +12,52 @@ from vil.utils.errors import DataError
 logger = logging.getLogger(__name__)
 
 
-class Joined(ImageDataset):
-    """Class n of one set is class n of all; the names are those of the first set.
+class ConcatImageDataset(ImageDataset):
+    """Datasets one after the other. Classes are matched by number, named as in the first dataset.
 
-    Each set keeps its own transform. DataError when they have different numbers of classes.
+    Each dataset keeps its own transform. Raises DataError for different numbers of classes.
     """
 
     def __init__(self, datasets: Sequence[ImageDataset], names: Sequence[str]):
-        """`names` of the sets, as the user calls them."""
+        """`names` of the datasets in the config, for messages and sample names."""
         super().__init__(datasets[0].split)
-        refuse_different(datasets, names)
+        check_classes(datasets, names)
         self.datasets, self.names = list(datasets), list(names)
         self.ends = np.cumsum([len(dataset) for dataset in datasets])
         self.targets = np.concatenate([dataset.targets for dataset in datasets])
         self.classes = datasets[0].classes
 
     def locate(self, index: int) -> tuple[int, int]:
-        """The set's number, and the sample's within it."""
+        """The number of the dataset, and the index within it."""
         number = int(np.searchsorted(self.ends, index, side="right"))
         return number, index - (int(self.ends[number - 1]) if number else 0)
 
     def __getitem__(self, index: int) -> tuple:
-        number, own = self.locate(index)
-        return self.datasets[number][own]
+        number, local = self.locate(index)
+        return self.datasets[number][local]
 
     def image(self, index: int) -> Image.Image:
-        """The set's own."""
-        number, own = self.locate(index)
-        return self.datasets[number].image(own)
+        """The image of the dataset at this index."""
+        number, local = self.locate(index)
+        return self.datasets[number].image(local)
 
     def sample_name(self, index: int) -> str:
-        """The set's own, after the set's name."""
-        number, own = self.locate(index)
-        return f"{self.names[number]}/{self.datasets[number].sample_name(own)}"
+        """<dataset>/<its sample name>."""
+        number, local = self.locate(index)
+        return f"{self.names[number]}/{self.datasets[number].sample_name(local)}"
 
 
-def refuse_different(datasets: Sequence[ImageDataset], names: Sequence[str]) -> None:
-    """DataError for different numbers of classes, one warning for different names."""
+def check_classes(datasets: Sequence[ImageDataset], names: Sequence[str]) -> None:
+    """Raise DataError for different numbers of classes, warn once about different class names."""
     if len({len(dataset.classes) for dataset in datasets}) > 1:
         counts = ", ".join(f"{n} {len(d.classes)}" for n, d in zip(names, datasets))
-        raise DataError(f"sets with different numbers of classes cannot be joined: {counts}")
-    others = [n for n, d in zip(names, datasets) if d.classes != datasets[0].classes]
-    if others:
+        raise DataError(
+            f"datasets with different numbers of classes cannot be concatenated: {counts}"
+        )
+    differing = [n for n, d in zip(names, datasets) if d.classes != datasets[0].classes]
+    if differing:
         logger.warning(
-            "the classes of %s are not called as those of %s: joined by their numbers",
-            ", ".join(others),
+            "%s: the class names differ from those of %s; classes are matched by number",
+            ", ".join(differing),
             names[0],
         )

@@ -1,4 +1,4 @@
-"""The embedded real dataset: 1,797 scanned digits of 8 x 8 pixels that come with scikit-learn.
+"""1,797 scanned digits of 8 x 8 pixels, which come with scikit-learn: real data without a download.
 
 E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
 """
@@ -13,9 +13,9 @@ from vil.utils.errors import DataError
 
 
 class Digits(ImageDataset):
-    """1,437 digits to train with and 360 to validate, the same for every run and seed.
+    """1,437 training digits and 360 validation digits, the same for every run and seed.
 
-    Enlarged to `size` x `size` RGB, so that crops and rotations work on real pixels.
+    They are enlarged to `size` x `size` RGB before any augmentation.
     """
 
     def __init__(
@@ -27,8 +27,8 @@ class Digits(ImageDataset):
         size: int = 64,
         num_classes: int = 10,
     ):
-        """root is not used: the digits come with scikit-learn. Digits from num_classes on are left
-        out of both splits; ValueError unless it is 2 to 10.
+        """root is not used. Digits from num_classes up are left out of both splits; num_classes
+        must be 2 to 10.
         """
         super().__init__(split, transform)
         if not 2 <= num_classes <= 10:
@@ -42,17 +42,17 @@ class Digits(ImageDataset):
         self.classes = [str(digit) for digit in range(num_classes)]
 
     def image(self, index: int) -> Image.Image:
-        """size x size pixels."""
+        """The digit with size x size pixels."""
         small = Image.fromarray(self.pixels[index])
         return small.resize((self.size, self.size), Image.Resampling.BICUBIC).convert("RGB")
 
     def sample_name(self, index: int) -> str:
-        """The digit's number in scikit-learn's table."""
+        """The digit's index in scikit-learn's table."""
         return f"digits/{self.indices[index]}"
 
 
 def load() -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (1797, 8, 8) uint8, 16 grey levels spread over 0..255, and targets (1797,) int64."""
+    """Pixels (1797, 8, 8) uint8, 16 gray levels scaled to 0..255, and targets (1797,) int64."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -63,11 +63,11 @@ def load() -> tuple[np.ndarray, np.ndarray]:
 
 
 def split_indices(targets: np.ndarray, split: str) -> np.ndarray:
-    """Every fifth sample, shuffled and then ordered by class, validates: the classes stay balanced.
+    """The sorted indices of a split. In shuffled order by class, every fifth sample is validation.
 
-    RandomState, whose numbers numpy promises never to change, makes the split a constant.
+    RandomState keeps its numbers in all numpy versions, which makes the split a constant.
     """
     shuffle = np.random.RandomState(0).permutation(len(targets))
     by_class = shuffle[np.argsort(targets[shuffle], kind="stable")]
-    validates = np.arange(len(targets)) % 5 == 0
-    return np.sort(by_class[validates if split == "val" else ~validates])
+    is_val = np.arange(len(targets)) % 5 == 0
+    return np.sort(by_class[is_val if split == "val" else ~is_val])

@@ -1,4 +1,4 @@
-"""A folder of pictures, one sub-folder per class: root/{train,val}/<class>/*.jpg."""
+"""A folder of images with one subfolder per class: root/{train,val}/<class>/*.jpg."""
 
 import os
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vil.data.classes import trained_classes
+from vil.data.classes import classes_of_split
 from vil.data.dataset import ImageDataset
 from vil.data.image import read_image
 from vil.utils.errors import DataError
@@ -21,7 +21,7 @@ LAYOUT = """{problem}. Expected:
 │   │   └── 2.png
 │   └── dog
 │       └── 3.jpg
-└── val                  the same classes, other pictures
+└── val                  the same classes, other images
     ├── cat
     │   └── 4.jpg
     └── dog
@@ -29,26 +29,26 @@ LAYOUT = """{problem}. Expected:
 
 
 class Folder(ImageDataset):
-    """Classes are train's sub-folders in sorted order, and a validation class must be one of them.
+    """The classes are train's subfolders in sorted order; val may not have others.
 
-    Without a train folder (somebody who only evaluates) val's own sub-folders are the classes.
+    Without a train folder (evaluation only) val's own subfolders are the classes.
     """
 
     def __init__(self, root: str | Path, split: str, transform: Callable | None = None):
         super().__init__(split, transform)
         self.root = Path(root)
-        found = class_folders(self.root / split)
-        self.classes = trained_classes(split, found, self.root / "train", class_folders)
-        files = [pictures(self.root / split / name) for name in found]
-        labels = [self.classes.index(name) for name in found]
-        self.targets = np.repeat(labels, [len(names) for names in files])
-        # Bytes in one buffer: a list of a million strings is copied into every forked worker, page
-        # by page, as their reference counts change.
+        names = class_folders(self.root / split)
+        self.classes = classes_of_split(split, names, self.root / "train", class_folders)
+        files = [image_files(self.root / split / name) for name in names]
+        labels = [self.classes.index(name) for name in names]
+        self.targets = np.repeat(labels, [len(of_class) for of_class in files])
+        # Bytes in one array: a list of a million strings would be copied into every forked worker,
+        # page by page, as the reference counts change.
         self.names = np.array(
             [
                 os.fsencode(f"{split}/{name}/{file}")
-                for name, names in zip(found, files)
-                for file in names
+                for name, of_class in zip(names, files)
+                for file in of_class
             ]
         )
 
@@ -62,7 +62,7 @@ class Folder(ImageDataset):
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Names of the sub-folders of root/train or root/val, sorted."""
+    """Names of the subfolders of root/train or root/val, sorted. Raises DataError if none."""
     if not folder.is_dir():
         raise DataError(layout(folder.parent, f"there is no folder {folder}"))
     names = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
@@ -71,21 +71,21 @@ def class_folders(folder: Path) -> list[str]:
     return names
 
 
-def pictures(folder: Path) -> list[str]:
-    """File names of one class, sorted; a class without pictures is a DataError."""
+def image_files(folder: Path) -> list[str]:
+    """File names of one class, sorted. Raises DataError for a class without images."""
     files = sorted(
         entry.name
         for entry in os.scandir(folder)
         if entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith(".")
     )
     if not files:
-        kinds = " ".join(EXTENSIONS)
+        extensions = " ".join(EXTENSIONS)
         raise DataError(
-            f"the class folder {folder} has no pictures ({kinds}): remove it, or put some there"
+            f"the class folder {folder} has no images ({extensions}): remove it or add some"
         )
     return files
 
 
 def layout(root: Path, problem: str) -> str:
-    """The problem, with a drawing of what a dataset looks like."""
+    """The problem, followed by the expected directory tree."""
     return LAYOUT.format(problem=problem, root=root, extensions=" ".join(EXTENSIONS))

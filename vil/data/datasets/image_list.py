@@ -1,7 +1,6 @@
-"""Pictures without classes, as a person names them: files, folders, standard input.
+"""Images without classes, given as files, folders or standard input: the input of `vil predict`.
 
-What `vil predict` reads; decoding, workers and the treatment of broken files are those of the
-datasets.
+Decoding, workers and the handling of broken files are those of the datasets.
 """
 
 import io
@@ -14,47 +13,55 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from vil.data.batch import Batch
+from vil.data.batch import BadSample
 from vil.data.dataset import ImageDataset
 from vil.data.datasets.folder import EXTENSIONS
 from vil.data.image import read_image
-from vil.data.robust_dataset import BadSampleLog, Samples
+from vil.data.robust_dataset import BadSampleLog, RobustDataset
 from vil.data.samplers import eval_batches
-from vil.data.workers import data_loader, iter_batches, start, stop_at_exit, stop_workers
+from vil.data.workers import (
+    build_data_loader,
+    iter_batches,
+    start_workers,
+    stop_at_exit,
+    stop_workers,
+)
 
 logger = logging.getLogger(__name__)
 
 STDIN = "-"
 
 
-class Picture(NamedTuple):
-    """A file, or the bytes of one that came through standard input."""
+class ImageSource(NamedTuple):
+    """The path of an image file, or a name and the file's bytes."""
 
     name: str
     content: bytes | None = None
 
 
-def find_pictures(words: Iterable[str], read_stdin: Callable[[], bytes]) -> list[Picture]:
-    """What the words name, in their order: files, whether or not they exist; folders, for all
-    pictures below them, sorted by path; "-", for what `read_stdin` gives.
+def find_images(words: Iterable[str], read_stdin: Callable[[], bytes]) -> list[ImageSource]:
+    """The images that the words of a command line name, in their order.
 
-    Standard input is one picture, or (text without NUL) a list of files and folders, one per line.
-    Hidden files and folders, and symbolic links to folders, are passed over.
+    A word is a file, which need not exist; a folder, for all images below it, sorted by path; or
+    "-", for the bytes that `read_stdin` returns: one image, or (UTF-8 text without NUL) a list of
+    files and folders, one per line. Hidden files and folders and links to folders are skipped.
     """
-    found = []
+    images = []
     for word in words:
-        data = read_stdin() if word == STDIN else b""
-        lines = [word] if word != STDIN else _lines(data)
-        found += (
-            [Picture(STDIN, data)]
-            if lines is None
-            else [picture for line in lines for picture in _at(line)]
-        )
-    return found
+        if word != STDIN:
+            images += images_at(word)
+            continue
+        data = read_stdin()
+        lines = split_lines(data)
+        if lines is None:
+            images.append(ImageSource(STDIN, data))
+        else:
+            images += [image for line in lines for image in images_at(line)]
+    return images
 
 
-def _lines(data: bytes) -> list[str] | None:
-    """The lines of a text that are not empty; None when it is no text."""
+def split_lines(data: bytes) -> list[str] | None:
+    """The lines of a text that are not empty; None if the data are not text."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -63,72 +70,95 @@ def _lines(data: bytes) -> list[str] | None:
     return None if "\0" in text else list(filter(None, lines))
 
 
-def _at(path: str) -> list[Picture]:
-    """The pictures at a path; a folder without any is a warning."""
-    if not os.path.isdir(path):  # False for what no file can be called, too
-        return [Picture(path)]
+def images_at(path: str) -> list[ImageSource]:
+    """The images at a path. Warns about a folder without any."""
+    if not os.path.isdir(path):  # also False for a string that is not a valid path
+        return [ImageSource(path)]
     root = Path(path)
-    below = sorted(
+    files = sorted(
         file
         for file in root.rglob("*")
         if file.name.lower().endswith(EXTENSIONS)
         and not any(part.startswith(".") for part in file.relative_to(root).parts)
         and not file.is_dir()
     )
-    if not below:
-        logger.warning("no pictures below %s (%s)", path, " ".join(EXTENSIONS))
-    return [Picture(str(file)) for file in below]
+    if not files:
+        logger.warning("no images below %s (%s)", path, " ".join(EXTENSIONS))
+    return [ImageSource(str(file)) for file in files]
 
 
-class Pictures(ImageDataset):
-    """Pictures as a dataset whose classes nobody knows."""
+class ImageList(ImageDataset):
+    """Images as a dataset with unknown classes."""
 
-    def __init__(self, pictures: list[Picture], transform: Callable | None = None):
+    def __init__(self, images: list[ImageSource], transform: Callable | None = None):
         super().__init__("val", transform)
-        self.pictures = pictures
+        self.images = images
         self.classes = []
-        self.targets = np.zeros(len(pictures), np.int64)
+        self.targets = np.zeros(len(images), np.int64)
 
     def image(self, index: int) -> Image.Image:
-        """The decoded picture. Raises UnreadableImage."""
-        name, content = self.pictures[index]
+        """The decoded image. Raises UnreadableImage."""
+        name, content = self.images[index]
         return read_image(name if content is None else io.BytesIO(content))
 
     def sample_name(self, index: int) -> str:
         """The path as it was given or found; "-" for standard input."""
-        return self.pictures[index].name
+        return self.images[index].name
 
 
-class PictureLoader:
-    """Batches of pictures in their order. All may be broken: a batch then holds only reports."""
+class PredictionBatch(NamedTuple):
+    """samples: (tensor, (height, width) before the transform, index) of each readable image."""
+
+    samples: list[tuple]
+    bad_samples: tuple[BadSample, ...]
+
+
+class SizedImageList(ImageList):
+    """[i] -> (tensor, (height, width) before the transform); images of a batch may differ in
+    size."""
+
+    def __getitem__(self, index: int) -> tuple:
+        image = self.image(index)
+        return self.transform(image), (image.height, image.width)
+
+    @staticmethod
+    def collate(rows: list[tuple[tuple | None, list[BadSample]]]) -> PredictionBatch:
+        return PredictionBatch(
+            samples=[sample for sample, _ in rows if sample is not None],
+            bad_samples=tuple(report for _, reports in rows for report in reports),
+        )
+
+
+class ImageListLoader:
+    """Batches of images in order. Any number may be unreadable: a batch can be empty."""
 
     def __init__(
         self,
-        pictures: list[Picture],
+        images: list[ImageSource],
         transform: Callable,
         *,
         batch_size: int,
         workers: int = 0,
         pin_memory: bool = False,
     ):
-        order = eval_batches(len(pictures), batch_size=batch_size)
-        self.loader = data_loader(
-            Samples(Pictures(pictures, transform)),
+        order = eval_batches(len(images), batch_size=batch_size)
+        self.loader = build_data_loader(
+            RobustDataset(SizedImageList(images, transform)),
             order,
             workers=workers if len(order) > 1 else 0,
             pin_memory=pin_memory,
             context=None,
         )
-        self.names = [picture.name for picture in pictures]
-        self.ledger = BadSampleLog(len(pictures), max_fraction=1.0)
+        self.names = [image.name for image in images]
+        self.bad_samples = BadSampleLog(len(images), max_fraction=1.0)
 
-    def __iter__(self) -> Iterator[Batch]:
-        """One pass; close() on it ends the workers. Each unreadable picture is a warning."""
-        iterator = start(self.loader)
+    def __iter__(self) -> Iterator[PredictionBatch]:
+        """One pass; close() on it stops the workers. Logs a warning for each unreadable image."""
+        iterator = start_workers(self.loader)
         stop_at_exit(iterator)
         try:
             for batch in iter_batches(iterator):
-                self.ledger.record(batch.unreadable)
+                self.bad_samples.record(batch.bad_samples)
                 yield batch
         finally:
             stop_workers(iterator)

@@ -1,7 +1,7 @@
-"""CIFAR-10, CIFAR-100 and MNIST, stored and read by torchvision; transforms are ours alone.
+"""CIFAR-10, CIFAR-100 and MNIST, stored and read by torchvision, with this package's transforms.
 
-Their pixels are held in memory as one buffer (150 MB for CIFAR). They are only fetched from the
-network when asked for with download=True.
+All pixels are in memory as one array (150 MB for CIFAR). Files are downloaded only with
+download=True.
 """
 
 import fcntl
@@ -18,10 +18,10 @@ from vil.utils.errors import DataError
 
 
 class TorchvisionSet(ImageDataset):
-    """What torchvision's class `source` has in a folder below root; val is its test set."""
+    """A dataset of torchvision's class `source` below root / folder; val is its test set."""
 
     source: type[VisionDataset]
-    place: str
+    folder: str
 
     def __init__(
         self,
@@ -31,54 +31,56 @@ class TorchvisionSet(ImageDataset):
         *,
         download: bool = False,
     ):
-        """DataError when it is not there, damaged, or cannot be fetched."""
+        """Raises DataError if the files are missing, corrupt or cannot be downloaded."""
         super().__init__(split, transform)
-        found = self.open(Path(root), download)
-        self.pixels = np.asarray(found.data)  # (N, H, W, 3) or (N, H, W) uint8
-        self.targets = np.asarray(found.targets, np.int64)
-        self.classes = list(found.classes)
+        data = self.open(Path(root), download)
+        self.pixels = np.asarray(data.data)  # (N, H, W, 3) or (N, H, W) uint8
+        self.targets = np.asarray(data.targets, np.int64)
+        self.classes = list(data.classes)
 
     def open(self, root: Path, download: bool) -> VisionDataset:
-        """torchvision's dataset."""
+        """Open torchvision's dataset."""
         try:
-            with one_at_a_time(root) if download else nullcontext():
+            with download_lock(root) if download else nullcontext():
                 return self.source(root, train=self.split == "train", download=download)
         except Exception as error:
-            # Missing, damaged and unreachable have no common type in torchvision.
-            hint = "" if download else "; download=True fetches it (DATA.KWARGS.download True)"
+            # torchvision has no common exception type for missing, corrupt and unreachable files.
+            hint = "" if download else "; download=True downloads it (DATA.KWARGS.download True)"
             reason = " ".join(str(error).split()).split(". You can use")[0]
-            raise DataError(f"no whole {root / self.place}: {reason}{hint}") from error
+            raise DataError(
+                f"{root / self.folder} is missing or incomplete: {reason}{hint}"
+            ) from error
 
     def image(self, index: int) -> Image.Image:
-        """The picture; a grey one has three equal channels."""
+        """The image; a gray one has three equal channels."""
         return Image.fromarray(self.pixels[index]).convert("RGB")
 
     def sample_name(self, index: int) -> str:
-        """Folder, split and number: cifar-10-batches-py/train/17."""
-        return f"{self.place}/{self.split}/{index}"
+        """Folder, split and index: cifar-10-batches-py/train/17."""
+        return f"{self.folder}/{self.split}/{index}"
 
 
 class Cifar(TorchvisionSet):
-    """10 classes, 50,000 and 10,000 pictures of 32 x 32. A. Krizhevsky, 2009."""
+    """10 classes, 50,000 and 10,000 images of 32 x 32. A. Krizhevsky, 2009."""
 
-    source, place = CIFAR10, CIFAR10.base_folder
+    source, folder = CIFAR10, CIFAR10.base_folder
 
 
 class Cifar100(TorchvisionSet):
-    """The same with 100 classes."""
+    """100 classes, 50,000 and 10,000 images of 32 x 32. A. Krizhevsky, 2009."""
 
-    source, place = CIFAR100, CIFAR100.base_folder
+    source, folder = CIFAR100, CIFAR100.base_folder
 
 
 class Mnist(TorchvisionSet):
-    """10 digits, 60,000 and 10,000 grey pictures of 28 x 28. Y. LeCun et al., 1998."""
+    """10 digits, 60,000 and 10,000 gray images of 28 x 28. Y. LeCun et al., 1998."""
 
-    source, place = MNIST, "MNIST/raw"
+    source, folder = MNIST, "MNIST/raw"
 
 
 @contextmanager
-def one_at_a_time(root: Path) -> Iterator[None]:
-    """Processes of a job that would all download into root: the first does, the others wait."""
+def download_lock(root: Path) -> Iterator[None]:
+    """Let one process at a time download into root; the others wait."""
     root.mkdir(parents=True, exist_ok=True)
     with open(root / ".download.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

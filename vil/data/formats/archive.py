@@ -1,13 +1,12 @@
-"""Pictures inside one .zip or one plain .tar, read in place: nothing is ever extracted.
+"""Read images inside a .zip or an uncompressed .tar in place, without extracting anything.
 
-The members are listed once, with the standard library, into a few numpy buffers whose pages forked
-workers share; the bytes are then read through a SharedFile. Three rules for both kinds:
+The standard library lists the members once, into a few numpy arrays whose pages forked workers
+share. Their bytes are then read through a SharedFile. Rules for wanted members of both kinds:
 
-- a wanted member that is a link, or whose name is absolute or climbs with "..", is left out, with
-  one warning
-- of members with the same name the last counts, as for unzip and tar, with one warning
-- a wanted member that is encrypted, or packed by another method than store and deflate, is a
-  DataError: leaving it out would shrink the dataset
+- links and names that are absolute or contain ".." are left out, with one warning
+- of members with the same name the last is used, as unzip and tar do, with one warning
+- an encrypted member, or one with a compression other than deflate, raises DataError: leaving it
+  out would shrink the dataset
 """
 
 import io
@@ -30,31 +29,31 @@ from vil.utils.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-# A header may claim any size; no picture that PIL accepts is larger than this.
+# A header may state any size. No image that PIL accepts is larger than this.
 MAX_BYTES = 1 << 30
 
 
 class Archive:
-    """The members for which `wanted(name, bytes)` is true, in the order of the archive.
+    """The M members for which wanted(name, size) is true, in the order of the archive.
 
-    `names` (M,) bytes, `fields` (M,) what a subclass needs to read one.
+    `names` (M,) bytes; `fields` (M,), a structured array of what a subclass needs to read them.
     """
 
     dtype: list[tuple]
 
     def __init__(self, path: Path, wanted: Callable[[str, int], bool]):
         self.file = SharedFile(path)
-        rows, odd, repeated = {}, [], []
+        rows, unsafe, repeated = {}, [], []
         for name, size, member in self.members(path):
             if not wanted(name, size):
                 continue
             if not self.is_plain(member) or name.startswith("/") or ".." in name.split("/"):
-                odd.append(name)
+                unsafe.append(name)
                 continue
             if rows.pop(name, None):
                 repeated.append(name)
             rows[name] = self.row(member)
-        warn(path, "left out (links, absolute names or names with '..')", odd)
+        warn(path, "left out (links, absolute names or names with '..')", unsafe)
         warn(path, "replaced by later ones of the same name", repeated)
         self.names = np.array([os.fsencode(name) for name in rows])
         self.fields = np.array(list(rows.values()), self.dtype)
@@ -63,11 +62,11 @@ class Archive:
         return len(self.fields)
 
     def keep(self, indices: np.ndarray) -> None:
-        """Only these members, in this order."""
+        """Keep only these members, in this order."""
         self.names, self.fields = self.names[indices], self.fields[indices]
 
     def name(self, index: int) -> str:
-        """A member's name, with the archive's: train.zip@cat/1.jpg."""
+        """Archive and member: train.zip@cat/1.jpg."""
         return f"{Path(self.file.path).name}@{os.fsdecode(self.names[index])}"
 
     def image(self, index: int) -> Image.Image:
@@ -75,50 +74,50 @@ class Archive:
         return read_image(io.BytesIO(self.read(index)))
 
     def members(self, path: Path) -> Iterator[tuple[str, int, object]]:
-        """Name, bytes and the standard library's description of each member."""
+        """Yield name, size and the standard library's info object of each member."""
         raise NotImplementedError
 
     def is_plain(self, member: object) -> bool:
-        """No link, folder or device."""
+        """Whether the member is a regular file, not a link, folder or device."""
         raise NotImplementedError
 
     def row(self, member: object) -> tuple:
-        """The fields of a member."""
+        """The member's row of `fields`."""
         raise NotImplementedError
 
     def read(self, index: int) -> bytes:
-        """The unpacked bytes of a member. OSError, UnreadableImage."""
+        """The decompressed bytes of a member. Raises OSError, UnreadableImage."""
         raise NotImplementedError
 
 
 class ZipArchive(Archive):
-    """A .zip, stored or deflated. `offset` is that of the local header before the data."""
+    """A .zip, stored or deflated. `offset` is that of the local header, before the data."""
 
     dtype = [("offset", "i8"), ("packed", "i8"), ("size", "i8"), ("method", "i2"), ("crc", "u4")]
 
     def members(self, path: Path) -> Iterator[tuple[str, int, zipfile.ZipInfo]]:
-        """In the order of the zip's directory. DataError when it is no zip."""
+        """In the order of the central directory. Raises DataError if it is not a complete zip."""
         try:
             with zipfile.ZipFile(path) as archive:
                 directory = archive.infolist()
         except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
-            raise DataError(f"{path} is no zip, or not a whole one: {error}") from error
+            raise DataError(f"{path} is not a zip, or is truncated: {error}") from error
         for member in directory:
             yield member.filename, member.file_size, member
 
     def is_plain(self, member: zipfile.ZipInfo) -> bool:
-        """The upper half holds Unix's file type, 0 where the zip was made elsewhere."""
+        """The upper half holds the Unix file type, or 0 if the zip was made on another system."""
         return not stat.S_ISLNK(member.external_attr >> 16)
 
     def row(self, member: zipfile.ZipInfo) -> tuple:
-        """DataError for what is never read."""
+        """Raises DataError for an unsupported compression."""
         if member.flag_bits & 1 or member.compress_type not in (
             zipfile.ZIP_STORED,
             zipfile.ZIP_DEFLATED,
         ):
             raise DataError(
-                f"{self.file.path}: {member.filename} is encrypted or packed by method "
-                f"{member.compress_type}; only stored (0) and deflated (8) members are read"
+                f"{self.file.path}: {member.filename} is encrypted or compressed by method "
+                f"{member.compress_type}; only stored (0) and deflated (8) members are supported"
             )
         return (
             member.header_offset,
@@ -129,13 +128,13 @@ class ZipArchive(Archive):
         )
 
     def read(self, index: int) -> bytes:
-        """Unpacked and checked. The local header alone knows how long it is itself."""
+        """Decompress and verify. The length of the local header is stated only in itself."""
         offset, packed, size, method, crc = self.fields[index].tolist()
         if max(size, packed) > MAX_BYTES:
-            raise UnreadableImage(f"{size} bytes are no picture")
+            raise UnreadableImage(f"{size} bytes are too many for an image")
         header = self.file.read(offset, 30)
         if header[:4] != b"PK\3\4":
-            raise UnreadableImage("no member begins where the zip's directory says")
+            raise UnreadableImage("no member at the offset in the zip's directory")
         data = self.file.read(offset + 30 + sum(struct.unpack("<HH", header[26:30])), packed)
         if method == zipfile.ZIP_DEFLATED:
             data = inflate(data, size)
@@ -145,49 +144,49 @@ class ZipArchive(Archive):
 
 
 class TarArchive(Archive):
-    """A .tar that is not compressed: data lie there as they are, without a checksum."""
+    """An uncompressed .tar, which has no checksums of the data."""
 
     dtype = [("offset", "i8"), ("size", "i8")]
 
     def members(self, path: Path) -> Iterator[tuple[str, int, tarfile.TarInfo]]:
-        """In the order of the archive. DataError when it is no tar, compressed or cut."""
+        """In the order of the archive. Raises DataError if it is not a complete, plain tar."""
         try:
             with tarfile.open(path, "r:") as archive:
                 while (member := archive.next()) is not None:
-                    archive.members.clear()  # a million of them would be a gigabyte
+                    archive.members.clear()  # a million of them would take a gigabyte
                     yield member.name.removeprefix("./"), member.size, member
                 end = archive.offset
         except (tarfile.TarError, OSError) as error:
             raise DataError(
-                f"{path} is no plain tar, or not a whole one (compressed? unpack it): {error}"
+                f"{path} is not an uncompressed tar (decompress it first), or is truncated: {error}"
             ) from error
-        self.refuse_damage(end)
+        self.check_end(end)
 
-    def refuse_damage(self, end: int) -> None:
-        """tarfile takes a damaged header for the end, where there should be zeros or nothing."""
+    def check_end(self, end: int) -> None:
+        """Raise DataError unless zeros or nothing follow: tarfile stops at a corrupt header too."""
         with open(self.file.path, "rb") as file:
             file.seek(end)
             if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
-                raise DataError(f"{self.file.path} is damaged: no header at byte {end}")
+                raise DataError(f"{self.file.path} is corrupt: no header at byte {end}")
 
     def is_plain(self, member: tarfile.TarInfo) -> bool:
-        """A sparse file's data are not in one piece."""
+        """Sparse files are left out: their data are not contiguous."""
         return member.isreg() and not member.issparse()
 
     def row(self, member: tarfile.TarInfo) -> tuple:
-        """Place and length of the data."""
+        """Offset and size of the data."""
         return member.offset_data, member.size
 
     def read(self, index: int) -> bytes:
-        """The bytes as they are."""
+        """The bytes of the member."""
         offset, size = self.fields[index].tolist()
         if size > MAX_BYTES:
-            raise UnreadableImage(f"{size} bytes are no picture")
+            raise UnreadableImage(f"{size} bytes are too many for an image")
         return self.file.read(offset, size)
 
 
 def inflate(data: bytes, size: int) -> bytes:
-    """At most `size` bytes, whatever the data would grow to. UnreadableImage."""
+    """Decompress at most `size` bytes. Raises UnreadableImage."""
     try:
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, max(size, 1))
     except zlib.error as error:
@@ -195,6 +194,6 @@ def inflate(data: bytes, size: int) -> bytes:
 
 
 def warn(path: Path, what: str, names: list[str]) -> None:
-    """One line for all members that share a fate."""
+    """Log one warning for all members with the same problem."""
     if names:
         logger.warning("%s: %d members %s, the first: %s", path, len(names), what, names[0])

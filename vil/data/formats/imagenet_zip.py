@@ -1,6 +1,6 @@
-"""ImageNet as the 2021 reference stored it: root/{train,val}.zip, each with a {train,val}_map.txt.
+"""ImageNet as stored by the 2021 code: root/{train,val}.zip, each with a {train,val}_map.txt.
 
-A line of the map: `train.zip@n01440764/n01440764_10026.JPEG`, a TAB, the class as an integer.
+A line of the map is `train.zip@n01440764/n01440764_10026.JPEG`, a TAB, and the class number.
 """
 
 import logging
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vil.data.classes import class_number, numbered_classes
+from vil.data.classes import numeric_names, parse_class
 from vil.data.dataset import ImageDataset
 from vil.data.datasets.folder import Folder, layout
 from vil.data.formats.archive import ZipArchive
@@ -24,15 +24,13 @@ LAYOUT = """
 or, as archives:
 {root}
 ├── train.zip            any folders inside, or none
-├── train_map.txt        a line per picture: train.zip@cat/1.jpg<TAB>0
+├── train_map.txt        a line per image: train.zip@cat/1.jpg<TAB>0
 ├── val.zip
 └── val_map.txt"""
 
 
-class ZipMap(ImageDataset):
-    """The pictures of the zip that the map names, in the order of the zip's directory."""
-
-    numbered = True
+class ImageNetZip(ImageDataset):
+    """The images of the zip that the map lists, in the order of the zip's directory."""
 
     def __init__(
         self,
@@ -42,36 +40,34 @@ class ZipMap(ImageDataset):
         *,
         num_classes: int | None = None,
     ):
-        """Without num_classes the largest number of train's map decides (without one, the split's).
-
-        DataError for a file that is missing or broken and for a class outside of the classes.
+        """Without num_classes there are as many classes as train's map needs, or the split's map
+        if train has none. Raises DataError for a missing or invalid file and an invalid class.
         """
         super().__init__(split, transform)
         root = Path(root)
         zip_file, map_file = root / f"{split}.zip", root / f"{split}_map.txt"
-        refuse_half(zip_file, map_file)
+        check_pair(zip_file, map_file)
         if num_classes is None and split != "train" and (root / "train_map.txt").exists():
-            num_classes = count(read_map(root / "train_map.txt"))
+            num_classes = count_classes(read_map(root / "train_map.txt"))
         labels = read_map(map_file, num_classes)
-        self.classes = numbered_classes(num_classes or count(labels))
+        self.classes = numeric_names(num_classes or count_classes(labels))
         self.archive = ZipArchive(zip_file, lambda name, size: is_sample(name, size, labels))
         self.targets = np.array(
             [labels.pop(os.fsdecode(name)) for name in self.archive.names], np.int64
         )
-        self.tell_absent(zip_file, map_file, labels)
+        self.check_missing(zip_file, map_file, labels)
 
-    def tell_absent(self, zip_file: Path, map_file: Path, absent: dict[str, int]) -> None:
-        """One warning for lines without a picture; DataError when no line has one."""
+    def check_missing(self, zip_file: Path, map_file: Path, missing: dict[str, int]) -> None:
+        """Warn once about lines without an image. Raises DataError if no line has one."""
         if not len(self.targets):
-            raise DataError(f"{map_file} names no picture of {zip_file} ({' '.join(EXTENSIONS)})")
-        if absent:
-            first = next(iter(absent))
+            raise DataError(f"{map_file} names no image of {zip_file} ({' '.join(EXTENSIONS)})")
+        if missing:
             logger.warning(
-                "%s names %d pictures that are not in %s, the first: %s",
+                "%s names %d images that are not in %s, the first: %s",
                 map_file,
-                len(absent),
+                len(missing),
                 zip_file,
-                first,
+                next(iter(missing)),
             )
 
     def image(self, index: int) -> Image.Image:
@@ -84,7 +80,7 @@ class ZipMap(ImageDataset):
 
 
 def is_sample(name: str, size: int, labels: dict[str, int]) -> bool:
-    """Whether a member is a picture that the map names."""
+    """Whether a member is an image that the map names."""
     return (
         name in labels
         and size > 0
@@ -93,21 +89,21 @@ def is_sample(name: str, size: int, labels: dict[str, int]) -> bool:
     )
 
 
-def refuse_half(zip_file: Path, map_file: Path) -> None:
-    """DataError, in one line, when one of the two is not there."""
-    for there, missing in ((zip_file, map_file), (map_file, zip_file)):
+def check_pair(zip_file: Path, map_file: Path) -> None:
+    """Raise DataError, in one line, if one of the two files is missing."""
+    for found, missing in ((zip_file, map_file), (map_file, zip_file)):
         if not missing.is_file():
             raise DataError(
-                f"there is no {missing}, which {there} needs: the map has a line "
-                f"'{zip_file.name}@<member><TAB><class number>' for each picture of the zip"
+                f"there is no {missing}, which {found} needs: the map has a line "
+                f"'{zip_file.name}@<member><TAB><class number>' for each image of the zip"
             )
 
 
-def read_map(file: Path, limit: int | None = None) -> dict[str, int]:
-    """Member -> class. DataError, with file and line, for what is not a map."""
+def read_map(file: Path, num_classes: int | None = None) -> dict[str, int]:
+    """{member: class}. Raises DataError, with file and line, for an invalid map."""
     labels = {}
     for number, (member, text) in map_lines(file):
-        label = class_number(text, limit, file, number)
+        label = parse_class(text, num_classes, file, number)
         if labels.setdefault(member, label) != label:
             raise DataError(
                 f"{file}, line {number}: {member} is class {label}, "
@@ -119,7 +115,7 @@ def read_map(file: Path, limit: int | None = None) -> dict[str, int]:
 
 
 def map_lines(file: Path) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Line numbers from 1 with (member, class text); further fields are not read."""
+    """Yield line numbers from 1 with (member, class text). Further fields are ignored."""
     with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
         for number, line in enumerate(lines, start=1):
             fields = [field for field in line.rstrip("\r\n").split("\t") if field]
@@ -133,8 +129,8 @@ def map_lines(file: Path) -> Iterator[tuple[int, tuple[str, str]]]:
             yield number, (fields[0].split("@", 1)[1].removeprefix("/"), fields[1])
 
 
-def count(labels: dict[str, int]) -> int:
-    """Classes that the labels need."""
+def count_classes(labels: dict[str, int]) -> int:
+    """The number of classes that the labels need."""
     return max(labels.values()) + 1
 
 
@@ -145,15 +141,16 @@ def imagenet(
     *,
     num_classes: int | None = None,
 ) -> ImageDataset:
-    """Zip and map, else class folders. One of the two alone is an error unless there are folders.
+    """The dataset "imagenet": zip and map if both are there, else class folders.
 
-    ValueError when the folders are not num_classes; DataError, with both layouts, for neither.
+    Raises ValueError if the number of folders is not num_classes; DataError if only one of zip and
+    map is there and no folder, or, with both layouts, if there is nothing.
     """
     root = Path(root)
     folder, pair = root / split, (root / f"{split}.zip", root / f"{split}_map.txt")
-    there = [file.is_file() for file in pair]
-    if all(there) or (any(there) and not folder.is_dir()):
-        return ZipMap(root, split, transform, num_classes=num_classes)
+    found = [file.is_file() for file in pair]
+    if all(found) or (any(found) and not folder.is_dir()):
+        return ImageNetZip(root, split, transform, num_classes=num_classes)
     if not folder.is_dir():
         problem = f"there is no {pair[0]} and no folder {folder}"
         raise DataError(layout(root, problem) + LAYOUT.format(root=root))
@@ -161,6 +158,3 @@ def imagenet(
     if num_classes not in (None, len(dataset.classes)):
         raise ValueError(f"num_classes is {num_classes}, {root} has {len(dataset.classes)} folders")
     return dataset
-
-
-imagenet.numbered = True  # takes num_classes, whichever of the two it finds

@@ -1,4 +1,4 @@
-"""A large file read in place by any number of processes and threads."""
+"""Random access to a large file from any number of processes and threads."""
 
 import io
 import os
@@ -8,10 +8,10 @@ from vil.data.image import UnreadableImage
 
 
 class SharedFile:
-    """Bytes of a file by place. Each process opens it for itself, when it first reads.
+    """Bytes of a file by offset. Each process opens the file at its first read.
 
-    pread moves no file position: a position that forked workers share is how readers of one open
-    archive get each other's bytes. The open file is not pickled, so spawned workers agree.
+    pread does not use the file position, which forked workers would share: readers of one open
+    archive could get each other's bytes. The open file is not pickled, for spawned workers.
     """
 
     def __init__(self, path: str | Path):
@@ -19,21 +19,21 @@ class SharedFile:
         self.opened = None
 
     def read(self, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes from `offset`. OSError; UnreadableImage when the file is cut."""
-        file = self.own_file()
-        parts, missing = [], size
+        """Exactly `size` bytes from `offset`. Raises OSError, UnreadableImage."""
+        file = self.open_file()
+        chunks, missing = [], size
         while missing:
-            part = os.pread(file.fileno(), missing, offset + size - missing)
-            if not part:
+            chunk = os.pread(file.fileno(), missing, offset + size - missing)
+            if not chunk:
                 raise UnreadableImage(f"{self.path} ends {missing} bytes too early")
-            parts.append(part)
-            missing -= len(part)
-        return b"".join(parts)
+            chunks.append(chunk)
+            missing -= len(chunk)
+        return b"".join(chunks)
 
-    def own_file(self) -> io.FileIO:
-        """This process's open file; it is closed when the last reader lets go of it."""
+    def open_file(self) -> io.FileIO:
+        """This process's open file, closed when its last reference is deleted."""
         pid = os.getpid()
-        opened = self.opened  # one look: another thread may be at the next line
+        opened = self.opened  # read once: another thread may assign it
         if opened is None or opened[0] != pid:
             opened = self.opened = pid, io.FileIO(self.path)
         return opened[1]

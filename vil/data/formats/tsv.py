@@ -1,10 +1,10 @@
-"""Base64 pictures in the rows of a .tsv, described by a .yaml: the 2021 reference's large sets.
+"""Base64 images in the rows of a .tsv, described by a .yaml: the large datasets of the 2021 code.
 
-img: train.tsv           # key TAB [label TAB ...] picture; needed, the rest is not
-label: train.label.tsv   # key TAB label; else the label is the second column of img
+img: train.tsv           # key TAB [label TAB ...] image; required, all others are optional
+label: train.label.tsv   # key TAB label; default: the label is the second column of img
 hw: train.hw.tsv         # key TAB ...: only the keys are used
-linelist: train.linelist # row numbers from 0: a part of the rows, or some of them twice
-labelmap: labelmap.txt   # name [TAB number] per line; the number is else that of the line
+linelist: train.linelist # row numbers from 0: a subset of the rows, also with repetitions
+labelmap: labelmap.txt   # name [TAB number] per line; default: the number of the line
 """
 
 import binascii
@@ -18,7 +18,7 @@ import numpy as np
 import yaml as yaml_format
 from PIL import Image
 
-from vil.data.classes import class_number, numbered_classes
+from vil.data.classes import numeric_names, parse_class
 from vil.data.dataset import ImageDataset
 from vil.data.formats.tsv_file import TsvFile, read_integers
 from vil.data.image import UnreadableImage, read_image
@@ -33,10 +33,8 @@ JSON_LABELS = "imagenet_22k"  # in the yaml's name: the label is a JSON list of 
 class Tsv(ImageDataset):
     """The rows of root/{split}.yaml, or of another `yaml` below root, in the order of its linelist.
 
-    Labels are integers, or names of the labelmap where there is one.
+    Labels are integers, or names if there is a labelmap.
     """
-
-    numbered = True
 
     def __init__(
         self,
@@ -47,11 +45,11 @@ class Tsv(ImageDataset):
         yaml: str | None = None,
         num_classes: int | None = None,
     ):
-        """Without num_classes and labelmap the largest label of train.yaml decides; without that
-        file, or with another `yaml`, the set's own.
+        """Without num_classes and labelmap there are as many classes as the labels of train.yaml
+        need; without that file, or with another `yaml`, as the labels of this split need.
 
-        DataError for files that are missing or do not fit together and for a label outside of the
-        classes; ValueError when num_classes is not what the labelmap has.
+        Raises DataError for missing or inconsistent files and invalid labels, ValueError if
+        num_classes differs from the labelmap.
         """
         super().__init__(split, transform)
         source = Path(root, yaml or f"{split}.yaml")
@@ -59,28 +57,28 @@ class Tsv(ImageDataset):
         self.images, labels, self.keys = open_files(files)
         as_json = JSON_LABELS in (yaml or source.name)
         if as_json and labels is not self.images:
-            raise DataError(f"{source}: labels of {JSON_LABELS} stand in img; leave out 'label'")
+            raise DataError(f"{source}: labels of {JSON_LABELS} are in img; leave out 'label'")
         self.rows = read_rows(files.get("linelist"), len(self.images))
-        known = read_labelmap(files["labelmap"]) if "labelmap" in files else {}
+        labelmap = read_labelmap(files["labelmap"]) if "labelmap" in files else {}
         train = Path(root, "train.yaml") if yaml is None and split != "train" else None
-        limit = class_count(known, num_classes, train)
+        limit = class_count(labelmap, num_classes, train)
         texts = labels.labels(self.rows, before_image=labels is self.images)
-        self.targets = read_targets(labels.path, self.rows, texts, known, limit, as_json=as_json)
-        self.classes = numbered_classes(int(self.targets.max()) + 1 if limit is None else limit)
-        for name, number in known.items():
+        self.targets = read_targets(labels.path, self.rows, texts, labelmap, limit, as_json=as_json)
+        self.classes = numeric_names(int(self.targets.max()) + 1 if limit is None else limit)
+        for name, number in labelmap.items():
             self.classes[number] = name
 
     def image(self, index: int) -> Image.Image:
-        """The decoded last column. Raises UnreadableImage."""
+        """The image in the last column. Raises UnreadableImage."""
         text = self.images.row(self.rows[index]).rsplit(b"\t", 1)[-1]
         try:
-            picture = binascii.a2b_base64(text, strict_mode=True)
+            content = binascii.a2b_base64(text, strict_mode=True)
         except binascii.Error as error:
-            raise UnreadableImage(f"no base64: {error}") from error
-        return read_image(io.BytesIO(picture))
+            raise UnreadableImage(f"not base64: {error}") from error
+        return read_image(io.BytesIO(content))
 
     def sample_name(self, index: int) -> str:
-        """The row's key; where the file can no longer be read, its line."""
+        """The row's key, or its line number if the file can no longer be read."""
         row = int(self.rows[index])
         try:
             return self.keys.key(row)
@@ -89,20 +87,20 @@ class Tsv(ImageDataset):
 
 
 def read_yaml(source: Path) -> dict[str, Path]:
-    """The files of a set, by key; their paths are absolute or relative to the yaml. DataError."""
+    """The files by key. Their paths are absolute or relative to the yaml. Raises DataError."""
     try:
         tree = yaml_format.safe_load(source.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise DataError(f"there is no {source}: it names the files of a TSV set") from error
+        raise DataError(f"there is no {source}: it lists the files of a TSV dataset") from error
     except (yaml_format.YAMLError, OSError, ValueError, RecursionError) as error:
         raise DataError(f"{source} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict) or tree.get("img") is None:
         raise DataError(f"{source} must have the key 'img' (and may have {', '.join(KEYS[1:])})")
     if unknown := [str(key) for key in tree if key not in KEYS]:
-        logger.warning("%s: keys without effect: %s", source, ", ".join(unknown))
+        logger.warning("%s: ignored keys: %s", source, ", ".join(unknown))
     files = {key: tree[key] for key in KEYS if tree.get(key) is not None}
-    if wrong := [key for key in files if not isinstance(files[key], str)]:
-        raise DataError(f"{source}: {wrong[0]} must be the path of a file")
+    if invalid := [key for key in files if not isinstance(files[key], str)]:
+        raise DataError(f"{source}: {invalid[0]} must be the path of a file")
     files = {key: source.parent / path for key, path in files.items()}
     if missing := [path for path in files.values() if not path.is_file()]:
         raise DataError(f"there is no {missing[0]}, which {source} names")
@@ -110,7 +108,7 @@ def read_yaml(source: Path) -> dict[str, Path]:
 
 
 def open_files(files: dict[str, Path]) -> tuple[TsvFile, TsvFile, TsvFile]:
-    """Where the images, the labels and the keys are. DataError for other numbers of rows."""
+    """The files of images, labels and keys. Raises DataError if their numbers of rows differ."""
     images = TsvFile(files["img"])
     labels = TsvFile(files["label"]) if "label" in files else images
     keys = TsvFile(files["hw"]) if "hw" in files else labels
@@ -123,14 +121,14 @@ def open_files(files: dict[str, Path]) -> tuple[TsvFile, TsvFile, TsvFile]:
 
 
 def read_rows(linelist: Path | None, count: int) -> np.ndarray:
-    """The row (N,) of each sample. DataError for a row that is not there."""
+    """The row (N,) of each sample. Raises DataError for a row that does not exist."""
     if linelist is None:
         return np.arange(count)
     rows = read_integers(linelist)
-    wrong = np.flatnonzero((rows < 0) | (rows >= count))
-    if len(wrong):
+    invalid = np.flatnonzero((rows < 0) | (rows >= count))
+    if len(invalid):
         raise DataError(
-            f"{linelist}, line {wrong[0] + 1}: row {rows[wrong[0]]} is outside 0..{count - 1}"
+            f"{linelist}, line {invalid[0] + 1}: row {rows[invalid[0]]} is outside 0..{count - 1}"
         )
     if not len(rows):
         raise DataError(f"{linelist} is empty")
@@ -138,26 +136,28 @@ def read_rows(linelist: Path | None, count: int) -> np.ndarray:
 
 
 def read_labelmap(file: Path) -> dict[str, int]:
-    """Name -> class number. DataError for a name or a number that comes twice."""
-    known, numbers = {}, set()
+    """{name: class number}. Raises DataError for a duplicate name or number."""
+    labelmap, numbers = {}, set()
     text = file.read_text(encoding="utf-8-sig", errors="surrogateescape").rstrip("\n")
     for line, row in enumerate(text.split("\n"), start=1):
         name, _, number = row.rstrip("\r").partition("\t")
-        number = class_number(number or str(line - 1), None, file, line)
-        if not name or name in known or number in numbers:
-            raise DataError(f"{file}, line {line}: no name, or it or its number comes twice")
-        known[name] = number
+        number = parse_class(number or str(line - 1), None, file, line)
+        if not name or name in labelmap or number in numbers:
+            raise DataError(f"{file}, line {line}: empty name, duplicate name or duplicate number")
+        labelmap[name] = number
         numbers.add(number)
-    return known
+    return labelmap
 
 
-def class_count(known: dict[str, int], num_classes: int | None, train: Path | None) -> int | None:
-    """Classes of the labelmap, else num_classes, else those of train's yaml; None: any number.
+def class_count(
+    labelmap: dict[str, int], num_classes: int | None, train: Path | None
+) -> int | None:
+    """The number of classes in the labelmap, else num_classes, else of train's yaml; None: unknown.
 
-    ValueError when the labelmap has others than num_classes.
+    Raises ValueError if the labelmap has a different number than num_classes.
     """
-    if known:
-        size = max(known.values()) + 1
+    if labelmap:
+        size = max(labelmap.values()) + 1
         if num_classes not in (None, size):
             raise ValueError(f"num_classes is {num_classes}, but the labelmap has {size} classes")
         return size
@@ -170,26 +170,26 @@ def read_targets(
     file: Path,
     rows: np.ndarray,
     texts: Iterable[str],
-    known: dict[str, int],
+    labelmap: dict[str, int],
     limit: int | None,
     *,
     as_json: bool,
 ) -> np.ndarray:
-    """The class (N,) int64 of each row's label text. DataError with file and line."""
+    """The class (N,) int64 of each row's label. Raises DataError with file and line."""
     targets = np.empty(len(rows), np.int64)
-    kind = "a name of the labelmap or an integer" if known else "an integer"
+    expected = "a name of the labelmap or an integer" if labelmap else "an integer"
     for sample, (row, text) in enumerate(zip(rows, texts)):
         if as_json:
             text = json_class(text, file, row + 1)
-        number = known.get(text)
+        number = labelmap.get(text)
         if number is None:
-            number = class_number(text, limit, file, row + 1, kind)
+            number = parse_class(text, limit, file, row + 1, expected)
         targets[sample] = number
     return targets
 
 
 def json_class(text: str, file: Path, line: int) -> str:
-    """The class of the first element."""
+    """The class of the list's first element."""
     try:
         return str(json.loads(text)[0]["class"])
     except (ValueError, LookupError, TypeError, RecursionError) as error:

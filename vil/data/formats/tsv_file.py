@@ -1,4 +1,4 @@
-"""One .tsv file and the offsets of its rows, which stand in the .lineidx beside it."""
+"""A .tsv file, and the offsets of its rows in the .lineidx file beside it."""
 
 import logging
 import mmap
@@ -16,16 +16,16 @@ from vil.utils.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-BLOCK = 1 << 24  # bytes looked through at a time
-PART = 1 << 20  # offsets written at a time
-HEAD = 256  # bytes read at first of a row whose first column is wanted
-REMEDY = "delete it to have it made anew"
+SCAN_BYTES = 1 << 24  # read at a time when rows are searched
+WRITE_ROWS = 1 << 20  # offsets written at a time
+KEY_BYTES = 256  # read first to find the first column of a row
 
 
 class TsvFile:
-    """Rows of TAB-separated columns, by number from 0. One buffer of 8 bytes per row is kept.
+    """Rows of TAB-separated columns, by number from 0. Uses 8 bytes of memory per row.
 
-    A missing .lineidx is made. DataError for a file that is missing, empty or unlike its .lineidx.
+    A missing .lineidx is written. Raises DataError for a file that is missing, empty or does not
+    match its .lineidx.
     """
 
     def __init__(self, path: Path):
@@ -33,20 +33,20 @@ class TsvFile:
             raise DataError(f"there is no {path}")
         self.path = path
         self.file = SharedFile(path)
-        self.offsets = row_offsets(path)  # (rows + 1,): the last is the end of the file
+        self.offsets = row_offsets(path)  # (rows + 1,), the last one is the size of the file
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def row(self, number: int) -> bytes:
-        """A whole row, without its line end. OSError."""
+        """A row without its line end. Raises OSError."""
         begin, end = self.offsets[number : number + 2].tolist()
         return self.file.read(begin, end - begin).rstrip(b"\r\n")
 
     def key(self, number: int) -> str:
-        """The first column of a row; of a long row only the beginning is read. OSError."""
+        """The first column of a row, without reading all of a long row. Raises OSError."""
         begin, end = self.offsets[number : number + 2].tolist()
-        size = HEAD
+        size = KEY_BYTES
         while b"\t" not in (head := self.file.read(begin, min(size, end - begin))):
             if size >= end - begin:
                 break
@@ -54,9 +54,9 @@ class TsvFile:
         return head.split(b"\t")[0].rstrip(b"\r\n").decode("utf-8", "surrogateescape")
 
     def labels(self, numbers: Iterable[int], *, before_image: bool) -> Iterator[str]:
-        """The second column of rows, which is not the last where that one is the image.
+        """Yield the second column of rows. before_image: a third column must follow.
 
-        The file is mapped, so that the pages of the images are not even read. DataError.
+        The file is memory-mapped, so that the pages of the images are not read. Raises DataError.
         """
         with (
             open(self.path, "rb") as file,
@@ -76,91 +76,94 @@ class TsvFile:
 
 
 def row_offsets(path: Path) -> np.ndarray:
-    """Where the rows begin, and the size of the file."""
+    """The offsets of the rows, and the size of the file."""
     size = path.stat().st_size
     if not size:
         raise DataError(f"{path} is empty")
     index = path.with_suffix(".lineidx")
     if index.is_file():
         offsets = read_integers(index)
-        refuse_stale(path, index, offsets, size)
+        check_index(path, index, offsets, size)
     else:
         offsets = find_rows(path)
-        if has_columns(path):  # else it is no TSV, and what lies beside it is none of our business
+        if has_columns(path):  # else it is not a TSV: write nothing beside it
             write_index(index, offsets)
     return np.append(offsets, size)
 
 
 def read_integers(path: Path) -> np.ndarray:
-    """A text file with one integer per line, without a Python object per line. DataError."""
+    """Read one integer per line, without a Python object per line. Raises DataError."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # older numpy only warns, and gives what it could read
+            warnings.simplefilter("error")  # older numpy only warns and returns a part
             return np.fromstring(path.read_bytes(), dtype=np.int64, sep="\n")
     except (ValueError, DeprecationWarning) as error:
         raise DataError(f"{path} must have one integer per line") from error
 
 
-def refuse_stale(path: Path, index: Path, offsets: np.ndarray, size: int) -> None:
-    """DataError when rows do not begin, or the last one does not end, where the index says.
+def check_index(path: Path, index: Path, offsets: np.ndarray, size: int) -> None:
+    """Raise DataError if the index does not match the file.
 
-    It is not made anew: a file that was cut by a broken copy would pass for a whole one.
+    It is not replaced automatically: a file truncated by a failed copy would then be accepted.
     """
     problem = None
     if not len(offsets) or offsets[0] != 0 or (np.diff(offsets) <= 0).any():
-        problem = "it does not rise from 0"
+        problem = "its offsets do not increase from 0"
     elif offsets[-1] >= size:
-        problem = f"its last row begins at {offsets[-1]} of {size} bytes"
+        problem = f"its last row starts at {offsets[-1]} of {size} bytes"
     elif not is_last_row(path, int(offsets[-1])):
         problem = f"its last row, at byte {offsets[-1]}, is not the last line of the file"
     if problem:
-        raise DataError(f"{index} is not the index of {path}: {problem}; {REMEDY}")
+        raise DataError(
+            f"{index} is not the index of {path}: {problem}; "
+            "if the file is complete, delete the index to rebuild it"
+        )
 
 
 def is_last_row(path: Path, offset: int) -> bool:
-    """Whether exactly one line, the last, begins at offset."""
+    """Whether the last line starts at offset."""
     with open(path, "rb") as file:
         file.seek(max(offset - 1, 0))
-        begins = offset == 0 or file.read(1) == b"\n"
+        starts = offset == 0 or file.read(1) == b"\n"
         file.readline()
-        return begins and not file.read(1)
+        return starts and not file.read(1)
 
 
 def has_columns(path: Path) -> bool:
-    """Whether there is a TAB in the first line, of which only a beginning is looked at."""
+    """Whether there is a TAB in the (beginning of the) first line."""
     with open(path, "rb") as file:
-        return b"\t" in file.readline(BLOCK)
+        return b"\t" in file.readline(SCAN_BYTES)
 
 
 def find_rows(path: Path) -> np.ndarray:
-    """Offsets (rows,) of the lines of a file, blockwise."""
-    found, base = [np.zeros(1, np.int64)], 0
+    """Offsets (rows,) of the lines of a file."""
+    starts, base = [np.zeros(1, np.int64)], 0
     with open(path, "rb") as file:
-        while block := file.read(BLOCK):
+        while block := file.read(SCAN_BYTES):
             ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
-            found.append(ends + (base + 1))
+            starts.append(ends + (base + 1))
             base += len(block)
-    offsets = np.concatenate(found)
+    offsets = np.concatenate(starts)
     return offsets[:-1] if offsets[-1] == base else offsets
 
 
 def write_index(index: Path, offsets: np.ndarray) -> None:
-    """Beside the file at one stroke, since other processes may be reading or writing it too.
+    """Write the index atomically, as other processes may read or write it at the same time.
 
-    Where nothing can be written a message says so, and the offsets live in this process only.
+    If it cannot be written, a warning is logged and the offsets are kept in memory.
     """
-    aside = index.with_name(f".{index.name}.{uuid.uuid4().hex}")
+    temporary = index.with_name(f".{index.name}.{uuid.uuid4().hex}")
     try:
-        with open(aside, "w", encoding="ascii") as file:
-            for first in range(0, len(offsets), PART):
-                part = offsets[first : first + PART].tolist()
-                file.write("".join(f"{offset}\n" for offset in part))
-        os.replace(aside, index)
+        with open(temporary, "w", encoding="ascii") as file:
+            for first in range(0, len(offsets), WRITE_ROWS):
+                chunk = offsets[first : first + WRITE_ROWS].tolist()
+                file.write("".join(f"{offset}\n" for offset in chunk))
+        os.replace(temporary, index)
     except OSError as error:
         with suppress(OSError):
-            aside.unlink()
+            temporary.unlink()
         logger.warning(
-            "%s is not there and cannot be written: made for this run (%s)", index, error
+            "%s is missing and cannot be written: row offsets are kept in memory (%s)", index, error
         )
     else:
-        logger.warning("%s was not there: made from %d rows", index, len(offsets))
+        logger.warning("%s was missing: written with %d rows", index, len(offsets))

@@ -1,1 +1,1 @@
-"""Rendered images with known objects."""
+"""Rendered scenes with known objects, for object detection."""

@@ -1,28 +1,29 @@
-"""What the scenes of `scenes.py` are painted with: textured grounds, clutter, strokes.
+"""Render backgrounds, clutter and digit strokes for the scenes of `scenes.py`.
 
-Everything is computed by numpy from a RandomState, whose numbers numpy promises never to change.
-Letters: H W the size of a scene in pixels. Colours are float32 in 0..1.
+All random numbers come from a numpy RandomState, which keeps its numbers in all numpy versions.
+Shapes: H, W size of a scene in pixels; S side of a digit's patch. Colors are float32 in 0..1.
 """
 
 import numpy as np
 from numpy.random import RandomState
 
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
-FINE = 64  # pixels of an enlarged digit's side
-# Ink above this is stroke. No simple fraction, which cubics through 16 grey levels hit exactly.
-INK, SOFT = 0.4417, 0.0943  # the middle of the edge of a stroke, and half its width
-RIM = 0.1817  # the same of a rim around it
+FINE = 64  # side of an enlarged digit in pixels
+# Ink levels at the middle of the edge of a stroke, and half the width of the edge. They are not
+# simple fractions, which an interpolation of 16 gray levels could hit exactly.
+INK, SOFT = 0.4417, 0.0943
+OUTLINE = 0.1817  # the middle of the edge of an outline around the stroke
 
 
 def noise(random: RandomState, height: int, width: int, cell: float) -> np.ndarray:
-    """Smooth random values (H, W) in 0..1 whose bumps are about `cell` pixels wide."""
-    rows, columns = (ramp(side, cell) for side in (height, width))
+    """Smooth random values (H, W) in 0..1 with features about `cell` pixels wide."""
+    rows, columns = (knot_weights(side, cell) for side in (height, width))
     grid = random.random_sample((rows.shape[1], columns.shape[1]))
     return (rows @ grid @ columns.T).astype(np.float32)
 
 
-def ramp(side: int, cell: float) -> np.ndarray:
-    """Weights (side, knots) of the two knots around each pixel, with a smooth step between."""
+def knot_weights(side: int, cell: float) -> np.ndarray:
+    """Weights (side, knots) of the two knots around each pixel, from a smooth step."""
     places = np.arange(side) / cell
     at = places.astype(int)
     step = places - at
@@ -33,8 +34,8 @@ def ramp(side: int, cell: float) -> np.ndarray:
     return weights
 
 
-def along(random: RandomState, height: int, width: int) -> np.ndarray:
-    """Each pixel's distance (H, W) along a random direction, 0..1 over the scene's diagonal."""
+def directional_ramp(random: RandomState, height: int, width: int) -> np.ndarray:
+    """Distance (H, W) of each pixel along a random direction, in units of the diagonal."""
     angle = random.uniform(0, 2 * np.pi)
     y, x = np.mgrid[:height, :width]
     distance = x * np.cos(angle) + y * np.sin(angle)
@@ -42,14 +43,14 @@ def along(random: RandomState, height: int, width: int) -> np.ndarray:
 
 
 def gradient(random: RandomState, height: int, width: int) -> np.ndarray:
-    """From one side to the other."""
-    return along(random, height, width)
+    """A linear gradient."""
+    return directional_ramp(random, height, width)
 
 
 def stripes(random: RandomState, height: int, width: int) -> np.ndarray:
-    """Soft stripes, a little bent."""
+    """Soft, slightly bent stripes."""
     bend = noise(random, height, width, 60) * random.uniform(0, 0.15)
-    waves = np.sin((along(random, height, width) + bend) * random.uniform(25, 110))
+    waves = np.sin((directional_ramp(random, height, width) + bend) * random.uniform(25, 110))
     return np.clip(0.5 + waves * random.uniform(0.4, 2), 0, 1)
 
 
@@ -59,77 +60,75 @@ def clouds(random: RandomState, height: int, width: int) -> np.ndarray:
     return sum(layers) / 1.75
 
 
-def checks(random: RandomState, height: int, width: int) -> np.ndarray:
-    """A tilted chequered floor."""
-    one, other = (along(random, height, width) * random.uniform(4, 14) for _ in range(2))
+def checkerboard(random: RandomState, height: int, width: int) -> np.ndarray:
+    """A skewed checkerboard."""
+    one, other = (directional_ramp(random, height, width) * random.uniform(4, 14) for _ in range(2))
     return ((one.astype(int) + other.astype(int)) % 2).astype(np.float32)
 
 
-GROUNDS = (gradient, stripes, clouds, checks)
+PATTERNS = (gradient, stripes, clouds, checkerboard)
 
 
-def ground(random: RandomState, height: int, width: int) -> np.ndarray:
-    """A textured ground (H, W, 3): a pattern between two colours that are not far apart, blotches
-    and grain."""
-    pattern = GROUNDS[random.randint(len(GROUNDS))](random, height, width)
+def background(random: RandomState, height: int, width: int) -> np.ndarray:
+    """A textured background (H, W, 3): a pattern of two similar colors, with blotches."""
+    pattern = PATTERNS[random.randint(len(PATTERNS))](random, height, width)
     first = random.uniform(0.1, 0.9, 3)
     second = np.clip(first + random.uniform(-0.28, 0.28, 3), 0, 1)
-    picture = first + pattern[..., None] * (second - first)
+    image = first + pattern[..., None] * (second - first)
     for cell in (40, 7):
         blotches = noise(random, height, width, cell) - 0.5
-        picture += blotches[..., None] * random.uniform(0, 0.22, 3)
-    return picture.astype(np.float32)
+        image += blotches[..., None] * random.uniform(0, 0.22, 3)
+    return image.astype(np.float32)
 
 
-def clutter(random: RandomState, picture: np.ndarray) -> None:
-    """Paint bands, ellipses and slabs into a picture (H, W, 3), half transparent: things that
-    are no digits."""
-    height, width = picture.shape[:2]
+def add_clutter(random: RandomState, image: np.ndarray) -> None:
+    """Paint semi-transparent bands, ellipses and rectangles into an image (H, W, 3)."""
+    height, width = image.shape[:2]
     for _ in range(random.randint(1, 7)):
         shape = SHAPES[random.randint(len(SHAPES))](random, height, width)
         alpha = shape * random.uniform(0.25, 0.8)
-        colour = np.clip(picture.mean(axis=(0, 1)) + random.uniform(-0.35, 0.35, 3), 0, 1)
-        picture += alpha[..., None] * (colour.astype(np.float32) - picture)
+        color = np.clip(image.mean(axis=(0, 1)) + random.uniform(-0.35, 0.35, 3), 0, 1)
+        image += alpha[..., None] * (color.astype(np.float32) - image)
 
 
 def band(random: RandomState, height: int, width: int) -> np.ndarray:
-    """A stripe through the whole scene (H, W)."""
+    """A stripe across the scene (H, W)."""
     at, wide = random.uniform(0.1, 0.7), random.uniform(0.004, 0.05)
-    return (np.abs(along(random, height, width) - at) < wide).astype(np.float32)
+    return (np.abs(directional_ramp(random, height, width) - at) < wide).astype(np.float32)
 
 
 def ellipse(random: RandomState, height: int, width: int) -> np.ndarray:
-    """A filled ellipse (H, W) with a soft rim."""
-    x, y = turned(random, height, width)
+    """A filled ellipse (H, W) with a soft edge."""
+    x, y = random_axes(random, height, width)
     a, b = random.uniform(5, 45, 2)
     return np.clip((1 - np.hypot(x / a, y / b)) * min(a, b), 0, 1).astype(np.float32)
 
 
-def slab(random: RandomState, height: int, width: int) -> np.ndarray:
+def rectangle(random: RandomState, height: int, width: int) -> np.ndarray:
     """A filled rectangle (H, W)."""
-    x, y = turned(random, height, width)
+    x, y = random_axes(random, height, width)
     a, b = random.uniform(4, 40, 2)
     return ((np.abs(x) < a) & (np.abs(y) < b)).astype(np.float32)
 
 
-SHAPES = (band, ellipse, slab)
+SHAPES = (band, ellipse, rectangle)
 
 
-def turned(random: RandomState, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Coordinates x, y (H, W) in pixels around a random point, in a random direction."""
+def random_axes(random: RandomState, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates x, y (H, W) in pixels, relative to a random point and rotated randomly."""
     angle, (row, column) = random.uniform(0, np.pi), random.uniform(0, 1, 2) * (height, width)
     y, x = np.mgrid[:height, :width]
-    return axes(x - column, y - row, angle)
+    return rotate(x - column, y - row, angle)
 
 
-def axes(x: np.ndarray, y: np.ndarray, angle: float) -> tuple[np.ndarray, np.ndarray]:
-    """The coordinates in axes that are turned by an angle."""
+def rotate(x: np.ndarray, y: np.ndarray, angle: float) -> tuple[np.ndarray, np.ndarray]:
+    """The coordinates in axes that are rotated by an angle."""
     cos, sin = np.cos(angle), np.sin(angle)
     return x * cos + y * sin, y * cos - x * sin
 
 
-def enlarged(pixels: np.ndarray) -> np.ndarray:
-    """A scan (8, 8) uint8 -> (FINE, FINE) float32 in 0..1, by cubic convolution (Keys 1981)."""
+def enlarge(pixels: np.ndarray) -> np.ndarray:
+    """Enlarge a scan (8, 8) uint8 to (FINE, FINE) float32 by cubic convolution (Keys 1981)."""
     count = len(pixels)
     places = (np.arange(FINE)[:, None] + 0.5) * count / FINE - 0.5 - np.arange(count)
     far = np.abs(places)
@@ -139,12 +138,12 @@ def enlarged(pixels: np.ndarray) -> np.ndarray:
     return np.clip(weights @ (pixels / 255) @ weights.T, 0, 1).astype(np.float32)
 
 
-def ink(fine: np.ndarray, size: float, angle: float, slant: float) -> np.ndarray:
-    """The ink (S, S) in 0..1 of an enlarged digit that is `size` pixels high, turned by `angle`
-    and slanted, with room around it."""
+def render_ink(fine: np.ndarray, size: float, angle: float, slant: float) -> np.ndarray:
+    """The ink (S, S) in 0..1 of an enlarged digit, scaled to a height of `size` pixels, rotated by
+    `angle`, slanted, and with a margin."""
     side = int(1.7 * size) + 4
     y, x = np.mgrid[:side, :side] - (side - 1) / 2
-    x, y = axes(x, y, angle)
+    x, y = rotate(x, y, angle)
     x = x + slant * y
     column, row = ((axis / size + 0.5) * FINE - 0.5 for axis in (x, y))
     padded = np.pad(fine, 2)
@@ -157,15 +156,15 @@ def ink(fine: np.ndarray, size: float, angle: float, slant: float) -> np.ndarray
 
 
 def opacity(values: np.ndarray, middle: float = INK) -> np.ndarray:
-    """Ink -> how much of the stroke's colour is seen, 0..1, with a soft edge at `middle`."""
+    """The alpha 0..1 of a stroke from its ink, with a soft edge at `middle`."""
     return np.clip((values - middle) / (2 * SOFT) + 0.5, 0, 1)
 
 
-def contrasting(random: RandomState, under: np.ndarray) -> np.ndarray:
-    """A colour (3,) that a person can tell from those (n, 3) under it: of a dozen draws the first
-    whose brightness is far enough from theirs, or the furthest."""
+def contrasting_color(random: RandomState, under: np.ndarray) -> np.ndarray:
+    """Sample a color (3,) whose brightness differs visibly from the colors (n, 3) under it: the
+    first of 12 samples that differs enough, or the one that differs most."""
     mean = float((under @ LUMA).mean())
-    draws = random.uniform(0, 1, (12, 3)).astype(np.float32)
-    far = np.abs(draws @ LUMA - mean)
-    good = np.flatnonzero(far > 0.27)
-    return draws[good[0] if len(good) else far.argmax()]
+    colors = random.uniform(0, 1, (12, 3)).astype(np.float32)
+    contrast = np.abs(colors @ LUMA - mean)
+    good = np.flatnonzero(contrast > 0.27)
+    return colors[good[0] if len(good) else contrast.argmax()]

@@ -55,16 +55,16 @@ class CheckpointManager:
         optimizer: Optimizer,
         scaler: GradScaler,
         ema: Average | None,
-        ranks: DistInfo,
-        rhythm: CheckpointPolicy,
+        dist: DistInfo,
+        policy: CheckpointPolicy,
     ):
-        self.run, self.ranks, self.rhythm, self.model = run, ranks, rhythm, model
+        self.run, self.dist, self.policy, self.model = run, dist, policy, model
         self.objects = dict(optimizer=optimizer, scaler=scaler, ema=ema)
-        self.saved = broadcast_object(newest_step(run.checkpoints) if ranks.is_main else None)
+        self.saved = broadcast_object(newest_step(run.checkpoints) if dist.is_main else None)
         self.failed = 0
 
-    def save(self, state: TrainState, *, must: bool = False) -> None:
-        """The checkpoint of a step, unless there is one. SaveError if it fails and `must` be, or
+    def save(self, state: TrainState, *, required: bool = False) -> None:
+        """The checkpoint of a step, unless there is one. SaveError if it fails and `required`, or
         has failed too often."""
         if self.saved == state.step:
             return
@@ -74,14 +74,14 @@ class CheckpointManager:
                 self.run.checkpoints,
                 self.model,
                 state=state,
-                ranks=self.ranks,
-                keep=self.rhythm.keep,
-                is_pinned=lambda step: self.rhythm.is_pinned(state, step),
+                dist=self.dist,
+                keep=self.policy.keep,
+                is_pinned=lambda step: self.policy.is_pinned(state, step),
                 **self.objects,
             )
         except SaveError as error:
             self.failed += 1
-            if must or self.failed >= self.rhythm.max_failed_saves:
+            if required or self.failed >= self.policy.max_failed_saves:
                 raise
             self.run.log.say(f"ERROR {error}; training goes on ({self.failed} in a row)")
             self.run.log.failure(state.step, self.failed)

@@ -74,11 +74,15 @@ class TrainState:
         """Whether an epoch has just been done."""
         return self.step > 0 and self.step % self.steps_per_epoch == 0
 
-    def after_eval(self, figure: float, *, drop: bool) -> "TrainState":
-        """After an evaluation: the best one so far or, if told so, another drop of the rate."""
+    def after_eval(
+        self, value: float, *, drop: bool = False, higher_is_better: bool = True
+    ) -> "TrainState":
+        """Return the state after an evaluation: with a new best or, if `drop`, one more drop of the
+        learning rate."""
         state = replace(self, evaluated=self.step)
-        if self.best is None or figure > self.best:
-            return replace(state, best=figure, best_step=self.step)
+        better = self.best is None or (value > self.best if higher_is_better else value < self.best)
+        if better:
+            return replace(state, best=value, best_step=self.step)
         return replace(state, drops=self.drops + drop)
 
 
@@ -104,7 +108,7 @@ def save(
     scaler: GradScaler,
     state: TrainState,
     *,
-    ranks: DistInfo,
+    dist: DistInfo,
     keep: int,
     is_pinned: Callable[[int], bool] = lambda step: False,
     ema: Average | None = None,
@@ -116,9 +120,9 @@ def save(
     fails twice; the checkpoints that were there are whole then.
     """
     check_finite(model, state.step)
-    files = contents(model, optimizer, scaler, state, ema, keep=ranks.is_main)
+    files = contents(model, optimizer, scaler, state, ema, keep=dist.is_main)
     final, problem = folder / name_of(state.step), None
-    for _ in range(TRIES if ranks.is_main else 0):
+    for _ in range(TRIES if dist.is_main else 0):
         try:
             write(final, files, state)
             point(folder, state)
@@ -286,7 +290,7 @@ def resume(
     optimizer: Optimizer,
     scaler: GradScaler,
     *,
-    ranks: DistInfo,
+    dist: DistInfo,
     say: Callable[[str], None],
     ema: Average | None = None,
 ) -> TrainState:
@@ -296,7 +300,7 @@ def resume(
     or another seed is only mentioned; another epoch length would make the step a lie, and another
     optimizer's momenta mean something else: refused.
     """
-    checkpoint = broadcast_object(newest_valid(folder, say) if ranks.is_main else None)
+    checkpoint = broadcast_object(newest_valid(folder, say) if dist.is_main else None)
     if checkpoint is None:
         return fresh
     saved = load(checkpoint, model, optimizer, scaler, say)
@@ -311,7 +315,7 @@ def resume(
         if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
             say(f"{name} was {old} and is {new} from here: not the same numbers bit for bit")
     load_average(checkpoint, ema, say)
-    if ranks.is_main:
+    if dist.is_main:
         try:
             point(folder, saved)
         except OSError as error:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vil.utils.lookup import lookup
 
-Loss = Callable[..., Tensor]  # (logits, targets, smoothing=0.0) -> scalar
+LossFunction = Callable[..., Tensor]  # (logits, targets, smoothing=0.0) -> scalar
 NOT_SINGLE_LABEL = ("multisoftmax", "mse")
 
 
@@ -66,12 +66,17 @@ def focal(
     return losses.sum(dim=-1).mean() if normalize else losses.mean()
 
 
-LOSSES: dict[str, Loss] = {"xentropy": xentropy, "bce": bce, "sigmoid": sigmoid, "focal": focal}
+LOSSES: dict[str, LossFunction] = {
+    "xentropy": xentropy,
+    "bce": bce,
+    "sigmoid": sigmoid,
+    "focal": focal,
+}
 
 
 def build_loss(
     name: str, *, alpha: float = 1.0, gamma: float = 0.5, normalize: bool = True
-) -> Loss:
+) -> LossFunction:
     """The loss `name`; the settings are those of focal. ValueError for a name that is none."""
     if name in NOT_SINGLE_LABEL:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a model answered, image by image, and what stands out in it.
+"""Predictions on a whole test set, image by image, and what stands out in them.
 
 Letters: I images, C classes of the test set, K classes of the model.
 """
@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-SHOWN = 12  # pictures of a kind
+SHOWN = 12  # images of a kind
 
 
-class Answers(NamedTuple):
+class Predictions(NamedTuple):
     """One entry per image that was evaluated, all (I,).
 
-    indices: the image's number in the test set. targets: its class. predicted: the model's best
-    answer. right: whether that is right. five: whether one of its five best is. probability: of the
-    best answer. loss: minus the logarithm of that of the right one. judged: whether there is a
-    loss.
+    indices: the image's number in the test set. targets: its class. predicted: the most probable
+    class of the model. right: whether that is correct. five: whether one of its five best is.
+    probability: of the predicted class. loss: minus the logarithm of that of the true class.
+    judged: whether there is a loss.
     """
 
     indices: np.ndarray
@@ -28,7 +28,7 @@ class Answers(NamedTuple):
     loss: np.ndarray
     judged: np.ndarray
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """loss, top1 and top5 in percent, count: as evaluation gives them."""
         losses = self.loss[self.judged]
         return {
@@ -39,17 +39,17 @@ class Answers(NamedTuple):
         }
 
     def per_class(self, classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Right answers and images of each class of the test set, (C,) each."""
+        """Correct predictions and images of each class of the test set, (C,) each."""
         count = np.bincount(self.targets, minlength=classes)
         return np.bincount(self.targets[self.right], minlength=classes), count
 
     def confusion(self, classes: int) -> np.ndarray:
-        """(C, C): images of a class by the answer they got. For few classes."""
+        """(C, C): images of a class by their prediction. For few classes."""
         pairs = self.targets * classes + self.predicted
         return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
 
     def mistakes(self, most: int) -> list[tuple[int, int, int]]:
-        """(true class, answer, images) of the most frequent wrong answers, of any number of
+        """(true class, prediction, images) of the most frequent errors, for any number of
         classes: no matrix of all pairs.
         """
         wrong = np.stack([self.targets[~self.right], self.predicted[~self.right]], axis=1)
@@ -58,7 +58,7 @@ class Answers(NamedTuple):
         return [(*map(int, pairs[n]), int(counts[n])) for n in order]
 
     def extremes(self, most: int = SHOWN) -> dict[str, np.ndarray]:
-        """Places in the arrays of what to look at; no image stands twice."""
+        """Positions in the arrays of what to look at; no image twice."""
         wrong, right = np.flatnonzero(~self.right), np.flatnonzero(self.right)
         sure = wrong[np.argsort(-self.probability[wrong], kind="stable")[:most]]
         others = np.setdiff1d(np.flatnonzero(self.judged), sure)

@@ -1,13 +1,19 @@
-"""The parts of a run's page that show what the model answered: classes, confusions, pictures."""
+"""A classifier's part of a run's page: accuracy per class, confusions, images."""
 
 import io
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
+from torch import nn
 
+from vil.data.dataset import ImageDataset
 from vil.report.html import LONGEST, Html, element, name, number, picture, scrolled, table
-from vil.tasks.classification.predictions import Answers
+from vil.tasks.base import TaskReport
+from vil.tasks.classification.collect_predictions import collect_predictions
+from vil.tasks.classification.predictions import Predictions
+from vil.tasks.classification.task import ClassificationTask
 
 FULL_MATRIX = 24  # classes up to which all pairs are shown
 MOST_CLASSES, MOST_MISTAKES = 60, 20
@@ -16,19 +22,65 @@ GONE = "cannot be read any more"
 
 
 class Evaluated(NamedTuple):
-    """A test set as a checkpoint answered it.
+    """A checkpoint's predictions on a test set.
 
-    classes: the names of the test set's. answers_of: those of the model's. same: whether the two
-    are the same classes. thumbnails: {place in the answers: (file's name, JPEG or None)}.
+    classes: the names of the test set's. predicted_names: those of the model's. same: whether the
+    two are the same classes. thumbnails: {position in the predictions: (file, JPEG or None)}.
     """
 
     test_set: str
     checkpoint: str
-    answers: Answers
+    predictions: Predictions
     classes: list[str]
-    answers_of: list[str]
+    predicted_names: list[str]
     same: bool
     thumbnails: dict[int, tuple[str, bytes | None]]
+
+
+def report_on(
+    task: ClassificationTask, model: nn.Module, class_names: Sequence[str], checkpoint: str
+) -> TaskReport:
+    """Evaluate the first test set image by image; the cards and sections that show it."""
+    test_set, loader = next(iter(task.test_sets.items()))
+    predictions = collect_predictions(task, model, test_set)
+    same = test_set not in task.class_mapping
+    found = Evaluated(
+        test_set=test_set,
+        checkpoint=checkpoint,
+        predictions=predictions,
+        classes=loader.classes,
+        predicted_names=loader.classes if same else list(class_names),
+        same=same,
+        thumbnails=make_thumbnails(loader.dataset, predictions),
+    )
+    return TaskReport(cards_of(found), sections_of(found))
+
+
+def make_thumbnails(
+    dataset: ImageDataset, predictions: Predictions
+) -> dict[int, tuple[str, bytes | None]]:
+    """{position in the predictions: (the image's name, its JPEG)} of those that are shown, read
+    again by their number in the set."""
+    found = {}
+    for place in (int(n) for places in predictions.extremes().values() for n in places):
+        index = int(predictions.indices[place])
+        try:
+            data = thumbnail(dataset.image(index))
+        except OSError:  # deleted since
+            data = None
+        found[place] = dataset.sample_name(index), data
+    return found
+
+
+def cards_of(found: Evaluated) -> list[tuple[str, str, str]]:
+    """Top-1, top-5 and loss."""
+    metrics = found.predictions.metrics()
+    where = f"of the same, on {found.test_set}, {metrics['count']:,} images"
+    return [
+        ("Top-1, evaluated for this page", f"{metrics['top1']:.2f}%", found.checkpoint),
+        ("Top-5", f"{metrics['top5']:.2f}%", where),
+        ("Loss", f"{metrics['loss']:.4f}", "cross entropy, of the same"),
+    ]
 
 
 def thumbnail(image: Image.Image) -> bytes:
@@ -40,7 +92,7 @@ def thumbnail(image: Image.Image) -> bytes:
     return stream.getvalue()
 
 
-def answer_sections(found: Evaluated) -> list[Html]:
+def sections_of(found: Evaluated) -> list[Html]:
     """Accuracy per class, confusions, pictures."""
     classes = element("section", element("h2", "Classes"), per_class(found))
     mixed = element("section", element("h2", "Confusions"), *confusions(found))
@@ -52,7 +104,7 @@ def answer_sections(found: Evaluated) -> list[Html]:
 
 def per_class(found: Evaluated) -> Html:
     """The classes with images, the worst first; of very many the two ends."""
-    right, count = found.answers.per_class(len(found.classes))
+    right, count = found.predictions.per_class(len(found.classes))
     share = right / np.maximum(count, 1)
     order = [n for n in np.argsort(share, kind="stable").tolist() if count[n]]
     caption = f"Accuracy of each class of {found.test_set}, the lowest first"
@@ -76,15 +128,15 @@ def confusions(found: Evaluated) -> list[Html]:
     """All pairs of few classes; the most frequent mistakes of any number."""
     parts = []
     if found.same and len(found.classes) <= FULL_MATRIX:
-        parts.append(matrix(found.answers.confusion(len(found.classes)), found.classes))
-    mistakes = found.answers.mistakes(MOST_MISTAKES)
+        parts.append(matrix(found.predictions.confusion(len(found.classes)), found.classes))
+    mistakes = found.predictions.mistakes(MOST_MISTAKES)
     if not mistakes:
         return [*parts, element("p", "Not one wrong answer.")]
-    _, count = found.answers.per_class(len(found.classes))
+    _, count = found.predictions.per_class(len(found.classes))
     rows = [
         [
             name(found.classes[true]),
-            name(found.answers_of[answer]),
+            name(found.predicted_names[answer]),
             number(times),
             number(f"{times / count[true]:.1%}"),
         ]
@@ -130,7 +182,7 @@ def _cell(times: int, total: int, right: bool) -> Html:
 def pictures(found: Evaluated) -> list[Html]:
     """A gallery of each kind of extremes."""
     parts = []
-    for title, places in found.answers.extremes().items():
+    for title, places in found.predictions.extremes().items():
         if len(places):
             tiles = [tile(found, int(place)) for place in places]
             parts += [element("h3", title), element("ul", *tiles, class_="pictures")]
@@ -139,9 +191,9 @@ def pictures(found: Evaluated) -> list[Html]:
 
 def tile(found: Evaluated, place: int) -> Html:
     """A picture with its class, the answer and its probability."""
-    answers, (file, data) = found.answers, found.thumbnails[place]
+    answers, (file, data) = found.predictions, found.thumbnails[place]
     true = name(found.classes[answers.targets[place]])
-    answer = name(found.answers_of[answers.predicted[place]])
+    answer = name(found.predicted_names[answers.predicted[place]])
     right = bool(answers.right[place])
     share = f"{answers.probability[place]:.1%}"
     described = (

@@ -1,9 +1,51 @@
-"""Detection: boxes and masks of objects, learnt through the loop that classifiers use.
+"""Detection: boxes and masks of objects, trained by the loop that classifiers use.
 
-coco_file    a file in COCO's format, or an error that says what it is instead
-annotations  its columns; what cannot be used is dropped, with a reason
-masks        polygons and run lengths -> bitmaps
-coco         CocoDataset, and DETECTION_SETS: the sets by name
-transforms   what a training picture goes through, boxes and masks with it
-batch        DetectionBatch: pictures of any sizes and their targets
+build.py            from a config to the task     task.py            losses, evaluation, inference
+data/               COCO annotations, data sets, transforms, batches, checks of a file
+models/             backbone, feature pyramid, heads, detectors, their weights
+coco_eval.py        average precision             error_analysis.py  images with most mistakes
+tiled_inference.py  very large images             cost.py            MACs of a detector
+output_formats.py   what `vil predict` prints     visualize.py       boxes and masks as an image
+
+Here is what the registry of tasks holds about it.
 """
+
+ENTRY = dict(
+    home="vil.tasks.detection.build:Detection",
+    about="boxes, and masks, of objects",
+    noun="detector",
+    implied_by="DETECTION.MODEL",
+    hint="set DETECTION.MODEL, or take one of configs/coco or configs/scenes",
+    examples={
+        "train": (
+            "vil detect train --config-file scenes/mask_rcnn_vil_nano.yaml --output_dir runs/boxes",
+            "vil detect train --config-file coco/mask_rcnn_vil_tiny_1x.yaml --data /data/coco \\\n"
+            "      MODEL.MODEL_PATH model_best.pth",
+        ),
+        "evaluate": (
+            "vil detect evaluate --run runs/scenes",
+            "vil detect evaluate --run runs/scenes --pictures 20 OUTPUT_PERCLASS_ACC True",
+        ),
+        "predict": (
+            "vil detect predict --run runs/scenes photo.jpg --output drawn/",
+            "vil detect predict --run runs/scenes map.png --tile 1024 --overlap 256 --format json",
+        ),
+    },
+    formats=("text", "json", "coco"),
+    flags={
+        "tile": "DETECTION.TEST.TILE",
+        "overlap": "DETECTION.TEST.OVERLAP",
+        "score": "DETECTION.TEST.SCORE",
+    },
+    defaults={"DETECTION.TEST.SCORE": 0.5},
+    lacks={
+        "convert": "only classifiers are converted; MODEL.MODEL_PATH takes it",
+        "export": "only classifiers are exported",
+        "report": "the page of a detector has what training logged; vil evaluate has more",
+        "cost of one image": "A {cfg.DETECTION.MODEL} on {cfg.MODEL.VIT.MSVIT.ARCH}; what it costs "
+        "depends on the image.",
+        "visualize attention": "only the attention of classifiers is drawn",
+        "benchmark model": "only classifiers are measured",
+        "analyze --layout": "--layout looks at classifiers",
+    },
+)

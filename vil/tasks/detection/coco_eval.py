@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from vil.data.rle import bitmap_of, compressed, runs_in, runs_of
+from vil.data.rle import compress_runs, decompress_runs, mask_to_runs, runs_to_mask
 from vil.tasks.detection.data.coco_json import areas, as_corners, four_numbers, position, tables
 from vil.tasks.detection.data.masks import Segmentations, pieces
 from vil.tasks.detection.detections import Detections, Mask
@@ -69,12 +69,12 @@ def to_results(
 
 def encoded(mask: Mask, size: tuple[int, int]) -> dict[str, Any]:
     """A mask in a picture (H, W) as a compressed run length."""
-    return {"size": list(size), "counts": compressed(mask.runs(size))}
+    return {"size": list(size), "counts": compress_runs(mask.runs(size))}
 
 
 def decoded(rle: dict[str, Any]) -> np.ndarray:
     """The pixels (H, W) uint8 that `encoded` was given."""
-    return bitmap_of(runs_in(rle["counts"].encode("ascii")), *rle["size"])
+    return runs_to_mask(decompress_runs(rle["counts"].encode("ascii")), *rle["size"])
 
 
 def in_order(results: Iterable[dict]) -> list[dict]:
@@ -195,7 +195,7 @@ def drawable(row: dict, size_of: Mapping[int, tuple[int, int]]) -> dict | list:
     if tuple(segmentation["size"]) == size:
         return segmentation
     bitmap = Segmentations([segmentation]).bitmap(0, *size)
-    return {"size": list(size), "counts": compressed(runs_of(bitmap))}
+    return {"size": list(size), "counts": compress_runs(mask_to_runs(bitmap))}
 
 
 def class_names(categories: list[dict]) -> list[str]:

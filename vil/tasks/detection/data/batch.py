@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vil.data.batch import Unreadable
+from vil.data.batch import BadSample
 
 Target = dict[str, Any]
 
@@ -28,7 +28,7 @@ class DetectionBatch:
     indices: Tensor  # (B,) int64: the samples that are inside, substitutes included
     epoch: int = 0
     step: int = 0
-    unreadable: tuple[Unreadable, ...] = ()
+    bad_samples: tuple[BadSample, ...] = ()
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -65,17 +65,17 @@ def unit_range(image: Tensor) -> Tensor:
     return image if image.is_floating_point() else image.float() / 255
 
 
-def collate(rows: list[tuple[tuple | None, list[Unreadable]]]) -> DetectionBatch:
+def collate(rows: list[tuple[tuple | None, list[BadSample]]]) -> DetectionBatch:
     """Rows are (sample (image, target, index) or None, reports); the Nones are left out."""
     samples = [sample for sample, _ in rows if sample is not None]
-    unreadable = tuple(report for _, reports in rows for report in reports)
+    bad_samples = tuple(report for _, reports in rows for report in reports)
     targets = [dict(target) for _, target, _ in samples]
     for key in {key for target in targets for key, value in target.items() if is_tensor(value)}:
         for target, value in zip(targets, in_one_buffer([target[key] for target in targets])):
             target[key] = value
     indices = torch.tensor([index for *_, index in samples], dtype=torch.int64)
     images = in_one_buffer([image for image, *_ in samples])
-    return DetectionBatch(images, targets, indices, unreadable=unreadable)
+    return DetectionBatch(images, targets, indices, bad_samples=bad_samples)
 
 
 def in_one_buffer(tensors: list[Tensor]) -> list[Tensor]:

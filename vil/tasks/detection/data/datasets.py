@@ -19,7 +19,7 @@ from torchvision.transforms.v2 import functional as F
 
 from vil.data.dataset import SPLITS
 from vil.data.image import read_image
-from vil.data.synthetic.scenes import TRAIN, VAL, find_scenes
+from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL, find_scenes
 from vil.tasks.detection.data.batch import Target, collate
 from vil.tasks.detection.data.coco_json import Annotations, read_annotations
 from vil.tasks.detection.data.fake import write_fake
@@ -185,8 +185,8 @@ def scenes(
     masks: bool,
     keep_empty: bool,
     seed: int = 0,
-    train: int = TRAIN,
-    val: int = VAL,
+    train: int = NUM_TRAIN,
+    val: int = NUM_VAL,
     low: int = 128,
     high: int = 192,
 ) -> CocoDataset:

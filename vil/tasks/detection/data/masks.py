@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from vil.data.rle import bitmap_of, runs_in
+from vil.data.rle import decompress_runs, runs_to_mask
 from vil.utils.errors import DataError
 
 # Drawing takes time and memory in proportion to a polygon's length, and an RLE's to its size: what
@@ -51,7 +51,7 @@ class Segmentations:
             if (h, w) == POLYGON:
                 polygons.append(content.view(np.float64).tolist())
             else:
-                drawn = bitmap_of(content.view(np.uint32), h, w)[:height, :width]
+                drawn = runs_to_mask(content.view(np.uint32), h, w)[:height, :width]
                 bitmap[: drawn.shape[0], : drawn.shape[1]] |= drawn
         return bitmap | polygon_bitmap(polygons, height, width) if polygons else bitmap
 
@@ -83,7 +83,7 @@ def runs_piece(value: dict) -> Piece | None:
         height, width = value["size"]
         counts = value["counts"]
         runs = (
-            runs_in(counts.encode("ascii"))
+            decompress_runs(counts.encode("ascii"))
             if isinstance(counts, str)
             else np.array(counts, np.int64).reshape(-1)
         )

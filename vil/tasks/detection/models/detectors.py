@@ -51,9 +51,18 @@ class Transform(GeneralizedRCNNTransform):
 
 
 class PerImageDetector:
-    """What both kinds of detector do with a batch."""
+    """What both kinds of detector do with a batch: each image is detected by itself."""
 
-    def admit(
+    @property
+    def attention_body(self) -> nn.Module:
+        """The network with the attention; it sees images of many sizes, padded to one."""
+        return self.backbone.body
+
+    def compile(self, **options) -> None:
+        """Compile the backbone; what follows depends on what is found."""
+        self.backbone.compile(dynamic=True, **options)
+
+    def preprocess(
         self, images: Sequence[Tensor], targets: Targets | None
     ) -> tuple[list[ImageList], list[dict[str, Tensor]], Targets | None]:
         """Each image as a list of its own, its levels without padding, and the targets.
@@ -82,7 +91,7 @@ class PerImageDetector:
         """What the body does not decay; of all else vectors are not."""
         return {BODY + name for name in self.backbone.body.no_weight_decay()}
 
-    def given_back(
+    def to_input_pixels(
         self, found: list[dict[str, Tensor]], single: list[ImageList], images: Sequence[Tensor]
     ) -> list[dict[str, Tensor]]:
         """Detections in the pixels of the images as they came."""
@@ -104,7 +113,7 @@ class RCNN(PerImageDetector, GeneralizedRCNN):
     def forward(
         self, images: Sequence[Tensor], targets: Targets | None = None
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
-        single, levels, targets = self.admit(images, targets)
+        single, levels, targets = self.preprocess(images, targets)
         each = targets or [None] * len(single)
         proposed = [self.rpn(s, f, t and [t]) for s, f, t in zip(single, levels, each)]
         boxes = [found for (found,), _ in proposed]
@@ -112,10 +121,10 @@ class RCNN(PerImageDetector, GeneralizedRCNN):
         found, losses = self.roi_heads(levels, boxes, sizes, targets)
         if self.training:
             return losses | mean([losses for _, losses in proposed])
-        return self.given_back(found, single, images)
+        return self.to_input_pixels(found, single, images)
 
 
-class Dense(PerImageDetector, RetinaNet):
+class RetinaNetDetector(PerImageDetector, RetinaNet):
     """RetinaNet, called like `RCNN`; detections have no masks."""
 
     def get_classifier(self) -> list[nn.Module]:
@@ -125,7 +134,7 @@ class Dense(PerImageDetector, RetinaNet):
     def forward(
         self, images: Sequence[Tensor], targets: Targets | None = None
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
-        single, levels, targets = self.admit(images, targets)
+        single, levels, targets = self.preprocess(images, targets)
         outputs = [self.head(list(maps.values())) for maps in levels]
         anchors = [
             self.anchor_generator(one, list(maps.values())) for one, maps in zip(single, levels)
@@ -143,7 +152,7 @@ class Dense(PerImageDetector, RetinaNet):
             split = {name: list(x.split(counts, dim=1)) for name, x in output.items()}
             by_level = [list(box.split(counts)) for box in boxes]
             found += self.postprocess_detections(split, by_level, one.image_sizes)
-        return self.given_back(found, single, images)
+        return self.to_input_pixels(found, single, images)
 
 
 def without_background(logits: Tensor) -> Tensor:
@@ -181,7 +190,7 @@ def check_targets(images: Sequence[Tensor], targets: Targets | None) -> None:
 
 
 @dataclass(frozen=True)
-class Settings:
+class DetectorConfig:
     """What a detector is made of; pairs are for training and evaluation. Defaults: Mask R-CNN's on
     COCO."""
 
@@ -212,7 +221,7 @@ class Settings:
     std: Sequence[float] = (0.229, 0.224, 0.225)
 
 
-def build_detector(kind: str, body: nn.Module, settings: Settings) -> nn.Module:
+def build_detector(kind: str, body: nn.Module, settings: DetectorConfig) -> nn.Module:
     """A detector on `body` (see `Backbone`), its heads drawn at random; kind: a name of KINDS.
 
     Raises ValueError for an unknown kind, and for what does not fit together.
@@ -220,7 +229,7 @@ def build_detector(kind: str, body: nn.Module, settings: Settings) -> nn.Module:
     return lookup(KINDS, kind, "detector")(body, settings)
 
 
-def mask_rcnn(body: nn.Module, s: Settings) -> RCNN:
+def mask_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
     """arXiv:1703.06870."""
     model = faster_rcnn(body, s)
     roi = model.roi_heads
@@ -231,7 +240,7 @@ def mask_rcnn(body: nn.Module, s: Settings) -> RCNN:
     return model
 
 
-def faster_rcnn(body: nn.Module, s: Settings) -> RCNN:
+def faster_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
     """arXiv:1506.01497, on a pyramid."""
     backbone, anchors = _backbone(body, s, ("pool",))
     per_cell = anchors.num_anchors_per_location()[0]
@@ -261,13 +270,13 @@ def faster_rcnn(body: nn.Module, s: Settings) -> RCNN:
     return RCNN(backbone, rpn, roi, _transform(backbone, s))
 
 
-def retinanet(body: nn.Module, s: Settings) -> Dense:
+def retinanet(body: nn.Module, s: DetectorConfig) -> RetinaNetDetector:
     """arXiv:1708.02002, with a level for each size of anchors: at most two more than stages."""
     above = max(0, len(s.anchor_sizes) - len(s.stages))
     backbone, anchors = _backbone(body, s, ("p6", "p7")[:above])
     per_cell = anchors.num_anchors_per_location()[0]
     head = heads.dense_head(s.version, s.channels, per_cell, s.classes + 1)
-    model = Dense(
+    model = RetinaNetDetector(
         backbone,
         s.classes + 1,
         anchor_generator=anchors,
@@ -285,12 +294,12 @@ def retinanet(body: nn.Module, s: Settings) -> Dense:
 KINDS = {"mask_rcnn": mask_rcnn, "faster_rcnn": faster_rcnn, "retinanet": retinanet}
 
 
-def _backbone(body: nn.Module, s: Settings, extra: Sequence[str]) -> tuple[Backbone, Anchors]:
+def _backbone(body: nn.Module, s: DetectorConfig, extra: Sequence[str]) -> tuple[Backbone, Anchors]:
     backbone = Backbone(body, stages=s.stages, channels=s.channels, extra=extra, norm=s.norm)
     anchors = Anchors(s.anchor_sizes, s.anchor_octaves, s.anchor_ratios, backbone.strides)
     return backbone, anchors
 
 
-def _transform(backbone: Backbone, s: Settings) -> Transform:
+def _transform(backbone: Backbone, s: DetectorConfig) -> Transform:
     divisor = backbone.divisor
     return Transform(s.test_size, s.max_size, list(s.mean), list(s.std), size_divisible=divisor)

@@ -1,0 +1,59 @@
+"""The device of a run, its precision, and torch's global switches."""
+
+import os
+
+import torch
+from yacs.config import CfgNode
+
+from vil.utils.errors import ConfigError, as_config_error
+
+AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+# Convolutions that oneDNN keeps compiled, each for one shape. Its default of 1,024 is too small for
+# images of many sizes: a detector's training steps compiled most of theirs again.
+ONEDNN_KERNELS = 8192
+
+
+@as_config_error
+def configure_device(cfg: CfgNode) -> torch.device:
+    """Set torch's global switches and return the device."""
+    torch.backends.cudnn.allow_tf32 = cfg.AMP.TF32
+    torch.set_float32_matmul_precision("high" if cfg.AMP.TF32 else "highest")
+    torch.autograd.set_detect_anomaly(cfg.SOLVER.DETECT_ANOMALY)
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(ONEDNN_KERNELS))
+    if cfg.DETERMINISTIC:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    device = _find_device(cfg.DEVICE)
+    bf16_on_cuda = device.type == "cuda" and amp_dtype(cfg) is torch.bfloat16
+    if bf16_on_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(f"AMP.DTYPE bfloat16: {name} has none, use float16")
+    return device
+
+
+def _find_device(name: str) -> torch.device:
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        return torch.device(next(kind for kind, there in available.items() if there))
+    device = torch.device(name)
+    if not available[device.type]:
+        there = ", ".join(kind for kind, found in available.items() if found)
+        raise ConfigError(f"DEVICE {name} is not there (available: {there})")
+    if (device.index or 0) >= max(torch.cuda.device_count(), 1):
+        raise ConfigError(f"DEVICE {name} is not there ({torch.cuda.device_count()} CUDA devices)")
+    return device
+
+
+def amp_dtype(cfg: CfgNode) -> torch.dtype | None:
+    """The precision of autocast; None: full."""
+    return AMP_DTYPES[cfg.AMP.DTYPE] if cfg.AMP.ENABLED else None
+
+
+def memory_format(cfg: CfgNode) -> torch.memory_format:
+    """The memory format of weights and images."""
+    return MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT]

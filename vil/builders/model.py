@@ -1,0 +1,229 @@
+"""The network of a config: built, loaded, moved to its device, sharded and compiled."""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from yacs.config import CfgNode
+
+from vil.builders.attention_backend import attention_network, backend_requests
+from vil.builders.device import memory_format
+from vil.builders.optim import optimizer_name
+from vil.config import LEGACY_ATTN_BACKENDS
+from vil.config.defaults import leaves, names_in
+from vil.config.unused import warn_unused
+from vil.engine.checkpoint.manifest import find_corruption
+from vil.engine.checkpoint.save_load import AVERAGE, resolve_link
+from vil.engine.distributed import DistInfo
+from vil.engine.fsdp import shard
+from vil.integrations.external_models import build_external
+from vil.models.arch import parse_arch
+from vil.models.registry import ARCHS
+from vil.models.vision_longformer import MsViT
+from vil.ops import choose
+from vil.optim import OPTIMIZERS
+from vil.optim.ema import Ema
+from vil.pretrained import state_dict_io
+from vil.pretrained.catalog import get_weight
+from vil.utils.errors import CheckpointError, ConfigError, as_config_error
+from vil.utils.machine import has_compiler
+
+# The keys of MODEL.VIT.MSVIT that only some attentions read.
+OWN_KEYS = {
+    ("longformer",): ("SW_EXACT", "MODE", "VIL_MODE_SWITCH", "BACKEND", "TUNE"),
+    ("longformer", "global"): ("SHARE_W", "ONLY_GLOBAL"),
+    ("linformer",): ("SHARE_KV",),
+    ("performer",): ("PERFORMER_BATCH_MAX",),
+    ("srformer",): ("SR_RAGGED",),
+}
+LINKS = ("best", "last")  # files in a run's checkpoints/ that name one of them
+MEMBER = re.compile(r"ViL_\w+_Weights\.\w+")  # of vil.pretrained.catalog
+log = logging.getLogger(__name__)
+
+
+@as_config_error
+def build_network(cfg: CfgNode, num_outputs: int, *, load_pretrained: bool = False) -> nn.Module:
+    """Build the network with a linear head of `num_outputs`, initialized from SEED.
+
+    load_pretrained: with MODEL.PRETRAINED, an external model comes with its published weights.
+    """
+    torch.manual_seed(cfg.SEED)
+    common = dict(
+        num_classes=num_outputs,
+        img_size=cfg.INPUT.IMAGE_SIZE,
+        drop_rate=cfg.MODEL.VIT.DROP,
+        drop_path_rate=cfg.MODEL.VIT.DROP_PATH,
+        grad_checkpoint=cfg.MODEL.GRAD_CHECKPOINT,
+    )
+    if cfg.MODEL.ARCH == "msvit":
+        return _build_msvit(cfg, common)
+    return _build_external(cfg, common, load_pretrained)
+
+
+def _build_external(cfg: CfgNode, common: dict[str, Any], load_pretrained: bool) -> nn.Module:
+    arch = cfg.MODEL.ARCH
+    taken = ("DROP", "DROP_PATH") if arch.startswith("timm/") else ()
+    unused = [f"MODEL.VIT.{key}" for key in leaves(cfg.MODEL.VIT) if key not in taken]
+    warn_unused(cfg, f"{arch} is an external model", unused)
+    if arch in ARCHS:
+        folder = "digits" if arch == "vil_nano" else "imagenet"
+        raise ConfigError(f"MODEL.ARCH {arch} is a config: --config-file {folder}/{arch}.yaml")
+    model = build_external(arch, pretrained=cfg.MODEL.PRETRAINED and load_pretrained, **common)
+    if cfg.FINETUNE.FREEZE_STAGES:
+        raise ConfigError(f"FINETUNE.FREEZE_STAGES: {arch} has no stages, only msvit does")
+    return model
+
+
+def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
+    if cfg.MODEL.PRETRAINED:
+        raise ConfigError("MODEL.PRETRAINED: for msvit give the weights' file as MODEL.MODEL_PATH")
+    vit, msvit = cfg.MODEL.VIT, cfg.MODEL.VIT.MSVIT
+    attention, backend = _attention_names(msvit)
+    stages = parse_arch(msvit.ARCH, attention)
+    present = {name for stage in stages for name in stage.attention}
+    for names, keys in OWN_KEYS.items():
+        if present.isdisjoint(names):
+            why = f"no stage has {' or '.join(names)} attention"
+            warn_unused(cfg, why, [f"MODEL.VIT.MSVIT.{key}" for key in keys])
+    model = MsViT(
+        stages,
+        norm_embed=vit.NORM_EMBED,
+        norm_eps=msvit.LN_EPS,
+        avg_pool=vit.AVG_POOL,
+        pos_resize=vit.POS_RESIZE,
+        attention_args={
+            "longformer": dict(
+                share_weights=msvit.SHARE_W,
+                sw_exact=msvit.SW_EXACT,
+                mode=msvit.MODE,
+                mode_switch=msvit.VIL_MODE_SWITCH,
+                backend=backend,
+            ),
+            "global": dict(share_weights=msvit.SHARE_W),
+            "linformer": dict(share_kv=msvit.SHARE_KV),
+            "performer": dict(batch_max=msvit.PERFORMER_BATCH_MAX),
+            "srformer": dict(ragged=msvit.SR_RAGGED),
+        },
+        **common,
+    )
+    model.freeze_stages(cfg.FINETUNE.FREEZE_STAGES)
+    return model
+
+
+def _attention_names(msvit: CfgNode) -> tuple[str, str]:
+    """ATTN_TYPE in current names, and the backend that BACKEND or a legacy name pins."""
+    legacy = LEGACY_ATTN_BACKENDS
+    pinned = {legacy[name] for name in names_in(msvit.ATTN_TYPE) if name in legacy}
+    if len(pinned) > 1:
+        raise ConfigError(f"ATTN_TYPE {msvit.ATTN_TYPE} pins several backends: {sorted(pinned)}")
+    longformer = "global" if msvit.ONLY_GLOBAL else "longformer"
+    current = {**dict.fromkeys(legacy, longformer), "longformer": longformer}
+    attention = re.sub(r"[^,/]+", lambda name: current.get(name[0], name[0]), msvit.ATTN_TYPE)
+    return attention, next(iter(pinned), msvit.BACKEND)
+
+
+@as_config_error
+def find_weights(given: str, data_dir: str) -> Path:
+    """The file, or the folder of a checkpoint, that a path or a name of weights stands for.
+
+    A path is looked for as it stands, then below `data_dir` (DATA.DATA_DIR). The folder of a run,
+    or the file `best` or `last` in it, stands for a checkpoint, and a checkpoint for its averaged
+    weights where it has them (OPTIM.EMA). Raises CheckpointError where there is nothing.
+    """
+    if MEMBER.fullmatch(given) and not Path(given).exists():
+        return get_weight(given).file()
+    given = Path(given)
+    places = list(dict.fromkeys((given, Path(data_dir, given))))
+    path = next((place for place in places if place.exists()), None)
+    if path is None:
+        beside = f" (MODEL.MODEL_PATH), nor at {places[1]}" if len(places) > 1 else ""
+        raise CheckpointError(f"no weights at {given}{beside}")
+    if path.name in LINKS and path.is_file():
+        path = resolve_link(path.parent, path.name)
+    elif (path / "config.yaml").is_file():
+        path = resolve_link(path / "checkpoints", "best")
+    if path is None:
+        raise CheckpointError(f"the run in {given} has no checkpoint yet")
+    if path.is_file() or (path / "config.json").is_file():  # a file, a folder of save_pretrained
+        return state_dict_io.find_weights(path)
+    if reason := find_corruption(path):
+        raise CheckpointError(
+            f"{path} is damaged, or no checkpoint: {reason}; give the folder of a run, a "
+            "checkpoint in it, or a file of weights"
+        )
+    return path / AVERAGE if (path / AVERAGE).is_file() else path
+
+
+class TrainedModel(NamedTuple):
+    """A model on its device, and the average of its weights if OPTIM.EMA asks for one."""
+
+    model: nn.Module
+    ema: Ema | None
+
+
+def prepare_for_training(
+    cfg: CfgNode, model: nn.Module, dist: DistInfo, device: torch.device
+) -> TrainedModel:
+    """Move the model to its device, average its weights, shard and compile it, as the config says.
+
+    Call it before the optimizer is built: sharding replaces parameters.
+    """
+    model = move_to_device(cfg, model, device)
+    ema = Ema(model, cfg.OPTIM.EMA) if cfg.OPTIM.EMA else None
+    models = [model, *([ema.model] if ema else [])]
+    _apply_fsdp(cfg, models, dist, device)
+    _compile(cfg, models, device)
+    return TrainedModel(model, ema)
+
+
+def prepare_for_evaluation(cfg: CfgNode, model: nn.Module, device: torch.device) -> nn.Module:
+    """Move the model to its device and compile it, as the config says."""
+    model = move_to_device(cfg, model, device, training=False)
+    _compile(cfg, [model], device)
+    return model
+
+
+@as_config_error
+def move_to_device(
+    cfg: CfgNode, model: nn.Module, device: torch.device, *, training: bool = True
+) -> nn.Module:
+    """Move the model to its device, in its memory format.
+
+    Raises ConfigError for a pinned attention backend that cannot run there.
+    """
+    for request in backend_requests(model, cfg, device, training=training):
+        choose(request.case, request.backend)
+    return model.to(device, memory_format=memory_format(cfg))
+
+
+def _compile(cfg: CfgNode, models: list[nn.Module], device: torch.device) -> None:
+    """With MODEL.COMPILE: let torch compile each model, in place, at its first call. Parameters
+    keep their names."""
+    if not cfg.MODEL.COMPILE:
+        return
+    if not has_compiler(device.type):
+        what = "Triton" if device.type == "cuda" else "a C++ compiler (CXX or g++)"
+        raise ConfigError(f"MODEL.COMPILE needs {what}, which is not there")
+    for model in models:
+        model.compile()
+
+
+@as_config_error
+def _apply_fsdp(
+    cfg: CfgNode, models: list[nn.Module], dist: DistInfo, device: torch.device
+) -> None:
+    """With DISTRIBUTED.STRATEGY fsdp and several processes: shard each model."""
+    if cfg.DISTRIBUTED.STRATEGY != "fsdp" or dist.world == 1:
+        return
+    if cfg.AMP.ENABLED and cfg.AMP.DTYPE == "float16":
+        raise ConfigError("DISTRIBUTED.STRATEGY fsdp with float16: use AMP.DTYPE bfloat16")
+    if not OPTIMIZERS.entry(optimizer_name(cfg)).facts.get("can_shard"):
+        known = ", ".join(name for name, e in OPTIMIZERS.items() if e.facts.get("can_shard"))
+        raise ConfigError(f"DISTRIBUTED.STRATEGY fsdp has {known}, not {optimizer_name(cfg)}")
+    for model in models:
+        network = attention_network(model)
+        stages = network.stages if isinstance(network, MsViT) else ()
+        shard(model, (block for stage in stages for block in stage.blocks), dist, device)

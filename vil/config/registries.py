@@ -1,0 +1,18 @@
+"""The registries whose names are values of config keys. They are read when a value is checked, so
+that components of a plug-in count, and named by their place, so that reading none imports none."""
+
+import importlib
+
+from vil.utils.registry import Registry
+
+HOMES = {
+    "optimizer": "vil.optim:OPTIMIZERS",
+    "schedule": "vil.optim:SCHEDULES",
+    "task": "vil.tasks:TASKS",
+}
+
+
+def registry(kind: str) -> Registry:
+    """The registry of a kind of component; importing it does not import torch."""
+    module, _, name = HOMES[kind].partition(":")
+    return getattr(importlib.import_module(module), name)

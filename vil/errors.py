@@ -1,0 +1,25 @@
+"""The exceptions that vil raises for what a user can mend; `exit_code` is that of a command."""
+
+from vil.utils.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DivergedError,
+    ExportError,
+    RunFolderError,
+    RunInUseError,
+    SaveError,
+    StoppedError,
+)
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "DivergedError",
+    "ExportError",
+    "RunFolderError",
+    "RunInUseError",
+    "SaveError",
+    "StoppedError",
+]

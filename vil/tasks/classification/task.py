@@ -1,0 +1,168 @@
+"""One class per image: the loss, evaluation by top-1 and top-5 accuracy, and inference.
+
+Shapes: B images, K classes of the model, C classes of a test set. A batch has `images`
+(B, 3, H, W), `targets`, either classes (B,) int64 or soft targets (B, K) float, `indices`, `epoch`,
+`step` and `to(device, memory_format)`, which returns the same type; it is a dataclass.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vil.data.batch import Batch
+from vil.engine.distributed import all_reduce_sum
+from vil.engine.evaluation import autocast, iter_in_step
+from vil.engine.loop import Loss, Metric
+from vil.tasks.base import ImageMeta, Task
+from vil.tasks.classification.losses import LossFunction, xentropy
+from vil.tasks.classification.output_formats import FORMATS, Prediction
+from vil.tasks.classification.topk import score_by_class, score_by_mapping
+from vil.utils.errors import DataError
+from vil.utils.lookup import lookup
+
+
+class ClassificationTask(Task):
+    """Cross entropy or another loss, top-1 and top-5 accuracy.
+
+    mix turns a training batch into one with soft targets (mixup). loss is one of LOSSES.
+    class_mapping {test set: bool (K, C)} says for a test set with C classes of its own which of the
+    model's K classes mean the same. per_class adds to the evaluation a table of correct predictions
+    and images per class of the test set. top: classes of a prediction, None: all. transform: from a
+    PIL image to the tensor (3, H, W) that is classified.
+    """
+
+    metric = Metric("top1", label="top-1", unit="%")
+    output_formats = FORMATS
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        loss: LossFunction = xentropy,
+        label_smoothing: float = 0.0,
+        mix: Callable[[Any], Any] | None = None,
+        per_class: bool = False,
+        class_mapping: Mapping[str, Tensor] | None = None,
+        transform: Callable[[Image.Image], Tensor] | None = None,
+        top: int | None = 5,
+        **common: Any,
+    ):
+        super().__init__(**common)
+        self.num_classes = num_classes
+        self.criterion, self.label_smoothing, self.mix = loss, label_smoothing, mix
+        self.per_class = per_class
+        self.transform, self.top = transform, top
+        self.set_class_mapping(class_mapping or {})
+
+    def set_class_mapping(self, class_mapping: Mapping[str, Tensor]) -> None:
+        """Keep the mappings. Raises ValueError for one of the wrong shape or without an entry."""
+        self.class_mapping = {name: m.to(self.device) for name, m in class_mapping.items()}
+        for name, mapping in self.class_mapping.items():
+            lookup(self.test_sets, name, "test set with mapped classes")
+            right_type = mapping.dtype == torch.bool and len(mapping) == self.num_classes
+            if not right_type or not mapping.any():
+                raise ValueError(
+                    f"the class mapping of {name} must be booleans ({self.num_classes}, C) with at "
+                    f"least one true, given {mapping.dtype} {tuple(mapping.shape)} with "
+                    f"{int(mapping.sum())} true"
+                )
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Move the batch to the device and mix it."""
+        batch = super().prepare(batch)
+        return self.mix(batch) if self.mix is not None else batch
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Compute the training loss and top-1 in percent; soft targets are not smoothed again."""
+        logits, targets = model(batch.images), batch.targets
+        loss = self.criterion(logits, targets, self.label_smoothing)
+        if targets.is_floating_point():
+            targets = targets.argmax(dim=-1)
+        correct = logits.detach().argmax(dim=-1) == targets
+        return Loss(loss, metrics={"top1": 100 * correct.float().mean()})
+
+    def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
+        """{loss, top1, top5, count[, per_class]}, accuracies in percent.
+
+        The loss is plain cross entropy whatever the training loss was, so that runs with and
+        without mixup or smoothing compare, and a mean over images. Integers are counted and one sum
+        of losses is kept, so that the metrics do not depend on batches and ranks.
+        """
+        mapping = self.class_mapping.get(name)
+        num_classes = self.num_classes if mapping is None else mapping.shape[1]
+        score = self.scoring(name)
+        # float64: 50,000 losses add up without error; MPS has none and gets float32
+        wide = torch.float32 if self.device.type == "mps" else torch.float64
+        integers = dict(dtype=torch.int64, device=self.device)
+        loss_sum = torch.zeros((), dtype=wide, device=self.device)
+        counts = torch.zeros(4, **integers)  # images, top-1, top-5, those with a loss
+        table = torch.zeros(2, num_classes, **integers)
+        for batch in iter_in_step(self.test_sets[name], between):
+            batch = batch.to(self.device, self.memory_format)
+            with autocast(self.device, self.amp_dtype):
+                scores = score(model(batch.images), batch.targets)
+            loss_sum += scores.losses.to(wide).sum()
+            everyone = torch.ones_like(scores.top1)
+            hits = torch.stack([everyone, scores.top1, scores.top5, scores.has_loss]).long()
+            counts += hits.sum(dim=-1)
+            if self.per_class:
+                table[0].index_add_(0, batch.targets, hits[1])
+                table[1].index_add_(0, batch.targets, hits[0])
+        images, top1, top5, with_loss = all_reduce_sum(counts).tolist()
+        if images == 0:
+            raise DataError("a test set without a readable image cannot be evaluated")
+        metrics: dict[str, Any] = {
+            "loss": all_reduce_sum(loss_sum).item() / with_loss if with_loss else math.nan,
+            "top1": 100 * top1 / images,
+            "top5": 100 * top5 / images,
+            "count": images,
+        }
+        if self.per_class:
+            correct_per_class, per_class = all_reduce_sum(table).tolist()
+            metrics["per_class"] = {"right": correct_per_class, "count": per_class}
+        return metrics
+
+    def scoring(self, name: str) -> Callable[[Tensor, Tensor], Any]:
+        """The function that scores logits (B, K) and targets (B,) of a test set."""
+        mapping = self.class_mapping.get(name)
+        if mapping is None:
+            return score_by_class
+        return partial(score_by_mapping, class_mapping=mapping)
+
+    def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
+        """How many of each class are correct, if that was counted."""
+        table, classes = metrics.get("per_class"), self.test_sets[name].classes
+        rows = zip(classes, table["right"], table["count"]) if table else ()
+        return [f"  {label:20} {correct}/{count}" for label, correct, count in rows]
+
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """Resize, crop and normalize an image as in evaluation: (3, H, W)."""
+        return self.transform(image)
+
+    def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+        """Probabilities (B, K) float32 on the host."""
+        images = torch.stack(list(inputs)).to(
+            self.device, non_blocking=True, memory_format=self.memory_format
+        )
+        with autocast(self.device, self.amp_dtype):
+            logits = model(images)
+        return logits.float().softmax(dim=-1).cpu()
+
+    def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:
+        """The most probable classes of each image."""
+        # stable: of equally probable classes the first comes first, on every device
+        ranked = output.sort(descending=True, stable=True)
+        columns = ranked.indices[:, : self.top].tolist(), ranked.values[:, : self.top].tolist()
+        return [
+            Prediction(meta.name, list(zip(indices, probabilities)))
+            for meta, indices, probabilities in zip(metas, *columns)
+        ]
+
+    def failed(self, name: str, reason: str) -> Prediction:
+        """The prediction of an image that cannot be read."""
+        return Prediction(name, [], reason)

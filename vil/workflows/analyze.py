@@ -1,0 +1,50 @@
+"""Parameters and multiply-accumulates of a config's model; copies that change memory layouts."""
+
+from typing import NamedTuple
+
+import torch
+from yacs.config import CfgNode
+
+from vil.bench.layout_copies import conversions
+from vil.builders.cost import CostRow, num_params
+from vil.builders.device import amp_dtype, configure_device, memory_format
+from vil.builders.model import move_to_device
+from vil.layers.attention import set_progress
+from vil.tasks import refuse_without, task_for
+from vil.utils.errors import ConfigError
+from vil.utils.train_step import TrainStep
+
+
+class Cost(NamedTuple):
+    """rows: the parts, whose MACs add up to the model's. parameters: of the model."""
+
+    rows: list[CostRow]
+    parameters: int
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one image."""
+        return sum(row.macs for row in self.rows)
+
+
+def analyze_cost(cfg: CfgNode) -> Cost:
+    """Count for one image of INPUT.IMAGE_SIZE; no weights are allocated."""
+    task = task_for(cfg, torch.device("cpu"))
+    with torch.device("meta"):
+        model = task.build_model()
+    return Cost(task.cost(model, (cfg.INPUT.IMAGE_SIZE,) * 2), num_params(model))
+
+
+def find_layout_copies(cfg: CfgNode, batch_size: int) -> list:
+    """The copies of one training step on noise that bring a tensor's numbers into another order in
+    memory, by module."""
+    refuse_without(cfg, "analyze --layout")
+    if batch_size < 1:
+        raise ConfigError(f"--batch must be at least 1, got {batch_size}")
+    device = configure_device(cfg)
+    task = task_for(cfg, device)
+    model = move_to_device(cfg, task.build_model(), device).train()
+    set_progress(model, TrainStep(cfg.SEED, 0, 0, 1, 1))
+    images = torch.randn(batch_size, 3, cfg.INPUT.IMAGE_SIZE, cfg.INPUT.IMAGE_SIZE, device=device)
+    images = images.contiguous(memory_format=memory_format(cfg))
+    return conversions(model, images, amp_dtype(cfg))

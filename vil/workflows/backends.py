@@ -1,0 +1,94 @@
+"""Which attention backend runs in each stage of a config, and which is fastest."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from yacs.config import CfgNode
+
+from vil.builders.attention_backend import BackendRequest, backend_requests
+from vil.builders.device import configure_device
+from vil.ops import BACKENDS, explain
+from vil.ops.dispatch import CHOICES
+from vil.ops.tuning import tuner, tuning_cache
+from vil.tasks import task_for
+from vil.utils.errors import ConfigError, as_config_error
+from vil.utils.lookup import lookup
+
+
+class BackendReport(NamedTuple):
+    """device: where the config runs. verdicts: for each request and backend whether it is chosen,
+    could run, or why not. num_tuned: requests with a tuned choice, kept in `file`."""
+
+    device: torch.device
+    requests: list[BackendRequest]
+    verdicts: list[dict[str, str]]
+    num_tuned: int
+    file: str
+
+
+def requests_of(cfg: CfgNode, device: torch.device) -> list[BackendRequest]:
+    """What the config's model requests, in training and in evaluation."""
+    with torch.device("meta"):
+        model = task_for(cfg, device).build_model()
+    return backend_requests(model, cfg, device)
+
+
+def explain_backends(cfg: CfgNode) -> BackendReport:
+    """For each stage which backend runs, and why the others do not."""
+    device = configure_device(cfg)
+    requests = requests_of(cfg, device)
+    tuning_cache.load(device.type)
+    verdicts = [explain(request.case, request.backend) for request in requests]
+    tuned = sum(request.case.bucket() in CHOICES for request in requests)
+    return BackendReport(device, requests, verdicts, tuned, str(tuning_cache.path()))
+
+
+class Tuning:
+    """Try every backend on each request of a config.
+
+    backends: the candidates, by default all. rounds: measurements of each. max_gib: most memory
+    that one may hold. Raises ConfigError for an unknown backend.
+    """
+
+    @as_config_error
+    def __init__(
+        self,
+        cfg: CfgNode,
+        backends: Sequence[str] | None = None,
+        *,
+        rounds: int = 7,
+        max_gib: float | None = None,
+    ):
+        if rounds < 1 or not (max_gib is None or max_gib > 0):
+            raise ConfigError("--rounds and --max-gib must be positive")
+        for name in backends or ():
+            lookup(BACKENDS, name, "backend")
+        self.device = configure_device(cfg)
+        self.requests = requests_of(cfg, self.device)
+        self.backends, self.rounds = backends, rounds
+        self.most_bytes = None if max_gib is None else max_gib * 2**30
+        self.found: dict[str, list] = {}
+
+    def run(self, request: BackendRequest) -> list[str]:
+        """Try the candidates on one request; return a line per candidate, the fastest first."""
+        tune = as_config_error(tuner.tune)
+        trials = tune(request.case, self.backends, rounds=self.rounds, most_bytes=self.most_bytes)
+        if any(not trial.reason for trial in trials):
+            self.found[request.case.bucket()] = trials
+        return tuner.listing(trials)
+
+    def describe(self, request: BackendRequest) -> str:
+        """The request, and what of it is timed."""
+        timed, batch = tuner.timed_batch(request.case), request.case.batch
+        cut = "" if timed == batch else f", timed with {timed} of {batch} images"
+        pinned = (
+            "" if request.backend == "auto" else (f" (without effect: {request.backend} is pinned)")
+        )
+        return f"{request}{cut}{pinned}"
+
+    def save(self) -> str | None:
+        """Keep the choices for this machine; return the file, None if it cannot be written."""
+        if tuning_cache.save(self.device.type, self.found):
+            return str(tuning_cache.path())
+        return None

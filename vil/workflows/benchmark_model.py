@@ -1,0 +1,162 @@
+"""Images per second and peak memory of whole models, and a profile of a training step."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from yacs.config import CfgNode
+
+from vil.bench.model import Contender, Row, measure, plain
+from vil.bench.profile import profiled
+from vil.builders.attention_backend import backend_requests
+from vil.builders.device import amp_dtype, configure_device, memory_format
+from vil.builders.model import prepare_for_training
+from vil.builders.optim import build_optimizer, build_scaler
+from vil.engine.distributed import DistInfo
+from vil.layers.attention import set_progress
+from vil.ops import BACKENDS, choose
+from vil.ops.tuning import tuning_cache
+from vil.tasks import refuse_without, task_for
+from vil.utils.errors import ConfigError, as_config_error
+from vil.utils.lookup import lookup
+from vil.utils.machine import machine
+from vil.utils.train_step import TrainStep
+from vil.workflows.benchmark_results import (
+    number,
+    result_folder,
+    split,
+    write_csv,
+    write_results,
+)
+
+WAYS = {  # parts of a way; what it does not name is as the config has it
+    "fp32": {"AMP.ENABLED": False, "AMP.TF32": False},
+    "tf32": {"AMP.ENABLED": False, "AMP.TF32": True},
+    "bf16": {"AMP.ENABLED": True, "AMP.DTYPE": "bfloat16"},
+    "fp16": {"AMP.ENABLED": True, "AMP.DTYPE": "float16"},
+    "nchw": {"AMP.MEMORY_FORMAT": "nchw"},
+    "nhwc": {"AMP.MEMORY_FORMAT": "nhwc"},
+    "compile": {"MODEL.COMPILE": True},
+    "checkpoint": {"MODEL.GRAD_CHECKPOINT": True},
+}
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+
+
+class ModelBenchmark:
+    """A config's model in each of `ways`, with each of `backends` in the first way, and the models
+    of `beside` in those ways that name a precision only; lists as on the command line.
+
+    Raises ConfigError for an unknown way or backend.
+    """
+
+    @as_config_error
+    def __init__(
+        self,
+        cfg: CfgNode,
+        name: str,
+        *,
+        ways: str,
+        backends: str = "all",
+        beside: str = "none",
+        rounds: str = "9",
+        out: str | None = None,
+    ):
+        refuse_without(cfg, "benchmark model")
+        self.rounds = number(rounds, "--rounds")
+        self.name = name if cfg.MODEL.ARCH == "msvit" else cfg.MODEL.ARCH
+        trials = list_trials(cfg, self.name, ways, backends, beside)
+        device = configure_device(cfg)
+        tuning_cache.load(device.type)
+        self.machine = machine(device)
+        self.folder = result_folder(out, self.machine, "model")
+        self.title = (
+            f"{self.machine['name']}, {self.machine['threads']} threads, "
+            f"torch {self.machine['torch']}; {len(trials)} rows, {cfg.DATALOADER.BSZ} images of "
+            f"{cfg.INPUT.IMAGE_SIZE} px, {self.rounds} rounds -> {self.folder}"
+        )
+        self.trials = trials
+        self.entries: list[tuple[Row, Contender | None]] = []
+
+    def run(self) -> list[Row]:
+        """Measure all in turns and write the results."""
+        self.entries = [make_entry(*trial) for trial in self.trials]
+        rows = measure(self.entries, self.rounds)
+        write_results(self.folder, "model", plain(rows), self.machine)
+        return rows
+
+    def profile(self) -> Iterator[tuple[str, Path, list]]:
+        """Yield (way, trace file, costs) of a training step of the config's model in each way. A
+        compiled model has no modules left and is passed over."""
+        own = self.entries[0][0].model
+        for row, one in self.entries:
+            pinned = "pinned" in row.attention
+            if row.model != own or one is None or pinned or "compile" in row.way:
+                continue
+            trace = self.folder / f"trace-{row.way}.json.gz"
+            costs = profiled(one.train, one.network, one.images.device, trace)
+            write_csv(self.folder / f"costs-{row.way}.csv", [cost._asdict() for cost in costs])
+            yield row.way, trace, costs
+
+
+def list_trials(
+    cfg: CfgNode, name: str, ways: str, backends: str, beside: str
+) -> list[tuple[str, str, CfgNode]]:
+    """(model, way, config) of each row. Raises ValueError for an unknown way or backend."""
+    names = split(ways, "--ways")
+    keys = {
+        way: {
+            key: value
+            for part in way.split("+")
+            for key, value in lookup(WAYS, part, "way").items()
+        }
+        for way in names
+    }
+    trials = [(name, way, changed(cfg, keys[way])) for way in names]
+    pinned = {"all": list(BACKENDS), "none": []}.get(backends)
+    for backend in split(backends, "--backends") if pinned is None else pinned:
+        lookup(BACKENDS, backend, "backend")
+        pin = keys[names[0]] | {"MODEL.VIT.MSVIT.BACKEND": backend}
+        trials.append((name, names[0], changed(cfg, pin)))
+    for other in [] if beside == "none" else split(beside, "--beside"):
+        for way in (way for way in names if way in PRECISIONS):
+            trials.append((other, way, changed(cfg, keys[way] | {"MODEL.ARCH": other})))
+    return trials
+
+
+def changed(cfg: CfgNode, keys: dict[str, Any]) -> CfgNode:
+    """The config with other values for some keys."""
+    trial = cfg.clone()
+    trial.defrost()
+    trial.merge_from_list([word for pair in keys.items() for word in pair])
+    trial.freeze()
+    return trial
+
+
+def make_entry(name: str, way: str, cfg: CfgNode) -> tuple[Row, Contender | None]:
+    """The row of a trial, and the model that fills it; None, and the reason, where it cannot be
+    built."""
+    backend = cfg.MODEL.VIT.MSVIT.BACKEND
+    try:
+        device = configure_device(cfg)
+        model = task_for(cfg, device).build_model()
+        model = prepare_for_training(cfg, model, DistInfo(), device).model
+        requests = [r for r in backend_requests(model, cfg, device) if r.case.needs_grad]
+        taken = ", ".join(dict.fromkeys(choose(r.case, r.backend) for r in requests))
+        optimizer = build_optimizer(cfg, model)
+    except ConfigError as error:
+        return Row(name, way, backend, reason=str(error)), None
+    set_progress(model, TrainStep(cfg.SEED, 0, 0, 1, 1))
+    torch.manual_seed(cfg.SEED)
+    side, count = cfg.INPUT.IMAGE_SIZE, cfg.DATALOADER.BSZ
+    images = torch.randn(count, 3, side, side, device=device)
+    contender = Contender(
+        model,
+        optimizer,
+        build_scaler(cfg, device),
+        images.contiguous(memory_format=memory_format(cfg)),
+        torch.randint(cfg.DATA.NUM_CLASSES, (count,), device=device),
+        amp_dtype(cfg),
+        lambda: configure_device(cfg),
+    )
+    return Row(name, way, taken if backend == "auto" else f"{backend}, pinned"), contender

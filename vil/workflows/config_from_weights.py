@@ -1,0 +1,84 @@
+"""The config of a file of `vil convert`, from what the file says of itself.
+
+With it, `MODEL.MODEL_PATH FILE` is enough for a command that uses weights.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vil.config import ConfigError
+
+# a setting of the model -> its key
+SETTINGS = {
+    "arch": "MODEL.VIT.MSVIT.ARCH",
+    "attention": "MODEL.VIT.MSVIT.ATTN_TYPE",
+    "img_size": "INPUT.IMAGE_SIZE",
+    "num_classes": "DATA.NUM_CLASSES",
+    "norm_embed": "MODEL.VIT.NORM_EMBED",
+    "norm_eps": "MODEL.VIT.MSVIT.LN_EPS",
+    "avg_pool": "MODEL.VIT.AVG_POOL",
+    "pos_resize": "MODEL.VIT.POS_RESIZE",
+}
+ATTENTION = {
+    ("longformer", "share_weights"): "MODEL.VIT.MSVIT.SHARE_W",
+    ("longformer", "sw_exact"): "MODEL.VIT.MSVIT.SW_EXACT",
+    ("longformer", "mode"): "MODEL.VIT.MSVIT.MODE",
+    ("longformer", "mode_switch"): "MODEL.VIT.MSVIT.VIL_MODE_SWITCH",
+    ("global", "share_weights"): "MODEL.VIT.MSVIT.SHARE_W",
+    ("linformer", "share_kv"): "MODEL.VIT.MSVIT.SHARE_KV",
+    ("performer", "batch_max"): "MODEL.VIT.MSVIT.PERFORMER_BATCH_MAX",
+    ("srformer", "ragged"): "MODEL.VIT.MSVIT.SR_RAGGED",
+}
+TRANSFORM = {"mean": "INPUT.MEAN", "std": "INPUT.STD", "crop_pct": "INPUT.CROP_PCT"}
+INTERPOLATION = {"bilinear": 2, "bicubic": 3}
+WEIGHTS = "MODEL.MODEL_PATH"
+
+
+def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """KEY=VALUE of the file that `opts` give as MODEL.MODEL_PATH, to stand before them, and the
+    names of its classes; nothing for other files."""
+    from vil.pretrained.state_dict_io import find_weights, read_metadata
+
+    given = weights_in(opts)
+    file = find_weights(Path(given)) if given else None
+    about = read_metadata(file) if file and file.is_file() else None
+    if about is None:
+        return [], None
+    model, transform = about["model"], about["transform"] or {}
+    sides = model["img_size"]
+    sides = [sides] if isinstance(sides, int) else sides
+    if len(set(sides)) > 1:
+        raise ConfigError(f"{file} is of a model for {sides} px: give a config")
+    if transform.get("interpolation", "bicubic") not in INTERPOLATION:
+        raise ConfigError(
+            f"{file} wants pictures resized by {transform['interpolation']!r}, which is none of "
+            f"{', '.join(INTERPOLATION)}: give a config"
+        )
+    model = {**model, "img_size": sides[0]}
+    own = model["attention_args"] or {}
+    found = {key: model[name] for name, key in SETTINGS.items()}
+    found |= {
+        key: own[kind][name] for (kind, name), key in ATTENTION.items() if name in own.get(kind, {})
+    }
+    present = model["attention"].replace("/", ",").split(",")
+    found = {k: v for k, v in found.items() if _concerns(k, present)}
+    found |= {key: transform[name] for name, key in TRANSFORM.items() if name in transform}
+    if "interpolation" in transform:
+        found["INPUT.INTERPOLATION"] = INTERPOLATION[transform["interpolation"]]
+    return [f"{key}={value}" for key, value in found.items()], about["classes"]
+
+
+def _concerns(key: str, present: Sequence[str]) -> bool:
+    """Whether a key is read by an attention that is there, or by the model itself."""
+    kinds = [kind for (kind, _), other in ATTENTION.items() if other == key]
+    return not kinds or bool(set(kinds) & set(present))
+
+
+def weights_in(opts: Sequence[str]) -> str | None:
+    """The last value of MODEL.MODEL_PATH, as KEY VALUE or KEY=VALUE."""
+    found = None
+    for at, word in enumerate(opts):
+        key, equals, value = word.partition("=")
+        if key == WEIGHTS:
+            found = value if equals else next(iter(opts[at + 1 : at + 2]), None)
+    return found

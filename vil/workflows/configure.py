@@ -1,0 +1,106 @@
+"""From what a caller gives to one checked config: a file, overrides, a folder of a run, weights."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from yacs.config import CfgNode
+
+from vil.config import load_config, override
+from vil.utils.errors import CheckpointError, ConfigError
+
+# What the 2021 code read where a flag was absent; every other source wins over these.
+ENVIRONMENT = {"DATA.PATH": "PT_DATA_DIR", "OUTPUT_DIR": "PT_OUTPUT_DIR"}
+
+Overrides = Mapping[str, Any] | Iterable[str]
+
+
+class ConfigWithClasses(NamedTuple):
+    """A config, and the names of the classes that its weights were trained on, if known."""
+
+    cfg: CfgNode
+    class_names: Sequence[str] = ()
+
+
+def as_options(overrides: Overrides | None) -> list[str]:
+    """{KEY: value} or KEY=VALUE words as KEY=VALUE words."""
+    if overrides is None:
+        return []
+    if isinstance(overrides, Mapping):
+        return [f"{key}={value}" for key, value in overrides.items()]
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides: expected a dict or a list of KEY=VALUE, got {overrides!r}")
+    return list(overrides)
+
+
+def make_config(
+    config: CfgNode | str | Path | None = None,
+    overrides: Overrides | None = None,
+    *,
+    output_dir: str | Path | None = None,
+    data: str | Path | None = None,
+) -> CfgNode:
+    """The frozen config of a file, or of another config, with overrides."""
+    flags = {"OUTPUT_DIR": output_dir, "DATA.PATH": data}
+    flags = {key: str(value) for key, value in flags.items() if value is not None}
+    if isinstance(config, CfgNode):
+        return override(config, as_options(overrides), flags)
+    return resolve(None if config is None else str(config), as_options(overrides), flags)[0]
+
+
+def resolve(
+    config_file: str | None, opts: Sequence[str], flags: Mapping[str, str]
+) -> tuple[CfgNode, dict[str, str]]:
+    """The frozen config of a file, KEY VALUE words, flags and the environment, and {key: where its
+    value was given}."""
+    found = {key: os.environ[name] for key, name in ENVIRONMENT.items() if os.environ.get(name)}
+    return load_config(config_file, opts, found, flags)
+
+
+def run_config(
+    folder: str | Path,
+    opts: Sequence[str] = (),
+    flags: Mapping[str, str] | None = None,
+    *,
+    checkpoint: str = "best",
+) -> ConfigWithClasses:
+    """The config of a run, with one of its checkpoints as MODEL.MODEL_PATH.
+
+    Raises ConfigError for a folder without config.yaml, CheckpointError for a run without a
+    checkpoint.
+    """
+    from vil.engine.checkpoint.save_load import resolve_link
+
+    folder = Path(folder)
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(f"--run {folder}: no config.yaml there, so it is not a run's folder")
+    path = resolve_link(folder / "checkpoints", checkpoint)
+    if path is None:
+        raise CheckpointError(f"{folder} has no {checkpoint} checkpoint yet")
+    # the checkpoint's head is the run's own, whatever was done to the one that the run began with
+    opts = [f"MODEL.MODEL_PATH={path}", "FINETUNE.HEAD=keep", *opts]
+    flags = {"OUTPUT_DIR": str(folder), **(flags or {})}
+    cfg = resolve(str(folder / "config.yaml"), opts, flags)[0]
+    return ConfigWithClasses(cfg, read_class_names(folder / "classes.txt"))
+
+
+def weights_config(
+    config_file: str | None, opts: Sequence[str], flags: Mapping[str, str]
+) -> ConfigWithClasses:
+    """The config of a file or, without one, of what the weights in MODEL.MODEL_PATH say of
+    themselves."""
+    class_names = None
+    if not config_file:
+        from vil.workflows.config_from_weights import describe_weights
+
+        own, class_names = describe_weights(opts)
+        opts = [*own, *opts]
+    return ConfigWithClasses(resolve(config_file, opts, flags)[0], class_names or ())
+
+
+def read_class_names(file: Path) -> list[str]:
+    """The names in a run's classes.txt; none where there is no such file."""
+    if not file.is_file():
+        return []
+    return file.read_text("utf-8", "surrogateescape").split("\n")[:-1]

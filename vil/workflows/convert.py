@@ -1,0 +1,121 @@
+"""Convert a checkpoint to a self-describing safetensors file."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from yacs.config import CfgNode
+
+from vil.builders.model import find_weights
+from vil.pretrained.catalog import get_weight
+from vil.pretrained.get_model import get_model
+from vil.pretrained.hub import save_pretrained
+from vil.pretrained.infer_arch import infer_arch
+from vil.pretrained.load_weights import load_weights, select_classes
+from vil.pretrained.model_card import build_from_card, make_model_card
+from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weights
+from vil.tasks import refuse_without, task_for
+from vil.tasks.classification.build import INTERPOLATIONS
+from vil.utils.errors import ConfigError
+from vil.workflows.inference import read_class_file
+
+log = logging.getLogger(__name__)
+
+
+class Conversion(NamedTuple):
+    """lines: what was found and what became of each key. target: the file or folder written."""
+
+    lines: list[str]
+    target: Path
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    cfg: CfgNode | None = None,
+    *,
+    model_name: str | None = None,
+    class_names: Sequence[str] = (),
+    class_file: str | None = None,
+    rule: str | None = None,
+) -> Conversion:
+    """Read the weights at `source` and write them with a description of their model.
+
+    cfg: the config of the model; without one, `model_name`, the file's own description or its
+    tensors say which model it is. class_names, class_file: of what it predicts. rule: how positions
+    of another size are resized. Raises ConfigError and CheckpointError.
+    """
+    target = Path(target)
+    if target.suffix in (".pth", ".pt", ".bin", ".onnx"):
+        raise ConfigError(f"TARGET {target}: a .safetensors file or a folder")
+    if cfg is not None:
+        refuse_without(cfg, "convert")
+    path = find_weights(str(source) if cfg is None else cfg.MODEL.MODEL_PATH, "")
+    path = path / "model.safetensors" if path.is_dir() else path
+    known, state = read_metadata(path) or {}, read_weights(path)
+    model, lines = _build(cfg, model_name, str(source), known, state)
+    head, default = (cfg.FINETUNE.HEAD, cfg.FINETUNE.RESIZE) if cfg else ("keep", "linear")
+    if head == "new":
+        raise ConfigError("FINETUNE.HEAD new would write a random head: keep it, or rows:FILE")
+    report = load_weights(model, state, head=head, rule=rule or default, convert=True)
+    lines.append(f"weights of {path}: {report}")
+    names = list(class_names) or select_classes(head, known.get("classes"))
+    if class_file:
+        names = read_class_file(class_file, getattr(model.head, "out_features", 0))
+    notes = {"transform": _transform(cfg) or known.get("transform"), "classes": names}
+    if target.suffix == ".safetensors":
+        write_weights(target, model.state_dict(), make_model_card(model, **notes, source=path))
+    else:
+        save_pretrained(model, target, **notes, source=path)
+    return Conversion(lines, target)
+
+
+def _build(
+    cfg: CfgNode | None, model_name: str | None, source: str, known: dict, state: dict
+) -> tuple[nn.Module, list[str]]:
+    """The model, and what is to be said of it."""
+    if cfg is not None:
+        model = task_for(cfg, torch.device("cpu")).build_model()
+        if not hasattr(model, "specs"):
+            raise ConfigError(f"MODEL.ARCH {cfg.MODEL.ARCH}: only vil's own models are converted")
+        return model, []
+    if any(name.startswith("backbone.body.") for name in state):
+        raise ConfigError(
+            f"{source} is a detector: only classifiers are converted; MODEL.MODEL_PATH takes it"
+        )
+    if model_name:
+        return _named(model_name), []
+    if known:
+        return build_from_card(known), []
+    name, model = infer_arch(state)
+    windows = ", ".join(str(spec.attn_size) for spec in model.specs)
+    lines = [f"this is {name}, {model.settings['img_size']} px, windows {windows}"]
+    if any(spec.absolute for spec in model.specs):
+        lines.append(
+            "  (windows leave no trace in weights with absolute positions: these are the usual)"
+        )
+    return model, lines
+
+
+def _named(model_name: str) -> nn.Module:
+    try:
+        name, _, member = model_name.partition(".")
+        settings = get_weight(model_name).meta["build"] if member else {}
+        return get_model(name.removesuffix("_Weights").lower() if member else name, **settings)
+    except ValueError as error:
+        raise ConfigError(f"--model: {error}") from None
+
+
+def _transform(cfg: CfgNode | None) -> dict[str, Any] | None:
+    """How images become the model's input, by timm's names."""
+    if cfg is None:
+        return None
+    return {
+        "mean": list(cfg.INPUT.MEAN),
+        "std": list(cfg.INPUT.STD),
+        "crop_pct": cfg.INPUT.CROP_PCT,
+        "interpolation": INTERPOLATIONS[cfg.INPUT.INTERPOLATION],
+    }

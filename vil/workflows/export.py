@@ -1,0 +1,104 @@
+"""Export a trained model, and compare the files with it on the test sets."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from yacs.config import CfgNode
+
+from vil.builders.model import move_to_device
+from vil.data.workers import worker_errors
+from vil.engine.distributed import DistInfo
+from vil.export import export_model, load_exported, quantize_linears
+from vil.tasks import refuse_without, task_for
+from vil.tasks.classification.build import INTERPOLATIONS
+from vil.utils.errors import ConfigError
+from vil.workflows.inference import build_with_weights, refuse_random_weights
+
+
+class ExportResult(NamedTuple):
+    """report: which weights. differences: of the file from the model, by shape of the input. files:
+    the files written. num_int8: linear layers in int8. model: on the CPU."""
+
+    report: str
+    differences: list[Any]
+    files: list[Path]
+    num_int8: int
+    model: nn.Module
+
+
+def export_config(
+    cfg: CfgNode,
+    out: str | Path,
+    *,
+    format: str,
+    class_names: Sequence[str] = (),
+    size: tuple[int, int] | None = None,
+    dynamic: Sequence[str] = ("batch", "size"),
+    opset: int | None = None,
+    int8: bool = False,
+) -> ExportResult:
+    """Load the config's weights and write the file, with int8 a second one beside it.
+
+    format: "onnx" or "torch". dynamic: what stays open. Raises ConfigError for what the library
+    refuses, ExportError for a file that does not compute what the model does.
+    """
+    refuse_without(cfg, "export")
+    refuse_random_weights(cfg)
+    model, report = build_with_weights(cfg, task_for(cfg, torch.device("cpu")))
+    out = Path(out)
+    differences = _as_config_error(
+        export_model,
+        model,
+        out,
+        size=size or (cfg.INPUT.IMAGE_SIZE,) * 2,
+        format=format,
+        dynamic=dynamic,
+        opset=opset,
+        metadata=metadata(cfg, class_names),
+    )
+    files, count = [out], 0
+    if int8:
+        files.append(out.with_name(f"{out.stem}.int8{out.suffix or '.onnx'}"))
+        count = _as_config_error(quantize_linears, out, files[-1])
+    return ExportResult(report, differences, files, count, model)
+
+
+def metadata(cfg: CfgNode, class_names: Sequence[str]) -> dict[str, str]:
+    """What a program that runs the file must know, as text; lists are JSON."""
+    notes = {
+        "model": cfg.MODEL.ARCH,
+        "mean": json.dumps(list(cfg.INPUT.MEAN)),
+        "std": json.dumps(list(cfg.INPUT.STD)),
+        "crop_pct": str(cfg.INPUT.CROP_PCT),
+        "interpolation": INTERPOLATIONS[cfg.INPUT.INTERPOLATION],
+    }
+    return notes | ({"classes": json.dumps(list(class_names))} if class_names else {})
+
+
+def compare_on_test_sets(
+    cfg: CfgNode, result: ExportResult, format: str
+) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield (test set, "model" or file, metrics) for the model and each of its files."""
+    files = {file.name: load_exported(file, format) for file in result.files}
+    with worker_errors():
+        device = torch.device("cpu")
+        task = task_for(cfg, device)
+        task.test_loaders(DistInfo())
+        models = {"model": move_to_device(cfg, result.model, device, training=False), **files}
+        for name, model in models.items():
+            for test, metrics in task.evaluate(model).items():
+                yield test, name, metrics
+
+
+def _as_config_error(function: Callable, *arguments: Any, **named: Any) -> Any:
+    """Call a function of the library; what it refuses is a fault of the command line."""
+    try:
+        return function(*arguments, **named)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+    except OSError as error:
+        raise ConfigError(f"--out {arguments[1]}: {error.strerror or error}") from error

@@ -1,0 +1,123 @@
+"""A model for inference: the one answer to which weights, which transform and which classes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.models import WeightsEnum
+from yacs.config import CfgNode
+
+from vil.builders.attention_backend import select_attention_backends
+from vil.builders.device import configure_device
+from vil.builders.model import find_weights, prepare_for_evaluation
+from vil.engine.distributed import DistInfo
+from vil.models.registry import ARCHS
+from vil.pretrained.catalog import DIGITS, get_model_weights
+from vil.tasks import task_for
+from vil.tasks.base import Task
+from vil.utils.errors import CheckpointError, ConfigError
+from vil.utils.global_state import preserve_global_state
+from vil.workflows.configure import (
+    Overrides,
+    as_options,
+    run_config,
+    weights_config,
+)
+
+
+@dataclass
+class InferenceModel:
+    """A model with its weights, in eval mode on `task.device`.
+
+    transform: from a PIL image to the tensor that the model takes. classes: the names of what it
+    predicts. report: which weights were loaded, and what became of their keys. cfg: its config.
+    """
+
+    model: nn.Module
+    transform: Callable[[Image.Image], Tensor]
+    classes: Sequence[str]
+    task: Task
+    report: str
+    cfg: CfgNode
+
+
+def load_for_inference(
+    source: str | Path | WeightsEnum,
+    overrides: Overrides | None = None,
+    *,
+    checkpoint: str = "best",
+) -> InferenceModel:
+    """Load a model from the folder of a run, a self-describing file of weights, or a name.
+
+    source: "runs/nano"; a file of `vil convert` or `vil.save_pretrained`; a name of
+    `vil.list_models()`, which stands for its default weights; or a member of a weights enum.
+    overrides: {"DEVICE": "cpu"}. checkpoint: of a run, "best" or "last".
+    Raises ConfigError for a source that is none of these, CheckpointError for damaged weights.
+    """
+    options = as_options(overrides)
+    if isinstance(source, WeightsEnum):
+        source = f"{type(source).__name__}.{source.name}"
+    elif str(source) in ARCHS:
+        source = f"{get_model_weights(str(source)).DEFAULT}"
+    if Path(source, "config.yaml").is_file():
+        found = run_config(source, options, checkpoint=checkpoint)
+    else:
+        found = weights_config(None, [f"MODEL.MODEL_PATH={source}", *options], {})
+    with preserve_global_state():
+        return load_model(found.cfg, found.class_names)
+
+
+def shipped_weights() -> tuple[str, list[str]]:
+    """The config file of the weights that ship with the package, and the option that loads them."""
+    recipe = DIGITS.meta["recipe"].removeprefix("configs/")
+    return recipe, [f"MODEL.MODEL_PATH={DIGITS.url}"]
+
+
+def load_model(cfg: CfgNode, class_names: Sequence[str] = ()) -> InferenceModel:
+    """Build the config's model, load its weights and move it to its device, in eval mode.
+
+    class_names: those that the weights were trained on; numbers without them. Raises
+    CheckpointError where the model, or its head, would stay as it was initialized.
+    """
+    refuse_random_weights(cfg)
+    device = configure_device(cfg)
+    task = task_for(cfg, device)
+    model, report = build_with_weights(cfg, task)
+    model = prepare_for_evaluation(cfg, task.inference_model(model), device)
+    select_attention_backends(model, cfg, device, DistInfo(), training=False)
+    names = list(class_names) or [str(number) for number in range(cfg.DATA.NUM_CLASSES)]
+    task.class_names = names
+    return InferenceModel(model.eval(), task.preprocess, names, task, report, cfg)
+
+
+def build_with_weights(cfg: CfgNode, task: Task) -> tuple[nn.Module, str]:
+    """The model with its weights on the CPU, and a line that says which weights."""
+    model = task.build_model(load_pretrained=not cfg.MODEL.MODEL_PATH)
+    if not cfg.MODEL.MODEL_PATH:
+        return model, f"published weights of {cfg.MODEL.ARCH}"
+    path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
+    return model, f"weights of {path}: {task.load_weights(model, path, strict=True)}"
+
+
+def refuse_random_weights(cfg: CfgNode) -> None:
+    """Raise CheckpointError where the model, or its head, would stay as it was initialized."""
+    if not (cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED):
+        raise CheckpointError("evaluation needs weights: set MODEL.MODEL_PATH, or give --run DIR")
+    if cfg.FINETUNE.HEAD == "new":
+        raise CheckpointError(
+            "FINETUNE.HEAD new would evaluate a random head: keep it, or rows:FILE"
+        )
+
+
+def read_class_file(file: str | Path, num_classes: int) -> list[str]:
+    """The names of the classes, one per line. Raises ConfigError for another number of them."""
+    try:
+        with open(file, encoding="utf-8", errors="surrogateescape") as lines:
+            names = [line.rstrip("\n") for line in lines]
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    if len(names) != num_classes:
+        raise ConfigError(f"{file} has {len(names)} lines, but DATA.NUM_CLASSES is {num_classes}")
+    return names

@@ -1,0 +1,144 @@
+"""Predict what images show, from files, folders, arrays or PIL images."""
+
+import io
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vil.data.datasets.demo_digits import read_demo_digits
+from vil.data.datasets.folder import EXTENSIONS
+from vil.data.datasets.image_list import STDIN, ImageList, ImageListLoader, ImageSource
+from vil.data.datasets.image_list import find_images as list_images
+from vil.data.workers import worker_errors
+from vil.engine.evaluation import evaluating
+from vil.tasks.base import ImageMeta
+from vil.utils.errors import ConfigError, DataError
+from vil.utils.output_paths import refuse_failed_writes
+from vil.workflows.configure import Overrides
+from vil.workflows.inference import InferenceModel, load_for_inference
+
+IMAGE_SUFFIXES = EXTENSIONS
+Images = str | Path | Image.Image | np.ndarray | Iterable[str | Path | Image.Image | np.ndarray]
+
+
+def predict(
+    source: str | Path | InferenceModel,
+    images: Images,
+    overrides: Overrides | None = None,
+    *,
+    batch_size: int | None = None,
+    num_workers: int = 0,
+) -> Iterator[Any]:
+    """Yield a prediction for each image, in their order.
+
+    source: as for `vil.load_for_inference`, or what it returned. images: files, folders (all images
+    below them), PIL images or arrays (H, W, 3) uint8; one or many. An image that cannot be read
+    gives a prediction with an `error`. The task says what a prediction is: of a classifier `file`
+    and `classes`, (index, probability) pairs, the most probable first; of a detector `file`, `size`
+    and `found`. Raises DataError where there are no images.
+    """
+    model = source if isinstance(source, InferenceModel) else load_for_inference(source, overrides)
+    if isinstance(images, str | Path | Image.Image | np.ndarray):
+        images = [images]
+    sources = [picture for each in images for picture in _open(each)]
+    if not sources:
+        raise DataError("there are no images to predict")
+    return iter_predictions(model, sources, batch_size=batch_size, num_workers=num_workers)
+
+
+def _open(image: str | Path | Image.Image | np.ndarray) -> list[ImageSource]:
+    if isinstance(image, str | Path):
+        return list_images([str(image)], lambda: b"")
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(image)
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return [ImageSource("array", buffer.getvalue())]
+
+
+def find_images(
+    words: Sequence[str], read_stdin: Callable[[], bytes], *, sample: bool = False
+) -> tuple[list[ImageSource], list[str]]:
+    """The images that a command line names, or those that ship with the package, and for these
+    their classes. Raises DataError where there are none."""
+    if sample:
+        return read_demo_digits()
+    images = list_images(words, read_stdin)
+    if not images:
+        raise DataError(f"no images in {', '.join(words)}")
+    return images, []
+
+
+class PredictionFolder:
+    """A folder for images with predictions drawn in; never writes over one of the originals."""
+
+    def __init__(self, folder: str | Path, images: Sequence[ImageSource]):
+        self.folder, self.used = Path(folder), set()
+        self.originals = {Path(image.name).resolve() for image in images}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--output {folder}: {error.strerror}") from error
+
+    def save(self, name: str, image: Image.Image) -> Path:
+        """Write NAME.png, or NAME-2.png where that is taken."""
+        stem = "stdin" if name == STDIN else Path(name).stem
+        numbered = (f"{stem}-{number}" for number in itertools.count(2))
+        files = (self.folder / f"{each}.png" for each in itertools.chain([stem], numbered))
+        free = next(f for f in files if f not in self.used and f.resolve() not in self.originals)
+        self.used.add(free)
+        with refuse_failed_writes(free, "--output"):
+            image.save(free)
+        return free
+
+
+def predict_files(
+    inference: InferenceModel,
+    images: Sequence[ImageSource],
+    drawing: PredictionFolder | None = None,
+) -> Iterator[Any]:
+    """Yield a prediction for each image; with `drawing`, draw each into a copy of its image."""
+    cfg, originals = inference.cfg, ImageList(list(images))
+    predictions = iter_predictions(inference, images, num_workers=cfg.DATALOADER.WORKERS)
+    for index, prediction in enumerate(predictions):
+        if drawing and not prediction.error:
+            image = originals.image(index)
+            drawing.save(prediction.file, inference.task.visualize(image, prediction))
+        yield prediction
+
+
+def iter_predictions(
+    inference: InferenceModel,
+    images: Sequence[ImageSource],
+    *,
+    batch_size: int | None = None,
+    num_workers: int = 0,
+) -> Iterator[Any]:
+    """Yield a prediction for each image; decoding, workers and the treatment of unreadable files
+    are those of the data sets."""
+    task = inference.task
+    loader = ImageListLoader(
+        images,
+        inference.transform,
+        batch_size=batch_size or inference.cfg.DATALOADER.BSZ,
+        workers=num_workers,
+        pin_memory=task.device.type == "cuda",
+    )
+    with worker_errors(), closing(iter(loader)) as batches:
+        for batch in batches:
+            predictions = {
+                report.index: task.failed(report.name, report.reason)
+                for report in batch.bad_samples
+            }
+            if batch.samples:
+                tensors, sizes, indices = zip(*batch.samples)
+                metas = [ImageMeta(loader.names[i], size) for i, size in zip(indices, sizes)]
+                with evaluating(inference.model) as model:
+                    output = task.run(model, tensors)
+                predictions |= zip(indices, task.postprocess(output, metas))
+            yield from (predictions[index] for index in sorted(predictions))

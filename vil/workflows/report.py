@@ -1,0 +1,111 @@
+"""Make one HTML page of a run: metrics, curves, the task's sections, config, machine."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+import torch
+from yacs.config import CfgNode
+
+import vil
+from vil.config import diff, dump, get_config
+from vil.config.defaults import leaves
+from vil.data.workers import worker_errors
+from vil.engine.checkpoint.save_load import step_of
+from vil.engine.distributed import DistInfo
+from vil.report.page import ModelCost, Page, Setting, render
+from vil.report.run_record import RunRecord
+from vil.tasks import task_entry, task_for
+from vil.tasks.base import TaskReport
+from vil.utils.atomic_write import replace_text
+from vil.utils.errors import CheckpointError, ConfigError
+from vil.utils.output_paths import refuse_failed_writes
+from vil.workflows.analyze import analyze_cost
+from vil.workflows.configure import run_config
+from vil.workflows.inference import load_model
+
+log = logging.getLogger(__name__)
+
+
+def write_report(
+    folder: Path,
+    out: Path,
+    opts: Sequence[str] = (),
+    flags: Mapping[str, str] | None = None,
+    *,
+    checkpoint: str = "best",
+    evaluate: bool = True,
+) -> None:
+    """Write the page of the run in `folder` to `out`.
+
+    evaluate: a checkpoint on the first test set, with `opts` and `flags` changing that evaluation.
+    """
+    cfg = get_config(folder / "config.yaml")
+    task = task_for(cfg, torch.device("cpu"))
+    if evaluate and (why := task_entry(cfg).facts.get("lacks", {}).get("report")):
+        log.warning("%s", why)
+        evaluate = False
+    own = _evaluate(folder, opts, flags or {}, checkpoint) if evaluate else TaskReport()
+    moment = datetime.now().astimezone().isoformat(timespec="seconds")
+    with refuse_failed_writes(folder, "RUN"):
+        record = RunRecord.read(folder)
+    page = Page(
+        title=folder.resolve().name,
+        record=record,
+        settings=settings(cfg),
+        model=model_cost(cfg),
+        epochs=cfg.OPTIM.EPOCHS,
+        made=f"Made by vil {vil.__version__}, {moment}.",
+        metric=task.metric.name,
+        higher_is_better=task.metric.higher_is_better,
+        label=task.metric.label,
+        unit=task.metric.unit,
+        columns=task.columns,
+        cards=own.cards,
+        sections=own.sections,
+    )
+    with refuse_failed_writes(out):
+        replace_text(out, render(page))
+
+
+def _evaluate(
+    folder: Path, opts: Sequence[str], flags: Mapping[str, str], checkpoint: str
+) -> TaskReport:
+    """The task's part of the page."""
+    try:
+        cfg, class_names = run_config(folder, opts, flags, checkpoint=checkpoint)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}: see --no-eval") from error
+    step = step_of(Path(cfg.MODEL.MODEL_PATH))
+    with worker_errors():
+        inference = load_model(cfg, class_names)
+        log.info("%s", inference.report)
+        inference.task.test_loaders(DistInfo())
+        name = f"{checkpoint} checkpoint, step {step:,}"
+        return inference.task.report(inference.model, inference.classes, name)
+
+
+def settings(cfg: CfgNode) -> list[Setting]:
+    """Every key with its value as a file has it, and its default where that differs."""
+    changed = diff(cfg, get_config())
+    return [
+        Setting(key, as_yaml(value), as_yaml(changed[key][1]) if key in changed else None)
+        for key, value in leaves(cfg).items()
+    ]
+
+
+def as_yaml(value: object) -> str:
+    """A value as a config file has it."""
+    return dump(CfgNode({"value": value})).partition(":")[2].strip()
+
+
+def model_cost(cfg: CfgNode) -> ModelCost | str:
+    """The model's parts and what they cost; why it is unknown, where it is."""
+    if why := task_entry(cfg).facts.get("lacks", {}).get("cost of one image"):
+        return why.format(cfg=cfg)
+    try:
+        cost = analyze_cost(cfg)
+    except ConfigError as error:
+        return f"The model cannot be built here: {error}"
+    return ModelCost(cost.parameters, cost.macs, [tuple(row) for row in cost.rows])

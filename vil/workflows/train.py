@@ -1,0 +1,309 @@
+"""Train a model, or resume a run, from a config."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from yacs.config import CfgNode
+
+from vil.builders.attention_backend import select_attention_backends
+from vil.builders.device import configure_device
+from vil.builders.model import find_weights, prepare_for_training
+from vil.builders.optim import Optimization, build_optimization
+from vil.builders.process_group import process_group
+from vil.config import dump
+from vil.config.defaults import leaves
+from vil.data.loader import TrainLoader
+from vil.data.workers import worker_errors
+from vil.engine import distributed
+from vil.engine.checkpoint.manager import CheckpointPolicy
+from vil.engine.checkpoint.save_load import TrainState, checkpoints, resolve_link
+from vil.engine.checkpoint.save_load import resume as resume_state
+from vil.engine.distributed import DistInfo
+from vil.engine.loop import train as train_loop
+from vil.engine.preemption import PreemptionGuard
+from vil.engine.run_dir import RunDir
+from vil.layers.attention import set_progress
+from vil.optim.ema import Ema
+from vil.report.curves import draw
+from vil.report.run_record import metrics
+from vil.tasks import task_for
+from vil.tasks.base import Task
+from vil.utils.errors import ConfigError, RunInUseError, StoppedError
+from vil.utils.global_state import preserve_global_state
+from vil.workflows.configure import Overrides, make_config
+from vil.workflows.log_forwarding import forward_logs, to_stderr
+from vil.workflows.resume_checks import check_changes, config_to_keep
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class TrainResult:
+    """A run that has ended.
+
+    status: "finished", or "interrupted" by Ctrl-C with its state saved. metrics: {test set:
+    metrics} of the last evaluation. best: the best value of the task's metric, reached at
+    `best_step`. model: as it was after the last step, on its device.
+    """
+
+    status: str
+    run_dir: Path
+    step: int
+    best: float | None
+    best_step: int | None
+    model: nn.Module
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def history(self, split: str = "train") -> list[dict[str, Any]]:
+        """The logged points of "train" or of "val/<test set>", as in metrics.jsonl."""
+        points = metrics(self.run_dir / "metrics.jsonl")
+        return [point for point in points if point["split"] == split]
+
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """The folder of the best checkpoint."""
+        return resolve_link(self.run_dir / "checkpoints", "best")
+
+    @property
+    def last_checkpoint(self) -> Path | None:
+        """The folder of the last checkpoint."""
+        return resolve_link(self.run_dir / "checkpoints", "last")
+
+
+def train(
+    config: CfgNode | str | Path | None = None,
+    overrides: Overrides | None = None,
+    *,
+    output_dir: str | Path | None = None,
+    data: str | Path | None = None,
+    resume: bool = False,
+) -> TrainResult:
+    """Train from a config: a file, a packaged one such as "digits/vil_nano.yaml", or a CfgNode.
+
+    overrides: {"OPTIM.EPOCHS": 3} or ["OPTIM.EPOCHS=3"]. output_dir, data: OUTPUT_DIR, DATA.PATH.
+    resume: continue from the newest checkpoint in output_dir, if any; without a config by the
+    folder's own. Under torchrun every process calls it. The process's global state (seeds, threads,
+    logging, signal handlers) is afterwards as it was before.
+
+    Ctrl-C saves the state and returns a result whose status is "interrupted". Raises the errors of
+    `vil.errors`: ConfigError, DataError, CheckpointError, DivergedError, and StoppedError after
+    SIGTERM or SIGUSR1, with the state saved.
+    """
+    if resume and config is None and output_dir is not None:
+        saved = Path(output_dir, "config.yaml")
+        config = saved if saved.is_file() else None
+    cfg = make_config(config, overrides, output_dir=output_dir, data=data)
+    return train_config(cfg, resume=resume)
+
+
+def train_config(cfg: CfgNode, *, resume: bool = False) -> TrainResult:
+    """Train from a checked config; see `train`."""
+    refuse_other_bytes(cfg)
+    folder = Path(cfg.OUTPUT_DIR)
+    if not resume and any(folder.glob("checkpoints/step-*")):
+        raise ConfigError(
+            f"{folder} already holds a run: add --resume to continue it, "
+            "or choose another --output_dir"
+        )
+    return run_training(cfg)
+
+
+def run_training(
+    cfg: CfgNode,
+    *,
+    max_steps: int | None = None,
+    synthetic: Mapping[str, Dataset] | None = None,
+) -> TrainResult:
+    """Build all objects, then open OUTPUT_DIR and train: what cannot be built leaves no folder.
+
+    synthetic: {"train": .., "val": ..} data sets instead of the config's.
+    """
+    folder = Path(cfg.OUTPUT_DIR)
+    resuming = bool(checkpoints(folder / "checkpoints"))
+    changes = check_changes(cfg) if resuming else []
+    with ExitStack() as stack:
+        stack.enter_context(preserve_global_state())
+        device = configure_device(cfg)
+        dist = stack.enter_context(process_group(cfg, device))
+        guard = stack.enter_context(
+            PreemptionGuard(
+                dist, hang_seconds=cfg.RUN.HANG_SECONDS, grace_seconds=cfg.RUN.GRACE_SECONDS
+            )
+        )
+        forwarded = stack.enter_context(forward_logs(dist.is_main))
+        parts = _build(cfg, dist, device, resuming, synthetic or {})
+        run = stack.enter_context(RunDir(folder, dist, device))
+        stack.enter_context(worker_errors())
+        if distributed.broadcast_object(bool(checkpoints(run.checkpoints)) != resuming):
+            raise RunInUseError(
+                f"{folder} was written by another run meanwhile: choose another --output_dir, "
+                "or add --resume to continue that one"
+            )
+        forwarded.open(run.log.say if dist.is_main else to_stderr)
+        state = _load_state(cfg, parts, run, dist)
+        for line in changes if dist.is_main else ():
+            log.warning(line)
+        kept = dict(folder=folder, resuming=resuming, say=run.log.say)
+        select_attention_backends(parts.model, cfg, device, dist, training=True, **kept)
+        run.write("config.yaml", dump(config_to_keep(cfg)))
+        run.write("classes.txt", "".join(f"{name}\n" for name in parts.loader.classes))
+        return _run_loop(cfg, parts, state, run, guard, dist, device, max_steps)
+
+
+class _Parts(NamedTuple):
+    """What a run is made of, once it is built."""
+
+    task: Task
+    loader: TrainLoader
+    model: nn.Module
+    ema: Ema | None
+    optimization: Optimization
+
+
+def _build(
+    cfg: CfgNode,
+    dist: DistInfo,
+    device: torch.device,
+    resuming: bool,
+    synthetic: Mapping[str, Dataset],
+) -> _Parts:
+    task, bad_file = task_for(cfg, device), Path(cfg.OUTPUT_DIR, "bad_samples.txt")
+    model = task.build_model(load_pretrained=not (resuming or cfg.MODEL.MODEL_PATH))
+    loader = task.train_loader(dist, bad_file=bad_file, dataset=synthetic.get("train"))
+    tests = {"synthetic": synthetic["val"]} if synthetic else None
+    task.test_loaders(dist, bad_file=bad_file, datasets=tests)
+    task.check_test_classes(loader.classes)
+    if not resuming:
+        _load_initial_weights(cfg, task, model)
+    names = ["synthetic images"] if synthetic else cfg.DATA.TRAIN
+    log.info("%s", describe(cfg, names, model, loader, task.test_sets))
+    model, ema = prepare_for_training(cfg, model, dist, device)
+    optimization = build_optimization(cfg, model, device, loader.steps_per_epoch)
+    return _Parts(task, loader, model, ema, optimization)
+
+
+def _load_state(cfg: CfgNode, parts: _Parts, run: RunDir, dist: DistInfo) -> TrainState:
+    """The state of the newest checkpoint, loaded into the objects; a fresh one without any."""
+    start = TrainState(
+        seed=cfg.SEED,
+        world=dist.world,
+        batch_size=cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE,
+        steps_per_epoch=parts.loader.steps_per_epoch,
+        optimizer=parts.optimization.name,
+    )
+    return resume_state(
+        run.checkpoints,
+        start,
+        parts.model,
+        parts.optimization.optimizer,
+        parts.optimization.scaler,
+        ema=parts.ema,
+        dist=dist,
+        say=run.log.say,
+    )
+
+
+def _run_loop(
+    cfg: CfgNode,
+    parts: _Parts,
+    state: TrainState,
+    run: RunDir,
+    guard: PreemptionGuard,
+    dist: DistInfo,
+    device: torch.device,
+    max_steps: int | None,
+) -> TrainResult:
+    status = "finished"
+    try:
+        state = train_loop(
+            parts.task,
+            distributed.wrap(parts.model, dist, device),
+            parts.loader,
+            parts.optimization.optimizer,
+            parts.optimization.schedule,
+            parts.optimization.scaler,
+            state,
+            run=run,
+            guard=guard,
+            dist=dist,
+            device=device,
+            epochs=cfg.OPTIM.EPOCHS,
+            set_progress=set_progress,
+            ema=parts.ema,
+            clip_grad=cfg.OPTIM.CLIP_GRAD,
+            accumulate=cfg.OPTIM.ACCUMULATE,
+            drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,
+            max_bad_steps=cfg.RUN.MAX_BAD_STEPS,
+            log_freq=cfg.LOG_FREQ,
+            policy=checkpoint_policy(cfg),
+            max_steps=max_steps,
+            draw=draw,
+        )
+    except StoppedError as stop:
+        if stop.state != "interrupted":
+            raise
+        status, state = "interrupted", stop.train_state
+        run.ended_by = stop
+    return TrainResult(
+        status=status,
+        run_dir=run.folder,
+        step=state.step,
+        best=state.best,
+        best_step=state.best_step,
+        model=distributed.unwrap(parts.model),
+        metrics=run.log.last_evaluation,
+    )
+
+
+def _load_initial_weights(cfg: CfgNode, task: Task, model: nn.Module) -> None:
+    """Load MODEL.MODEL_PATH, if there is one, and log what became of its keys."""
+    if cfg.MODEL.MODEL_PATH:
+        path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
+        log.info("weights of %s: %s", path, task.load_weights(model, path, strict=False))
+    elif cfg.FINETUNE.HEAD != "keep":
+        log.warning("FINETUNE.HEAD without MODEL.MODEL_PATH: all weights start afresh")
+
+
+def checkpoint_policy(cfg: CfgNode) -> CheckpointPolicy:
+    """When the run evaluates and saves."""
+    return CheckpointPolicy(
+        eval_every=cfg.RUN.EVAL_EVERY,
+        save_every=cfg.RUN.SAVE_EVERY,
+        save_steps=cfg.RUN.SAVE_STEPS,
+        keep=1 if cfg.ONLY_SAVE_LAST else cfg.RUN.KEEP,
+        keep_every=cfg.RUN.KEEP_EVERY,
+        max_failed_saves=cfg.RUN.MAX_FAILED_SAVES,
+    )
+
+
+def describe(
+    cfg: CfgNode, names: Sequence[str], model: nn.Module, loader: Any, tests: Mapping[str, Any]
+) -> str:
+    """One line: what is trained on what."""
+    images, batch = len(loader.samples.dataset), cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
+    sets = ", ".join(f"{name} {test.num_samples} images" for name, test in tests.items())
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return (
+        f"{count:,} parameters; train on {', '.join(names)}: {images} images of "
+        f"{len(loader.classes)} classes, {loader.steps_per_epoch} steps of {batch} an epoch "
+        f"({images % batch} left out); evaluate on {sets}"
+    )
+
+
+def refuse_other_bytes(cfg: CfgNode) -> None:
+    """Raise ConfigError for a name that is not UTF-8: the run's config could not be read again."""
+    for key, value in leaves(cfg).items():
+        try:
+            "".join(map(str, value if isinstance(value, tuple | list) else [value])).encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{key}: {value!r} is not UTF-8: rename it or, if only the locale is not, set "
+                "PYTHONUTF8=1"
+            ) from None

@@ -1,0 +1,166 @@
+"""Draw what a token of an image attends to, in each head and stage."""
+
+import io
+import math
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+from yacs.config import CfgNode
+
+from vil.data.image import UnreadableImage, read_image
+from vil.engine.distributed import DistInfo
+from vil.engine.evaluation import evaluating
+from vil.models.attention_maps import attention_maps
+from vil.models.vision_longformer import MsViT
+from vil.report.attention_maps import Row, draw_attention
+from vil.tasks import refuse_without
+from vil.tasks.base import Task
+from vil.utils.errors import ConfigError, DataError
+from vil.utils.output_paths import refuse_failed_writes
+from vil.workflows.inference import load_model
+
+TEST = r"test:(\d{1,12})"
+
+
+class AttentionDrawing(NamedTuple):
+    """report: which weights. left_out: stages whose attention cannot be drawn, and why."""
+
+    report: str
+    left_out: list[str]
+
+
+def visualize_attention(
+    cfg: CfgNode,
+    image: str,
+    out: Path,
+    *,
+    class_names: Sequence[str] = (),
+    stdin: bytes | None = None,
+    token: str | None = None,
+    stage: int | None = None,
+    block: int | None = None,
+    only: str | None = None,
+) -> AttentionDrawing:
+    """Draw to `out`.
+
+    image: a file, "test:N", or anything with its content as `stdin`. token: "row,col" in pixels of
+    the image as the model sees it, by default its middle. stage, block: from 1, by default all
+    stages and the last block of each. only: "token" or "global".
+    """
+    refuse_without(cfg, "visualize attention")
+    inference = load_model(cfg, class_names)
+    task = inference.task
+    original = _read(task, image, stdin)
+    tensor = inference.transform(original)
+    pixel = token_of(token, tensor.shape[-2:])
+    places = blocks_of(inference.model, stage, block)
+    with evaluating(inference.model) as model:
+        batch = tensor[None].to(task.device)
+        probability, number = model(batch).float().softmax(-1)[0].max(-1)
+        rows, left_out = all_rows(model, batch, places, pixel, only)
+    title = f"{image}: class {inference.classes[number.item()]}, {probability:.1%}"
+    mean, std = (torch.tensor(x).view(3, 1, 1) for x in (cfg.INPUT.MEAN, cfg.INPUT.STD))
+    shown = (tensor * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()
+    with refuse_failed_writes(out):
+        draw_attention(shown, rows, title, out)
+    return AttentionDrawing(inference.report, left_out)
+
+
+def _read(task: Task, word: str, stdin: bytes | None) -> Image.Image:
+    """The image that a word means. Raises DataError for one that cannot be read."""
+    numbered = re.fullmatch(TEST, word) if not os.path.exists(word) else None
+    try:
+        if not numbered:
+            return read_image(word if stdin is None else io.BytesIO(stdin))
+        name, loader = next(iter(task.test_loaders(DistInfo()).items()))
+        if int(numbered[1]) >= len(loader.dataset):
+            raise DataError(f"{word}: {name} has {len(loader.dataset)} images, from 0")
+        return loader.dataset.image(int(numbered[1]))
+    except UnreadableImage as error:
+        raise DataError(f"{word} cannot be read: {error}") from error
+
+
+def token_of(text: str | None, size: tuple[int, int]) -> tuple[int, int]:
+    """'40,12' -> the pixel (40, 12); the middle without a text. ConfigError outside the picture."""
+    if text is None:
+        return size[0] // 2, size[1] // 2
+    found = re.fullmatch(r"(\d{1,9}),(\d{1,9})", text)
+    if not found:
+        raise ConfigError(f"--token {text}: expected a row and a column in pixels, such as 40,12")
+    row, col = int(found[1]), int(found[2])
+    if not (row < size[0] and col < size[1]):
+        raise ConfigError(f"--token {text}: outside the picture of {size[0]} x {size[1]} pixels")
+    return row, col
+
+
+def blocks_of(model, stage: int | None, block: int | None) -> list[tuple[int, int]]:
+    """(stage, block) of each attention to draw, from 0. ConfigError for one that there is not."""
+    if not isinstance(model, MsViT):
+        raise ConfigError("MODEL.ARCH is an external model, whose attention cannot be drawn")
+    depths = [len(each.blocks) for each in model.stages]
+    if stage is not None and not 1 <= stage <= len(depths):
+        raise ConfigError(f"--stage {stage}: the model has stages 1 to {len(depths)}")
+    stages = range(len(depths)) if stage is None else [stage - 1]
+    if block is None:
+        found = [(number, depths[number] - 1) for number in stages if depths[number]]
+        if not found:
+            raise ConfigError(f"--stage {stage}: it has no blocks, so no attention")
+        return found
+    for number in stages:
+        if not 1 <= block <= depths[number]:
+            has = f"blocks 1 to {depths[number]}" if depths[number] else "no blocks"
+            raise ConfigError(f"--block {block}: stage {number + 1} has {has}")
+    return [(number, block - 1) for number in stages]
+
+
+def all_rows(model, batch, places: list[tuple[int, int]], token, only: str | None):
+    """The rows of all blocks, and why an attention without maps is left out."""
+    rows, refusals = [], []
+    for stage, block in places:
+        try:
+            rows += rows_of(model, batch, stage, block, token, only)
+        except ValueError as error:
+            refusals.append(f"stage {stage + 1}: {error}")
+    if not rows:
+        raise ConfigError(refusals[0] if refusals else "--only global: there are no global tokens")
+    return rows, refusals
+
+
+def rows_of(model, batch, stage: int, block: int, token: tuple[int, int], only: str | None) -> list:
+    """The rows of one block: the token, then each global token. ValueError for a pixel that no
+    token holds, and for an attention without maps."""
+    num_global, asked = model.specs[stage].num_global, {}
+    where = f"stage {stage + 1}, block {block + 1}"
+    side = math.prod(each.embed.patch for each in model.stages[: stage + 1])
+    if only != "global":
+        grid = model.grids(batch.shape[-2:])[stage]
+        row, col = place_of(token, side, grid)
+        title = f"{where}\ntoken {row},{col} of {grid[0]} x {grid[1]}"
+        asked[num_global + row * grid[1] + col] = title, (row * side, col * side, side)
+    if only != "token":
+        asked |= {n: (f"{where}\nglobal token {n + 1}", None) for n in range(num_global)}
+    if not asked:
+        return []
+    found = attention_maps(model, batch, stage, block, list(asked))
+    weights = found.weights[0].cpu().double().numpy()
+    facts = dict(num_global=num_global, cells=found.cells, side=side * found.ratio)
+    return [
+        Row(title, weights[:, n], square=square, **facts)
+        for n, (title, square) in enumerate(asked.values())
+    ]
+
+
+def place_of(token: tuple[int, int], side: int, grid: tuple[int, int]) -> tuple[int, int]:
+    """Row and column of the token that holds a pixel. ValueError where none does."""
+    row, col = token[0] // side, token[1] // side
+    if not (row < grid[0] and col < grid[1]):
+        raise ValueError(
+            f"no token holds pixel {token[0]},{token[1]}: {grid[0]} x {grid[1]} tokens of "
+            f"{side} pixels leave the last rows or columns of the picture out"
+        )
+    return row, col
