@@ -1,11 +1,11 @@
-"""What tokens attend to: the softmax weights of the very modules in a model, for a few queries.
+"""Attention maps: the softmax weights of attention modules, for chosen queries.
 
-Fused attention never shows its weights. Here they are computed anew from a module's own query, key,
-bias, window and padding, one row per query asked for, so that a map of any size costs no more than
-its rows: `weights @ values`, projected, is the module's output for that token.
+Fused attention does not return its weights. They are recomputed here from the module's query, key,
+bias, window and padding, one row per chosen query. `weights @ values`, projected, is the module's
+output for that token.
 
-Letters: B images, N heads, D channels of a head, X Y grid, L = X*Y local tokens, G global tokens,
-T = G+L, Q queries asked for, R key cells.
+Shapes: B batch, N heads, D head dim, X Y grid, L = X*Y local tokens, G global tokens, T = G+L,
+Q chosen queries, R key cells.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,11 +31,11 @@ from vil.ops.reference import meetings
 
 
 class Weights(NamedTuple):
-    """Who attends to whom.
+    """Attention weights of chosen queries.
 
-    weights (B, N, Q, G+R): each row sums to one; a key that is not seen has exactly 0.
-    grid: rows and columns of the tokens. cells: rows and columns of the R keys behind the globals,
-    the grid itself but for srformer, whose keys stand for `ratio` x `ratio` tokens each.
+    weights (B, N, Q, G+R): each row sums to 1; keys that are not attended to have exactly 0.
+    grid: rows and columns of the tokens. cells: rows and columns of the R keys after the global
+    ones. They equal the grid except for srformer, whose keys cover `ratio` x `ratio` tokens each.
     """
 
     weights: Tensor
@@ -53,12 +53,13 @@ def attention_maps(
     queries: Sequence[int] | None = None,
     valid: Tensor | None = None,
 ) -> Weights:
-    """The weights in one block, both counted from 0, negative from the end, as in Python.
+    """Return the attention weights in one block. stage, block: indices, negative from the end.
 
     images (B, c, H, W). queries: tokens of the stage, global ones first; None for all. valid
-    (B, 2): height and width of each image's real pixels. Gradients are kept if they are enabled.
-    Raises ValueError for a stage, block or token that there is not, a model without stages, and an
-    attention whose weights are none of tokens.
+    (B, 2): height and width of the real pixels of each image in a padded batch. Gradients flow if
+    they are enabled.
+    Raises ValueError for a missing stage, block or token, for a model that is not an MsViT, and for
+    an attention without token weights.
     """
     module = attention_at(model, stage, block)
     x, grid, tokens = module_input(model, module, images, valid)
@@ -66,9 +67,9 @@ def attention_maps(
 
 
 def attention_at(model: nn.Module, stage: int, block: int) -> Attention:
-    """The attention module of a block. ValueError with what there is."""
+    """Return the attention module of a block. ValueError, with the valid range, if missing."""
     if not isinstance(model, MsViT):
-        raise ValueError(f"{type(model).__name__} has no stages of ours, so no maps of attention")
+        raise ValueError(f"{type(model).__name__} is not an MsViT, so it has no attention maps")
     depths = [len(each.blocks) for each in model.stages]
     if not -len(depths) <= stage < len(depths):
         raise ValueError(f"there is no stage of index {stage}: the model has {len(depths)}")
@@ -80,14 +81,14 @@ def attention_at(model: nn.Module, stage: int, block: int) -> Attention:
 def module_input(
     model: MsViT, module: Attention, images: Tensor, valid: Tensor | None = None
 ) -> tuple[Tensor, tuple[int, int], Tensor | None]:
-    """What `module` is called with: tokens (B, T, C), grid, valid in tokens (B, 2) or None."""
-    met: list[tuple] = []
-    hook = module.register_forward_pre_hook(lambda _, arguments: met.append(arguments))
+    """Return the arguments of `module`: tokens (B, T, C), grid, valid in tokens (B, 2) or None."""
+    calls: list[tuple] = []
+    hook = module.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
     try:
-        model.forward_stages(images, valid)
+        model.forward_intermediates(images, intermediates_only=True, valid=valid)
     finally:
         hook.remove()
-    return met[0]
+    return calls[0]
 
 
 def token_weights(
@@ -97,7 +98,7 @@ def token_weights(
     queries: Sequence[int] | None = None,
     valid: Tensor | None = None,
 ) -> Weights:
-    """The weights of `module(x, grid, valid)`, without dropout; see `attention_maps`.
+    """Return the weights of `module(x, grid, valid)` without dropout. See `attention_maps`.
 
     x (B, T, C), valid (B, 2) in tokens.
     """
