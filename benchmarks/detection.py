@@ -54,7 +54,9 @@ class TimmBody(nn.Module):
         self.channels = self.net.feature_info.channels()
         self.strides = self.net.feature_info.reduction()
 
-    def forward_stages(self, x: Tensor, valid: Tensor | None = None) -> list[Tensor]:
+    def forward_intermediates(
+        self, x: Tensor, *, intermediates_only: bool = True, valid: Tensor | None = None
+    ) -> list[Tensor]:
         return [level.permute(0, 3, 1, 2) for level in self.net(x)]
 
 

@@ -22,8 +22,7 @@ from torch import nn
 
 import vil
 from vil.engine.distributed import DistInfo
-from vil.export.onnx import export_model
-from vil.export.runtime import load_exported, quantize_linears
+from vil.export import export_model, load_exported, quantize_linears
 from vil.utils.machine import machine
 from vil.utils.timing import seconds
 from vil.workflows.configure import run_config

@@ -72,12 +72,12 @@ def windows(rows: Sequence[Row]) -> str:
 
 
 def is_wider(stage: StageCount) -> bool:
-    return "longformer" in stage.spec.attention and stage.spec.feature != PUBLISHED_WINDOW
+    return "longformer" in stage.spec.attention and stage.spec.attn_size != PUBLISHED_WINDOW
 
 
 def wider(stage: StageCount) -> tuple[str, int]:
     """What the stage's window costs beyond the published one: the arithmetic and its result."""
-    n, f, width = len(stage.spec.attention), stage.spec.feature, stage.spec.dim
+    n, f, width = len(stage.spec.attention), stage.spec.attn_size, stage.spec.dim
     length = stage.grid[0] * stage.grid[1]
     macs = 2 * n * length * width * 9 * (f**2 - PUBLISHED_WINDOW**2)
     return f"2·{n}·{length}·{width}·9·({f}² - {PUBLISHED_WINDOW}²)", macs
@@ -127,7 +127,7 @@ def performer(rows: Sequence[Row]) -> str:
 def product_of_features(stage: StageCount) -> int:
     """T·f·C of the stage's blocks with performer attention."""
     blocks = stage.spec.attention.count("performer")
-    return blocks * tokens(stage) * stage.spec.feature * stage.spec.dim
+    return blocks * tokens(stage) * stage.spec.attn_size * stage.spec.dim
 
 
 def global_memory(rows: Sequence[Row]) -> str:

@@ -106,7 +106,7 @@ def test_it_has_the_architecture_of_its_name(path):
 
 
 def without_windows(arch: str) -> list[StageSpec]:
-    return [replace(stage, feature=0) for stage in parse_arch(arch)]
+    return [replace(stage, attn_size=0) for stage in parse_arch(arch)]
 
 
 @pytest.mark.parametrize("path", FINETUNED, ids=lambda path: path.stem)

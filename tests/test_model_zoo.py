@@ -155,7 +155,7 @@ def test_what_stands_beside_the_weights_is_what_the_config_says(row):
     cfg, counted = get_config(ROOT / "configs" / row.config), counts.count(row.config)
     assert (int(row.size), float(row.crop_pct)) == (cfg.INPUT.IMAGE_SIZE, cfg.INPUT.CROP_PCT)
     assert row.interpolation == INTERPOLATIONS[cfg.INPUT.INTERPOLATION]
-    assert row.windows == "/".join(str(spec.feature) for spec in counted.model.specs)
+    assert row.windows == "/".join(str(spec.attn_size) for spec in counted.model.specs)
     assert int(row.counted_parameters) == counted.parameters
     assert int(row.counted_macs) == counted.macs
     assert bool(row.weights) == (row.section != "attention")

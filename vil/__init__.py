@@ -6,6 +6,8 @@ Importing the package is cheap: torch is loaded when one of the names below is f
 
 import importlib
 
+from vil.utils import moved
+
 __version__ = "0.1.0"
 _HOMES = {
     "build_model": "vil.workflows.build_model",
@@ -24,6 +26,7 @@ _HOMES = {
     "save_pretrained": "vil.pretrained.hub",
 }
 __all__ = list(_HOMES)
+moved.install()
 
 
 def __getattr__(name: str):

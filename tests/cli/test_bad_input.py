@@ -51,9 +51,9 @@ SETTINGS = {
     "nothing to mix": ("AUG.MIXUP_PROB=1", r"nothing to mix with: set AUG\.MIXUP"),
     # architecture
     "letter": (f"{ARCH}=l1,h1,d16,z3", r"stage 1 .*: unknown letter 'z'"),
-    "letter twice": (f"{ARCH}=l1,h1,d16,h2", r"stage 1 .*: the letter 'h' stands twice"),
+    "letter twice": (f"{ARCH}=l1,h1,d16,h2", r"stage 1 .*: the letter 'h' appears twice"),
     "no letter": (f"{ARCH}=l1,h1,16", r"stage 1 .*: '16' is not a letter followed by"),
-    "stage number": (f"{ARCH}=l1,h1,d16_l3,h1,d16", r"the letter l says 3, but it is stage 2"),
+    "stage number": (f"{ARCH}=l1,h1,d16_l3,h1,d16", r"the letter l is 3, but this is stage 2"),
     "heads": (f"{ARCH}=l1,h1,d16_l2,h3,d32", r"stage 2 .*: 3 heads .* do not divide the width 32"),
     "no heads": (f"{ARCH}=l1,h0,d16", r"h \(heads\) must be at least 1, got 0"),
     "small image": ("INPUT.IMAGE_SIZE=6", r"stage 2 has no token left"),

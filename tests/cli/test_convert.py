@@ -12,9 +12,9 @@ import vil as package
 from tests.common.small_runs import FAKE, TINY, vil
 from vil.engine.checkpoint.save_load import AVERAGE
 from vil.models.arch import format_arch
-from vil.pretrained.catalog import picture_transform
-from vil.pretrained.convert_2021 import original_names
-from vil.pretrained.state_dict_io import read_about, read_weights
+from vil.pretrained.catalog import image_transform
+from vil.pretrained.convert_2021 import get_2021_names
+from vil.pretrained.state_dict_io import read_metadata, read_weights
 
 USAGE, CHECKPOINT = 2, 4
 
@@ -31,7 +31,7 @@ def model():
 def files(model, tmp_path, monkeypatch):
     """best.pth and detector.pth as the 2021 code wrote them."""
     monkeypatch.chdir(tmp_path)
-    names = original_names(model)
+    names = get_2021_names(model)
     state = {names[name]: value for name, value in model.state_dict().items()}
     net = {f"module.{name}": value for name, value in state.items()}
     torch.save({"net": net, "arch": "msvit", "epoch": 3, "best_acc": 1.0}, "best.pth")
@@ -46,7 +46,7 @@ def test_which_model_it_is_is_found_out(model):
     assert re.search(r"weights of best\.pth: \d+ loaded\n", ended.out)
     x = torch.randn(1, 3, 96, 96)
     assert torch.equal(package.from_pretrained("out.safetensors")(x), model(x))
-    source = read_about("out.safetensors")["source"]
+    source = read_metadata("out.safetensors")["source"]
     assert source["file"] == "best.pth"
     assert re.fullmatch(r"[0-9a-f]{64}", source["sha256"])
 
@@ -72,7 +72,7 @@ def test_names_of_classes_follow_the_rows_of_a_head():
     words = ["--config-file", "digits/vil_nano.yaml", "DATA.NUM_CLASSES=3"]
     ended = vil("convert", shipped, "three.safetensors", *words, "FINETUNE.HEAD=rows:rows.txt")
     assert ended.code == 0, ended.err
-    assert read_about("three.safetensors")["classes"] == ["9", "8", "7"]
+    assert read_metadata("three.safetensors")["classes"] == ["9", "8", "7"]
 
 
 def test_into_a_folder_and_on(model):
@@ -80,7 +80,7 @@ def test_into_a_folder_and_on(model):
     Path("names.txt").write_text("a\nb\nc\nd\n")
     assert vil("convert", "best.pth", "hub", "--classes", "names.txt").code == 0
     assert vil("convert", "hub/model.safetensors", "again.safetensors").code == 0
-    assert read_about("again.safetensors")["classes"] == list("abcd")
+    assert read_metadata("again.safetensors")["classes"] == list("abcd")
     x = torch.randn(1, 3, 96, 96)
     assert torch.equal(package.from_pretrained("hub")(x), model(x))
 
@@ -114,7 +114,7 @@ def test_what_is_written_needs_no_config(model):
     same = package.from_pretrained("out.safetensors")
     settings = same.notes["transform"]
     assert settings["mean"] == [0.2, 0.3, 0.4]
-    image = picture_transform(input_size=96, **settings)(Image.open("photo.png"))
+    image = image_transform(input_size=96, **settings)(Image.open("photo.png"))
     wanted = same(image[None]).softmax(-1)[0]
     for name, probability in zip(same.notes["classes"], wanted.tolist()):
         assert shown[name] == pytest.approx(probability, abs=1e-5)
@@ -124,7 +124,7 @@ def test_a_run(tmp_path):
     assert vil("train", *TINY, "OPTIM.EPOCHS=1", "OPTIM.EMA=0.9", "--output_dir", "run").code == 0
     ended = vil("convert", "run", "run.safetensors")
     assert ended.code == 0, ended.err
-    about = read_about("run.safetensors")
+    about = read_metadata("run.safetensors")
     assert len(about["classes"]) == 4
     assert about["transform"]["interpolation"] == "bilinear"
     kept = read_weights(next(Path("run/checkpoints").glob(f"step-*/{AVERAGE}")))

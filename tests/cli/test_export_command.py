@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.common.small_runs import FOLDER, SMALL, TINY, checkpoint, draw_pictures, results, vil
-from vil.export.runtime import load_exported
+from vil.export import load_exported
 
 USAGE, CHECKPOINT = 2, 4
 SHIFT = "MODEL.VIT.MSVIT.MODE=1"  # in evaluation all nine chunks, so in files too
@@ -94,7 +94,7 @@ def test_a_program_of_torch_from_a_config_and_weights(run):
         ("--out m.pt2 --format onnx", USAGE, r"--out m\.pt2 with --format onnx: \.pt2 is torch"),
         ("--out m.pt2 --int8", USAGE, r"--int8 is for --format onnx, not torch"),
         ("--out m.pt2 --opset 20", USAGE, r"--opset is for --format onnx, not torch"),
-        ("--out m.onnx --opset 5", USAGE, r"opset 5 is not among those written, 18 to \d+"),
+        ("--out m.onnx --opset 5", USAGE, r"opset 5 is not supported, only 18 to \d+"),
         ("--out m.onnx --size 32x", USAGE, r"--size: expected pixels, as 224 or 224x320"),
         ("--out m.onnx --size 7", USAGE, r"images of 7x7 leave the last stage no token: 8 pixels"),
         ("--out m.pt2 --size 8", USAGE, r"images of 16 pixels a side and more, not 8x8"),

@@ -243,8 +243,8 @@ def test_nothing_to_read(run, stdin, caplog):
     [
         ("--images photos --format yaml", USAGE, r"--format: invalid choice: 'yaml'"),
         ("--images photos --top 0", USAGE, r"--top: expected a number from 1 up, or all, got '0'"),
-        ("", USAGE, r"which pictures\? files, folders or - for standard input; or --sample"),
-        ("--sample photos", USAGE, r"which pictures\?"),
+        ("", USAGE, r"which images\? files, folders or - for standard input; or --sample"),
+        ("--sample photos", USAGE, r"which images\?"),
         ("photos INPUT.IMAGE_SIZ 32", USAGE, r"INPUT\.IMAGE_SIZ: .*did you mean INPUT\.IMAGE_SIZE"),
         ("--images photos DEVICE cpu", USAGE, r"--images DEVICE: KEY VALUE pairs stand before"),
         ("--images photos SEED=3", USAGE, r"--images SEED=3: KEY VALUE pairs stand before"),

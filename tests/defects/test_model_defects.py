@@ -14,7 +14,7 @@ from vil.config import get_config
 from vil.data.batch import Batch
 from vil.layers.attention import ATTENTIONS
 from vil.ops import BACKENDS, Case, Window, local_attention
-from vil.pretrained.load_weights import load_original, original_names
+from vil.pretrained.load_weights import get_2021_names, load_2021_weights
 from vil.utils.errors import CheckpointError
 
 CPU = torch.device("cpu")
@@ -77,11 +77,11 @@ def test_ln_eps_reaches_every_norm():
 def test_a_missing_norm_is_not_filled_from_another():
     """B11. Names were matched by their ends, and `norm.weight` is the end of all norms."""
     model = built()
-    state = {original_names(model)[name]: t for name, t in model.state_dict().items()}
+    state = {get_2021_names(model)[name]: t for name, t in model.state_dict().items()}
     assert state["layer2.1.norm.weight"].shape == state["norm.weight"].shape
     del state["layer2.1.norm.weight"]
     with pytest.raises(CheckpointError, match=r"missing: layer2\.1\.norm\.weight"):
-        load_original(model, state)
+        load_2021_weights(model, state)
 
 
 CYCLIC = [
@@ -139,7 +139,7 @@ def test_global_attention_trains_all_it_has(share):
     model = built(f"{MSVIT}.ONLY_GLOBAL=True", f"{MSVIT}.SHARE_W={share}")
     # the last stage's global token classifies, so there the rows of local tokens reach nothing
     last = [name for name, _ in model.named_parameters() if name.startswith("stages.1.blocks.0.")]
-    model.avg_pool = True
+    model.set_global_pool("avg")
     model(torch.randn(2, 3, 40, 40)).square().sum().backward()
     assert last
     assert [name for name, p in model.named_parameters() if p.grad is None] == []

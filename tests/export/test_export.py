@@ -1,4 +1,4 @@
-"""Exported files compute what the model does, at any open size; what cannot be is said."""
+"""Exported files give the model's logits at any dynamic size; unsupported settings raise."""
 
 import json
 import re
@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import vil
-from vil.export.onnx import FIRST_OPSET, export_model
-from vil.export.runtime import load_exported, quantize_linears
+from vil.export import export_model, load_exported, quantize_linears
+from vil.export.onnx import FIRST_OPSET
 from vil.integrations.external_models import build_external
 from vil.layers.attention import ATTENTIONS
 from vil.models.arch import parse_arch
@@ -30,12 +30,12 @@ MODELS = {  # every attention, and both kinds of position: ARCH, attention
         "longformer,srformer/linformer,performer",
     ),
 }
-SIZES = ((1, 64, 64), (4, 37, 90), (3, 96, 129))  # of images, apart from those compared on writing
+SIZES = ((1, 64, 64), (4, 37, 90), (3, 96, 129))  # of images, other than those compared on writing
 FILES = {"onnx": "m.onnx", "torch": "m.pt2"}
 
 
-def strong(model: nn.Module, noise: float = 0.3) -> nn.Module:
-    """Weights so large that every part shows in the logits; fresh ones give nearly constants."""
+def perturb(model: nn.Module, noise: float = 0.3) -> nn.Module:
+    """Enlarge weights, so that every part affects the logits; fresh ones hardly do."""
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -45,9 +45,9 @@ def strong(model: nn.Module, noise: float = 0.3) -> nn.Module:
 
 def small(kind: str, **kwargs) -> MsViT:
     model = MsViT(parse_arch(*MODELS[kind]), img_size=64, num_classes=5, **kwargs)
-    # the other masks; SW_EXACT 0 is the docs' example's, and the command's test's
+    # the other masks; the example in the docs and the test of the command have SW_EXACT 0
     model.stages[0].blocks[0].attn.sw_exact = {"relative": -1, "absolute": 1}[kind]
-    return strong(model)
+    return perturb(model)
 
 
 @pytest.fixture(
@@ -64,7 +64,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def written(model, folder):
-    """The model's ONNX file with open sizes, and what was said of it."""
+    """The model's ONNX file with dynamic sizes, and its differences from the model."""
     path = folder / f"{model.specs[0].absolute}.onnx"
     return path, export_model(model, path, size=(64, 64), metadata={"classes": '["a", "b"]'})
 
@@ -75,18 +75,18 @@ def difference(file: nn.Module, model: nn.Module, shape: tuple[int, int, int]) -
         return (file(images) - model(images)).abs().max().item()
 
 
-def test_the_models_here_have_every_attention():
+def test_models_cover_every_attention():
     assert {n for m in MODELS for s in small(m).specs for n in s.attention} == set(ATTENTIONS)
 
 
-# What is written
+# Files
 
 
 def test_onnx_at_other_sizes_and_batches(model, written):
-    path, said = written
-    assert {found.shape[0] for found in said} == {1, 2, 3}
-    assert len({found.shape[2:] for found in said}) == 3
-    assert max(found.largest for found in said) < 1e-4
+    path, differences = written
+    assert {found.shape[0] for found in differences} == {1, 2, 3}
+    assert len({found.shape[2:] for found in differences}) == 3
+    assert max(found.largest for found in differences) < 1e-4
     file = load_exported(path)
     least = (2, 16, 16) if not model.specs[0].absolute else (2, 8, 9)  # one token in the last stage
     for size in (*SIZES, least):
@@ -94,9 +94,9 @@ def test_onnx_at_other_sizes_and_batches(model, written):
 
 
 @pytest.mark.slow
-def test_programs_of_torch_at_other_sizes_and_batches(tmp_path):
+def test_torch_programs_at_other_sizes_and_batches(tmp_path):
     arch = "l1,h1,d8,n1,s1,g1,p4,f3,a1_l2,h2,d16,n1,s0,g1,p2,a0"
-    model = strong(MsViT(parse_arch(arch), img_size=64))
+    model = perturb(MsViT(parse_arch(arch), img_size=64))
     export_model(model, tmp_path / "m.pt2", size=(48, 64), metadata={"classes": "[]"})
     file = load_exported(tmp_path / "m.pt2")
     for size in SIZES:
@@ -105,7 +105,7 @@ def test_programs_of_torch_at_other_sizes_and_batches(tmp_path):
 
 
 @pytest.mark.slow
-def test_programs_of_torch_of_every_attention(model, folder):
+def test_torch_programs_of_every_attention(model, folder):
     export_model(model, folder / "m.pt2", size=(64, 48))
     for size in SIZES:
         assert difference(load_exported(folder / "m.pt2"), model, size) < 1e-4, size
@@ -114,32 +114,32 @@ def test_programs_of_torch_of_every_attention(model, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ATTENTIONS)
 @pytest.mark.parametrize("format", FILES)
-def test_every_attention_with_nothing_open(name, format, tmp_path):
-    model = strong(MsViT(parse_arch("l1,h2,d8,n1,p4,f3,a1", name), img_size=40))
+def test_every_attention_with_fixed_sizes(name, format, tmp_path):
+    model = perturb(MsViT(parse_arch("l1,h2,d8,n1,p4,f3,a1", name), img_size=40))
     export_model(model, tmp_path / FILES[format], size=(41, 56), dynamic=())
     assert difference(load_exported(tmp_path / FILES[format]), model, (1, 41, 56)) < 1e-4
 
 
 @pytest.mark.slow
-def test_one_chunk_is_no_case_of_its_own_in_onnx(tmp_path):
-    """Positions of the size traced with, and a window larger than the grid."""
-    model = strong(MsViT(parse_arch("l1,h1,d8,n1,p4,f9,a1"), img_size=32))
+def test_onnx_does_not_specialize_one_chunk(tmp_path):
+    """Positions of the traced size, and a window larger than the grid."""
+    model = perturb(MsViT(parse_arch("l1,h1,d8,n1,p4,f9,a1"), img_size=32))
     export_model(model, tmp_path / "m.onnx", size=(32, 32))
     for size in ((2, 5, 6), (1, 36, 37), (1, 80, 44)):
         assert difference(load_exported(tmp_path / "m.onnx"), model, size) < 1e-4, size
 
 
-def test_onnx_says_what_it_takes_and_what_it_is(model, written):
+def test_axes_and_metadata_of_onnx_files(model, written):
     proto = onnx.load(written[0])
     names = [axis.dim_param or axis.dim_value for axis in shape(proto.graph.input)]
     assert names == ["batch", 3, "height", "width"]
     assert [axis.dim_param or axis.dim_value for axis in shape(proto.graph.output)] == ["batch", 5]
-    notes = load_exported(written[0]).metadata
-    assert notes["vil_version"] == vil.__version__
-    assert parse_arch(notes["arch"], notes["attention"]) == list(model.specs)
-    assert (notes["input_size"], notes["dynamic"]) == ("64x64", "batch,size")
-    assert json.loads(notes["classes"]) == ["a", "b"]
-    assert str(ROOT) not in written[0].read_bytes().decode("latin-1")  # no paths of this machine
+    metadata = load_exported(written[0]).metadata
+    assert metadata["vil_version"] == vil.__version__
+    assert parse_arch(metadata["arch"], metadata["attention"]) == list(model.specs)
+    assert (metadata["input_size"], metadata["dynamic"]) == ("64x64", "batch,size")
+    assert json.loads(metadata["classes"]) == ["a", "b"]
+    assert str(ROOT) not in written[0].read_bytes().decode("latin-1")  # no local paths
 
 
 def shape(values):
@@ -148,7 +148,7 @@ def shape(values):
 
 
 def test_linears_in_int8(model, written, tmp_path):
-    """All linears and nothing else: the matrix of random features stays as it is."""
+    """All linear layers and nothing else, such as the matrix of random features."""
     count = quantize_linears(written[0], tmp_path / "int8.onnx")
     assert count == sum(isinstance(module, nn.Linear) for module in model.modules())
     nodes = onnx.load(tmp_path / "int8.onnx").graph.node
@@ -161,8 +161,8 @@ def test_linears_in_int8(model, written, tmp_path):
     assert (tmp_path / "int8.onnx").stat().st_size < written[0].stat().st_size
 
 
-def test_training_with_random_shift_is_no_program():
-    """By torch's own export, of a model in training; ours takes it in evaluation."""
+def test_training_with_random_shift_cannot_be_exported():
+    """By torch.export of a model in training mode; export_model uses evaluation mode."""
     arch = "l1,h1,d8,n1,g1,p4,f2,a0"
     shift = {"longformer": {"mode": 1}}
     model = MsViT(parse_arch(arch), img_size=32, attention_args=shift).train()
@@ -171,9 +171,9 @@ def test_training_with_random_shift_is_no_program():
 
 
 def test_random_shift_is_exported_as_it_is_evaluated(tmp_path):
-    """From a model in training, which stays as it was."""
+    """A model in training mode is not changed."""
     own = {"longformer": {"mode": 1, "backend": "chunk_handgrad"}}
-    model = strong(MsViT(parse_arch("l1,h2,d8,n2,p4,f2,a0"), img_size=32, attention_args=own))
+    model = perturb(MsViT(parse_arch("l1,h2,d8,n2,p4,f2,a0"), img_size=32, attention_args=own))
     model.train()
     export_model(model, tmp_path / "m.pt2", size=(32, 32), dynamic=())
     assert model.training
@@ -181,10 +181,14 @@ def test_random_shift_is_exported_as_it_is_evaluated(tmp_path):
     assert difference(load_exported(tmp_path / "m.pt2"), model.eval(), (1, 32, 32)) < 1e-4
 
 
-def test_what_is_fixed_is_fixed(tmp_path):
-    model = strong(MsViT(parse_arch("l1,h1,d8,n1,p4,f2,a1"), img_size=24, in_chans=1))
-    said = export_model(model, tmp_path / "m.pt2", size=(20, 30), dynamic=["batch"])
-    assert [found.shape for found in said] == [(1, 1, 20, 30), (3, 1, 20, 30), (2, 1, 20, 30)]
+def test_fixed_sizes_are_fixed(tmp_path):
+    model = perturb(MsViT(parse_arch("l1,h1,d8,n1,p4,f2,a1"), img_size=24, in_chans=1))
+    differences = export_model(model, tmp_path / "m.pt2", size=(20, 30), dynamic=["batch"])
+    assert [each.shape for each in differences] == [
+        (1, 1, 20, 30),
+        (3, 1, 20, 30),
+        (2, 1, 20, 30),
+    ]
     file = load_exported(tmp_path / "m.pt2")
     assert file(torch.randn(4, 1, 20, 30)).shape == (4, 1000)
     with pytest.raises(Exception, match="20"):
@@ -192,9 +196,9 @@ def test_what_is_fixed_is_fixed(tmp_path):
 
 
 @pytest.mark.long
-def test_cropped_positions_stay_open_up_to_their_size(tmp_path):
+def test_cropped_positions_are_dynamic_up_to_their_size(tmp_path):
     arch = parse_arch("l1,h1,d8,n1,p4,f2,a1")
-    model = strong(MsViT(arch, img_size=40, pos_resize="crop"))
+    model = perturb(MsViT(arch, img_size=40, pos_resize="crop"))
     export_model(model, tmp_path / "m.pt2", size=(40, 40))
     file = load_exported(tmp_path / "m.pt2")
     assert difference(file, model, (2, 21, 40)) < 1e-4
@@ -202,7 +206,7 @@ def test_cropped_positions_stay_open_up_to_their_size(tmp_path):
         file(torch.randn(2, 3, 44, 40))
 
 
-def test_models_that_are_not_ours(tmp_path):
+def test_external_models_of_fixed_size(tmp_path):
     net = dict(num_classes=3, drop_rate=0.0, drop_path_rate=0.0, grad_checkpoint=False)
     model = build_external("timm/vit_tiny_patch16_224", pretrained=False, img_size=64, **net)
     with pytest.raises(ValueError, match="takes images of 64x64 only, so fix the size: Input heig"):
@@ -216,25 +220,25 @@ def test_models_that_are_not_ours(tmp_path):
 @pytest.mark.parametrize("format", FILES)
 @pytest.mark.parametrize("name", ["vil_tiny", "vil_tiny_rpb"])
 def test_published_architectures(name, format, tmp_path):
-    model = strong(vil.get_model(name), noise=0.05)  # more is chaos, deep and wide as they are
+    model = perturb(vil.get_model(name), noise=0.05)  # more noise makes deep models chaotic
     export_model(model, tmp_path / FILES[format], size=(224, 224))
     file = load_exported(tmp_path / FILES[format])
     for size in ((1, 224, 224), (3, 256, 320)):
         assert difference(file, model, size) < 1e-4, size
 
 
-# What is refused
+# Errors
 
 
-class Deceiver(nn.Module):
-    """Another model while it is traced."""
+class ChangesWhenTraced(nn.Module):
+    """Computes something else while it is traced."""
 
     def forward(self, x):
         return x.mean((2, 3)) + (0.01 if torch.compiler.is_compiling() else 0.0)
 
 
-class Unsteady(nn.Module):
-    """A graph that depends on the numbers in it."""
+class DataDependent(nn.Module):
+    """Has a graph that depends on the values of the input."""
 
     def forward(self, x):
         return x.flatten(1)[:, : int(x.sum().item() > 0) + 2]
@@ -248,13 +252,13 @@ def test_a_file_that_differs_is_not_written(tmp_path, before):
     with pytest.raises(
         ExportError, match=r"m\.pt2 is not written, .* 1 x 3 x 8 x 8 images .* by 1\.0"
     ):
-        export_model(Deceiver(), path, size=(8, 8), dynamic=())
+        export_model(ChangesWhenTraced(), path, size=(8, 8), dynamic=())
     assert [file.read_bytes() for file in tmp_path.iterdir()] == ([before] if before else [])
 
 
-def test_what_cannot_be_traced_is_said_in_a_line(tmp_path):
+def test_tracing_errors_are_one_line(tmp_path):
     with pytest.raises(ValueError, match="cannot be made a program of torch: ") as caught:
-        export_model(Unsteady(), tmp_path / "m.pt2", size=(8, 8), dynamic=())
+        export_model(DataDependent(), tmp_path / "m.pt2", size=(8, 8), dynamic=())
     assert "\n" not in str(caught.value)
     assert not any(tmp_path.iterdir())
 
@@ -268,24 +272,24 @@ def test_what_cannot_be_traced_is_said_in_a_line(tmp_path):
         ("m.onnx", {"size": (64, 7)}, ValueError, "64x7 leave .* no token: 8 pixels a side"),
         ("m.pt2", {"size": (64, 15)}, ValueError, "of 24 pixels a side and more, not 64x15: fix"),
         ("m.pt2", {"opset": 20}, ValueError, "a program of torch has none"),
-        ("m.onnx", {"opset": 9}, ValueError, f"opset 9 is not among those written, {FIRST_OPSET} "),
+        ("m.onnx", {"opset": 9}, ValueError, f"opset 9 is not supported, only {FIRST_OPSET} "),
         ("no/where.pt2", {"dynamic": ()}, OSError, "No such file"),
     ],
 )
-def test_settings_that_do_not_fit(file, settings, error, message, tmp_path):
+def test_bad_settings_raise(file, settings, error, message, tmp_path):
     with pytest.raises(error, match=message):
         export_model(small("absolute"), tmp_path / file, **({"size": (64, 64)} | settings))
     assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
-def test_a_missing_package_is_named_with_what_installs_it(package, monkeypatch, tmp_path):
+def test_a_missing_package_is_named_with_its_extra(package, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=rf"ONNX needs {package}: pip install 'vil\[export\]'"):
         export_model(small("absolute"), tmp_path / "m.onnx", size=(64, 64))
 
 
-def test_a_file_without_known_linears_is_not_quantized(tmp_path):
+def test_a_file_without_linear_layers_is_not_quantized(tmp_path):
     node = onnx.helper.make_node("Relu", ["x"], ["y"])
     ends = [onnx.helper.make_tensor_value_info(name, 1, [1]) for name in "xy"]
     graph = onnx.helper.make_graph([node], "g", ends[:1], ends[1:])
@@ -296,8 +300,8 @@ def test_a_file_without_known_linears_is_not_quantized(tmp_path):
 
 
 @pytest.mark.long
-def test_the_page_s_examples_run(tmp_path, monkeypatch):
-    """One after the other, in one folder."""
+def test_examples_of_the_page_run(tmp_path, monkeypatch):
+    """In order, in one folder."""
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs/export.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)

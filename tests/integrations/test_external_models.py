@@ -1,14 +1,14 @@
-"""Models of timm and torchvision: built at any size they take, decayed, numbered, refused."""
+"""Models of timm and torchvision: image sizes, weight decay, layers, heads, errors."""
 
 import pytest
 import torch
 
-from vil.integrations.external_models import build_external, layer_numbers, undecayed
-from vil.models.head_names import head_names
+from vil.integrations.external_models import build_external, find_no_decay_params, number_layers
+from vil.models.head_names import find_head_names
 from vil.pretrained.load_weights import load_weights
 from vil.utils.errors import CheckpointError
 
-# name, image side: a transformer of fixed size, a network without stochastic depth, and theirs
+# name, image side: fixed and any size, with and without stochastic depth, torchvision's
 MODELS = [
     ("timm/test_vit", 96),
     ("timm/test_resnet", 40),
@@ -21,7 +21,7 @@ MODELS = [
 
 @pytest.mark.defect("B27")
 @pytest.mark.parametrize(("name", "size"), MODELS)
-def test_any_model_at_its_size(name, size):
+def test_models_at_their_sizes(name, size):
     with torch.device("meta"):
         model = build_external(name, num_classes=3, img_size=size, drop_path_rate=0.1)
         for mode in (True, False):
@@ -36,12 +36,12 @@ def test_any_model_at_its_size(name, size):
         ("msvitt", "did you mean 'msvit'"),
     ],
 )
-def test_unknown_names(name, message):
+def test_unknown_names_raise(name, message):
     with pytest.raises(ValueError, match=message):
         build_external(name, num_classes=3, img_size=64)
 
 
-def test_gradient_checkpointing_where_there_is_one():
+def test_gradient_checkpointing_if_supported():
     build_external("timm/test_vit", num_classes=3, img_size=96, grad_checkpoint=True)
     with torch.device("meta"), pytest.raises(ValueError, match="has no gradient checkpointing"):
         build_external("resnet18", num_classes=3, img_size=64, grad_checkpoint=True)
@@ -50,22 +50,22 @@ def test_gradient_checkpointing_where_there_is_one():
 def test_norms_biases_and_positions_are_not_decayed():
     with torch.device("meta"):
         model = build_external("timm/test_vit", num_classes=3, img_size=96)
-    spared = undecayed(model)
-    assert {"pos_embed", "cls_token", "norm.weight", "head.bias"} <= spared
-    assert "head.weight" not in spared
-    assert "blocks.0.attn.qkv.weight" not in spared
+    excluded = find_no_decay_params(model)
+    assert {"pos_embed", "cls_token", "norm.weight", "head.bias"} <= excluded
+    assert "head.weight" not in excluded
+    assert "blocks.0.attn.qkv.weight" not in excluded
 
 
 def test_layers_are_numbered_from_the_first_convolution_to_the_head():
     with torch.device("meta"):
         model = build_external("timm/test_vit", num_classes=3, img_size=96)
-        numbers = layer_numbers(model)
+        numbers = number_layers(model)
         assert numbers.keys() == dict(model.named_parameters()).keys()
         assert numbers["patch_embed.proj.weight"] == 0
         assert numbers["blocks.0.mlp.fc1.weight"] < numbers["blocks.1.mlp.fc1.weight"]
         assert numbers["head.weight"] == max(numbers.values())
         with pytest.raises(ValueError, match="ResNet does not number its layers"):
-            layer_numbers(build_external("resnet18", num_classes=3, img_size=64))
+            number_layers(build_external("resnet18", num_classes=3, img_size=64))
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,13 @@ def test_layers_are_numbered_from_the_first_convolution_to_the_head():
 def test_heads_are_found(name, head):
     with torch.device("meta"):
         model = build_external(name, num_classes=3, img_size=224)
-    assert head_names(model) == [f"{h}.{leaf}" for h in head.split() for leaf in ("weight", "bias")]
+    assert find_head_names(model) == [
+        f"{h}.{leaf}" for h in head.split() for leaf in ("weight", "bias")
+    ]
 
 
 def test_weights_with_another_head(tmp_path):
-    """Names like layer1.0... are torchvision's own here, not those of the 2021 reference."""
+    """Names like layer1.0... are torchvision's here, not the 2021 reference's."""
     four, three = (build_external("resnet18", num_classes=n, img_size=64) for n in (4, 3))
     with pytest.raises(CheckpointError, match=r"mismatched: fc\.bias \(4,\) -> \(3,\)"):
         load_weights(three, four.state_dict())
@@ -98,8 +100,8 @@ def test_weights_with_another_head(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["timm/test_vit", "resnet18"])
-def test_published_weights_that_cannot_be_fetched(name, monkeypatch, tmp_path):
-    """Nothing answers at this address, and nothing is cached in this folder."""
+def test_unreachable_published_weights_raise(name, monkeypatch, tmp_path):
+    """The proxy is unreachable and the cache is empty."""
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))

@@ -1,5 +1,5 @@
-"""timm's vision transformers with our attentions: the same where the window covers the grid, and
-elsewhere timm's own under the mask that the operation's definition spells out.
+"""Patched timm vision transformers: equal to timm's if the window covers the grid, else equal to
+timm's attention under the mask of the reference implementation.
 """
 
 import copy
@@ -30,8 +30,8 @@ FEW = dict(img_size=96, embed_dim=32, depth=2, num_heads=2, num_classes=5)  # 6x
 vit, eva = partial(VisionTransformer, **FEW), partial(Eva, **FEW, head_init_scale=1.0)
 
 
-def strange(**settings) -> nn.Module:
-    """Attentions that a model's constructor does not make: gates, heads of another width."""
+def custom_attention(**settings) -> nn.Module:
+    """Build a model with attentions that timm's constructor does not: gates, narrow heads."""
     model = vit()
     for block in model.blocks:
         block.attn = Attention(32, 2, **settings)
@@ -47,8 +47,8 @@ MODELS = {
     "norm after": partial(timm.create_model, "vit_small_patch16_36x1_224", **FEW),
     "two attentions a block": partial(timm.create_model, "vit_small_patch16_18x2_224", **FEW),
     "distillation token": partial(timm.create_model, "deit_tiny_distilled_patch16_224", **FEW),
-    "gated": partial(strange, gated=True, qkv_bias=True),
-    "narrow heads": partial(strange, attn_head_dim=8, qkv_bias=True),
+    "gated": partial(custom_attention, gated=True, qkv_bias=True),
+    "narrow heads": partial(custom_attention, attn_head_dim=8, qkv_bias=True),
     "any size": partial(vit, dynamic_img_size=True),
     "rotary, biases apart": partial(eva, use_rot_pos_emb=True),
     "rotary, few keys": partial(
@@ -62,9 +62,8 @@ MODELS = {
 LARGE = ["vit_tiny_patch16_224", "deit3_small_patch16_224"]
 
 
-def living(model: nn.Module) -> nn.Module:
-    """The model, every parameter of which matters: no LayerScale of 1e-6, no fresh norm, and scores
-    that differ from key to key."""
+def randomize(model: nn.Module) -> nn.Module:
+    """Make every parameter matter: larger LayerScale, random norms, scores that vary by key."""
     torch.manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -76,9 +75,9 @@ def living(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def patched(model: nn.Module, *words, **own) -> nn.Module:
-    """A patched copy."""
-    return vil.patch_attention(copy.deepcopy(model), *words, **own)
+def patched(model: nn.Module, *args, **kwargs) -> nn.Module:
+    """Return a patched copy."""
+    return vil.patch_attention(copy.deepcopy(model), *args, **kwargs)
 
 
 def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
@@ -88,20 +87,20 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
 
 
 def assert_same(model: nn.Module, other: nn.Module, images: Tensor, masked: Tensor | None = None):
-    """Logits to 1e-5 and gradients; masked: what `model` may see, queries by keys."""
+    """Compare logits (to 1e-5) and gradients. masked: attention mask for `model`."""
     some = {} if masked is None else {"attn_mask": masked}
     logits, others = model(images, **some), other(images)
     assert logits.std() > 0.05
     assert (logits - others).abs().max() < 1e-5
     want, got = (gradients(m, x.square().sum()) for m, x in ((model, logits), (other, others)))
     assert want.keys() == got.keys()
-    least = 0.01 * max(grad.abs().max() for grad in want.values())  # some are zero but for rounding
+    least = 0.01 * max(grad.abs().max() for grad in want.values())  # some are zero up to rounding
     for name, grad in want.items():
         assert (grad - got[name]).abs().max() <= 1e-4 * grad.abs().max().clamp(min=least), name
 
 
 def mask(window: Window, num_prefix: int) -> Tensor:
-    """(T, T) bool by the definition: prefix tokens see and are seen by all."""
+    """Return the reference mask (T, T): prefix tokens attend to and are attended by all."""
     found = torch.ones(num_prefix + window.length, num_prefix + window.length, dtype=torch.bool)
     found[num_prefix:, num_prefix:] = False
     for number in range(window.length):
@@ -111,8 +110,8 @@ def mask(window: Window, num_prefix: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_a_window_over_the_grid_of_a_named_model(name):
-    model = living(timm.create_model(name))
+def test_a_window_over_the_grid_changes_nothing(name):
+    model = randomize(timm.create_model(name))
     images = torch.randn(1, 3, 224, 224)
     assert_same(model, patched(model, window=14), images)
     seven = patched(model)  # two chunks a side: every chunk sees every other
@@ -120,8 +119,8 @@ def test_a_window_over_the_grid_of_a_named_model(name):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_window_over_the_grid_of_every_kind(kind):
-    model = living(MODELS[kind]())
+def test_a_window_over_the_grid_changes_nothing_in_any_variant(kind):
+    model = randomize(MODELS[kind]())
     other = patched(model, window=9)
     assert sum(isinstance(m, PatchedAttention) for m in other.modules()) >= 2
     assert_same(model, other, torch.randn(2, 3, 96, 96))
@@ -132,8 +131,8 @@ def test_a_window_over_the_grid_of_every_kind(kind):
     "own", [dict(window=1), dict(window=2, sw_exact=1), dict(window=4, mode=-1),
             dict(window=1, sw_exact=-1), dict(window=1, backend="chunk_autograd")], ids=str
 )  # fmt: skip
-def test_a_narrow_window_is_the_plain_attention_under_its_mask(kind, own):
-    model = living(MODELS[kind]())
+def test_a_narrow_window_is_timm_s_attention_under_the_mask(kind, own):
+    model = randomize(MODELS[kind]())
     window = Window.from_mode((6, 6), own["window"], own.get("sw_exact", 0), own.get("mode", 0))
     seen = mask(window, model.num_prefix_tokens)
     assert not seen.all()
@@ -142,8 +141,8 @@ def test_a_narrow_window_is_the_plain_attention_under_its_mask(kind, own):
     assert (model(images) - patched(model, **own)(images)).abs().max() > 1e-2
 
 
-def test_global_attention_is_the_plain_one_under_its_mask():
-    model = living(MODELS["four registers"]())
+def test_global_attention_is_timm_s_attention_under_the_mask():
+    model = randomize(MODELS["four registers"]())
     assert model.num_prefix_tokens == 5
     seen = torch.zeros(41, 41, dtype=torch.bool)
     seen[:5] = seen[:, :5] = True
@@ -151,27 +150,27 @@ def test_global_attention_is_the_plain_one_under_its_mask():
 
 
 @pytest.mark.parametrize("size", [(48, 112), (112, 48), (16, 16), (96, 96)], ids=str)
-def test_a_model_for_any_size_follows_the_images(size):
-    model = living(MODELS["any size"]())
+def test_the_grid_follows_dynamic_image_sizes(size):
+    model = randomize(MODELS["any size"]())
     other = patched(model, window=2)
     other(torch.randn(1, 3, 64, 32))  # another grid before
     seen = mask(Window((size[0] // 16, size[1] // 16), 2), 1)
     assert_same(model, other, torch.randn(2, 3, *size), seen)
 
 
-def test_a_new_input_size_and_padding_are_followed():
-    model = living(vit())
+def test_the_grid_follows_set_input_size_and_padding():
+    model = randomize(vit())
     other = patched(model, window=2)
     for one in (model, other):
         one.set_input_size(img_size=(48, 80))
     assert_same(model, other, torch.randn(1, 3, 48, 80), mask(Window((3, 5), 2), 1))
-    model = living(vit(dynamic_img_size=True, dynamic_img_pad=True))
+    model = randomize(vit(dynamic_img_size=True, dynamic_img_pad=True))
     seen = mask(Window((3, 6), 2), 1)
     assert_same(model, patched(model, window=2), torch.randn(1, 3, 47, 81), seen)
 
 
-def test_other_ways_through_a_model():
-    model = living(MODELS["any size"]())
+def test_other_forward_methods():
+    model = randomize(MODELS["any size"]())
     other, images = patched(model, window=6), torch.randn(1, 3, 64, 96)
     assert torch.allclose(model.forward_features(images), other.forward_features(images), atol=1e-5)
     for x, y in zip(*(m.forward_intermediates(images)[1] for m in (model, other))):
@@ -185,8 +184,8 @@ def test_other_ways_through_a_model():
 
 
 @pytest.mark.parametrize("kind", ["four registers", "gated", "rotary, biases apart"])
-def test_weights_fit_both_ways_and_are_the_same_tensors(kind):
-    model = living(MODELS[kind]())
+def test_state_dicts_and_parameters_do_not_change(kind):
+    model = randomize(MODELS[kind]())
     before = {name: id(p) for name, p in model.named_parameters()}
     names = list(model.state_dict())
     assert vil.patch_attention(model, window=2) is model
@@ -199,8 +198,8 @@ def test_weights_fit_both_ways_and_are_the_same_tensors(kind):
     assert torch.equal(fresh(images), model(images))
 
 
-def test_full_puts_the_same_modules_back_with_what_was_learned():
-    model = living(eva(use_rot_pos_emb=True))
+def test_full_restores_timm_s_modules_with_current_weights():
+    model = randomize(eva(use_rot_pos_emb=True))
     plain = [block.attn for block in model.blocks]
     vil.patch_attention(model, window=2)
     model.double()
@@ -216,8 +215,8 @@ def test_full_puts_the_same_modules_back_with_what_was_learned():
     assert model(torch.randn(1, 3, 96, 96).double()).dtype == torch.double
 
 
-def test_patching_again_and_in_part():
-    model = living(vit(depth=4))
+def test_patching_again_and_partially():
+    model = randomize(vit(depth=4))
     vil.patch_attention(model, window=2)
     vil.patch_attention(model, "full", blocks=[-1, 1])
     vil.patch_attention(model, window=3, blocks=2)
@@ -225,15 +224,15 @@ def test_patching_again_and_in_part():
     assert kinds == [False, True, False, True]
     assert [model.blocks[i].attn.window_size for i in (0, 2)] == [2, 3]
     assert len(model.patch_embed._forward_hooks) == 1
-    once = patched(living(vit(depth=4)), window=2, blocks=range(0, 3, 2))
+    once = patched(randomize(vit(depth=4)), window=2, blocks=range(0, 3, 2))
     once.load_state_dict(model.state_dict())
     vil.patch_attention(once, window=3, blocks=[2])
     images = torch.randn(1, 3, 96, 96)
     assert torch.equal(once(images), model(images))
 
 
-def test_copies_stand_on_their_own():
-    model = patched(living(MODELS["any size"]()), window=2)
+def test_copies_are_independent():
+    model = patched(randomize(MODELS["any size"]()), window=2)
     wide, high = torch.randn(1, 3, 48, 96), torch.randn(1, 3, 96, 48)
     want = model(wide)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -253,22 +252,24 @@ def step(model: nn.Module, *batches: Tensor) -> dict[str, Tensor]:
     return gradients(model, sum(model(images).square().sum() for images in batches))
 
 
-def test_gradient_checkpointing_finds_the_grid_of_each_pass():
-    model = patched(living(MODELS["any size"]()), window=2).train()
+def test_gradient_checkpointing_uses_the_grid_of_each_pass():
+    model = patched(randomize(MODELS["any size"]()), window=2).train()
     again = copy.deepcopy(model)
     again.set_grad_checkpointing()
     wide, small = torch.randn(1, 3, 48, 96), torch.randn(1, 3, 32, 48)
     want, got = step(model, wide, small), step(again, wide, small)
     assert all(torch.equal(want[name], got[name]) for name in want)
-    with pytest.raises(CheckpointError, match="metadata"):  # turned grids: never a wrong gradient
+    with pytest.raises(
+        CheckpointError, match="metadata"
+    ):  # transposed grids: an error, not a wrong gradient
         step(again, wide, wide.mT)
 
 
-def test_random_shift_follows_the_step_and_repeats_when_recomputed():
-    model = patched(living(vit()), window=2, mode=1)
-    images, nine = torch.randn(1, 3, 96, 96), patched(living(vit()), window=2)
+def test_random_shift_depends_on_the_step_and_repeats_on_recomputation():
+    model = patched(randomize(vit()), window=2, mode=1)
+    images, nine = torch.randn(1, 3, 96, 96), patched(randomize(vit()), window=2)
     model.load_state_dict(nine.state_dict())
-    assert torch.equal(model(images), nine(images))  # evaluation sees all nine chunks
+    assert torch.equal(model(images), nine(images))  # evaluation attends to all nine chunks
     model.train()
     with pytest.raises(RuntimeError, match="set_progress"):
         model(images)
@@ -285,7 +286,7 @@ def test_random_shift_follows_the_step_and_repeats_when_recomputed():
 
 
 def test_dropout_and_settings_are_kept():
-    model = living(vit(attn_drop_rate=0.5, proj_drop_rate=0.5))
+    model = randomize(vit(attn_drop_rate=0.5, proj_drop_rate=0.5))
     model.blocks[0].attn.scale = 0.1
     other = patched(model, window=6)
     attn = other.blocks[0].attn
@@ -293,16 +294,16 @@ def test_dropout_and_settings_are_kept():
     tokens = torch.randn(1, 37, 32)
     attn.proj_drop.p = 0.0
     attn.train()
-    assert not torch.equal(attn(tokens), attn(tokens))  # that of the weights alone
+    assert not torch.equal(attn(tokens), attn(tokens))  # attention dropout only
     attn.eval()
     plain = model.blocks[0].attn
-    plain.fused_attn = False  # the fused one knows no other scale
+    plain.fused_attn = False  # fused attention ignores scale
     assert torch.allclose(attn(tokens), plain(tokens), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["normed q, k and rows", "rotary, few keys"])
 def test_half_precision(kind):
-    model = living(MODELS[kind]())
+    model = randomize(MODELS[kind]())
     other, images = patched(model, window=9), torch.randn(2, 3, 96, 96)
     exact = model(images)
     with torch.autocast("cpu", torch.bfloat16):
@@ -313,8 +314,8 @@ def test_half_precision(kind):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["any size", "rotary, registers"])
-def test_torch_compile_makes_one_graph(kind):
-    model = patched(living(MODELS[kind]()), window=2)
+def test_torch_compile_gives_one_graph(kind):
+    model = patched(randomize(MODELS[kind]()), window=2)
     images = torch.randn(1, 3, 96, 96)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     want, got = model(images), compiled(images)
@@ -324,8 +325,8 @@ def test_torch_compile_makes_one_graph(kind):
 
 
 @pytest.mark.slow
-def test_torch_export_with_open_sizes():
-    model = patched(living(MODELS["any size"]()), window=2)
+def test_torch_export_with_dynamic_sizes():
+    model = patched(randomize(MODELS["any size"]()), window=2)
     any_size = torch.export.Dim.AUTO
     exported = torch.export.export(
         model,
@@ -333,12 +334,12 @@ def test_torch_export_with_open_sizes():
         dynamic_shapes=({0: any_size, 2: any_size, 3: any_size},),
     )
     images = torch.randn(5, 3, 48, 112)
-    want = copy.deepcopy(model)(images)  # a copy of what was exported: no open size stays in it
+    want = copy.deepcopy(model)(images)  # copied after export: no symbolic size remains
     assert torch.allclose(exported.module()(images), want, atol=1e-5)
     assert pickle.dumps(model)
 
 
-def test_what_walks_over_our_attentions_finds_them():
+def test_utilities_find_patched_attentions():
     model = vil.patch_attention(vit(), window=2, backend="gathered")
     found = [m for m in model.modules() if isinstance(m, LongformerAttention)]
     assert len(found) == 2
@@ -346,9 +347,9 @@ def test_what_walks_over_our_attentions_finds_them():
         assert words in repr(model.blocks[0].attn)
 
 
-REFUSED = {
+ERRORS = {
     "no transformer": (partial(timm.create_model, "test_resnet"), {}, "ResNet.*no blocks"),
-    "no module": (lambda: "vit", {}, "'vit', which is no module"),
+    "no module": (lambda: "vit", {}, "'vit', which is not a module"),
     "ours": (partial(vil.get_model, "vil_tiny", img_size=32), {}, "MsViT: it has no blocks"),
     "wrapped": (lambda: nn.Sequential(vit()), {}, r"its 0 \(VisionTransformer\) has: patch that"),
     "swin": (
@@ -366,8 +367,8 @@ REFUSED = {
         {}, r"blocks.0 \(ParallelScalingBlock\) holds none of",
     ),
     "dropped patches": (partial(vit, patch_drop_rate=0.5), {}, "patch_drop_rate 0.5"),
-    "no window": (vit, dict(window=0), "window must be a whole number from 1 on, got 0"),
-    "half a window": (vit, dict(window=3.5), "whole number from 1 on, got 3.5"),
+    "no window": (vit, dict(window=0), "window must be an integer of at least 1, got 0"),
+    "half a window": (vit, dict(window=3.5), "integer of at least 1, got 3.5"),
     "a misspelt name": (vit, dict(attention="longfomer"), "did you mean 'longformer'"),
     "one with weights": (vit, dict(attention="linformer"), "choices: longformer, global, full"),
     "a misspelt argument": (vit, dict(windows=7), "argument of longformer.*did you mean 'window'"),
@@ -384,9 +385,9 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_is_said_in_a_line_and_left_as_it_was(case):
-    make, words, message = REFUSED[case]
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_are_one_line_and_leave_the_model_unchanged(case):
+    make, words, message = ERRORS[case]
     model = make()
     before = repr(model)
     with pytest.raises(ValueError, match=message) as error:
@@ -397,11 +398,11 @@ def test_what_is_refused_is_said_in_a_line_and_left_as_it_was(case):
         assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_a_mask_and_tokens_off_the_grid_are_refused():
+def test_masks_and_tokens_off_the_grid_raise():
     model = vil.patch_attention(vit(), window=2)
     with pytest.raises(ValueError, match="takes neither attn_mask nor is_causal"):
         model(torch.randn(1, 3, 96, 96), attn_mask=torch.ones(37, 37, dtype=torch.bool))
-    with pytest.raises(ValueError, match="29 patch tokens are no grid of 6x6"):
+    with pytest.raises(ValueError, match="29 patch tokens do not form a grid of 6x6"):
         model.blocks[0](torch.randn(1, 30, 32))
 
 
@@ -409,5 +410,5 @@ def test_the_page_runs(capsys):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
     names: dict = {}
-    for block in blocks:  # each goes on where the one before ended
+    for block in blocks:  # each continues the previous one
         exec(compile(block, str(PAGE), "exec"), names)

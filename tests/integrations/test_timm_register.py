@@ -1,4 +1,4 @@
-"""Our models through timm: what its own tests (tests/timm_suite) do not ask."""
+"""vil's models in timm: what timm's own tests (tests/timm_suite) do not cover."""
 
 import pytest
 import timm
@@ -10,7 +10,8 @@ from torch.testing import assert_close
 import vil
 import vil.integrations.timm_register  # noqa: F401 - registers them
 from vil.models.registry import ARCHS
-from vil.pretrained.convert_2021 import original_names
+from vil.models.vision_longformer import MsViT
+from vil.pretrained.convert_2021 import get_2021_names
 from vil.utils.errors import CheckpointError
 
 
@@ -20,20 +21,23 @@ def create(name="vil_tiny_rpb", **settings) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", ARCHS)
-def test_logits_and_parameters_are_those_of_our_own_model(name):
-    theirs = create(name, num_classes=5, img_size=64)
-    torch.manual_seed(0)
-    ours = vil.get_model(name, num_classes=5, img_size=64).eval()
-    for a, b in zip(ours.state_dict().items(), theirs.state_dict().items(), strict=True):
+def test_timm_builds_the_same_model(name):
+    models = []
+    for build in (vil.get_model, timm.create_model):
+        torch.manual_seed(0)
+        models.append(build(name, num_classes=5, img_size=64).eval())
+    model, from_timm = models
+    assert type(from_timm) is type(model) is MsViT
+    for a, b in zip(model.state_dict().items(), from_timm.state_dict().items(), strict=True):
         assert a[0] == b[0]
         assert torch.equal(a[1], b[1])
     x = torch.randn(2, 3, 64, 64)
-    assert_close(theirs(x), ours(x))
+    assert torch.equal(from_timm(x), model(x))
 
 
 @pytest.mark.parametrize("name", ["vil_tiny", "vil_tiny_rpb"])
 @pytest.mark.parametrize("size", [(64, 96), (97, 50), (32, 33)])
-def test_sizes_that_are_no_squares_and_no_multiples(name, size):
+def test_rectangular_sizes_that_are_not_multiples_of_the_stride(name, size):
     model = create(name, num_classes=3)
     x = torch.randn(1, 3, *size)
     features = model.forward_features(x)
@@ -53,8 +57,6 @@ def test_maps_of_chosen_stages(indices):
     assert [64 // m.shape[2] for m in maps] == backbone.feature_info.reduction()
     for found, map_ in zip(maps, wanted, strict=True):
         assert_close(found, map_)
-    for map_, stage in zip(model.forward_stages(x), model.forward_intermediates(x)[1]):
-        assert_close(map_, stage)
 
 
 def test_layouts_and_norm_of_maps():
@@ -84,7 +86,7 @@ def test_pools(pool):
         model.reset_classifier(4, "token")
 
 
-def test_features_of_a_model_that_ends_with_a_global_token_are_tokens():
+def test_features_are_tokens_if_the_last_stage_has_a_global_token():
     model, x = create("vil_nano"), torch.randn(2, 3, 64, 64)
     features = model.forward_features(x)
     assert features.shape == (2, 1 + 16, 128)
@@ -94,8 +96,8 @@ def test_features_of_a_model_that_ends_with_a_global_token_are_tokens():
 
 
 @pytest.mark.parametrize("name", ["vil_tiny", "vil_tiny_rpb"])
-def test_another_input_size_for_good(name):
-    """The same numbers as resizing in each forward pass, and a model made for that size."""
+def test_set_input_size(name):
+    """Equals resizing in each forward pass, and has the shapes of a model built for the size."""
     model, x = create(name, img_size=64), torch.randn(1, 3, 96, 64)
     wanted = model(x)
     model.stages[0].requires_grad_(False)
@@ -108,15 +110,15 @@ def test_another_input_size_for_good(name):
     assert model.settings["img_size"] == (96, 64)
 
 
-def test_linformer_for_another_size():
+def test_set_input_size_of_linformer():
     model, x = create("vil_tiny", attention="linformer", img_size=64), torch.randn(1, 3, 96, 96)
     wanted = model(x)
     model.set_input_size(96)
     assert_close(model(x), wanted)
 
 
-def test_layers_for_learning_rates_that_decay():
-    """timm numbers them as we do: embeddings with the first block of their stage."""
+def test_layers_for_layer_wise_learning_rate_decay():
+    """timm's layers agree with `layer_of`: embeddings belong to the first block of their stage."""
     model = create()
     groups = param_groups_layer_decay(model, 0.05, model.no_weight_decay(), layer_decay=0.5)
     ids = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
@@ -132,10 +134,10 @@ def test_layers_for_learning_rates_that_decay():
 @pytest.mark.parametrize(
     "wrap", [dict, lambda s: {"net": {f"module.{k}": v for k, v in s.items()}}], ids=["bare", "net"]
 )
-def test_the_reference_s_files_through_timm(tmp_path, wrap):
-    """Names, another size, another first layer and another head."""
+def test_2021_files_load_through_timm(tmp_path, wrap):
+    """With other names, image size, input channels and classes."""
     source = vil.get_model("vil_tiny", img_size=64)
-    names = original_names(source)
+    names = get_2021_names(source)
     torch.save(
         wrap({names[k]: v for k, v in source.state_dict().items()}), tmp_path / "model_best.pth"
     )
@@ -150,7 +152,7 @@ def test_the_reference_s_files_through_timm(tmp_path, wrap):
         other.stages[0].embed.proj.weight, source.stages[0].embed.proj.weight.sum(1, keepdim=True)
     )
     backbone = create("vil_tiny", pretrained=True, img_size=64, features_only=True, **overlay)
-    assert_close(backbone(x)[2], source.forward_stages(x)[2])
+    assert_close(backbone(x)[2], source.forward_intermediates(x, intermediates_only=True)[2])
 
 
 def test_shipped_and_published_weights(monkeypatch, tmp_path):
@@ -165,7 +167,7 @@ def test_shipped_and_published_weights(monkeypatch, tmp_path):
     assert (cfg.input_size, cfg.crop_pct, cfg.num_classes) == ((3, 384, 384), 0.922, 1000)
     assert timm.get_pretrained_cfg("vil_medium_deep").tag == "in22k_ft_in1k_384"
     wide = create("vil_medium_wide.in22k_ft_in1k_384", num_classes=0)
-    assert [spec.feature for spec in wide.specs] == [8, 12, 7, 7]
+    assert [spec.attn_size for spec in wide.specs] == [8, 12, 7, 7]
     assert wide.settings["img_size"] == (384, 384)
     monkeypatch.setattr("vil.pretrained.catalog.STORAGE", "https://localhost:1")
     with pytest.raises(CheckpointError, match=r"vil convert .*pretrained_cfg_overlay=dict") as said:
@@ -175,8 +177,8 @@ def test_shipped_and_published_weights(monkeypatch, tmp_path):
         create("vil_base_wide_rpb", pretrained=True)
 
 
-def test_another_model_s_download_of_the_same_name_is_not_taken_for_ours(monkeypatch, tmp_path):
-    """timm keeps downloads by the last part of their address, and ours all end alike."""
+def test_a_cached_file_of_another_model_is_not_loaded(monkeypatch, tmp_path):
+    """timm caches downloads by file name, and all published files have the same name."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     kept = tmp_path / "hub/checkpoints/model_best.pth"
     kept.parent.mkdir(parents=True)
@@ -193,7 +195,7 @@ def test_another_model_s_download_of_the_same_name_is_not_taken_for_ours(monkeyp
         ("vil_nano", {}),
     ],
 )
-def test_a_folder_of_ours_is_one_of_timm_s(tmp_path, name, settings):
+def test_timm_loads_folders_of_save_pretrained(tmp_path, name, settings):
     model = vil.get_model(name, **{"img_size": 64, "num_classes": 3, **settings}).eval()
     vil.save_pretrained(model, tmp_path, transform={"mean": (0.1, 0.2, 0.3)})
     found = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
@@ -202,7 +204,7 @@ def test_a_folder_of_ours_is_one_of_timm_s(tmp_path, name, settings):
     assert list(found.pretrained_cfg["mean"]) == [0.1, 0.2, 0.3]
 
 
-def test_gradient_checkpointing_repeats_the_gradients():
+def test_gradient_checkpointing_keeps_gradients():
     model, x = create(num_classes=3).train(), torch.randn(1, 3, 64, 64)
     gradients = []
     for enabled in (False, True):
@@ -215,8 +217,8 @@ def test_gradient_checkpointing_repeats_the_gradients():
 
 
 @pytest.mark.parametrize("size", [(64, 64), (96, 64), (160, 128)])
-def test_a_u_net_of_somebody_else_trains_a_step(size):
-    """segmentation_models_pytorch takes any model of timm's as its encoder."""
+def test_an_external_u_net_trains_a_step(size):
+    """segmentation_models_pytorch takes any timm model as encoder."""
     smp = pytest.importorskip("segmentation_models_pytorch")
     net = smp.Unet("tu-vil_tiny_rpb", encoder_weights=None, classes=2)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
@@ -231,7 +233,7 @@ def test_a_u_net_of_somebody_else_trains_a_step(size):
 
 
 @pytest.mark.parametrize("pool", ["avg", "token"])
-def test_a_model_of_timm_s_protocol_in_a_folder(tmp_path, pool):
+def test_save_pretrained_of_timm_s_models(tmp_path, pool):
     model = create("vil_nano", num_classes=3)
     model.reset_classifier(3, pool)
     vil.save_pretrained(model, tmp_path)
@@ -248,17 +250,17 @@ def test_a_model_of_timm_s_protocol_in_a_folder(tmp_path, pool):
 @pytest.mark.parametrize("windows", [7, (7, 7, 7, 7)])
 def test_windows_of_all_stages_or_of_each(windows):
     model = create(windows=windows)
-    assert [spec.feature for spec in model.specs] == [7] * 4
+    assert [spec.attn_size for spec in model.specs] == [7] * 4
 
 
-def test_windows_for_other_stages_are_refused():
+def test_wrong_numbers_of_windows_raise():
     with pytest.raises(ValueError, match="has 4 stages, but there are 2 windows"):
         create(windows=(7, 7))
 
 
 @pytest.fixture
 def three(tmp_path):
-    """A model of three classes, and its folder."""
+    """A model with three classes, and its folder."""
     torch.manual_seed(1)
     model = vil.get_model("vil_nano", img_size=64, num_classes=3).eval()
     vil.save_pretrained(model, tmp_path / "three")
@@ -270,8 +272,8 @@ def from_file(file, **settings):
     return create("vil_nano", pretrained=True, pretrained_cfg_overlay=overlay, **settings)
 
 
-def test_a_file_s_head_is_kept_for_its_classes(three):
-    """timm would compare with the classes of the named weights."""
+def test_the_head_of_a_file_is_kept_if_the_classes_match(three):
+    """timm itself would compare with the classes of the published weights."""
     model, folder = three
     x = torch.randn(1, 3, 64, 64)
     for settings in ({}, {"num_classes": 3}):
@@ -279,7 +281,7 @@ def test_a_file_s_head_is_kept_for_its_classes(three):
     assert from_file(folder / "model.safetensors", num_classes=5)(x).shape == (1, 5)
 
 
-def test_damage_is_found_in_files_and_folders(three):
+def test_damaged_files_and_folders_raise(three):
     _, folder = three
     file = folder / "model.safetensors"
     data = bytearray(file.read_bytes())
@@ -291,6 +293,6 @@ def test_damage_is_found_in_files_and_folders(three):
         create(f"local-dir:{folder}", pretrained=True)
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_a_missing_file_is_named_in_the_error(tmp_path):
     with pytest.raises(CheckpointError, match="gone"):
         from_file(tmp_path / "gone.safetensors")

@@ -20,7 +20,7 @@ from vil.layers.attention import (
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 from vil.ops import BACKENDS, Case, Window
-from vil.pretrained.load_weights import load_original
+from vil.pretrained.load_weights import load_2021_weights
 
 CASES = sorted(path.stem for path in GOLDEN.glob("*.safetensors") if "model_" not in path.stem)
 OWN = {  # the required arguments of each attention
@@ -85,7 +85,7 @@ def accepted(name: str) -> list[str]:
 def test_outputs_and_gradients_of_the_reference(name, backend):
     meta, tensors, params, grads = read(name)
     module = build(meta, backend).double().train(meta.get("training", False))
-    load_original(module, params)
+    load_2021_weights(module, params)
     if meta.get("mode", 0) > 0:
         step_with_mode(module, meta["mode"])
     x = tensors["x"].requires_grad_()

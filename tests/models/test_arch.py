@@ -1,4 +1,4 @@
-"""The architecture grammar and the attention of each block: parsing, formatting, and refusals."""
+"""The architecture grammar and the attention of each block: parsing, formatting, errors."""
 
 import pytest
 from hypothesis import given, settings
@@ -18,14 +18,14 @@ def stages(draw) -> StageSpec:
         attention=tuple(draw(st.lists(st.sampled_from(list(ATTENTIONS)), max_size=5))),
         num_global=draw(st.integers(0, 3)),
         patch=draw(st.integers(1, 4)),
-        feature=draw(st.integers(1, 300)),
+        attn_size=draw(st.integers(1, 300)),
         absolute=draw(st.booleans()),
     )
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(stages(), min_size=1, max_size=5))
-def test_any_stages_survive_a_round_trip(specs):
+def test_stages_round_trip(specs):
     assert parse_arch(format_arch(specs), format_attention(specs)) == specs
 
 
@@ -33,14 +33,14 @@ def test_any_stages_survive_a_round_trip(specs):
     "attention",
     ["longformer", "longformer,full", "linformer/longformer,full", "full,full,global/performer"],
 )
-def test_attention_strings_are_as_short_as_written(attention):
+def test_attention_strings_stay_short(attention):
     arch = "l1,n6_l2,n2_l3,n4"
     specs = parse_arch(arch, attention)
     assert format_attention(specs) == attention
     assert parse_arch(format_arch(specs), format_attention(specs)) == specs
 
 
-def test_names_are_taken_in_turn_and_the_last_part_counts_for_the_rest():
+def test_blocks_cycle_through_names_and_the_last_part_holds_for_later_stages():
     specs = parse_arch("l1,n1_l2,n3_l3,n2,s0_l4,n2", "linformer/longformer,full")
     assert [spec.attention for spec in specs] == [
         ("linformer",),
@@ -59,19 +59,19 @@ def test_names_are_taken_in_turn_and_the_last_part_counts_for_the_rest():
         ("full/full/global", r"part 3 \('global'\) has no stage, ARCH has 2"),
     ],
 )
-def test_malformed_attention_strings_are_refused(attention, message):
+def test_malformed_attention_strings_raise(attention, message):
     with pytest.raises(ValueError, match=message):
         parse_arch("l1_l2", attention)
 
 
 @pytest.mark.defect("B5")
-def test_full_attention_in_one_stage_does_not_stick():
+def test_full_attention_in_one_stage_does_not_affect_the_next():
     stages = parse_arch("l1,s1_l2,s0_l3,s1", "longformer")
     assert [stage.attention for stage in stages] == [("longformer",), ("full",), ("longformer",)]
 
 
 @pytest.mark.parametrize("name", ARCHS)
-def test_architectures_survive_a_round_trip(name):
+def test_named_architectures_round_trip(name):
     assert format_arch(parse_arch(ARCHS[name])) == ARCHS[name]
 
 
@@ -80,14 +80,14 @@ def test_architectures_survive_a_round_trip(name):
     [
         ("l1,h3,d96,z4", r"stage 1 \('l1,h3,d96,z4'\): unknown letter 'z' \(letters: l number"),
         ("l1,h3,d97", "3 heads .letter h. do not divide the width 97"),
-        ("l1_l3", "the letter l says 3, but it is stage 2"),
-        ("l1,h3,h3", "'h' stands twice"),
+        ("l1_l3", "the letter l is 3, but this is stage 2"),
+        ("l1,h3,h3", "'h' appears twice"),
         ("l1,d", "'d' is not a letter followed by a number"),
         ("", "'' is not a letter"),
         ("l1,p0", r"p \(patch side\) must be at least 1"),
         ("l1,d9.5", "'d9.5' is not"),
     ],
 )
-def test_malformed_architectures_are_refused(arch, message):
+def test_malformed_architectures_raise(arch, message):
     with pytest.raises(ValueError, match=message):
         parse_arch(arch)

@@ -1,5 +1,4 @@
-"""The weights that are shown are those the module attends with: times the values and projected,
-they are its output."""
+"""Attention maps are the module's weights: times the values and projected, they give its output."""
 
 import pytest
 import torch
@@ -36,8 +35,8 @@ CASES = {
 }  # fmt: skip
 
 
-def drawn(name, grid, num_global, own, made_for=None):
-    """A module in float64 with parameters of some size, and tokens of two images."""
+def random_module(name, grid, num_global, own, made_for=None):
+    """Return a module in float64 with large parameters, and tokens of two images."""
     torch.manual_seed(0)
     rel_pos = ATTENTIONS.load(name).has_relative_bias
     module = build_attention(
@@ -52,7 +51,7 @@ def drawn(name, grid, num_global, own, made_for=None):
 
 
 def values(module, x, grid, valid, of_globals):
-    """(B, N, keys, D), from the module's own projections."""
+    """Return the values (B, N, keys, D) by the module's projections."""
     if hasattr(module, "qkv"):
         return module.split_parts(module.qkv(x), 3)[2]
     if hasattr(module, "proj_sr"):
@@ -65,7 +64,7 @@ def values(module, x, grid, valid, of_globals):
 
 
 def projected(module, x, grid, valid, found):
-    """The module's output, made from the weights."""
+    """Return the module's output, computed from the weights."""
     rows = []
     for of_globals, cut in (
         (True, slice(module.num_global)),
@@ -77,11 +76,11 @@ def projected(module, x, grid, valid, found):
     return torch.cat(rows, dim=1)
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("case", CASES)
 def test_weights_times_values_are_the_output(case, padded):
     name, grid, num_global, own = CASES[case]
-    module, x = drawn(name, grid, num_global, own)
+    module, x = random_module(name, grid, num_global, own)
     valid = torch.minimum(VALID, torch.tensor(grid)) if padded else None
     with torch.no_grad():
         found = token_weights(module, x, grid, valid_hw=valid)
@@ -90,23 +89,23 @@ def test_weights_times_values_are_the_output(case, padded):
         )
     assert (found.weights >= 0).all()
     sums = found.weights.sum(-1)
-    if num_global == 0 and padded:  # a token of padding may see nothing at all
+    if num_global == 0 and padded:  # a padding token may attend to nothing
         assert ((sums - 1).abs().lt(1e-9) | sums.eq(0)).all()
     else:
         torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-9)
 
 
-def test_full_attention_on_another_grid_than_its_table_s():
-    module, x = drawn("full", (5, 8), 1, {}, made_for=(4, 4))
+def test_full_attention_with_a_resized_table():
+    module, x = random_module("full", (5, 8), 1, {}, made_for=(4, 4))
     with torch.no_grad():
         found = token_weights(module, x, (5, 8))
         torch.testing.assert_close(projected(module, x, (5, 8), None, found), module(x, (5, 8)))
 
 
 @pytest.mark.parametrize("exact", [1, 0, -1])
-def test_a_token_has_weights_in_its_window_only(exact):
+def test_weights_are_zero_outside_the_window(exact):
     grid = (7, 11)
-    module, x = drawn("longformer", grid, 1, {"sw_exact": exact})
+    module, x = random_module("longformer", grid, 1, {"sw_exact": exact})
     found = token_weights(module, x, grid, [1 + 2 * 11 + 9]).weights[0, 0, 0]
     window = Window.from_mode(grid, 3, exact)
     seen = {(row, col) for row, col, _ in attended_keys(window, 2, 9)}
@@ -114,30 +113,30 @@ def test_a_token_has_weights_in_its_window_only(exact):
     assert len(seen) < 77
 
 
-def test_random_shift_is_shown_as_evaluation_has_it():
+def test_random_shift_gives_the_weights_of_evaluation():
     shifted, plain = (
-        token_weights(*drawn("longformer", (7, 11), 1, {"mode": mode}), (7, 11), [40])
+        token_weights(*random_module("longformer", (7, 11), 1, {"mode": mode}), (7, 11), [40])
         for mode in (1, 0)
     )
     assert shifted.weights.equal(plain.weights)
 
 
-def test_only_the_queries_asked_for_in_their_order():
-    module, x = drawn("longformer", (5, 8), 2, {})
-    whole = token_weights(module, x, (5, 8)).weights
+def test_chosen_queries_keep_their_order():
+    module, x = random_module("longformer", (5, 8), 2, {})
+    full = token_weights(module, x, (5, 8)).weights
     some = token_weights(module, x, (5, 8), [17, 1, 3]).weights
-    torch.testing.assert_close(some, whole[:, :, [17, 1, 3]])
+    torch.testing.assert_close(some, full[:, :, [17, 1, 3]])
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_every_attention_has_a_map_or_a_reason(name):
+def test_every_attention_has_a_map_or_a_reason_against_it(name):
     cls = ATTENTIONS.load(name)
     assert cls.attention_weights is not Attention.attention_weights
     if issubclass(cls, GlobalLocalAttention):
         assert cls.local_weights is not GlobalLocalAttention.local_weights
 
 
-# A whole model
+# Full models
 
 
 @pytest.fixture(scope="module")
@@ -147,23 +146,23 @@ def model():
     return MsViT(parse_arch(arch, "longformer"), img_size=36, num_classes=3).eval()
 
 
-def test_the_weights_are_of_what_the_block_is_given(model):
-    """Other tokens than those of the embedding: the block before has changed them."""
-    images, met = torch.randn(2, 3, 36, 52), []
+def test_weights_are_of_the_block_s_input(model):
+    """Not of the embedding: the previous block changes the tokens."""
+    images, calls = torch.randn(2, 3, 36, 52), []
     attn = model.stages[0].blocks[1].attn
-    hook = attn.register_forward_hook(lambda _, given, out: met.append((given, out)))
+    hook = attn.register_forward_hook(lambda _, arguments, out: calls.append((arguments, out)))
     with torch.no_grad():
         model(images)
         hook.remove()
         found = attention_maps(model, images, 0, 1)
-        (x, grid, valid), out = met[0]
+        (x, grid, valid), out = calls[0]
         torch.testing.assert_close(projected(attn, x, grid, valid, found), out)
     assert found.grid == found.cells == (9, 13)
     assert found.weights.shape == (2, 3, 2 + 9 * 13, 2 + 9 * 13)
     assert attention_maps(model, images, -1, -1).grid == (4, 6)
 
 
-def test_padding_of_images_is_that_of_tokens(model):
+def test_padding_tokens_have_no_weight(model):
     images, valid = torch.randn(1, 3, 36, 36), torch.tensor([[20, 36]])
     found = attention_maps(model, images, 0, 0, [2], valid).weights
     assert (found[..., 2 + 5 * 9 :] == 0).all()
@@ -180,13 +179,13 @@ def test_padding_of_images_is_that_of_tokens(model):
         (0, 0, [-1], "no token -1"),
     ],
 )
-def test_what_there_is_not(model, stage, block, queries, message):
+def test_missing_stage_block_or_query_raises(model, stage, block, queries, message):
     with pytest.raises(ValueError, match=message):
         attention_maps(model, torch.zeros(1, 3, 36, 36), stage, block, queries)
 
 
-def test_models_and_attentions_without_maps():
-    with pytest.raises(ValueError, match="Linear has no stages of ours"):
+def test_models_and_attentions_without_maps_raise():
+    with pytest.raises(ValueError, match="Linear is not an MsViT"):
         attention_maps(torch.nn.Linear(2, 2), torch.zeros(1, 3, 8, 8), 0, 0)
     module = build_attention("linformer", dim=4, num_heads=2, num_features=3, grid=(2, 2))
     with pytest.raises(ValueError, match="linformer attention has no map: it attends to mixtures"):

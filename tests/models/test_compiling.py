@@ -1,4 +1,4 @@
-"""torch.compile takes a whole model as one graph, with the backends that were tuned for it."""
+"""torch.compile traces a model as one graph, with the backends that were tuned for it."""
 
 import pytest
 import torch
@@ -11,19 +11,19 @@ from vil.ops.dispatch import CHOICES
 
 @pytest.fixture
 def tuned(monkeypatch):
-    """The backends that are asked for; every second case has been tuned to chunk_autograd."""
-    taken = []
+    """Tune cases to chunk_autograd and blocked alternately. Yields the backends in use."""
+    used = []
 
-    def by_turns(case):
+    def tune_alternately(case):
         if case.bucket() not in CHOICES:
             CHOICES[case.bucket()] = ("chunk_autograd", "blocked")[len(CHOICES) % 2]
-            taken.append(CHOICES[case.bucket()])
+            used.append(CHOICES[case.bucket()])
 
     original = dispatch.tuned
-    monkeypatch.setattr(dispatch, "tuned", lambda case: by_turns(case) or original(case))
-    yield taken
+    monkeypatch.setattr(dispatch, "tuned", lambda case: tune_alternately(case) or original(case))
+    yield used
     CHOICES.clear()
-    assert set(taken) <= set(BACKENDS)
+    assert set(used) <= set(BACKENDS)
 
 
 def small():
@@ -33,12 +33,12 @@ def small():
 
 
 @pytest.mark.long
-def test_a_tuned_model_is_one_graph_and_computes_the_same(tuned, monkeypatch):
+def test_a_tuned_model_compiles_to_one_graph_with_equal_results(tuned, monkeypatch):
     torch.manual_seed(0)
     model, images = small(), torch.randn(2, 3, 48, 48)
     plain = model(images)
     assert set(tuned) == {"chunk_autograd", "blocked"}
-    monkeypatch.undo()  # what was tuned stays, and is all that the compiled model sees
+    monkeypatch.undo()  # the tuned choices stay; the compiled model uses nothing else
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)(images)
     assert torch.equal(plain, compiled)
     weights = list(model.parameters())
@@ -47,7 +47,7 @@ def test_a_tuned_model_is_one_graph_and_computes_the_same(tuned, monkeypatch):
 
 
 @pytest.mark.long
-def test_an_untuned_model_is_one_graph():
+def test_an_untuned_model_compiles_to_one_graph():
     model, images = small().eval(), torch.randn(2, 3, 48, 48)
     with torch.no_grad():
         plain = model(images)

@@ -1,7 +1,7 @@
 """Parameters and multiply-accumulates of the published models.
 
-Published counts of operations leave biases out. Those of performer (6.26, partial 5.52) and global
-attention (6.78, partial 6.3) do not follow from the architectures: a recount stands here.
+Published operation counts exclude biases. Those of performer (6.26, partial 5.52) and global
+attention (6.78, partial 6.3) do not follow from the architectures; the values here are recounted.
 """
 
 import pytest
@@ -72,7 +72,7 @@ BUFFERS = {"performer": 188_416, "partial performer": 40_960}
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_published_counts(name):
-    """Parameters exactly, multiply-accumulates within 0.5 %."""
+    """Parameters are exact, multiply-accumulates within 0.5 %."""
     arch, attention, size, params, published = COUNTS[name]
     own = {"srformer": {"ragged": "drop"}}
     with torch.device("meta"):
@@ -83,7 +83,7 @@ def test_published_counts(name):
         assert sum(model.macs((size, size))) == pytest.approx(published * 1e9, rel=0.005)
 
 
-def test_named_models_are_these():
+def test_vil_swin_tiny_is_the_published_one():
     with torch.device("meta"):
         model = vil.get_model("vil_swin_tiny_rpb")
     assert [len(stage.blocks) for stage in model.stages] == [2, 2, 6, 2]

@@ -1,4 +1,4 @@
-"""MsViT: any image size, padding, checkpointing of activations, export, depths, what is frozen."""
+"""MsViT: image sizes, padding, gradient checkpointing, export, layer depths, frozen stages."""
 
 import re
 
@@ -29,12 +29,12 @@ def test_any_image_size(size):
     x = torch.randn(2, 3, *size)
     assert model(x).shape == (2, 5)
     grids = [(size[0] // p, size[1] // p) for p in (4, 8, 16)]
-    assert [tuple(m.shape) for m in model.forward_stages(x)] == [
+    assert [tuple(m.shape) for m in model.forward_intermediates(x, intermediates_only=True)] == [
         (2, d, *g) for d, g in zip((8, 16, 16), grids)
     ]
 
 
-def test_an_image_smaller_than_its_patches_is_refused():
+def test_an_image_smaller_than_its_patches_raises():
     with pytest.raises(ValueError, match="smaller than the patch"):
         small()(torch.randn(1, 3, 12, 40))
     with pytest.raises(ValueError, match="stage 3 has no token left"):
@@ -43,22 +43,25 @@ def test_an_image_smaller_than_its_patches_is_refused():
 
 @pytest.mark.parametrize("attention", [name for name in ATTENTIONS if name != "linformer"])
 def test_padding_of_a_batch_is_never_attended_to(attention):
-    """Stage maps of an image inside a larger zero-padded one, with `valid`, equal those of the
-    image alone. (Linformer's projections are resized to the larger grid, so not there.)
+    """Maps of a padded image with `valid` equal those of the image alone.
+
+    Not for linformer, whose projections are resized to the larger grid.
     """
-    position = "a0" if attention == "longformer" else "a1"  # on any grid
+    position = "a0" if attention == "longformer" else "a1"  # independent of the grid
     arch = re.sub("a[01]", position, SMALL.replace("s0", "s1").replace("g0", "g1"))
     stages = parse_arch(arch, attention)
     model = MsViT(stages, img_size=64, pos_resize="crop").double().eval()
     x = torch.randn(1, 3, 48, 32, dtype=torch.float64)
     padded = nn.functional.pad(x, (0, 32, 0, 16))
     batch = torch.cat([padded, torch.randn(1, 3, 64, 64, dtype=torch.float64)])
-    maps = model.forward_stages(batch, valid=torch.tensor([[48, 32], [64, 64]]))
-    for found, wanted in zip(maps, model.forward_stages(x)):
+    maps = model.forward_intermediates(
+        batch, intermediates_only=True, valid=torch.tensor([[48, 32], [64, 64]])
+    )
+    for found, wanted in zip(maps, model.forward_intermediates(x, intermediates_only=True)):
         assert torch.allclose(found[:1, :, : wanted.shape[2], : wanted.shape[3]], wanted)
 
 
-def test_gradient_checkpointing_changes_no_gradient_of_a_random_shift_model():
+def test_gradient_checkpointing_keeps_gradients_with_random_shift():
     x, grads = torch.randn(2, 3, 40, 40, dtype=torch.float64), []
     for grad_checkpoint in (False, True):
         model = (
@@ -88,7 +91,7 @@ def test_every_parameter_gets_a_gradient():
 @pytest.mark.defect("B16")
 @pytest.mark.long
 def test_export_with_symbolic_image_size():
-    """One exported program runs at any size: whole chunks, padded ones, resized positions."""
+    """One program runs at any size: full chunks, padded chunks, resized positions."""
     own = {"longformer": {"backend": "gathered"}}
     stages = parse_arch(SMALL.replace("n2", "n1"))
     model = MsViT(stages, img_size=40, num_classes=5, attention_args=own).eval()
@@ -103,7 +106,7 @@ def test_export_with_symbolic_image_size():
 
 @pytest.mark.defect("B13")
 @pytest.mark.parametrize("attention", ["longformer", "full"])
-def test_macs_are_half_the_counted_flops_on_whole_chunks(attention):
+def test_macs_are_half_the_counted_flops_on_full_chunks(attention):
     own = {"longformer": {"backend": "chunk_autograd"}}
     model = vil.get_model("vil_tiny", attention=attention, attention_args=own).eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -111,20 +114,20 @@ def test_macs_are_half_the_counted_flops_on_whole_chunks(attention):
     assert counter.get_total_flops() == 2 * sum(model.macs((224, 224)))
 
 
-def test_shapes_on_the_meta_device():
+def test_forward_on_the_meta_device():
     with torch.device("meta"):
         model = vil.get_model("vil_tiny_rpb")
         assert model(torch.empty(2, 3, 224, 200)).shape == (2, 1000)
 
 
-def test_channels_last_images_give_the_same():
+def test_channels_last_images_give_equal_logits():
     model, x = small().eval(), torch.randn(2, 3, 40, 40)
     wanted = model(x)
     found = model.to(memory_format=torch.channels_last)(x.to(memory_format=torch.channels_last))
     assert torch.allclose(found, wanted, atol=1e-5)
 
 
-def test_what_the_head_reads():
+def test_pooling():
     tokens = torch.arange(12.0).view(1, 3, 4)
     first, mean = tokens[:, 0], tokens.mean(1)
     by_token = SMALL.replace("g0", "g1")
@@ -133,14 +136,14 @@ def test_what_the_head_reads():
     assert torch.equal(small().pool(tokens), mean)  # no global token in the last stage
 
 
-LETTERS = {"longformer": 2, "linformer": 5, "performer": 6, "srformer": 3}
+ATTN_SIZES = {"longformer": 2, "linformer": 5, "performer": 6, "srformer": 3}
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_every_attention_trains_a_step(name):
     torch.manual_seed(0)
     stages = parse_arch(
-        f"l1,h2,d8,n2,g1,p4,f{LETTERS.get(name, 1)},a1_l2,h2,d16,n1,g2,p2,f2,a1", name
+        f"l1,h2,d8,n2,g1,p4,f{ATTN_SIZES.get(name, 1)},a1_l2,h2,d16,n1,g2,p2,f2,a1", name
     )
     model = MsViT(stages, img_size=40, num_classes=5, drop_rate=0.1, drop_path_rate=0.3).train()
     x, target = torch.randn(4, 3, 44, 36), torch.arange(4)
@@ -156,7 +159,7 @@ def test_every_attention_trains_a_step(name):
     assert losses[-1] < losses[0]
 
 
-def test_attentions_without_a_relative_bias_get_positions_and_a_warning(caplog):
+def test_attentions_without_relative_bias_get_absolute_positions_and_a_warning(caplog):
     arch = "l1,h1,d8,n1,g1,p4,f2,a0_l2,h2,d16,n2,g1,p2,f2,a0_l3,h2,d16,n2,s0,g0,p2,a0"
     stages = parse_arch(arch, "longformer/longformer,performer")
     model = MsViT(stages, img_size=40, num_classes=5)
@@ -173,7 +176,7 @@ def test_attentions_without_a_relative_bias_get_positions_and_a_warning(caplog):
     assert model(torch.randn(1, 3, 40, 40)).shape == (1, 5)
 
 
-def test_depth_of_every_parameter():
+def test_layer_of_every_parameter():
     model = small()  # blocks 1, 2, 1
     assert model.num_layers == 5
     wanted = {
@@ -215,3 +218,14 @@ def test_models_by_name():
         vil.get_model("vil_smal")
     model = vil.get_model("vil_tiny", num_classes=7, img_size=96)
     assert model(torch.randn(1, 3, 96, 96)).shape == (1, 7)
+
+
+def test_old_method_names_work_and_warn():
+    model, x = small().eval(), torch.randn(1, 3, 40, 56)
+    with pytest.warns(DeprecationWarning, match="use forward_intermediates"):
+        maps = model.forward_stages(x)
+    for found, wanted in zip(maps, model.forward_intermediates(x)[1], strict=True):
+        assert torch.equal(found, wanted)
+    with pytest.warns(DeprecationWarning, match="use forward_features"):
+        tokens = model.last_tokens(x)
+    assert torch.equal(model.norm(tokens), model.forward_features(x).flatten(2).mT)

@@ -1,7 +1,7 @@
 """Worked numbers of the 2021 reference: logits and gradients of models filled by a formula.
 
-Every parameter is filled from the checksum of its name in the reference, so that these models need
-no weights. Cyclic attention is left out: there the reference let padding be seen.
+Every parameter is filled from the checksum of its name in the reference, so these models need no
+weights. Cyclic attention is excluded: the reference attended to padding there.
 """
 
 import json
@@ -15,7 +15,7 @@ from tests.common.golden import step_with_mode
 from vil.layers.attention.longformer import LongformerAttention
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
-from vil.pretrained.load_weights import original_names
+from vil.pretrained.load_weights import get_2021_names
 
 NUMBERS = json.loads(
     (Path(__file__).parent.parent / "golden" / "worked_numbers.json").read_text(encoding="utf-8")
@@ -36,13 +36,13 @@ def build(row: dict, **own) -> MsViT:
         attention_args={row["attention"]: row["own"] | own},
     )
     state = model.state_dict()
-    for name, original in original_names(model).items():
+    for name, original in get_2021_names(model).items():
         state[name].copy_(filled(original, state[name].shape))
     return model
 
 
 def filled(name: str, shape: torch.Size) -> torch.Tensor:
-    """The values of the parameter or buffer with this name in the reference."""
+    """Return the values of the parameter or buffer with this name in the reference."""
     factor = 1 + zlib.crc32(name.encode()) % 97 / 97
     s = torch.sin(torch.arange(1, shape.numel() + 1, dtype=torch.float64) * factor).view(shape)
     if name.endswith(("norm.weight", "norm_embed.weight")):
@@ -71,7 +71,7 @@ def test_logits_and_gradient_norms(name):
 
 @pytest.mark.parametrize("row", NUMBERS["random_shift"], ids=lambda row: f"mode {row['mode']}")
 def test_logits_with_random_shift(row):
-    """Every layer in training sees its own chunk and the same neighbour."""
+    """In training, every layer attends to the query's chunk and the same neighbor."""
     model = build(ROWS["LF0"], mode=1).train()
     for module in model.modules():
         if isinstance(module, LongformerAttention):

@@ -1,4 +1,4 @@
-"""Trained weights by name: what they say of themselves, and what happens without them."""
+"""Weight enums, weight files and model folders: metadata, downloads, checksums, errors."""
 
 import argparse
 import copy
@@ -15,26 +15,26 @@ from torchvision.models import resnet18
 import vil
 from vil.config import get_config
 from vil.models.vision_longformer import MsViT
-from vil.pretrained.catalog import IMAGENET_CLASSES, SHIPPED, tables
-from vil.pretrained.convert_2021 import original_names
-from vil.pretrained.state_dict_io import read_about, read_weights, write_weights
+from vil.pretrained.catalog import IMAGENET_CLASSES, SHIPPED, load_weight_classes
+from vil.pretrained.convert_2021 import get_2021_names
+from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weights
 from vil.tasks.classification.build import build_eval_transform
 from vil.utils.errors import CheckpointError
 
 ROOT = Path(__file__).parents[2]
-MEMBERS = [weights for kind in tables().values() for weights in kind]
+MEMBERS = [weights for kind in load_weight_classes().values() for weights in kind]
 
 
 @pytest.fixture
 def no_network(monkeypatch, tmp_path):
-    """torch's folder of downloads, empty; and a host that does not answer."""
+    """An empty download folder and an unreachable host."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("vil.pretrained.catalog.STORAGE", "https://localhost:1/none")
 
 
 @pytest.mark.parametrize("weights", MEMBERS, ids=repr)
-def test_what_members_say(weights):
-    """The classes fit the head, the picture the input, and both are those of the recipe."""
+def test_metadata_of_members(weights):
+    """Classes match the head, the transform matches the input, and both match the recipe."""
     cfg, meta = get_config(ROOT / weights.meta["recipe"]), weights.meta
     transform = weights.transforms()
     noise = np.random.RandomState(0).randint(0, 256, (70, 90, 3), np.uint8)
@@ -50,7 +50,7 @@ def test_what_members_say(weights):
     assert vil.get_weight(repr(weights)) is weights
 
 
-def test_the_names_are_torchvision_s():
+def test_names_follow_torchvision():
     assert vil.get_model_weights("vil_tiny") is vil.ViL_Tiny_Weights
     best = vil.ViL_Medium_Deep_Weights.DEFAULT
     assert best is vil.ViL_Medium_Deep_Weights.IMAGENET22K_FT_IMAGENET1K_384_V1
@@ -79,21 +79,21 @@ def test_the_shipped_weights():
     assert vil.get_model("vil_nano", weights=digits).head.out_features == 10
     for file in SHIPPED.glob("*.safetensors"):
         assert file.stat().st_size < 2e6
-        assert read_about(file)["source"]["sha256"]
+        assert read_metadata(file)["source"]["sha256"]
 
 
 @pytest.mark.parametrize("weights", ["DEFAULT", "IMAGENET1K_V1", "ViL_Small_Weights.IMAGENET1K_V1"])
-def test_without_a_network(no_network, weights):
+def test_downloads_without_a_network_raise(no_network, weights):
     with pytest.raises(CheckpointError, match="vil convert FILE OUT.safetensors") as caught:
         vil.get_model("vil_small", weights=weights)
     assert "\n" not in str(caught.value)
     assert "ViL_Small_Weights.IMAGENET1K_V1 cannot be fetched from https://" in str(caught.value)
 
 
-def test_a_download_is_kept_and_read(no_network, tmp_path):
-    """As the authors stored it: {net: {module.<their name>: ...}}."""
+def test_a_download_is_cached_and_loaded(no_network, tmp_path):
+    """In the authors' layout: {net: {module.<2021 name>: ...}}."""
     model = vil.get_model("vil_tiny_rpb")
-    names = original_names(model)
+    names = get_2021_names(model)
     net = {f"module.{names[name]}": value for name, value in model.state_dict().items()}
     kept = tmp_path / "hub/checkpoints/ViL_Tiny_RPB_Weights-IMAGENET1K_V1.pth"
     kept.parent.mkdir(parents=True)
@@ -104,7 +104,7 @@ def test_a_download_is_kept_and_read(no_network, tmp_path):
 
 
 def test_weights_of_a_file(tmp_path):
-    model = vil.get_model("vil_base_wide_rpb", img_size=32, num_classes=2)  # there are no others
+    model = vil.get_model("vil_base_wide_rpb", img_size=32, num_classes=2)  # unpublished
     write_weights(tmp_path / "wide.safetensors", model.state_dict(), {})
     settings = {"img_size": 32, "num_classes": 2}
     vil.get_model("vil_base_wide_rpb", weights=str(tmp_path / "wide.safetensors"), **settings)
@@ -126,8 +126,8 @@ def test_weights_of_a_file(tmp_path):
 # Files
 
 
-def test_a_changed_bit_is_found(tmp_path):
-    """Anywhere among the tensors: the format itself loads such a file without a word."""
+def test_a_flipped_bit_raises(tmp_path):
+    """Anywhere in the tensors: safetensors itself loads such a file silently."""
     file = tmp_path / "x.safetensors"
     write_weights(file, {"a": torch.randn(50), "b": torch.randn(3, 3)}, {"format": 1})
     whole, start = file.read_bytes(), file.stat().st_size - 59 * 4
@@ -140,7 +140,7 @@ def test_a_changed_bit_is_found(tmp_path):
         read_weights(file)
     file.write_bytes(whole)
     assert read_weights(file).keys() == {"a", "b"}
-    assert read_about(file) == {"format": 1}
+    assert read_metadata(file) == {"format": 1}
 
 
 def test_the_shipped_file_is_checked(tmp_path, monkeypatch):
@@ -155,7 +155,7 @@ def test_the_shipped_file_is_checked(tmp_path, monkeypatch):
 
 
 def test_checkpoints_of_other_programs(tmp_path):
-    """Averaged weights first, as from our own; timm's keep their arguments beside; compiled."""
+    """Averaged weights first; timm's store arguments too; compiled models have a prefix."""
     plain, average = {"w": torch.zeros(2)}, {"_orig_mod.w": torch.ones(2)}
     file = tmp_path / "last.pth.tar"
     torch.save(
@@ -169,14 +169,14 @@ def test_checkpoints_of_other_programs(tmp_path):
     assert vil.load_weights(torch.compile(model), {"net": model.state_dict()}).complete
 
 
-def test_another_kind_of_network():
+def test_weights_of_another_network_raise():
     model = vil.get_model("vil_nano")
     with pytest.raises(CheckpointError, match="another architecture, not one name fits") as e:
         vil.load_weights(model, resnet18().state_dict())
     assert "stages.0.embed.cls_token" in str(e.value)
 
 
-def test_a_place_that_cannot_be_written(tmp_path):
+def test_an_unwritable_path_raises(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be written"):
         write_weights(tmp_path / "file/x.safetensors", {"a": torch.ones(1)}, {})
@@ -186,7 +186,7 @@ def test_a_place_that_cannot_be_written(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["vil_tiny", "vil_tiny_rpb", "vil_nano"])
-def test_a_model_in_a_folder(tmp_path, name):
+def test_save_and_load_a_folder(tmp_path, name):
     model = vil.get_model(name, img_size=64, num_classes=3).eval()
     vil.save_pretrained(model, tmp_path / "hub", transform={"mean": [0.5] * 3}, classes=list("abc"))
     assert sorted(p.name for p in (tmp_path / "hub").iterdir()) == [
@@ -203,8 +203,8 @@ def test_a_model_in_a_folder(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["vil_tiny", "vil_tiny_rpb"])
-def test_a_folder_for_another_grid(tmp_path, name):
-    """Turned, too: the tables' lengths are the same, what they mean is not."""
+def test_load_a_folder_for_another_grid(tmp_path, name):
+    """Also transposed: tables have the same length, but another meaning."""
     model = vil.get_model(name, img_size=(64, 128), num_classes=2).eval()
     vil.save_pretrained(model, tmp_path)
     for size in ((128, 64), 160):
@@ -215,7 +215,7 @@ def test_a_folder_for_another_grid(tmp_path, name):
             assert torch.equal(found.state_dict()[key], value), key
 
 
-def test_what_goes_with_weights_goes_with_the_folder(tmp_path):
+def test_folders_keep_transform_and_classes(tmp_path):
     model = vil.get_model("vil_nano", weights="DIGITS")
     (tmp_path / "README.md").write_text("mine")
     vil.save_pretrained(model, tmp_path)
@@ -234,7 +234,7 @@ def test_what_goes_with_weights_goes_with_the_folder(tmp_path):
         vil.save_pretrained(found, tmp_path)
 
 
-def test_names_of_classes_follow_the_rows_of_a_head(tmp_path):
+def test_class_names_follow_the_rows_of_a_head(tmp_path):
     rows = tmp_path / "rows.txt"
     rows.write_text("9 1 8")
     for head, classes in ((f"rows:{rows}", ["9", "1", "8"]), ("new", None)):
@@ -247,18 +247,18 @@ def test_names_of_classes_follow_the_rows_of_a_head(tmp_path):
             assert vil.from_pretrained(tmp_path / "three").notes.get("classes") == classes
 
 
-def test_a_head_that_nobody_wants_is_said_to_be_one():
+def test_a_surplus_head_is_named_in_the_error():
     with pytest.raises(CheckpointError, match="head='new'"):
         vil.get_model("vil_nano", weights="DIGITS", num_classes=0)
 
 
-def test_sixteen_bits_are_scaled_by_the_transform():
+def test_sixteen_bit_images_are_scaled_by_the_transform():
     grey = Image.fromarray(np.full((80, 80), 32768, np.uint16))
     shown = vil.ViL_Nano_Weights.DIGITS.transforms()(grey)
     assert (shown * 0.35 + 0.3).mean() == pytest.approx(0.5, abs=0.01)
 
 
-def test_folders_that_are_none(tmp_path):
+def test_bad_folders_raise(tmp_path):
     cases = {
         "empty": {},
         "text": {"config.json": "no"},
@@ -266,7 +266,7 @@ def test_folders_that_are_none(tmp_path):
         "later": {"config.json": '{"vil": {"format": 99}}'},
         "theirs": {"config.json": '{"architecture": "resnet18"}'},
     }
-    patterns = ["no config.json", "cannot be used", "no description", "later version", "'vil'"]
+    patterns = ["no config.json", "cannot be used", "not the model card", "later version", "'vil'"]
     for (name, files), pattern in zip(cases.items(), patterns):
         (tmp_path / name).mkdir()
         for file, text in files.items():
@@ -275,13 +275,13 @@ def test_folders_that_are_none(tmp_path):
             vil.from_pretrained(tmp_path / name)
         assert "\n" not in str(caught.value)
     torch.save({"a": torch.ones(1)}, tmp_path / "bare.pth")
-    with pytest.raises(CheckpointError, match="does not say what model it is of: vil convert it"):
+    with pytest.raises(CheckpointError, match="does not name its model: run vil convert"):
         vil.from_pretrained(tmp_path / "bare.pth")
     with pytest.raises(ValueError, match=r"transform has mean, .*, not size"):
         vil.save_pretrained(vil.get_model("vil_nano"), tmp_path / "x", transform={"size": 3})
 
 
-def test_a_repository_that_cannot_be_fetched(monkeypatch, tmp_path):
+def test_an_unreachable_repository_raises(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="no folder someone/vil, and the Hub's repository"):

@@ -1,4 +1,4 @@
-"""Weights of other layouts: detectors, other attentions, other numbers of global tokens, sizes."""
+"""Convert weights: detectors, other attentions, numbers of global tokens, sizes; infer models."""
 
 import json
 import math
@@ -13,8 +13,8 @@ import vil
 from vil.models.arch import parse_arch
 from vil.models.registry import ARCHS
 from vil.models.vision_longformer import MsViT
-from vil.pretrained.infer_arch import recognise
-from vil.pretrained.load_weights import load_original, load_weights, original_names
+from vil.pretrained.infer_arch import infer_arch
+from vil.pretrained.load_weights import get_2021_names, load_2021_weights, load_weights
 from vil.utils.errors import CheckpointError
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -23,7 +23,7 @@ ARCH = "l1,h1,d8,n1,s1,g1,p4,f2,a{0}_l2,h2,d16,n2,s{1},g{2},p2,f2,a{0}"
 
 
 def build(absolute=0, sparse=1, num_global=1, attention="longformer", window=2, **settings):
-    """An MsViT drawn from seed 0."""
+    """Build an MsViT from seed 0."""
     torch.manual_seed(0)
     arch = ARCH.format(absolute, sparse, num_global).replace("f2", f"f{window}")
     stages = parse_arch(arch, attention)
@@ -31,14 +31,14 @@ def build(absolute=0, sparse=1, num_global=1, attention="longformer", window=2, 
 
 
 def original(model) -> dict:
-    names = original_names(model)
+    names = get_2021_names(model)
     return {names[name]: value for name, value in model.state_dict().items()}
 
 
 @pytest.mark.defect("B34")
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry["name"])
-def test_files_of_the_detection_code_give_their_backbone(entry):
-    """The layout of detectron2: everything below backbone.bottom_up, beside the heads."""
+def test_files_of_the_detection_code_load_as_backbones(entry):
+    """In detectron2's layout: the backbone under backbone.bottom_up, beside the heads."""
     kind = {"longformerhand": "longformer"}.get(entry["attn_type"], entry["attn_type"])
     kind = "global" if "global" in entry["name"] else kind
     own = {name: {"share_weights": entry["share_w"]} for name in ("longformer", "global")}
@@ -46,7 +46,7 @@ def test_files_of_the_detection_code_give_their_backbone(entry):
     model = MsViT(stages, img_size=entry["image_size"], attention_args=own)
     state = {f"backbone.bottom_up.{k}": torch.full(s, 0.5) for k, s in entry["keys"].items()}
     heads = ["backbone.fpn_lateral2.weight", "proposal_generator.anchor", "roi_heads.box.weight"]
-    report = load_original(model, state | {key: torch.zeros(3) for key in heads})
+    report = load_2021_weights(model, state | {key: torch.zeros(3) for key in heads})
     assert report.complete
     assert set(heads) <= set(report.ignored)
     assert all((value == 0.5).all() for value in model.state_dict().values())
@@ -54,16 +54,16 @@ def test_files_of_the_detection_code_give_their_backbone(entry):
 
 @pytest.mark.parametrize("names", ["ours", "the reference's"])
 @pytest.mark.parametrize("absolute", [0, 1])
-def test_full_attention_and_longformer_have_each_other_s_projections(absolute, names):
-    """Where the window covers the grid they compute the same, but for the bias of positions."""
+def test_projections_convert_between_full_and_longformer(absolute, names):
+    """If the window covers the grid, both give equal results, apart from the relative bias."""
     full, local = build(absolute, 0), build(absolute, 1)
     with torch.no_grad():
         for model in (full, local):
             for name, value in model.named_parameters():
                 if "bias_table" in name or "g2" in name:
-                    value.zero_()  # of another size: resizing changes what it means
+                    value.zero_()  # differs in size: resizing changes its meaning
     state = full.state_dict() if names == "ours" else original(full)
-    with pytest.raises(CheckpointError, match="go into each other by vil convert"):
+    with pytest.raises(CheckpointError, match="vil convert converts between full and longformer"):
         load_weights(local, state)
     report = load_weights(local, state, convert=True)
     assert report.complete
@@ -79,7 +79,7 @@ def test_full_attention_and_longformer_have_each_other_s_projections(absolute, n
             assert torch.equal(back.state_dict()[name], value), name
 
 
-def test_global_tokens_get_projections_of_their_own_from_the_shared_ones():
+def test_shared_projections_are_copied_to_separate_ones():
     shared = build()
     separate = build(attention_args={"longformer": {"share_weights": False}})
     report = load_weights(separate, original(shared), convert=True)
@@ -106,7 +106,7 @@ def test_one_global_token_is_repeated(absolute):
 
 
 def test_extending_keeps_each_distance():
-    """In a larger window tokens see each other as before, and new ones as the nearest known."""
+    """In a larger window, known distances keep their bias and new ones get the nearest known."""
     source, larger, back = build(0), build(0, window=3), build(0)
     load_weights(larger, source.state_dict(), rule="extend")
     load_weights(back, larger.state_dict(), rule="extend")
@@ -122,7 +122,7 @@ def test_extending_keeps_each_distance():
     assert torch.equal(back.state_dict()[name], small)
 
 
-def test_bicubic_is_pytorch_s_antialiased_one():
+def test_bicubic_is_antialiased():
     source, target = build(1), build(1, img_size=64)
     report = load_weights(target, source.state_dict(), rule="bicubic")
     assert len(report.resized) == 4
@@ -141,7 +141,7 @@ def test_bicubic_is_pytorch_s_antialiased_one():
         load_weights(target, source.state_dict(), rule="cubic")
 
 
-def test_tables_are_resized_to_grids_that_are_no_squares():
+def test_tables_are_resized_to_rectangular_grids():
     source, target = build(0, 0), build(0, 0, img_size=(32, 64))
     assert load_weights(target, source.state_dict()).complete
     attn = target.stages[1].blocks[0].attn
@@ -149,7 +149,7 @@ def test_tables_are_resized_to_grids_that_are_no_squares():
 
 
 @pytest.mark.parametrize("name", ARCHS)
-def test_named_models_are_recognised(name):
+def test_named_models_are_inferred(name):
     """With other classes, size and windows, under either names, from either repository; by the
     tensors' names and shapes alone."""
     windows = [6 if "s1" in part else 7 for part in ARCHS[name].split("_")]
@@ -158,24 +158,24 @@ def test_named_models_are_recognised(name):
         model = vil.get_model(name, img_size=96, num_classes=3, windows=windows)
     for state in (model.state_dict(), original(model)):
         with torch.device("meta"):
-            found, other = recognise(state)
+            found, other = infer_arch(state)
         assert found == name
         report = load_weights(other, state)
         assert report.complete
         assert not report.resized
-        assert [s.feature for s in other.specs] == [s.feature for s in model.specs]
+        assert [s.attn_size for s in other.specs] == [s.attn_size for s in model.specs]
     detector = {f"backbone.bottom_up.{k}": v for k, v in original(model).items()}
     with torch.device("meta"):
-        assert recognise(detector)[0] == name
+        assert infer_arch(detector)[0] == name
 
 
-def test_a_detector_of_local_attention_throughout_is_recognised(tmp_path, monkeypatch):
-    """As the published ones: no full attention, no head needed, positions cropped."""
+def test_a_detector_with_local_attention_only_is_inferred(tmp_path, monkeypatch):
+    """Like the published ones: no full attention, no head, cropped positions."""
     monkeypatch.chdir(tmp_path)
     stages = parse_arch(ARCHS["vil_tiny_rpb"].replace("s0", "s1"))
     model = MsViT(stages, img_size=64)
     state = {f"backbone.bottom_up.{k}": v for k, v in original(model).items() if "head" not in k}
-    name, found = recognise(state)
+    name, found = infer_arch(state)
     assert (name, found.settings["num_classes"]) == ("vil_tiny_rpb", 0)
     assert {kind for spec in found.specs for kind in spec.attention} == {"longformer"}
     assert load_weights(found, state).complete
@@ -184,13 +184,16 @@ def test_a_detector_of_local_attention_throughout_is_recognised(tmp_path, monkey
 
     absolute = MsViT(parse_arch(ARCHS["vil_tiny"]), img_size=128, pos_resize="crop").eval()
     state = {f"backbone.bottom_up.{k}": v for k, v in original(absolute).items()}
-    _, found = recognise(state)
+    _, found = infer_arch(state)
     load_weights(found.eval(), state)
     x = torch.randn(1, 3, 64, 64)
-    for ours, wanted in zip(found.forward_stages(x), absolute.forward_stages(x)):
+    for ours, wanted in zip(
+        found.forward_intermediates(x, intermediates_only=True),
+        absolute.forward_intermediates(x, intermediates_only=True),
+    ):
         assert_close(ours, wanted)
 
 
-def test_strangers_are_not_recognised():
+def test_unknown_models_raise():
     with pytest.raises(CheckpointError, match=r"none of the named models; vil_\w+ is the nearest"):
-        recognise(build().state_dict())
+        infer_arch(build().state_dict())

@@ -1,4 +1,4 @@
-"""Loading weights: the reference's files, ours, resizing, heads, and what is refused."""
+"""Load weights: 2021 files, vil files, resizing, heads, errors."""
 
 import copy
 import json
@@ -12,7 +12,12 @@ from tests.common.golden import read
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 from vil.ops import BACKENDS, Case, Window
-from vil.pretrained.load_weights import load_original, load_weights, original_names, read_weights
+from vil.pretrained.load_weights import (
+    get_2021_names,
+    load_2021_weights,
+    load_weights,
+    read_weights,
+)
 from vil.utils.errors import CheckpointError
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -47,11 +52,11 @@ def test_logits_and_gradients_of_the_reference(name, backend):
         attention_args=OWN | {"longformer": {"backend": backend}},
     )
     model = model.double().eval()
-    assert load_original(model, params).complete
+    assert load_2021_weights(model, params).complete
     logits = model(tensors["x"])
     loss = torch.nn.functional.cross_entropy(logits, tensors["target"])
     loss.backward()
-    names = original_names(model)
+    names = get_2021_names(model)
     found = {names[key]: value.grad for key, value in model.named_parameters() if value.numel()}
     wanted = {key: value for key, value in grads.items() if value.numel()}
     assert found.keys() == wanted.keys()
@@ -69,7 +74,7 @@ def test_published_state_dicts_load_strictly(entry):
         parse_arch(entry["arch"], attention), img_size=entry["image_size"], attention_args=own
     )
     state = {key: torch.full(shape, 0.25) for key, shape in entry["keys"].items()}
-    report = load_original(model, state)
+    report = load_2021_weights(model, state)
     assert report.complete
     assert not report.resized
     assert len(report.loaded) + len(report.ignored) == len(entry["keys"])
@@ -84,13 +89,13 @@ def test_decay_groups_of_the_reference():
     for entry in entries:
         stages = parse_arch(entry["arch"], KINDS.get(entry["attn_type"], entry["attn_type"]))
         model = MsViT(stages, img_size=64, num_classes=7)
-        names, kept = original_names(model), model.no_weight_decay()
+        names, kept = get_2021_names(model), model.no_weight_decay()
         parameters = {name for name, p in model.named_parameters() if p.numel()}
         assert {names[name] for name in parameters & kept} == set(entry["no_decay"])
         assert {names[name] for name in parameters - kept} == set(entry["decay"])
 
 
-def test_another_size_and_window_are_resized_and_reported():
+def test_positions_are_resized_and_reported():
     source = build()
     target = build(TWO.replace("f2", "f3"), img_size=48)
     report = load_weights(target, source.state_dict())
@@ -103,7 +108,7 @@ def test_another_size_and_window_are_resized_and_reported():
     assert "(49, 2) -> (121, 2)" in report.resized[-1]
 
 
-def test_embeddings_of_another_size_are_cropped_where_the_model_crops():
+def test_embeddings_are_cropped_if_the_model_crops():
     source, name = build(img_size=48), "stages.0.embed.position.x_pos_embed"
     target = build(img_size=32, pos_resize="crop")
     assert f"{name} (1, 12, 4) -> (1, 8, 4)" in load_weights(target, source.state_dict()).resized
@@ -112,15 +117,15 @@ def test_embeddings_of_another_size_are_cropped_where_the_model_crops():
         load_weights(build(img_size=64, pos_resize="crop"), source.state_dict())
 
 
-def test_linformer_projections_of_another_size():
-    """Resized as a forward pass on another grid has it; a copy of the shared one is ignored."""
+def test_linformer_projections_are_resized():
+    """As in a forward pass on another grid. A copy of the shared projection is ignored."""
     arch = "l1,h1,d8,n1,s1,g{},p8,f3,a1"
     source, target = (
         MsViT(parse_arch(arch.format(2), "linformer"), img_size=size) for size in (24, 40)
     )
-    state = {original_names(source)[key]: value for key, value in source.state_dict().items()}
+    state = {get_2021_names(source)[key]: value for key, value in source.state_dict().items()}
     state["layer1.1.attn.proj_v"] = state["layer1.1.attn.proj_k"].clone()
-    report = load_original(target, state)
+    report = load_2021_weights(target, state)
     assert report.ignored == ["layer1.1.attn.proj_v"]
     assert "layer1.1.attn.proj_k (11, 3) -> (27, 3)" in report.resized
     old, new = source.stages[0].blocks[0].attn, target.stages[0].blocks[0].attn
@@ -128,10 +133,10 @@ def test_linformer_projections_of_another_size():
 
     state["layer1.1.attn.proj_v"] += 1
     with pytest.raises(CheckpointError, match="unexpected: layer1.1.attn.proj_v"):
-        load_original(target, state)
+        load_2021_weights(target, state)
     other = MsViT(parse_arch(arch.format(1), "linformer"), img_size=40)
     with pytest.raises(CheckpointError, match=r"mismatched: layer1.1.attn.proj_k \(11, 3\) -> "):
-        load_original(other, state)
+        load_2021_weights(other, state)
 
 
 @pytest.mark.defect("B11")
@@ -155,7 +160,7 @@ def test_heads_of_another_size(tmp_path):
 
 
 @pytest.mark.defect("B11")
-def test_what_does_not_fit_is_listed_and_nothing_is_loaded():
+def test_mismatches_are_listed_and_nothing_is_loaded():
     model = build()
     before = copy.deepcopy(model.state_dict())
     state = {key: torch.ones_like(value) for key, value in before.items()}
@@ -173,19 +178,19 @@ def test_what_does_not_fit_is_listed_and_nothing_is_loaded():
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-def test_long_lists_are_cut_to_twelve_lines():
+def test_reports_have_at_most_twelve_lines():
     with pytest.raises(CheckpointError) as caught:
         load_weights(build(), {"stranger": torch.ones(1)})
     assert str(caught.value).count("\n  missing: ") <= 12
     assert "more" in str(caught.value)
 
 
-def test_separate_global_weights_are_no_aliases():
-    """A file trained with separate projections must not be taken for one with shared ones."""
+def test_separate_global_weights_are_not_aliases():
+    """Separately trained projections must not load into shared ones."""
     separate = build(attention_args={"longformer": {"share_weights": False}})
-    state = {original_names(separate)[key]: value for key, value in separate.state_dict().items()}
+    state = {get_2021_names(separate)[key]: value for key, value in separate.state_dict().items()}
     with pytest.raises(CheckpointError, match="unexpected: layer1.1.attn.kv_global"):
-        load_original(build(), state)
+        load_2021_weights(build(), state)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +204,7 @@ def test_separate_global_weights_are_no_aliases():
 )
 def test_layouts_of_pt_files(tmp_path, wrap):
     model = build()
-    state = {original_names(model)[key]: value for key, value in model.state_dict().items()}
+    state = {get_2021_names(model)[key]: value for key, value in model.state_dict().items()}
     torch.save(wrap(state), tmp_path / "weights.pth")
     target = build()
     torch.nn.init.ones_(target.head.weight)
@@ -212,7 +217,7 @@ class Trap:
         return (Path.touch, (Path("canary"),))
 
 
-def test_bad_files_are_refused_in_one_line(tmp_path, monkeypatch):
+def test_bad_files_raise_in_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_file({"a": torch.ones(1000)}, "good.safetensors")
     Path("cut.safetensors").write_bytes(Path("good.safetensors").read_bytes()[:900])

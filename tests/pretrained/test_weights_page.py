@@ -1,4 +1,4 @@
-"""What docs/weights.md says of resizing was measured."""
+"""The numbers of resizing in docs/weights.md are those of the benchmark's result."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ ROWS = json.loads((ROOT / "benchmarks/results/resizing-cpu.json").read_text())["
 POSITIONS = ("relative bias", "absolute position")
 
 
-def test_the_figures_of_resizing_are_those_of_the_result():
-    """A line of the table for each size, window and rule, whose cells are the result's."""
+def test_table_matches_the_result():
+    """The table has a row per size, window and rule, with the result's values."""
     found = {(r["size"], r["window"], r["rule"], r["position"]): r for r in ROWS}
     for size, window, rule in {key[:3] for key in found}:
         line = f"| {size} px, {window} | `{rule}` |"
@@ -24,8 +24,8 @@ def test_the_figures_of_resizing_are_those_of_the_result():
         assert f"{before:.2f} with the {position}" in " ".join(PAGE.split())
 
 
-def test_an_epoch_keeps_accuracy_within_a_point_by_the_rule_that_is_advised():
-    """`extend` for images as large as before in other windows, else `linear`."""
+def test_the_recommended_rule_keeps_accuracy_within_a_point():
+    """`extend` for another window on images of the same size, else `linear`."""
     for row in ROWS:
         extends = row["position"] == "relative bias" and row["size"] == 224 and row["window"] != 7
         if row["rule"] == ("extend" if extends else "linear"):

@@ -10,9 +10,9 @@ from PIL import Image
 from vil.report.charts import MOST_POINTS, chart, thinned
 from vil.report.html import Html, document, element, name, table, text
 from vil.report.page import Page, Setting, render
-from vil.report.run_record import Record, metrics
-from vil.tasks.classification.predictions import Answers
-from vil.tasks.classification.report import Evaluated, thumbnail
+from vil.report.run_record import RunRecord, metrics
+from vil.tasks.classification.predictions import Predictions
+from vil.tasks.classification.report import Evaluated, sections_of, thumbnail
 
 HOSTILE = "</td><script>alert(1)</script><img src=x onerror='alert(\"2\")'>&amp;"
 
@@ -94,7 +94,7 @@ def test_thinning_keeps_the_mean_and_the_end():
 
 def test_a_folder_in_any_state(tmp_path):
     """Lines cut short, of other shapes, or with numbers that are none; files that are not there."""
-    empty = Record.read(tmp_path)
+    empty = RunRecord.read(tmp_path)
     assert (empty.status, empty.commands, empty.points) == ({}, [], [])
     good = {"step": 4, "epoch": 1.0, "split": "train", "time": 0.5, "loss": 1.0}
     odd = [
@@ -106,7 +106,7 @@ def test_a_folder_in_any_state(tmp_path):
     (tmp_path / "status.json").write_text("[1]")
     (tmp_path / "command.txt").write_text("# 2026-01-01T00:00:00+00:00\nvil a\n# no\nb\n"
                                           "# 2026-01-02T00:00:00+00:00\nvil c\n")  # fmt: skip
-    record = Record.read(tmp_path)
+    record = RunRecord.read(tmp_path)
     assert record.status == {}
     assert [what for _, what in record.commands] == ["vil a\n# no\nb", "vil c"]
     assert [point["step"] for point in metrics(tmp_path / "metrics.jsonl")] == [4, 6]
@@ -115,7 +115,7 @@ def test_a_folder_in_any_state(tmp_path):
 
 
 def test_a_page_of_nothing(tmp_path):
-    page = render(Page(HOSTILE, Record.read(tmp_path), [], "no model", None, 1.0, "now"))
+    page = render(Page(HOSTILE, RunRecord.read(tmp_path), [], "no model", 1.0, "now", "top1"))
     assert "Nothing is logged yet." in page
     assert HOSTILE in Text(page).said
     assert not [tag for tag, _ in Text(page).tags if tag in ("script", "img")]
@@ -129,14 +129,14 @@ def answers(targets, predicted, probability, loss):
     right = targets == predicted
     whole = np.ones(len(targets), dtype=bool)
     numbers = (np.array(x, dtype=np.float32) for x in (probability, loss))
-    return Answers(np.arange(len(targets)), targets, predicted, right, whole, *numbers, whole)
+    return Predictions(np.arange(len(targets)), targets, predicted, right, whole, *numbers, whole)
 
 
 SOME = answers([0, 0, 1, 1, 2], [0, 1, 1, 0, 0], [0.9, 0.6, 0.8, 0.7, 0.7], [0.1, 2, 0.2, 1, 3])
 
 
 def test_what_stands_out():
-    assert SOME.figures() == {"loss": pytest.approx(1.26), "top1": 40.0, "top5": 100.0, "count": 5}
+    assert SOME.metrics() == {"loss": pytest.approx(1.26), "top1": 40.0, "top5": 100.0, "count": 5}
     assert [part.tolist() for part in SOME.per_class(4)] == [[1, 1, 0, 0], [2, 2, 1, 0]]
     assert SOME.confusion(3).tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 0]]
     assert SOME.mistakes(2) == [(0, 1, 1), (1, 0, 1)]
@@ -157,6 +157,11 @@ def evaluated(found, classes, data):
     return Evaluated("val", "best", found, classes, classes, True, thumbnails)
 
 
+def page_of(folder, title, settings, shown):
+    record, sections = RunRecord.read(folder), sections_of(shown)
+    return Page(title, record, settings, "none", 1.0, "now", "top1", sections=sections)
+
+
 def test_a_page_of_very_many_classes_and_noise(tmp_path):
     """ImageNet's 21,841 classes with the names of a fool: no matrix of all pairs, below 3 MB."""
     rng = np.random.default_rng(0)
@@ -166,7 +171,7 @@ def test_a_page_of_very_many_classes_and_noise(tmp_path):
     classes = ["&<" * 5000] * count
     settings = [Setting(f"KEY.{n}", "<" * 9000, "1") for n in range(30)]
     shown = evaluated(found, classes, thumbnail(noise))
-    page = render(Page("big", Record.read(tmp_path), settings, "none", shown, 1.0, "now"))
+    page = render(page_of(tmp_path, "big", settings, shown))
     assert len(page.encode()) < 3e6
     assert "matrix" not in [a.get("class") for _, a in Text(page).tags]
     assert "the 30 worst and best of" in page
@@ -174,7 +179,7 @@ def test_a_page_of_very_many_classes_and_noise(tmp_path):
 
 def test_a_picture_that_is_gone_leaves_its_place(tmp_path):
     shown = evaluated(SOME, ["a", HOSTILE, "c"], None)
-    page = Text(render(Page("run", Record.read(tmp_path), [], "none", shown, 1.0, "now")))
+    page = Text(render(page_of(tmp_path, "run", [], shown)))
     assert page.said.count("cannot be read any more") == 5
     assert HOSTILE in page.said
     assert "matrix" in [attributes.get("class") for _, attributes in page.tags]

@@ -1,10 +1,10 @@
-"""timm's own tests of models, from its source distribution, over our names.
+"""timm's own tests of models, from its source distribution, for vil's names.
 
-Its file is taken as it is, but for what its authors would add for new models: our module among
-those whose models have forward_intermediates, and vil_nano among those whose features are tokens.
-Not run: torch.jit.script and torch.fx.symbolic_trace, which torch has superseded by torch.compile
-and torch.export, and which cannot follow a choice of backend by the sizes of a tensor; and
-test_model_load_pretrained over the published weights, whose host is gone.
+The test file is unchanged except for what its authors would add for new models: vil's module among
+those with forward_intermediates, and vil_nano among those whose features are tokens.
+Not run: torch.jit.script and torch.fx.symbolic_trace, which torch.compile and torch.export
+supersede and which cannot select a backend by tensor sizes; and test_model_load_pretrained for
+the published weights, whose host is offline.
 """
 
 import re
@@ -30,19 +30,19 @@ TESTS = {
     "test_prune_intermediate_layers_contract": ARCHS,
     "test_model_load_pretrained": ["vil_nano"],
 }
-ADDED = {"FEAT_INTER_FILTERS = [": "'timm_models', ", "NON_STD_FILTERS = [": "'vil_nano*', "}
+ADDED = {"FEAT_INTER_FILTERS = [": "'timm_register', ", "NON_STD_FILTERS = [": "'vil_nano*', "}
 REGISTER = "import vil.integrations.timm_register\n"
 
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory) -> Path:
-    """A folder with timm's test file, of the version that is installed, and a plugin of pytest that
-    registers our models before it is read."""
+    """A folder with the test file of the installed timm, and a pytest plugin that registers vil's
+    models before collection."""
     folder = tmp_path_factory.mktemp("timm")
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "timm"]
     done = subprocess.run([*pip, "--dest", folder, f"timm=={timm.__version__}"])
     if done.returncode:
-        pytest.skip("timm's source distribution cannot be had")
+        pytest.skip("timm's source distribution is not available")
     with tarfile.open(next(folder.glob("timm-*.tar.gz"))) as archive:
         inside = next(n for n in archive.getnames() if n.endswith("/tests/test_models.py"))
         text = archive.extractfile(inside).read().decode()
@@ -80,5 +80,5 @@ def test_each_name_passes(outcomes, test):
     assert set(found) == set(TESTS[test])
 
 
-def test_nothing_else_was_asked(outcomes):
+def test_no_other_tests_ran(outcomes):
     assert set(outcomes) == set(TESTS)

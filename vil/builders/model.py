@@ -28,8 +28,8 @@ from vil.models.vision_longformer import MsViT
 from vil.ops import choose
 from vil.optim import OPTIMIZERS
 from vil.optim.ema import Ema
+from vil.pretrained import state_dict_io
 from vil.pretrained.catalog import get_weight
-from vil.pretrained.state_dict_io import weights_at
 from vil.utils.errors import CheckpointError, ConfigError, as_config_error
 from vil.utils.machine import has_compiler
 
@@ -151,7 +151,7 @@ def find_weights(given: str, data_dir: str) -> Path:
     if path is None:
         raise CheckpointError(f"the run in {given} has no checkpoint yet")
     if path.is_file() or (path / "config.json").is_file():  # a file, a folder of save_pretrained
-        return weights_at(path)
+        return state_dict_io.find_weights(path)
     if reason := find_corruption(path):
         raise CheckpointError(
             f"{path} is damaged, or no checkpoint: {reason}; give the folder of a run, a "

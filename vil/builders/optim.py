@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 
 from vil.config.defaults import KEYS
 from vil.config.own_keys import own_settings
-from vil.integrations.external_models import layer_numbers, undecayed
+from vil.integrations.external_models import find_no_decay_params, number_layers
 from vil.models.vision_longformer import MsViT
 from vil.optim import OPTIMIZERS, SCHEDULES, Schedule, decay_groups
 from vil.optim import build_optimizer as optimizer_by_name
@@ -54,7 +54,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
         model.named_parameters(),
         optim.WD,
         optim.WD0,
-        model.no_weight_decay() if isinstance(model, MsViT) else undecayed(model),
+        model.no_weight_decay() if isinstance(model, MsViT) else find_no_decay_params(model),
         **(_layers(model) if optim.LAYER_DECAY < 1 else {}),
         layer_decay=optim.LAYER_DECAY,
     )
@@ -79,7 +79,7 @@ def _layers(model: nn.Module) -> dict[str, Any]:
     """The depth of each parameter, for layer-wise decay."""
     if hasattr(model, "layer_of"):
         return {"layer_of": model.layer_of, "num_layers": model.num_layers}
-    numbers = layer_numbers(model)
+    numbers = number_layers(model)
     return {"layer_of": numbers.__getitem__, "num_layers": max(numbers.values())}
 
 

@@ -1,6 +1,6 @@
-"""A model as a program of torch.export: with what images it is traced, and by which backend.
+"""Trace models with torch.export: example images, dynamic axes, attention backend.
 
-Letters: B images, c channels, H W their size.
+Shapes: B batch, c input channels, H W image size.
 """
 
 import math
@@ -15,37 +15,38 @@ from vil.layers.attention.base import Attention
 from vil.models.vision_longformer import MsViT
 from vil.utils.errors import one_line
 
-BACKEND = "gathered"  # plain operators, with open sizes too
-FOREIGN_STRIDE = 32  # of models that are not ours, where nothing tells it
-MANY = 1000  # sides to look among
+BACKEND = "gathered"  # plain operators, which support dynamic sizes
+EXTERNAL_STRIDE = 32  # assumed for external models
+MAX_STEPS = 1000  # sides to try
 
 
-def traced(model: nn.Module, size: tuple[int, int], dynamic: Sequence[str]) -> ExportedProgram:
-    """The program that a model in evaluation is. Not strict: dynamo would hide from our code which
-    sizes are open."""
+def trace_model(model: nn.Module, size: tuple[int, int], dynamic: Sequence[str]) -> ExportedProgram:
+    """Trace a model in evaluation mode. Not strict: dynamo would hide which sizes are symbolic."""
     axis = torch.export.Dim.DYNAMIC
     axes = {"batch": {0: axis}, "size": {2: axis, 3: axis}}
-    with backends(model, BACKEND), torch.no_grad(), as_export_error("a program of torch"):
+    with use_backend(model, BACKEND), torch.no_grad(), as_export_error("a program of torch"):
         return torch.export.export(
             model,
             (_example(model, size, dynamic),),
-            dynamic_shapes=(axes_of(axes, dynamic),),
+            dynamic_shapes=(select_axes(axes, dynamic),),
             strict=False,
         )
 
 
-def stride(model: nn.Module) -> int:
-    """Pixels of a side of the last stage's tokens: smaller images leave none."""
+def token_stride(model: nn.Module) -> int:
+    """Image pixels per side of the last stage's tokens: smaller images leave no token."""
     if isinstance(model, MsViT):
         return math.prod(stage.embed.patch for stage in model.stages)
-    return FOREIGN_STRIDE
+    return EXTERNAL_STRIDE
 
 
 def least_side(model: nn.Module) -> int:
-    """Pixels from which on no stage has but one token, one chunk of local attention or one reduced
-    token in a row: ones are a case of their own for torch, so it traces open sizes with more."""
+    """Smallest image side with more than one token, chunk and reduced token per row in each stage.
+
+    torch specializes sizes of 1, so dynamic sizes are traced with larger ones.
+    """
     if not isinstance(model, MsViT):
-        return 2 * FOREIGN_STRIDE
+        return 2 * EXTERNAL_STRIDE
     found, patch = 0, 1
     for stage in model.stages:
         patch *= stage.embed.patch
@@ -55,19 +56,21 @@ def least_side(model: nn.Module) -> int:
 
 
 def _example(model: nn.Module, size: tuple[int, int], dynamic: Sequence[str]) -> Tensor:
-    """Images to trace with: more than one, where the number is open, and of no size that the
-    program could be taken to be for alone, where that is."""
+    """Return images to trace with: two for a dynamic batch, and for a dynamic size a side that
+    torch does not specialize."""
     if "size" in dynamic:
         size = tuple(_open_side(model, n) for n in size)
-    return torch.zeros(2 if "batch" in dynamic else 1, channels(model), *size)
+    return torch.zeros(2 if "batch" in dynamic else 1, in_channels(model), *size)
 
 
 def _open_side(model: nn.Module, side: int) -> int:
-    """The side next to `side` that is large enough and gives no stage as many tokens as positions
-    and projections are made for: nothing would be resized, in the program neither."""
-    step, least, made_for = stride(model), least_side(model), set(_sides(model))
+    """Return a side near `side` at which positions and projections are resized in every stage.
+
+    At a size that they are made for, resizing would be missing from the program.
+    """
+    step, least, made_for = token_stride(model), least_side(model), set(_sides(model))
     side = max(side, least)
-    for change in range(MANY):
+    for change in range(MAX_STEPS):
         for near in (side - change * step, side + change * step):
             grids = model.grids((near, near)) if isinstance(model, MsViT) else []
             if near >= least and made_for.isdisjoint(rows for rows, _ in grids):
@@ -76,26 +79,26 @@ def _open_side(model: nn.Module, side: int) -> int:
 
 
 def _sides(model: nn.Module) -> Iterator[int]:
-    """Tokens of a row, and of a column, that parameters are made for."""
+    """Yield the numbers of rows and columns that parameters are made for."""
     for module in model.modules():
         yield from getattr(module, "param_grid", None) or ()
 
 
-def channels(model: nn.Module) -> int:
-    """c, of the first convolution."""
+def in_channels(model: nn.Module) -> int:
+    """Return c, of the first convolution."""
     convolutions = (module for module in model.modules() if isinstance(module, nn.Conv2d))
     first = next(convolutions, None)
     return first.in_channels if first is not None else 3
 
 
-def axes_of(named: Mapping[str, dict], dynamic: Sequence[str]) -> dict | None:
-    """{axis: how torch is to leave it open}; None if all are fixed."""
-    return {axis: how for name in dynamic for axis, how in named[name].items()} or None
+def select_axes(axes: Mapping[str, dict], dynamic: Sequence[str]) -> dict | None:
+    """Merge the axes of the dynamic dimensions; None if all are fixed."""
+    return {axis: dim for name in dynamic for axis, dim in axes[name].items()} or None
 
 
 @contextmanager
 def as_export_error(what: str) -> Iterator[None]:
-    """Whatever stops a tracer is a ValueError of one line that tells the first cause."""
+    """Raise any error of a tracer as a ValueError with its first cause in one line."""
     try:
         yield
     except Exception as error:
@@ -106,8 +109,8 @@ def as_export_error(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def backends(model: nn.Module, backend: str) -> Iterator[None]:
-    """Inside, local attention is computed by this backend."""
+def use_backend(model: nn.Module, backend: str) -> Iterator[None]:
+    """Compute local attention by this backend inside the context."""
     modules = [m for m in model.modules() if isinstance(m, Attention) and m.backend]
     before = [module.backend for module in modules]
     try:

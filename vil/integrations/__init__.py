@@ -1,1 +1,1 @@
-"""timm and torchvision: our models there, their models here."""
+"""Use vil's models and attention in timm, and models of timm and torchvision in vil."""

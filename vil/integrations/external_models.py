@@ -1,6 +1,7 @@
-"""Models of timm and torchvision, trained and evaluated beside ours.
+"""Build models of timm and torchvision, for training and evaluation.
 
-Their constructors differ; here each gets the settings it takes and is told what it does not.
+Their constructors differ: each gets the settings that it takes, and a warning or error names those
+that it does not take.
 """
 
 import logging
@@ -14,7 +15,7 @@ from vil.utils.errors import CheckpointError
 from vil.utils.lookup import lookup
 
 PREFIX = "timm/"
-# With auxiliary heads their training output would be several tensors.
+# With auxiliary heads, these models return several tensors in training.
 AUXILIARY = {"aux_logits": False, "init_weights": True}
 TORCHVISION_ARGS = {"googlenet": AUXILIARY, "inception_v3": AUXILIARY}
 log = logging.getLogger(__name__)
@@ -30,17 +31,18 @@ def build_external(
     drop_path_rate: float = 0.0,
     grad_checkpoint: bool = False,
 ) -> nn.Module:
-    """`timm/<name>` or the name of a torchvision classifier: images (B, 3, S, S) -> (B, K).
+    """Build `timm/<name>` or a torchvision classifier: images (B, 3, S, S) -> logits (B, K).
 
-    pretrained: their published weights, downloaded; a head of another size starts afresh. The drop
-    rates go to timm models only. Raises ValueError for an unknown name and for what a model cannot,
-    CheckpointError for weights that cannot be fetched.
+    pretrained: download the published weights; a head of another size is left as initialized. The
+    drop rates apply to timm models only.
+    Raises ValueError for an unknown name or an unsupported setting, CheckpointError for weights
+    that cannot be downloaded.
     """
     try:
         if name.startswith(PREFIX):
-            model = _of_timm(name, num_classes, img_size, pretrained, drop_rate, drop_path_rate)
+            model = _build_timm(name, num_classes, img_size, pretrained, drop_rate, drop_path_rate)
         else:
-            model = _of_torchvision(name, num_classes, img_size, pretrained)
+            model = _build_torchvision(name, num_classes, img_size, pretrained)
     except OSError as error:
         raise CheckpointError(f"the weights of {name} cannot be fetched: {error}") from error
     if grad_checkpoint:
@@ -50,12 +52,12 @@ def build_external(
     return model
 
 
-def _of_timm(
+def _build_timm(
     name: str, num_classes: int, img_size: int, pretrained: bool, drop: float, drop_path: float
 ) -> nn.Module:
     short = name.removeprefix(PREFIX)
-    table = dict.fromkeys(timm.list_models() + timm.list_pretrained())
-    lookup(table, short, "timm model")
+    known = dict.fromkeys(timm.list_models() + timm.list_pretrained())
+    lookup(known, short, "timm model")
     cfg = timm.get_pretrained_cfg(short)
     size = {"img_size": img_size} if cfg and cfg.fixed_input_size else {}
     settings = {"num_classes": num_classes, "drop_rate": drop, **size}
@@ -67,34 +69,34 @@ def _of_timm(
         return timm.create_model(short, pretrained, **settings)
 
 
-def _of_torchvision(name: str, num_classes: int, img_size: int, pretrained: bool) -> nn.Module:
+def _build_torchvision(name: str, num_classes: int, img_size: int, pretrained: bool) -> nn.Module:
     known = torchvision.models.list_models(module=torchvision.models)
     lookup(dict.fromkeys(["msvit", *known]), name, "MODEL.ARCH")
-    own = dict(TORCHVISION_ARGS.get(name, {}))
+    settings = dict(TORCHVISION_ARGS.get(name, {}))
     builder = torchvision.models.get_model_builder(name)
     if name.startswith("vit_"):
-        own["image_size"] = img_size
-    model = builder(num_classes=num_classes, **own)
+        settings["image_size"] = img_size
+    model = builder(num_classes=num_classes, **settings)
     if pretrained:
         state = torchvision.models.get_model_weights(name).DEFAULT.get_state_dict(check_hash=True)
-        wanted = model.state_dict()
-        state = {key: value for key, value in state.items() if key in wanted}
-        head = [key for key, value in state.items() if value.shape != wanted[key].shape]
+        target = model.state_dict()
+        state = {key: value for key, value in state.items() if key in target}
+        head = [key for key, value in state.items() if value.shape != target[key].shape]
         if head:
-            log.warning("%s starts afresh: of another size than the published", ", ".join(head))
-        model.load_state_dict({**wanted, **{k: v for k, v in state.items() if k not in head}})
+            log.warning("%s not loaded: the published weights differ in size", ", ".join(head))
+        model.load_state_dict({**target, **{k: v for k, v in state.items() if k not in head}})
     return model
 
 
-def undecayed(model: nn.Module) -> set[str]:
-    """The parameters without weight decay: vectors and scalars (norms, biases), and what the model
-    itself names."""
+def find_no_decay_params(model: nn.Module) -> set[str]:
+    """Return the parameters without weight decay: vectors and scalars (norms, biases), and those
+    that the model names."""
     named = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
     return {name for name, p in model.named_parameters() if p.ndim <= 1} | set(named)
 
 
-def layer_numbers(model: nn.Module) -> dict[str, int]:
-    """{parameter: its layer, from 0}; ValueError for a model that does not number them."""
+def number_layers(model: nn.Module) -> dict[str, int]:
+    """Map each parameter to its layer, from 0. ValueError for a model without `group_matcher`."""
     if not hasattr(model, "group_matcher"):
         raise ValueError(f"{type(model).__name__} does not number its layers: no layer-wise decay")
     return group_parameters(model, model.group_matcher(coarse=False), reverse=True)

@@ -1,8 +1,8 @@
-"""Our attentions in a vision transformer of timm's, with the weights it has.
+"""Replace the attention of a timm vision transformer by vil's, keeping its weights.
 
 model = timm.create_model("vit_small_patch16_224", img_size=1024, pretrained=True)
 vil.patch_attention(model, window=8)                      # every block
-vil.patch_attention(model, "full", blocks=[-2, -1])       # the last two as they were
+vil.patch_attention(model, "full", blocks=[-2, -1])       # restore the last two
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vil.integrations.timm_attention import (
 from vil.layers.attention import ATTENTIONS, own_arguments
 from vil.utils.lookup import lookup
 
-# what is put in; "full" is timm's own attention put back
+# name -> replacement; "full" restores timm's attention
 PATCHES: dict[str, type[PatchedAttention] | None] = {
     "longformer": PatchedLongformer,
     "global": PatchedGlobalOnly,
@@ -30,8 +30,8 @@ PATCHES: dict[str, type[PatchedAttention] | None] = {
 }
 DEFAULTS = {"longformer": {"window": 7}}
 REPLACEABLE = (Attention, AttentionRope, EvaAttention)
-NEEDED = ("blocks", "patch_embed", "num_prefix_tokens")
-NO_CHOICE = {"share_weights"}  # a transformer of timm's has one set of projections
+REQUIRED = ("blocks", "patch_embed", "num_prefix_tokens")
+FIXED = {"share_weights"}  # timm's attention has one set of projections
 
 
 def patch_attention(
@@ -39,36 +39,37 @@ def patch_attention(
     attention: str = "longformer",
     *,
     blocks: int | Iterable[int] | None = None,
-    **own,
+    **kwargs,
 ) -> nn.Module:
-    """Replace the attentions of a timm vision transformer, in place; returns the model.
+    """Replace the attentions of a timm vision transformer, in place. Returns the model.
 
-    Patch tokens are the local ones, on the grid of each forward pass; prefix tokens (class,
-    distillation, registers) are global. All projections, norms, gates and drop rates stay, and with
-    them the names of a state dict and every parameter.
+    Patch tokens become local tokens on the grid of each forward pass, prefix tokens (class,
+    distillation, registers) become global tokens. Projections, norms, gates and drop rates are
+    kept, so parameters and state dict names do not change.
 
-    attention: "longformer", "global" (patch tokens see prefix tokens alone), or "full", which puts
-      timm's own back. A model may be patched again.
-    blocks: indices, negative ones from the end; None for all. The others stay as they are.
-    own: of longformer: window=7, sw_exact=0, mode=0, mode_switch=1.0, backend="auto"; see
-      `vil.build_attention`. With mode above 0 training needs `vil.layers.attention.set_progress`.
+    attention: "longformer", "global" (patch tokens attend to prefix tokens only), or "full", which
+      restores timm's attention. A model can be patched again.
+    blocks: indices, negative ones from the end; None for all. Other blocks do not change.
+    kwargs: arguments of longformer: window=7, sw_exact=0, mode=0, mode_switch=1.0, backend="auto";
+      see `vil.build_attention`. Training with mode > 0 requires
+      `vil.layers.attention.set_progress`.
 
     Raises ValueError, and changes nothing, for a model that cannot be patched, and for an unknown
     name, argument, block or value.
     """
-    kind = lookup(PATCHES, attention, "attention to patch in")
-    own = DEFAULTS.get(attention, {}) | own
-    check_arguments(attention, own)
+    cls = lookup(PATCHES, attention, "attention to patch in")
+    kwargs = DEFAULTS.get(attention, {}) | kwargs
+    check_arguments(attention, kwargs)
     check_model(model)
-    places = list(attentions(model, blocks))
-    grid = current_grid(model) or PatchGrid(tuple(model.patch_embed.grid_size))
-    put = []
-    for parent, name, module in places:
-        plain = module.plain() if isinstance(module, PatchedAttention) else module
-        new = kind(plain, model.num_prefix_tokens, grid, **own) if kind else plain
-        put.append((parent, name, new))
-    for place in put:
-        setattr(*place)
+    found = list(find_attentions(model, blocks))
+    grid = find_grid(model) or PatchGrid(tuple(model.patch_embed.grid_size))
+    replacements = []
+    for parent, name, module in found:
+        plain = module.restore() if isinstance(module, PatchedAttention) else module
+        new = cls(plain, model.num_prefix_tokens, grid, **kwargs) if cls else plain
+        replacements.append((parent, name, new))
+    for replacement in replacements:
+        setattr(*replacement)
     if any(isinstance(module, PatchedAttention) for module in model.modules()):
         grid.attach(model.patch_embed)
     else:
@@ -76,64 +77,65 @@ def patch_attention(
     return model
 
 
-def check_arguments(attention: str, own: Mapping[str, object]) -> None:
-    """Raises ValueError for an argument that the attention does not have, or a bad window."""
-    if attention == "full" and own:
-        raise ValueError(f"full attention is timm's own and takes no {', '.join(own)}")
+def check_arguments(attention: str, kwargs: Mapping[str, object]) -> None:
+    """Raise ValueError for an argument that the attention does not have, or a bad window."""
+    if attention == "full" and kwargs:
+        raise ValueError(f"full attention is timm's own and takes no {', '.join(kwargs)}")
     allowed = own_arguments(ATTENTIONS.load(attention))
-    allowed = {name: p for name, p in allowed.items() if name not in NO_CHOICE}
-    for name in own:
+    allowed = {name: p for name, p in allowed.items() if name not in FIXED}
+    for name in kwargs:
         lookup(allowed, name, f"argument of {attention} attention in a patched model")
-    window = own.get("window", 1)
+    window = kwargs.get("window", 1)
     if not isinstance(window, int) or window < 1:
-        raise ValueError(f"window must be a whole number from 1 on, got {window!r}")
+        raise ValueError(f"window must be an integer of at least 1, got {window!r}")
 
 
 def check_model(model: nn.Module) -> None:
-    """Raises ValueError with what it lacks, if a model is no vision transformer on a grid."""
+    """Raise ValueError, naming what is missing, unless this is a vision transformer on a grid."""
     kind = type(model).__name__
-    wanted = f"wanted: a vision transformer of timm's (with {', '.join(NEEDED)})"
+    wanted = f"expected a timm vision transformer (with {', '.join(REQUIRED)})"
     if not isinstance(model, nn.Module):
-        raise ValueError(f"cannot patch {model!r}, which is no module; {wanted}")
-    if missing := [name for name in NEEDED if not hasattr(model, name)]:
-        hint = inner_transformer(model) or foreign_attention(model)
+        raise ValueError(f"cannot patch {model!r}, which is not a module; {wanted}")
+    if missing := [name for name in REQUIRED if not hasattr(model, name)]:
+        hint = describe_inner_model(model) or describe_unsupported(model)
         raise ValueError(f"cannot patch {kind}: it has no {', '.join(missing)}{hint}; {wanted}")
     if getattr(model.patch_embed, "grid_size", None) is None:
         raise ValueError(f"cannot patch {kind}: its patch_embed has no grid_size; {wanted}")
     if getattr(getattr(model, "patch_drop", None), "prob", 0):
         rate = model.patch_drop.prob
         raise ValueError(
-            f"cannot patch {kind}: patch_drop_rate {rate:g} leaves no grid of patch tokens; build "
-            "it with patch_drop_rate=0"
+            f"cannot patch {kind}: patch_drop_rate {rate:g} leaves no grid of patch tokens; "
+            "build it with patch_drop_rate=0"
         )
 
 
-def inner_transformer(model: nn.Module) -> str:
-    """Where in a model is one that could be patched, in words; empty for nowhere."""
+def describe_inner_model(model: nn.Module) -> str:
+    """Name the submodule that could be patched, for an error message. Empty if there is none."""
     for name, part in model.named_modules():
-        if all(hasattr(part, needed) for needed in NEEDED):
+        if all(hasattr(part, needed) for needed in REQUIRED):
             return f"; its {name} ({type(part).__name__}) has: patch that"
     return ""
 
 
-def foreign_attention(module: nn.Module, prefix: str = "") -> str:
-    """The first attention in its blocks that cannot be replaced, in words; empty for none."""
+def describe_unsupported(module: nn.Module, prefix: str = "") -> str:
+    """Name the first attention in the blocks that cannot be replaced. Empty if there is none."""
     for name, part in module.named_modules(prefix=prefix):
         known = type(part) in REPLACEABLE or isinstance(part, PatchedAttention)
         if "blocks" in name and "Attention" in type(part).__name__ and not known:
-            return f"; its {name} is {dotted(type(part))}"
+            return f"; its {name} is {qualified_name(type(part))}"
     return ""
 
 
-def dotted(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__name__}"
+def qualified_name(cls: type) -> str:
+    """Return module and name of a class."""
+    return f"{cls.__module__}.{cls.__name__}"
 
 
-def attentions(
+def find_attentions(
     model: nn.Module, blocks: int | Iterable[int] | None
 ) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """The attentions of the blocks: parent, name in it, module."""
-    for number in numbers(blocks, len(model.blocks)):
+    """Yield the attentions of the blocks: parent, attribute of the parent, module."""
+    for number in resolve_indices(blocks, len(model.blocks)):
         block = model.blocks[number]
         found = [
             (parent, name, module)
@@ -142,27 +144,27 @@ def attentions(
             if type(module) in REPLACEABLE or isinstance(module, PatchedAttention)
         ]
         if not found:
-            place, names = f"blocks.{number}", ", ".join(map(dotted, REPLACEABLE))
+            place, names = f"blocks.{number}", ", ".join(map(qualified_name, REPLACEABLE))
             raise ValueError(
                 f"cannot patch {type(model).__name__}: {place} ({type(block).__name__}) holds none "
-                f"of {names}{foreign_attention(block, place)}"
+                f"of {names}{describe_unsupported(block, place)}"
             )
         yield from found
 
 
-def numbers(blocks: int | Iterable[int] | None, count: int) -> list[int]:
-    """Indices from 0 on, each once."""
+def resolve_indices(blocks: int | Iterable[int] | None, count: int) -> list[int]:
+    """Return sorted unique indices from 0. ValueError for an index out of range."""
     if blocks is None:
         return list(range(count))
-    asked = [blocks] if isinstance(blocks, int) else list(blocks)
-    for number in asked:
+    blocks = [blocks] if isinstance(blocks, int) else list(blocks)
+    for number in blocks:
         if not isinstance(number, int) or not -count <= number < count:
             names = f"0..{count - 1}, or -{count}..-1"
             raise ValueError(f"no block {number!r}, the model has {count}: {names}")
-    return sorted({number % count for number in asked})
+    return sorted({number % count for number in blocks})
 
 
-def current_grid(model: nn.Module) -> PatchGrid | None:
-    """That of the attentions put in before."""
-    put = (module for module in model.modules() if isinstance(module, PatchedAttention))
-    return next((module.grid for module in put), None)
+def find_grid(model: nn.Module) -> PatchGrid | None:
+    """Return the grid that the model's patched attentions share, None if it is not patched."""
+    patched = (module for module in model.modules() if isinstance(module, PatchedAttention))
+    return next((module.grid for module in patched), None)

@@ -1,7 +1,7 @@
-"""Our attentions with the projections of timm's: what `vil.patch_attention` puts into a model.
+"""vil's attentions with the projections of timm's, which `vil.patch_attention` puts into a model.
 
-Letters: B images, N heads, D channels of a head, X Y grid of patches, L = X*Y patch tokens, G
-prefix tokens (class, distillation, registers), which are the global ones, T = G+L.
+Shapes: B batch, N heads, D head dim, C = N*D width, X Y grid of patches, L = X*Y patch tokens,
+G prefix tokens (class, distillation, registers), which are the global tokens, T = G+L.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from vil.layers.attention.longformer import LongformerAttention
 
 
 class PatchGrid:
-    """Rows and columns of the patch tokens in the forward pass that runs.
+    """Rows and columns of the patch tokens in the current forward pass.
 
-    A forward hook of the model's patch embedding, which every way through the model begins with
-    (`forward`, `forward_features`, `forward_intermediates`), and shared by its attentions. It holds
-    no tensor: copies and pickles of the model take it along, state dicts know nothing of it.
+    A forward hook of the model's patch embedding, which `forward`, `forward_features` and
+    `forward_intermediates` all call first. The attentions of a model share it. It holds no tensor:
+    it is copied and pickled with the model, but is not part of the state dict.
 
-    Gradient checkpointing computes a block again, perhaps after other images have come: it finds
-    the grid by the number of tokens. Two passes over turned grids (14x28, then 28x14) that wait for
-    one backward would be mistaken for one another; see `Stamp`.
+    Gradient checkpointing recomputes a block, possibly after a forward pass on other images. The
+    grid is then found by the number of tokens, which is ambiguous for two passes over transposed
+    grids (14x28, then 28x14) before one backward; `GridCheck` detects that.
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
@@ -35,40 +35,45 @@ class PatchGrid:
         self.handle: RemovableHandle | None = None
 
     def __call__(self, embed: nn.Module, images: tuple[Tensor], tokens: Tensor) -> None:
-        """tokens (B, X, Y, C) of a model for any size of image, else (B, L, C)."""
+        """tokens (B, X, Y, C) if the model takes any image size, else (B, L, C)."""
         self.size = tuple(tokens.shape[1:3]) if tokens.ndim == 4 else tuple(embed.grid_size)
         if not torch.compiler.is_compiling():
             self.by_length[self.size[0] * self.size[1]] = self.size
 
-    def of(self, length: int) -> tuple[int, int]:
-        """(X, Y) of L patch tokens."""
+    def find(self, length: int) -> tuple[int, int]:
+        """Return (X, Y) for L patch tokens. ValueError if no forward pass had that many."""
         if self.size[0] * self.size[1] == length:
             return self.size
         if length not in self.by_length:
-            raise ValueError(f"{length} patch tokens are no grid of {self.size[0]}x{self.size[1]}")
+            raise ValueError(
+                f"{length} patch tokens do not form a grid of {self.size[0]}x{self.size[1]}"
+            )
         return self.by_length[length]
 
     def __getstate__(self) -> dict:
-        """For copies and pickles: sizes that torch.export left open would fit in neither."""
+        """State for copies and pickles, which cannot hold symbolic sizes of torch.export."""
         if not any(isinstance(n, torch.SymInt) for n in self.size):
             return self.__dict__
         return self.__dict__ | {"size": next(iter(self.by_length.values()))}
 
     def attach(self, embed: nn.Module) -> None:
+        """Record the grid in each forward pass of the patch embedding."""
         if self.handle is None:
             self.handle = embed.register_forward_hook(self)
 
     def detach(self) -> None:
+        """Stop recording."""
         if self.handle is not None:
             self.handle.remove()
             self.handle = None
 
 
-class Stamp(torch.autograd.Function):
-    """x, for whose backward a tensor is kept that is of the grid's shape and has no numbers.
+class GridCheck(torch.autograd.Function):
+    """Identity that saves an empty tensor with the grid's shape for backward.
 
-    torch compares the shapes of what a checkpointed block keeps at first and when it is computed
-    again: computed again on another grid, it is an error and not a wrong gradient.
+    torch compares the shapes of tensors that a checkpointed block saves when it is run and when it
+    is recomputed. Recomputation on another grid then raises an error instead of giving a wrong
+    gradient.
     """
 
     @staticmethod
@@ -78,31 +83,32 @@ class Stamp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dx: Tensor) -> tuple[Tensor, None]:
-        _ = ctx.saved_tensors  # asked for, or nothing would be compared
+        _ = ctx.saved_tensors  # torch compares shapes on access only
         return dx, None
 
 
 class PatchedAttention(GlobalLocalAttention):
-    """In the place of `plain`, an attention of timm's, with its modules under its names.
+    """Replacement for an attention of timm, with its modules under its names.
 
-    The prefix tokens are the global ones. plain: Attention, AttentionRope or EvaAttention; kept
-    aside, to be put back, and no submodule. Rotary embeddings turn the patch tokens, as there.
+    plain: Attention, AttentionRope or EvaAttention. It is kept for `restore`, but not as a
+      submodule. Rotary embeddings apply to patch tokens, as in timm.
+    num_global: number of prefix tokens, which become global tokens.
     """
 
-    def __init__(self, plain: nn.Module, num_global: int, grid: PatchGrid, **own) -> None:
+    def __init__(self, plain: nn.Module, num_global: int, grid: PatchGrid, **kwargs) -> None:
         super().__init__(
             plain.num_heads * plain.head_dim,
             plain.num_heads,
             num_global=num_global,
             attn_drop=plain.attn_drop.p,
-            **own,
+            **kwargs,
         )
         self.grid, self.scale, self.kept = grid, plain.scale, (plain,)
-        for name in ("qkv", "q_bias", "gate"):  # that a class or a setting of timm's goes without
+        for name in ("qkv", "q_bias", "gate"):  # missing in some classes and settings of timm
             if getattr(plain, name, None) is None:
                 setattr(self, name, None)
         for name, part in plain.named_children():
-            if name != "attn_drop":  # a number here
+            if name != "attn_drop":  # a rate in this class
                 self.add_module(name, part)
         for name, weight in plain.named_parameters(recurse=False):
             self.register_parameter(name, weight)
@@ -111,21 +117,21 @@ class PatchedAttention(GlobalLocalAttention):
         self.training = plain.training
 
     def add_projections(self, dim: int, qkv_bias: bool) -> None:
-        """None: they are timm's."""
+        """Add nothing: timm's projections are used."""
 
     def attention_weights(self, *args, **kwargs) -> AttentionWeights:
-        """Raises ValueError: timm's projections are not read for maps."""
+        """Raises ValueError: maps of timm's projections are not implemented."""
         raise ValueError(f"{type(self).__name__} has no map")
 
-    def plain(self) -> nn.Module:
-        """timm's attention, with the modules and weights of this moment."""
+    def restore(self) -> nn.Module:
+        """Return timm's attention with the current modules and weights."""
         (plain,) = self.kept
-        for own, kept in (
+        for current, kept in (
             (self._modules, plain._modules),
             (self._parameters, plain._parameters),
             (self._buffers, plain._buffers),
         ):
-            kept.update({name: own[name] for name in kept.keys() & own.keys()})
+            kept.update({name: current[name] for name in kept.keys() & current.keys()})
         plain.training = plain.attn_drop.training = self.training
         return plain
 
@@ -137,26 +143,27 @@ class PatchedAttention(GlobalLocalAttention):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """x (B, G+L, C), prefix tokens first; rope as timm's, of the L tokens -> (B, G+L, C)."""
+        """x (B, G+L, C), prefix tokens first; rope of the L tokens, as in timm -> (B, G+L, C)."""
         if attn_mask is not None or is_causal:
             raise ValueError(
-                "an attention put in by patch_attention has its own mask, the window: "
+                "an attention of patch_attention has its own mask, the window: "
                 "it takes neither attn_mask nor is_causal"
             )
         lengths = [self.num_global, x.shape[1] - self.num_global]
-        grid = self.grid.of(lengths[1])
-        q, k, v = self.project(Stamp.apply(x, grid))
+        grid = self.grid.find(lengths[1])
+        q, k, v = self.project_qkv(GridCheck.apply(x, grid))
         q_global, q_local = q.split(lengths, dim=2)
         if rope is not None:
             first, local = k.split(lengths, dim=2)
-            q_local, local = self.turn(q_local, rope), self.turn(local, rope)
+            q_local, local = self.rotate(q_local, rope), self.rotate(local, rope)
             k = torch.cat([first, local], dim=2)
-        return self.finish(self.attend_all(q_global, q_local, k, v, grid, None), x)
+        return self.project_out(self.attend_all(q_global, q_local, k, v, grid, None), x)
 
-    def finish(self, rows: list[Tensor], x: Tensor) -> Tensor:
-        """What was attended to, (B, G, C) if G and (B, L, C), for x (B, T, C) -> (B, T, C).
+    def project_out(self, rows: list[Tensor], x: Tensor) -> Tensor:
+        """Attention outputs (B, G, C), if G > 0, and (B, L, C); input x (B, T, C) -> (B, T, C).
 
-        Projected apart: of rows joined before, the projection would keep a copy for backward.
+        Rows are projected before they are concatenated: the projection would save the concatenated
+        copy for backward.
         """
         rows = [self.norm(row) for row in rows]
         if self.gate is not None:
@@ -165,27 +172,30 @@ class PatchedAttention(GlobalLocalAttention):
         rows = [self.proj(row) for row in rows]
         return self.proj_drop(torch.cat(rows, dim=1) if self.num_global else rows[0])
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, T, C) -> q, k, v (B, N, T, D), normalised."""
+    def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, T, C) -> q, k, v (B, N, T, D), normalized."""
         if self.qkv is None:
-            q, k, v = (self.heads(linear(x)) for linear in (self.q_proj, self.k_proj, self.v_proj))
+            q, k, v = (
+                self.split_any_heads(linear(x))
+                for linear in (self.q_proj, self.k_proj, self.v_proj)
+            )
         elif self.q_bias is None:
             q, k, v = self.split_parts(self.qkv(x), 3)
         else:
             bias = torch.cat([self.q_bias, self.k_bias, self.v_bias])
             q, k, v = self.split_parts(F.linear(x, self.qkv.weight, bias), 3)
-        # under autocast, norms give another type than projections
+        # under autocast, norms return another dtype than projections
         q, k = self.q_norm(q).type_as(v), self.k_norm(k).type_as(v)
-        if q.shape[1] > k.shape[1]:  # a key for several heads
+        if q.shape[1] > k.shape[1]:  # grouped-query attention
             k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for part in (k, v))
         return q, k, v
 
-    def heads(self, x: Tensor) -> Tensor:
-        """(B, T, M*D) -> (B, M, T, D): keys and values may have fewer heads than queries."""
+    def split_any_heads(self, x: Tensor) -> Tensor:
+        """(B, T, M*D) -> (B, M, T, D): keys and values may have M < N heads."""
         return x.unflatten(-1, (-1, self.dim // self.num_heads)).transpose(1, 2)
 
-    def turn(self, x: Tensor, rope: Tensor) -> Tensor:
-        """x (B, N, L, D) by the rotary embedding of its places."""
+    def rotate(self, x: Tensor, rope: Tensor) -> Tensor:
+        """Apply the rotary embedding to x (B, N, L, D)."""
         half = getattr(self.kept[0], "rotate_half", False)
         return apply_rot_embed_cat(x, rope, half=half).type_as(x)
 
@@ -194,8 +204,8 @@ class PatchedAttention(GlobalLocalAttention):
 
 
 class PatchedLongformer(PatchedAttention, LongformerAttention):
-    """Patch tokens see their window and the prefix tokens, prefix tokens see everything."""
+    """Patch tokens attend to their window and the prefix tokens, prefix tokens to everything."""
 
 
 class PatchedGlobalOnly(PatchedAttention, GlobalOnlyAttention):
-    """Patch tokens see the prefix tokens alone, prefix tokens see everything."""
+    """Patch tokens attend to the prefix tokens only, prefix tokens to everything."""

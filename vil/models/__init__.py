@@ -1,1 +1,1 @@
-"""The model, its architecture grammar, weight files and the named models."""
+"""The model, its architecture grammar, the named architectures and attention maps."""

@@ -1,13 +1,14 @@
 """The architecture grammar of the 2021 reference: 'l1,h3,d96,n1,s1,g1,p4,f7,a0_l2,h3,...'.
 
-A part per stage, joined by `_`; in it a letter and a number per item, in any order. l is the number
-of the stage, h heads, d width, n blocks, s 0 for full attention in this stage (else the configured
-one), g global tokens, p patch side, f the attention's feature (longformer: window w), a 0 for
-relative bias (else absolute position). Left-out letters take the defaults below.
+Stages are joined by `_`. A stage is a comma-separated list of a letter and a number each, in any
+order: l number of the stage, h heads, d width, n blocks, s 0 for full attention in this stage (else
+the configured attention), g global tokens, p patch side, f attention size (longformer: window,
+linformer and performer: features, srformer: ratio), a 0 for relative bias (else absolute position).
+Omitted letters take the defaults below.
 
-Beside it stands the attention of the blocks that are not full: one name, or names separated by
-commas, which the blocks of a stage take in turn; parts separated by `/` are those of stage 1, 2,
-..., the last one also that of all further stages: 'linformer/longformer,full'.
+A second string gives the configured attention: one name, or names separated by commas that the
+blocks of a stage cycle through. Parts separated by `/` are for stage 1, 2, ...; the last part holds
+for all further stages: 'linformer/longformer,full'.
 """
 
 import re
@@ -24,7 +25,7 @@ MEANING = {
     "s": "0 for full attention",
     "g": "global tokens",
     "p": "patch side",
-    "f": "window or other feature",
+    "f": "window or other attention size",
     "a": "absolute position",
 }
 MINIMUM = {"h": 1, "d": 1, "p": 1, "f": 1}
@@ -32,14 +33,17 @@ MINIMUM = {"h": 1, "d": 1, "p": 1, "f": 1}
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One stage of a model. attention: a name per block, so its length is the depth."""
+    """One stage of a model.
+
+    attention: one name per block, so its length is the depth. attn_size: the letter f.
+    """
 
     dim: int
     num_heads: int
     attention: tuple[str, ...]
     num_global: int = 1
     patch: int = 2
-    feature: int = 7
+    attn_size: int = 7
     absolute: bool = False
 
     def __post_init__(self) -> None:
@@ -52,33 +56,33 @@ class StageSpec:
 
 
 def parse_arch(arch: str, attention: str = "longformer") -> list[StageSpec]:
-    """The stages of an ARCH string; `attention` is used where the letter s is not 0.
+    """Parse an ARCH string. `attention` is used in stages whose letter s is not 0.
 
-    Raises ValueError that names the stage, and the letter, for anything malformed. Whether the
-    attentions exist is for the model to say.
+    Raises ValueError, naming stage and letter, for malformed strings. Names of attentions are not
+    checked here, but by the model.
     """
     parts = arch.strip().split("_")
-    names = _attention_names(attention, len(parts))
-    return [_stage(number, *pair) for number, pair in enumerate(zip(parts, names), start=1)]
+    names = _parse_attention(attention, len(parts))
+    return [_parse_stage(number, *pair) for number, pair in enumerate(zip(parts, names), start=1)]
 
 
 def format_arch(stages: Sequence[StageSpec]) -> str:
-    """The ARCH string of stages; which attention they have says `format_attention`."""
+    """Return the ARCH string of stages. See `format_attention` for their attention."""
     return "_".join(
         f"l{number},h{s.num_heads},d{s.dim},n{len(s.attention)},"
         f"s{int(not _all_full(s))},g{s.num_global},"
-        f"p{s.patch},f{s.feature},a{int(s.absolute)}"
+        f"p{s.patch},f{s.attn_size},a{int(s.absolute)}"
         for number, s in enumerate(stages, start=1)
     )
 
 
 def format_attention(stages: Sequence[StageSpec]) -> str:
-    """The attention string, so that `parse_arch(format_arch(s), format_attention(s)) == s`."""
-    # stages without a block that is not full need none, and repeat their neighbour's
-    named = [_shortest_cycle(s.attention) if {*s.attention} - {"full"} else None for s in stages]
-    part, parts = next(filter(None, named), "full"), []
-    for name in named:
-        part = name or part
+    """Return the attention string: `parse_arch(format_arch(s), format_attention(s)) == s`."""
+    # stages with full attention alone need no part, and repeat their neighbor's
+    needed = [_shortest_cycle(s.attention) if {*s.attention} - {"full"} else None for s in stages]
+    part, parts = next(filter(None, needed), "full"), []
+    for names in needed:
+        part = names or part
         parts.append(part)
     while len(parts) > 1 and parts[-1] == parts[-2]:
         parts.pop()
@@ -90,13 +94,13 @@ def _all_full(stage: StageSpec) -> bool:
 
 
 def _shortest_cycle(names: tuple[str, ...]) -> str:
-    """The fewest names that, taken in turn, give these."""
+    """Return the shortest list of names that repeats to these."""
     length = next(n for n in range(1, len(names) + 1) if names[n:] == names[:-n])
     return ",".join(names[:length])
 
 
-def _attention_names(attention: str, num_stages: int) -> list[list[str]]:
-    """The names that each stage's blocks take in turn."""
+def _parse_attention(attention: str, num_stages: int) -> list[list[str]]:
+    """Return the names that the blocks of each stage cycle through."""
     parts = attention.split("/")
     if len(parts) > num_stages:
         raise ValueError(
@@ -110,7 +114,7 @@ def _attention_names(attention: str, num_stages: int) -> list[list[str]]:
     return names + names[-1:] * (num_stages - len(names))
 
 
-def _stage(number: int, part: str, names: Sequence[str]) -> StageSpec:
+def _parse_stage(number: int, part: str, names: Sequence[str]) -> StageSpec:
     where, items = f"ARCH stage {number} ({part!r})", dict(DEFAULTS, l=number)
     seen: set[str] = set()
     for item in part.split(","):
@@ -119,10 +123,10 @@ def _stage(number: int, part: str, names: Sequence[str]) -> StageSpec:
             raise ValueError(f"{where}: {item!r} is not a letter followed by a number")
         letter, value = match[1], int(match[2])
         if letter not in DEFAULTS:
-            known = ", ".join(f"{key} {what}" for key, what in MEANING.items())
+            known = ", ".join(f"{key} {meaning}" for key, meaning in MEANING.items())
             raise ValueError(f"{where}: unknown letter {letter!r} (letters: {known})")
         if letter in seen:
-            raise ValueError(f"{where}: the letter {letter!r} stands twice")
+            raise ValueError(f"{where}: the letter {letter!r} appears twice")
         if value < MINIMUM.get(letter, 0):
             raise ValueError(
                 f"{where}: {letter} ({MEANING[letter]}) must be at least {MINIMUM[letter]}, "
@@ -131,7 +135,7 @@ def _stage(number: int, part: str, names: Sequence[str]) -> StageSpec:
         seen.add(letter)
         items[letter] = value
     if items["l"] != number:
-        raise ValueError(f"{where}: the letter l says {items['l']}, but it is stage {number}")
+        raise ValueError(f"{where}: the letter l is {items['l']}, but this is stage {number}")
     attention = tuple(islice(cycle(names if items["s"] else ["full"]), items["n"]))
     try:
         return StageSpec(
@@ -140,7 +144,7 @@ def _stage(number: int, part: str, names: Sequence[str]) -> StageSpec:
             attention=attention,
             num_global=items["g"],
             patch=items["p"],
-            feature=items["f"],
+            attn_size=items["f"],
             absolute=bool(items["a"]),
         )
     except ValueError as error:

@@ -1,10 +1,11 @@
-"""What tokens attend to: the softmax weights of a model's attention modules, for a few queries.
+"""Attention maps: the softmax weights of attention modules, for chosen queries.
 
 Fused attention does not return its weights. Each attention class recomputes them from its query,
-key, bias, window and padding, one row per query, so that a map of any size costs no more than its
-rows: `weights @ values`, projected, is the module's output for that token.
+key, bias, window and padding, one row per chosen query. `weights @ values`, projected, is the
+module's output for that token.
 
-Shapes: B batch, T tokens, C channels, c image channels, H W image size.
+Shapes: B batch, N heads, D head dim, X Y grid, L = X*Y local tokens, G global tokens, T = G+L,
+Q chosen queries, R key cells.
 """
 
 from collections.abc import Sequence
@@ -25,12 +26,13 @@ def attention_maps(
     queries: Sequence[int] | None = None,
     valid: Tensor | None = None,
 ) -> AttentionWeights:
-    """The weights in one block, both counted from 0, negative from the end, as in Python.
+    """Return the attention weights in one block. stage, block: indices, negative from the end.
 
     images (B, c, H, W). queries: tokens of the stage, global ones first; None for all. valid
-    (B, 2): height and width of each image's real pixels. Gradients are kept if they are enabled.
-    Raises ValueError for a stage, block or token that there is not, a model without stages, and an
-    attention whose weights are none of tokens.
+    (B, 2): height and width of the real pixels of each image in a padded batch. Gradients flow if
+    they are enabled.
+    Raises ValueError for a missing stage, block or token, for a model that is not an MsViT, and for
+    an attention without token weights.
     """
     module = attention_at(model, stage, block)
     x, grid, tokens = module_input(model, module, images, valid)
@@ -38,9 +40,9 @@ def attention_maps(
 
 
 def attention_at(model: nn.Module, stage: int, block: int) -> Attention:
-    """The attention module of a block. ValueError with what there is."""
+    """Return the attention module of a block. ValueError, with the valid range, if missing."""
     if not isinstance(model, MsViT):
-        raise ValueError(f"{type(model).__name__} has no stages of ours, so no maps of attention")
+        raise ValueError(f"{type(model).__name__} is not an MsViT, so it has no attention maps")
     depths = [len(each.blocks) for each in model.stages]
     if not -len(depths) <= stage < len(depths):
         raise ValueError(f"there is no stage of index {stage}: the model has {len(depths)}")
@@ -52,14 +54,14 @@ def attention_at(model: nn.Module, stage: int, block: int) -> Attention:
 def module_input(
     model: MsViT, module: Attention, images: Tensor, valid: Tensor | None = None
 ) -> tuple[Tensor, tuple[int, int], Tensor | None]:
-    """What `module` is called with: tokens (B, T, C), grid, valid in tokens (B, 2) or None."""
-    met: list[tuple] = []
-    hook = module.register_forward_pre_hook(lambda _, arguments: met.append(arguments))
+    """Return the arguments of `module`: tokens (B, T, C), grid, valid in tokens (B, 2) or None."""
+    calls: list[tuple] = []
+    hook = module.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
     try:
-        model.forward_stages(images, valid)
+        model.forward_intermediates(images, intermediates_only=True, valid=valid)
     finally:
         hook.remove()
-    return met[0]
+    return calls[0]
 
 
 def token_weights(
@@ -69,7 +71,7 @@ def token_weights(
     queries: Sequence[int] | None = None,
     valid_hw: Tensor | None = None,
 ) -> AttentionWeights:
-    """The weights of `module(x, grid, valid_hw)`, without dropout; see `attention_maps`.
+    """Return the weights of `module(x, grid, valid_hw)` without dropout. See `attention_maps`.
 
     x (B, T, C), valid_hw (B, 2) in tokens.
     """

@@ -1,11 +1,14 @@
-"""Which parameters belong to a model's classification head, for any model."""
+"""Find the parameters of a model's classification head, for any model."""
 
 from torch import nn
 
 
-def head_names(model: nn.Module) -> list[str]:
-    """The parameters of the head, or heads: timm's classifier; in torchvision's models the last
-    linear layer, or the last convolution where there is none."""
+def find_head_names(model: nn.Module) -> list[str]:
+    """Return the names of the parameters of the head, or heads.
+
+    The head is timm's classifier. In torchvision's models it is the last linear layer, or the last
+    convolution if there is no linear layer.
+    """
     if hasattr(model, "get_classifier"):
         heads = model.get_classifier()
         heads = set(heads if isinstance(heads, tuple | list) else [heads])

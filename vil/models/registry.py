@@ -1,5 +1,5 @@
-"""The named models: architectures of arXiv:2103.15358, tables 1 and 9, the two in Swin's shape that
-its authors published later, and a small one for the digits.
+"""Named architectures: those of arXiv:2103.15358, tables 1 and 9, two in the shape of Swin that its
+authors published later, and a small one for 64-pixel digits.
 """
 
 import fnmatch
@@ -37,7 +37,7 @@ SWIN = (
     "l3,h12,d384,n{},s0,g1,p2,f7,a0_l4,h24,d768,n2,s0,g0,p2,f7,a0"
 )
 NANO = "l1,h1,d32,n1,s1,g1,p4,f4,a0_l2,h2,d64,n2,s1,g1,p2,f3,a0_l3,h4,d128,n1,s0,g1,p2,f3,a0"
-# name -> ARCH; without suffix the absolute position embedding, `_rpb` the relative position bias
+# name -> ARCH; absolute position embeddings, or with suffix `_rpb` relative position bias
 ARCHS = (
     {
         name + suffix: arch.format(a=absolute)
@@ -47,23 +47,25 @@ ARCHS = (
     | {"vil_swin_tiny_rpb": SWIN.format(6), "vil_swin_small_rpb": SWIN.format(18)}
     | {"vil_nano": NANO}
 )
-# what is not as in the paper: the small model for the digits
+# settings that differ from MsViT's defaults
 DEFAULTS = {"vil_nano": {"img_size": 64, "num_classes": 10, "avg_pool": True}}
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """The names that match a wildcard pattern."""
+    """Return the model names that match a wildcard pattern."""
     return fnmatch.filter(ARCHS, pattern)
 
 
-def with_windows(
+def replace_windows(
     name: str, stages: Sequence[StageSpec], windows: int | Sequence[int] | None
 ) -> list[StageSpec]:
-    """The stages with windows of one size, or of each its own; None: those they have. ValueError
-    for another number of windows than of stages."""
+    """Set the attention size of all stages, or of each; None leaves them unchanged.
+
+    Raises ValueError if the number of windows is not the number of stages.
+    """
     if windows is None:
         return list(stages)
     windows = [windows] * len(stages) if isinstance(windows, int) else windows
     if len(windows) != len(stages):
         raise ValueError(f"{name} has {len(stages)} stages, but there are {len(windows)} windows")
-    return [replace(stage, feature=size) for stage, size in zip(stages, windows)]
+    return [replace(stage, attn_size=size) for stage, size in zip(stages, windows)]

@@ -1,13 +1,17 @@
-"""MsViT, the multi-scale vision transformer: stages on ever coarser grids, each with fresh globals.
+"""MsViT, the multi-scale vision transformer: stages on coarser and coarser grids.
 
-Letters: B images, c channels, H W image size, i stage, X Y its grid, L = X*Y, G its global tokens,
-d its width.
+Each stage has its own patch embedding, global tokens and attention. The model is a classifier and a
+backbone, and follows timm's model contracts.
+
+Shapes: B batch, c input channels, H W image size, K classes; for stage i: X_i Y_i grid, L = X_i*Y_i
+local tokens, G global tokens, d_i width (d: of the last stage).
 Source: Vision Longformer, arXiv:2103.15358, section 3.
 """
 
 import logging
 import operator
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -16,59 +20,32 @@ from typing import Any
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from vil.layers.attention import ATTENTIONS, build_attention
-from vil.layers.block import Block
-from vil.layers.padding import downsample_valid, zero_padding
-from vil.layers.patch_embed import PatchEmbed
-from vil.layers.pos_embed import AbsoluteEmbedding
+from vil.layers.attention import ATTENTIONS
 from vil.models.arch import StageSpec
+from vil.models.stage import build_stage, to_map
 from vil.utils.lookup import lookup
 
 log = logging.getLogger(__name__)
-
-
-class Stage(nn.Module):
-    """A patch embedding and its blocks."""
-
-    def __init__(
-        self, embed: PatchEmbed, blocks: Sequence[Block], *, grad_checkpoint: bool
-    ) -> None:
-        super().__init__()
-        self.embed, self.blocks = embed, nn.ModuleList(blocks)
-        self.grad_checkpoint = grad_checkpoint
-
-    def forward(
-        self, x: Tensor, valid: Tensor | None = None
-    ) -> tuple[Tensor, tuple[int, int], Tensor | None]:
-        """x (B, c, H, W), valid in pixels -> tokens (B, G+L, d), grid, valid in tokens."""
-        tokens, grid = self.embed(x)
-        if valid is not None:
-            most = torch.tensor(grid, device=valid.device)
-            valid = downsample_valid(valid, self.embed.patch).clamp(max=most)
-        for block in self.blocks:
-            if self.grad_checkpoint and torch.is_grad_enabled():
-                tokens = checkpoint(block, tokens, grid, valid, use_reentrant=False)
-            else:
-                tokens = block(tokens, grid, valid)
-        return tokens, grid, valid
+TOKEN_POOLS = ("avg", "token", "")
+MAP_POOLS = ("avg", "max", "avgmax", "")
 
 
 class MsViT(nn.Module):
-    """A classifier and a backbone over images of any size.
+    """Multi-scale vision transformer: a classifier and a backbone for images of any size.
 
-    img_size: the usual image side, or height and width, which position parameters are made for;
-    others work too.
+    img_size: image side, or height and width, that position parameters are made for. Other sizes
+      work too: positions are resized in forward.
     num_classes: 0 for no head.
-    norm_embed: a LayerNorm after each patch convolution.
-    avg_pool: the head reads the mean of all tokens instead of the first global token.
-    pos_resize: `interpolate` or `crop` for absolute embeddings on other grids.
-    attention_args: own arguments by attention name, such as {"longformer": {"mode": 1}}; see
-    `build_attention`.
-    grad_checkpoint: recompute each block in the backward pass instead of keeping its activations.
-    A stage that asks for a relative bias, but has an attention without one, gets the absolute
-    embedding instead, and a warning: it would not know positions otherwise.
+    norm_embed: apply LayerNorm after each patch convolution.
+    avg_pool: classify from the mean of all tokens instead of the first global token.
+    pos_resize: `interpolate` or `crop` absolute position embeddings on other grids.
+    attention_args: arguments by attention name, such as {"longformer": {"mode": 1}}; see
+      `build_attention`.
+    grad_checkpoint: recompute each block in backward instead of storing its activations.
+
+    A stage that requests a relative bias from an attention without one gets an absolute position
+    embedding instead, and a warning is logged.
     Raises ValueError for stages that do not fit together.
     """
 
@@ -90,100 +67,241 @@ class MsViT(nn.Module):
         attention_args: Mapping[str, Mapping] | None = None,
         grad_checkpoint: bool = False,
     ) -> None:
-        # a setting is whatever has a name after `stages`
-        settings = {
-            key: value
-            for key, value in locals().items()
-            if key not in ("self", "stages", "__class__")
-        }
+        settings = {k: v for k, v in locals().items() if k not in ("self", "stages", "__class__")}
         super().__init__()
-        self.settings = settings  # as they were given, for `describe`
-        self.notes: dict[str, Any] = {}  # what goes with its weights: transform, classes
+        self.settings = settings  # keyword arguments as given; saved in the model card
+        self.notes: dict[str, Any] = {}  # transform and class names that belong to the weights
         for name in attention_args or {}:
             lookup(ATTENTIONS, name, "attention")
         stages = _with_positions(stages)
         depths = [len(spec.attention) for spec in stages]
-        drop_paths = torch.linspace(0, drop_path_rate, max(sum(depths), 1), device="cpu").split(
-            depths
-        )
-        self.specs, self.avg_pool = tuple(stages), avg_pool
+        rates = torch.linspace(0, drop_path_rate, max(sum(depths), 1), device="cpu").split(depths)
+        self.specs = tuple(stages)
+        self.num_classes, self.in_chans = num_classes, in_chans
         self.stages, map_size = nn.ModuleList(), pair(img_size)
-        for spec, rates in zip(stages, drop_paths):
+        for spec, stage_rates in zip(stages, rates):
             grid = (map_size[0] // spec.patch, map_size[1] // spec.patch)
             if min(grid) < 1:
                 raise ValueError(
                     f"stage {len(self.stages) + 1} has no token left of a map of {min(map_size)}"
                 )
-            position = (
-                AbsoluteEmbedding(spec.dim, grid, spec.num_global, resize=pos_resize)
-                if spec.absolute
-                else None
-            )
-            embed = PatchEmbed(
+            stage = build_stage(
+                spec,
                 in_chans,
-                spec.dim,
-                spec.patch,
-                num_global=spec.num_global,
-                position=position,
-                norm_eps=norm_eps if norm_embed else None,
-                drop=drop_rate,
-            )
-            common = dict(
-                dim=spec.dim,
-                num_heads=spec.num_heads,
-                num_global=spec.num_global,
-                grid=grid,
-                rel_pos=not spec.absolute,
+                grid,
+                drop_path_rates=stage_rates.tolist(),
                 qkv_bias=qkv_bias,
-                attn_drop=attn_drop_rate,
-                proj_drop=drop_rate,
+                drop_rate=drop_rate,
+                attn_drop_rate=attn_drop_rate,
+                norm_embed=norm_embed,
+                norm_eps=norm_eps,
+                pos_resize=pos_resize,
+                attention_args=attention_args,
+                grad_checkpoint=grad_checkpoint,
             )
-            blocks = [
-                Block(
-                    build_attention(name, **common, **_own(name, spec, attention_args)),
-                    drop=drop_rate,
-                    drop_path=rate,
-                    norm_eps=norm_eps,
-                )
-                for name, rate in zip(spec.attention, rates.tolist())
-            ]
-            self.stages.append(Stage(embed, blocks, grad_checkpoint=grad_checkpoint))
+            self.stages.append(stage)
             in_chans, map_size = spec.dim, grid
-        self.num_features = in_chans
+        self.num_features = self.head_hidden_size = in_chans
         self.norm = nn.LayerNorm(in_chans, eps=norm_eps)
         self.head = nn.Linear(in_chans, num_classes) if num_classes else nn.Identity()
+        self.returns_tokens = self.specs[-1].num_global > 0  # features are tokens, else a map
+        self.global_pool = "token" if self.returns_tokens and not avg_pool else "avg"
+        self.feature_info = [
+            {"num_chs": channels, "reduction": stride, "module": f"stages.{i}"}
+            for i, (channels, stride) in enumerate(zip(self.channels, self.strides))
+        ]
         self.apply(_init_linear)
 
+    # Classifier
+
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, c, H, W) -> logits (B, num_classes)."""
-        return self.head(self.pool(self.norm(self.last_tokens(x))))
+        """x (B, c, H, W) -> logits (B, K)."""
+        return self.forward_head(self.forward_features(x))
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """x (B, c, H, W) -> normalized features of the last stage: tokens (B, G+L, d), global ones
+        first, if that stage has global tokens, else a map (B, d, X, Y)."""
+        return self.forward_intermediates(x, indices=1)[0]
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Features -> logits (B, K), or the input of the head if pre_logits."""
+        x = self.pool(x)
+        if pre_logits:
+            return x
+        return self.head(x.movedim(1, -1)).movedim(-1, 1) if x.ndim == 4 else self.head(x)
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Pool features, a map (B, d, X, Y) or tokens (B, G+L, d), to (B, d) by `global_pool`.
+
+        "avg": mean of all tokens. "token": first global token. "max" and "avgmax" (maps only):
+        maximum, or the mean of maximum and mean. "": return x unchanged.
+        """
+        if not self.global_pool:
+            return x
+        tokens = x.flatten(2).mT if x.ndim == 4 else x
+        match self.global_pool:
+            case "token":
+                return tokens[:, 0]
+            case "max":
+                return tokens.amax(1)
+            case "avgmax":
+                return 0.5 * (tokens.mean(1) + tokens.amax(1))
+        return tokens.mean(1)
+
+    def get_classifier(self) -> nn.Module:
+        """Return the head."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the head by a new one for `num_classes`, none for 0.
+
+        global_pool: see `pool`; None keeps the current one. Raises ValueError for an unknown one.
+        """
+        like = next(self.parameters())
+        self.num_classes = num_classes
+        self.head = nn.Identity()
+        if num_classes:
+            self.head = nn.Linear(
+                self.num_features, num_classes, device=like.device, dtype=like.dtype
+            )
+            _init_linear(self.head)
+        self.head.train(self.training)
+        if global_pool is not None:
+            self.set_global_pool(global_pool)
+
+    def set_global_pool(self, global_pool: str) -> None:
+        """Set what `pool` does. Raises ValueError for an unknown or unsupported one."""
+        pools = TOKEN_POOLS if self.returns_tokens else MAP_POOLS
+        if global_pool not in pools:
+            choices = ", ".join(map(repr, pools))
+            raise ValueError(f"global_pool must be one of {choices}: {global_pool!r}")
+        self.global_pool = global_pool
+        if self.returns_tokens:
+            self.settings["avg_pool"] = global_pool == "avg"
+
+    # Backbone
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        *,
+        valid: Tensor | None = None,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """Return the features and the maps of chosen stages.
+
+        x (B, c, H, W) -> features as in `forward_features`, [map (B, d_i, X_i, Y_i), ...] in the
+        order of `indices`.
+
+        indices: stages, negative ones from the end; an int takes the last n; None takes all.
+        norm: apply the final norm to the last stage's map.
+        stop_early: run no stage after the last chosen one; its map becomes the features.
+        output_fmt: NCHW or NHWC, layout of the maps.
+        intermediates_only: return the maps alone.
+        valid (B, 2): height and width of the real pixels of each image in a padded batch. Tokens
+          entirely in the padding are never attended to, and are 0 in the maps.
+        """
+        if output_fmt not in ("NCHW", "NHWC"):
+            raise ValueError(f"output_fmt must be one of NCHW, NHWC, got {output_fmt!r}")
+        chosen, last = self._select_stages(indices)
+        count = last + 1 if stop_early else len(self.stages)
+        maps: dict[int, Tensor] = {}
+        for i, (stage, spec) in enumerate(zip(self.stages[:count], self.specs)):
+            tokens, grid, valid = stage(x, valid)
+            x = to_map(tokens, spec.num_global, grid, valid)
+            if i in chosen:
+                is_normed = norm and i == len(self.stages) - 1
+                x_i = to_map(self.norm(tokens), spec.num_global, grid, valid) if is_normed else x
+                maps[i] = x_i.permute(0, 2, 3, 1) if output_fmt == "NHWC" else x_i
+        intermediates = [maps[i] for i in chosen]
+        if intermediates_only:
+            return intermediates
+        if count < len(self.stages):
+            return x, intermediates
+        tokens = self.norm(tokens)
+        if self.returns_tokens:
+            return tokens, intermediates
+        return to_map(tokens, spec.num_global, grid, valid), intermediates
+
+    def _select_stages(self, indices: int | Sequence[int] | None) -> tuple[list[int], int]:
+        """Return the chosen stages, from 0, and the last of them. ValueError if one is missing."""
+        count = len(self.stages)
+        if indices is None:
+            indices = count
+        if isinstance(indices, int):
+            if not 0 < indices <= count:
+                raise ValueError(f"the last {indices} stages: there are {count}")
+            indices = range(count - indices, count)
+        chosen = [i + count if i < 0 else i for i in indices]
+        if not chosen or min(chosen) < 0 or max(chosen) >= count:
+            raise ValueError(f"indices {list(indices)}: there are {count} stages, 0 to {count - 1}")
+        return chosen, max(chosen)
+
+    def prune_intermediate_layers(
+        self,
+        indices: int | Sequence[int] = 1,
+        prune_norm: bool = False,
+        prune_head: bool = True,
+    ) -> list[int]:
+        """Remove what the maps of the chosen stages do not need. Return the stages."""
+        chosen, last = self._select_stages(indices)
+        has_unused = last < len(self.stages) - 1
+        if has_unused:
+            self.stages, self.specs = self.stages[: last + 1], self.specs[: last + 1]
+            self.num_features = self.head_hidden_size = self.specs[-1].dim
+            self.returns_tokens = False
+        if has_unused or prune_norm:
+            self.norm = nn.Identity()
+        if has_unused or prune_head:
+            self.reset_classifier(0, "")
+        return chosen
 
     def forward_stages(self, x: Tensor, valid: Tensor | None = None) -> list[Tensor]:
-        """The local tokens of each stage as maps, not normalised.
-
-        x (B, c, H, W) -> (B, d_i, X_i, Y_i) each. valid (B, 2): height and width of each image's
-        real pixels; tokens wholly beyond are never attended to, and are 0 in the maps.
-        """
-        maps = []
-        for stage, spec in zip(self.stages, self.specs):
-            tokens, grid, valid = stage(x, valid)
-            x = zero_padding(to_map(tokens, spec.num_global, grid), valid)
-            maps.append(x)
-        return maps
+        """Deprecated: use `forward_intermediates(x, intermediates_only=True, valid=valid)`."""
+        _warn_deprecated("forward_stages", "forward_intermediates(x, intermediates_only=True)")
+        return self.forward_intermediates(x, intermediates_only=True, valid=valid)
 
     def last_tokens(self, x: Tensor) -> Tensor:
-        """x (B, c, H, W) -> the last stage's tokens (B, G+L, d), global ones first."""
+        """Deprecated: use `forward_features`, which normalizes, or `forward_intermediates`.
+
+        x (B, c, H, W) -> tokens of the last stage (B, G+L, d), not normalized.
+        """
+        _warn_deprecated("last_tokens", "forward_features(x), which normalizes")
         for stage, spec in zip(self.stages, self.specs):
             tokens, grid, _ = stage(x)
             x = to_map(tokens, spec.num_global, grid)
         return tokens
 
-    def pool(self, tokens: Tensor) -> Tensor:
-        """(B, G+L, d) -> (B, d): the first global token, or the mean (none there, avg_pool)."""
-        return tokens.mean(1) if self.avg_pool or not self.specs[-1].num_global else tokens[:, 0]
+    @property
+    def channels(self) -> list[int]:
+        """Width of each stage."""
+        return [spec.dim for spec in self.specs]
+
+    @property
+    def strides(self) -> list[int]:
+        """Image pixels per token side in each stage."""
+        return list(accumulate((spec.patch for spec in self.specs), operator.mul))
+
+    # Training
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute each block in backward instead of storing its activations, or stop doing so."""
+        for stage in self.stages:
+            stage.grad_checkpoint = enable
+
+    def freeze_stages(self, count: int) -> None:
+        """Freeze the first `count` stages. Raises ValueError if there are fewer."""
+        if not 0 <= count <= len(self.stages):
+            raise ValueError(f"cannot freeze {count} of {len(self.stages)} stages")
+        for stage in self.stages[:count]:
+            stage.requires_grad_(False)
 
     def no_weight_decay(self) -> set[str]:
-        """The parameters that are not decayed: norms, tokens, positions, the head's bias."""
+        """Names of parameters without weight decay: norms, tokens, positions, the head's bias."""
         norms = {
             f"{name}.{leaf}"
             for name, module in self.named_modules()
@@ -195,27 +313,30 @@ class MsViT(nn.Module):
             name for name, _ in self.named_parameters() if any(kind in name for kind in kinds)
         }
 
-    @property
-    def channels(self) -> list[int]:
-        """The width of each stage's map."""
-        return [spec.dim for spec in self.specs]
-
-    @property
-    def strides(self) -> list[int]:
-        """The pixels of an image's side that a cell of each stage's map stands for."""
-        return list(accumulate((spec.patch for spec in self.specs), operator.mul))
+    def group_matcher(self, coarse: bool = False) -> dict:
+        """timm's layer groups. They agree with `layer_of`: the embedding of a later stage belongs
+        to the first block of that stage."""
+        fine = [
+            (r"^stages\.(\d+)\.embed", (0,)),
+            (r"^stages\.(\d+)\.blocks\.(\d+)", None),
+            (r"^norm|^head", (99999,)),
+        ]
+        return {
+            "stem": r"^stages\.0\.embed",
+            "blocks": r"^stages\.(\d+)" if coarse else fine,
+        }
 
     @property
     def num_layers(self) -> int:
-        """The largest depth that `layer_of` gives: the number of blocks, and one."""
+        """Largest depth that `layer_of` returns: the number of blocks plus one."""
         return sum(len(stage.blocks) for stage in self.stages) + 1
 
     def layer_of(self, name: str) -> int:
-        """The depth of a parameter, for learning rates that decay with it.
+        """Return the depth of a parameter, for layer-wise learning rate decay.
 
-        0 is the embedding of stage 1; then come the blocks of all stages in order from 1 on, and
-        the final norm and head. A later embedding counts with the first block of its stage, or
-        with the last block before it if the stage has none. Raises ValueError for other names.
+        0 is the embedding of stage 1, then come the blocks of all stages, then the final norm and
+        head. The embedding of a later stage has the depth of that stage's first block, or of the
+        block before it if the stage has none. Raises ValueError for other names.
         """
         if name.startswith(("norm.", "head.")):
             return self.num_layers
@@ -228,15 +349,14 @@ class MsViT(nn.Module):
             return before + int(match[2]) + 1
         return before + 1 if stage and len(self.stages[stage].blocks) else before
 
-    def freeze_stages(self, count: int) -> None:
-        """Train the first `count` stages no further. Raises ValueError for more than there are."""
-        if not 0 <= count <= len(self.stages):
-            raise ValueError(f"cannot freeze {count} of {len(self.stages)} stages")
-        for stage in self.stages[:count]:
-            stage.requires_grad_(False)
+    # Image size and cost
+
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """Resize position parameters to another image size once, not in each forward pass."""
+        self.resize_positions(img_size)
 
     def resize_positions(self, img_size: int | tuple[int, int], rule: str = "linear") -> None:
-        """Make the position parameters for another image size, for good, by one of RULES."""
+        """Like `set_input_size`, by one of `RULES`."""
         self.settings["img_size"] = img_size
         for stage, grid in zip(self.stages, self.grids(pair(img_size))):
             if stage.embed.position is not None:
@@ -245,15 +365,15 @@ class MsViT(nn.Module):
                 block.attn.set_grid(grid, rule)
 
     def grids(self, img_size: tuple[int, int]) -> list[tuple[int, int]]:
-        """Rows and columns of each stage's tokens, for images of that size."""
-        found = []
+        """Token grid (X_i, Y_i) of each stage for an image size."""
+        grids = []
         for stage in self.stages:
             img_size = tuple(n // stage.embed.patch for n in img_size)
-            found.append(img_size)
-        return found
+            grids.append(img_size)
+        return grids
 
     def macs(self, img_size: tuple[int, int]) -> list[int]:
-        """Multiply-accumulates of one image of that size: per stage, and the head's last."""
+        """Multiply-accumulates for one image: of each stage, then of the head."""
         counts = [
             stage.embed.macs(grid) + sum(block.macs(grid) for block in stage.blocks)
             for stage, grid in zip(self.stages, self.grids(img_size))
@@ -262,38 +382,26 @@ class MsViT(nn.Module):
 
 
 def pair(size: int | Sequence[int]) -> tuple[int, int]:
-    """Height and width of a size, or of a square's side."""
+    """Return (height, width) of a size, or of the side of a square."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def _with_positions(stages: Sequence[StageSpec]) -> list[StageSpec]:
-    """The stages, with absolute embeddings where an attention has no relative bias."""
-    found, changed = [], []
+    """Use absolute position embeddings where an attention has no relative bias."""
+    result, changed = [], []
     for number, spec in enumerate(stages, start=1):
-        kinds = {name: ATTENTIONS.load(name) for name in spec.attention}
-        without = [name for name, kind in kinds.items() if not kind.has_relative_bias]
+        classes = {name: ATTENTIONS.load(name) for name in spec.attention}
+        without = [name for name, cls in classes.items() if not cls.has_relative_bias]
         if without and not spec.absolute:
             changed.append(f"stage {number} ({', '.join(without)})")
             spec = replace(spec, absolute=True)
-        found.append(spec)
+        result.append(spec)
     if changed:
         log.warning(
             "no relative bias in the attention of %s: the absolute embedding is used there",
             ", ".join(changed),
         )
-    return found
-
-
-def _own(name: str, spec: StageSpec, attention_args: Mapping[str, Mapping] | None) -> dict:
-    """A stage's own attention arguments: the letter f under its name, and the caller's."""
-    argument = ATTENTIONS.entry(name).facts.get("feature")
-    feature = {argument: spec.feature} if argument else {}
-    return feature | dict((attention_args or {}).get(name, {}))
-
-
-def to_map(tokens: Tensor, num_global: int, grid: tuple[int, int]) -> Tensor:
-    """(B, G+L, d) -> (B, d, X, Y), global tokens dropped."""
-    return tokens[:, num_global:].mT.unflatten(2, grid)
+    return result
 
 
 def _init_linear(module: nn.Module) -> None:
@@ -301,3 +409,7 @@ def _init_linear(module: nn.Module) -> None:
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def _warn_deprecated(old: str, new: str) -> None:
+    warnings.warn(f"MsViT.{old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)

@@ -1,12 +1,12 @@
-"""Trained weights by name, as torchvision has them: ViL_Tiny_Weights.IMAGENET1K_V1 and its like.
+"""Weight enums as in torchvision: ViL_Tiny_Weights.IMAGENET1K_V1 and others.
 
-A class for each model and a member for each file, with `url`, `sha256`, `transforms()` (what turns
-a picture into the model's input) and `meta` (parameters, multiply-accumulates, metrics, recipe,
-classes, and whether the metrics are "published" by the authors or "measured" by us). DEFAULT is the
-member with the best published accuracy.
+One class per model, one member per file, with `url`, `sha256`, `transforms()` (image to model
+input) and `meta` (parameters, multiply-accumulates, metrics, recipe, classes, and the status of the
+metrics: "published" by the authors or "measured" with this package). DEFAULT is the member with the
+best accuracy.
 
-Ours, ViL_Nano_Weights.DIGITS, ship with the package. published.csv has the authors', whose storage
-is gone: a download fails, and says what to do with a copy of the file.
+ViL_Nano_Weights.DIGITS ships with the package. published.csv lists the authors' files, whose
+storage is offline: a download fails with an error that explains how to use a copy of the file.
 """
 
 import csv
@@ -38,8 +38,8 @@ IMAGENET_CLASSES = ResNet18_Weights.DEFAULT.meta["categories"]
 
 
 class Row(NamedTuple):
-    """A line of published.csv: texts as published, empty where nothing was; then what we counted
-    and what the config says, which tests/test_model_zoo.py compares."""
+    """A row of published.csv: published values as text, empty if unpublished; then counted values
+    and values of the config, which tests/test_model_zoo.py verifies."""
 
     section: str
     model: str
@@ -48,40 +48,41 @@ class Row(NamedTuple):
     top1: str
     top5: str
     parameters: str  # millions
-    macs: str  # thousand millions
+    macs: str  # billions
     folder: str  # of the weights, below STORAGE
-    why: str  # the reason why a count differs, a key of docs/zoo_reasons.py
-    weights: str  # class and member, empty for the study of attentions
-    size: str  # of the image, in pixels
+    why: str  # why a count differs, a key of docs/zoo_reasons.py
+    weights: str  # class and member, empty for the comparison of attentions
+    size: str  # image side in pixels
     crop_pct: str
     interpolation: str
-    windows: str  # of each stage, by slashes
+    windows: str  # of each stage, separated by slashes
     counted_parameters: str
     counted_macs: str
 
 
 def read_rows() -> list[Row]:
+    """Read published.csv."""
     with (HERE / "published.csv").open(encoding="utf-8", newline="") as file:
         return [Row(**line) for line in csv.DictReader(file)]
 
 
 class ViLWeights(WeightsEnum):
-    """torchvision's class of weights, with the SHA-256 of the file and what to do without one."""
+    """torchvision's weight enum with the SHA-256 of the file and errors that explain what to do."""
 
     @property
     def sha256(self) -> str | None:
-        """Of the file; None where nobody has published it."""
+        """SHA-256 of the file, None if unpublished."""
         return self.meta["sha256"]
 
     def get_state_dict(self, progress: bool = True, check_hash: bool = True) -> dict[str, Tensor]:
-        """The weights, downloaded into torch.hub's folder if they are not shipped.
+        """Return the weights, downloaded into torch.hub's folder if they do not ship with vil.
 
-        Raises CheckpointError where they cannot be fetched, or are not what they should be.
+        Raises CheckpointError if they cannot be fetched or their hash differs.
         """
         return read_weights(self.file(progress, check_hash))
 
     def file(self, progress: bool = True, check_hash: bool = True) -> Path:
-        """Where the weights are, as for `get_state_dict`."""
+        """Return the path of the weights, downloaded if necessary. See `get_state_dict`."""
         file = Path(self.url)
         if self.url.startswith("https://"):
             name = f"{type(self).__name__}-{self.name}.pth"
@@ -130,19 +131,19 @@ def _published(row: Row) -> Weights:
     )
 
 
-def _transforms(size: int, crop_pct: float, interpolation: str, **normalisation: Any) -> partial:
-    """timm's evaluation transform: resize the short side, cut out the middle, normalise."""
+def _transforms(size: int, crop_pct: float, interpolation: str, **normalization: Any) -> partial:
+    """timm's evaluation transform: resize the shorter side, center crop, normalize."""
     return partial(
-        picture_transform,
+        image_transform,
         input_size=size,
         crop_pct=crop_pct,
         interpolation=interpolation,
-        **normalisation,
+        **normalization,
     )
 
 
-def picture_transform(**settings: Any) -> Compose:
-    """A picture of any kind, as RGB, through timm's transform."""
+def image_transform(**settings: Any) -> Compose:
+    """Build timm's transform, preceded by a conversion to RGB."""
     return Compose([to_rgb, create_transform(**settings)])
 
 
@@ -164,51 +165,54 @@ DIGITS = Weights(
 
 
 @cache
-def tables() -> dict[str, type[ViLWeights]]:
-    """The classes, by name."""
+def load_weight_classes() -> dict[str, type[ViLWeights]]:
+    """Return the weight enums by class name."""
     members: dict[str, dict[str, Weights]] = defaultdict(dict)
     members["ViL_Nano_Weights"]["DIGITS"] = DIGITS
     for row in read_rows():
         if row.weights:
-            kind, member = row.weights.split(".")
-            members[kind][member] = _published(row)
-    for found in members.values():
-        found["DEFAULT"] = max(found.values(), key=_accuracy)
-    return {kind: ViLWeights(kind, found, module=__name__) for kind, found in members.items()}
+            name, member = row.weights.split(".")
+            members[name][member] = _published(row)
+    for by_name in members.values():
+        by_name["DEFAULT"] = max(by_name.values(), key=_accuracy)
+    return {name: ViLWeights(name, by_name, module=__name__) for name, by_name in members.items()}
 
 
 def _accuracy(weights: Weights) -> float:
-    """Top-1 as published or measured; 0 for those without, of ImageNet-22K alone."""
-    return max((figures["acc@1"] for figures in weights.meta["metrics"].values()), default=0.0)
+    """Top-1 accuracy; 0 for weights without metrics (ImageNet-22K alone)."""
+    return max((metrics["acc@1"] for metrics in weights.meta["metrics"].values()), default=0.0)
 
 
 def __getattr__(name: str) -> type[ViLWeights]:
-    if name.endswith("_Weights") and name in tables():
-        return tables()[name]
+    if name.endswith("_Weights") and name in load_weight_classes():
+        return load_weight_classes()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def get_weight(name: str) -> ViLWeights:
-    """A member by its full name, such as ViL_Tiny_Weights.IMAGENET1K_V1; ValueError for others."""
-    kind, _, member = name.partition(".")
-    return lookup(
-        lookup(tables(), kind, "class of weights").__members__, member, f"member of {kind}"
-    )
+    """Return a member by its full name, such as ViL_Tiny_Weights.IMAGENET1K_V1.
+
+    Raises ValueError for an unknown name.
+    """
+    cls, _, member = name.partition(".")
+    members = lookup(load_weight_classes(), cls, "class of weights").__members__
+    return lookup(members, member, f"member of {cls}")
 
 
 def get_model_weights(model: str) -> type[ViLWeights]:
-    """The class of weights of a named model; ValueError for a model without weights."""
-    return lookup(by_model(), model, "model with weights")
+    """Return the weight enum of a named model. ValueError for a model without weights."""
+    return lookup(weight_classes_by_model(), model, "model with weights")
 
 
 @cache
-def by_model() -> dict[str, type[ViLWeights]]:
-    """ViL_Medium_Deep_RPB_Weights, ... by vil_medium_deep_rpb, ..."""
-    return {kind.removesuffix("_Weights").lower(): found for kind, found in tables().items()}
+def weight_classes_by_model() -> dict[str, type[ViLWeights]]:
+    """Return the weight enums by model name, such as vil_medium_deep_rpb."""
+    classes = load_weight_classes().items()
+    return {name.removesuffix("_Weights").lower(): cls for name, cls in classes}
 
 
-def notes_of(weights: ViLWeights) -> dict:
-    """What goes with a model that has them: transform and classes."""
-    known = weights.transforms.keywords
-    transform = {key: known[key] for key in TRANSFORM}
+def get_notes(weights: ViLWeights) -> dict:
+    """Return the input transform and class names, for `MsViT.notes`."""
+    settings = weights.transforms.keywords
+    transform = {key: settings[key] for key in TRANSFORM}
     return {"transform": transform, "classes": weights.meta["categories"]}

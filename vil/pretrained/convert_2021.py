@@ -1,8 +1,8 @@
-"""The 2021 reference's files: its names, what it stored besides weights, and its other layouts.
+"""Convert state dicts of the 2021 reference: names, redundant entries, attention projections.
 
-Names are mapped exactly. Weights of full attention go into longformer attention and back: both have
-the same queries, keys and values, in one matrix or in two. Files of its detection code have the
-backbone under a prefix. Source of the rules: the reference's converter for detection.
+Names are mapped one to one. Projections of full attention convert to longformer's and back: both
+have the same queries, keys and values, in one matrix or in two. Files of the reference's detection
+code have the backbone under a prefix. Source of the rules: the reference's converter for detection.
 """
 
 import logging
@@ -18,63 +18,62 @@ log = logging.getLogger(__name__)
 FIRST = ("layer1.0.proj.weight", "layer1.0.cls_token")  # other networks have a layer1 too
 BACKBONE = "backbone.bottom_up."
 INDEX_BUFFERS = ("relative_position_index", "calls_since_last_redraw")
-# what the reference stores twice when weights are shared: the copy -> its first name
+# shared weights that the reference stores twice: pattern of the copy -> the first name
 ALIASES = {r"\b(query|kv|proj)_global\.": r"\1.", r"\bproj_v$": "proj_k"}
 PROJECTION = re.compile(r"(.*\.)?(qkv|query|kv|proj)(_global)?\.(weight|bias)")
 
 
-def original_names(model: nn.Module) -> dict[str, str]:
-    """For each entry of the model's state dict, its name in the 2021 reference.
+def get_2021_names(model: nn.Module) -> dict[str, str]:
+    """Map each name in the model's state dict to its name in the 2021 reference.
 
-    model: an MsViT; or an attention module, whose names are the reference's already.
+    model: an MsViT, or an attention module, whose names are the same in the reference.
     """
-    return {name: _original_name(name) for name in model.state_dict()}
+    return {name: _to_2021(name) for name in model.state_dict()}
 
 
-def is_original(state: Iterable[str]) -> bool:
-    """Whether these are the reference's names of a whole model."""
+def has_2021_names(state: Iterable[str]) -> bool:
+    """Whether the keys are the reference's names of a full model."""
     return any(key.startswith("layer1.0.") and key.endswith(FIRST) for key in state)
 
 
-def backbone_of(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """The backbone of a detector's state dict, and the names of what is not its; another state dict
-    is returned as it is."""
-    found = {k.removeprefix(BACKBONE): v for k, v in state.items() if k.startswith(BACKBONE)}
-    return (found, [key for key in state if not key.startswith(BACKBONE)]) if found else (
-        dict(state), []
-    )  # fmt: skip
+def extract_backbone(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the backbone of a detector's state dict, and the other keys. Other state dicts are
+    returned unchanged."""
+    backbone = {k.removeprefix(BACKBONE): v for k, v in state.items() if k.startswith(BACKBONE)}
+    if not backbone:
+        return dict(state), []
+    return backbone, [key for key in state if not key.startswith(BACKBONE)]
 
 
 def convert_projections(
     state: Mapping[str, Tensor], wanted: Iterable[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The state with the projections that `wanted` has and it has not, made from those it has; and
-    a line for each.
+    """Make the projections in `wanted` that the state lacks from those it has.
 
-    qkv (3C, C) is query (C, C) and kv (2C, C), one below the other. What global tokens have of
-    their own (query_global, ...) is a copy of what local tokens have.
+    Returns the new state, and a line for each converted projection. qkv (3C, C) is query (C, C)
+    stacked on kv (2C, C). Projections of global tokens (query_global, ...) become copies of those
+    of local tokens.
     """
-    found, lines = dict(state), []
-    absent = [name for name in wanted if name not in state]
-    for name in absent:
-        match = PROJECTION.fullmatch(name)
-        made = match and _projection(state, match[1] or "", match[2], match[4])
+    result, lines = dict(state), []
+    for name in wanted:
+        match = None if name in state else PROJECTION.fullmatch(name)
+        made = match and _make_projection(state, match[1] or "", match[2], match[4])
         if made:
-            found[name], sources = made
+            result[name], sources = made
             lines.append(f"{name} of {' and '.join(sources)}")
     used = {source for line in lines for source in line.split(" of ")[1].split(" and ")}
     for name in used - set(wanted):
-        del found[name]
-    return found, lines
+        del result[name]
+    return result, lines
 
 
-def _projection(
+def _make_projection(
     state: Mapping[str, Tensor], prefix: str, kind: str, leaf: str
 ) -> tuple[Tensor, list[str]] | None:
-    """One projection of an attention, and the names it is made of; None where they are absent."""
-    own, qkv, query, kv = (f"{prefix}{part}.{leaf}" for part in (kind, "qkv", "query", "kv"))
-    if own in state:
-        return state[own], [own]
+    """Return one projection and the names it is made of, None if they are missing."""
+    same, qkv, query, kv = (f"{prefix}{part}.{leaf}" for part in (kind, "qkv", "query", "kv"))
+    if same in state:
+        return state[same], [same]
     if kind == "qkv" and query in state and kv in state:
         return torch.cat([state[query], state[kv]]), [query, kv]
     if kind in ("query", "kv") and qkv in state and len(state[qkv]) % 3 == 0:
@@ -83,33 +82,33 @@ def _projection(
     return None
 
 
-def is_surplus(key: str, state: Mapping[str, Tensor], unused: set[str]) -> bool:
-    """Whether a key has no weight of its own: index buffer, unused table, equal alias."""
+def is_redundant(key: str, state: Mapping[str, Tensor], unused: set[str]) -> bool:
+    """Whether a key holds no weight: an index buffer, an unused table, or an equal alias."""
     if key.endswith(INDEX_BUFFERS) or key in unused:
         return True
     twins = [re.sub(alias, name, key) for alias, name in ALIASES.items() if re.search(alias, key)]
     return any(twin in state and torch.equal(state[twin], state[key]) for twin in twins)
 
 
-def unused_tables(module: nn.Module) -> set[str]:
-    """Parameters that the reference stored and never read (its names)."""
+def find_unused_tables(module: nn.Module) -> set[str]:
+    """Return the parameters, in the reference's names, that it stored and never read."""
     return {
-        _original_name(f"{name}.{leaf}".removeprefix("."))
+        _to_2021(f"{name}.{leaf}".removeprefix("."))
         for name, part in module.named_modules()
         if isinstance(part, Attention)
         for leaf in part.unused_2021
     }
 
 
-def warn_of_other_rules(model: nn.Module) -> None:
-    """The reference's weights were trained under rules that are defaults no longer."""
+def warn_changed_defaults(model: nn.Module) -> None:
+    """Warn if the reference's weights were trained under a rule that is no longer the default."""
     for part in model.modules():
         if isinstance(part, Attention) and (change := part.changed_since_2021()):
             log.warning(change)
             return
 
 
-def _original_name(name: str) -> str:
+def _to_2021(name: str) -> str:
     match = re.match(r"stages\.(\d+)\.(embed|blocks\.(\d+))\.(.+)", name)
     if not match:
         return name

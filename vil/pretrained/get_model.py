@@ -1,4 +1,4 @@
-"""`vil.get_model`: a named architecture, with trained weights where they are asked for."""
+"""`vil.get_model`: build a named model, with trained weights if requested."""
 
 import inspect
 import logging
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vil.models.arch import parse_arch
-from vil.models.registry import ARCHS, DEFAULTS, with_windows
+from vil.models.registry import ARCHS, DEFAULTS, replace_windows
 from vil.models.vision_longformer import MsViT
-from vil.pretrained.catalog import ViLWeights, by_model, get_model_weights, notes_of
-from vil.pretrained.load_weights import classes_after, load_weights
+from vil.pretrained.catalog import ViLWeights, get_model_weights, get_notes, weight_classes_by_model
+from vil.pretrained.load_weights import load_weights, select_classes
 from vil.utils.lookup import lookup
 
 log = logging.getLogger(__name__)
@@ -27,25 +27,26 @@ def get_model(
     convert: bool = False,
     **kwargs,
 ) -> MsViT:
-    """A named model; kwargs are MsViT's (img_size, num_classes, drop_path_rate, ...).
+    """Build a named model. kwargs are MsViT's (img_size, num_classes, drop_path_rate, ...).
 
-    weights: None for fresh ones; a member of `vil.get_model_weights(name)` or its name ("DEFAULT",
-    "IMAGENET1K_V1"), whose image size, classes and windows are then the defaults; or a file: ours,
-    or the 2021 reference's. attention: what stands where the architecture says local, by the rules
-    of `parse_arch`. windows: the letter f of all stages or of each. head, rule, convert: what
-    becomes of a head, of positions and of projections that do not fit, see `load_weights`.
+    weights: None for fresh weights; a member of `vil.get_model_weights(name)` or its name
+      ("DEFAULT", "IMAGENET1K_V1"), which also sets image size, classes and windows; or a file that
+      `load_weights` reads.
+    attention: replaces local attention, see `parse_arch`.
+    windows: attention size (letter f) of all stages or of each.
+    head, rule, convert: how a head, positions and projections are fitted, see `load_weights`.
     Raises ValueError for an unknown name and for another model's weights, CheckpointError for a
     file that does not fit.
     """
     stages = parse_arch(lookup(ARCHS, name, "model"), attention)
     for setting in kwargs:
         lookup(inspect.signature(MsViT).parameters, setting, "setting of a model")
-    weights = _find(name, weights)
+    weights = _resolve_weights(name, weights)
     settings = dict(DEFAULTS.get(name, {}))
     if isinstance(weights, ViLWeights):
         settings |= weights.meta["build"]
     settings |= kwargs if windows is None else {**kwargs, "windows": windows}
-    model = MsViT(with_windows(name, stages, settings.pop("windows", None)), **settings)
+    model = MsViT(replace_windows(name, stages, settings.pop("windows", None)), **settings)
     if weights is None:
         return model
     state = weights.get_state_dict() if isinstance(weights, ViLWeights) else weights
@@ -53,23 +54,25 @@ def get_model(
     if report.resized:
         log.warning("%s: %d tables of positions resized", name, len(report.resized))
     if isinstance(weights, ViLWeights):
-        notes = notes_of(weights)
-        model.notes = notes | {"classes": classes_after(head, notes.get("classes"))}
+        notes = get_notes(weights)
+        model.notes = notes | {"classes": select_classes(head, notes.get("classes"))}
     return model
 
 
-def _find(name: str, weights: str | Path | ViLWeights | None) -> Path | ViLWeights | None:
-    """A member of the model's weights, or a file."""
+def _resolve_weights(
+    name: str, weights: str | Path | ViLWeights | None
+) -> Path | ViLWeights | None:
+    """Return a member of the model's weight enum, or a path."""
     if weights is None or isinstance(weights, Path):
         return weights
-    known = by_model()[name].__members__ if name in by_model() else {}
+    known = weight_classes_by_model()[name].__members__ if name in weight_classes_by_model() else {}
     is_file = isinstance(weights, str) and (weights.endswith(FILES) or Path(weights).exists())
     if is_file and weights not in known:
         return Path(weights)
-    kind = get_model_weights(name)
+    cls = get_model_weights(name)
     if isinstance(weights, str):
-        member = weights.removeprefix(f"{kind.__name__}.")
-        return lookup(kind.__members__, member, f"weights of {name}")
-    if not isinstance(weights, kind):
-        raise ValueError(f"{weights!r} are weights of another model; {name} has {kind.__name__}")
+        member = weights.removeprefix(f"{cls.__name__}.")
+        return lookup(cls.__members__, member, f"weights of {name}")
+    if not isinstance(weights, cls):
+        raise ValueError(f"{weights!r} are weights of another model; {name} has {cls.__name__}")
     return weights

@@ -1,8 +1,9 @@
-"""Models in a folder of the Hub's layout: config.json, model.safetensors and a README.md.
+"""Save and load models in the layout of the Hugging Face Hub.
 
-The same folder loads with timm for a named model (`timm.create_model("local-dir:FOLDER",
-pretrained=True)`, once vil.integrations.timm_register is imported) and here for any: config.json
-has timm's keys and ours.
+A folder holds config.json, model.safetensors and README.md. config.json has timm's keys and the
+model card under `vil`, so `from_pretrained` loads any folder, and timm loads that of a named model:
+`timm.create_model("local-dir:FOLDER", pretrained=True)` after importing
+vil.integrations.timm_register.
 """
 
 import json
@@ -13,17 +14,23 @@ from pathlib import Path
 from vil.models.arch import StageSpec, format_attention, parse_arch
 from vil.models.registry import ARCHS
 from vil.models.vision_longformer import MsViT, pair
-from vil.pretrained.load_weights import classes_after, load_weights
-from vil.pretrained.model_card import build_described, describe
-from vil.pretrained.state_dict_io import read_about, write_weights
+from vil.pretrained.load_weights import load_weights, select_classes
+from vil.pretrained.model_card import build_from_card, make_model_card
+from vil.pretrained.state_dict_io import read_metadata, write_weights
 from vil.utils.atomic_write import replace_text
 from vil.utils.errors import CheckpointError, one_line
 
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-PATTERNS = [CONFIG, WEIGHTS]
-# what timm says itself, or is a matter of training
-OF_TIMM = ("arch", "in_chans", "num_classes", "drop_rate", "attn_drop_rate", "drop_path_rate",
-           "grad_checkpoint")  # fmt: skip
+CONFIG, WEIGHTS, README = "config.json", "model.safetensors", "README.md"
+# settings that timm passes itself, or that matter in training only
+NOT_IN_MODEL_ARGS = (
+    "arch",
+    "in_chans",
+    "num_classes",
+    "drop_rate",
+    "attn_drop_rate",
+    "drop_path_rate",
+    "grad_checkpoint",
+)
 
 
 def save_pretrained(
@@ -34,18 +41,18 @@ def save_pretrained(
     classes: Sequence[str] | None = None,
     source: Path | None = None,
 ) -> None:
-    """Write the model into a folder, which is made. See `describe` for the arguments.
+    """Write the model into a folder, created if missing. Arguments as for `make_model_card`.
 
-    Raises CheckpointError where it cannot be written.
+    Raises CheckpointError if the folder cannot be written.
     """
     folder = Path(folder)
-    about = describe(model, transform=transform, classes=classes, source=source)
-    write_weights(folder / WEIGHTS, model.state_dict(), about)
-    config = _config(model, about)
+    card = make_model_card(model, transform=transform, classes=classes, source=source)
+    write_weights(folder / WEIGHTS, model.state_dict(), card)
+    config = _make_config(model, card)
     try:
         replace_text(folder / CONFIG, json.dumps(config, indent=1) + "\n")
-        if not (folder / CARD).exists():  # it may have been written by hand
-            replace_text(folder / CARD, _card(config))
+        if not (folder / README).exists():  # keep one written by hand
+            replace_text(folder / README, _make_readme(config))
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be written: {error.strerror}") from None
 
@@ -53,21 +60,21 @@ def save_pretrained(
 def from_pretrained(
     source: str | Path, *, head: str = "keep", rule: str = "linear", **settings
 ) -> MsViT:
-    """The model in a folder, in a file of `vil convert`, or in a repository of the Hub.
+    """Load the model in a folder, a file of `vil convert`, or a repository of the Hub.
 
-    settings replace those it was saved with (img_size, num_classes, drop_path_rate, ...); positions
-    are then resized by `rule`, and another number of classes needs `head`, see `load_weights`. Its
-    `notes` have the transform and the classes, where they are known.
-    Raises CheckpointError for what is absent, damaged or no model of ours, ValueError for an
-    unknown setting.
+    settings override those it was saved with (img_size, num_classes, drop_path_rate, ...).
+    Positions are then resized by `rule`, and another number of classes requires `head`, see
+    `load_weights`. The model's `notes` hold the transform and class names, if known.
+    Raises CheckpointError for a source that is missing, damaged or not a model of vil, ValueError
+    for an unknown setting.
     """
     path = Path(source)
     if path.is_file():
-        about, weights = read_about(path), path
-        if about is None:
+        card, weights = read_metadata(path), path
+        if card is None:
             raise CheckpointError(
-                f"{path} does not say what model it is of: vil convert it, "
-                "or vil.get_model(NAME, weights=FILE)"
+                f"{path} does not name its model: run vil convert on it, "
+                "or use vil.get_model(NAME, weights=FILE)"
             )
     else:
         if not path.exists() and source in ARCHS:
@@ -75,36 +82,36 @@ def from_pretrained(
                 f"{source} is a named model: vil.get_model({str(source)!r}, weights='DEFAULT')"
             )
         path = path if path.exists() else _fetch(str(source))
-        about, weights = _described_in(path), path / WEIGHTS
+        card, weights = _read_card(path), path / WEIGHTS
     size = settings.pop("img_size", None)
-    model = build_described(about, **settings)
+    model = build_from_card(card, **settings)
     load_weights(model, weights, head=head, rule=rule)
-    model.notes["classes"] = classes_after(head, model.notes.get("classes"))
-    if size is not None:  # from the grids it was made for: a table alone does not say them
+    model.notes["classes"] = select_classes(head, model.notes.get("classes"))
+    if size is not None:  # after loading: the grids of the card are known, those of a file are not
         model.resize_positions(size, rule)
     return model.eval()
 
 
-def zoo_name(model: MsViT) -> str | None:
-    """The named model that this is, whatever its windows; None for others."""
+def find_model_name(model: MsViT) -> str | None:
+    """Return the name of the model's architecture, ignoring windows; None if it has none."""
 
-    def shape(stages: Sequence[StageSpec]) -> list[StageSpec]:
-        return [replace(stage, feature=1) for stage in stages]
+    def without_sizes(stages: Sequence[StageSpec]) -> list[StageSpec]:
+        return [replace(stage, attn_size=1) for stage in stages]
 
-    attention = format_attention(model.specs)
-    found = (
-        n for n, arch in ARCHS.items() if shape(parse_arch(arch, attention)) == shape(model.specs)
-    )
-    return next(found, None)
+    attention, wanted = format_attention(model.specs), without_sizes(model.specs)
+    for name, arch in ARCHS.items():
+        if without_sizes(parse_arch(arch, attention)) == wanted:
+            return name
+    return None
 
 
-def _config(model: MsViT, about: Mapping) -> dict:
-    """timm's keys, and ours under `vil`. timm knows architectures by name: another one's folder
-    loads here alone."""
-    settings = about["model"]
-    args = {key: value for key, value in settings.items() if key not in OF_TIMM}
+def _make_config(model: MsViT, card: Mapping) -> dict:
+    """Return timm's keys, and the model card under `vil`. An architecture without a name is called
+    msvit, which timm does not know."""
+    settings = card["model"]
+    args = {key: value for key, value in settings.items() if key not in NOT_IN_MODEL_ARGS}
     return {
-        "architecture": zoo_name(model) or "msvit",
+        "architecture": find_model_name(model) or "msvit",
         "num_classes": settings["num_classes"],
         "num_features": model.num_features,
         "pretrained_cfg": {
@@ -113,18 +120,15 @@ def _config(model: MsViT, about: Mapping) -> dict:
             "fixed_input_size": False,
             "first_conv": "stages.0.embed.proj",
             "classifier": "head",
-            **(about["transform"] or {}),
+            **(card["transform"] or {}),
         },
-        "model_args": {
-            **args,
-            "windows": [stage.feature for stage in model.specs],
-        },
-        "label_names": about["classes"],
-        "vil": dict(about),
+        "model_args": {**args, "windows": [stage.attn_size for stage in model.specs]},
+        "label_names": card["classes"],
+        "vil": dict(card),
     }
 
 
-def _card(config: Mapping) -> str:
+def _make_readme(config: Mapping) -> str:
     size = " x ".join(map(str, config["pretrained_cfg"]["input_size"][1:]))
     source = config["vil"].get("source")
     origin = f"Weights of `{source['file']}`, SHA-256 {source['sha256']}." if source else ""
@@ -143,26 +147,25 @@ Multi-scale Vision Longformer (arXiv:2103.15358), {size} px, {config["num_classe
 """
 
 
-def _described_in(folder: Path) -> dict:
+def _read_card(folder: Path) -> dict:
     try:
-        about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["vil"]
+        return json.loads((folder / CONFIG).read_text(encoding="utf-8"))["vil"]
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder} has no {CONFIG}: not saved by save_pretrained "
-            "(of a run: vil convert RUN FOLDER/)"
+            "(for a run: vil convert RUN FOLDER/)"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / CONFIG} cannot be used: {one_line(error)}") from None
-    return about
 
 
 def _fetch(repository: str) -> Path:
-    """A repository of the Hub, or its copy on this machine."""
+    """Download a repository of the Hub, or find it in the local cache."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(repository, allow_patterns=PATTERNS))
-    except Exception as error:  # of the network, of the name, of the server
+        return Path(snapshot_download(repository, allow_patterns=[CONFIG, WEIGHTS]))
+    except Exception as error:  # network, name or server
         raise CheckpointError(
             f"there is no folder {repository}, and the Hub's repository of that name cannot be "
             f"fetched: {one_line(error)}"

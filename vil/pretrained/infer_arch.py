@@ -1,4 +1,4 @@
-"""Which of our models a file of weights belongs to, by the sizes of its tensors."""
+"""Infer the named model that a state dict belongs to, from the names and shapes of its tensors."""
 
 import re
 from collections.abc import Mapping
@@ -12,28 +12,27 @@ from torch import Tensor
 from vil.models.arch import StageSpec, parse_arch
 from vil.models.registry import ARCHS, DEFAULTS
 from vil.models.vision_longformer import MsViT
-from vil.pretrained.convert_2021 import BACKBONE, backbone_of
-from vil.pretrained.load_weights import compare, names_in
+from vil.pretrained.convert_2021 import BACKBONE, extract_backbone
+from vil.pretrained.load_weights import compare, map_names
 from vil.utils.errors import CheckpointError
 
 TABLE = "local_relative_position_bias_table"
-KINDS = {"full": "qkv.weight", "longformer": "kv.weight"}
-MAY_CHANGE = ("x_pos_embed", "y_pos_embed", TABLE, "head.weight", "head.bias")
+PROJECTIONS = {"full": "qkv.weight", "longformer": "kv.weight"}  # that only this attention has
+RESIZABLE = ("x_pos_embed", "y_pos_embed", TABLE, "head.weight", "head.bias")
 
 
-def recognise(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
-    """The named model whose weights these are, under ours or the 2021 reference's names, freshly
-    made.
+def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
+    """Return the name and a fresh model for a state dict with vil's or the 2021 reference's names.
 
-    Image size, windows, classes, and whether a stage's attention is full or local are read from
-    the tensors; what the tensors do not tell (windows without a relative bias) is the
-    architecture's own. A detector's backbone crops its positions, as the reference's did.
-    Raises CheckpointError, with the nearest model and what does not fit it, if there is none.
+    Image size, windows, number of classes, and whether a stage has full or local attention are
+    inferred from the tensors. What they do not determine (windows without a relative bias) is the
+    named architecture's. A detector's backbone crops its positions, as the reference did.
+    Raises CheckpointError, with the nearest model and its mismatches, if no model fits.
     """
-    backbone, _ = backbone_of(state)
-    of_detector = any(key.startswith(BACKBONE) for key in state)
-    name = max(ARCHS, key=lambda name: _likeness(name, backbone))
-    model = _fitting(name, backbone, "crop" if of_detector else "interpolate")
+    backbone, _ = extract_backbone(state)
+    is_detector = any(key.startswith(BACKBONE) for key in state)
+    name = max(ARCHS, key=lambda name: _overlap(name, backbone))
+    model = _build_fitting(name, backbone, "crop" if is_detector else "interpolate")
     report = compare(model, backbone)
     if report.complete:
         return name, model
@@ -43,61 +42,60 @@ def recognise(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
     )
 
 
-def _stages(name: str, state: Mapping[str, Tensor]) -> list[StageSpec]:
-    """The architecture's, each with full or local attention as its first block has in the state."""
+def _infer_attention(name: str, state: Mapping[str, Tensor]) -> list[StageSpec]:
+    """Stages of the architecture with full or local attention, as the first block's weights."""
     stages = parse_arch(ARCHS[name])
-    for at, spec in enumerate(stages):
-        first = (f"stages.{at}.blocks.0.attn.", f"layer{at + 1}.1.attn.")
-        for kind, leaf in KINDS.items():
-            if any(f"{prefix}{leaf}" in state for prefix in first):
-                stages[at] = replace(spec, attention=(kind,) * len(spec.attention))
+    for i, spec in enumerate(stages):
+        prefixes = (f"stages.{i}.blocks.0.attn.", f"layer{i + 1}.1.attn.")
+        for attention, leaf in PROJECTIONS.items():
+            if any(f"{prefix}{leaf}" in state for prefix in prefixes):
+                stages[i] = replace(spec, attention=(attention,) * len(spec.attention))
     return stages
 
 
 @cache
-def _plain(stages: tuple[StageSpec, ...]) -> MsViT:
-    """A model in its usual sizes, without memory."""
+def _build_on_meta(stages: tuple[StageSpec, ...]) -> MsViT:
+    """Build a model with default settings, without memory."""
     with torch.device("meta"):
         return MsViT(stages)
 
 
-def _likeness(name: str, state: Mapping[str, Tensor]) -> float:
-    """The share that names of both, with equal shapes unless these may change, have in all."""
-    model = _plain(tuple(_stages(name, state)))
-    names, wanted = names_in(model, state), model.state_dict()
-    both = [
-        ours
-        for ours, theirs in names.items()
-        if theirs in state
-        and (ours.endswith(MAY_CHANGE) or state[theirs].shape == wanted[ours].shape)
+def _overlap(name: str, state: Mapping[str, Tensor]) -> float:
+    """Intersection over union of tensor names. Unequal shapes count only if resizable."""
+    model = _build_on_meta(tuple(_infer_attention(name, state)))
+    names, target = map_names(model, state), model.state_dict()
+    common = [
+        name
+        for name, key in names.items()
+        if key in state and (name.endswith(RESIZABLE) or state[key].shape == target[name].shape)
     ]
-    return len(both) / (len(names) + len(state) - len(both))
+    return len(common) / (len(names) + len(state) - len(common))
 
 
-def _fitting(name: str, state: Mapping[str, Tensor], pos_resize: str) -> MsViT:
-    """The model, in the sizes that the state has."""
-    stages, settings = _stages(name, state), dict(DEFAULTS.get(name, {}))
+def _build_fitting(name: str, state: Mapping[str, Tensor], pos_resize: str) -> MsViT:
+    """Build the named model with the sizes of the state dict."""
+    stages, settings = _infer_attention(name, state), dict(DEFAULTS.get(name, {}))
     settings["num_classes"] = len(state["head.weight"]) if "head.weight" in state else 0
-    names = names_in(_plain(tuple(stages)), state)
-    shapes = {ours: state[theirs].shape for ours, theirs in names.items() if theirs in state}
-    reduction, sides = 1, []
-    for at, spec in enumerate(stages):
-        reduction *= spec.patch
-        prefix = rf"stages\.{at}\."
-        lines = [_first(shapes, rf"{prefix}.*{axis}_pos_embed") for axis in "xy"]
+    names = map_names(_build_on_meta(tuple(stages)), state)
+    shapes = {name: state[key].shape for name, key in names.items() if key in state}
+    stride, sides = 1, []
+    for i, spec in enumerate(stages):
+        stride *= spec.patch
+        prefix = rf"stages\.{i}\."
+        lines = [_find_shape(shapes, rf"{prefix}.*{axis}_pos_embed") for axis in "xy"]
         if all(lines):
-            sides.append(tuple(line[1] * reduction for line in lines))
-        if table := _first(shapes, rf"{prefix}.*{TABLE}"):
+            sides.append(tuple(line[1] * stride for line in lines))
+        if table := _find_shape(shapes, rf"{prefix}.*{TABLE}"):
             side = isqrt(table[0])
             if set(spec.attention) == {"full"}:
-                sides.append(((side + 1) // 2 * reduction,) * 2)
+                sides.append(((side + 1) // 2 * stride,) * 2)
             else:
-                stages[at] = replace(spec, feature=max((side + 1) // 4, 1))
-    if sides:  # the first is the finest: a coarse grid may have lost rows
-        rows, columns = sides[0]
-        settings["img_size"] = rows if rows == columns else (rows, columns)
+                stages[i] = replace(spec, attn_size=max((side + 1) // 4, 1))
+    if sides:  # the first grid is the finest: coarser ones may have dropped rows
+        rows, cols = sides[0]
+        settings["img_size"] = rows if rows == cols else (rows, cols)
     return MsViT(stages, pos_resize=pos_resize, **settings)
 
 
-def _first(shapes: Mapping[str, torch.Size], pattern: str) -> torch.Size | None:
+def _find_shape(shapes: Mapping[str, torch.Size], pattern: str) -> torch.Size | None:
     return next((shape for name, shape in shapes.items() if re.fullmatch(pattern, name)), None)

@@ -1,8 +1,9 @@
-"""Loading weights: our names and the 2021 reference's, resizing, heads, and a report of every key.
+"""Load weights into models, with a report of every key.
 
-What the reference stores besides weights (aliases of shared projections, index buffers, tables it
-never used) is listed as ignored, and so is all of a detector but its backbone; whatever else is
-left over, absent or of another size is an error unless the caller says otherwise.
+Accepts vil's names and the 2021 reference's, resizes position parameters, and keeps, replaces or
+selects rows of the head. What the reference stores besides weights (aliases of shared projections,
+index buffers, unused tables) and a detector's other parts are reported as ignored. Anything else
+that is left over, missing or of another shape is an error unless the caller says otherwise.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from vil.layers.pos_embed import RULES
-from vil.models.head_names import head_names
+from vil.models.head_names import find_head_names
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.convert_2021 import (
     PROJECTION,
-    backbone_of,
     convert_projections,
-    is_original,
-    is_surplus,
-    original_names,
-    unused_tables,
-    warn_of_other_rules,
+    extract_backbone,
+    find_unused_tables,
+    get_2021_names,
+    has_2021_names,
+    is_redundant,
+    warn_changed_defaults,
 )
-from vil.pretrained.resize_pos import repeated, resized
+from vil.pretrained.resize_pos import repeat_global, resize_parameter
 from vil.pretrained.state_dict_io import read_weights, unwrap
 from vil.utils.errors import CheckpointError
 from vil.utils.lookup import lookup
@@ -37,23 +38,23 @@ from vil.utils.lookup import lookup
 log = logging.getLogger(__name__)
 MAX_LINES = 12
 HEAD = ("head.weight", "head.bias")
-# how a report has an embedding that the model would crop, and that is too short
+# report line of an embedding that is too short to crop
 CROPPED = re.compile(r"[xy]_pos_embed \(1, \d+, (\d+)\) -> \(1, \d+, \1\)$")
 LISTED = ("missing", "unexpected", "mismatched", "resized", "converted")
 
 
 @dataclass
 class Report:
-    """What became of every key, in the file's names (`missing`, `fresh`: the model's)."""
+    """What happened to every key, by the file's names (`missing`, `fresh`: the model's)."""
 
     loaded: list[str] = field(default_factory=list)
-    resized: list[str] = field(default_factory=list)  # with both shapes; loaded too
-    converted: list[str] = field(default_factory=list)  # made of other projections; loaded too
-    ignored: list[str] = field(default_factory=list)  # aliases, index buffers, a detector's rest
-    fresh: list[str] = field(default_factory=list)  # kept as initialised, as the caller asked
+    resized: list[str] = field(default_factory=list)  # with both shapes; also in `loaded`
+    converted: list[str] = field(default_factory=list)  # from other projections; also in `loaded`
+    ignored: list[str] = field(default_factory=list)  # aliases, index buffers, parts of a detector
+    fresh: list[str] = field(default_factory=list)  # left as initialized, on request
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
-    mismatched: list[str] = field(default_factory=list)  # of another shape, no rule to resize
+    mismatched: list[str] = field(default_factory=list)  # of another shape that no rule resizes
 
     @property
     def complete(self) -> bool:
@@ -64,24 +65,25 @@ class Report:
         listed = [kind for kind in LISTED if getattr(self, kind)]
         lines = [counts or "nothing"]
         for kind in listed:
-            keys, room = getattr(self, kind), MAX_LINES // len(listed)
-            lines += [f"  {kind}: {key}" for key in keys[:room]]
-            lines += [f"  ... and {len(keys) - room} more {kind}"] if len(keys) > room else []
+            keys, limit = getattr(self, kind), MAX_LINES // len(listed)
+            lines += [f"  {kind}: {key}" for key in keys[:limit]]
+            if len(keys) > limit:
+                lines.append(f"  ... and {len(keys) - limit} more {kind}")
         return "\n".join(lines)
 
 
-def load_original(
+def load_2021_weights(
     module: nn.Module, state_dict: Mapping[str, Tensor], strict: bool = True, rule: str = "linear"
 ) -> Report:
     """Load weights with the reference's names into an MsViT or an attention module.
 
-    Weights of a detector: its backbone. Position tables of another size are resized by the
-    reference's rule, "bicubic" or "extend". strict: raise CheckpointError, with the report, if
-    anything is missing, unexpected or of another shape.
+    Of a detector's weights, the backbone is loaded. Position parameters are resized by `rule`:
+    "linear" (the reference's), "bicubic" or "extend". strict: raise CheckpointError, with the
+    report, if anything is missing, unexpected or mismatched.
     """
-    state, rest = backbone_of(state_dict)
-    report = _load(module, state, original_names(module), strict, (), rule)
-    report.ignored += rest
+    state, ignored = extract_backbone(state_dict)
+    report = _load(module, state, get_2021_names(module), strict, (), rule)
+    report.ignored += ignored
     return report
 
 
@@ -94,30 +96,31 @@ def load_weights(
     rule: str = "linear",
     convert: bool = False,
 ) -> Report:
-    """Load weights with the model's names or, into an MsViT, the reference's. See `load_original`.
+    """Load weights with the model's names or, into an MsViT, with the reference's.
 
-    weights: a state dict, or the file it is in. head: "keep" the file's head, which must have the
-    model's classes; "new": leave the model's as initialised; "rows:FILE": take the rows of the
-    file's head that FILE lists, one class index per line. convert: put full attention's projections
-    into longformer's, and the other way round, and repeat a single global token; the model is then
-    another one, to be fine-tuned.
+    weights: a state dict or a file. strict, rule: see `load_2021_weights`.
+    head: "keep" loads the file's head, which must match the model's classes. "new" leaves the
+      model's head as initialized. "rows:FILE" loads the rows of the file's head that FILE lists,
+      one class index per line.
+    convert: convert projections between full and longformer attention, and repeat a single global
+      token. This makes another model, which needs fine-tuning.
     """
     lookup(RULES, rule, "rule of resizing")
     state = read_weights(weights) if isinstance(weights, str | Path) else unwrap(weights)
-    model = getattr(model, "_orig_mod", model)  # that torch.compile wraps
-    ours, rest = isinstance(model, MsViT), []
-    if ours:
-        state, rest = backbone_of(state)
-    names = names_in(model, state)
-    heads = HEAD if ours else head_names(model)
+    model = getattr(model, "_orig_mod", model)  # wrapped by torch.compile
+    is_msvit, ignored = isinstance(model, MsViT), []
+    if is_msvit:
+        state, ignored = extract_backbone(state)
+    names = map_names(model, state)
+    heads = HEAD if is_msvit else find_head_names(model)
     state, fresh = _fit_head(dict(state), head, heads)
-    names = {o: t for o, t in names.items() if t not in fresh}
+    names = {name: key for name, key in names.items() if key not in fresh}
     report = _load(model, state, names, strict, heads if head == "keep" else (), rule, convert)
     report.fresh = fresh
-    report.ignored += rest
+    report.ignored += ignored
     log.debug("weights: %s", report)
-    if ours and is_original(state):
-        warn_of_other_rules(model)
+    if is_msvit and has_2021_names(state):
+        warn_changed_defaults(model)
     if report.converted:
         log.warning("projections converted from another attention: to be fine-tuned")
     if any("proj_k" in line for line in report.resized):
@@ -128,28 +131,28 @@ def load_weights(
 
 
 def compare(module: nn.Module, state_dict: Mapping[str, Tensor]) -> Report:
-    """What `load_weights` would report, strict or not; nothing is loaded."""
-    state, _ = backbone_of(state_dict)
-    return _fit(module, state, names_in(module, state), "linear")[1]
+    """Return what `load_weights` would report, without loading anything or raising."""
+    state, _ = extract_backbone(state_dict)
+    return _fit(module, state, map_names(module, state), "linear")[1]
 
 
 def translate(
     model: nn.Module, state_dict: Mapping[str, Tensor], *, rule: str = "linear"
 ) -> dict[str, Tensor]:
-    """A state dict, ours or the reference's, under the model's names and in its sizes, as far as
-    there is a rule for them; the rest is left as it is, for others to fit or to refuse."""
-    state, _ = backbone_of(state_dict)
-    names = names_in(model, state)
+    """Rename a state dict to the model's names and resize it where there is a rule. Other entries
+    are left as they are, for the caller to fit or to reject."""
+    state, _ = extract_backbone(state_dict)
+    names = map_names(model, state)
     fitted, report = _fit(model, state, names, rule)
-    ours = {theirs: name for name, theirs in names.items()}
-    left = {ours.get(k, k): v for k, v in state.items() if k not in report.ignored}
-    return left | fitted
+    to_model = {key: name for name, key in names.items()}
+    rest = {to_model.get(k, k): v for k, v in state.items() if k not in report.ignored}
+    return rest | fitted
 
 
-def names_in(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, str]:
-    """The model's names -> those of the state: the reference's, or the same."""
-    if isinstance(model, MsViT) and is_original(state):
-        return original_names(model)
+def map_names(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Map the model's names to the keys of the state: the reference's names, or the same."""
+    if isinstance(model, MsViT) and has_2021_names(state):
+        return get_2021_names(model)
     return {name: name for name in model.state_dict()}
 
 
@@ -162,9 +165,10 @@ def _load(
     rule: str,
     convert: bool = False,
 ) -> Report:
-    """names: ours -> the file's. Nothing is changed in the module if strict loading fails.
+    """Copy what fits into the module, or nothing if strict loading fails.
 
-    heads: the names whose size the caller may still choose to change.
+    names: the module's name -> the state's key. heads: names whose size the caller could still
+    choose to change, for the hint of the error.
     """
     fitted, report = _fit(module, state, names, rule, convert)
     if strict and not report.complete:
@@ -172,8 +176,8 @@ def _load(
         raise CheckpointError(f"the weights do not fit the model: {report}{hint}")
     target = module.state_dict()
     with torch.no_grad():
-        for ours, value in fitted.items():
-            target[ours].copy_(value)
+        for name, value in fitted.items():
+            target[name].copy_(value)
     return report
 
 
@@ -184,30 +188,30 @@ def _fit(
     rule: str,
     convert: bool = False,
 ) -> tuple[dict[str, Tensor], Report]:
-    """What fits, under our names, and the report."""
-    report, target, fitted, given = Report(), module.state_dict(), {}, state
+    """Return the values that fit, by the module's names, and the report."""
+    report, target, fitted, original = Report(), module.state_dict(), {}, state
     if convert:
         state, report.converted = convert_projections(state, names.values())
-    for ours, theirs in names.items():
-        if theirs not in state:
-            report.missing.append(theirs)
+    for name, key in names.items():
+        if key not in state:
+            report.missing.append(key)
             continue
-        owner, _, leaf = ours.rpartition(".")
-        shape = target[ours].shape
-        part = module.get_submodule(owner)
-        value = resized(part, leaf, state[theirs], shape, rule)
-        value = repeated(leaf, state[theirs], shape) if value is None and convert else value
-        shapes = f"{theirs} {tuple(state[theirs].shape)} -> {tuple(shape)}"
+        path, _, leaf = name.rpartition(".")
+        shape = target[name].shape
+        value = resize_parameter(module.get_submodule(path), leaf, state[key], shape, rule)
+        if value is None and convert:
+            value = repeat_global(leaf, state[key], shape)
+        shapes = f"{key} {tuple(state[key].shape)} -> {tuple(shape)}"
         if value is None:
             report.mismatched.append(shapes)
             continue
-        fitted[ours] = value.to(state[theirs].dtype)
-        report.loaded.append(theirs)
-        if value.shape != state[theirs].shape:
+        fitted[name] = value.to(state[key].dtype)
+        report.loaded.append(key)
+        if value.shape != state[key].shape:
             report.resized.append(shapes)
-    unused = unused_tables(module)
+    unused = find_unused_tables(module)
     for key in state.keys() - set(names.values()):
-        (report.ignored if is_surplus(key, given, unused) else report.unexpected).append(key)
+        (report.ignored if is_redundant(key, original, unused) else report.unexpected).append(key)
     report.unexpected.sort()
     report.ignored.sort()
     return fitted, report
@@ -216,23 +220,22 @@ def _fit(
 def _fit_head(
     state: dict[str, Tensor], head: str, names: Sequence[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The state with its head kept, taken out ("new"; its names come second) or cut to rows."""
+    """Apply the `head` option. Returns the state, and the names that stay as initialized."""
     if head == "new":
         return {key: value for key, value in state.items() if key not in names}, list(names)
     if head.startswith("rows:"):
-        found = [name for name in names if name in state]
-        if not found:
+        present = [name for name in names if name in state]
+        if not present:
             raise CheckpointError(f"head {head}: the file has no head to take rows of")
-        count = len(state[found[0]])
-        rows = _read_rows(Path(head.removeprefix("rows:")), count)
-        state |= {name: state[name][rows] for name in found}
+        rows = _read_rows(Path(head.removeprefix("rows:")), len(state[present[0]]))
+        state |= {name: state[name][rows] for name in present}
     elif head != "keep":
         raise ValueError(f"the head must be keep, new or rows:FILE, got {head!r}")
     return state, []
 
 
-def classes_after(head: str, classes: Sequence[str] | None) -> list[str] | None:
-    """The names of a file's classes as `load_weights` leaves its head; none for a new one."""
+def select_classes(head: str, classes: Sequence[str] | None) -> list[str] | None:
+    """Return the class names of a file's head after `load_weights` applied `head`, None if new."""
     if not classes or head == "new":
         return None
     if head.startswith("rows:"):
@@ -257,14 +260,14 @@ def _read_rows(path: Path, count: int) -> Sequence[int]:
 
 
 def _hint(report: Report, heads: Sequence[str]) -> str:
-    """What may be the matter: the head alone, or the map, or all of it."""
+    """Guess what does not fit: the architecture, the head alone, or cropped positions."""
     nothing = "" if report.loaded else ", not one name fits"
-    all_else = f"\n  (another architecture{nothing}: MODEL.ARCH, MSVIT.ARCH or ATTN_TYPE?)"
+    other_arch = f"\n  (another architecture{nothing}: MODEL.ARCH, MSVIT.ARCH or ATTN_TYPE?)"
     names = report.missing + report.unexpected
     if names and all(map(PROJECTION.fullmatch, names)):
-        all_else += "\n  (full and longformer attention go into each other by vil convert)"
+        other_arch += "\n  (vil convert converts between full and longformer attention)"
     if len(report.missing) > len(HEAD) < len(report.unexpected):
-        return all_else
+        return other_arch
     surplus = report.unexpected and not report.missing and set(report.unexpected) <= set(heads)
     if surplus or any(line.split(" ")[0] in heads for line in report.mismatched):
         return (
@@ -272,5 +275,5 @@ def _hint(report: Report, heads: Sequence[str]) -> str:
             "FINETUNE.HEAD to new or rows:FILE; in Python num_classes, head='new')"
         )
     if report.missing or report.unexpected or not all(map(CROPPED.search, report.mismatched)):
-        return all_else
+        return other_arch
     return "\n  (there is too little to crop: set MODEL.VIT.POS_RESIZE to interpolate)"

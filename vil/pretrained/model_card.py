@@ -1,4 +1,4 @@
-"""What a model is, in words that JSON can hold, and the model again from them."""
+"""Model cards: the architecture and settings of a model as JSON, and the model built from them."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -17,66 +17,61 @@ FORMAT = 1
 TRANSFORM = ("mean", "std", "crop_pct", "interpolation")
 
 
-def describe(
+def make_model_card(
     model: MsViT,
     *,
     transform: Mapping | None = None,
     classes: Sequence[str] | None = None,
     source: Path | None = None,
 ) -> dict:
-    """The model's stages and settings, and what goes with its weights.
+    """Return a model's architecture, settings, input transform and class names.
 
-    transform: mean, std, crop_pct and interpolation of its input, by timm's names. classes: their
-    names. Both are by default what the model's `notes` say. source: the file that the weights come
-    from, named with its SHA-256. Raises ValueError for another key in transform, names of another
-    number of classes, another head than a linear one, and a pool of timm's.
+    transform: mean, std, crop_pct and interpolation, named as in timm. classes: class names. Both
+    default to the model's `notes`. source: file that the weights come from, recorded with its
+    SHA-256.
+    Raises ValueError for an unknown key in transform, a wrong number of class names, a head that is
+    not one linear layer, and a global pool that `from_pretrained` does not know.
     """
-    transform, classes = (
-        transform or model.notes.get("transform"),
-        classes or model.notes.get("classes"),
-    )
+    transform = transform or model.notes.get("transform")
+    classes = classes or model.notes.get("classes")
     if unknown := set(transform or {}) - set(TRANSFORM):
         raise ValueError(f"transform has {', '.join(TRANSFORM)}, not {', '.join(sorted(unknown))}")
     if not isinstance(model.head, nn.Linear | nn.Identity):
         raise ValueError(f"the head must be one linear layer or none: {type(model.head).__name__}")
-    head = model.head.out_features if isinstance(model.head, nn.Linear) else 0
-    if classes and len(classes) != head:
-        raise ValueError(f"{len(classes)} names for {head} classes")
+    num_classes = model.head.out_features if isinstance(model.head, nn.Linear) else 0
+    if classes and len(classes) != num_classes:
+        raise ValueError(f"{len(classes)} names for {num_classes} classes")
+    if model.global_pool not in ("avg", "token"):
+        raise ValueError(
+            f"global_pool {model.global_pool!r} is timm's: save it by timm.models.save_for_hf"
+        )
     stages = {"arch": format_arch(model.specs), "attention": format_attention(model.specs)}
-    found = {
+    card = {
         "format": FORMAT,
         "version": vil.__version__,
-        "model": {**stages, **model.settings, **_pool(model), "num_classes": head},
+        "model": {**stages, **model.settings, "num_classes": num_classes},
         "transform": dict(transform) if transform else None,
         "classes": list(classes) if classes else None,
     }
     if source is not None:
-        found["source"] = {"file": source.name, "sha256": sha256_of(source)}
-    return found
+        card["source"] = {"file": source.name, "sha256": sha256_of(source)}
+    return card
 
 
-def _pool(model: MsViT) -> dict:
-    """How a model of timm's protocol pools, in our words; ValueError where we have none."""
-    kind = getattr(model, "global_pool", None)
-    if kind is None:
-        return {}
-    if kind not in ("avg", "token"):
-        raise ValueError(f"global_pool {kind!r} is timm's: save it by timm.models.save_for_hf")
-    return {"avg_pool": kind == "avg" and model.gives_tokens}
+def build_from_card(card: Mapping, **settings) -> MsViT:
+    """Build a model with fresh weights; `settings` override the card's.
 
-
-def build_described(about: Mapping, **settings) -> MsViT:
-    """A fresh model; `settings` replace what the description says. CheckpointError for a
-    description that is none of ours, or of a later version; ValueError for an unknown setting."""
+    Raises CheckpointError for a card that is malformed or of a later version, ValueError for an
+    unknown setting.
+    """
     for name in settings:
         lookup(inspect.signature(MsViT).parameters, name, "setting of a model")
     try:
-        if about["format"] > FORMAT:
-            raise CheckpointError("the model was described by a later version of vil: update it")
-        facts = dict(about["model"])
-        facts |= settings
-        model = MsViT(parse_arch(facts.pop("arch"), facts.pop("attention")), **facts)
-        model.notes = {key: about[key] for key in ("transform", "classes") if about.get(key)}
+        if card["format"] > FORMAT:
+            raise CheckpointError("the model was saved by a later version of vil: update it")
+        settings = dict(card["model"]) | settings
+        model = MsViT(parse_arch(settings.pop("arch"), settings.pop("attention")), **settings)
+        model.notes = {key: card[key] for key in ("transform", "classes") if card.get(key)}
         return model
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"no description of a model of ours: {error!r}") from None
+        raise CheckpointError(f"not the model card of an MsViT: {error!r}") from None

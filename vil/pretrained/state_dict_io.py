@@ -1,7 +1,8 @@
-"""Files of weights: read without running what is in them, written with a note of what they are.
+"""Read and write weight files without executing their content.
 
-A file of ours is a safetensors file whose header has, besides the tensors, their SHA-256 and what
-the weights belong to. A changed bit is found when it is read: the format itself would not notice.
+`write_weights` writes a safetensors file whose header also holds the SHA-256 of the tensors and the
+model card (vil/pretrained/model_card.py). The format itself has no checksum, so reading verifies
+this one.
 """
 
 from __future__ import annotations
@@ -21,104 +22,102 @@ from torch import Tensor
 from vil.utils.atomic_write import like_others, sha256_of, write_aside
 from vil.utils.errors import CheckpointError, of_torch_load
 
-# Where other programs put the weights in their checkpoints; averaged ones first, as from our own.
+# Keys that hold the state dict in checkpoints of other programs, averaged weights first.
 WRAPPERS = ("net", "state_dict_ema", "model_ema", "model", "state_dict")
-PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
-# of our checkpoints, as vil/engine/checkpoint/save_load.py writes them
-POINTERS, IN_A_FOLDER = ("best", "last"), ("ema.safetensors", "model.safetensors")
-COUNTER = "n_averaged"  # of torch's AveragedModel
-SHA256, ABOUT = "sha256", "vil"  # in a header: the tensors' SHA-256, and what they belong to
+PREFIXES = ("module.", "_orig_mod.")  # added by DistributedDataParallel and torch.compile
+# names that vil/engine/checkpoint/save_load.py writes
+POINTERS, CHECKPOINT_FILES = ("best", "last"), ("ema.safetensors", "model.safetensors")
+COUNTER = "n_averaged"  # buffer of torch's AveragedModel
+SHA256, CARD = "sha256", "vil"  # header keys: SHA-256 of the tensors, model card
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, of a run, checkpoint or other folder of ours (averaged
-    ones where there are some), or of a .pt/.pth file.
+    """Read the state dict of a weight file, checkpoint, run or model folder.
 
-    A .pt file is read without unpickling objects; the reference's {net, arch, ...}, the usual
-    {model, ...} and {state_dict, ...} and timm's averaged weights are unwrapped, and a prefix
-    `module.` or `_orig_mod.` that all keys share is dropped.
-    Raises CheckpointError for a file that is absent, damaged, or holds anything but tensors.
+    Averaged weights are preferred. .pt and .pth files are read without unpickling objects; the
+    reference's {net, arch, ...}, {model, ...}, {state_dict, ...} and timm's averaged weights are
+    unwrapped, and prefixes `module.` and `_orig_mod.` that all keys share are removed.
+    Raises CheckpointError for a file that is missing, damaged or holds anything but tensors.
     """
-    path = weights_at(Path(path))
+    path = find_weights(Path(path))
     if not path.is_file():
         raise CheckpointError(f"no weight file at {path}")
     try:
         if path.suffix == ".safetensors":
-            return _plain(_read_safetensors(path))
+            return _strip_wrappers(_read_safetensors(path))
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
-            warnings.simplefilter("ignore")  # torch warns of files that it then refuses
-            found = torch.load(path, "cpu", weights_only=True)
+            warnings.simplefilter("ignore")  # torch warns about files that it then rejects
+            content = torch.load(path, "cpu", weights_only=True)
     except CheckpointError:
         raise
-    except Exception as error:  # arbitrary bytes make torch's reader fail with anything
+    except Exception as error:  # arbitrary bytes raise any exception in torch's reader
         reason, digest = of_torch_load(error), sha256_of(path)
         raise CheckpointError(
             f"{path} is damaged or not a weight file: {reason} (its SHA-256 is {digest})"
         ) from None
     try:
-        return unwrap(found)
+        return unwrap(content)
     except ValueError as error:
         raise CheckpointError(f"{path} is not a state dict: {error}") from None
 
 
-def weights_at(path: Path) -> Path:
-    """The file that a path stands for: of a run its best checkpoint, of `best` and `last` the one
-    they name, of a folder the weights in it."""
+def find_weights(path: Path) -> Path:
+    """Return the weight file of a path: a run's best checkpoint, the checkpoint that `best` or
+    `last` names, the file in a folder, or the path itself."""
     if (path / "config.yaml").is_file():
         path = path / "checkpoints/best"
     if path.name in POINTERS and path.is_file():
         path = path.parent / Path(path.read_text(errors="replace").strip()).name
     if not path.is_dir():
         return path
-    return next(
-        (path / name for name in IN_A_FOLDER if (path / name).is_file()), path / IN_A_FOLDER[-1]
-    )
+    files = [path / name for name in CHECKPOINT_FILES]
+    return next((file for file in files if file.is_file()), files[-1])
 
 
-def unwrap(found: object) -> dict[str, Tensor]:
-    """The state dict in what a file held; ValueError if there is none."""
+def unwrap(content: object) -> dict[str, Tensor]:
+    """Return the state dict in the content of a file. ValueError if there is none."""
     for key in WRAPPERS:
-        if isinstance(found, dict) and isinstance(found.get(key), dict):
-            found = found[key]
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
             break
     if (
-        not isinstance(found, dict)
-        or not found
-        or not all(isinstance(value, Tensor) for value in found.values())
+        not isinstance(content, dict)
+        or not content
+        or not all(isinstance(value, Tensor) for value in content.values())
     ):
         raise ValueError("it must map names to tensors")
-    return _plain(found)
+    return _strip_wrappers(content)
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     with safe_open(path, "pt") as file:
-        wanted = (file.metadata() or {}).get(SHA256)
-        found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-    if wanted and (digest := fingerprint(found)) != wanted:
+        expected = (file.metadata() or {}).get(SHA256)
+        state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+    if expected and (digest := hash_tensors(state)) != expected:
         raise CheckpointError(
-            f"{path} is damaged: the SHA-256 of its tensors is {digest}, its header says {wanted}"
+            f"{path} is damaged: the SHA-256 of its tensors is {digest}, its header has {expected}"
         )
-    if not found:
+    if not state:
         raise CheckpointError(f"{path} is not a state dict: it must map names to tensors")
-    return found
+    return state
 
 
-def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without what wrappers put in front of every name, and beside them."""
-    found = {key: value for key, value in state.items() if key != COUNTER}
-    for prefix in PREFIXES * 2:  # one may wrap the other
-        if all(key.startswith(prefix) for key in found):
-            found = {key.removeprefix(prefix): value for key, value in found.items()}
-    return found
+def _strip_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Remove the shared key prefixes and the buffer that wrappers add."""
+    state = {key: value for key, value in state.items() if key != COUNTER}
+    for prefix in PREFIXES * 2:  # wrappers nest in either order
+        if all(key.startswith(prefix) for key in state):
+            state = {key.removeprefix(prefix): value for key, value in state.items()}
+    return state
 
 
-def write_weights(path: str | Path, tensors: Mapping[str, Tensor], about: Mapping) -> None:
-    """Write a .safetensors file in one piece; `about`, JSON, says what the weights belong to.
+def write_weights(path: str | Path, tensors: Mapping[str, Tensor], card: Mapping) -> None:
+    """Write a .safetensors file atomically, with a model card that JSON can hold.
 
-    Raises CheckpointError for a place that cannot be written.
+    Raises CheckpointError if the file cannot be written.
     """
     path, tensors = Path(path), {name: value.contiguous() for name, value in tensors.items()}
-    header = {"format": "pt", SHA256: fingerprint(tensors), ABOUT: json.dumps(about)}
+    header = {"format": "pt", SHA256: hash_tensors(tensors), CARD: json.dumps(card)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with write_aside(path) as aside:
@@ -129,21 +128,21 @@ def write_weights(path: str | Path, tensors: Mapping[str, Tensor], about: Mappin
         raise CheckpointError(f"{path} cannot be written: {reason}") from None
 
 
-def read_about(path: str | Path) -> dict | None:
-    """What the weights of a file of ours belong to; None for other files."""
+def read_metadata(path: str | Path) -> dict | None:
+    """Return the model card of a file that `write_weights` wrote, None for other files."""
     path = Path(path)
     if path.suffix != ".safetensors":
         return None
     try:
         with safe_open(path, "pt") as file:
-            text = (file.metadata() or {}).get(ABOUT)
+            text = (file.metadata() or {}).get(CARD)
         return json.loads(text) if text else None
     except Exception as error:  # noqa: BLE001 - see read_weights
         raise CheckpointError(f"{path} is damaged or not a weight file: {error}") from None
 
 
-def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """The SHA-256 of names, types, shapes and values; of a file's other bytes it knows nothing."""
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of names, dtypes, shapes and values."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()

@@ -52,7 +52,6 @@ class Task:
     output_formats: Mapping[str, OutputFormat] = {}
     class_names: Sequence[str] = ()  # names of the model's classes; set by inference
     columns: Sequence[str] = ()  # metrics of the report's table of evaluations; none: all
-    results_folder: Path | None = None  # where `evaluate` writes predictions, if the task does
 
     def __init__(
         self,
@@ -61,11 +60,14 @@ class Task:
         amp_dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
         test_sets: Mapping[str, EvalLoader] | None = None,
+        results_folder: Path | None = None,
     ):
         """amp_dtype: autocast's precision, None: full. test_sets: what `evaluate` runs over;
-        `test_loaders` sets it."""
+        `test_loaders` sets it. results_folder: where `evaluate` writes predictions, if the task
+        does."""
         self.device, self.amp_dtype, self.memory_format = device, amp_dtype, memory_format
         self.test_sets = dict(test_sets or {})
+        self.results_folder = results_folder
 
     # ---- built from the config
 

@@ -34,11 +34,11 @@ WEIGHTS = "MODEL.MODEL_PATH"
 def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """KEY=VALUE of the file that `opts` give as MODEL.MODEL_PATH, to stand before them, and the
     names of its classes; nothing for other files."""
-    from vil.pretrained.state_dict_io import read_about, weights_at
+    from vil.pretrained.state_dict_io import find_weights, read_metadata
 
     given = weights_in(opts)
-    file = weights_at(Path(given)) if given else None
-    about = read_about(file) if file and file.is_file() else None
+    file = find_weights(Path(given)) if given else None
+    about = read_metadata(file) if file and file.is_file() else None
     if about is None:
         return [], None
     model, transform = about["model"], about["transform"] or {}

@@ -13,10 +13,10 @@ from vil.builders.model import find_weights
 from vil.pretrained.catalog import get_weight
 from vil.pretrained.get_model import get_model
 from vil.pretrained.hub import save_pretrained
-from vil.pretrained.infer_arch import recognise
-from vil.pretrained.load_weights import classes_after, load_weights
-from vil.pretrained.model_card import build_described, describe
-from vil.pretrained.state_dict_io import read_about, read_weights, write_weights
+from vil.pretrained.infer_arch import infer_arch
+from vil.pretrained.load_weights import load_weights, select_classes
+from vil.pretrained.model_card import build_from_card, make_model_card
+from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weights
 from vil.tasks import refuse_without, task_for
 from vil.tasks.classification.build import INTERPOLATIONS
 from vil.utils.errors import ConfigError
@@ -55,19 +55,19 @@ def convert(
         refuse_without(cfg, "convert")
     path = find_weights(str(source) if cfg is None else cfg.MODEL.MODEL_PATH, "")
     path = path / "model.safetensors" if path.is_dir() else path
-    known, state = read_about(path) or {}, read_weights(path)
+    known, state = read_metadata(path) or {}, read_weights(path)
     model, lines = _build(cfg, model_name, str(source), known, state)
     head, default = (cfg.FINETUNE.HEAD, cfg.FINETUNE.RESIZE) if cfg else ("keep", "linear")
     if head == "new":
         raise ConfigError("FINETUNE.HEAD new would write a random head: keep it, or rows:FILE")
     report = load_weights(model, state, head=head, rule=rule or default, convert=True)
     lines.append(f"weights of {path}: {report}")
-    names = list(class_names) or classes_after(head, known.get("classes"))
+    names = list(class_names) or select_classes(head, known.get("classes"))
     if class_file:
         names = read_class_file(class_file, getattr(model.head, "out_features", 0))
     notes = {"transform": _transform(cfg) or known.get("transform"), "classes": names}
     if target.suffix == ".safetensors":
-        write_weights(target, model.state_dict(), describe(model, **notes, source=path))
+        write_weights(target, model.state_dict(), make_model_card(model, **notes, source=path))
     else:
         save_pretrained(model, target, **notes, source=path)
     return Conversion(lines, target)
@@ -89,9 +89,9 @@ def _build(
     if model_name:
         return _named(model_name), []
     if known:
-        return build_described(known), []
-    name, model = recognise(state)
-    windows = ", ".join(str(spec.feature) for spec in model.specs)
+        return build_from_card(known), []
+    name, model = infer_arch(state)
+    windows = ", ".join(str(spec.attn_size) for spec in model.specs)
     lines = [f"this is {name}, {model.settings['img_size']} px, windows {windows}"]
     if any(spec.absolute for spec in model.specs):
         lines.append(

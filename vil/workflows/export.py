@@ -12,8 +12,7 @@ from yacs.config import CfgNode
 from vil.builders.model import move_to_device
 from vil.data.workers import worker_errors
 from vil.engine.distributed import DistInfo
-from vil.export.onnx import export_model
-from vil.export.runtime import load_exported, quantize_linears
+from vil.export import export_model, load_exported, quantize_linears
 from vil.tasks import refuse_without, task_for
 from vil.tasks.classification.build import INTERPOLATIONS
 from vil.utils.errors import ConfigError

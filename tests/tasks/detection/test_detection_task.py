@@ -59,7 +59,7 @@ def test_the_truth_of_a_set_scores_a_hundred(tmp_path):
 
 def test_masks_are_judged_where_there_are_some(toy, tmp_path):
     with_masks, without = (toy_task(tmp_path, masks=masks) for masks in (True, False))
-    assert (with_masks.best, without.best) == ("mask_ap", "box_ap")
+    assert (with_masks.metric.name, without.metric.name) == ("mask_ap", "box_ap")
     model = ToyDetector(off=2.0)  # of boxes alone
     figures, boxes = (task.evaluate(model)["toy"] for task in (with_masks, without))
     assert boxes["box_ap"] == figures["box_ap"] < 90

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from tests.common.detectors import ARCH, detector, small_body
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
-from vil.pretrained.load_weights import original_names
+from vil.pretrained.load_weights import get_2021_names
 from vil.tasks.detection.models.detectors import KINDS
 from vil.tasks.detection.models.weights import load_detector
 from vil.utils.errors import CheckpointError
@@ -25,7 +25,7 @@ def saved(state: dict[str, torch.Tensor], path):
 
 def theirs(model: MsViT, prefix: str = "") -> dict[str, torch.Tensor]:
     """A state dict with the reference's names."""
-    names = original_names(model)
+    names = get_2021_names(model)
     return {prefix + names[name]: value for name, value in model.state_dict().items()}
 
 

@@ -12,7 +12,7 @@ from vil.layers.attention import set_progress
 from vil.layers.attention.longformer import LongformerAttention
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
-from vil.pretrained.load_weights import original_names
+from vil.pretrained.load_weights import get_2021_names
 from vil.tasks.detection.models.detectors import own_levels
 from vil.tasks.detection.models.fpn import Backbone, body_of
 from vil.utils.train_step import TrainStep
@@ -41,12 +41,12 @@ def test_maps_are_those_of_the_reference(row):
     stages = parse_arch(ARCH.format(a=row["absolute"]), "longformer")
     model = MsViT(stages, img_size=128, num_classes=5, pos_resize="crop").eval()
     state = model.state_dict()
-    for name, original in original_names(model).items():
+    for name, original in get_2021_names(model).items():
         state[name].copy_(filled(original, state[name].shape))
     i = torch.arange(3 * 64 * 96, dtype=torch.float64)
     images = (torch.sin(0.013 * i) + torch.cos(0.0007 * i)).float().view(1, 3, 64, 96)
     with torch.no_grad():
-        maps = model.forward_stages(images)
+        maps = model.forward_intermediates(images, intermediates_only=True)
     for found, (shape, total, absolute, first) in zip(maps, row["levels"], strict=True):
         assert list(found.shape[1:]) == shape
         assert found.sum().item() == pytest.approx(total, abs=1e-4 * absolute)
@@ -94,7 +94,7 @@ def test_an_image_does_not_depend_on_the_sizes_of_the_others(extra, norm, absolu
     images = pictures((64, 96), (131, 70), (33, 41), (96, 160))
     with torch.no_grad():
         batch, sizes = padded(images, 16)
-        body = backbone.body.forward_stages(batch, sizes)
+        body = backbone.body.forward_intermediates(batch, intermediates_only=True, valid=sizes)
         together = own_levels(backbone(batch, sizes), sizes, backbone.strides)
         for image, found, place in zip(images, together, range(len(images))):
             alone, size = padded([image], 16)
@@ -102,7 +102,10 @@ def test_an_image_does_not_depend_on_the_sizes_of_the_others(extra, norm, absolu
             for name, level in expected.items():
                 assert level.shape == found[name].shape
                 assert torch.allclose(found[name], level, atol=1e-4), name
-            for ours, theirs in zip(body, backbone.body.forward_stages(alone, size)):
+            for ours, theirs in zip(
+                body,
+                backbone.body.forward_intermediates(alone, intermediates_only=True, valid=size),
+            ):
                 rows, cols = (min(n) for n in zip(ours.shape[-2:], theirs.shape[-2:]))
                 assert torch.allclose(
                     ours[place, :, :rows, :cols], theirs[0, :, :rows, :cols], atol=1e-4
@@ -113,7 +116,10 @@ def test_padding_is_nothing_in_the_maps():
     backbone = backbone_of(POOLED)
     batch, sizes = padded(pictures((64, 96), (33, 41)), 16)
     with torch.no_grad():
-        for stride, found in zip((4, 8, 16), backbone.body.forward_stages(batch, sizes)):
+        for stride, found in zip(
+            (4, 8, 16),
+            backbone.body.forward_intermediates(batch, intermediates_only=True, valid=sizes),
+        ):
             rows, cols = -(-33 // stride), -(-41 // stride)
             assert found[1, :, rows:].abs().max() == found[1, :, :, cols:].abs().max() == 0
             assert found[1, :, :rows, :cols].abs().min() > 0

@@ -24,7 +24,9 @@ class Body(Protocol):
     strides: Sequence[int]
     channels: Sequence[int]
 
-    def forward_stages(self, x: Tensor, valid: Tensor | None = None) -> list[Tensor]: ...
+    def forward_intermediates(
+        self, x: Tensor, *, intermediates_only: bool = True, valid: Tensor | None = None
+    ) -> list[Tensor]: ...
 
 
 class MapNorm(nn.LayerNorm):
@@ -103,7 +105,7 @@ class Backbone(nn.Module):
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
         """images (B, 3, H, W), whose sides `divisor` divides -> {"0": finest level, ...}."""
-        maps = self.body.forward_stages(images, sizes)
+        maps = self.body.forward_intermediates(images, intermediates_only=True, valid=sizes)
         valid = [None if sizes is None else downsample_valid(sizes, s) for s in self.body.strides]
         maps = [norm(maps[i]) for norm, i in zip(self.norms, self.stages)]
         levels = self.fpn(maps, [valid[i] for i in self.stages])
