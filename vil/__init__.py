@@ -23,6 +23,15 @@ _HOMES = {
     "list_models": "vil.models.registry",
     "load_weights": "vil.pretrained.load_weights",
     "patch_attention": "vil.integrations.patch_attention",
+    "Key": "vil.utils.registry",
+    "register_attention": "vil.layers.attention",
+    "register_backend": "vil.ops",
+    "register_dataset": "vil.data",
+    "register_loss": "vil.tasks.classification",
+    "register_optimizer": "vil.optim",
+    "register_schedule": "vil.optim",
+    "register_task": "vil.tasks",
+    "local_attention": "vil.ops",
     "save_pretrained": "vil.pretrained.hub",
 }
 __all__ = list(_HOMES)
@@ -30,6 +39,8 @@ moved.install()
 
 
 def __getattr__(name: str):
+    if name == "errors":
+        return importlib.import_module("vil.errors")
     home = "vil.pretrained.catalog" if name.endswith("_Weights") else _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'vil' has no attribute {name!r}")

@@ -84,7 +84,7 @@ def test_a_dataset_that_breaks_the_contract_is_refused(dataset, message):
 
 
 def test_names_and_results_are_checked():
-    with pytest.raises(ValueError, match="already a dataset 'fake'"):
+    with pytest.raises(ValueError, match="the dataset 'fake' already exists"):
         register_dataset("fake", Greys)
     with pytest.raises(ValueError, match="end in .yaml are TSV"):
         register_dataset("mine.yaml", Greys)

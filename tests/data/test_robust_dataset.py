@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from vil.data import build_dataset
 from vil.data.image import UnreadableImage, read_image, read_size
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.transforms import eval_transform
-from vil.utils.errors import DataError
+from vil.utils.errors import DataError, StoppedError
 
 # PIL warns about images that read_image then rejects.
 pytestmark = pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -154,3 +155,17 @@ def test_other_errors_are_not_caught(tmp_path):
     dataset = build_dataset("folder", folder(tmp_path, good=20, bad=0), "train", explode)
     with pytest.raises(ValueError, match="a bug in a transform"):
         list(TrainLoader(dataset, batch_size=10, max_bad_fraction=1.0).batches(0, 1))
+
+
+def test_a_signal_that_comes_while_an_image_is_read_is_no_broken_image(tmp_path, monkeypatch):
+    """Without workers the main process decodes; its handler raises wherever it is."""
+
+    def stopped(*args, **kwargs):
+        raise StoppedError(signal.SIGTERM)
+
+    file = tmp_path / "a.png"
+    file.write_bytes(PNG)
+    monkeypatch.setattr(Image.Image, "load", stopped)
+    monkeypatch.setattr(Image, "open", stopped)
+    with pytest.raises(StoppedError):
+        read_image(file)

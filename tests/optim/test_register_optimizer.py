@@ -37,7 +37,7 @@ def test_a_registered_optimizer_gets_its_settings_and_its_own_arguments():
     optimizer = build_optimizer("mine", groups, lr=0.3, own={"shrink": 0.25})
     assert optimizer.param_groups[0]["etas"] == (0.25, 1.2)
     assert optimizer.param_groups[0]["lr"] == 0.3
-    with pytest.raises(ValueError, match="already a optimizer 'mine'"):
+    with pytest.raises(ValueError, match="the optimizer 'mine' already exists"):
         register_optimizer("mine", rprop)
 
 

@@ -5,13 +5,11 @@ from Swin, timm and detectron2.
 """
 
 import argparse
-import importlib.util
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from yacs.config import CfgNode
 
+from vil.config.plugins import run_imports
 from vil.config.registries import registry
 from vil.utils.errors import ConfigError
 from vil.workflows import configure
@@ -66,14 +64,14 @@ def config_arguments(
 
 
 def import_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --import, for `import_file`."""
+    """Add --import."""
     parser.add_argument(
         "--import",
         dest="imports",
         metavar="FILE",
         action="append",
         default=[],
-        help="run a Python file first, which may add backends (vil.ops.register_backend)",
+        help="run a Python file first, which may register components (docs/plugins.md)",
     )
 
 
@@ -97,8 +95,9 @@ def resolve(args: argparse.Namespace) -> CfgNode:
 
 def resolve_with_sources(args: argparse.Namespace) -> tuple[CfgNode, dict[str, str]]:
     """The config and {key: where its value was given}."""
-    import_files(args)
-    found = configure.resolve(args.config_file, args.opts or (), flags_of(args))
+    found = configure.resolve(
+        args.config_file, args.opts or (), flags_of(args), imports=args.imports
+    )
     check_task(args, found[0])
     return found
 
@@ -106,14 +105,15 @@ def resolve_with_sources(args: argparse.Namespace) -> tuple[CfgNode, dict[str, s
 def with_weights(args: argparse.Namespace) -> configure.ConfigWithClasses:
     """The config of --run, of --config-file, or of a file of weights that describes itself, and the
     names of the classes that the weights were trained on."""
-    import_files(args)
     opts, flags = args.opts or (), flags_of(args)
     if args.run and args.config_file:
         raise ConfigError(f"--run {args.run}: leave --config-file out, the run has its own")
     if args.run:
-        found = configure.run_config(args.run, opts, flags, checkpoint=args.checkpoint)
+        found = configure.run_config(
+            args.run, opts, flags, checkpoint=args.checkpoint, imports=args.imports
+        )
     else:
-        found = configure.weights_config(args.config_file, opts, flags)
+        found = configure.weights_config(args.config_file, opts, flags, imports=args.imports)
     check_task(args, found.cfg)
     return found
 
@@ -135,9 +135,8 @@ def flags_of(args: argparse.Namespace) -> dict[str, str]:
 
 
 def import_files(args: argparse.Namespace) -> None:
-    """Run the files of --import."""
-    for file in args.imports:
-        import_file(file)
+    """Run the files of --import, in a command that makes no config of its own."""
+    run_imports(args.imports, ())
 
 
 def at_least(smallest: int) -> Callable[[str], int]:
@@ -151,22 +150,3 @@ def at_least(smallest: int) -> Callable[[str], int]:
         return int(text)
 
     return number
-
-
-def import_file(file: str) -> None:
-    """Run a Python file, once.
-
-    ConfigError if it is not there, is not Python, or raises one of the errors a table raises.
-    """
-    name = f"vil_import {Path(file).resolve()}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or not Path(file).is_file():
-        raise ConfigError(f"--import {file}: no such Python file")
-    if name in sys.modules:
-        return
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (ValueError, ImportError, SyntaxError) as error:
-        del sys.modules[name]
-        raise ConfigError(f"--import {file}: {error}") from error

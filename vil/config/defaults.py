@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 from yacs.config import CfgNode
 
 from vil.config.legacy import LEGACY_ATTN_BACKENDS
-from vil.config.registries import registry
+from vil.config.registries import HOMES, registry
+from vil.utils.errors import ConfigError
+from vil.utils.registry import Key
 
 _C = CfgNode()
 
@@ -288,6 +290,8 @@ _C.DETERMINISTIC = False  # Only deterministic kernels: same bits on the same ma
 # What is learned: a name of the registry of tasks; detection where DETECTION.MODEL is set and
 # nothing else is said.
 _C.TASK = "classification"
+# Python files and plug-ins that register components, run before all else; --import FILE adds one.
+_C.IMPORTS = ()
 _C.VERSION = 1  # Version of this tree; a file that says so is not taken for one of 2021.
 
 # Nodes in which a file or the command line may add keys of its own.
@@ -348,19 +352,22 @@ def one_of(*choices: Any) -> Rule:
 class RegistryRule:
     """A name of a registry; those registered at run time count. Reads like a `Rule`."""
 
-    def __init__(self, kind: str):
-        self.kind = kind
+    def __init__(self, kind: str, extra: tuple[str, ...] = (), *, several: bool = False):
+        """extra: further names. several: a value may join several names by , and /."""
+        self.kind, self.extra, self.several = kind, extra, several
 
     def holds(self, value: str) -> bool:
-        return value in registry(self.kind)
+        names = names_in(value) if self.several else [value]
+        return all(name in self.choices for name in names)
 
     @property
     def choices(self) -> tuple[str, ...]:
-        return tuple(registry(self.kind))
+        return (*registry(self.kind), *self.extra)
 
     @property
     def sentence(self) -> str:
-        return f"one of {', '.join(name or repr(name) for name in self.choices)}"
+        joined = ", or several joined by , and /" if self.several else ""
+        return f"one of {', '.join(name or repr(name) for name in self.choices)}{joined}"
 
     proposal = Rule.proposal
 
@@ -393,7 +400,6 @@ filled = Rule(lambda value: len(value) > 0 and "" not in value, "not empty")
 folder = Rule(lambda value: value != "", "not empty")
 
 MSVIT = "MODEL.VIT.MSVIT"
-ATTENTIONS = ("longformer", "full", "linformer", "performer", "srformer", "global")
 # One row per key whose type alone does not say what is allowed.
 CHECKS = {
     "INPUT.MEAN": Rule(lambda value: len(value) in (1, 3), "one or three numbers"),
@@ -433,7 +439,7 @@ CHECKS = {
     "DATA.NUM_CLASSES": at_least(1),
     "DATA.PATH": folder,
     "DATA.MAX_BAD_FRACTION": share,
-    "LOSS.LOSS": one_of("xentropy", "sigmoid", "focal", "multisoftmax", "bce", "mse"),
+    "LOSS.LOSS": RegistryRule("loss", extra=("multisoftmax", "mse")),
     "LOSS.LABEL_SMOOTHING": below_one,
     "LOSS.FOCAL.ALPHA": at_least(0),
     "LOSS.FOCAL.GAMMA": at_least(0),
@@ -468,10 +474,8 @@ CHECKS = {
     "MODEL.VIT.DROP": below_one,
     "MODEL.VIT.DROP_PATH": below_one,
     "MODEL.VIT.POS_RESIZE": one_of("interpolate", "crop"),
-    f"{MSVIT}.ATTN_TYPE": Rule(
-        lambda value: all(name in (*ATTENTIONS, *LEGACY_ATTN_BACKENDS) for name in names_in(value)),
-        f"one of {', '.join((*ATTENTIONS, *LEGACY_ATTN_BACKENDS))}, or several joined by , and /",
-        (*ATTENTIONS, *LEGACY_ATTN_BACKENDS),
+    f"{MSVIT}.ATTN_TYPE": RegistryRule(
+        "attention", extra=tuple(LEGACY_ATTN_BACKENDS), several=True
     ),
     f"{MSVIT}.BACKEND": matches(r"[a-z]\w*(\+[a-z]\w*)?", "auto, a name, or forward+backward"),
     f"{MSVIT}.SR_RAGGED": one_of("pad", "drop"),
@@ -621,6 +625,32 @@ KEYS = leaves(_C)  # {key: default}
 SECTIONS = {key[: dot.start()] for key in KEYS for dot in re.finditer(r"\.", key)} | {*EXTENSIBLE}
 
 
+COMPONENT_KEYS: dict[str, Key] = {}  # those that components registered at run time added
+
+
+def add_component_keys() -> None:
+    """Add to the tree the keys of components that were registered at run time, each once."""
+    for kind in HOMES:
+        for entry in registry(kind).values():
+            for key in entry.keys.values():
+                if isinstance(key, Key) and key.name not in COMPONENT_KEYS:
+                    _add_key(key, f"{kind} {entry.name}")
+
+
+def _add_key(key: Key, owner: str) -> None:
+    *path, name = key.name.split(".")
+    if key.name in KEYS or key.name in SECTIONS or not all(map(str.isidentifier, [*path, name])):
+        raise ConfigError(f"{owner}: the key {key.name} cannot be added, or is there already")
+    node = _C
+    for step in path:
+        node = node.setdefault(step, CfgNode())
+    node[name] = KEYS[key.name] = key.default
+    SECTIONS.update(".".join(path[:depth]) for depth in range(1, len(path) + 1))
+    COMPONENT_KEYS[key.name] = key
+    if key.check:
+        CHECKS[key.name] = Rule(key.check, key.allowed or "another value")
+
+
 def is_known(key: str) -> bool:
     """Whether a key is declared or may be added. A new name in an open node that looks like a
     declared one is a typing error, and would be a silent one."""
@@ -663,4 +693,8 @@ def meanings() -> dict[str, str]:
         if key:
             found[key[1]] = key[2] or " ".join(above)
         above.clear()
+    for name, key in COMPONENT_KEYS.items():
+        found[name] = key.meaning
+        for dot in re.finditer(r"\.", name):
+            found.setdefault(name[: dot.start()], "Keys of components registered at run time.")
     return found

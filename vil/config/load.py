@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 
 from vil.config import defaults, legacy
 from vil.config.coercion import coerce, free, kind
+from vil.config.plugins import run_imports
 from vil.config.registries import registry
 from vil.config.yaml_source import (
     COMMAND_LINE,
@@ -28,9 +29,14 @@ from vil.config.yaml_source import (
 log = logging.getLogger(__name__)
 
 
-def get_config(file: str | Path | None = None, opts: Sequence[str] = ()) -> CfgNode:
-    """The frozen config made of the defaults, a file and options (KEY VALUE or KEY=VALUE)."""
-    return load_config(file, opts)[0]
+def get_config(
+    file: str | Path | None = None, opts: Sequence[str] = (), imports: Sequence[str] = ()
+) -> CfgNode:
+    """The frozen config made of the defaults, a file and options (KEY VALUE or KEY=VALUE).
+
+    imports: Python files that register components, run first.
+    """
+    return load_config(file, opts, imports=imports)[0]
 
 
 def load_config(
@@ -38,15 +44,19 @@ def load_config(
     opts: Sequence[str] = (),
     fallbacks: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
+    imports: Sequence[str] = (),
 ) -> tuple[CfgNode, dict[str, str]]:
     """The frozen config and {key: where its value was given}, without the keys left at defaults.
 
     `fallbacks` are values from the environment; every other source wins over them. `flags` win over
-    all.
+    all. imports: Python files to run first; those that the file records in IMPORTS run, too.
     """
     settings = [Setting(key, value, "environment") for key, value in (fallbacks or {}).items()]
-    if file:
-        settings += from_file(find(file))
+    in_file = from_file(find(file)) if file else []
+    recorded = [s for s in in_file if s.key == "IMPORTS"]
+    imported = run_imports(imports, [(name, s.where) for s in recorded for name in _names(s)])
+    defaults.add_component_keys()
+    settings += [setting for setting in in_file if setting.key != "IMPORTS"]
     settings += legacy.modernise(list(from_options(opts)), defaults.is_known)
     settings += [Setting(key, value, COMMAND_LINE) for key, value in (flags or {}).items()]
     cfg, sources = defaults.tree(), {}
@@ -55,11 +65,17 @@ def load_config(
             continue  # a section whose lines are all commented out
         _assign(cfg, setting)
         sources[setting.key] = setting.where
+    cfg.IMPORTS = tuple(imported)
     _infer_task(cfg, settings)
     _check(cfg, sources)
     _warn(cfg, sources)
     cfg.freeze()
     return cfg, sources
+
+
+def _names(setting: Setting) -> list[str]:
+    """The items of a list of names."""
+    return coerce(setting.value, [""])
 
 
 def override(
@@ -85,6 +101,8 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
         *path, name = key.split(".")
         functools.reduce(CfgNode.__getitem__, path, cfg)[name] = defaults.tree_at(key)
         return
+    if key == "IMPORTS":
+        raise ConfigError(f"{where}: IMPORTS: expected the flag --import FILE instead")
     if key in defaults.SECTIONS:
         raise ConfigError(f"{where}: {key}: expected a section of keys, got {value!r:.80}")
     if not defaults.is_known(key):

@@ -6,6 +6,8 @@ import importlib
 from vil.utils.registry import Registry
 
 HOMES = {
+    "attention": "vil.layers.attention:ATTENTIONS",
+    "loss": "vil.tasks.classification:LOSSES",
     "optimizer": "vil.optim:OPTIMIZERS",
     "schedule": "vil.optim:SCHEDULES",
     "task": "vil.tasks:TASKS",

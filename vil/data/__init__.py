@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vil.utils.lazy import lazy_exports
-from vil.utils.registry import Registry
+from vil.utils.registry import Entry, Registry
 
 if TYPE_CHECKING:
     from vil.data.dataset import ImageDataset
@@ -38,9 +38,10 @@ __all__ += [
 ]
 
 
-def check_dataset(name: str, dataset: Callable[..., "ImageDataset"]) -> None:
+def check_dataset(dataset: Callable[..., "ImageDataset"], entry: Entry) -> None:
     """Raise ValueError unless dataset(root, split, transform, **own) can be called and, for a
     class, is a complete subclass of ImageDataset."""
+    name = entry.name
     if not callable(dataset):
         raise ValueError(f"dataset {name!r} must be a class or a function, given {dataset!r}")
     parameters = inspect.signature(dataset).parameters.values()
@@ -51,6 +52,8 @@ def check_dataset(name: str, dataset: Callable[..., "ImageDataset"]) -> None:
             f"three, and its own arguments by keyword only, each by name; given "
             f"{inspect.signature(dataset)}"
         )
+    if entry.facts.get("numbered") and "num_classes" not in keyword_only(dataset):
+        raise ValueError(f"dataset {name!r} is numbered: it must take num_classes by keyword")
     if not inspect.isclass(dataset):
         return
     from vil.data.dataset import ImageDataset
@@ -97,11 +100,7 @@ def register_dataset(
     """
     if name.endswith(".yaml"):
         raise ValueError(f"dataset {name!r}: names that end in .yaml are TSV files")
-    if not isinstance(dataset, str):
-        check_dataset(name, dataset)
-        if numbered and "num_classes" not in keyword_only(dataset):
-            raise ValueError(f"dataset {name!r} is numbered: it must take num_classes by keyword")
-    DATASETS.add(name, dataset, about, numbered=numbered)
+    DATASETS.register(name, dataset, about, numbered=numbered)
 
 
 def build_dataset(

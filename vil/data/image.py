@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
+from vil.utils.errors import StoppedError
 from vil.utils.rgb import to_rgb
 
 
@@ -35,6 +36,8 @@ def as_unreadable() -> Iterator[None]:
     """Turn any exception of PIL into UnreadableImage."""
     try:
         yield
+    except StoppedError:  # a signal that came while the main process decodes
+        raise
     except UnidentifiedImageError as error:  # its message has the memory address of a BytesIO
         raise UnreadableImage("UnidentifiedImageError: not an image of a known format") from error
     except Exception as error:

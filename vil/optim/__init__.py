@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 
 from vil.utils.lazy import lazy_exports
-from vil.utils.registry import Key, Registry
+from vil.utils.registry import Entry, Key, Registry
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
@@ -26,9 +26,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
 __all__ += ["OPTIMIZERS", "SCHEDULES", "register_optimizer", "register_schedule"]
 
 
-def check_optimizer(
-    name: str, build: Callable, keys: Mapping[str, str | Key] | None = None
-) -> None:
+def check_optimizer(build: Callable, entry: Entry) -> None:
     """Raise ValueError unless `build` returns an optimizer that trains and can be saved.
 
     It is tried with the defaults of the keys that it adds: an argument that an existing key of the
@@ -36,20 +34,18 @@ def check_optimizer(
     """
     from vil.optim.contracts import try_optimizer
 
-    own = {a: key.default for a, key in (keys or {}).items() if isinstance(key, Key)}
-    try_optimizer(name, build, own)
+    own = {a: key.default for a, key in entry.keys.items() if isinstance(key, Key)}
+    try_optimizer(entry.name, build, own)
 
 
-def check_schedule(
-    name: str, function: Callable, keys: Mapping[str, str | Key] | None = None
-) -> None:
+def check_schedule(function: Callable, entry: Entry) -> None:
     """Raise ValueError unless `function` takes a Schedule, a time and its own arguments."""
-    own = dict.fromkeys(keys or {})
+    own = dict.fromkeys(entry.keys)
     try:
         inspect.signature(function).bind(None, 0, **own)
     except (TypeError, ValueError) as error:
         called = ", ".join(["schedule", "time", *(f"{argument}=..." for argument in own)])
-        raise ValueError(f"schedule {name!r} is called as f({called}): {error}") from error
+        raise ValueError(f"schedule {entry.name!r} is called as f({called}): {error}") from error
 
 
 # can_shard: the update is correct for parameters that FSDP shards.
@@ -102,9 +98,7 @@ def register_optimizer(
 
     Raises ValueError for a name that is taken, and where one step on two small parameters fails.
     """
-    if not isinstance(build, str):
-        check_optimizer(name, build, keys)
-    OPTIMIZERS.add(name, build, about, keys=keys, can_shard=can_shard)
+    OPTIMIZERS.register(name, build, about, keys=keys, can_shard=can_shard)
 
 
 def register_schedule(
@@ -120,6 +114,4 @@ def register_schedule(
     `schedule` is the `Schedule` with all settings, `time` counts its ticks: steps, or epochs if
     epoch_based. `keys` maps each own argument to its config key.
     """
-    if not isinstance(function, str):
-        check_schedule(name, function, keys)
-    SCHEDULES.add(name, function, about, keys=keys)
+    SCHEDULES.register(name, function, about, keys=keys)

@@ -12,15 +12,26 @@ defaults    {config key: value} of `vil predict`
 lacks       {workflow: why the task has none}
 """
 
+from typing import Any
+
 from yacs.config import CfgNode
 
 from vil.tasks import classification, detection
 from vil.utils.errors import ConfigError
 from vil.utils.registry import Entry, Registry
 
-TASKS = Registry("task")
+TASKS = Registry("task", check="vil.tasks.base:check_task")
 TASKS.add("classification", **classification.ENTRY)
 TASKS.add("detection", **detection.ENTRY)
+
+
+def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> None:
+    """Add a task for the key TASK: a subclass of `vil.tasks.base.Task`, called as task(cfg,
+    device), or its "module:Class". facts: see the top of this file; `keys` adds config keys.
+
+    Raises ValueError for a name that is taken, and for a class that lacks a method.
+    """
+    TASKS.register(name, task, about, **facts)
 
 
 def task_entry(cfg: CfgNode) -> Entry:

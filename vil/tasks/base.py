@@ -22,6 +22,7 @@ from vil.engine.distributed import DistInfo, unwrap
 from vil.engine.evaluation import evaluating
 from vil.engine.loop import Loss, Metric
 from vil.report.html import Html
+from vil.utils.registry import Entry
 
 OutputFormat = Callable[[Iterable[Any], Sequence[str]], Iterator[str]]
 
@@ -207,3 +208,17 @@ class Task:
         """Parameters and multiply-accumulates of each part, for one image; the model may be on the
         meta device."""
         raise NotImplementedError
+
+
+REQUIRED = ("build_model", "load_weights", "train_loader", "test_loaders", "loss", "measure")
+
+
+def check_task(task: Any, entry: Entry) -> None:
+    """Raise ValueError unless `task` is a subclass of Task that has what training needs."""
+    if not (isinstance(task, type) and issubclass(task, Task)):
+        raise ValueError(f"task {entry.name!r} must subclass vil.tasks.base.Task, got {task!r}")
+    missing = [name for name in REQUIRED if getattr(task, name) is getattr(Task, name)]
+    if task.evaluate is not Task.evaluate and "measure" in missing:
+        missing.remove("measure")
+    if missing:
+        raise ValueError(f"task {entry.name!r} ({task.__name__}) must define {', '.join(missing)}")

@@ -23,6 +23,14 @@ class Key(NamedTuple):
     allowed: str = ""  # what `check` allows, in words: "at least 0"
 
 
+def load_object(home: Any) -> Any:
+    """The object that "module:attribute" names; anything but a string is returned as it is."""
+    if not isinstance(home, str):
+        return home
+    module, _, attribute = home.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
 @dataclass(frozen=True)
 class Entry:
     """A component and what it declares.
@@ -39,10 +47,7 @@ class Entry:
 
     def load(self) -> Any:
         """The component itself. Imports its module at the first call."""
-        if not isinstance(self.home, str):
-            return self.home
-        module, _, attribute = self.home.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return load_object(self.home)
 
     @property
     def key_names(self) -> dict[str, str]:
@@ -53,14 +58,14 @@ class Entry:
 class Registry(Mapping[str, Entry]):
     """Components of one kind by name, in the order of registration.
 
-    check(name, component) raises ValueError for a component that breaks the kind's contract; it is
-    called for what is registered at run time.
+    check(component, entry) raises ValueError for a component that breaks the kind's contract; it is
+    called for what is registered at run time. It may be given as "module:function".
     """
 
     def __init__(
         self,
         kind: str,
-        check: Callable[[str, Any], None] | None = None,
+        check: Callable[[Any, Entry], None] | str | None = None,
         entry_type: type[Entry] = Entry,
     ):
         self.kind = kind
@@ -85,9 +90,14 @@ class Registry(Mapping[str, Entry]):
 
     def register(self, name: str, home: Any, about: str = "", **declared: Any) -> None:
         """Add a component at run time, after checking its contract."""
-        if self.check and not isinstance(home, str):
-            self.check(name, home)
         self.add(name, home, about, **declared)
+        if self.check is None or isinstance(home, str):
+            return
+        try:
+            load_object(self.check)(home, self.entries[name])
+        except ValueError:
+            self.remove(name)
+            raise
 
     def remove(self, name: str) -> None:
         """Undo `register`, for tests."""

@@ -40,22 +40,28 @@ def make_config(
     *,
     output_dir: str | Path | None = None,
     data: str | Path | None = None,
+    imports: Sequence[str] = (),
 ) -> CfgNode:
     """The frozen config of a file, or of another config, with overrides."""
     flags = {"OUTPUT_DIR": output_dir, "DATA.PATH": data}
     flags = {key: str(value) for key, value in flags.items() if value is not None}
     if isinstance(config, CfgNode):
         return override(config, as_options(overrides), flags)
-    return resolve(None if config is None else str(config), as_options(overrides), flags)[0]
+    return resolve(None if config is None else str(config), as_options(overrides), flags, imports)[
+        0
+    ]
 
 
 def resolve(
-    config_file: str | None, opts: Sequence[str], flags: Mapping[str, str]
+    config_file: str | None,
+    opts: Sequence[str],
+    flags: Mapping[str, str],
+    imports: Sequence[str] = (),
 ) -> tuple[CfgNode, dict[str, str]]:
     """The frozen config of a file, KEY VALUE words, flags and the environment, and {key: where its
     value was given}."""
     found = {key: os.environ[name] for key, name in ENVIRONMENT.items() if os.environ.get(name)}
-    return load_config(config_file, opts, found, flags)
+    return load_config(config_file, opts, found, flags, imports)
 
 
 def run_config(
@@ -64,6 +70,7 @@ def run_config(
     flags: Mapping[str, str] | None = None,
     *,
     checkpoint: str = "best",
+    imports: Sequence[str] = (),
 ) -> ConfigWithClasses:
     """The config of a run, with one of its checkpoints as MODEL.MODEL_PATH.
 
@@ -81,12 +88,15 @@ def run_config(
     # the checkpoint's head is the run's own, whatever was done to the one that the run began with
     opts = [f"MODEL.MODEL_PATH={path}", "FINETUNE.HEAD=keep", *opts]
     flags = {"OUTPUT_DIR": str(folder), **(flags or {})}
-    cfg = resolve(str(folder / "config.yaml"), opts, flags)[0]
+    cfg = resolve(str(folder / "config.yaml"), opts, flags, imports)[0]
     return ConfigWithClasses(cfg, read_class_names(folder / "classes.txt"))
 
 
 def weights_config(
-    config_file: str | None, opts: Sequence[str], flags: Mapping[str, str]
+    config_file: str | None,
+    opts: Sequence[str],
+    flags: Mapping[str, str],
+    imports: Sequence[str] = (),
 ) -> ConfigWithClasses:
     """The config of a file or, without one, of what the weights in MODEL.MODEL_PATH say of
     themselves."""
@@ -96,7 +106,7 @@ def weights_config(
 
         own, class_names = describe_weights(opts)
         opts = [*own, *opts]
-    return ConfigWithClasses(resolve(config_file, opts, flags)[0], class_names or ())
+    return ConfigWithClasses(resolve(config_file, opts, flags, imports)[0], class_names or ())
 
 
 def read_class_names(file: Path) -> list[str]:

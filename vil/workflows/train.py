@@ -84,13 +84,15 @@ def train(
     output_dir: str | Path | None = None,
     data: str | Path | None = None,
     resume: bool = False,
+    imports: Sequence[str] = (),
 ) -> TrainResult:
     """Train from a config: a file, a packaged one such as "digits/vil_nano.yaml", or a CfgNode.
 
     overrides: {"OPTIM.EPOCHS": 3} or ["OPTIM.EPOCHS=3"]. output_dir, data: OUTPUT_DIR, DATA.PATH.
     resume: continue from the newest checkpoint in output_dir, if any; without a config by the
-    folder's own. Under torchrun every process calls it. The process's global state (seeds, threads,
-    logging, signal handlers) is afterwards as it was before.
+    folder's own. imports: Python files that register components. Under torchrun every process calls
+    it. The process's global state (seeds, threads, logging, signal handlers) is afterwards as it
+    was before.
 
     Ctrl-C saves the state and returns a result whose status is "interrupted". Raises the errors of
     `vil.errors`: ConfigError, DataError, CheckpointError, DivergedError, and StoppedError after
@@ -99,7 +101,7 @@ def train(
     if resume and config is None and output_dir is not None:
         saved = Path(output_dir, "config.yaml")
         config = saved if saved.is_file() else None
-    cfg = make_config(config, overrides, output_dir=output_dir, data=data)
+    cfg = make_config(config, overrides, output_dir=output_dir, data=data, imports=imports)
     return train_config(cfg, resume=resume)
 
 

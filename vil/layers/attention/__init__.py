@@ -28,16 +28,9 @@ __getattr__, __dir__, __all__ = lazy_exports(
 __all__ += ["ATTENTIONS", "register_attention"]
 
 
-def _check(name: str, cls: Any) -> None:
-    """Raise ValueError if a class breaks the contract of an attention."""
-    from vil.layers.attention.build import check_attention
-
-    check_attention(name, cls)
-
-
 # Facts: `feature`, the argument that the letter f of an ARCH sets. `other_keys`, config keys that
 # concern the attention and set no argument of it.
-ATTENTIONS = Registry("attention", check=_check)
+ATTENTIONS = Registry("attention", check=f"{_HERE}.build:check_entry")
 _MSVIT = "MODEL.VIT.MSVIT"
 ATTENTIONS.add("full", f"{_HERE}.full:FullAttention", "every token attends to every token")
 ATTENTIONS.add(
@@ -102,9 +95,5 @@ def register_attention(
     Raises ValueError for a name that is taken and a class that breaks the contract, see
     `vil.layers.attention.base.Attention`.
     """
-    if not isinstance(cls_or_home, str):
-        from vil.layers.attention.build import check_arguments
-
-        check_arguments(name, cls_or_home, [*(keys or {}), *([feature] if feature else [])])
     facts = {"feature": feature} if feature else {}
     ATTENTIONS.register(name, cls_or_home, about, keys=keys, **facts)

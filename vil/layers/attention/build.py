@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -10,6 +9,7 @@ from torch import nn
 from vil.layers.attention import ATTENTIONS
 from vil.layers.attention.base import Attention
 from vil.utils.lookup import lookup
+from vil.utils.registry import Entry
 from vil.utils.train_step import TrainStep
 
 # constructor arguments of every attention; `rel_pos` only with `has_relative_bias`
@@ -104,11 +104,13 @@ def check_attention(name: str, cls: Any) -> None:
             raise ValueError(f"attention {name!r} ({cls.__name__}) does not define {method}")
 
 
-def check_arguments(name: str, cls: Any, keys: Iterable[str]) -> None:
-    """Raise ValueError if the keys declared for an attention are not arguments of its class."""
-    check_attention(name, cls)
-    for key in keys:
-        lookup(own_arguments(cls), key, f"argument of {name} attention")
+def check_entry(cls: Any, entry: Entry) -> None:
+    """Raise ValueError if a class breaks the contract of `Attention`, or lacks an argument that its
+    entry declares."""
+    check_attention(entry.name, cls)
+    feature = entry.facts.get("feature")
+    for argument in (*entry.keys, *([feature] if feature else ())):
+        lookup(own_arguments(cls), argument, f"argument of {entry.name} attention")
 
 
 def set_progress(model: nn.Module, progress: TrainStep) -> None:

@@ -8,6 +8,11 @@ output_formats.py what `vil predict` prints
 Here is what the registry of tasks holds about it.
 """
 
+from collections.abc import Callable, Mapping
+
+from vil.utils.registry import Key, Registry
+
+_HERE = "vil.tasks.classification"
 ENTRY = dict(
     home="vil.tasks.classification.build:Classification",
     about="one class per image",
@@ -15,3 +20,35 @@ ENTRY = dict(
     formats=("table", "json", "csv"),
     lacks={"evaluate --pictures": "--pictures draws a detector's images; vil report shows others"},
 )
+
+# Each is called as loss(logits, targets, smoothing, **own), see losses.py.
+LOSSES = Registry("loss", check=f"{_HERE}.losses:check_loss")
+LOSSES.add("xentropy", f"{_HERE}.losses:xentropy", "cross entropy")
+LOSSES.add("bce", f"{_HERE}.losses:bce", "binary cross entropy, a mean over classes")
+LOSSES.add("sigmoid", f"{_HERE}.losses:sigmoid", "binary cross entropy, summed over classes")
+LOSSES.add(
+    "focal",
+    f"{_HERE}.losses:focal",
+    "binary cross entropy with easy predictions weighted down",
+    keys={
+        "alpha": "LOSS.FOCAL.ALPHA",
+        "gamma": "LOSS.FOCAL.GAMMA",
+        "normalize": "LOSS.FOCAL.NORMALIZE",
+    },
+)
+
+
+def register_loss(
+    name: str,
+    loss: Callable | str,
+    *,
+    keys: Mapping[str, str | Key] | None = None,
+    about: str = "",
+) -> None:
+    """Add a loss for LOSS.LOSS: loss(logits (B, K), targets, smoothing, **own) -> scalar, or its
+    "module:attribute". Targets are classes (B,) int64 or soft targets (B, K) float.
+
+    keys: {own argument: config key}. Raises ValueError for a name that is taken, and for a loss
+    that is no scalar with a gradient on two images.
+    """
+    LOSSES.register(name, loss, about, keys=keys)

@@ -13,6 +13,7 @@ from vil.builders import data
 from vil.builders.cost import CostRow, model_cost
 from vil.builders.device import amp_dtype, memory_format
 from vil.builders.model import build_network
+from vil.config.own_keys import own_settings
 from vil.config.unused import warn_unused
 from vil.data import build_dataset, is_numbered, own_arguments
 from vil.data.class_mapping import read_class_mapping
@@ -24,6 +25,7 @@ from vil.data.transforms import eval_transform, train_transform
 from vil.engine.distributed import DistInfo
 from vil.pretrained.load_weights import Report, load_weights
 from vil.tasks.base import TaskReport
+from vil.tasks.classification import LOSSES
 from vil.tasks.classification.losses import LossFunction, build_loss
 from vil.tasks.classification.report import report_on
 from vil.tasks.classification.task import ClassificationTask
@@ -141,12 +143,12 @@ class Classification(ClassificationTask):
 
 
 def _build_loss(cfg: CfgNode) -> LossFunction:
-    focal = cfg.LOSS.FOCAL
-    if cfg.LOSS.LOSS != "focal":
-        warn_unused(cfg, "LOSS.LOSS is not focal", ("LOSS.FOCAL",))
-    return build_loss(
-        cfg.LOSS.LOSS, alpha=focal.ALPHA, gamma=focal.GAMMA, normalize=focal.NORMALIZE
-    )
+    name = cfg.LOSS.LOSS
+    for other, entry in LOSSES.items():
+        if other != name:
+            warn_unused(cfg, f"LOSS.LOSS is not {other}", entry.key_names.values())
+    own = own_settings(cfg, LOSSES[name]) if name in LOSSES else {}
+    return build_loss(name, **own)
 
 
 @as_config_error

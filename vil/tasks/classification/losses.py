@@ -7,12 +7,14 @@ float32 at least. Smoothing s gives the class 1 - s + s/K and every other class 
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vil.utils.lookup import lookup
+from vil.tasks.classification import LOSSES
+from vil.utils.registry import Entry, Key
 
 LossFunction = Callable[..., Tensor]  # (logits, targets, smoothing=0.0) -> scalar
 NOT_SINGLE_LABEL = ("multisoftmax", "mse")
@@ -66,25 +68,28 @@ def focal(
     return losses.sum(dim=-1).mean() if normalize else losses.mean()
 
 
-LOSSES: dict[str, LossFunction] = {
-    "xentropy": xentropy,
-    "bce": bce,
-    "sigmoid": sigmoid,
-    "focal": focal,
-}
-
-
-def build_loss(
-    name: str, *, alpha: float = 1.0, gamma: float = 0.5, normalize: bool = True
-) -> LossFunction:
-    """The loss `name`; the settings are those of focal. ValueError for a name that is none."""
+def build_loss(name: str, **own: Any) -> LossFunction:
+    """The loss `name` with its own settings. Raises ValueError for an unknown name."""
     if name in NOT_SINGLE_LABEL:
         raise ValueError(
-            f"{name} is no loss of single-label classification (choices: {', '.join(LOSSES)})"
+            f"{name} is not a loss of single-label classification (choices: {', '.join(LOSSES)})"
         )
-    loss = lookup(LOSSES, name, "loss")
-    settings = dict(alpha=alpha, gamma=gamma, normalize=normalize)
-    return partial(focal, **settings) if loss is focal else loss
+    loss = LOSSES.load(name)
+    return partial(loss, **own) if own else loss
+
+
+def check_loss(loss: Any, entry: Entry) -> None:
+    """Raise ValueError unless the loss of two images is a scalar with a gradient."""
+    own = {a: key.default for a, key in entry.keys.items() if isinstance(key, Key)}
+    logits = torch.zeros(2, 3, requires_grad=True)
+    for targets in (torch.tensor([0, 2]), torch.full((2, 3), 1 / 3)):
+        try:
+            value = loss(logits, targets, 0.1, **own)
+            (gradient,) = torch.autograd.grad(value, logits)
+        except Exception as error:
+            raise ValueError(f"loss {entry.name!r} fails on two images: {error}") from error
+        if value.ndim or gradient.shape != logits.shape:
+            raise ValueError(f"loss {entry.name!r} must return a scalar, not {tuple(value.shape)}")
 
 
 def wide(logits: Tensor) -> Tensor:

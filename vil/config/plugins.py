@@ -1,0 +1,127 @@
+"""Code of a user's that registers components: files to import, and installed plug-ins.
+
+They run before the tree of keys is checked, so that their components are choices and their keys are
+known. A config records them under IMPORTS, and whatever reads that config runs them again.
+
+A file named in a config is run only if this user has named it before, with --import or from Python:
+the config of a run that somebody else made must not run code.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from vil.utils.atomic_write import replace_text
+from vil.utils.errors import ConfigError
+
+API_VERSION = 1  # of the interface that a plug-in sees; it says which one it was written for
+GROUP = "vil.plugins"  # of Python entry points
+PREFIX = "plugin:"  # of an installed plug-in in IMPORTS
+_loaded: dict[str, str] = {}  # {entry point: problem, empty if there is none}
+
+
+def run_imports(named: Iterable[str], recorded: Iterable[tuple[str, str]]) -> list[str]:
+    """Load installed plug-ins, then the files that the caller names and those that a config
+    records; return what a config should record.
+
+    recorded: (file or plug-in, where it was recorded). Raises ConfigError for what is missing, for
+    a recorded file that this user has not named before, and for code that fails.
+    """
+    installed = load_entry_points()
+    for file in named:
+        import_file(file)
+    files = [str(Path(file).resolve()) for file in named]
+    trusted = _read_trusted()
+    for name, where in recorded:
+        if name.startswith(PREFIX):
+            if name not in installed:
+                raise ConfigError(f"{where}: IMPORTS {name}: this plug-in is not installed")
+        elif (path := str(Path(name).resolve())) not in files:
+            if path not in trusted:
+                raise ConfigError(
+                    f"{where}: IMPORTS {path}: this config runs a Python file; add --import {path} "
+                    "if you trust it"
+                )
+            import_file(path)
+            files.append(path)
+    if new := set(files) - trusted:
+        _write_trusted(trusted | new)
+    return [*installed, *files]
+
+
+def load_entry_points() -> list[str]:
+    """Load the installed plug-ins, each once. An entry point names a module, or a function without
+    arguments, that registers components; its module has VIL_PLUGIN_API = 1."""
+    names = []
+    for point in importlib.metadata.entry_points(group=GROUP):
+        names.append(PREFIX + point.name)
+        if point.name not in _loaded:
+            _loaded[point.name] = _load(point)
+        if problem := _loaded[point.name]:
+            raise ConfigError(f"plug-in {point.name}: {problem}")
+    return names
+
+
+def _load(point: importlib.metadata.EntryPoint) -> str:
+    """Run an entry point; return what is wrong with it, if anything."""
+    try:
+        loaded = point.load()
+    except (ValueError, ImportError, SyntaxError, AttributeError) as error:
+        return str(error)
+    module = sys.modules.get(getattr(loaded, "__module__", None) or loaded.__name__, loaded)
+    version = getattr(module, "VIL_PLUGIN_API", None)
+    if version != API_VERSION:
+        return f"it has VIL_PLUGIN_API {version}, this version of vil needs {API_VERSION}"
+    try:
+        if callable(loaded):
+            loaded()
+    except (ValueError, ImportError) as error:
+        return str(error)
+    return ""
+
+
+def import_file(file: str) -> None:
+    """Run a Python file, once per process.
+
+    Raises ConfigError if it is not there, is not Python, or raises ValueError or ImportError, as
+    registering a component does.
+    """
+    name = f"vil_import {Path(file).resolve()}"
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or not Path(file).is_file():
+        raise ConfigError(f"--import {file}: no such Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (ValueError, ImportError, SyntaxError) as error:
+        del sys.modules[name]
+        raise ConfigError(f"--import {file}: {error}") from error
+
+
+def _trust_file() -> Path:
+    cache = os.environ.get("VIL_CACHE") or Path.home() / ".cache/vil"
+    return Path(cache, "imports.json")
+
+
+def _read_trusted() -> set[str]:
+    try:
+        found = json.loads(_trust_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return set()
+    return {name for name in found if isinstance(name, str)} if isinstance(found, list) else set()
+
+
+def _write_trusted(files: set[str]) -> None:
+    """Remember the files that this user has named; without a place for that, each start must name
+    them again."""
+    try:
+        _trust_file().parent.mkdir(parents=True, exist_ok=True)
+        replace_text(_trust_file(), json.dumps(sorted(files), indent=1) + "\n")
+    except OSError:
+        return
