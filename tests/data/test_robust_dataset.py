@@ -8,6 +8,7 @@ import signal
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.common.bad_images import BAD, GOOD, GREY16, IMAGE, PNG, RAMP, encode
 from vil.data import build_dataset

@@ -75,7 +75,11 @@ def load_config(
 
 def _names(setting: Setting) -> list[str]:
     """The items of a list of names."""
-    return coerce(setting.value, [""])
+    try:
+        return coerce(setting.value, [""])
+    except ValueError:
+        wanted = f"expected a list of files, got {setting.value!r:.80}"
+        raise ConfigError(f"{setting.where}: IMPORTS: {wanted}") from None
 
 
 def override(
