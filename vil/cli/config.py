@@ -33,13 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    cfg, sources = resolve_with_sources(args)
     if args.docs:
         try:
             Path(args.docs).write_text(manual(), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--docs {args.docs}: {error.strerror}") from error
         return 0
-    cfg, sources = resolve_with_sources(args)
     if args.diff is None:
         print(annotated(cfg, sources), end="")
     else:

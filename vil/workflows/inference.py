@@ -57,11 +57,14 @@ def load_for_inference(
     Raises ConfigError for a source that is none of these, CheckpointError for damaged weights.
     """
     options = as_options(overrides)
+    if str(source) in ARCHS:
+        source = get_model_weights(str(source)).DEFAULT
     if isinstance(source, WeightsEnum):
-        source = f"{type(source).__name__}.{source.name}"
-    elif str(source) in ARCHS:
-        source = f"{get_model_weights(str(source)).DEFAULT}"
-    if Path(source, "config.yaml").is_file():
+        recipe = source.meta["recipe"].removeprefix("configs/")
+        name = f"MODEL.MODEL_PATH={type(source).__name__}.{source.name}"
+        found = weights_config(recipe, [name, *options], {})
+        found = found._replace(class_names=source.meta["categories"] or ())
+    elif Path(source, "config.yaml").is_file():
         found = run_config(source, options, checkpoint=checkpoint)
     else:
         found = weights_config(None, [f"MODEL.MODEL_PATH={source}", *options], {})

@@ -1,0 +1,165 @@
+"""A component is one file: from outside of the package it trains, resumes bit for bit, and is a
+choice in the config, its docs and its error messages."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.common.small_runs import TINY
+
+FILE = Path(__file__).with_name("my_components.py")
+MSVIT = "MODEL.VIT.MSVIT"
+KINDS = {  # the settings that select a component, and the name that must be a choice
+    "attention": ([f"{MSVIT}.ATTN_TYPE=halved", f"{MSVIT}.HALVED_FACTOR=0.7"], "halved"),
+    "backend": ([f"{MSVIT}.BACKEND=spelled_out"], "spelled_out"),
+    "optimizer": (["OPTIM.OPT=sign_sgd", "OPTIM.SIGN.BETA=0.8", "OPTIM.LR=1e-3"], "sign_sgd"),
+    "schedule": (["SOLVER.LR_POLICY=square_root"], "square_root"),
+    "loss": (["LOSS.LOSS=squared", "LOSS.SQUARED_WEIGHT=3.0"], "squared"),
+    "dataset": (["DATA.TRAIN=[stripes]", "DATA.TEST=[stripes]"], "stripes"),
+    "task": (["TASK=brightness", "BRIGHTNESS.SCALE=2.0"], "brightness"),
+}
+WRONG = {  # a wrong value of the key, whose refusal lists the choices
+    "attention": "MODEL.VIT.MSVIT.ATTN_TYPE=nothing_such",
+    "backend": "MODEL.VIT.MSVIT.BACKEND=nothing_such",
+    "optimizer": "OPTIM.OPT=nothing_such",
+    "schedule": "SOLVER.LR_POLICY=nothing_such",
+    "loss": "LOSS.LOSS=nothing_such",
+    "dataset": "DATA.TRAIN=[nothing_such]",
+    "task": "TASK=nothing_such",
+}
+PYTHON = """
+import json, os, sys, vil
+words, folder, file = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
+result = vil.train(None, words, output_dir=folder, imports=[file])
+assert result.status == "finished" and result.metrics
+"""
+
+
+def run(*words, cwd, **environment):
+    return subprocess.run(
+        [sys.executable, *map(str, words)], cwd=cwd, capture_output=True, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+    )  # fmt: skip
+
+
+def weights(folder):
+    last = folder / "checkpoints" / (folder / "checkpoints/last").read_text().strip()
+    return (
+        json.loads((last / "manifest.json").read_text())["step"],
+        [line for line in (folder / "metrics.jsonl").read_text().splitlines() if '"train"' in line],
+        (last / "model.safetensors"),
+    )
+
+
+def same_tensors(one, other):
+    from safetensors.torch import load_file
+
+    ours, theirs = load_file(one), load_file(other)
+    return ours.keys() == theirs.keys() and all(ours[k].equal(theirs[k]) for k in ours)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_trains_resumes_and_is_a_choice(kind, tmp_path):
+    settings, name = KINDS[kind]
+    words = [*TINY, *settings, "OPTIM.EPOCHS=2", "SOLVER.WARMUP_EPOCHS=0", "LOG_FREQ=1"]
+    kept = dict(COMPONENTS=kind, VIL_CACHE=str(tmp_path / "cache"))
+    python = run("-c", PYTHON, json.dumps(words), "python", FILE, cwd=tmp_path, **kept)
+    assert python.returncode == 0, python.stderr
+    # the command, one epoch and then the other, by the file that its config records
+    train = ("-m", "vil", "train", "--output_dir", "command")
+    first = run(*train, "--import", FILE, *words, "RUN.SAVE_STEPS=3", cwd=tmp_path, **kept)
+    assert first.returncode == 0, first.stderr
+    assert f"IMPORTS: [{FILE}]" in (tmp_path / "command/config.yaml").read_text()
+    assert same_tensors(weights(tmp_path / "python")[2], weights(tmp_path / "command")[2])
+    forget_the_end(tmp_path / "command")
+    again = run(*train, "--resume", cwd=tmp_path, **kept)
+    assert again.returncode == 0, again.stderr
+    assert "resuming from" in again.stdout
+    assert same_tensors(weights(tmp_path / "python")[2], weights(tmp_path / "command")[2])
+    if kind != "task":
+        ended = run("-m", "vil", "evaluate", "--run", "command", cwd=tmp_path, **kept)
+        assert ended.returncode == 0, ended.stderr
+    refused = run("-m", "vil", "train", "--import", FILE, *TINY, WRONG[kind], cwd=tmp_path, **kept)
+    assert refused.returncode == 2
+    assert name in refused.stderr
+
+
+def forget_the_end(folder):
+    """As if the run had been killed in the middle: the newest checkpoint is gone."""
+    import shutil
+
+    checkpoints = sorted((folder / "checkpoints").glob("step-*"))
+    assert len(checkpoints) > 1
+    shutil.rmtree(checkpoints[-1])
+    for link in ("last", "best"):
+        (folder / "checkpoints" / link).write_text(f"{checkpoints[-2].name}\n")
+
+
+def test_the_docs_of_the_config_have_its_keys(tmp_path):
+    words = ("-m", "vil", "config", "--import", FILE, "--docs", "page.md")
+    done = run(*words, cwd=tmp_path, VIL_CACHE=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "page.md").read_text()
+    for key in ("OPTIM.SIGN.BETA", "LOSS.SQUARED_WEIGHT", "MODEL.VIT.MSVIT.HALVED_FACTOR"):
+        assert f"`{key}`" in page
+    for choice in ("sign_sgd", "square_root", "squared", "halved", "brightness"):
+        assert choice in page
+
+
+def test_a_config_of_somebody_else_runs_no_code(tmp_path):
+    """Its file runs only if this user has named it before."""
+    (tmp_path / "evil.py").write_text("open('ran', 'w')\n")
+    (tmp_path / "theirs.yaml").write_text(f"IMPORTS: [{tmp_path}/evil.py]\n")
+    words = ("-m", "vil", "config", "--config-file", "theirs.yaml")
+    kept = dict(cwd=tmp_path, VIL_CACHE=str(tmp_path / "cache"))
+    refused = run(*words, **kept)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+    assert "theirs.yaml:1: IMPORTS" in refused.stderr
+    assert "add --import" in refused.stderr
+    assert not (tmp_path / "ran").exists()
+    assert run(*words, "--import", "evil.py", **kept).returncode == 0
+    assert run(*words, **kept).returncode == 0
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("vil.register_optimizer('mine', lambda groups, settings: None)", "optimizer 'mine'"),
+        ("vil.register_optimizer('sgd', print)", "already exists"),
+        ("vil.register_attention('mine', object)", "must be a subclass of"),
+        ("vil.register_loss('mine', lambda x, y, z: x)", "must return a scalar"),
+        ("vil.register_task('mine', object)", "must subclass vil.tasks.base.Task"),
+        ("vil.register_schedule('mine', lambda: 1)", "schedule 'mine'"),
+        ("vil.register_dataset('mine', lambda: 1)", "dataset 'mine'"),
+    ],
+)
+def test_a_broken_component_is_refused_at_registration(code, message, tmp_path):
+    (tmp_path / "mine.py").write_text(f"import vil\n{code}\n")
+    ended = run("-m", "vil", "config", "--import", "mine.py", cwd=tmp_path, VIL_CACHE=str(tmp_path))
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert message in ended.stderr
+
+
+@pytest.mark.parametrize(("version", "code"), [("1", 0), ("2", 2)])
+def test_an_installed_plugin(version, code, tmp_path):
+    """Found by its entry point; of another version of the interface it is refused."""
+    source = FILE.read_text().replace("VIL_PLUGIN_API = 1", f"VIL_PLUGIN_API = {version}")
+    (tmp_path / "site/my_plugin-1.dist-info").mkdir(parents=True)
+    (tmp_path / "site/my_plugin.py").write_text(source)
+    (tmp_path / "site/my_plugin-1.dist-info/METADATA").write_text("Name: my_plugin\nVersion: 1\n")
+    entry = "[vil.plugins]\nmine = my_plugin:register\n"
+    (tmp_path / "site/my_plugin-1.dist-info/entry_points.txt").write_text(entry)
+    path = os.pathsep.join([str(tmp_path / "site"), os.environ["PYTHONPATH"]])
+    words = ("-m", "vil", "config", "OPTIM.OPT=sign_sgd")
+    ended = run(*words, cwd=tmp_path, PYTHONPATH=path, COMPONENTS="optimizer")
+    assert ended.returncode == code, ended.stderr
+    if code:
+        assert "plug-in mine: it has VIL_PLUGIN_API 2" in ended.stderr
+    else:
+        assert "plugin:mine" in ended.stdout

@@ -1,0 +1,151 @@
+"""Runs from Python: the programs of docs/tutorials, several runs in one process, no global state
+left behind, Ctrl-C, threads, and the command's sentences as exceptions."""
+
+import json
+import logging
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import vil
+from tests.common.small_runs import TINY
+
+PAGE = Path(__file__).parents[2] / "docs/tutorials/python.md"
+PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
+
+
+@pytest.mark.long
+def test_the_programs_of_the_tutorial_run(tmp_path):
+    assert len(PROGRAMS) == 3
+    for program in PROGRAMS:
+        lines = [line for line in program.splitlines() if line.strip()]
+        assert len(lines) <= 12
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "loss.png").stat().st_size > 5000
+    assert "runs/tuned   top-1" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return vil.train(None, TINY, output_dir=tmp_path_factory.mktemp("runs") / "one")
+
+
+def final(result):
+    return load_file(result.last_checkpoint / "model.safetensors")
+
+
+def global_state():
+    log = logging.getLogger("vil")
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "python": random.getstate(),
+        "numpy": np.random.get_state()[1].tolist(),
+        "threads": torch.get_num_threads(),
+        "dtype": torch.get_default_dtype(),
+        "precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "signals": [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)],
+        "log": (log.level, list(log.handlers), log.propagate),
+        "environment": dict(os.environ),
+    }
+
+
+def test_two_runs_in_one_process_are_those_of_two_processes(trained, tmp_path):
+    before = global_state()
+    second = vil.train(None, [*TINY, "DETERMINISTIC=True"], output_dir=tmp_path / "two")
+    assert global_state() == before
+    words = [sys.executable, "-m", "vil", "train", "--output_dir", "three", *TINY]
+    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+    checkpoints = tmp_path / "three/checkpoints"
+    alone = load_file(
+        checkpoints / (checkpoints / "last").read_text().strip() / "model.safetensors"
+    )
+    for weights in (final(trained), final(second)):
+        assert alone.keys() == weights.keys()
+        assert all(alone[name].equal(weights[name]) for name in alone)
+
+
+def test_a_result_has_metrics_paths_and_the_model(trained):
+    assert trained.status == "finished"
+    (metrics,) = trained.metrics.values()
+    assert metrics["top1"] == trained.best
+    assert trained.best_checkpoint.parent == trained.run_dir / "checkpoints"
+    assert trained.history()[-1]["step"] == trained.step
+    state = trained.model.state_dict()
+    assert all(state[name].equal(value) for name, value in final(trained).items())
+
+
+def test_evaluate_and_predict_agree_with_the_run(trained):
+    (test_set,) = trained.metrics
+    assert vil.evaluate(trained.run_dir)[test_set]["top1"] == trained.best
+    model = vil.load_for_inference(trained.run_dir)
+    images = [np.full((40, 30, 3), 80, np.uint8), Image.new("RGB", (20, 50))]
+    predictions = list(vil.predict(model, images))
+    assert len(predictions) == 2
+    probabilities = [share for _, share in predictions[0].classes]
+    assert sum(probabilities) <= 1 + 1e-6
+    assert probabilities == sorted(probabilities, reverse=True)
+    single = next(iter(vil.predict(trained.run_dir, images[1])))
+    assert single.classes[0][0] == predictions[1].classes[0][0]
+
+
+def test_in_a_thread(tmp_path):
+    results = []
+    thread = threading.Thread(
+        target=lambda: results.append(vil.train(None, TINY, output_dir=tmp_path / "run"))
+    )
+    thread.start()
+    thread.join()
+    assert results[0].status == "finished"
+
+
+def test_ctrl_c_saves_and_returns(tmp_path, monkeypatch):
+    """In a notebook: the state is there, and the run can be resumed."""
+    from vil.engine import loop
+
+    plain = loop.seed_step
+
+    def interrupt(seed, step, rank):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        plain(seed, step, rank)
+
+    monkeypatch.setattr(loop, "seed_step", interrupt)
+    result = vil.train(None, TINY, output_dir=tmp_path / "run")
+    assert (result.status, result.step) == ("interrupted", 3)
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert (status["state"], status["code"]) == ("interrupted", 130)
+    monkeypatch.setattr(loop, "seed_step", plain)
+    assert vil.train(output_dir=tmp_path / "run", resume=True).status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: vil.train(None, {"OPTIM.LRR": 1}), "ConfigError", "did you mean OPTIM.LR"),
+        (lambda: vil.train(None, "OPTIM.LR=1"), "ConfigError", "expected a dict or a list"),
+        (lambda: vil.train("nowhere.yaml"), "ConfigError", "nowhere.yaml"),
+        (lambda: vil.evaluate("nowhere"), "CheckpointError", "no weights at nowhere"),
+        (lambda: vil.load_for_inference("nowhere"), "CheckpointError", "no weights at nowhere"),
+        (lambda: list(vil.predict("vil_nano", [])), "DataError", "no images"),
+    ],
+)
+def test_errors_are_exceptions_with_the_commands_text(call, error, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(getattr(vil.errors, error), match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
