@@ -172,10 +172,10 @@ def test_a_finished_run_has_nothing_to_do(folders):
     ("more", "code", "message"),
     [
         ([], 2, "already holds a run: add --resume"),
-        (["--resume", "DATALOADER.BSZ=16"], 4, "was begun with DATALOADER.BSZ 8 (now 16)"),
+        (["--resume", "DATALOADER.BSZ=16"], 4, "was started with DATALOADER.BSZ 8 (now 16)"),
         (["--resume", "DATA.KWARGS.n=168"], 4, "steps_per_epoch 20, this run has 21"),
-        (["--resume", "OPTIM.OPT=sgd"], 4, "was begun with OPTIM.OPT 'adamw' (now 'sgd')"),
-        (["--resume", OTHER_ARCH], 4, "was begun with MODEL.VIT.MSVIT.ARCH"),
+        (["--resume", "OPTIM.OPT=sgd"], 4, "was started with OPTIM.OPT 'adamw' (now 'sgd')"),
+        (["--resume", OTHER_ARCH], 4, "was started with MODEL.VIT.MSVIT.ARCH"),
         (["--resume", OTHER_ARCH, "RUN.ALLOW_CHANGES=True"], 4, "another model"),
     ],
 )

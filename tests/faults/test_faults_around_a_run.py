@@ -281,7 +281,7 @@ def test_f25_data_that_will_not_do(tmp_path, monkeypatch):
         ended = vil("train", *SMALL, *sets, "--output_dir", "out")
         if name.startswith("missing"):  # its fix is a drawing of what there should be
             first, drawing = ended.err.split(". Expected:\n")
-            assert "└── val                  the same classes, other pictures" in drawing
+            assert "└── val                  the same classes, other images" in drawing
             ended = ended._replace(err=f"{first}\n")
         right += refused(ended, code, pattern) and not Path("out").exists()
     record("F25", "missing, empty or too small data: refused with the fix", right, len(PETS))

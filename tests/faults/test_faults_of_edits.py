@@ -40,7 +40,7 @@ REFUSED = {
     ("OPTIM.ACCUMULATE=2",): "OPTIM.ACCUMULATE 1 (now 2)",
     ("OPTIM.OPT=sgd",): "OPTIM.OPT 'adamw' (now 'sgd')",
     ("OPTIM.OPT=sgd", "SOLVER.USE_LARC=True"): "SOLVER.USE_LARC False (now True)",
-    ("OPTIM.LR=2e-3", "OPTIM.OPT=sgd"): "begun with OPTIM.OPT 'adamw' (now 'sgd'): ",
+    ("OPTIM.LR=2e-3", "OPTIM.OPT=sgd"): "started with OPTIM.OPT 'adamw' (now 'sgd'): ",
     ("DATA.TRAIN=[folder]",): "DATA.TRAIN ('fake',) (now ('folder',))",
     ("DATA.NUM_CLASSES=5",): "DATA.NUM_CLASSES 4 (now 5)",
     ("DATA.KWARGS.n=80",): "steps_per_epoch 4, this run has 5",

@@ -18,7 +18,7 @@ import torch
 from vil.builders import optim
 from vil.engine import loop
 
-GIVEN = json.loads(os.environ["FAULT"])
+GIVEN = json.loads(os.environ.get("FAULT", "null"))  # none when the run resumes
 FAULTS = GIVEN if isinstance(GIVEN, list) else [GIVEN]
 START = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 FAULT = FAULTS[START] if len(FAULTS) > START else None

@@ -25,7 +25,7 @@ from vil.data.robust_dataset import RobustDataset
 from vil.engine import logger, loop, run_dir
 from vil.workflows import train as training
 
-FAULT = json.loads(os.environ["FAULT"])
+FAULT = json.loads(os.environ.get("FAULT", "null"))  # none when the run resumes
 
 
 def worker(how, training, file):
@@ -130,7 +130,8 @@ def card():
     torch.cuda.get_device_name = lambda device=None: "an old card"
 
 
-kind = FAULT.pop("what")
-{"worker": worker, "line": line, "clock": clock, "pause": pause, "start": start, "card": card}[
-    kind
-](**FAULT)
+KINDS = {
+    "worker": worker, "line": line, "clock": clock, "pause": pause, "start": start, "card": card
+}  # fmt: skip
+if FAULT:
+    KINDS[FAULT.pop("what")](**FAULT)

@@ -7,9 +7,9 @@ import json
 import os
 import time
 
-FAULT = json.loads(os.environ["FAULT"])
-LEFT = [FAULT.get("times", 0)]
-PLAIN = getattr(os, FAULT["what"])
+FAULT = json.loads(os.environ.get("FAULT", "null"))  # none when the run resumes
+LEFT = [FAULT.get("times", 0) if FAULT else 0]
+PLAIN = getattr(os, FAULT["what"]) if FAULT else None
 
 
 def troubled(first, *rest):
@@ -22,4 +22,5 @@ def troubled(first, *rest):
     return PLAIN(first, *rest)
 
 
-setattr(os, FAULT["what"], troubled)
+if FAULT:
+    setattr(os, FAULT["what"], troubled)
