@@ -58,7 +58,7 @@ SETTINGS = {
     "no heads": (f"{ARCH}=l1,h0,d16", r"h \(heads\) must be at least 1, got 0"),
     "small image": ("INPUT.IMAGE_SIZE=6", r"stage 2 has no token left"),
     "exact and shifted": (f"{MSVIT}.SW_EXACT=1 {MSVIT}.MODE=1", r"exact window with random shift"),
-    "attention": (f"{MSVIT}.ATTN_TYPE=longfrmer", r"ATTN_TYPE: expected one of longformer, "),
+    "attention": (f"{MSVIT}.ATTN_TYPE=longfrmer", r"ATTN_TYPE: expected one of full, longformer, "),
     "backend": (f"{MSVIT}.BACKEND=maskd", r"unknown backend 'maskd'; did you mean 'masked'\?"),
     "pinned twice": (f"{MSVIT}.ATTN_TYPE=longformerhand {MSVIT}.BACKEND=masked", r"already pins"),
     # data
@@ -78,12 +78,12 @@ SETTINGS = {
     "pretrained": ("MODEL.PRETRAINED=True", r"for msvit give the weights' file as MODEL"),
     # training
     "frozen": ("FINETUNE.FREEZE_STAGES=3", r"2 stages"),
-    "loss": ("LOSS.LOSS=mse", r"mse is no loss of single-label classification \(choices: xentropy"),
+    "loss": ("LOSS.LOSS=mse", r"mse is not a loss of single-label .* \(choices: xentropy"),
     "larc": ("SOLVER.USE_LARC=True OPTIM.OPT=adam", r"LARC wraps sgd only"),
     "drops": ("OPTIM.VAL=1 SOLVER.LR_POLICY=cosine SOLVER.WARMUP_EPOCHS=0", r"undo the drops"),
     "apex": ("OPTIM.OPT=apex_lamb", r"needs NVIDIA's apex.*unrelated"),
     "average": ("OPTIM.EMA=1", r"OPTIM\.EMA: expected at least 0 and below 1"),
-    "mixture": (f"{MSVIT}.ATTN_TYPE=full,performr", r"expected one of longformer, .*performr"),
+    "mixture": (f"{MSVIT}.ATTN_TYPE=full,performr", r"expected one of full, longformer.*performr"),
     "too many parts": (f"{MSVIT}.ATTN_TYPE=full/full/full", r"'full'\) has no stage, ARCH has 2"),
 }
 

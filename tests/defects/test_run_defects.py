@@ -201,7 +201,7 @@ def test_every_loss_trains(mixing):
 def test_a_loss_of_several_labels_is_refused_by_name(name, capsys):
     """B29. Accepted by the config of old, and then the loop ended with a traceback."""
     assert train("run", f"LOSS.LOSS={name}") == 2
-    assert f"{name} is no loss of single-label classification" in capsys.readouterr().err
+    assert f"{name} is not a loss of single-label classification" in capsys.readouterr().err
     assert not Path("run").exists()
 
 
