@@ -54,7 +54,7 @@ def load_for_inference(
     source: "runs/nano"; a file of `vil convert` or `vil.save_pretrained`; a name of
     `vil.list_models()`, which stands for its default weights; or a member of a weights enum.
     overrides: {"DEVICE": "cpu"}. checkpoint: of a run, "best" or "last".
-    Raises ConfigError for a source that is none of these, CheckpointError for damaged weights.
+    Raises ConfigError for any other source, CheckpointError for damaged weights.
     """
     options = as_options(overrides)
     if str(source) in ARCHS:

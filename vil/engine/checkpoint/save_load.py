@@ -319,7 +319,7 @@ def resume(
         try:
             point(folder, saved)
         except OSError as error:
-            say(f"last and best cannot be written anew: {one_line(error)}")
+            say(f"last and best cannot be rewritten: {one_line(error)}")
     return replace(saved, seed=fresh.seed, world=fresh.world)
 
 
