@@ -62,11 +62,11 @@ def fingerprint() -> str:
     """A hash of vil/ops and of the source files of registered backends."""
     files = {str(file) for file in Path(__file__).parents[1].rglob("*.py")}
     for entry in BACKENDS.values():
-        attend = entry.attend
-        while isinstance(attend, functools.partial):
-            attend = attend.func
-        code = getattr(inspect.unwrap(attend), "__code__", None)
-        module = sys.modules.get(type(attend).__module__)  # of a callable object
+        function = inspect.unwrap(entry.run)
+        while isinstance(function, functools.partial):
+            function = inspect.unwrap(function.func)
+        code = getattr(function, "__code__", None)
+        module = sys.modules.get(type(function).__module__)  # of a callable object
         source = code.co_filename if code else getattr(module, "__file__", None)
         files |= {source} if source and Path(source).is_file() else set()
     contents = sorted(Path(file).read_bytes() for file in files)
