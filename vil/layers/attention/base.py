@@ -38,8 +38,8 @@ class AttentionWeights(NamedTuple):
 class Attention(nn.Module):
     """Base of the attention modules. A subclass defines
 
-    - a constructor with the arguments dim, num_heads, num_global, grid, qkv_bias, attn_drop,
-      proj_drop, and rel_pos unless `has_relative_bias` is False,
+    - a constructor with the arguments of this class, and rel_pos unless `has_relative_bias` is
+      False; those that it does not need itself may be passed on as **kwargs,
     - `forward(x (B, G+L, C), grid, valid_hw=None) -> (B, G+L, C)`, global tokens first,
     - `macs(grid)`.
 
@@ -53,15 +53,26 @@ class Attention(nn.Module):
     unused_2021: tuple[str, ...] = ()
 
     def __init__(
-        self, dim: int, num_heads: int, num_global: int, attn_drop: float, proj_drop: float
+        self,
+        dim: int,
+        num_heads: int,
+        num_global: int = 1,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        grid: tuple[int, int] | None = None,
+        qkv_bias: bool = True,
     ) -> None:
         super().__init__()
         if dim % num_heads:
             raise ValueError(f"num_heads {num_heads} does not divide dim {dim}")
         self.dim, self.num_heads, self.num_global = dim, num_heads, num_global
         self.scale = (dim // num_heads) ** -0.5
-        self.attn_drop = attn_drop
+        self.attn_drop, self.grid, self.qkv_bias = attn_drop, grid, qkv_bias
         self.proj_drop = nn.Dropout(proj_drop)
+
+    def linear(self, parts: int) -> nn.Linear:
+        """A projection of C to parts*C: `parts` of queries, keys and values."""
+        return nn.Linear(self.dim, parts * self.dim, bias=self.qkv_bias)
 
     def split_heads(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, N, T, D)."""
@@ -178,27 +189,22 @@ class GlobalLocalAttention(Attention):
         dim: int,
         num_heads: int,
         *,
-        num_global: int = 1,
         rel_pos: bool = False,
-        qkv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
         share_weights: bool = True,
+        **common,
     ) -> None:
-        super().__init__(dim, num_heads, num_global, attn_drop, proj_drop)
+        super().__init__(dim, num_heads, **common)
         self.rel_pos = rel_pos
-        self.separate = num_global > 0 and not share_weights
-        self.add_projections(dim, qkv_bias)
+        self.separate = self.num_global > 0 and not share_weights
+        self.add_projections()
 
-    def add_projections(self, dim: int, qkv_bias: bool) -> None:
+    def add_projections(self) -> None:
         """Create the input and output projections."""
-        self.query = nn.Linear(dim, dim, bias=qkv_bias)
-        self.kv = nn.Linear(dim, 2 * dim, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        self.query, self.kv = self.linear(1), self.linear(2)
+        self.proj = nn.Linear(self.dim, self.dim)
         if self.separate:
-            self.query_global = nn.Linear(dim, dim, bias=qkv_bias)
-            self.kv_global = nn.Linear(dim, 2 * dim, bias=qkv_bias)
-            self.proj_global = nn.Linear(dim, dim)
+            self.query_global, self.kv_global = self.linear(1), self.linear(2)
+            self.proj_global = nn.Linear(self.dim, self.dim)
 
     def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
         """x (B, G+L, C), global tokens first -> (B, G+L, C)."""

@@ -24,29 +24,17 @@ class FullAttention(Attention):
     for other grids in the forward pass.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        num_global: int = 1,
-        grid: tuple[int, int] | None = None,
-        rel_pos: bool = False,
-        qkv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
-    ) -> None:
-        super().__init__(dim, num_heads, num_global, attn_drop, proj_drop)
+    def __init__(self, dim: int, num_heads: int, *, rel_pos: bool = False, **common) -> None:
+        super().__init__(dim, num_heads, **common)
         self.rel_pos = rel_pos
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        self.qkv, self.proj = self.linear(3), nn.Linear(dim, dim)
         if rel_pos:
-            if grid is None:
+            if self.grid is None:
                 raise ValueError(
                     "full attention with rel_pos needs the grid that its bias table is made for"
                 )
-            self.table_size = table_size(grid)
-            register_relative_bias(self, self.table_size, num_heads, num_global)
+            self.table_size = table_size(self.grid)
+            register_relative_bias(self, self.table_size, num_heads, self.num_global)
 
     def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
         """x (B, G+L, C), global tokens first -> (B, G+L, C).

@@ -20,21 +20,12 @@ class GlobalOnlyAttention(GlobalLocalAttention):
 
     unused_2021 = (TABLE,)
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        grid: tuple[int, int] | None = None,
-        num_global: int = 1,
-        rel_pos: bool = False,
-        **common,
-    ) -> None:
-        if num_global < 1:
+    def __init__(self, dim: int, num_heads: int, **common) -> None:
+        super().__init__(dim, num_heads, **common)
+        if self.num_global < 1:
             raise ValueError("global attention needs at least one global token")
-        super().__init__(dim, num_heads, num_global=num_global, rel_pos=rel_pos, **common)
-        if rel_pos:
-            register_relative_bias(self, None, num_heads, num_global)
+        if self.rel_pos:
+            register_relative_bias(self, None, num_heads, self.num_global)
 
     def attend_local(
         self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid_hw: Tensor | None

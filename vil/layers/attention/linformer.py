@@ -7,6 +7,8 @@ Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G
 T = G+L, f projected tokens.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -32,27 +34,16 @@ class LinformerAttention(Attention):
     has_relative_bias = False
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        num_features: int,
-        share_kv: bool = True,
-        num_global: int = 1,
-        grid: tuple[int, int] | None = None,
-        qkv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
+        self, dim: int, num_heads: int, *, num_features: int, share_kv: bool = True, **common
     ) -> None:
-        super().__init__(dim, num_heads, num_global, attn_drop, proj_drop)
-        if grid is None:
+        super().__init__(dim, num_heads, **common)
+        if self.grid is None:
             raise ValueError("linformer attention needs the grid that its projections are made for")
-        self.grid, self.num_features, self.share_kv = grid, num_features, share_kv
-        self.query = nn.Linear(dim, dim, bias=qkv_bias)
-        self.kv = nn.Linear(dim, 2 * dim, bias=qkv_bias)
+        self.num_features, self.share_kv = num_features, share_kv
+        self.query, self.kv = self.linear(1), self.linear(2)
         self.proj = nn.Linear(dim, dim)
         for name in self.projections:
-            table = torch.empty(num_global + grid[0] * grid[1], num_features)
+            table = torch.empty(self.num_global + math.prod(self.grid), num_features)
             nn.init.uniform_(table, -(num_features**-0.5), num_features**-0.5)
             self.register_parameter(name, nn.Parameter(table))
 

@@ -42,16 +42,13 @@ class LongformerAttention(GlobalLocalAttention):
         num_heads: int,
         *,
         window: int,
-        grid: tuple[int, int] | None = None,
         sw_exact: int = 0,
         mode: int = 0,
         mode_switch: float = 1.0,
         backend: str = "auto",
-        num_global: int = 1,
-        rel_pos: bool = False,
         **common,
     ) -> None:
-        super().__init__(dim, num_heads, num_global=num_global, rel_pos=rel_pos, **common)
+        super().__init__(dim, num_heads, **common)
         # raise on invalid settings now, not in the first forward pass
         Window.from_mode((1, 1), window, sw_exact, mode)
         if backend != "auto":
@@ -60,8 +57,8 @@ class LongformerAttention(GlobalLocalAttention):
         self.mode, self.mode_switch = mode, mode_switch
         self.progress: TrainStep | None = None
         self.index = 0
-        if rel_pos:
-            register_relative_bias(self, (4 * window - 1,) * 2, num_heads, num_global)
+        if self.rel_pos:
+            register_relative_bias(self, (4 * window - 1,) * 2, num_heads, self.num_global)
 
     def attend_local(
         self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid_hw: Tensor | None

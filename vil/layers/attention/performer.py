@@ -34,20 +34,10 @@ class PerformerAttention(Attention):
     has_relative_bias = False
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        num_features: int,
-        batch_max: bool = False,
-        num_global: int = 1,
-        grid: tuple[int, int] | None = None,
-        qkv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
+        self, dim: int, num_heads: int, *, num_features: int, batch_max: bool = False, **common
     ) -> None:
-        super().__init__(dim, num_heads, num_global, attn_drop, proj_drop)
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        super().__init__(dim, num_heads, **common)
+        self.qkv = self.linear(3)
         self.proj = nn.Linear(dim, dim)
         self.fast_attention = RandomFeatureAttention(dim // num_heads, num_features, batch_max)
         self.last_redraw: tuple[int, int, int] | None = None  # seed, index and step

@@ -31,25 +31,14 @@ class SRAttention(Attention):
     has_relative_bias = False
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        ratio: int,
-        ragged: str = "pad",
-        num_global: int = 1,
-        grid: tuple[int, int] | None = None,
-        qkv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
+        self, dim: int, num_heads: int, *, ratio: int, ragged: str = "pad", **common
     ) -> None:
-        super().__init__(dim, num_heads, num_global, attn_drop, proj_drop)
+        super().__init__(dim, num_heads, **common)
         lookup(RAGGED, ragged, "ragged")
         if ratio < 1:
             raise ValueError(f"the ratio of spatial reduction must be at least 1, got {ratio}")
         self.ratio, self.ragged = ratio, ragged
-        self.query = nn.Linear(dim, dim, bias=qkv_bias)
-        self.kv = nn.Linear(dim, 2 * dim, bias=qkv_bias)
+        self.query, self.kv = self.linear(1), self.linear(2)
         self.proj = nn.Linear(dim, dim)
         self.proj_sr = nn.Conv2d(dim, dim, ratio, ratio, bias=False)
 
