@@ -6,6 +6,7 @@ image that are not padding.
 """
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -87,15 +88,34 @@ class Attention(nn.Module):
         """(B, N, T, D) -> (B, T, C)."""
         return x.transpose(1, 2).flatten(2)
 
-    def sdpa(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """q (B, N, Q, D), k, v (B, N, K, D), mask added to the scores -> (B, N, Q, D)."""
+    def sdpa(self, q: Tensor, k: Tensor, v: Tensor, *added: Tensor | None) -> Tensor:
+        """q (B, N, Q, D), k, v (B, N, K, D), biases and masks of the scores -> (B, N, Q, D)."""
         dropout_p = self.attn_drop if self.training else 0.0
+        parts = [x.to(q.dtype) for x in added if x is not None]
+        mask = reduce(torch.add, parts) if parts else None
         return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=self.scale)
 
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """q (B, N, Q, D), k (B, N, K, D) -> scaled scores (B, N, Q, K), in float32 at least."""
+    def scores(self, q: Tensor, k: Tensor, *added: Tensor | None) -> Tensor:
+        """q (B, N, Q, D), k (B, N, K, D), biases and masks -> (B, N, Q, K), float32 at least."""
         scores = (q * self.scale) @ k.mT
-        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return reduce(torch.add, [x for x in added if x is not None], scores)
+
+    def real_tokens(self, valid_hw: Tensor | None, grid: tuple[int, int]) -> Tensor | None:
+        """(B, G+L) bool: global tokens, and local tokens that are not padding."""
+        if valid_hw is None:
+            return None
+        return F.pad(real_cells(valid_hw, grid).flatten(1), (self.num_global, 0), value=True)
+
+    def padding_mask(
+        self, valid_hw: Tensor | None, grid: tuple[int, int], dtype: torch.dtype
+    ) -> Tensor | None:
+        """(B, 1, 1, G+L): 0 for global and real keys, -inf for padding."""
+        real = self.real_tokens(valid_hw, grid)
+        if real is None:
+            return None
+        mask = torch.zeros(real.shape, dtype=dtype, device=real.device)
+        return mask.masked_fill(~real, -torch.inf)[:, None, None]
 
     def macs(self, grid: tuple[int, int]) -> int:
         """Multiply-accumulates of one image, without biases and softmax."""
@@ -161,20 +181,6 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, num_heads={self.num_heads}, num_global={self.num_global}"
-
-
-def real_tokens(valid_hw: Tensor, grid: tuple[int, int], num_global: int) -> Tensor:
-    """(B, G+L) bool: global tokens, and local tokens that are not padding."""
-    return F.pad(real_cells(valid_hw, grid).flatten(1), (num_global, 0), value=True)
-
-
-def padding_mask(
-    valid_hw: Tensor, grid: tuple[int, int], num_global: int, dtype: torch.dtype
-) -> Tensor:
-    """(B, 1, 1, G+L): 0 for global and real keys, -inf for padding."""
-    real = real_tokens(valid_hw, grid, num_global)
-    mask = torch.zeros(real.shape, dtype=dtype, device=valid_hw.device)
-    return mask.masked_fill(~real, -torch.inf)[:, None, None]
 
 
 class GlobalLocalAttention(Attention):
@@ -249,11 +255,8 @@ class GlobalLocalAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
     ) -> Tensor:
         """q (B, N, G, D), k, v (B, N, G+L, D) -> (B, N, G, D): full attention to all tokens."""
-        mask = None if valid_hw is None else padding_mask(valid_hw, grid, self.num_global, q.dtype)
-        if self.rel_pos:
-            bias = self.global_bias(grid)[None].to(q.dtype)
-            mask = bias if mask is None else mask + bias
-        return self.sdpa(q, k, v, mask)
+        bias = self.global_bias(grid)[None] if self.rel_pos else None
+        return self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
 
     def global_bias(self, grid: tuple[int, int]) -> Tensor:
         """(N, G, G+L): the learned bias of global queries."""
@@ -283,12 +286,9 @@ class GlobalLocalAttention(Attention):
         """(B, N, Q, T) of global tokens."""
         query, kv = (self.query_global, self.kv_global) if self.separate else (self.query, self.kv)
         q, k = self.split_heads(query(x[:, queries])), self.split_parts(kv(x), 2)[0]
-        scores = self.scores(q, k)
-        if self.rel_pos and len(queries):
-            scores = scores + self.global_bias(grid)[:, queries]
-        if valid_hw is not None:
-            scores = scores + padding_mask(valid_hw, grid, self.num_global, scores.dtype)
-        return scores.softmax(-1)
+        bias = self.global_bias(grid)[:, queries] if self.rel_pos and len(queries) else None
+        mask = self.padding_mask(valid_hw, grid, torch.promote_types(q.dtype, torch.float32))
+        return self.scores(q, k, bias, mask).softmax(-1)
 
     def local_weights(
         self,

@@ -6,7 +6,7 @@ Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G
 import torch
 from torch import Tensor, nn
 
-from vil.layers.attention.base import TABLE, Attention, AttentionWeights, padding_mask
+from vil.layers.attention.base import TABLE, Attention, AttentionWeights
 from vil.layers.pos_embed import (
     dense_bias,
     register_relative_bias,
@@ -42,11 +42,9 @@ class FullAttention(Attention):
         With `valid_hw` the bias of each image is that of its size without padding.
         """
         q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, G+L, D) each
-        mask = None if valid_hw is None else padding_mask(valid_hw, grid, self.num_global, q.dtype)
-        if self.rel_pos:
-            bias = self.bias(grid, valid_hw).to(q.dtype)
-            mask = bias if mask is None else mask + bias
-        return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v, mask))))
+        bias = self.bias(grid, valid_hw) if self.rel_pos else None
+        out = self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
+        return self.proj_drop(self.proj(self.merge_heads(out)))
 
     def bias(self, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
         """(1, N, G+L, G+L), or (B, N, G+L, G+L) with `valid_hw`."""
@@ -96,11 +94,9 @@ class FullAttention(Attention):
     ) -> AttentionWeights:
         """See `Attention.attention_weights`."""
         q, k, _ = self.split_parts(self.qkv(x), 3)
-        scores = self.scores(q[:, :, queries], k)
-        if self.rel_pos:
-            scores = scores + self.bias(grid, valid_hw)[:, :, queries]
-        if valid_hw is not None:
-            scores = scores + padding_mask(valid_hw, grid, self.num_global, scores.dtype)
+        bias = self.bias(grid, valid_hw)[:, :, queries] if self.rel_pos else None
+        mask = self.padding_mask(valid_hw, grid, torch.promote_types(q.dtype, torch.float32))
+        scores = self.scores(q[:, :, queries], k, bias, mask)
         return AttentionWeights(scores.softmax(-1), self.num_global, grid, grid)
 
     def macs(self, grid: tuple[int, int]) -> int:

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from vil.layers.attention.base import Attention, AttentionWeights, real_tokens
+from vil.layers.attention.base import Attention, AttentionWeights
 from vil.layers.pos_embed import (
     replace_parameter,
     resize_table,
@@ -60,7 +60,7 @@ class LinformerAttention(Attention):
         q = self.split_heads(self.query(x))  # (B, N, T, D)
         kv = self.kv(x)
         if valid_hw is not None:
-            kv = kv.masked_fill(~real_tokens(valid_hw, grid, self.num_global)[..., None], 0.0)
+            kv = kv.masked_fill(~self.real_tokens(valid_hw, grid)[..., None], 0.0)
         k, v = map(self.split_heads, self.project(kv, grid, valid_hw))  # (B, N, f, D) each
         return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v))))
 

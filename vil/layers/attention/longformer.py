@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vil.layers.attention.base import GlobalLocalAttention, real_tokens
+from vil.layers.attention.base import GlobalLocalAttention
 from vil.layers.pos_embed import register_relative_bias
 from vil.ops import BACKENDS, Case, LocalBias, Window, local_attention
 from vil.ops.reference import attended_keys
@@ -211,7 +211,7 @@ class LongformerAttention(GlobalLocalAttention):
                 parts.insert(0, bias.to_global)
             scores = scores + torch.cat(parts, dim=-1)
         if valid_hw is not None:
-            real = real_tokens(valid_hw, grid, num_global)[:, keys]
+            real = self.real_tokens(valid_hw, grid)[:, keys]
             scores = scores.masked_fill(~real[:, None], -torch.inf)
         weights = scores.softmax(-1).nan_to_num(0.0)
         full = weights.new_zeros(*weights.shape[:2], num_global + grid[0] * grid[1])

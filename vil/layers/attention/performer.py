@@ -12,7 +12,7 @@ import random
 import torch
 from torch import Tensor, nn
 
-from vil.layers.attention.base import Attention, AttentionWeights, real_tokens
+from vil.layers.attention.base import Attention, AttentionWeights
 from vil.utils.precision import autocast_off
 from vil.utils.train_step import TrainStep
 
@@ -45,7 +45,7 @@ class PerformerAttention(Attention):
     def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
         """x (B, G+L, C), global tokens first -> (B, G+L, C)."""
         q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, T, D) each
-        real = None if valid_hw is None else real_tokens(valid_hw, grid, self.num_global)
+        real = self.real_tokens(valid_hw, grid)
         return self.proj_drop(self.proj(self.merge_heads(self.fast_attention(q, k, v, real))))
 
     def set_progress(self, progress: TrainStep, index: int) -> None:
@@ -71,7 +71,7 @@ class PerformerAttention(Attention):
         """The normalized products of random features. See `Attention.attention_weights`."""
         q, k, _ = self.split_parts(self.qkv(x), 3)
         kernel = self.fast_attention
-        real = None if valid_hw is None else real_tokens(valid_hw, grid, self.num_global)
+        real = self.real_tokens(valid_hw, grid)
         dtype = torch.promote_types(q.dtype, torch.float32)
         query_features = kernel.query_features(q[:, :, queries].to(dtype))
         weights = query_features @ kernel.key_features(k.to(dtype), real).mT

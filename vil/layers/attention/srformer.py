@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vil.layers.attention.base import Attention, AttentionWeights, padding_mask, real_tokens
+from vil.layers.attention.base import Attention, AttentionWeights
+from vil.layers.padding import real_cells
 from vil.utils.lookup import lookup
 
 RAGGED = {"pad": "zero-pad incomplete cells", "drop": "drop the tokens of incomplete cells"}
@@ -46,7 +47,6 @@ class SRAttention(Attention):
         """x (B, G+L, C), global tokens first -> (B, G+L, C)."""
         q = self.split_heads(self.query(x))  # (B, N, T, D)
         k, v, mask = self.keys_and_values(x, grid, valid_hw)
-        mask = None if mask is None else mask.to(q.dtype)
         return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v, mask))))
 
     def keys_and_values(
@@ -62,7 +62,7 @@ class SRAttention(Attention):
     ) -> tuple[Tensor, Tensor | None]:
         """Local tokens (B, L, C) -> (B, R, C), mask of cells that are all padding or None."""
         if valid_hw is not None:
-            x = x.masked_fill(~real_tokens(valid_hw, grid, 0)[..., None], 0.0)
+            x = x.masked_fill(~real_cells(valid_hw, grid).flatten(1)[..., None], 0.0)
         image = x.mT.unflatten(2, grid)
         rows, cols = self.cells(grid)
         # negative where rows or columns are dropped
@@ -73,8 +73,8 @@ class SRAttention(Attention):
             return spatial_norm(reduced, torch.ones_like(reduced[:1, :, :1], dtype=bool)), None
         limit = torch.tensor((rows, cols), device=valid_hw.device)
         valid_hw = torch.minimum(-(-valid_hw // self.ratio), limit)
-        real = real_tokens(valid_hw, (rows, cols), 0)[..., None]
-        mask = padding_mask(valid_hw, (rows, cols), self.num_global, reduced.dtype)
+        real = real_cells(valid_hw, (rows, cols)).flatten(1)[..., None]
+        mask = self.padding_mask(valid_hw, (rows, cols), reduced.dtype)
         return spatial_norm(reduced, real), mask
 
     def cells(self, grid: tuple[int, int]) -> tuple[int, int]:
@@ -91,11 +91,8 @@ class SRAttention(Attention):
         """See `Attention.attention_weights`. A key is a cell of `ratio` x `ratio` tokens."""
         q = self.split_heads(self.query(x[:, queries]))
         k, _, mask = self.keys_and_values(x, grid, valid_hw)
-        scores = self.scores(q, k)
-        scores = scores if mask is None else scores + mask.to(scores.dtype)
-        return AttentionWeights(
-            scores.softmax(-1), self.num_global, grid, self.cells(grid), self.ratio
-        )
+        weights = self.scores(q, k, mask).softmax(-1)
+        return AttentionWeights(weights, self.num_global, grid, self.cells(grid), self.ratio)
 
     @property
     def min_export_side(self) -> int:

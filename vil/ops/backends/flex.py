@@ -56,11 +56,6 @@ MAX_SHAPES = 32  # a model of four stages needs four in training and four in eva
 FEWEST_BLOCKS = 16  # below it, empty blocks cost less than another compilation
 MAX_BLOCKS = 2048  # the block lists are square: 16 MiB each
 MAX_GRID = 65535  # images times heads are the second dimension of CUDA's launch grid
-LIMITS = (  # torch's settings for the number of compilations and to raise above it, and older names
-    ("recompile_limit", "fail_on_recompile_limit_hit"),
-    ("cache_size_limit", "fail_on_cache_limit_hit"),
-)
-
 _shapes: set[str] = set()  # compiled in this process
 
 
@@ -155,8 +150,6 @@ def _reasons(case: Case, lse: bool) -> list[str]:
 def _missing(device: str, compiler: str) -> list[str]:
     """The requirements that this machine does not meet."""
     reasons = []
-    if _limits() is None:
-        reasons.append(f"torch {torch.__version__} has no setting to raise if it does not compile")
     if device not in ("cpu", "cuda"):
         reasons.append(f"device {device}: FlexAttention is compiled for cpu and cuda")
     if device == "cuda" and not has_compiler(device):
@@ -175,17 +168,15 @@ def _has_room(shape: str) -> bool:
     return shape in _shapes or len(_shapes) < MAX_SHAPES
 
 
-@functools.cache
-def _limits() -> dict[str, int | bool] | None:
-    """The settings with which torch raises instead of computing all scores; None if it has none.
+def _limits() -> dict[str, int | bool]:
+    """The settings with which torch raises instead of computing all scores.
 
     Allows more than MAX_SHAPES, since torch also recompiles for other properties, such as whether
     an input needs a gradient.
     """
-    for limit, raises in LIMITS:
-        if hasattr(torch._dynamo.config, raises):
-            return {limit: 4 * MAX_SHAPES, raises: True}
-    return None
+    if hasattr(torch._dynamo.config, "recompile_limit"):
+        return {"recompile_limit": 4 * MAX_SHAPES, "fail_on_recompile_limit_hit": True}
+    return {"cache_size_limit": 4 * MAX_SHAPES, "fail_on_cache_limit_hit": True}  # torch 2.6
 
 
 def _shape(case: Case, lse: bool) -> str:
