@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vil.layers.padding import real_cells
+from vil.layers.padding import Grid, real_cells
 from vil.layers.pos_embed import resize_table, square_side
 from vil.ops import Case
 from vil.utils.train_step import TrainStep
@@ -31,8 +31,8 @@ class AttentionWeights(NamedTuple):
 
     weights: Tensor
     num_global: int
-    grid: tuple[int, int]
-    cells: tuple[int, int]
+    grid: Grid
+    cells: Grid
     ratio: int = 1
 
 
@@ -60,7 +60,7 @@ class Attention(nn.Module):
         num_global: int = 1,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
-        grid: tuple[int, int] | None = None,
+        grid: Grid | None = None,
         qkv_bias: bool = True,
     ) -> None:
         super().__init__()
@@ -101,14 +101,14 @@ class Attention(nn.Module):
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         return reduce(torch.add, [x for x in added if x is not None], scores)
 
-    def real_tokens(self, valid_hw: Tensor | None, grid: tuple[int, int]) -> Tensor | None:
+    def real_tokens(self, valid_hw: Tensor | None, grid: Grid) -> Tensor | None:
         """(B, G+L) bool: global tokens, and local tokens that are not padding."""
         if valid_hw is None:
             return None
         return F.pad(real_cells(valid_hw, grid).flatten(1), (self.num_global, 0), value=True)
 
     def padding_mask(
-        self, valid_hw: Tensor | None, grid: tuple[int, int], dtype: torch.dtype
+        self, valid_hw: Tensor | None, grid: Grid, dtype: torch.dtype
     ) -> Tensor | None:
         """(B, 1, 1, G+L): 0 for global and real keys, -inf for padding."""
         real = self.real_tokens(valid_hw, grid)
@@ -117,11 +117,11 @@ class Attention(nn.Module):
         mask = torch.zeros(real.shape, dtype=dtype, device=real.device)
         return mask.masked_fill(~real, -torch.inf)[:, None, None]
 
-    def macs(self, grid: tuple[int, int]) -> int:
+    def macs(self, grid: Grid) -> int:
         """Multiply-accumulates of one image, without biases and softmax."""
         raise NotImplementedError
 
-    def set_grid(self, grid: tuple[int, int], rule: str = "linear") -> None:
+    def set_grid(self, grid: Grid, rule: str = "linear") -> None:
         """Resize the parameters that depend on the grid, by one of `pos_embed.RULES`."""
 
     def resize_weight(
@@ -136,7 +136,7 @@ class Attention(nn.Module):
         old, new = square_side(len(value)), self.table_shape(shape[0])
         return resize_table(value.double(), (old, old), new, rule) if old and new else None
 
-    def table_shape(self, entries: int) -> tuple[int, int] | None:
+    def table_shape(self, entries: int) -> Grid | None:
         """Rows and columns of the relative position table of so many entries."""
         side = square_side(entries)
         return (side, side) if side else None
@@ -144,9 +144,7 @@ class Attention(nn.Module):
     def set_progress(self, progress: TrainStep, index: int) -> str | None:
         """Store the training step for module number `index`. Returns a log line on a change."""
 
-    def backend_cases(
-        self, grid: tuple[int, int], *, training: bool, **call: Any
-    ) -> Iterator[Case]:
+    def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
         """The calls of local attention on this grid: in training, if `training`, and evaluation.
 
         call: batch, dtype, device and padded, see `LongformerAttention.case`.
@@ -154,7 +152,7 @@ class Attention(nn.Module):
         yield from ()
 
     def attention_weights(
-        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None = None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None = None
     ) -> AttentionWeights:
         """The weights of tokens `queries` (Q,) in `self(x, grid, valid_hw)`, without dropout.
 
@@ -163,7 +161,7 @@ class Attention(nn.Module):
         raise ValueError(f"{type(self).__name__} has no map: it does not define one")
 
     @property
-    def param_grid(self) -> tuple[int, int] | None:
+    def param_grid(self) -> Grid | None:
         """The grid that the size of parameters depends on, None if it depends on none."""
         return None
 
@@ -212,7 +210,7 @@ class GlobalLocalAttention(Attention):
             self.query_global, self.kv_global = self.linear(1), self.linear(2)
             self.proj_global = nn.Linear(self.dim, self.dim)
 
-    def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
         """x (B, G+L, C), global tokens first -> (B, G+L, C)."""
         lengths = (self.num_global, x.shape[1] - self.num_global)
         k, v = self.split_parts(self.kv(x), 2)  # (B, N, G+L, D) each
@@ -236,7 +234,7 @@ class GlobalLocalAttention(Attention):
         q_local: Tensor,
         k: Tensor,
         v: Tensor,
-        grid: tuple[int, int],
+        grid: Grid,
         valid_hw: Tensor | None,
     ) -> list[Tensor]:
         """q (B, N, G, D) and (B, N, L, D), k, v (B, N, G+L, D) -> [(B, G, C) if G, (B, L, C)]."""
@@ -246,26 +244,26 @@ class GlobalLocalAttention(Attention):
         return out
 
     def attend_local(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Tensor | None
     ) -> Tensor:
         """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
         raise NotImplementedError
 
     def attend_global(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Tensor | None
     ) -> Tensor:
         """q (B, N, G, D), k, v (B, N, G+L, D) -> (B, N, G, D): full attention to all tokens."""
         bias = self.global_bias(grid)[None] if self.rel_pos else None
         return self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
 
-    def global_bias(self, grid: tuple[int, int]) -> Tensor:
+    def global_bias(self, grid: Grid) -> Tensor:
         """(N, G, G+L): the learned bias of global queries."""
         to_local = self.g2l_relative_position_bias[0][:, :, None]
         to_local = to_local.expand(-1, -1, grid[0] * grid[1])
         return torch.cat([self.g2g_relative_position_bias, to_local], dim=-1)
 
     def attention_weights(
-        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None = None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None = None
     ) -> AttentionWeights:
         """See `Attention.attention_weights`."""
         is_global = queries < self.num_global
@@ -281,7 +279,7 @@ class GlobalLocalAttention(Attention):
         return AttentionWeights(weights, self.num_global, grid, grid)
 
     def _global_weights(
-        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None
     ) -> Tensor:
         """(B, N, Q, T) of global tokens."""
         query, kv = (self.query_global, self.kv_global) if self.separate else (self.query, self.kv)
@@ -291,23 +289,18 @@ class GlobalLocalAttention(Attention):
         return self.scores(q, k, bias, mask).softmax(-1)
 
     def local_weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        grid: tuple[int, int],
-        queries: Tensor,
-        valid_hw: Tensor | None,
+        self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None
     ) -> Tensor:
         """q (B, N, Q, D) of local tokens `queries`, k (B, N, T, D) -> weights (B, N, Q, T)."""
         raise NotImplementedError
 
-    def macs(self, grid: tuple[int, int]) -> int:
+    def macs(self, grid: Grid) -> int:
         """The projections of all tokens, global attention and local attention."""
         tokens = self.num_global + grid[0] * grid[1]
         linears = 6 * tokens if self.separate else 4 * tokens
         attend_global = 2 * self.num_global * tokens * self.dim
         return linears * self.dim**2 + attend_global + self.local_macs(grid)
 
-    def local_macs(self, grid: tuple[int, int]) -> int:
+    def local_macs(self, grid: Grid) -> int:
         """Multiply-accumulates of the scores and values in `attend_local`."""
         raise NotImplementedError

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import TABLE, Attention, AttentionWeights
+from vil.layers.padding import Grid
 from vil.layers.pos_embed import (
     dense_bias,
     register_relative_bias,
@@ -36,7 +37,7 @@ class FullAttention(Attention):
             self.table_size = table_size(self.grid)
             register_relative_bias(self, self.table_size, num_heads, self.num_global)
 
-    def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
         """x (B, G+L, C), global tokens first -> (B, G+L, C).
 
         With `valid_hw` the bias of each image is that of its size without padding.
@@ -46,7 +47,7 @@ class FullAttention(Attention):
         out = self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
         return self.proj_drop(self.proj(self.merge_heads(out)))
 
-    def bias(self, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+    def bias(self, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
         """(1, N, G+L, G+L), or (B, N, G+L, G+L) with `valid_hw`."""
         bias = self.local_bias(grid, valid_hw)
         if not self.num_global:
@@ -58,7 +59,7 @@ class FullAttention(Attention):
         right = torch.cat([to_local[:, :, None].expand(batch, -1, -1, length), bias], dim=2)
         return torch.cat([left, right], dim=3)
 
-    def local_bias(self, grid: tuple[int, int], valid_hw: Tensor | None) -> Tensor:
+    def local_bias(self, grid: Grid, valid_hw: Tensor | None) -> Tensor:
         """(1 or B, N, L, L)."""
         table, size = self.local_relative_position_bias_table, table_size(grid)
         if valid_hw is not None:
@@ -69,7 +70,7 @@ class FullAttention(Attention):
             table = resize_table(table, self.table_size, size)
         return dense_bias(table, grid)[None]
 
-    def set_grid(self, grid: tuple[int, int], rule: str = "linear") -> None:
+    def set_grid(self, grid: Grid, rule: str = "linear") -> None:
         """Resize the bias table."""
         if self.rel_pos:
             table = self.local_relative_position_bias_table.detach()
@@ -77,12 +78,12 @@ class FullAttention(Attention):
             replace_parameter(self, TABLE, table)
             self.table_size = table_size(grid)
 
-    def table_shape(self, entries: int) -> tuple[int, int]:
+    def table_shape(self, entries: int) -> Grid:
         """Rows and columns of the relative position table."""
         return self.table_size
 
     @property
-    def param_grid(self) -> tuple[int, int] | None:
+    def param_grid(self) -> Grid | None:
         """The grid that the bias table is made for."""
         if not self.rel_pos:
             return None
@@ -90,7 +91,7 @@ class FullAttention(Attention):
         return (rows + 1) // 2, (cols + 1) // 2
 
     def attention_weights(
-        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None = None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None = None
     ) -> AttentionWeights:
         """See `Attention.attention_weights`."""
         q, k, _ = self.split_parts(self.qkv(x), 3)
@@ -99,7 +100,7 @@ class FullAttention(Attention):
         scores = self.scores(q[:, :, queries], k, bias, mask)
         return AttentionWeights(scores.softmax(-1), self.num_global, grid, grid)
 
-    def macs(self, grid: tuple[int, int]) -> int:
+    def macs(self, grid: Grid) -> int:
         """The projections, the scores and the values of all tokens."""
         tokens = self.num_global + grid[0] * grid[1]
         return 4 * tokens * self.dim**2 + 2 * tokens**2 * self.dim
@@ -108,6 +109,6 @@ class FullAttention(Attention):
         return f"{super().extra_repr()}, rel_pos={self.rel_pos}"
 
 
-def table_size(grid: tuple[int, int]) -> tuple[int, int]:
+def table_size(grid: Grid) -> Grid:
     """Relative positions along the rows and columns of a grid."""
     return 2 * grid[0] - 1, 2 * grid[1] - 1

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, AttentionWeights
+from vil.layers.padding import Grid
 from vil.layers.pos_embed import (
     replace_parameter,
     resize_table,
@@ -52,7 +53,7 @@ class LinformerAttention(Attention):
         """The names of the projections along the token axis."""
         return ("proj_k",) if self.share_kv else ("proj_k", "proj_v")
 
-    def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
         """x (B, G+L, C), global tokens first -> (B, G+L, C).
 
         With `valid_hw` the projections of each image are those of its size without padding.
@@ -64,9 +65,7 @@ class LinformerAttention(Attention):
         k, v = map(self.split_heads, self.project(kv, grid, valid_hw))  # (B, N, f, D) each
         return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v))))
 
-    def project(
-        self, kv: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def project(self, kv: Tensor, grid: Grid, valid_hw: Tensor | None) -> tuple[Tensor, Tensor]:
         """kv (B, T, 2C), zero in the padding -> projected keys and values (B, f, C)."""
         proj_k = self.fit(self.proj_k, grid, valid_hw).mT
         if self.share_kv:
@@ -74,7 +73,7 @@ class LinformerAttention(Attention):
         k, v = kv.chunk(2, dim=-1)
         return proj_k @ k, self.fit(self.proj_v, grid, valid_hw).mT @ v
 
-    def fit(self, table: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+    def fit(self, table: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
         """Resize a projection to a grid: (T, f), or (B, T, f) with `valid_hw`."""
         if valid_hw is not None:
             return resize_projections(table, self.grid, grid, valid_hw, self.num_global)
@@ -82,7 +81,7 @@ class LinformerAttention(Attention):
             return table
         return resize_projection(table, self.grid, grid, self.num_global)
 
-    def set_grid(self, grid: tuple[int, int], rule: str = "linear") -> None:
+    def set_grid(self, grid: Grid, rule: str = "linear") -> None:
         """Resize the projections."""
         for leaf in self.projections:
             table = getattr(self, leaf).detach()
@@ -102,12 +101,12 @@ class LinformerAttention(Attention):
         return resize_projection(value.double(), (side, side), self.grid, self.num_global, rule)
 
     @property
-    def param_grid(self) -> tuple[int, int]:
+    def param_grid(self) -> Grid:
         """The grid that the projections are made for."""
         return self.grid
 
     def attention_weights(
-        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None = None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None = None
     ) -> AttentionWeights:
         """Raises ValueError: the keys are no tokens."""
         raise ValueError(
@@ -115,7 +114,7 @@ class LinformerAttention(Attention):
             "with weights of both signs"
         )
 
-    def macs(self, grid: tuple[int, int]) -> int:
+    def macs(self, grid: Grid) -> int:
         """The linear layers, the projections along the token axis, the scores and the values."""
         tokens = self.num_global + grid[0] * grid[1]
         return 4 * tokens * self.dim**2 + 4 * tokens * self.num_features * self.dim
@@ -128,11 +127,7 @@ class LinformerAttention(Attention):
 
 
 def resize_projection(
-    table: Tensor,
-    old: tuple[int, int],
-    new: tuple[int, int],
-    num_global: int,
-    rule: str = "linear",
+    table: Tensor, old: Grid, new: Grid, num_global: int, rule: str = "linear"
 ) -> Tensor:
     """(G + old X*Y, f) -> (G + new X*Y, f); the rows of global tokens do not change.
 
@@ -145,7 +140,7 @@ def resize_projection(
 
 
 def resize_projections(
-    table: Tensor, old: tuple[int, int], new: tuple[int, int], valid_hw: Tensor, num_global: int
+    table: Tensor, old: Grid, new: Grid, valid_hw: Tensor, num_global: int
 ) -> Tensor:
     """(G + old X*Y, f) -> (B, G + new X*Y, f): `resize_projection` to the size of each image.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vil.layers.attention.base import GlobalLocalAttention
+from vil.layers.padding import Grid
 from vil.layers.pos_embed import register_relative_bias
 from vil.ops import BACKENDS, Case, LocalBias, Window, local_attention
 from vil.ops.reference import attended_keys
@@ -61,7 +62,7 @@ class LongformerAttention(GlobalLocalAttention):
             register_relative_bias(self, (4 * window - 1,) * 2, num_heads, self.num_global)
 
     def attend_local(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Tensor | None
     ) -> Tensor:
         """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
         if self.mode > 0 and self.training and torch.compiler.is_exporting():
@@ -73,7 +74,7 @@ class LongformerAttention(GlobalLocalAttention):
         return attend(q, k, v, grid, valid_hw)
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Tensor | None
     ) -> Tensor:
         return local_attention(
             q,
@@ -103,14 +104,14 @@ class LongformerAttention(GlobalLocalAttention):
         """The neighbor modes of training: 0 (all nine chunks) to 8 with random shift."""
         return tuple(range(9)) if self.mode > 0 else (self.mode,)
 
-    def window(self, grid: tuple[int, int], mode: int | None = None) -> Window:
+    def window(self, grid: Grid, mode: int | None = None) -> Window:
         """The window of a neighbor mode, by default of the current one."""
         mode = self.current_mode() if mode is None else mode
         return Window.from_mode(grid, self.window_size, self.sw_exact, mode)
 
     def case(
         self,
-        grid: tuple[int, int],
+        grid: Grid,
         mode: int,
         *,
         training: bool,
@@ -135,9 +136,7 @@ class LongformerAttention(GlobalLocalAttention):
             needs_grad=training,
         )
 
-    def backend_cases(
-        self, grid: tuple[int, int], *, training: bool, **call: Any
-    ) -> Iterator[Case]:
+    def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
         """See `Attention.backend_cases`. One neighbor of random shift represents all eight."""
         for mode in self.modes() if training else ():
             case = self.case(grid, mode, training=True, **call)
@@ -176,12 +175,7 @@ class LongformerAttention(GlobalLocalAttention):
         return f"random shift is over, all nine chunks from epoch {first}"
 
     def local_weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        grid: tuple[int, int],
-        queries: Tensor,
-        valid_hw: Tensor | None,
+        self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None
     ) -> Tensor:
         """q (B, N, Q, D), k (B, N, T, D) -> (B, N, Q, T)."""
         scores = self.scores(q, k)
@@ -192,7 +186,7 @@ class LongformerAttention(GlobalLocalAttention):
         return torch.stack(rows, dim=2) if rows else scores
 
     def _window_weights(
-        self, scores: Tensor, grid: tuple[int, int], query: int, valid_hw: Tensor | None
+        self, scores: Tensor, grid: Grid, query: int, valid_hw: Tensor | None
     ) -> Tensor:
         """scores (B, N, T) of one local token -> its weights (B, N, T).
 
@@ -222,7 +216,7 @@ class LongformerAttention(GlobalLocalAttention):
         """The least side with more than one chunk."""
         return self.window_size + 1
 
-    def local_macs(self, grid: tuple[int, int]) -> int:
+    def local_macs(self, grid: Grid) -> int:
         """Scores and values of evaluation over all chunks, the convention of published counts."""
         keys = len(mode_offsets(min(self.mode, 0))) * self.window_size**2 + self.num_global
         return 2 * grid[0] * grid[1] * keys * self.dim

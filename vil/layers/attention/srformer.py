@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, AttentionWeights
-from vil.layers.padding import real_cells
+from vil.layers.padding import Grid, real_cells
 from vil.utils.lookup import lookup
 
 RAGGED = {"pad": "zero-pad incomplete cells", "drop": "drop the tokens of incomplete cells"}
@@ -43,14 +43,14 @@ class SRAttention(Attention):
         self.proj = nn.Linear(dim, dim)
         self.proj_sr = nn.Conv2d(dim, dim, ratio, ratio, bias=False)
 
-    def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
         """x (B, G+L, C), global tokens first -> (B, G+L, C)."""
         q = self.split_heads(self.query(x))  # (B, N, T, D)
         k, v, mask = self.keys_and_values(x, grid, valid_hw)
         return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v, mask))))
 
     def keys_and_values(
-        self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
+        self, x: Tensor, grid: Grid, valid_hw: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """x (B, G+L, C) -> k, v (B, N, G+R, D), mask of padding (B, 1, 1, G+R) or None."""
         reduced, mask = self.reduce(x[:, self.num_global :], grid, valid_hw)
@@ -58,7 +58,7 @@ class SRAttention(Attention):
         return *self.split_parts(kv, 2), mask
 
     def reduce(
-        self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
+        self, x: Tensor, grid: Grid, valid_hw: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Local tokens (B, L, C) -> (B, R, C), mask of cells that are all padding or None."""
         if valid_hw is not None:
@@ -77,7 +77,7 @@ class SRAttention(Attention):
         mask = self.padding_mask(valid_hw, (rows, cols), reduced.dtype)
         return spatial_norm(reduced, real), mask
 
-    def cells(self, grid: tuple[int, int]) -> tuple[int, int]:
+    def cells(self, grid: Grid) -> Grid:
         """Rows and columns of the reduced map."""
         if self.ragged == "drop":
             return max(grid[0] // self.ratio, 1), max(grid[1] // self.ratio, 1)
@@ -86,7 +86,7 @@ class SRAttention(Attention):
         return rows, cols
 
     def attention_weights(
-        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None = None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None = None
     ) -> AttentionWeights:
         """See `Attention.attention_weights`. A key is a cell of `ratio` x `ratio` tokens."""
         q = self.split_heads(self.query(x[:, queries]))
@@ -108,7 +108,7 @@ class SRAttention(Attention):
             "reproduces its results"
         )
 
-    def macs(self, grid: tuple[int, int]) -> int:
+    def macs(self, grid: Grid) -> int:
         """The linear layers, the convolution, the scores and the values."""
         rows, cols = self.cells(grid)
         tokens, reduced = self.num_global + grid[0] * grid[1], rows * cols
