@@ -76,18 +76,10 @@ class LongformerAttention(GlobalLocalAttention):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Tensor | None
     ) -> Tensor:
-        return local_attention(
-            q,
-            k,
-            v,
-            self.window(grid),
-            num_global=self.num_global,
-            bias=self.bias(),
-            valid_hw=valid_hw,
-            scale=self.scale,
-            dropout_p=self.attn_drop if self.training else 0.0,
-            backend=self.backend,
-        )
+        dropout_p = self.attn_drop if self.training else 0.0
+        options = dict(num_global=self.num_global, bias=self.bias(), valid_hw=valid_hw)
+        options |= dict(scale=self.scale, dropout_p=dropout_p, backend=self.backend)
+        return local_attention(q, k, v, self.window(grid), **options)
 
     @torch.compiler.disable  # the window changes at each step, and each would be compiled
     def _attend_shifted(self, *args) -> Tensor:
@@ -110,30 +102,23 @@ class LongformerAttention(GlobalLocalAttention):
         return Window.from_mode(grid, self.window_size, self.sw_exact, mode)
 
     def case(
-        self,
-        grid: Grid,
-        mode: int,
-        *,
-        training: bool,
-        batch: int,
-        dtype: torch.dtype,
-        device: str,
-        padded: bool = False,
+        self, grid: Grid, mode: int, *, training: bool, padded: bool = False, **call: Any
     ) -> Case:
-        """The call of local attention in a neighbor mode. padded: images of several sizes."""
+        """The call of local attention in a neighbor mode.
+
+        padded: images of several sizes. call: batch, dtype and device.
+        """
         return Case(
             self.window(grid, mode),
-            batch,
-            self.num_heads,
-            self.dim // self.num_heads,
-            self.num_global,
-            dtype,
-            device,
+            heads=self.num_heads,
+            head_dim=self.dim // self.num_heads,
+            num_global=self.num_global,
             table_bias=self.rel_pos,
             global_bias=self.rel_pos and self.num_global > 0,
             valid=padded,
             dropout=training and self.attn_drop > 0,
             needs_grad=training,
+            **call,
         )
 
     def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:

@@ -208,10 +208,10 @@ def time_candidates(
             attend = BACKENDS[name].attend
             try:
                 if number == 0:
-                    one_pass(attend, case, inputs, leaves, device)
+                    one_pass(attend, case, inputs, leaves)
                     step = partial(testing.run, attend, case, inputs)
                     peak_bytes[name] = peak_tensor_bytes(step, device)
-                times[name].append(one_pass(attend, case, inputs, leaves, device))
+                times[name].append(one_pass(attend, case, inputs, leaves))
             except Exception as error:
                 del times[name]
                 failed[name] = f"failed: {one_line(error)}"
@@ -225,13 +225,10 @@ def time_candidates(
 
 
 def one_pass(
-    attend: Callable[..., Tensor],
-    case: Case,
-    inputs: testing.Inputs,
-    leaves: dict[str, Tensor],
-    device: torch.device,
+    attend: Callable[..., Tensor], case: Case, inputs: testing.Inputs, leaves: dict[str, Tensor]
 ) -> tuple[float, float]:
     """Seconds of one forward and, in training, of one backward pass."""
+    device = torch.device(case.device)
     outputs: list[Tensor] = []
 
     def forward() -> None:
