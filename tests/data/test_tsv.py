@@ -79,7 +79,6 @@ def test_rows_are_found_across_blocks(tmp_path, monkeypatch):
     path = tmp_path / "a.tsv"
     path.write_text("".join(f"{'k' * i}\t{i}\n" for i in range(40)))
     monkeypatch.setattr("vil.data.formats.tsv_file.SCAN_BYTES", 7)
-    monkeypatch.setattr("vil.data.formats.tsv_file.WRITE_ROWS", 3)
     monkeypatch.setattr("vil.data.formats.tsv_file.KEY_BYTES", 2)
     for _ in range(2):  # written, then read
         assert [TsvFile(path).row(i) for i in (0, 9, 39)] == [
