@@ -51,13 +51,9 @@ def check_classes(datasets: Sequence[ImageDataset], names: Sequence[str]) -> Non
     """Raise DataError for different numbers of classes, warn once about different class names."""
     if len({len(dataset.classes) for dataset in datasets}) > 1:
         counts = ", ".join(f"{n} {len(d.classes)}" for n, d in zip(names, datasets))
-        raise DataError(
-            f"datasets with different numbers of classes cannot be concatenated: {counts}"
-        )
+        text = f"datasets with different numbers of classes cannot be concatenated: {counts}"
+        raise DataError(text)
     differing = [n for n, d in zip(names, datasets) if d.classes != datasets[0].classes]
     if differing:
-        logger.warning(
-            "%s: the class names differ from those of %s; classes are matched by number",
-            ", ".join(differing),
-            names[0],
-        )
+        text = "%s: the class names differ from those of %s; classes are matched by number"
+        logger.warning(text, ", ".join(differing), names[0])

@@ -3,12 +3,10 @@
 E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 from PIL import Image
 
-from vil.data.dataset import ImageDataset
+from vil.data.dataset import ImageDataset, Transform
 from vil.utils.errors import DataError
 
 
@@ -22,7 +20,7 @@ class Digits(ImageDataset):
         self,
         root: object,
         split: str,
-        transform: Callable | None = None,
+        transform: Transform = None,
         *,
         size: int = 64,
         num_classes: int = 10,

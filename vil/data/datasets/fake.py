@@ -1,12 +1,11 @@
 """Generated images, a blob on noise whose hue is the class, for tests, benchmarks and dry runs."""
 
 import colorsys
-from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
 
-from vil.data.dataset import SPLITS, ImageDataset
+from vil.data.dataset import SPLITS, ImageDataset, Transform
 
 
 class Fake(ImageDataset):
@@ -16,7 +15,7 @@ class Fake(ImageDataset):
         self,
         root: object,
         split: str,
-        transform: Callable | None = None,
+        transform: Transform = None,
         *,
         n: int = 256,
         size: int = 64,

@@ -5,7 +5,7 @@ download=True.
 """
 
 import fcntl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100, MNIST, VisionDataset
 
-from vil.data.dataset import ImageDataset
+from vil.data.dataset import ImageDataset, Root, Transform
 from vil.utils.errors import DataError
 
 
@@ -24,12 +24,7 @@ class TorchvisionSet(ImageDataset):
     folder: str
 
     def __init__(
-        self,
-        root: str | Path,
-        split: str,
-        transform: Callable | None = None,
-        *,
-        download: bool = False,
+        self, root: Root, split: str, transform: Transform = None, *, download: bool = False
     ):
         """Raises DataError if the files are missing, corrupt or cannot be downloaded."""
         super().__init__(split, transform)
@@ -47,9 +42,8 @@ class TorchvisionSet(ImageDataset):
             # torchvision has no common exception type for missing, corrupt and unreachable files.
             hint = "" if download else "; download=True downloads it (DATA.KWARGS.download True)"
             reason = " ".join(str(error).split()).split(". You can use")[0]
-            raise DataError(
-                f"{root / self.folder} is missing or incomplete: {reason}{hint}"
-            ) from error
+            text = f"{root / self.folder} is missing or incomplete: {reason}{hint}"
+            raise DataError(text) from error
 
     def image(self, index: int) -> Image.Image:
         """The image; a gray one has three equal channels."""
