@@ -10,8 +10,8 @@ import torch
 
 from tests.common.backends import restored_backends
 from vil.bench.attention import FLOOR, measure, mode_of, plain
-from vil.bench.baselines import BESIDE, natten_cannot, products, visited
-from vil.bench.interleaved_timer import Candidate, held, race
+from vil.bench.baselines import BESIDE, count_pairs, matmuls, natten_reasons
+from vil.bench.interleaved_timer import Candidate, peak_bytes, time_interleaved
 from vil.ops import BACKENDS, Case, Window, choose, register_backend
 from vil.ops.reference import attended_keys
 
@@ -37,16 +37,16 @@ def own_table():
 def test_the_pairs_are_those_of_the_definition(grid, kind, num_global):
     window = Window.from_mode(grid, 3, *kind)
     met = [len(attended_keys(window, x, y)) for x in range(grid[0]) for y in range(grid[1])]
-    assert visited(window, num_global) == sum(met) + num_global * len(met)
+    assert count_pairs(window, num_global) == sum(met) + num_global * len(met)
 
 
 @pytest.mark.parametrize("side", [7, 40])
 @pytest.mark.parametrize("tile", [(8, 32), (64, 512), (1024, 1024)])
 def test_the_floor_multiplies_as_many_pairs_as_are_visited(side, tile):
     case = dataclasses.replace(CASE, window=Window((side, side), 7))
-    pairs = case.batch * case.heads * visited(case.window, case.num_global)
+    pairs = case.batch * case.heads * count_pairs(case.window, case.num_global)
     for passes, count in (("forward", 2), ("backward", 5)):
-        bare = products(case, tile)
+        bare = matmuls(case, tile)
         with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
             bare.forward() if passes == "forward" else bare.backward([])
         expected = 2 * count * pairs * case.head_dim
@@ -123,11 +123,11 @@ def test_an_unknown_backend_is_answered_with_the_choices():
 
 def test_natten_says_what_it_is_not_compared_on():
     exact = dataclasses.replace(CASE, window=Window((7, 8), 3, 1), device="cuda")
-    assert not any("chunk masks" in reason for reason in natten_cannot(exact))
-    assert any("chunk masks" in reason for reason in natten_cannot(CASE))
-    assert any("CUDA" in reason for reason in natten_cannot(CASE))
+    assert not any("chunk masks" in reason for reason in natten_reasons(exact))
+    assert any("chunk masks" in reason for reason in natten_reasons(CASE))
+    assert any("CUDA" in reason for reason in natten_reasons(CASE))
     small = dataclasses.replace(exact, window=Window((6, 8), 3, 1))
-    assert any("7 x 7 is larger than the grid" in reason for reason in natten_cannot(small))
+    assert any("7 x 7 is larger than the grid" in reason for reason in natten_reasons(small))
 
 
 class Clock:
@@ -151,7 +151,7 @@ class Clock:
 def test_candidates_take_turns_and_the_first_round_only_warms_up(monkeypatch):
     clock = Clock(monkeypatch)
     runs = {name: clock.candidate(name, 9.0, 1.0, 3.0, 2.0) for name in "ab"}
-    times, dropped = race(runs, 3, CPU)
+    times, dropped = time_interleaved(runs, 3, CPU)
     assert clock.calls == list("ab" * 4)
     assert times["a"].forward == [1.0, 3.0, 2.0]
     assert times["a"].forward_ms == times["a"].total_ms == 2000.0
@@ -168,7 +168,7 @@ def test_the_hopeless_are_dropped_and_the_slow_run_more_rarely(monkeypatch):
         "hopeless": clock.candidate("hopeless", 601.0),
         "yardstick": clock.candidate("yardstick", 0.1),
     }
-    times, dropped = race(runs, 6, CPU, yardsticks=["yardstick"])
+    times, dropped = time_interleaved(runs, 6, CPU, exempt=["yardstick"])
     assert set(dropped) == {"known", "hopeless"}
     assert "known" not in clock.calls, "its products alone would have taken too long"
     assert clock.calls.count("hopeless") == 2
@@ -180,7 +180,7 @@ def test_the_hopeless_are_dropped_and_the_slow_run_more_rarely(monkeypatch):
 def test_nobody_is_too_slow_who_takes_less_than_a_second(monkeypatch):
     clock = Clock(monkeypatch)
     runs = {"fast": clock.candidate("fast", 1e-3), "slow": clock.candidate("slow", 0.9)}
-    times, dropped = race(runs, 4, CPU)
+    times, dropped = time_interleaved(runs, 4, CPU)
     assert not dropped
     assert len(times["slow"].forward) == 4
 
@@ -193,6 +193,6 @@ def test_memory_leaves_out_the_output_and_the_gradients():
 
     one = Candidate(forward, lambda out: torch.autograd.grad(out, [x], torch.ones(())))
     one = dataclasses.replace(one, backward=lambda out: [x.detach() * 2])
-    peak, extra = held(one, CPU)
+    peak, extra = peak_bytes(one, CPU)
     assert peak == pytest.approx(4 * 2**20, rel=0.01)
     assert extra == pytest.approx(2 * 2**20, rel=0.01)

@@ -6,7 +6,7 @@ from torch import nn
 
 import vil
 from vil.bench.layout_copies import conversions
-from vil.bench.module_scopes import Places
+from vil.bench.module_scopes import ModuleScopes
 
 SIZE = 2 * 6 * 6 * 4  # bytes of Toy's tokens
 
@@ -73,9 +73,9 @@ def test_no_block_changes_a_layout_in_nhwc(attention, dtype):
 def test_a_block_that_is_computed_again_is_itself():
     model = vil.get_model("vil_tiny", img_size=64, num_classes=3, grad_checkpoint=True)
     seen = []
-    with Places(model) as places:
+    with ModuleScopes(model) as scopes:
         model.stages[0].blocks[0].attn.proj_drop.register_forward_pre_hook(
-            lambda *_: seen.append(places.now)
+            lambda *_: seen.append(scopes.current)
         )
         model(torch.randn(1, 3, 64, 64)).sum().backward()
     assert seen == [("stages.0.blocks.*.attn.proj_drop", "forward")] * 2
