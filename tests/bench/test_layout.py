@@ -1,4 +1,4 @@
-"""Copies that change layouts are found, with their module and direction; blocks have none."""
+"""Layout copies are found with their module and direction, and blocks have none."""
 
 import pytest
 import torch
@@ -33,31 +33,31 @@ class Toy(nn.Module):
         return self.blocks(x).mean(1)
 
 
-def found(function):
+def find(function):
     rows = conversions(Toy(function), torch.randn(2, 6, 6))
     return {(row.module, row.way, row.operator): (row.calls, row.bytes) for row in rows}
 
 
 def test_a_copy_is_found_in_its_module():
-    here = found(lambda x: x.mT.contiguous() * 2)
-    assert here["blocks.*", "forward", "clone"] == (1, SIZE)
+    copies = find(lambda x: x.mT.contiguous() * 2)
+    assert copies["blocks.*", "forward", "clone"] == (1, SIZE)
 
 
 def test_a_copy_of_the_gradient_is_found_where_the_forward_was():
-    here = found(lambda x: x.mT.mT.mT * torch.ones(6, 6))
-    assert {key: row for key, row in here.items() if key[1] == "backward"} == {
+    copies = find(lambda x: x.mT.mT.mT * torch.ones(6, 6))
+    assert {key: row for key, row in copies.items() if key[1] == "backward"} == {
         ("blocks.*", "backward", "clone"): (1, SIZE)
     }
 
 
 def test_closing_the_gaps_of_a_slice_counts():
-    here = found(lambda x: nn.functional.pad(x[..., :4].contiguous(), (0, 2)))
-    assert here == {("blocks.*", "forward", "clone"): (1, SIZE * 4 // 6)}
+    copies = find(lambda x: nn.functional.pad(x[..., :4].contiguous(), (0, 2)))
+    assert copies == {("blocks.*", "forward", "clone"): (1, SIZE * 4 // 6)}
 
 
 @pytest.mark.parametrize("function", [nn.functional.relu, lambda x: x.double().float()])
-def test_what_keeps_the_order_does_not_count(function):
-    assert found(function) == {}
+def test_an_unchanged_order_does_not_count(function):
+    assert find(function) == {}
 
 
 @pytest.mark.parametrize("attention", ["longformer", "full"])
