@@ -33,8 +33,8 @@ class Digits(ImageDataset):
             raise ValueError(f"digits: num_classes must be 2 to 10, given {num_classes}")
         pixels, targets = load()
         self.size = size
-        self.indices = split_indices(targets, split)
-        self.indices = self.indices[targets[self.indices] < num_classes]
+        indices = split_indices(targets, split)
+        self.indices = indices[targets[indices] < num_classes]
         self.pixels = pixels[self.indices]
         self.targets = targets[self.indices]
         self.classes = [str(digit) for digit in range(num_classes)]

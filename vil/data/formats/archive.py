@@ -73,10 +73,6 @@ class Archive:
     def __len__(self) -> int:
         return len(self.fields)
 
-    def keep(self, indices: np.ndarray) -> None:
-        """Keep only these members, in this order."""
-        self.names, self.fields = self.names[indices], self.fields[indices]
-
     def name(self, index: int) -> str:
         """Archive and member: train.zip@cat/1.jpg."""
         return f"{Path(self.file.path).name}@{os.fsdecode(self.names[index])}"

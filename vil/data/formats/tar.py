@@ -51,7 +51,7 @@ def open_tar(file: Path) -> tuple[TarArchive, list[str]]:
             problem = f"{archive.name(index)} is not <class>/<image>"
             raise DataError(layout(file.parent, problem, LAYOUT))
     order = sorted(range(len(parts)), key=parts.__getitem__)
-    archive.keep(np.array(order))
+    archive.names, archive.fields = archive.names[order], archive.fields[order]
     return archive, [parts[i][0] for i in order]
 
 
