@@ -1,4 +1,4 @@
-"""Predict a test set image by image: what a run's page shows beside the metrics."""
+"""Predict a test set image by image, for the run report."""
 
 import numpy as np
 from torch import Tensor, nn
@@ -14,13 +14,13 @@ from vil.utils.errors import DataError
 def collect_predictions(task: ClassificationTask, model: nn.Module, name: str) -> Predictions:
     """Predict the images of one test set and score them as `task.evaluate` does.
 
-    A few bytes are kept per image, and no image. Raises DataError for a set without a readable
-    image.
+    Keeps a few bytes per image. Raises DataError if no image can be read.
     """
-    parts = []
     with evaluating(unwrap(model)) as plain:
-        for batch in task.test_sets[name]:
-            parts.append([part.cpu().numpy() for part in _predict(task, plain, batch, name)])
+        parts = [
+            [field.cpu().numpy() for field in _predict(task, plain, batch, name)]
+            for batch in task.test_sets[name]
+        ]
     if not parts:
         raise DataError("a test set without a readable image cannot be evaluated")
     return Predictions(*map(np.concatenate, zip(*parts)))
@@ -29,11 +29,11 @@ def collect_predictions(task: ClassificationTask, model: nn.Module, name: str) -
 def _predict(
     task: ClassificationTask, model: nn.Module, batch: Batch, name: str
 ) -> tuple[Tensor, ...]:
-    """The fields of Predictions, (B,) each."""
+    """Compute the fields of Predictions, (B,) each."""
     moved, mapping = batch.to(task.device, task.memory_format), task.class_mapping.get(name)
     with autocast(task.device, task.amp_dtype):
         logits = model(moved.images)
-        scores = task.scoring(name)(logits, moved.targets)
+        scores = task.score(name, logits, moved.targets)
     logits = logits.float()
     if mapping is not None:  # unmapped classes are ignored
         logits = logits.masked_fill(~mapping.any(dim=1), -float("inf"))
