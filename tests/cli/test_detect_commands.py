@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.common.small_runs import results, vil
 from vil.cli import COMMANDS
-from vil.tasks.detection.coco_eval import average_precision, decoded
+from vil.tasks.detection.coco_eval import average_precision, decode_rle
 from vil.tasks.detection.data.datasets import CocoDataset, build_detection_set
 from vil.utils.errors import DataError
 
@@ -149,7 +149,7 @@ def test_formats_agree(run, photos):
         (thing["label"], thing["score"]) for thing in things
     ]
     for row in coco["annotations"]:  # of the mask, not of its box
-        assert row["area"] == decoded(row["segmentation"]).sum()
+        assert row["area"] == decode_rle(row["segmentation"]).sum()
     Path("found.json").write_text(shown["coco"].out)  # a set like any other
     again = CocoDataset("/", "found.json", "val", masks=True)
     assert sum(len(again[index][1]["labels"]) for index in range(5)) == len(things)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.common.toy_detection import CPU, ToyDetector
+from tests.common.detection.toy_task import CPU, ToyDetector
 from vil.data.loader import EvalLoader
 from vil.tasks.detection.data.datasets import CocoDataset
-from vil.tasks.detection.error_analysis import draw_worst, from_rows, mistakes_in
+from vil.tasks.detection.error_analysis import count_image_errors, draw_worst, from_results
 from vil.tasks.detection.task import DetectionTask
 
 BOX, FAR = [10, 10, 20, 20], [60, 60, 20, 20]  # x y w h
@@ -37,7 +37,7 @@ def thing(box, category=1, crowd=0):
     ],
 )
 def test_mistakes(objects, found, count):
-    assert mistakes_in(objects, found) == count
+    assert count_image_errors(objects, found) == count
 
 
 @pytest.fixture
@@ -93,9 +93,9 @@ def test_a_picture_that_is_gone_is_left_out(squares, tmp_path):
 
 def test_rows_become_detections_again(squares, tmp_path):
     rows = [row for row in results_of(squares, tmp_path) if row["image_id"] == 9]
-    found = from_rows(rows, squares.category_ids)
+    found = from_results(rows, squares.category_ids)
     image, target = squares[0]
     assert found.boxes.tolist() == target["boxes"].tolist()
     assert found.labels.tolist() == [1]  # of brightness 102: what the toy calls it
-    assert np.array_equal(found.masks[0].whole((60, 90)), (image[0] > 0).numpy())
-    assert len(from_rows([], squares.category_ids)) == 0
+    assert np.array_equal(found.masks[0].paste((60, 90)), (image[0] > 0).numpy())
+    assert len(from_results([], squares.category_ids)) == 0

@@ -6,7 +6,7 @@ from torch import nn
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 from vil.tasks.detection.models.detectors import DetectorConfig, build_detector
-from vil.tasks.detection.models.fpn import body_of
+from vil.tasks.detection.models.fpn import strip_head
 
 ARCH = "l1,h1,d32,n1,s1,g1,p4,f4,a{a}_l2,h2,d64,n2,s1,g1,p2,f3,a{a}_l3,h4,d128,n1,s1,g0,p2,f3,a{a}"
 SMALL = dict(
@@ -46,7 +46,7 @@ def detector(
     torch.manual_seed(0)
     stages = (2, 3) if kind == "retinanet" else (1, 2, 3)
     settings = DetectorConfig(classes, stages=stages, **SMALL | own)
-    model = build_detector(kind, body_of(small_body(absolute, attention=attention)), settings)
+    model = build_detector(kind, strip_head(small_body(absolute, attention=attention)), settings)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
