@@ -212,35 +212,24 @@ class Task:
 class ConfigTask(Task):
     """A task of this package: settings and data loaders from a config.
 
-    A subclass defines `own_arguments`, `open_train_set` and `open_test_set`.
+    A subclass defines own_arguments(name) -> the DATA.KWARGS that a dataset accepts,
+    open_train_set() and open_test_set(name).
     """
 
     def __init__(self, cfg: CfgNode, device: torch.device, **settings: Any):
-        super().__init__(
-            device=device, amp_dtype=amp_dtype(cfg), memory_format=memory_format(cfg), **settings
-        )
+        common = dict(device=device, amp_dtype=amp_dtype(cfg), memory_format=memory_format(cfg))
+        super().__init__(**common, **settings)
         self.cfg = cfg
-
-    def own_arguments(self, name: str) -> list[str]:
-        """Return the DATA.KWARGS that a dataset accepts."""
-        raise NotImplementedError
-
-    def open_train_set(self) -> Dataset:
-        """Open DATA.TRAIN."""
-        raise NotImplementedError
-
-    def open_test_set(self, name: str) -> Dataset:
-        """Open one of DATA.TEST."""
-        raise NotImplementedError
 
     def train_loader(
         self, dist: DistInfo, *, bad_file: Path | None = None, dataset: Dataset | None = None
     ) -> TrainLoader:
-        def open_train_set() -> Dataset:
+        def open_dataset() -> Dataset:
+            if dataset is not None:
+                return dataset
             data.check_dataset_arguments(self.cfg, self.own_arguments)
             return self.open_train_set()
 
-        open_dataset = open_train_set if dataset is None else lambda: dataset
         return data.build_train_loader(self.cfg, dist, self.device, open_dataset, bad_file)
 
     @as_config_error

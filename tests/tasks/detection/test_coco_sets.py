@@ -179,7 +179,7 @@ FILES = {
     ),
     "a name of no file": (
         json.dumps(WHOLE | {"images": [WHOLE["images"][0] | {"file_name": "\ud800"}]}),
-        "invalid file_name",
+        "has a file_name that is not text",
     ),
     **{
         f"a name that leads out: {name}": (
@@ -198,7 +198,7 @@ FILES = {
     ),
     "a category's name": (
         json.dumps(WHOLE | {"categories": [WHOLE["categories"][0] | {"name": "\ud800x"}]}),
-        r"the name of category \d+ is not text: '\\ud800x'",
+        r"categories\[0\] has a name that is not text: '\\ud800x'",
     ),
     "all dropped": (
         json.dumps(content([box(1, bbox=(0, 0, 0, 0)), box(2, iscrowd=1)])),

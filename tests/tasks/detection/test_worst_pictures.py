@@ -9,7 +9,7 @@ from PIL import Image
 from tests.common.detection.toy_task import CPU, ToyDetector
 from vil.data.loader import EvalLoader
 from vil.tasks.detection.data.datasets import CocoDataset
-from vil.tasks.detection.error_analysis import count_image_errors, draw_worst, from_results
+from vil.tasks.detection.error_analysis import count_errors, draw_worst, from_results
 from vil.tasks.detection.task import DetectionTask
 
 BOX, FAR = [10, 10, 20, 20], [60, 60, 20, 20]  # x y w h
@@ -36,8 +36,16 @@ def thing(box, category=1, crowd=0):
         ([thing([0, 0, 90, 90], crowd=1)], [thing(BOX, 2)], 1),
     ],
 )
-def test_mistakes(objects, found, count):
-    assert count_image_errors(objects, found) == count
+def test_errors(objects, found, count):
+    """Counted among the errors of other images."""
+    objects = [{**row, "image_id": image} for image in (1, 2) for row in objects]
+    results = [{**row, "image_id": image, "score": 0.9} for image in (1, 2) for row in found]
+    for number, row in enumerate(objects, start=1):
+        row.update(id=number, area=row["bbox"][2] * row["bbox"][3])
+    truth = {"images": [{"id": 1}, {"id": 2}], "annotations": objects}
+    truth["categories"] = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+    errors = count_errors(truth, results)
+    assert (errors[1], errors[2], errors[3]) == (count, count, 0)
 
 
 @pytest.fixture

@@ -39,11 +39,7 @@ LOSSES.add(
 
 
 def register_loss(
-    name: str,
-    loss: Callable | str,
-    *,
-    keys: Mapping[str, str | Key] | None = None,
-    about: str = "",
+    name: str, loss: Callable | str, *, keys: Mapping[str, str | Key] | None = None, about: str = ""
 ) -> None:
     """Add a loss for LOSS.LOSS: loss(logits (B, K), targets, smoothing, **own) -> scalar, or its
     "module:attribute". Targets are classes (B,) int64 or soft targets (B, K) float.

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 
 from vil.data.dataset import ImageDataset
-from vil.report.html import LONGEST, Html, element, name, number, picture, scrolled, table
+from vil.report.html import LONGEST, Html, element, name, number, picture, table
 from vil.tasks.base import TaskReport
 from vil.tasks.classification.collect_predictions import collect_predictions
 from vil.tasks.classification.predictions import Predictions
@@ -144,19 +144,14 @@ def confusions(evaluated: Evaluated) -> list[Html]:
 def matrix(counts: np.ndarray, classes: list[str]) -> Html:
     """Render counts (C, C), a row per true class and a column per predicted class."""
     long = "long" if max(map(len, classes)) > 4 else None
-    heads = [element("th", element("span", name(c), class_=long), scope="col") for c in classes]
+    heads = [element("span", name(label), class_=long) for label in classes]
     rows = [
-        element(
-            "tr",
-            element("th", name(label), scope="row"),
-            *(_cell(n, sum(row), correct=true == i) for i, n in enumerate(row)),
-        )
+        [name(label), *(_cell(n, sum(row), correct=true == i) for i, n in enumerate(row))]
         for true, (label, row) in enumerate(zip(classes, counts.tolist()))
     ]
-    corner = element("th", "true \\ predicted", scope="col", class_="corner")
-    caption = element("caption", "Images by true class (row) and predicted class (column)")
-    head, body = element("thead", element("tr", corner, *heads)), element("tbody", *rows)
-    return scrolled(element("table", caption, head, body, class_="matrix"), "Confusion matrix")
+    corner = element("span", "true \\ predicted", class_="corner")
+    caption = "Confusion matrix: images by true class (row) and predicted class (column)"
+    return table([corner, *heads], rows, caption, class_="matrix")
 
 
 def _cell(images: int, total: int, correct: bool) -> Html:

@@ -95,7 +95,8 @@ def average_precision(
         prefix, truth = IOU_TYPES[iou_type], load_truth(annotations, iou_type, sizes)
         names = class_names(truth["categories"])
         rows = select_results(sort_results(results), iou_type)
-        precision, recall = run_coco_eval(truth, rows, iou_type)
+        arrays = run_coco_eval(truth, rows, iou_type).eval
+        precision, recall = (np.asarray(arrays[name]) for name in ("precision", "recall"))
         for name, i in THRESHOLDS.items():
             metrics[f"{prefix}_ap{name}"] = mean(precision[i, ..., 0, -1])
         for name, area in AREAS.items():
@@ -106,14 +107,21 @@ def average_precision(
     return {**metrics, "per_class": per_class}
 
 
-def run_coco_eval(truth: dict, rows: list[dict], iou_type: str) -> tuple[np.ndarray, np.ndarray]:
-    """Compute precision (T, R, K, A, M) and recall (T, K, A, M), -1 without an object."""
+def run_coco_eval(truth: dict, rows: list[dict], iou_type: str, **params: Any) -> Any:
+    """Run COCO's evaluation, silently; return a COCOeval with precision (T, R, K, A, M) and recall
+    (T, K, A, M) in `eval`, -1 without an object.
+
+    params: replace its parameters, and mark false positives and missed objects (`fp`, `fn`).
+    """
     library, silent = import_faster_coco_eval(), dict(print_function=lambda *_: None)
     coco = library.COCO(truth, **silent)
-    evaluation = library.COCOeval_faster(coco, coco.loadRes(rows), iouType=iou_type, **silent)
+    evaluation = library.COCOeval_faster(
+        coco, coco.loadRes(rows), iouType=iou_type, extra_calc=bool(params), **silent
+    )
+    vars(evaluation.params).update(params)
     evaluation.evaluate()
     evaluation.accumulate()
-    return tuple(np.asarray(evaluation.eval[name]) for name in ("precision", "recall"))
+    return evaluation
 
 
 def mean(values: np.ndarray) -> float:

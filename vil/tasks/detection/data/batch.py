@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vil.data.batch import BadSample
+from vil.data.batch import BadSample, Batch
 
 Target = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class DetectionBatch:
-    """B samples of one step. `indices` are never moved to the device.
+class DetectionBatch(Batch):
+    """B samples of one step.
 
     A target has `boxes` (n, 4) float32, x1 y1 x2 y2 in pixels; `labels` (n,) int64 from 1;
     `masks` (n, H, W) uint8 if the dataset has them; `image_id`, an int.
@@ -25,13 +25,6 @@ class DetectionBatch:
 
     images: list[Tensor]  # B of (3, H, W): uint8, on the device float32 in 0..1
     targets: list[Target]
-    indices: Tensor  # (B,) int64: the samples in the batch, substitutes included
-    epoch: int = 0
-    step: int = 0
-    bad_samples: tuple[BadSample, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.indices)
 
     def pin_memory(self) -> "DetectionBatch":
         """Called by DataLoader's pin-memory thread."""

@@ -100,9 +100,9 @@ def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
     return Annotations(
         path=path,
         image_ids=image_ids,
-        names=encode_file_names(path, images),
+        names=np.array([os.fsencode(row["file_name"]) for row in images]),
         category_ids=[category["id"] for category in categories],
-        classes=[class_name(path, category) for category in categories],
+        classes=[" ".join(category["name"].split()) for category in categories],
         ids=int_array_if_possible([row.get("id") for row in rows]),
         areas=parse_areas([row.get("area") for row in rows], boxes),
         crowd=np.array([row.get("iscrowd") == 1 for row in rows], bool),
@@ -113,34 +113,11 @@ def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
 
 def unique_ids(path: Path, key: str, rows: list[dict[str, Any]]) -> np.ndarray:
     """Return the rows' ids (n,) int64. Raises DataError for a repeated one."""
-    try:
-        ids = np.array([row["id"] for row in rows], np.int64)
-    except OverflowError as error:
-        raise DataError(f"{path}: {key} have an id of more than 64 bits") from error
+    ids = np.array([row["id"] for row in rows], np.int64)
     values, counts = np.unique(ids, return_counts=True)
     if (repeated := values[counts > 1]).size:
         raise DataError(f"{path}: two of its {key} have the id {repeated[0]}")
     return ids
-
-
-def class_name(path: Path, category: dict[str, Any]) -> str:
-    """Return a category's name on one line. Raises DataError if it cannot be encoded."""
-    name = " ".join(category["name"].split())
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{path}: the name of category {category['id']} is not text: {name!a}"
-        ) from error
-    return name
-
-
-def encode_file_names(path: Path, images: list[dict[str, Any]]) -> np.ndarray:
-    """Encode the file names, (N,) bytes."""
-    try:
-        return np.array([os.fsencode(row["file_name"]) for row in images])
-    except UnicodeEncodeError as error:
-        raise DataError(f"{path}: invalid file_name {error.object!r}") from error
 
 
 def int_array_if_possible(values: list) -> np.ndarray:

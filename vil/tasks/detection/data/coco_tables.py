@@ -5,6 +5,7 @@ https://cocodataset.org/#format-data
 
 import gc
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,12 @@ def find_fault(row: object, fields: dict[str, type]) -> str | None:
             return f"has {key} {value!r:.40}" if key in row else f"has no {key!r}"
         if key in ("width", "height") and not 0 < value < 1 << 31:
             return f"has {key} {value}"
+        if key == "id" and not -(1 << 63) <= value < 1 << 63:
+            return "has an id of more than 64 bits"
+        try:
+            os.fsencode(value) if key == "file_name" else str(value).encode()
+        except UnicodeEncodeError:
+            return f"has a {key} that is not text: {value!a:.40}"
     return None
 
 

@@ -35,11 +35,7 @@ class ScaleJitter(_AtLeastTwoPixels, v2.ScaleJitter):
 
 
 def train_transform(
-    *,
-    sizes: Sequence[int],
-    max_size: int,
-    flip: float = 0.5,
-    jitter: Sequence[float] = (),
+    *, sizes: Sequence[int], max_size: int, flip: float = 0.5, jitter: Sequence[float] = ()
 ) -> Callable[[Tensor, Target], tuple[Tensor, Target]]:
     """Build the resizing and horizontal flipping of images and targets.
 

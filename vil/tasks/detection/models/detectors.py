@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.mask_rcnn import MaskRCNNPredictor
 from torchvision.models.detection.retinanet import RetinaNet
 from torchvision.models.detection.roi_heads import RoIHeads
-from torchvision.models.detection.rpn import RegionProposalNetwork
+from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.transforms.v2.functional import resize
 
@@ -230,11 +232,12 @@ def build_detector(name: str, body: nn.Module, config: DetectorConfig) -> nn.Mod
 def mask_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
     """Build Mask R-CNN (arXiv:1703.06870)."""
     model = faster_rcnn(body, s)
-    roi = model.roi_heads
-    strides = model.backbone.strides[:-1]
+    roi, strides = model.roi_heads, model.backbone.strides[:-1]
     roi.mask_roi_pool = heads.Pooler(strides, heads.MASK_POOLED, s.mask_sampling)
     roi.mask_head = heads.mask_head(s.version, s.channels, s.mask_channels, s.mask_layers)
-    roi.mask_predictor = heads.MaskPredictor(s.mask_channels, s.mask_channels, s.classes + 1)
+    roi.mask_predictor = heads.to_float32(
+        MaskRCNNPredictor(s.mask_channels, s.mask_channels, s.classes + 1)
+    )
     return model
 
 
@@ -244,7 +247,7 @@ def faster_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
     per_cell = anchors.num_anchors_per_location()[0]
     rpn = RegionProposalNetwork(
         anchors,
-        heads.ObjectnessHead(s.channels, per_cell, conv_depth={"v1": 1, "v2": 2}[s.version]),
+        heads.to_float32(RPNHead(s.channels, per_cell, conv_depth={"v1": 1, "v2": 2}[s.version])),
         *RPN_IOU,
         s.rpn_samples,
         RPN_POSITIVE,
@@ -252,19 +255,11 @@ def faster_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
         post_nms_top_n=dict(zip(("training", "testing"), s.post_nms)),
         nms_thresh=RPN_NMS,
     )
-    roi = RoIHeads(
-        heads.Pooler(backbone.strides[:-1], heads.POOLED, s.box_sampling),
-        heads.box_head(s.version, s.channels, s.box_channels),
-        heads.BoxPredictor(s.box_channels, s.classes + 1),
-        BOX_IOU,
-        BOX_IOU,
-        s.box_samples,
-        s.box_positive,
-        None,
-        s.score,
-        s.nms,
-        s.per_image,
-    )
+    pooler = heads.Pooler(backbone.strides[:-1], heads.POOLED, s.box_sampling)
+    head = heads.box_head(s.version, s.channels, s.box_channels)
+    predictor = heads.to_float32(FastRCNNPredictor(s.box_channels, s.classes + 1))
+    sampling = (BOX_IOU, BOX_IOU, s.box_samples, s.box_positive, None)  # default box weights
+    roi = RoIHeads(pooler, head, predictor, *sampling, s.score, s.nms, s.per_image)
     return RCNN(backbone, rpn, roi, _transform(backbone, s))
 
 
@@ -274,16 +269,10 @@ def retinanet(body: nn.Module, s: DetectorConfig) -> RetinaNetDetector:
     backbone, anchors = _backbone(body, s, ("p6", "p7")[:num_extra])
     per_cell = anchors.num_anchors_per_location()[0]
     head = heads.dense_head(s.version, s.channels, per_cell, s.classes + 1)
+    limits = dict(score_thresh=s.score, nms_thresh=s.nms, detections_per_img=s.per_image)
+    limits |= dict(zip(("fg_iou_thresh", "bg_iou_thresh"), DENSE_IOU))
     model = RetinaNetDetector(
-        backbone,
-        s.classes + 1,
-        anchor_generator=anchors,
-        head=head,
-        fg_iou_thresh=DENSE_IOU[0],
-        bg_iou_thresh=DENSE_IOU[1],
-        score_thresh=s.score,
-        nms_thresh=s.nms,
-        detections_per_img=s.per_image,
+        backbone, s.classes + 1, anchor_generator=anchors, head=heads.to_float32(head), **limits
     )
     model.transform = _transform(backbone, s)
     return model

@@ -1,4 +1,4 @@
-"""The heads of torchvision's detectors, with predictions in float32 under autocast.
+"""The heads of torchvision's detectors, on levels of any strides.
 
 Shapes: C channels of the pyramid, P pooled boxes.
 Sources: Faster R-CNN, arXiv:1506.01497; Mask R-CNN, arXiv:1703.06870; Focal Loss, arXiv:1708.02002;
@@ -6,17 +6,14 @@ version v2 of the heads, arXiv:2111.11429.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.detection.faster_rcnn import (
-    FastRCNNConvFCHead,
-    FastRCNNPredictor,
-    TwoMLPHead,
-)
-from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torch.utils._pytree import tree_map
+from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, TwoMLPHead
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads
 from torchvision.models.detection.retinanet import RetinaNetHead
-from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import MultiScaleRoIAlign, box_area
 
 POOLED, MASK_POOLED = 7, 14  # output size of RoI pooling for boxes, for masks
@@ -25,26 +22,14 @@ BOX_CONVS = 4  # convolutions of the v2 box head
 CANONICAL_SIDE, CANONICAL_OCTAVE = 224, 4  # a box of that side is pooled at stride 2^4
 
 
-class ObjectnessHead(RPNHead):
-    def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        scores, deltas = super().forward(x)
-        return [level.float() for level in scores], [level.float() for level in deltas]
+def to_float32(head: nn.Module) -> nn.Module:
+    """Return the head with predictions in float32, for losses and boxes under autocast."""
+    head.register_forward_hook(_cast_output)
+    return head
 
 
-class BoxPredictor(FastRCNNPredictor):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        scores, deltas = super().forward(x)
-        return scores.float(), deltas.float()
-
-
-class MaskPredictor(MaskRCNNPredictor):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).float()
-
-
-class DenseHead(RetinaNetHead):
-    def forward(self, x: list[Tensor]) -> dict[str, Tensor]:
-        return {name: output.float() for name, output in super().forward(x).items()}
+def _cast_output(head: nn.Module, args: tuple, output: Any) -> Any:
+    return tree_map(Tensor.float, output)
 
 
 class LevelMapper:
@@ -97,18 +82,18 @@ def mask_head(version: str, channels: int, hidden: int, layers: int) -> nn.Modul
     return MaskRCNNHeads(channels, [hidden] * layers, 1, norm_layer=norm)
 
 
-def group_norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(channels // PER_GROUP, channels)
-
-
 def dense_head(version: str, channels: int, anchors: int, classes: int) -> nn.Module:
     """Build RetinaNet's two towers; v2 adds group norms and the GIoU loss."""
     if version == "v1":
-        return DenseHead(channels, anchors, classes)
+        return RetinaNetHead(channels, anchors, classes)
     if channels % PER_GROUP:
         raise ValueError(
             f"retinanet's heads v2 need a multiple of {PER_GROUP} channels, given {channels}"
         )
-    head = DenseHead(channels, anchors, classes, norm_layer=group_norm)
+
+    def norm_layer(channels: int) -> nn.GroupNorm:
+        return nn.GroupNorm(channels // PER_GROUP, channels)
+
+    head = RetinaNetHead(channels, anchors, classes, norm_layer=norm_layer)
     head.regression_head._loss_type = "giou"
     return head
