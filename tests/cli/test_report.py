@@ -16,7 +16,7 @@ from PIL import Image
 from tests.common.data_files import write_all_formats
 from tests.common.small_runs import FOLDER, SMALL, TINY, draw_pictures, results, vil
 from vil.data.batch import Batch
-from vil.tasks.classification.collect_predictions import collect_predictions
+from vil.tasks.classification.predictions import collect_predictions
 from vil.tasks.classification.task import ClassificationTask
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4

@@ -29,6 +29,7 @@ from vil.report.html import Html
 from vil.utils.errors import as_config_error
 from vil.utils.registry import Entry
 
+Datasets = Mapping[str, Dataset] | None
 OutputFormat = Callable[[Iterable[Any], Sequence[str]], Iterator[str]]
 
 
@@ -102,11 +103,7 @@ class Task:
         raise NotImplementedError
 
     def test_loaders(
-        self,
-        dist: DistInfo,
-        *,
-        bad_file: Path | None = None,
-        datasets: Mapping[str, Dataset] | None = None,
+        self, dist: DistInfo, *, bad_file: Path | None = None, datasets: Datasets = None
     ) -> dict[str, EvalLoader]:
         """Build and keep one rank's loader of each test set; `datasets` replace the config's."""
         raise NotImplementedError
@@ -134,18 +131,10 @@ class Task:
         """Split a batch into consecutive parts of equal size."""
         samples = len(batch.indices)
         size, rest = divmod(samples, num_parts)
-        assert size > 0, f"{samples} images in {num_parts} parts"
-        assert rest == 0, f"{samples} images do not divide into {num_parts} equal parts"
-        cuts = [slice(start, start + size) for start in range(0, samples, size)]
-        return [
-            replace(
-                batch,
-                images=batch.images[cut],
-                targets=batch.targets[cut],
-                indices=batch.indices[cut],
-            )
-            for cut in cuts
-        ]
+        assert size > 0 == rest, f"{samples} images do not divide into {num_parts} equal parts"
+        parts = [slice(start, start + size) for start in range(0, samples, size)]
+        names = ("images", "targets", "indices")
+        return [replace(batch, **{n: getattr(batch, n)[part] for n in names}) for part in parts]
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         """Compute the loss of a prepared batch; called under autocast."""
@@ -234,11 +223,7 @@ class ConfigTask(Task):
 
     @as_config_error
     def test_loaders(
-        self,
-        dist: DistInfo,
-        *,
-        bad_file: Path | None = None,
-        datasets: Mapping[str, Dataset] | None = None,
+        self, dist: DistInfo, *, bad_file: Path | None = None, datasets: Datasets = None
     ) -> dict[str, EvalLoader]:
         cfg = self.cfg
         if datasets is None:

@@ -49,7 +49,7 @@ def test_what_cannot_be_used_is_dropped_with_its_reason(case, tmp_path, caplog):
     found = dataset(tmp_path, [box(5, image=2), row, box(6, image=1, category=7)])
     (dropped,) = found.dropped
     assert reason in dropped.reason
-    assert dropped.annotation == 1
+    assert dropped.about == "annotation 1"
     assert dropped.image == ("" if reason == "an image" else "a.png")
     assert f"1 of 3 annotations are dropped ({dropped.reason}: 1)" in caplog.text
     assert [found[i][1]["labels"].tolist() for i in range(2)] == [[2], [1]]
@@ -249,7 +249,7 @@ def test_ids_may_be_anything_and_rows_in_any_order(tmp_path):
     rows = [box("x", image=3), box(2**70), box(None, image=3, category=7), without(box(0), "id")]
     rows.append(box([1], bbox=(0, 0, 0, 0)))
     found = dataset(tmp_path, rows)
-    assert found.dropped[0].annotation == [1]
+    assert found.dropped[0].about == "annotation [1]"
     assert [found[i][1]["labels"].tolist() for i in range(2)] == [[1, 1], [1, 2]]
 
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageColor
 
 from tests.common.detection.toy_task import ToyDetector, picture
 from vil.tasks.detection.detections import Detections, Mask
@@ -90,7 +90,7 @@ def test_without_scores_nothing_says_how_sure():
 def test_classes_have_colours_of_their_own():
     colours = [class_color(label) for label in range(1, 22)]
     assert len(set(colours)) == 21
-    assert colours[:7] == list(OKABE_ITO)
+    assert colours[:7] == list(map(ImageColor.getrgb, OKABE_ITO))
     assert class_color(1) == class_color(22)
     distances = [np.abs(np.subtract(*pair)).sum() for pair in itertools.combinations(colours, 2)]
     assert min(distances) > 30

@@ -3,7 +3,7 @@
 build.py        config -> task                    task.py    loss, evaluation, inference
 losses.py       training losses                   topk.py    loss and top-1, top-5 hits per image
 predictions.py  per-image predictions             report.py  their part of the run report
-output_formats.py  formats of `vil predict`       collect_predictions.py  predict a test set
+output_formats.py  formats of `vil predict`
 
 ENTRY describes the task to the registry (see `vil/tasks/__init__.py`).
 """

@@ -1,13 +1,12 @@
 """Build the classification task from a config: model, datasets, loss, mixup."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
 from vil.builders import data
@@ -24,7 +23,7 @@ from vil.data.mixup import Mix
 from vil.data.transforms import eval_transform, train_transform
 from vil.engine.distributed import DistInfo
 from vil.pretrained.load_weights import Report, load_weights
-from vil.tasks.base import ConfigTask, TaskReport
+from vil.tasks.base import ConfigTask, Datasets, TaskReport
 from vil.tasks.classification import LOSSES
 from vil.tasks.classification.losses import LossFunction, build_loss
 from vil.tasks.classification.report import report_test_set
@@ -69,7 +68,7 @@ class Classification(ConfigTask, ClassificationTask):
 
     @as_config_error
     def test_loaders(
-        self, dist: DistInfo, *, datasets: Mapping[str, Dataset] | None = None, **options: Any
+        self, dist: DistInfo, *, datasets: Datasets = None, **options: Any
     ) -> dict[str, EvalLoader]:
         loaders, cfg = super().test_loaders(dist, datasets=datasets, **options), self.cfg
         if datasets is None and cfg.DATA.TARGETMAP:
@@ -84,15 +83,9 @@ class Classification(ConfigTask, ClassificationTask):
         return loaders
 
     def synthetic(self, num_samples: int, folder: Path, split: str = "train") -> ImageDataset:
-        return build_dataset(
-            SYNTHETIC,
-            folder,
-            split,
-            build_train_transform(self.cfg) if split == "train" else self.transform,
-            n=num_samples,
-            size=self.cfg.INPUT.IMAGE_SIZE,
-            num_classes=self.num_classes,
-        )
+        transform = build_train_transform(self.cfg) if split == "train" else self.transform
+        own = dict(n=num_samples, size=self.cfg.INPUT.IMAGE_SIZE, num_classes=self.num_classes)
+        return build_dataset(SYNTHETIC, folder, split, transform, **own)
 
     def report(self, model: nn.Module, class_names: Sequence[str], checkpoint: str) -> TaskReport:
         return report_test_set(self, model, class_names, checkpoint)
@@ -111,7 +104,7 @@ class Classification(ConfigTask, ClassificationTask):
 
     def _open(self, name: str, split: str, transform: Callable) -> ImageDataset:
         cfg = self.cfg
-        own = data.dataset_arguments(cfg, own_arguments(name))
+        own = data.dataset_arguments(cfg, self.own_arguments(name))
         if is_numbered(name) and not (split == "val" and cfg.DATA.TARGETMAP):
             own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
         with data.refused_arguments(cfg, name):

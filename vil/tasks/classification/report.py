@@ -11,8 +11,7 @@ from torch import nn
 from vil.data.dataset import ImageDataset
 from vil.report.html import LONGEST, Html, element, name, number, picture, table
 from vil.tasks.base import TaskReport
-from vil.tasks.classification.collect_predictions import collect_predictions
-from vil.tasks.classification.predictions import Predictions
+from vil.tasks.classification.predictions import Predictions, collect_predictions
 from vil.tasks.classification.task import ClassificationTask
 
 FULL_MATRIX = 24  # most classes of a full confusion matrix

@@ -18,12 +18,8 @@ from vil.models.vision_longformer import MsViT
 from vil.pretrained.load_weights import Report
 from vil.tasks.base import ConfigTask
 from vil.tasks.detection.cost import detector_cost
-from vil.tasks.detection.data.datasets import (
-    SYNTHETIC_SETS,
-    CocoDataset,
-    build_detection_set,
-    own_arguments,
-)
+from vil.tasks.detection.data import datasets
+from vil.tasks.detection.data.datasets import CocoDataset, build_detection_set
 from vil.tasks.detection.data.transforms import train_transform
 from vil.tasks.detection.models.detectors import DetectorConfig, build_detector
 from vil.tasks.detection.models.fpn import strip_head
@@ -46,7 +42,7 @@ SYNTHETIC = "fake_boxes"  # dataset for `synthetic`
 class Detection(ConfigTask, DetectionTask):
     """The detection task of a config."""
 
-    own_arguments = staticmethod(own_arguments)
+    own_arguments = staticmethod(datasets.own_arguments)
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
@@ -83,19 +79,12 @@ class Detection(ConfigTask, DetectionTask):
         return load_detector(model, path, head=finetune.HEAD, rule=finetune.RESIZE, strict=strict)
 
     def synthetic(self, num_samples: int, folder: Path, split: str = "train") -> CocoDataset:
-        sizes = self.cfg.DETECTION.INPUT
-        side = min(max(sizes.TRAIN_SIZES), sizes.MAX_SIZE)
-        return build_detection_set(
-            SYNTHETIC,
-            folder,
-            split,
-            build_train_transform(self.cfg, sizes=[side]) if split == "train" else None,
-            masks="segm" in self.iou_types,
-            n=num_samples,
-            size=sizes.MAX_SIZE,
-            height=side,
-            num_classes=self.cfg.DATA.NUM_CLASSES,
-        )
+        width = self.cfg.DETECTION.INPUT.MAX_SIZE
+        height = min(max(self.cfg.DETECTION.INPUT.TRAIN_SIZES), width)
+        transform = build_train_transform(self.cfg, sizes=[height]) if split == "train" else None
+        own = dict(n=num_samples, size=width, height=height, num_classes=self.cfg.DATA.NUM_CLASSES)
+        masks = "segm" in self.iou_types
+        return build_detection_set(SYNTHETIC, folder, split, transform, masks=masks, **own)
 
     def check_data(self) -> None:
         """Open the config's datasets; of rendered ones a few images in a temporary folder."""
@@ -121,7 +110,7 @@ class Detection(ConfigTask, DetectionTask):
         cfg = self.cfg
         if cfg.DATA.TARGETMAP:
             raise ConfigError("DATA.TARGETMAP is for classifiers: leave it empty for detectors")
-        own = data.dataset_arguments(cfg, own_arguments(name))
+        own = data.dataset_arguments(cfg, self.own_arguments(name))
         own |= dict(masks="segm" in self.iou_types, keep_empty=cfg.DETECTION.INPUT.KEEP_EMPTY)
         with data.refused_arguments(cfg, name):
             dataset = build_detection_set(name, cfg.DATA.PATH, split, transform, **own)
@@ -188,7 +177,7 @@ def _render_few(cfg: CfgNode, folder: str) -> CfgNode:
     """Move rendered datasets to `folder`, with no more images than a training step takes; return
     the config unchanged if it has others."""
     sets = {*cfg.DATA.TRAIN, *cfg.DATA.TEST}
-    if not sets <= SYNTHETIC_SETS:
+    if not sets <= datasets.SYNTHETIC_SETS:
         return cfg
     few = cfg.clone()
     few.defrost()

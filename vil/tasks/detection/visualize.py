@@ -9,19 +9,11 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from vil.tasks.detection.detections import Detections, Mask
 
-OKABE_ITO = (
-    (230, 159, 0),
-    (86, 180, 233),
-    (0, 158, 115),
-    (213, 94, 0),
-    (0, 114, 178),
-    (204, 121, 167),
-    (240, 228, 66),
-)
+OKABE_ITO = ("#e69f00", "#56b4e9", "#009e73", "#d55e00", "#0072b2", "#cc79a7", "#f0e442")
 SHADES = ((1.0, 0), (0.6, 0), (0.5, 128))  # factor and offset: unchanged, darker, lighter
 TINT = 110  # of 255: opacity of masks
 MIN_SIZE = 480  # pixels of the longer side: smaller images are enlarged to fit class names
@@ -34,7 +26,9 @@ def class_color(label: int) -> Color:
     """Return the color of a label (from 1)."""
     shade, index = divmod(label - 1, len(OKABE_ITO))
     factor, offset = SHADES[shade % len(SHADES)]
-    return tuple(round(factor * channel + offset) for channel in OKABE_ITO[index])
+    return tuple(
+        round(factor * channel + offset) for channel in ImageColor.getrgb(OKABE_ITO[index])
+    )
 
 
 def draw(

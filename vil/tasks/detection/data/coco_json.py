@@ -4,7 +4,7 @@ Images are not opened: sizes are those in the file. Shapes: N images, K categori
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,8 @@ import numpy as np
 from vil.tasks.detection.data.coco_tables import FORMAT, REQUIRED, pause_gc, read_tables
 from vil.tasks.detection.data.masks import Segmentations
 from vil.utils.errors import DataError
+
+Array = np.ndarray
 
 MIN_SIDE = 1.0  # pixels of a training box's shorter side, after clipping to the image
 # Reasons to drop an annotation, the first that applies; 0: usable.
@@ -30,11 +32,11 @@ REASONS = (
 )
 
 
-class Dropped(NamedTuple):
-    """An annotation that is not used."""
+class Fault(NamedTuple):
+    """Something wrong with an annotation or an image."""
 
-    annotation: object  # its id in the file
-    image: str  # its image's file name, "" for an unknown image
+    about: str  # "annotation <id>" or "image"
+    image: str  # file name, "" for an unknown image
     reason: str
 
 
@@ -43,28 +45,27 @@ class Annotations:
     """The columns of a file, crowds included."""
 
     path: Path
-    image_ids: np.ndarray  # (N,) int64
-    names: np.ndarray  # (N,) bytes: file names, in one buffer that forked workers share
-    sizes: np.ndarray  # (N, 2) int64: width and height
+    image_ids: Array  # (N,) int64
+    names: Array  # (N,) bytes: file names, in one buffer that forked workers share
+    sizes: Array  # (N, 2) int64: width and height
     category_ids: list[int]  # (K,) ascending
     classes: list[str]  # (K,)
-    ids: np.ndarray  # (M,) int64, or objects if any id is not an int
-    images: np.ndarray  # (M,) int64: 0..N - 1, or -1 if unknown
-    labels: np.ndarray  # (M,) int64: 1..K, or 0 if unknown
-    boxes: np.ndarray  # (M, 4) float32: x1 y1 x2 y2, not clipped, NaN if invalid
-    areas: np.ndarray  # (M,) float64: from the file, else of the box
-    crowd: np.ndarray  # (M,) bool
+    ids: Array  # (M,) int64, or objects if any id is not an int
+    images: Array  # (M,) int64: 0..N - 1, or -1 if unknown
+    labels: Array  # (M,) int64: 1..K, or 0 if unknown
+    boxes: Array  # (M, 4) float32: x1 y1 x2 y2, not clipped, NaN if invalid
+    areas: Array  # (M,) float64: from the file, else of the box
+    crowd: Array  # (M,) bool
     segmentations: Segmentations | None  # None if read without masks
-    reasons: np.ndarray  # (M,) int64 into REASONS
+    reasons: Array  # (M,) int64 into REASONS
 
-    def name(self, image: int) -> str:
-        """Return an image's file name, "" for -1."""
-        return os.fsdecode(self.names[image]) if image >= 0 else ""
-
-    def dropped(self) -> Iterator[Dropped]:
-        """Iterate over the annotations that are not usable, in the file's order."""
+    def dropped(self) -> list[Fault]:
+        """List the annotations that are not usable, in the file's order."""
+        faults = []
         for i in np.flatnonzero(self.reasons).tolist():
-            yield Dropped(self.ids.item(i), self.name(self.images[i]), REASONS[self.reasons[i]])
+            image = os.fsdecode(self.names[self.images[i]]) if self.images[i] >= 0 else ""
+            faults.append(Fault(f"annotation {self.ids.item(i)}", image, REASONS[self.reasons[i]]))
+        return faults
 
     def count_dropped(self) -> dict[str, int]:
         """Count dropped annotations by reason."""
@@ -89,12 +90,13 @@ def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
     categories = [categories[i] for i in order]
     index = {number: i for i, number in enumerate(image_ids.tolist())}
     label = {category["id"]: i for i, category in enumerate(categories, start=1)}
-    boxes = parse_boxes([row.get("bbox") for row in rows])
+    image_of = [find(index, row.get("image_id"), -1) for row in rows]
+    label_of = [find(label, row.get("category_id"), 0) for row in rows]
     columns = dict(
         sizes=np.array([[row["width"], row["height"]] for row in images], np.int64),
-        images=np.array([find(index, row.get("image_id"), -1) for row in rows], np.int64),
-        labels=np.array([find(label, row.get("category_id"), 0) for row in rows], np.int64),
-        boxes=boxes,
+        images=np.array(image_of, np.int64),
+        labels=np.array(label_of, np.int64),
+        boxes=parse_boxes([row.get("bbox") for row in rows]),
         segmentations=Segmentations(row.get("segmentation") for row in rows) if masks else None,
     )
     return Annotations(
@@ -104,14 +106,14 @@ def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
         category_ids=[category["id"] for category in categories],
         classes=[" ".join(category["name"].split()) for category in categories],
         ids=int_array_if_possible([row.get("id") for row in rows]),
-        areas=parse_areas([row.get("area") for row in rows], boxes),
+        areas=parse_areas([row.get("area") for row in rows], columns["boxes"]),
         crowd=np.array([row.get("iscrowd") == 1 for row in rows], bool),
         reasons=find_reasons(**columns),
         **columns,
     )
 
 
-def unique_ids(path: Path, key: str, rows: list[dict[str, Any]]) -> np.ndarray:
+def unique_ids(path: Path, key: str, rows: list[dict[str, Any]]) -> Array:
     """Return the rows' ids (n,) int64. Raises DataError for a repeated one."""
     ids = np.array([row["id"] for row in rows], np.int64)
     values, counts = np.unique(ids, return_counts=True)
@@ -120,7 +122,7 @@ def unique_ids(path: Path, key: str, rows: list[dict[str, Any]]) -> np.ndarray:
     return ids
 
 
-def int_array_if_possible(values: list) -> np.ndarray:
+def int_array_if_possible(values: list) -> Array:
     """Return int64 if possible: an array of objects keeps the memory of the JSON alive, some GB for
     COCO."""
     if all(type(value) is int for value in values):
@@ -138,7 +140,7 @@ def find(mapping: Mapping[int, int], key: object, default: int) -> int:
     return default
 
 
-def parse_boxes(boxes: list) -> np.ndarray:
+def parse_boxes(boxes: list) -> Array:
     """Convert M boxes [x, y, width, height] to x1 y1 x2 y2, (M, 4) float32, NaN if invalid."""
     with np.errstate(all="ignore"):
         try:
@@ -157,7 +159,7 @@ def parse_box(box: object) -> list[float]:
         return [np.nan] * 4
 
 
-def parse_areas(values: list, boxes: np.ndarray) -> np.ndarray:
+def parse_areas(values: list, boxes: Array) -> Array:
     """Return the areas (M,) float64, of the box where a value is not a finite number."""
     with np.errstate(all="ignore"):
         box_areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
@@ -166,13 +168,8 @@ def parse_areas(values: list, boxes: np.ndarray) -> np.ndarray:
 
 
 def find_reasons(
-    *,
-    sizes: np.ndarray,
-    images: np.ndarray,
-    labels: np.ndarray,
-    boxes: np.ndarray,
-    segmentations: Segmentations | None,
-) -> np.ndarray:
+    sizes: Array, images: Array, labels: Array, boxes: Array, segmentations: Segmentations | None
+) -> Array:
     """Return the first reason (M,) int64 to drop each annotation, 0 if there is none.
 
     Clips in float32 as `transforms.clip_boxes` does, so that both agree.

@@ -58,7 +58,7 @@ class CocoDataset(Dataset):
         self.split, self.transform = split, transform
         table = read_annotations(annotations, masks=masks)
         self.classes, self.category_ids = table.classes, table.category_ids
-        self.dropped = list(table.dropped())
+        self.dropped = table.dropped()
         warn_dropped(table)
         self.segmentations = table.segmentations
         # the usable annotations by image: those of image i are rows[first[i]:last[i]]
@@ -74,7 +74,10 @@ class CocoDataset(Dataset):
         self.names, self.image_ids = table.names[kept], table.image_ids[kept]
         wide = table.sizes[:, 0] >= table.sizes[:, 1]
         self.groups = wide[kept].astype(np.int64)  # (N,): 0 tall, 1 wide
-        raise_if_missing(self.folder, map(os.fsdecode, self.names.tolist()))
+        if missing := missing_images(self.folder, map(os.fsdecode, self.names.tolist())):
+            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            count = "1 image is" if len(missing) == 1 else f"{len(missing)} images are"
+            raise DataError(f"{count} not in {self.folder}: {', '.join(missing[:5])}{more}")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -104,14 +107,6 @@ class CocoDataset(Dataset):
     def sample_name(self, index: int) -> str:
         """Return the image's path relative to the folder."""
         return os.fsdecode(self.names[index])
-
-
-def raise_if_missing(folder: Path, names: Iterable[str]) -> None:
-    """Raise DataError for missing images, naming five of them."""
-    if missing := missing_images(folder, names):
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        count = "1 image is" if len(missing) == 1 else f"{len(missing)} images are"
-        raise DataError(f"{count} not in {folder}: {', '.join(missing[:5])}{more}")
 
 
 def missing_images(folder: Path, names: Iterable[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """Find invalid annotations, and images that do not match their annotation file."""
 
+import os
 import textwrap
 from collections import defaultdict
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vil.data.image import UnreadableImage, read_size
-from vil.tasks.detection.data.coco_json import REASONS, Annotations, read_annotations
+from vil.tasks.detection.data.coco_json import REASONS, Annotations, Fault, read_annotations
 from vil.tasks.detection.data.datasets import missing_images
 from vil.utils.errors import DataError
 
@@ -18,22 +19,6 @@ MISSING, UNREADABLE = "is not in the folder", "cannot be opened"
 WRONG_SIZE = "{} x {} px in the file, {} x {} in the image, which counts"
 NO_MASK = REASONS[-1]  # only matters to detectors with masks
 MAX_BAD_FRACTION = 0.01  # default of DATA.MAX_BAD_FRACTION: training stops above it
-
-
-class Fault(NamedTuple):
-    """Something wrong with an annotation or an image."""
-
-    about: str
-    image: str
-    reason: str
-
-    @property
-    def kind(self) -> str:
-        """What to count it under."""
-        if "px in the file" in self.reason:
-            return "images: of another size than the file says"
-        group = "images" if self.about == "image" else "dropped annotations"
-        return f"{group}: {self.reason.split(' (')[0]}"
 
 
 class AnnotationCheck(NamedTuple):
@@ -47,7 +32,7 @@ class AnnotationCheck(NamedTuple):
         """Format the faults by kind, the first of each. hint: name the flag that lists all."""
         lines, kinds = [], defaultdict(list)
         for fault in self.faults:
-            kinds[fault.kind].append(f"  {fault.about} {fault.image}: {fault.reason}")
+            kinds[kind_of(fault)].append(f"  {fault.about} {fault.image}: {fault.reason}")
         for kind, faults in kinds.items():
             lines += [f"{len(faults)} {kind}", *faults[:SHOWN]]
             if len(faults) > SHOWN:
@@ -69,15 +54,19 @@ class AnnotationCheck(NamedTuple):
             )
 
 
+def kind_of(fault: Fault) -> str:
+    """Return what a fault is counted under."""
+    if "px in the file" in fault.reason:
+        return "images: of another size than the file says"
+    group = "images" if fault.about == "image" else "dropped annotations"
+    return f"{group}: {fault.reason.split(' (')[0]}"
+
+
 def find_invalid(annotations: str | Path, images: str | Path | None = None) -> AnnotationCheck:
     """Check a file in COCO's format and, with `images`, the folder of its images."""
     table = read_annotations(annotations, masks=True)
     masks = bool(table.segmentations.usable.any())
-    faults = [
-        Fault(f"annotation {dropped.annotation}", dropped.image, dropped.reason)
-        for dropped in table.dropped()
-        if masks or dropped.reason != NO_MASK
-    ]
+    faults = [fault for fault in table.dropped() if masks or fault.reason != NO_MASK]
     if images:
         faults += find_invalid_images(table, Path(images))
     return AnnotationCheck(table, summarize(table, masks), faults)
@@ -115,7 +104,7 @@ def summarize(table: Annotations, masks: bool) -> list[str]:
 
 def find_invalid_images(table: Annotations, folder: Path) -> list[Fault]:
     """Find images that are missing, unreadable, or of another size than in the file."""
-    names = [table.name(i) for i in range(len(table.names))]
+    names = [os.fsdecode(name) for name in table.names.tolist()]
     missing = set(missing_images(folder, names))
     faults = [Fault("image", name, MISSING) for name in names if name in missing]
     for name, expected in zip(names, table.sizes.tolist()):

@@ -52,7 +52,10 @@ def train_transform(
     compose = v2.Compose([*resize, v2.RandomHorizontalFlip(flip)])
 
     def transform(image: Tensor, target: Target) -> tuple[Tensor, Target]:
-        image, target = compose(tv_tensors.Image(image), to_tv_tensors(image, target))
+        size = tuple(image.shape[-2:])
+        boxes = tv_tensors.BoundingBoxes(target["boxes"], format="XYXY", canvas_size=size)
+        masks = {"masks": tv_tensors.Mask(target["masks"])} if "masks" in target else {}
+        image, target = compose(tv_tensors.Image(image), {**target, "boxes": boxes, **masks})
         plain = {
             key: value.as_subclass(Tensor) if isinstance(value, Tensor) else value
             for key, value in target.items()
@@ -60,15 +63,6 @@ def train_transform(
         return image.as_subclass(Tensor), clip_boxes(plain, image.shape[-2:], cropped=bool(jitter))
 
     return transform
-
-
-def to_tv_tensors(image: Tensor, target: Target) -> Target:
-    """Wrap boxes and masks in the types of torchvision's transforms."""
-    boxes = tv_tensors.BoundingBoxes(
-        target["boxes"], format="XYXY", canvas_size=tuple(image.shape[-2:])
-    )
-    masks = {"masks": tv_tensors.Mask(target["masks"])} if "masks" in target else {}
-    return {**target, "boxes": boxes, **masks}
 
 
 def clip_boxes(target: Target, size: Sequence[int], *, cropped: bool = False) -> Target:

@@ -282,7 +282,7 @@ DETECTORS = {"mask_rcnn": mask_rcnn, "faster_rcnn": faster_rcnn, "retinanet": re
 
 
 def _backbone(body: nn.Module, s: DetectorConfig, extra: Sequence[str]) -> tuple[Backbone, Anchors]:
-    backbone = Backbone(body, stages=s.stages, channels=s.channels, extra=extra, norm=s.norm)
+    backbone = Backbone(body, s.stages, s.channels, extra, s.norm)
     anchors = Anchors(s.anchor_sizes, s.anchor_octaves, s.anchor_ratios, backbone.strides)
     return backbone, anchors
 

@@ -69,7 +69,6 @@ class Backbone(nn.Module):
     def __init__(
         self,
         body: nn.Module,
-        *,
         stages: Sequence[int],
         channels: int,
         extra: Sequence[str],

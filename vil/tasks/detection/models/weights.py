@@ -1,7 +1,5 @@
 """Load weights into a detector: of a detector, or of a classifier for its body."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -53,20 +51,14 @@ def load_body(body: nn.Module, state: dict[str, Tensor], rule: str) -> Report:
     surplus = tuple((BACKBONE if detector else "") + name for name in CLASSIFIER)
     unused = [name for name in state if name.startswith(surplus)]
     kept = {name: value for name, value in state.items() if name not in unused}
-    with nullcontext() if detector else interpolate_positions(body):
+    modules = () if detector else body.modules()
+    embeddings = {m: m.resize for m in modules if isinstance(m, AbsoluteEmbedding)}
+    try:
+        for embedding in embeddings:
+            embedding.resize = "interpolate"
         report = load_weights(body, kept, rule=rule, convert=True)
+    finally:
+        for embedding, resize in embeddings.items():
+            embedding.resize = resize
     report.ignored += unused
     return report
-
-
-@contextmanager
-def interpolate_positions(body: nn.Module) -> Iterator[None]:
-    """Interpolate absolute position embeddings of another size, also where the body crops them."""
-    rules = {m: m.resize for m in body.modules() if isinstance(m, AbsoluteEmbedding)}
-    try:
-        for embedding in rules:
-            embedding.resize = "interpolate"
-        yield
-    finally:
-        for embedding, rule in rules.items():
-            embedding.resize = rule
