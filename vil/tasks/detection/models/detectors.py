@@ -34,17 +34,15 @@ BOX_IOU = 0.5
 DENSE_IOU = (0.5, 0.4)
 
 BODY = "backbone.body."  # prefix of parameters
-Targets = list[dict[str, Tensor]]
-Output = dict[str, Tensor] | list[dict[str, Tensor]]
+Tensors = dict[str, Tensor]
+Targets = list[Tensors]
 
 
 class Transform(GeneralizedRCNNTransform):
     """Normalize and pad a batch; resize in evaluation only, with antialiasing. Training images come
     resized, together with their boxes and masks."""
 
-    def resize(
-        self, image: Tensor, target: dict[str, Tensor] | None = None
-    ) -> tuple[Tensor, dict[str, Tensor] | None]:
+    def resize(self, image: Tensor, target: Tensors | None = None) -> tuple[Tensor, Tensors | None]:
         if self.training:
             return image, target
         height, width = image.shape[-2:]
@@ -67,7 +65,7 @@ class PerImageDetector:
 
     def preprocess(
         self, images: Sequence[Tensor], targets: Targets | None
-    ) -> tuple[list[ImageList], list[dict[str, Tensor]], Targets | None]:
+    ) -> tuple[list[ImageList], list[Tensors], Targets | None]:
         """Return an image list and the levels without padding for each image, and the targets.
 
         Raises ValueError in training for images without targets, and for boxes without area.
@@ -95,8 +93,8 @@ class PerImageDetector:
         return {BODY + name for name in self.backbone.body.no_weight_decay()}
 
     def to_input_pixels(
-        self, outputs: list[dict[str, Tensor]], single: list[ImageList], images: Sequence[Tensor]
-    ) -> list[dict[str, Tensor]]:
+        self, outputs: list[Tensors], single: list[ImageList], images: Sequence[Tensor]
+    ) -> list[Tensors]:
         """Rescale detections to the input images."""
         sizes = [one.image_sizes[0] for one in single]
         return self.transform.postprocess(outputs, sizes, [tuple(x.shape[-2:]) for x in images])
@@ -113,7 +111,9 @@ class RCNN(PerImageDetector, GeneralizedRCNN):
         masks = [roi.mask_predictor.mask_fcn_logits] if roi.has_mask() else []
         return [roi.box_predictor.cls_score, roi.box_predictor.bbox_pred, *masks]
 
-    def forward(self, images: Sequence[Tensor], targets: Targets | None = None) -> Output:
+    def forward(
+        self, images: Sequence[Tensor], targets: Targets | None = None
+    ) -> Tensors | list[Tensors]:
         single, levels, targets = self.preprocess(images, targets)
         each = targets or [None] * len(single)
         proposed = [self.rpn(s, f, t and [t]) for s, f, t in zip(single, levels, each)]
@@ -132,7 +132,9 @@ class RetinaNetDetector(PerImageDetector, RetinaNet):
         """Return the layers with a row per category."""
         return [self.head.classification_head.cls_logits]
 
-    def forward(self, images: Sequence[Tensor], targets: Targets | None = None) -> Output:
+    def forward(
+        self, images: Sequence[Tensor], targets: Targets | None = None
+    ) -> Tensors | list[Tensors]:
         single, levels, targets = self.preprocess(images, targets)
         levels = [list(maps.values()) for maps in levels]
         outputs = [self.head(maps) for maps in levels]
@@ -148,19 +150,14 @@ class RetinaNetDetector(PerImageDetector, RetinaNet):
             counts = [level[0, 0].numel() * per_cell for level in maps]
             # (1, anchors, 1 + K): torchvision would report the first column as label 0
             logits = F.pad(output["cls_logits"][..., 1:], (1, 0), value=-torch.inf)
-            split = {
-                name: list(x.split(counts, dim=1))
-                for name, x in {**output, "cls_logits": logits}.items()
-            }
-            detections += self.postprocess_detections(
-                split, [list(boxes.split(counts))], one.image_sizes
-            )
+            output = {**output, "cls_logits": logits}
+            split = {name: list(x.split(counts, dim=1)) for name, x in output.items()}
+            anchors_of = [list(boxes.split(counts))]
+            detections += self.postprocess_detections(split, anchors_of, one.image_sizes)
         return self.to_input_pixels(detections, single, images)
 
 
-def crop_levels(
-    levels: dict[str, Tensor], sizes: Tensor, strides: Sequence[int]
-) -> list[dict[str, Tensor]]:
+def crop_levels(levels: Tensors, sizes: Tensor, strides: Sequence[int]) -> list[Tensors]:
     """Crop levels (B, C, X, Y) of a padded batch to each image's valid cells, (1, C, x, y).
 
     sizes (B, 2): height and width in pixels.
@@ -173,7 +170,7 @@ def crop_levels(
     ]
 
 
-def average(losses: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+def average(losses: Sequence[Tensors]) -> Tensors:
     """Average each loss over the images."""
     return {name: torch.stack([one[name] for one in losses]).mean() for name in losses[0]}
 
