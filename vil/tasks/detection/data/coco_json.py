@@ -50,7 +50,6 @@ class Annotations:
     sizes: Array  # (N, 2) int64: width and height
     category_ids: list[int]  # (K,) ascending
     classes: list[str]  # (K,)
-    ids: Array  # (M,) int64, or objects if any id is not an int
     images: Array  # (M,) int64: 0..N - 1, or -1 if unknown
     labels: Array  # (M,) int64: 1..K, or 0 if unknown
     boxes: Array  # (M, 4) float32: x1 y1 x2 y2, not clipped, NaN if invalid
@@ -58,14 +57,7 @@ class Annotations:
     crowd: Array  # (M,) bool
     segmentations: Segmentations | None  # None if read without masks
     reasons: Array  # (M,) int64 into REASONS
-
-    def dropped(self) -> list[Fault]:
-        """List the annotations that are not usable, in the file's order."""
-        faults = []
-        for i in np.flatnonzero(self.reasons).tolist():
-            image = os.fsdecode(self.names[self.images[i]]) if self.images[i] >= 0 else ""
-            faults.append(Fault(f"annotation {self.ids.item(i)}", image, REASONS[self.reasons[i]]))
-        return faults
+    dropped: list[Fault]  # annotations that are not usable, in the file's order
 
     def count_dropped(self) -> dict[str, int]:
         """Count dropped annotations by reason."""
@@ -99,16 +91,20 @@ def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
         boxes=parse_boxes([row.get("bbox") for row in rows]),
         segmentations=Segmentations(row.get("segmentation") for row in rows) if masks else None,
     )
+    names, reasons, dropped = [row["file_name"] for row in images], find_reasons(**columns), []
+    for i in np.flatnonzero(reasons).tolist():
+        name = names[image_of[i]] if image_of[i] >= 0 else ""
+        dropped.append(Fault(f"annotation {rows[i].get('id')}", name, REASONS[reasons[i]]))
     return Annotations(
         path=path,
         image_ids=image_ids,
-        names=np.array([os.fsencode(row["file_name"]) for row in images]),
+        names=np.array(list(map(os.fsencode, names))),
         category_ids=[category["id"] for category in categories],
         classes=[" ".join(category["name"].split()) for category in categories],
-        ids=int_array_if_possible([row.get("id") for row in rows]),
         areas=parse_areas([row.get("area") for row in rows], columns["boxes"]),
         crowd=np.array([row.get("iscrowd") == 1 for row in rows], bool),
-        reasons=find_reasons(**columns),
+        reasons=reasons,
+        dropped=dropped,
         **columns,
     )
 
@@ -120,17 +116,6 @@ def unique_ids(path: Path, key: str, rows: list[dict[str, Any]]) -> Array:
     if (repeated := values[counts > 1]).size:
         raise DataError(f"{path}: two of its {key} have the id {repeated[0]}")
     return ids
-
-
-def int_array_if_possible(values: list) -> Array:
-    """Return int64 if possible: an array of objects keeps the memory of the JSON alive, some GB for
-    COCO."""
-    if all(type(value) is int for value in values):
-        with suppress(OverflowError):
-            return np.array(values, np.int64)
-    array = np.empty(len(values), object)
-    array[:] = values
-    return array
 
 
 def find(mapping: Mapping[int, int], key: object, default: int) -> int:

@@ -58,7 +58,7 @@ class CocoDataset(Dataset):
         self.split, self.transform = split, transform
         table = read_annotations(annotations, masks=masks)
         self.classes, self.category_ids = table.classes, table.category_ids
-        self.dropped = table.dropped()
+        self.dropped = table.dropped
         warn_dropped(table)
         self.segmentations = table.segmentations
         # the usable annotations by image: those of image i are rows[first[i]:last[i]]
@@ -138,18 +138,18 @@ def warn_dropped(table: Annotations) -> None:
             "%s: %d of %d annotations are dropped (%s); vil detect check lists them",
             table.path,
             sum(counts.values()),
-            len(table.ids),
+            len(table.reasons),
             format_counts(counts),
         )
 
 
 def explain_none(table: Annotations) -> str:
     """Explain why a file has no usable box."""
-    if not len(table.ids):
+    if not len(table.reasons):
         return ": it has no annotations"
     crowds = int((table.crowd & (table.reasons == 0)).sum())
     counts = table.count_dropped() | ({"a crowd": crowds} if crowds else {})
-    return f", of {len(table.ids)} annotations ({format_counts(counts)})"
+    return f", of {len(table.reasons)} annotations ({format_counts(counts)})"
 
 
 def format_counts(counts: dict[str, int]) -> str:

@@ -66,7 +66,7 @@ def find_invalid(annotations: str | Path, images: str | Path | None = None) -> A
     """Check a file in COCO's format and, with `images`, the folder of its images."""
     table = read_annotations(annotations, masks=True)
     masks = bool(table.segmentations.usable.any())
-    faults = [fault for fault in table.dropped() if masks or fault.reason != NO_MASK]
+    faults = [fault for fault in table.dropped if masks or fault.reason != NO_MASK]
     if images:
         faults += find_invalid_images(table, Path(images))
     return AnnotationCheck(table, summarize(table, masks), faults)
