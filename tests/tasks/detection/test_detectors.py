@@ -115,11 +115,11 @@ def test_losses_are_float32_under_autocast(kind):
 @pytest.mark.parametrize("kind", DETECTORS)
 def test_the_second_generation_of_heads(kind):
     """Batch norms keep the images of a step together; in evaluation each is by itself again."""
-    model = detector(kind, version="v2", channels=32)
+    model = detector(kind, version="v2", fpn_channels=32)
     truth = target(SIZES[0], (5, 5, 40, 30))
     assert all(map(torch.isfinite, model(pictures(*SIZES[:2]), [truth, target(SIZES[1])]).values()))
     count = sum(p.numel() for p in model.parameters())
-    assert count > sum(p.numel() for p in detector(kind, channels=32).parameters())
+    assert count > sum(p.numel() for p in detector(kind, fpn_channels=32).parameters())
     images = pictures(*SIZES)
     with torch.no_grad():
         together, alone = model.eval()(images), [model([image])[0] for image in images]
@@ -240,7 +240,7 @@ def test_retinanet_finds_no_background():
 
 @pytest.mark.parametrize("sizes", [(16, 32), (16, 32, 64), (16, 32, 64, 128)], ids=len)
 def test_retinanet_has_a_level_for_each_size_of_anchors(sizes):
-    model = detector("retinanet", anchor_sizes=sizes).eval()
+    model = detector("retinanet", anchors_sizes=sizes).eval()
     levels = model.backbone(torch.rand(1, 3, 128, 128))
     assert [level.shape[-1] for level in levels.values()] == [16, 8, 4, 2][: len(sizes)]
     assert len(model(pictures((100, 130)))[0]["boxes"])
@@ -249,15 +249,17 @@ def test_retinanet_has_a_level_for_each_size_of_anchors(sizes):
 @pytest.mark.parametrize(("count", "levels"), [(1, 2), (5, 4)])
 def test_sizes_of_anchors_that_retinanet_can_have_no_level_for_are_refused(count, levels):
     with pytest.raises(ValueError, match=f"sizes of anchors: {count} for {levels} levels"):
-        detector("retinanet", anchor_sizes=(16,) * count)
+        detector("retinanet", anchors_sizes=(16,) * count)
 
 
 def test_settings_that_do_not_fit_are_refused():
     from tests.common.detection.detectors import small_body
 
     with pytest.raises(ValueError, match="need a multiple of 8 channels, given 44"):
-        detector("retinanet", version="v2", channels=44)
+        detector("retinanet", version="v2", fpn_channels=44)
     with pytest.raises(ValueError, match="sizes of anchors: 5 for 4 levels"):
-        build_detector("mask_rcnn", strip_head(small_body()), DetectorConfig(3, stages=(1, 2, 3)))
+        build_detector(
+            "mask_rcnn", strip_head(small_body()), DetectorConfig(3, fpn_stages=(1, 2, 3))
+        )
     with pytest.raises(ValueError, match="did you mean 'mask_rcnn'"):
         build_detector("maskrcnn", strip_head(small_body()), DetectorConfig(3))

@@ -121,35 +121,17 @@ class Detection(ConfigTask, DetectionTask):
 
 
 def detector_config(cfg: CfgNode) -> DetectorConfig:
-    """Collect the settings of the detector."""
+    """Collect the settings of the detector; the field box_samples is DETECTION.BOX.SAMPLES."""
     c = cfg.DETECTION
-    return DetectorConfig(
-        classes=cfg.DATA.NUM_CLASSES,
-        version=c.HEADS,
-        stages=c.FPN.STAGES,
-        channels=c.FPN.CHANNELS,
-        norm=c.FPN.NORM,
-        anchor_sizes=c.ANCHORS.SIZES,
-        anchor_octaves=c.ANCHORS.OCTAVES,
-        anchor_ratios=c.ANCHORS.RATIOS,
-        pre_nms=(c.RPN.PRE_NMS_TRAIN, c.RPN.PRE_NMS_TEST),
-        post_nms=(c.RPN.POST_NMS_TRAIN, c.RPN.POST_NMS_TEST),
-        rpn_samples=c.RPN.SAMPLES,
-        box_channels=c.BOX.CHANNELS,
-        box_samples=c.BOX.SAMPLES,
-        box_positive=c.BOX.POSITIVE,
-        box_sampling=c.BOX.SAMPLING_RATIO,
-        mask_channels=c.MASK.CHANNELS,
-        mask_layers=c.MASK.LAYERS,
-        mask_sampling=c.MASK.SAMPLING_RATIO,
-        score=c.TEST.SCORE,
-        nms=c.TEST.NMS,
-        per_image=c.TEST.PER_IMAGE,
-        test_size=c.INPUT.TEST_SIZE,
-        max_size=c.INPUT.MAX_SIZE,
-        mean=cfg.INPUT.MEAN,
-        std=cfg.INPUT.STD,
-    )
+    settings = {
+        f"{section}_{key}".lower(): value
+        for section in ("FPN", "ANCHORS", "RPN", "BOX", "MASK")
+        for key, value in c[section].items()
+    }
+    settings |= dict(score=c.TEST.SCORE, nms=c.TEST.NMS, per_image=c.TEST.PER_IMAGE)
+    settings |= dict(test_size=c.INPUT.TEST_SIZE, max_size=c.INPUT.MAX_SIZE)
+    settings |= dict(mean=cfg.INPUT.MEAN, std=cfg.INPUT.STD, version=c.HEADS)
+    return DetectorConfig(cfg.DATA.NUM_CLASSES, **settings)
 
 
 def check_positions(cfg: CfgNode, network: MsViT) -> None:

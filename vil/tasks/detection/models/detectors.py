@@ -189,26 +189,28 @@ def check_targets(images: Sequence[Tensor], targets: Targets | None) -> None:
 
 @dataclass(frozen=True)
 class DetectorConfig:
-    """Settings of a detector, by default Mask R-CNN on COCO; pairs: training, evaluation."""
+    """Settings of a detector, by default Mask R-CNN on COCO."""
 
     classes: int  # K, without background
     version: str = "v1"  # of the heads: v1, v2
-    stages: Sequence[int] = (1, 2, 3, 4)  # of the body, in the pyramid
-    channels: int = 256  # of each level of the pyramid
-    norm: bool = False  # LayerNorm on each stage's output
-    anchor_sizes: Sequence[float] = (32, 64, 128, 256, 512)  # pixels, one per level
-    anchor_octaves: int = 1
-    anchor_ratios: Sequence[float] = (0.5, 1.0, 2.0)
-    pre_nms: tuple[int, int] = (2000, 1000)  # proposals of a level before NMS
-    post_nms: tuple[int, int] = (1000, 1000)  # proposals of an image after NMS
+    fpn_stages: Sequence[int] = (1, 2, 3, 4)  # of the body, in the pyramid
+    fpn_channels: int = 256  # of each level of the pyramid
+    fpn_norm: bool = False  # LayerNorm on each stage's output
+    anchors_sizes: Sequence[float] = (32, 64, 128, 256, 512)  # pixels, one per level
+    anchors_octaves: int = 1
+    anchors_ratios: Sequence[float] = (0.5, 1.0, 2.0)
+    rpn_pre_nms_train: int = 2000  # proposals of a level before NMS
+    rpn_pre_nms_test: int = 1000
+    rpn_post_nms_train: int = 1000  # proposals of an image after NMS
+    rpn_post_nms_test: int = 1000
     rpn_samples: int = 256
     box_channels: int = 1024
     box_samples: int = 512
     box_positive: float = 0.25
-    box_sampling: int = 2  # points on a side of a pooled cell
+    box_sampling_ratio: int = 2  # points on a side of a pooled cell
     mask_channels: int = 256
     mask_layers: int = 4
-    mask_sampling: int = 2
+    mask_sampling_ratio: int = 2
     score: float = 0.05  # minimum
     nms: float = 0.5
     per_image: int = 100
@@ -230,8 +232,8 @@ def mask_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
     """Build Mask R-CNN (arXiv:1703.06870)."""
     model = faster_rcnn(body, s)
     roi, strides = model.roi_heads, model.backbone.strides[:-1]
-    roi.mask_roi_pool = heads.Pooler(strides, heads.MASK_POOLED, s.mask_sampling)
-    roi.mask_head = heads.mask_head(s.version, s.channels, s.mask_channels, s.mask_layers)
+    roi.mask_roi_pool = heads.Pooler(strides, heads.MASK_POOLED, s.mask_sampling_ratio)
+    roi.mask_head = heads.mask_head(s.version, s.fpn_channels, s.mask_channels, s.mask_layers)
     roi.mask_predictor = heads.to_float32(
         MaskRCNNPredictor(s.mask_channels, s.mask_channels, s.classes + 1)
     )
@@ -244,16 +246,18 @@ def faster_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
     per_cell = anchors.num_anchors_per_location()[0]
     rpn = RegionProposalNetwork(
         anchors,
-        heads.to_float32(RPNHead(s.channels, per_cell, conv_depth={"v1": 1, "v2": 2}[s.version])),
+        heads.to_float32(
+            RPNHead(s.fpn_channels, per_cell, conv_depth={"v1": 1, "v2": 2}[s.version])
+        ),
         *RPN_IOU,
         s.rpn_samples,
         RPN_POSITIVE,
-        pre_nms_top_n=dict(zip(("training", "testing"), s.pre_nms)),
-        post_nms_top_n=dict(zip(("training", "testing"), s.post_nms)),
+        pre_nms_top_n=dict(training=s.rpn_pre_nms_train, testing=s.rpn_pre_nms_test),
+        post_nms_top_n=dict(training=s.rpn_post_nms_train, testing=s.rpn_post_nms_test),
         nms_thresh=RPN_NMS,
     )
-    pooler = heads.Pooler(backbone.strides[:-1], heads.POOLED, s.box_sampling)
-    head = heads.box_head(s.version, s.channels, s.box_channels)
+    pooler = heads.Pooler(backbone.strides[:-1], heads.POOLED, s.box_sampling_ratio)
+    head = heads.box_head(s.version, s.fpn_channels, s.box_channels)
     predictor = heads.to_float32(FastRCNNPredictor(s.box_channels, s.classes + 1))
     sampling = (BOX_IOU, BOX_IOU, s.box_samples, s.box_positive, None)  # default box weights
     roi = RoIHeads(pooler, head, predictor, *sampling, s.score, s.nms, s.per_image)
@@ -262,10 +266,10 @@ def faster_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
 
 def retinanet(body: nn.Module, s: DetectorConfig) -> RetinaNetDetector:
     """Build RetinaNet (arXiv:1708.02002), a level per anchor size: at most two above stages."""
-    num_extra = max(0, len(s.anchor_sizes) - len(s.stages))
+    num_extra = max(0, len(s.anchors_sizes) - len(s.fpn_stages))
     backbone, anchors = _backbone(body, s, ("p6", "p7")[:num_extra])
     per_cell = anchors.num_anchors_per_location()[0]
-    head = heads.dense_head(s.version, s.channels, per_cell, s.classes + 1)
+    head = heads.dense_head(s.version, s.fpn_channels, per_cell, s.classes + 1)
     limits = dict(score_thresh=s.score, nms_thresh=s.nms, detections_per_img=s.per_image)
     limits |= dict(zip(("fg_iou_thresh", "bg_iou_thresh"), DENSE_IOU))
     model = RetinaNetDetector(
@@ -279,8 +283,8 @@ DETECTORS = {"mask_rcnn": mask_rcnn, "faster_rcnn": faster_rcnn, "retinanet": re
 
 
 def _backbone(body: nn.Module, s: DetectorConfig, extra: Sequence[str]) -> tuple[Backbone, Anchors]:
-    backbone = Backbone(body, s.stages, s.channels, extra, s.norm)
-    anchors = Anchors(s.anchor_sizes, s.anchor_octaves, s.anchor_ratios, backbone.strides)
+    backbone = Backbone(body, s.fpn_stages, s.fpn_channels, extra, s.fpn_norm)
+    anchors = Anchors(s.anchors_sizes, s.anchors_octaves, s.anchors_ratios, backbone.strides)
     return backbone, anchors
 
 
