@@ -130,8 +130,9 @@ class Task:
     def split(self, batch: Any, num_parts: int) -> list[Any]:
         """Split a batch into consecutive parts of equal size."""
         samples = len(batch.indices)
-        size, rest = divmod(samples, num_parts)
-        assert size > 0 == rest, f"{samples} images do not divide into {num_parts} equal parts"
+        size = samples // num_parts
+        message = f"{samples} images do not divide into {num_parts} equal parts"
+        assert size * num_parts == samples > 0, message
         parts = [slice(start, start + size) for start in range(0, samples, size)]
         names = ("images", "targets", "indices")
         return [replace(batch, **{n: getattr(batch, n)[part] for n in names}) for part in parts]
