@@ -1,13 +1,13 @@
-"""Detection: boxes and masks of objects, trained by the loop that classifiers use.
+"""Detection: boxes and masks of objects, trained by the same loop as classifiers.
 
-build.py            from a config to the task     task.py            losses, evaluation, inference
-data/               COCO annotations, data sets, transforms, batches, checks of a file
+build.py            config -> task                task.py            losses, evaluation, inference
+data/               COCO annotations, datasets, transforms, batches, checks of a file
 models/             backbone, feature pyramid, heads, detectors, their weights
-coco_eval.py        average precision             error_analysis.py  images with most mistakes
+coco_eval.py        average precision             error_analysis.py  images with most errors
 tiled_inference.py  very large images             cost.py            MACs of a detector
-output_formats.py   what `vil predict` prints     visualize.py       boxes and masks as an image
+output_formats.py   formats of `vil predict`      visualize.py       draw boxes and masks
 
-Here is what the registry of tasks holds about it.
+ENTRY describes the task to the registry (see `vil/tasks/__init__.py`).
 """
 
 ENTRY = dict(
