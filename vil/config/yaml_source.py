@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from vil.config import defaults, legacy
+from vil.config import legacy
 from vil.config.coercion import MAX_LITERAL, Quoted, as_written
+from vil.config.defaults import EXTENSIBLE
+from vil.config.key_lookup import is_known
 from vil.utils.errors import ConfigError
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -79,7 +81,7 @@ def from_file(
         for name in names:
             base = _find_base(str(name), path, setting.where, roots)
             inherited += from_file(base, (*below, path), roots)
-    return inherited + legacy.modernise(own, defaults.is_known)
+    return inherited + legacy.modernise(own, is_known)
 
 
 def _roots(path: Path) -> list[Path]:
@@ -170,7 +172,7 @@ class _Walk:
                 raise ConfigError(f"{self.where(line)}: {key}: given twice, first in line {first}")
             self.lines[key] = line
             if isinstance(value, yaml.MappingNode):
-                if not value.value and key in defaults.EXTENSIBLE:
+                if not value.value and key in EXTENSIBLE:
                     yield Setting(key, EMPTY, self.where(line))
                 yield from self.mapping(value, f"{key}.")
             else:
@@ -219,7 +221,7 @@ def _option(key: str, value: Any) -> Iterator[Setting]:
             return
         walk = _Walk(lambda line: f"{COMMAND_LINE}: {key}")
         if isinstance(node, yaml.MappingNode):
-            if not node.value and key in defaults.EXTENSIBLE:
+            if not node.value and key in EXTENSIBLE:
                 yield Setting(key, EMPTY, COMMAND_LINE)
             yield from (s._replace(where=COMMAND_LINE) for s in walk.mapping(node, f"{key}."))
             return

@@ -2,6 +2,7 @@
 
 An entry declares, besides the task's class:
 
+declares    sections, keys and conflicts of the config, as in vil/config/defaults
 noun        what its model is called
 implied_by  a config key that, where it is set, means this task if TASK is empty
 hint        how a config of the task is made

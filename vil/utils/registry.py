@@ -14,13 +14,24 @@ from vil.utils.lookup import lookup
 
 
 class Key(NamedTuple):
-    """A config key that a component adds to the tree."""
+    """A config key. One that a component adds has its full name, one of a list of `Section`s and
+    keys a name relative to its section."""
 
-    name: str  # "OPTIM.LION.BETA"
+    name: str
     default: Any  # its type is the key's type
     meaning: str  # one line, for `vil config --docs`
-    check: Callable[[Any], bool] | None = None
-    allowed: str = ""  # what `check` allows, in words: "at least 0"
+    check: Any = None  # a function of the value, or a rule of vil.config.rules
+    allowed: str = ""  # what a function allows, in words: "at least 0"
+    aliases: tuple[str, ...] = ()  # names of the same key in Swin's and detectron2's trees
+    ignored: bool = False  # accepted because old files have it; `meaning` is why it has no effect
+
+
+class Section(NamedTuple):
+    """The section of the keys that follow it in a list."""
+
+    name: str  # "OPTIM.ADAM"
+    meaning: str
+    extensible: bool = False  # a file or the command line may add keys
 
 
 def load_object(home: Any) -> Any:

@@ -13,8 +13,7 @@ from vil.builders import data
 from vil.builders.cost import CostRow, model_cost
 from vil.builders.device import amp_dtype, memory_format
 from vil.builders.model import build_network
-from vil.config.own_keys import own_settings
-from vil.config.unused import warn_unused
+from vil.config.access import own_settings, warn_unused
 from vil.data import build_dataset, is_numbered, own_arguments
 from vil.data.class_mapping import read_class_mapping
 from vil.data.dataset import ImageDataset

@@ -12,8 +12,8 @@ from vil.builders import data
 from vil.builders.cost import CostRow
 from vil.builders.device import amp_dtype, memory_format
 from vil.builders.model import build_network
-from vil.config.defaults import tree_at
-from vil.config.unused import warn_unused
+from vil.config.access import warn_unused
+from vil.config.defaults import tree
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL
 from vil.engine.distributed import DistInfo
@@ -36,7 +36,7 @@ from vil.utils.errors import ConfigError, as_config_error
 # Keys, and nodes of keys, that a detector does not read.
 UNREAD = (
     "INPUT.CROP_PCT", "INPUT.INTERPOLATION", "LOSS", "FINETUNE.FINETUNE", "FINETUNE.USE_TRAIN_AUG",
-    "MODEL.VIT.AVG_POOL", *(f"AUG.{name}" for name in tree_at("AUG") if name != "REPEATED_AUG"),
+    "MODEL.VIT.AVG_POOL", *(f"AUG.{name}" for name in tree("AUG") if name != "REPEATED_AUG"),
 )  # fmt: skip
 # Nodes of keys that a kind of detector does not read.
 UNREAD_BY = {
