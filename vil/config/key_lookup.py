@@ -2,7 +2,22 @@
 
 import difflib
 
-from vil.config.defaults import ALIASES, EXTENSIBLE, KEYS, SECTIONS
+from vil.config.defaults import EXTENSIBLE, KEYS, SECTIONS
+
+# The same keys in Swin's and detectron2's trees, by the last name.
+ALIASES = {
+    "BASE_LR": "OPTIM.LR",
+    "WEIGHT_DECAY": "OPTIM.WD",
+    "BATCH_SIZE": "DATALOADER.BSZ",
+    "IMS_PER_BATCH": "DATALOADER.BSZ",
+    "NUM_WORKERS": "DATALOADER.WORKERS",
+    "IMG_SIZE": "INPUT.IMAGE_SIZE",
+    "DROP_PATH_RATE": "MODEL.VIT.DROP_PATH",
+    "CUTMIX": "AUG.MIXCUT",
+    "REPROB": "AUG.TIMM_AUG.RE_PROB",
+    "WEIGHTS": "MODEL.MODEL_PATH",
+    "ACCUMULATION_STEPS": "OPTIM.ACCUMULATE",
+}
 
 
 def is_known(key: str) -> bool:

@@ -22,7 +22,6 @@ class Key(NamedTuple):
     meaning: str  # one line, for `vil config --docs`
     check: Any = None  # a function of the value, or a rule of vil.config.rules
     allowed: str = ""  # what a function allows, in words: "at least 0"
-    aliases: tuple[str, ...] = ()  # names of the same key in Swin's and detectron2's trees
     ignored: bool = False  # accepted because old files have it; `meaning` is why it has no effect
 
 

@@ -21,7 +21,6 @@ from vil.utils.registry import Key, Section
 KEYS: dict[str, Key] = {}  # by full name; `check` is None or a rule
 SECTIONS: dict[str, str] = {}  # {section: meaning}
 EXTENSIBLE: list[str] = []  # sections in which a file or the command line may add keys
-ALIASES: dict[str, str] = {}  # {last name of a key in Swin's or detectron2's tree: our key}
 CONFLICTS: list[Conflict] = []
 _tree = CfgNode()
 _of_components: list[str | Sequence] = []  # keys that components added, and what they declared
@@ -56,7 +55,6 @@ def _declare_key(key: Key, name: str, owner: str) -> None:
         check = Rule(check, key.allowed or "another value")
     _make_node(path)[last] = key.default
     KEYS[name] = key._replace(name=name, check=check)
-    ALIASES.update(dict.fromkeys(key.aliases, name))
 
 
 def _make_node(path: Sequence[str]) -> CfgNode:

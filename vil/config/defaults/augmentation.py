@@ -20,36 +20,21 @@ DECLARED = (
     Key(
         "COLOR_JITTER",
         [0.4, 0.4, 0.4, 0.1, 0.0],
-        "Brightness, contrast, saturation, hue, and the probability of applying them. Ignored "
-        "with TIMM_AUG.USE_TRANSFORM.",
+        "Brightness, contrast, saturation, hue, and the probability of all (not with timm's "
+        "transform).",
         Rule(
             lambda v: len(v) == 5 and min(v) >= 0 and v[3] <= 0.5 and v[4] <= 1,
             "five numbers from 0; hue at most 0.5, probability at most 1",
         ),
     ),
-    Key(
-        "GRAY_SCALE",
-        0.0,
-        "Probability of grayscale. Ignored with TIMM_AUG.USE_TRANSFORM.",
-        probability,
-    ),
-    Key(
-        "GAUSSIAN_BLUR",
-        0.0,
-        "Probability of a blur. Ignored with TIMM_AUG.USE_TRANSFORM.",
-        probability,
-    ),
+    Key("GRAY_SCALE", 0.0, "Probability of grayscale (not with timm's transform).", probability),
+    Key("GAUSSIAN_BLUR", 0.0, "Probability of a blur (not with timm's transform).", probability),
     Key("DROPBLOCK_LAYERS", [3, 4], "no DropBlock was ever built", ignored=True),
     Key("DROPBLOCK_KEEP_PROB", 1.0, "no DropBlock was ever built", ignored=True),
     Key("DROPBLOCK_BLOCK_SIZE", 7, "no DropBlock was ever built", ignored=True),
-    Key(
-        "MIXUP_PROB",
-        0.0,
-        "Probability of mixup or cutmix on a batch; 0 disables both.",
-        probability,
-    ),
+    Key("MIXUP_PROB", 0.0, "Probability of mixing a batch; 0: no mixup, no cutmix.", probability),
     Key("MIXUP", 0.0, "Alpha of mixup; 0 disables it.", at_least(0)),
-    Key("MIXCUT", 0.0, "Alpha of cutmix; 0 disables it.", at_least(0), aliases=("CUTMIX",)),
+    Key("MIXCUT", 0.0, "Alpha of cutmix; 0 disables it.", at_least(0)),
     Key(
         "MIXCUT_MINMAX",
         [],
@@ -65,13 +50,9 @@ DECLARED = (
     ),
     Key("MIXCUT_AND_MIXUP", False, "AUG.MIXUP_SWITCH_PROB decides", ignored=True),
     Key("REPEATED_AUG", False, "Repeated augmentation: an epoch has N/3 images, three times each."),
-    Section(
-        "AUG.TIMM_AUG",
-        "timm's training transform. Extensible: accepts further names.",
-        extensible=True,
-    ),
+    Section("AUG.TIMM_AUG", "timm's training transform; accepts further names.", extensible=True),
     Key("USE_TRANSFORM", False, "Use timm's training transform."),
-    Key("RE_PROB", 0.25, "Random erasing: probability.", probability, aliases=("REPROB",)),
+    Key("RE_PROB", 0.25, "Random erasing: probability.", probability),
     Key(
         "RE_MODE",
         "pixel",

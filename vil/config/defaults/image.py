@@ -17,13 +17,7 @@ DECLARED = (
         "Standard deviation of the RGB channels, divided by after that.",
         Rule(lambda v: len(v) in (1, 3) and min(v) > 0, "one or three numbers above 0"),
     ),
-    Key(
-        "IMAGE_SIZE",
-        224,
-        "Side of the square crop the model is built for, in pixels.",
-        at_least(1),
-        aliases=("IMG_SIZE",),
-    ),
+    Key("IMAGE_SIZE", 224, "Side of the square crop the model is built for.", at_least(1)),
     Key(
         "CROP_PCT",
         0.875,
@@ -32,22 +26,10 @@ DECLARED = (
         "the same way.",
         fraction,
     ),
-    Key(
-        "INTERPOLATION", 2, "Interpolation of resized images: 2 bilinear, 3 bicubic.", one_of(2, 3)
-    ),
+    Key("INTERPOLATION", 2, "Resize interpolation: 2 bilinear, 3 bicubic.", one_of(2, 3)),
     Section("AMP", "Mixed precision and memory layout."),
     Key("ENABLED", False, "Compute forward and loss in AMP.DTYPE (autocast)."),
-    Key(
-        "DTYPE",
-        "bfloat16",
-        "float16 scales the loss, bfloat16 does not need it.",
-        one_of("bfloat16", "float16"),
-    ),
+    Key("DTYPE", "bfloat16", "float16 uses loss scaling.", one_of("bfloat16", "float16")),
     Key("TF32", True, "Allow TF32 in float32 matmuls and convolutions on CUDA."),
-    Key(
-        "MEMORY_FORMAT",
-        "nchw",
-        "nhwc: weights and images in channels-last format.",
-        one_of("nchw", "nhwc"),
-    ),
+    Key("MEMORY_FORMAT", "nchw", "nhwc: channels-last weights and images.", one_of("nchw", "nhwc")),
 )

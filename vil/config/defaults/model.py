@@ -29,7 +29,6 @@ DECLARED = (
         "",
         "Weights to load: a file, also relative to DATA.DATA_DIR, a run's folder, or a name "
         "such as ViL_Nano_Weights.DIGITS; empty: none.",
-        aliases=("WEIGHTS",),
     ),
     Key("PRETRAINED", False, "Load pretrained weights of a torchvision or timm model."),
     Key("FREEZE_CONV_BODY_AT", -1, "nothing reads it", ignored=True),
@@ -39,32 +38,17 @@ DECLARED = (
         "Compile the network with torch.compile: takes minutes at the start and for each "
         "batch size. Needs Triton on CUDA, a C++ compiler on CPU.",
     ),
-    Key(
-        "GRAD_CHECKPOINT",
-        False,
-        "Recompute blocks in the backward pass: less memory, about 1/3 more time.",
-    ),
+    Key("GRAD_CHECKPOINT", False, "Recompute blocks in backward: less memory, 1/3 more time."),
     Section("MODEL.VIT", "Vision transformers."),
-    Key(
-        "DROP",
-        0.0,
-        "Dropout after the embedding, the attention output and both MLP layers.",
-        below_one,
-    ),
-    Key(
-        "DROP_PATH",
-        0.1,
-        "Stochastic depth of the last block; grows from 0 over the blocks.",
-        below_one,
-        aliases=("DROP_PATH_RATE",),
-    ),
+    Key("DROP", 0.0, "Dropout of embedding, attention output and MLP layers.", below_one),
+    Key("DROP_PATH", 0.1, "Stochastic depth of the last block; the first has 0.", below_one),
     Key("NORM_EMBED", True, "Use LayerNorm in the patch embeddings."),
     Key("AVG_POOL", False, "Classify the mean of all tokens, not the first global token."),
     Key(
         "POS_RESIZE",
         "interpolate",
-        "Absolute position embeddings for another image size: interpolate them, or crop their "
-        "first rows and columns. Those of full attention are always interpolated.",
+        "Absolute position embeddings for another image size: interpolate, or crop to the "
+        "first rows and columns. Full attention's are always interpolated.",
         one_of("interpolate", "crop"),
     ),
     Section("MODEL.VIT.MSVIT", "The multi-scale vision transformer."),
@@ -94,11 +78,7 @@ DECLARED = (
         "Does not change the result.",
         matches(r"[a-z]\w*(\+[a-z]\w*)?", "auto, a name, or forward+backward"),
     ),
-    Key(
-        "TUNE",
-        False,
-        "Time untuned backends (see `vil tune`) when training starts, and use the fastest.",
-    ),
+    Key("TUNE", False, "Time backends that `vil tune` did not time, and use the fastest."),
     Key("SHARE_KV", True, "linformer: share one projection between keys and values."),
     Key(
         "PERFORMER_BATCH_MAX",
@@ -130,7 +110,7 @@ DECLARED = (
         between(-1, 8),
     ),
     Key(
-        "VIL_MODE_SWITCH", 0.75, "Random shift ends after this fraction of the epochs.", probability
+        "VIL_MODE_SWITCH", 0.75, "End random shift after this fraction of the epochs.", probability
     ),
     Conflict(
         ("MODEL.VIT.MSVIT.SW_EXACT", "MODEL.VIT.MSVIT.MODE"),

@@ -16,19 +16,11 @@ from vil.utils.registry import Key, Section
 
 DECLARED = (
     Section("OPTIM", "The optimizer and the length of the run."),
-    Key(
-        "OPT", "adamw", "Name of the optimizer; apex_* need NVIDIA apex.", RegistryRule("optimizer")
-    ),
-    Key(
-        "LR",
-        1.0,
-        "Peak learning rate; not scaled by the batch size.",
-        positive,
-        aliases=("BASE_LR",),
-    ),
+    Key("OPT", "adamw", "The optimizer; apex_* need NVIDIA apex.", RegistryRule("optimizer")),
+    Key("LR", 1.0, "Peak learning rate; not scaled by the batch size.", positive),
     Key("MOM", 0.9, "Momentum of sgd, lars, larc and qhm.", below_one),
     Key("NU", 1.0, "QHM's nu: weight of the momentum in the step.", probability),
-    Key("WD", 5e-4, "Weight decay.", at_least(0), aliases=("WEIGHT_DECAY",)),
+    Key("WD", 5e-4, "Weight decay.", at_least(0)),
     Key("WD0", 0.0, "Weight decay of norms, embeddings and relative-bias tables.", at_least(0)),
     Key("EPOCHS", 150, "Length of the run in epochs.", at_least(1)),
     Key("CLIP_GRAD", 0.0, "Maximum norm of all gradients together; 0: no clipping.", at_least(0)),
@@ -38,14 +30,8 @@ DECLARED = (
         "Batches of BSZ images whose gradients are accumulated per step. Equals one larger "
         "batch, apart from random draws (dropout, drop path) and batch norms.",
         at_least(1),
-        aliases=("ACCUMULATION_STEPS",),
     ),
-    Key(
-        "LAYER_DECAY",
-        1.0,
-        "Ratio of the learning rates of a layer and the next; below 1 for fine-tuning.",
-        fraction,
-    ),
+    Key("LAYER_DECAY", 1.0, "Learning-rate ratio of a layer to the next one.", fraction),
     Key(
         "EMA",
         0.0,
@@ -93,16 +79,8 @@ DECLARED = (
         one_of("linear", "constant"),
     ),
     Key("MIN_LR", 0.0, "Final learning rate of cosine and linear.", at_least(0)),
-    Key(
-        "DETECT_ANOMALY",
-        False,
-        "Enable torch's anomaly detection, which names the source of a NaN; slow.",
-    ),
-    Key(
-        "EPOCH_BASED_SCHEDULE",
-        False,
-        "Update the learning rate per epoch instead of per iteration.",
-    ),
+    Key("DETECT_ANOMALY", False, "Enable torch's anomaly detection, which locates NaNs; slow."),
+    Key("EPOCH_BASED_SCHEDULE", False, "Update the learning rate per epoch, not per iteration."),
     Key("USE_LARC", False, "Wrap sgd in LARC, layer-wise adaptive rate clipping."),
     Conflict(
         ("SOLVER.LR_POLICY", "SOLVER.WARMUP_EPOCHS", "OPTIM.EPOCHS"),

@@ -39,12 +39,7 @@ DECLARED = (
     Key("LOG_FREQ", 10, "Iterations between log lines.", at_least(1)),
     Key("EVALUATE", False, "Evaluate only."),
     Key("OUTPUT_PERCLASS_ACC", False, "Report the accuracy of every class."),
-    Key(
-        "ONLY_SAVE_LAST",
-        0,
-        "Non-zero: keep only the newest checkpoint besides the best one.",
-        at_least(0),
-    ),
+    Key("ONLY_SAVE_LAST", 0, "Non-zero: keep only the newest and best checkpoint.", at_least(0)),
     Section("DISTRIBUTED", "Several processes."),
     Key(
         "STRATEGY",
@@ -67,27 +62,14 @@ DECLARED = (
         "auto: the first available of cuda, mps, cpu.",
         matches(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, mps, cuda or cuda:N"),
     ),
-    Key(
-        "SEED",
-        0,
-        "Seed of all random draws (--seed); runs are always seeded.",
-        between(0, 2**32 - 1),
-    ),
-    Key(
-        "DETERMINISTIC",
-        False,
-        "Use deterministic kernels only: same bits on the same machine, slower.",
-    ),
+    Key("SEED", 0, "Seed of all random draws (--seed).", between(0, 2**32 - 1)),
+    Key("DETERMINISTIC", False, "Use deterministic kernels: same bits on one machine, slower."),
     Key(
         "TASK",
         "classification",
         "What to learn: a registered task. Setting DETECTION.MODEL implies detection.",
         RegistryRule("task"),
     ),
-    Key(
-        "IMPORTS",
-        (),
-        "Python files and plug-ins that register components, run first; --import FILE adds one.",
-    ),
+    Key("IMPORTS", (), "Python files and plug-ins that register components (--import)."),
     Key("VERSION", 1, "Version of this tree; files with a VERSION are not from 2021.", one_of(1)),
 )

@@ -66,9 +66,8 @@ DECLARED = (
     Key(
         "SAMPLING_RATIO",
         2,
-        "RoIAlign averages ratio x ratio points per cell, of 7 x 7; 0: adaptive.",
+        "Points per side of a 7 x 7 cell in RoIAlign; 0: adaptive.",
         at_least(0),
-        aliases=("POOLER_SAMPLING_RATIO",),
     ),
     Section("DETECTION.MASK", "Mask head of mask_rcnn."),
     Key("CHANNELS", 256, "Channels of the mask head's convolutions.", at_least(1)),
@@ -81,9 +80,7 @@ DECLARED = (
     Key("TILE", 0, "Predict in tiles of this side in pixels; 0: the full image.", at_least(0)),
     Key("OVERLAP", -1, "Overlap of tiles in pixels; -1: a quarter of a tile.", at_least(-1)),
     Section("DETECTION.INPUT", "Resizing and augmentation of images."),
-    Key(
-        "TRAIN_SIZES", [800], "Shorter sides in training, one sampled per image.", positive_numbers
-    ),
+    Key("TRAIN_SIZES", [800], "Shorter sides in training, one per image.", positive_numbers),
     Key("TEST_SIZE", 800, "Shorter side in evaluation.", at_least(1)),
     Key("MAX_SIZE", 1333, "Maximum of the longer side.", at_least(1)),
     Key("FLIP", 0.5, "Probability of a horizontal flip in training.", probability),
