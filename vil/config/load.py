@@ -55,7 +55,9 @@ def load_config(
     """
     in_file = from_file(find(file)) if file else []
     recorded = [s for s in in_file if s.key == "IMPORTS"]
-    imported = run_imports(imports, [(name, s.where) for s in recorded for name in _names(s)])
+    imported = run_imports(
+        imports, [(name, s.where) for s in recorded for name in _read(s, [""], "a list of files")]
+    )
     defaults.declare_component_keys()
     settings = [Setting(key, value, "environment") for key, value in (fallbacks or {}).items()]
     settings += [setting for setting in in_file if setting.key != "IMPORTS"]
@@ -89,13 +91,13 @@ def diff(cfg: CfgNode, other: CfgNode) -> dict[str, tuple[Any, Any]]:
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _names(setting: Setting) -> list[str]:
-    """The items of IMPORTS."""
+def _read(setting: Setting, default: Any, wanted: str) -> Any:
+    """The value as the type of `default`."""
     try:
-        return coerce(setting.value, [""])
+        return coerce(setting.value, default)
     except ValueError:
-        wanted = f"expected a list of files, got {setting.value!r:.80}"
-        raise ConfigError(f"{setting.where}: IMPORTS: {wanted}") from None
+        key, value, where = setting
+        raise ConfigError(f"{where}: {key}: expected {wanted}, got {value!r:.80}") from None
 
 
 def _from_command_line(opts: Sequence[str], flags: Mapping[str, str] | None) -> list[Setting]:
@@ -132,17 +134,13 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
         value = free(value)
     else:
         default = defaults.KEYS[key].default
-        try:
-            value = coerce(value, default)
-        except ValueError:
-            wanted = f"expected {kind(default)}, got {value!r:.80}"
-            raise ConfigError(f"{where}: {key}: {wanted}") from None
+        value = _read(setting, default, kind(default))
     defaults.value_at(cfg, section)[name] = value
 
 
 def _infer_task(cfg: CfgNode, settings: Sequence[Setting]) -> None:
-    """Set TASK to what another key implies, such as DETECTION.MODEL, unless the source that sets
-    that key, or a later one, sets TASK too."""
+    """Set TASK to the task that another key implies, unless the source that sets that key, or a
+    later one, sets TASK too."""
     explicit = next((s for s in reversed(settings) if s.key == "TASK"), None)
     for name, entry in registry("task").items():
         key = entry.facts.get("implied_by")
@@ -150,13 +148,8 @@ def _infer_task(cfg: CfgNode, settings: Sequence[Setting]) -> None:
         if implied is None or not defaults.value_at(cfg, key):
             continue
         later = explicit is None or settings.index(implied) > settings.index(explicit)
-        if later and not (explicit and source_of(explicit) == source_of(implied)):
+        if later and not (explicit and explicit.source == implied.source):
             cfg.TASK = name
-
-
-def source_of(setting: Setting) -> str:
-    """The file, or the command line, that a setting stands in."""
-    return setting.where.rpartition(":")[0] or setting.where
 
 
 def _check(cfg: CfgNode, sources: Mapping[str, str]) -> None:

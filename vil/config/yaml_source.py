@@ -1,7 +1,8 @@
-"""Where settings come from: YAML files with their bases, and KEY VALUE pairs.
+"""Read settings from YAML files with their bases, and from KEY VALUE pairs.
 
-Every source becomes a list of settings, their values still as written. Tags, duplicate keys, code
-and exploding aliases are refused, in one line that names the place.
+Values stay as written; `coercion` gives them the type of their key. Tags, duplicate keys, code and
+exploding aliases are errors of one line with the name of the file and the line. yacs and safe_load
+have no line numbers, accept duplicate keys, and read `1e-3` as text, so this file walks YAML nodes.
 """
 
 import difflib
@@ -23,16 +24,21 @@ MAX_BYTES = 1 << 20  # of one file
 MAX_NODES = 10_000  # of one file with its aliases written out
 MAX_DEPTH = 20
 COMMAND_LINE = "command line"
-EMPTY: dict = {}  # the value of an open node written as {}: back to the defaults
+EMPTY: dict = {}  # the value of an extensible section written as {}: back to the defaults
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Setting(NamedTuple):
-    """One dotted key with its value as somebody wrote it: text, or a list of texts and lists."""
+    """One dotted key with its value as written: text, or a list of texts and lists."""
 
     key: str
     value: Any
-    where: str
+    where: str  # file:line, or "command line"
+
+    @property
+    def source(self) -> str:
+        """The file, or the command line."""
+        return self.where.rpartition(":")[0] or self.where
 
 
 # Files
@@ -71,7 +77,11 @@ def from_file(
     if path in below:
         chain = " -> ".join(_shown(step) for step in (*below, path))
         raise ConfigError(f"{_shown(path)}: _BASE_ leads in a circle: {chain}")
-    roots = roots or _roots(path)
+    if (
+        not roots
+    ):  # bases lie below configs/ (packaged, or the nearest folder of that name) or beside
+        named = [parent for parent in path.parents if parent.name == "configs"]
+        roots = [packaged_root(), path.parent, *named[:1]]
     own, inherited = [], []
     for setting in read_yaml(_read_text(path), _shown(path)):
         if setting.key != "_BASE_":
@@ -82,12 +92,6 @@ def from_file(
             base = _find_base(str(name), path, setting.where, roots)
             inherited += from_file(base, (*below, path), roots)
     return inherited + legacy.modernise(own, is_known)
-
-
-def _roots(path: Path) -> list[Path]:
-    """Where bases may lie: below configs/ (ours, or the nearest folder of that name), or beside."""
-    named = [parent for parent in path.parents if parent.name == "configs"]
-    return [packaged_root(), path.parent, *named[:1]]
 
 
 def _find_base(name: str, path: Path, where: str, roots: Sequence[Path]) -> Path:
@@ -137,7 +141,7 @@ def read_yaml(text: str, label: str) -> list[Setting]:
         return []
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{label}: a config is a mapping of keys, this is a single value")
-    return list(_Walk(lambda line: f"{label}:{line}").mapping(root))
+    return list(_Walk(lambda line: f"{label}:{line}").section(root))
 
 
 def _screen(text: str, label: str) -> None:
@@ -154,14 +158,14 @@ def _screen(text: str, label: str) -> None:
 
 
 class _Walk:
-    """One walk over composed YAML; counts nodes, because an alias can stand for very many."""
+    """Turn composed YAML into settings. Counts nodes, because an alias can stand for very many."""
 
     def __init__(self, where: Callable[[int], str]) -> None:
         self.where = where
         self.lines: dict[str, int] = {}
         self.visited = 0
 
-    def mapping(self, node: yaml.MappingNode, prefix: str = "") -> Iterator[Setting]:
+    def section(self, node: yaml.MappingNode, prefix: str = "") -> Iterator[Setting]:
         for name, value in node.value:
             line = self.enter(name, prefix.count("."))
             if not isinstance(name, yaml.ScalarNode):
@@ -171,12 +175,15 @@ class _Walk:
                 first = self.lines[key]
                 raise ConfigError(f"{self.where(line)}: {key}: given twice, first in line {first}")
             self.lines[key] = line
-            if isinstance(value, yaml.MappingNode):
-                if not value.value and key in EXTENSIBLE:
-                    yield Setting(key, EMPTY, self.where(line))
-                yield from self.mapping(value, f"{key}.")
-            else:
-                yield Setting(key, self.plain(value), self.where(line))
+            yield from self.key(key, value, self.where(line))
+
+    def key(self, key: str, node: yaml.Node, where: str) -> Iterator[Setting]:
+        if not isinstance(node, yaml.MappingNode):
+            yield Setting(key, self.plain(node), where)
+        elif not node.value and key in EXTENSIBLE:
+            yield Setting(key, EMPTY, where)
+        else:
+            yield from self.section(node, f"{key}.")
 
     def plain(self, node: yaml.Node, depth: int = 0) -> Any:
         line = self.enter(node, depth)
@@ -220,10 +227,7 @@ def _option(key: str, value: Any) -> Iterator[Setting]:
             yield Setting(key, value, COMMAND_LINE)
             return
         walk = _Walk(lambda line: f"{COMMAND_LINE}: {key}")
-        if isinstance(node, yaml.MappingNode):
-            if not node.value and key in EXTENSIBLE:
-                yield Setting(key, EMPTY, COMMAND_LINE)
-            yield from (s._replace(where=COMMAND_LINE) for s in walk.mapping(node, f"{key}."))
-            return
-        value = walk.plain(node)
-    yield Setting(key, value, COMMAND_LINE)
+        for setting in walk.key(key, node, COMMAND_LINE):
+            yield setting._replace(where=COMMAND_LINE)
+    else:
+        yield Setting(key, value, COMMAND_LINE)

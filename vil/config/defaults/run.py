@@ -67,7 +67,7 @@ DECLARED = (
     Key(
         "TASK",
         "classification",
-        "What to learn: a registered task. Setting DETECTION.MODEL implies detection.",
+        "A registered task; a key of the task may imply it.",
         RegistryRule("task"),
     ),
     Key("IMPORTS", (), "Python files and plug-ins that register components (--import)."),
