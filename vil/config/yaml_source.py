@@ -52,7 +52,7 @@ def packaged_root() -> Path:
 
 
 def find(name: str | Path, folder: Path | None = None) -> Path:
-    """The config file `name`: relative to `folder` (here), else below the packaged configs/."""
+    """Find the config file `name` relative to `folder` (here), else below the packaged configs/."""
     given = Path(os.path.expanduser(name))
     if given.suffix not in SUFFIXES:
         raise ConfigError(f"{name}: a config ends in {', '.join(SUFFIXES)}; nothing else is read")
@@ -73,13 +73,14 @@ def did_you_mean(name: str | None = None) -> str:
 def from_file(
     path: Path, below: tuple[Path, ...] = (), roots: Sequence[Path] = ()
 ) -> list[Setting]:
-    """The settings of a file after those of its bases. `below` are the files that led here."""
+    """Read the settings of a file's bases, then its own.
+
+    below: the files that name it as a base. roots: folders in which bases may be.
+    """
     if path in below:
         chain = " -> ".join(_shown(step) for step in (*below, path))
         raise ConfigError(f"{_shown(path)}: _BASE_ leads in a circle: {chain}")
-    if (
-        not roots
-    ):  # bases lie below configs/ (packaged, or the nearest folder of that name) or beside
+    if not roots:  # below configs/, packaged or the nearest folder of that name, or beside the file
         named = [parent for parent in path.parents if parent.name == "configs"]
         roots = [packaged_root(), path.parent, *named[:1]]
     own, inherited = [], []
@@ -129,7 +130,7 @@ def _shown(path: Path) -> str:
 
 
 def read_yaml(text: str, label: str) -> list[Setting]:
-    """The settings of a YAML mapping, without tags, duplicate keys or exploding aliases."""
+    """Read the settings of a YAML mapping without tags, duplicate keys or exploding aliases."""
     try:
         _screen(text, label)
         root = yaml.compose(text, Loader=_Loader)
@@ -145,7 +146,7 @@ def read_yaml(text: str, label: str) -> list[Setting]:
 
 
 def _screen(text: str, label: str) -> None:
-    """Refuse tags and deep nesting before anything recursive sees the text."""
+    """Refuse tags and deep nesting, before the text is parsed recursively."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         where = f"{label}:{event.start_mark.line + 1}"
@@ -205,7 +206,7 @@ class _Walk:
 
 
 def from_options(opts: Sequence[str]) -> Iterator[Setting]:
-    """KEY VALUE and KEY=VALUE in any mixture."""
+    """Read KEY VALUE and KEY=VALUE, in any mixture."""
     words = iter(opts)
     for word in words:
         key, equals, value = str(word).partition("=")
@@ -218,7 +219,7 @@ def from_options(opts: Sequence[str]) -> Iterator[Setting]:
 
 
 def _option(key: str, value: Any) -> Iterator[Setting]:
-    """[a, b] and {a: 1} may be written as in YAML; what is neither stays text."""
+    """Read [a, b] and {a: 1} as YAML; all else is text."""
     if isinstance(value, str) and value[:1] in ("[", "{") and len(value) <= MAX_LITERAL:
         try:
             _screen(value, f"{COMMAND_LINE}: {key}")

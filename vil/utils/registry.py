@@ -1,8 +1,8 @@
-"""Tables of components by name. A component is one file and one entry in one of these tables.
+"""Registries: components by name. A component is one file and one entry in a registry.
 
-An entry holds where the component is ("module:attribute", so that a table can be read without
-importing torch) and what it declares about itself: the config keys it reads and any further facts
-that other parts ask for. Whoever lists choices reads them here.
+An entry holds where the component is ("module:attribute", so that reading a registry does not
+import torch), the config keys that it reads, and facts about it. All lists of choices come from
+registries.
 """
 
 import importlib
@@ -43,7 +43,7 @@ def load_object(home: Any) -> Any:
 
 @dataclass(frozen=True)
 class Entry:
-    """A component and what it declares.
+    """A component and its declarations.
 
     `keys` maps the component's keyword arguments to the config keys that set them: the name of a
     key of the tree, or a `Key` that is added to it. `facts` are read with `entry.facts.get(...)`.
@@ -115,7 +115,7 @@ class Registry(Mapping[str, Entry]):
 
     def load(self, name: str) -> Any:
         """The component `name`. Raises ValueError with the choices for an unknown name."""
-        return lookup(self.entries, name, self.kind).load()
+        return self.entry(name).load()
 
     def entry(self, name: str) -> Entry:
         """The entry `name`. Raises ValueError with the choices for an unknown name."""

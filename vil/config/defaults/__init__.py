@@ -36,7 +36,7 @@ def declare(items: Iterable[Section | Key | Conflict], owner: str = "vil") -> No
         if isinstance(item, Conflict):
             CONFLICTS.append(item)
         elif isinstance(item, Key):
-            _declare_key(item, f"{section}.{item.name}".lstrip("."), owner)
+            _declare_key(item, f"{section}.{item.name}" if section else item.name, owner)
         else:
             section = item.name
             if section:
