@@ -69,7 +69,7 @@ def differences(cfg: CfgNode, sources: dict[str, str], other: CfgNode) -> str:
 
 HEAD = """# Every key of the config
 
-<!-- Written by `vil config --docs docs/config.md` from vil/config/defaults.py. Edit that file. -->
+<!-- Written by `vil config --docs docs/config.md` from vil/config/defaults. Edit those files. -->
 
 Set a key in a YAML file (`OPTIM:` and below it `LR: 1e-3`) or on the command line, as
 `OPTIM.LR 1e-3` or `OPTIM.LR=1e-3`. `vil config` prints what a command line amounts to.
@@ -79,18 +79,18 @@ Set a key in a YAML file (`OPTIM:` and below it `LR: 1e-3`) or on the command li
 def manual() -> str:
     """docs/config.md: a table per section, the combinations refused, and the dead keys."""
     sections: dict[str, list[str]] = {}
-    for key in defaults.KEYS:
-        if key not in defaults.IGNORED_KEYS:
-            sections.setdefault(key.rpartition(".")[0].split(".")[0], []).append(key)
+    for name, key in defaults.KEYS.items():
+        if not key.ignored:
+            sections.setdefault(name.rpartition(".")[0].split(".")[0], []).append(name)
     for key in defaults.EXTENSIBLE:
         sections[key.split(".")[0]].append(f"{key}.*")
     top = sections.pop("")
-    meanings = defaults.meanings()
+    meanings = defaults.SECTIONS
     parts = [HEAD, *(_section(name, meanings[name], keys) for name, keys in sections.items())]
     parts.append(_section("Without a section", "The run as a whole.", top))
     rows = [[", ".join(map(_code, keys)), sentence] for keys, _, sentence in defaults.CONFLICTS]
     parts.append("## Refused together\n\n" + _table(["Keys", "Why"], rows))
-    rows = [[_code(key), why] for key, why in defaults.IGNORED_KEYS.items()]
+    rows = [[_code(key.name), key.meaning] for key in defaults.KEYS.values() if key.ignored]
     note = "Accepted, because old files hold them; setting one to anything else earns a warning."
     parts.append(f"## Without effect\n\n{note}\n\n" + _table(["Key", "Why"], rows))
     return "\n".join(parts)
@@ -104,10 +104,9 @@ def _section(name: str, meaning: str, keys: list[str]) -> str:
 def _row(key: str) -> list[str]:
     node, _, name = key.rpartition(".")
     if name == "*":
-        return [_code(key), "any", "", "any name", defaults.meanings()[node]]
-    default = defaults.KEYS[key]
-    allowed = defaults.CHECKS[key].sentence if key in defaults.CHECKS else ""
-    return [_code(key), kind(default), _code(repr(default)), allowed, defaults.meanings()[key]]
+        return [_code(key), "any", "", "any name", defaults.SECTIONS[node]]
+    _, default, meaning, rule, *_ = defaults.KEYS[key]
+    return [_code(key), kind(default), _code(repr(default)), rule.sentence if rule else "", meaning]
 
 
 def _code(text: str) -> str:

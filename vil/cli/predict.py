@@ -45,7 +45,7 @@ from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, run_arguments, with_weights
 from vil.cli.text_output import write_pieces
-from vil.config.defaults import is_known
+from vil.config.key_lookup import is_known
 from vil.config.registries import registry
 from vil.utils.errors import ConfigError, DataError
 

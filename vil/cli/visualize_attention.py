@@ -26,7 +26,7 @@ import sys
 
 from vil.cli.arguments import config_arguments, run_arguments, with_weights
 from vil.cli.predict import use_shipped_weights
-from vil.config.defaults import is_known
+from vil.config.key_lookup import is_known
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import IMAGE_SUFFIXES, output_file
 

@@ -2,6 +2,7 @@
 
 An entry declares, besides the task's class:
 
+declares    sections, keys and conflicts of the config, as in vil/config/defaults
 noun        the name of its models
 implied_by  a config key that selects this task if TASK is empty
 hint        how to write a config of the task

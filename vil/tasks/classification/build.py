@@ -12,8 +12,7 @@ from yacs.config import CfgNode
 from vil.builders import data
 from vil.builders.cost import model_cost
 from vil.builders.model import build_network
-from vil.config.own_keys import own_settings
-from vil.config.unused import warn_unused
+from vil.config.access import own_settings, warn_unused
 from vil.data import build_dataset, is_numbered, own_arguments
 from vil.data.class_mapping import read_class_mapping
 from vil.data.dataset import ImageDataset

@@ -7,13 +7,18 @@ coco_eval.py        average precision             error_analysis.py  images with
 tiled_inference.py  very large images             cost.py            MACs of a detector
 output_formats.py   formats of `vil predict`      visualize.py       draw boxes and masks
 
+keys.py             config keys of detectors
+
 ENTRY describes the task to the registry (see `vil/tasks/__init__.py`).
 """
+
+from vil.tasks.detection import keys
 
 ENTRY = dict(
     home="vil.tasks.detection.build:Detection",
     about="boxes, and masks, of objects",
     noun="detector",
+    declares=keys.DECLARED,
     implied_by="DETECTION.MODEL",
     hint="set DETECTION.MODEL, or take one of configs/coco or configs/scenes",
     examples={

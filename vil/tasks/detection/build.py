@@ -10,8 +10,8 @@ from yacs.config import CfgNode
 
 from vil.builders import data
 from vil.builders.model import build_network
-from vil.config.defaults import tree_at
-from vil.config.unused import warn_unused
+from vil.config.access import warn_unused
+from vil.config.defaults import tree
 from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL
 from vil.engine.distributed import DistInfo
 from vil.models.vision_longformer import MsViT
@@ -30,7 +30,7 @@ from vil.utils.errors import ConfigError, as_config_error
 # Config keys, or subtrees, that detectors do not use.
 UNUSED = (
     "INPUT.CROP_PCT", "INPUT.INTERPOLATION", "LOSS", "FINETUNE.FINETUNE", "FINETUNE.USE_TRAIN_AUG",
-    "MODEL.VIT.AVG_POOL", *(f"AUG.{name}" for name in tree_at("AUG") if name != "REPEATED_AUG"),
+    "MODEL.VIT.AVG_POOL", *(f"AUG.{name}" for name in tree("AUG") if name != "REPEATED_AUG"),
 )  # fmt: skip
 UNUSED_BY = {
     "retinanet": ("DETECTION.RPN", "DETECTION.BOX", "DETECTION.MASK"),
