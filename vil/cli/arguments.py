@@ -42,13 +42,7 @@ def config_arguments(
         metavar="DIR",
         help="root folder of the data (DATA.PATH)",
     )
-    add(
-        "--output_dir",
-        "--output-dir",
-        "--output",
-        metavar="DIR",
-        help=output,
-    )
+    add("--output_dir", "--output-dir", "--output", metavar="DIR", help=output)
     add("--seed", metavar="N", help="seed of every random draw (SEED)")
     import_argument(parser)
     # Old launchers pass the rank as a flag; it is read from the environment instead.

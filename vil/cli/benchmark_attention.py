@@ -14,11 +14,9 @@ attention.json, attention.csv and pictures come to lie in --out.
 """
 
 import argparse
+from dataclasses import fields
 
 from vil.cli.arguments import import_argument, import_files
-
-DTYPES = ("float32", "bfloat16", "float16", "float64")
-MASKS = {"exact": 1, "chunks": 0, "cyclic": -1}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--grids", "14,28,56,112", "feature maps, 14 or 14x20"),
         ("--window", "7", "w, the side of a chunk and the reach of the exact window"),
         ("--heads", "3", "number of heads"),
-        ("--dtype", "float32", f"of {', '.join(DTYPES)}"),
-        ("--masks", "chunks", f"of {', '.join(MASKS)}"),
-        ("--modes", "0", "0 all nine chunks, 1 to 8 the own and a neighbour, -1 the own: 0,1,-1"),
+        ("--dtype", "float32", "of float32, bfloat16, float16, float64"),
+        ("--masks", "chunks", "of exact, chunks, cyclic"),
+        ("--modes", "0", "0 all nine chunks, 1 to 8 self and a neighbor, -1 self: 0,1,-1"),
     ]
     for flag, default, meaning in lists:
         add(flag, default=default, metavar="A,B", help=f"{meaning} ({default})")
@@ -54,23 +52,8 @@ def run(args: argparse.Namespace) -> int:
             print(file)
         return 0
     import_files(args)
-    benchmark = workflow.AttentionBenchmark(
-        grids=args.grids,
-        windows=args.window,
-        heads=args.heads,
-        masks=args.masks,
-        modes=args.modes,
-        dtypes=args.dtype,
-        batch=args.batch,
-        head_dim=args.head_dim,
-        num_global=args.num_global,
-        bias=args.bias,
-        backends=args.backends,
-        rounds=args.rounds,
-        device=args.device,
-        max_bytes=args.max_bytes,
-        out=args.out,
-    )
+    settings = {field.name: getattr(args, field.name) for field in fields(workflow.Settings)}
+    benchmark = workflow.AttentionBenchmark(workflow.Settings(**settings))
     print(benchmark.title)
     for rows in benchmark.run():
         print(table(rows), flush=True)
