@@ -116,7 +116,7 @@ def test_pixels_beyond_the_last_whole_patch(photo):
         ("photo.png --out no/where.png", USAGE, "--out no/where.png: there is no folder no"),
         ("photo.png --out here.gif", USAGE, "--out here.gif: expected a name that ends in .png"),
         ("photo.png --out .", USAGE, "--out .: expected a name"),
-        ("DEVICE cpu", USAGE, "DEVICE: IMAGE stands before KEY VALUE pairs"),
+        ("DEVICE cpu", USAGE, "DEVICE: IMAGE comes before KEY VALUE pairs"),
     ],
 )
 def test_what_cannot_be_drawn(run, photo, words, code, message):

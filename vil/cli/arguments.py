@@ -129,12 +129,12 @@ def flags_of(args: argparse.Namespace) -> dict[str, str]:
 
 
 def import_files(args: argparse.Namespace) -> None:
-    """Run the files of --import, in a command that makes no config of its own."""
+    """Run the files of --import, for a command without a config."""
     run_imports(args.imports, ())
 
 
 def at_least(smallest: int) -> Callable[[str], int]:
-    """A whole number from `smallest` up, as argparse's `type`."""
+    """An argparse `type` for integers of at least `smallest`."""
 
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < smallest:
