@@ -1,6 +1,6 @@
-"""Print the config that a command line asks for, and where each of its values is from.
+"""Print the resolved config, with the source of each value.
 
-  vil config --config-file imagenet/vil_tiny.yaml OPTIM.LR 1e-3    the whole tree, as YAML
+  vil config --config-file imagenet/vil_tiny.yaml OPTIM.LR 1e-3    the full tree, as YAML
   vil config --config-file imagenet/vil_tiny.yaml --diff           what differs from the defaults
   vil config --config-file mine.yaml --diff=imagenet/vil_tiny.yaml what differs from another config
   vil config --docs docs/config.md                                 write the manual of all keys
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
-    """The tree as YAML; behind each value that somebody gave stands who."""
+    """The tree as YAML; a comment names the source of each value that is set."""
     lines, path = [], []
     for line in dump(cfg).splitlines():
         indent, name = re.match(r"( *)[\"']?(\w+)", line).groups()
@@ -59,7 +59,7 @@ def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
 
 
 def differences(cfg: CfgNode, sources: dict[str, str], other: CfgNode) -> str:
-    """`KEY: value` per difference; behind it the other value and who gave ours."""
+    """A line per difference, with the other value and the source of this one."""
     lines = []
     for key, (value, was) in diff(cfg, other).items():
         line = dump(CfgNode({key: value})).rstrip()
@@ -87,7 +87,7 @@ def manual() -> str:
     top = sections.pop("")
     meanings = defaults.SECTIONS
     parts = [HEAD, *(_section(name, meanings[name], keys) for name, keys in sections.items())]
-    parts.append(_section("Without a section", "The run as a whole.", top))
+    parts.append(_section("Without a section", "The run.", top))
     rows = [[", ".join(map(_code, keys)), sentence] for keys, _, sentence in defaults.CONFLICTS]
     parts.append("## Refused together\n\n" + _table(["Keys", "Why"], rows))
     rows = [[_code(key.name), key.meaning] for key in defaults.KEYS.values() if key.ignored]
