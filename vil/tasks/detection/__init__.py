@@ -6,7 +6,6 @@ models/             backbone, feature pyramid, heads, detectors, their weights
 coco_eval.py        average precision             error_analysis.py  images with most errors
 tiled_inference.py  very large images             cost.py            MACs of a detector
 output_formats.py   formats of `vil predict`      visualize.py       draw boxes and masks
-
 keys.py             config keys of detectors
 
 ENTRY describes the task to the registry (see `vil/tasks/__init__.py`).
