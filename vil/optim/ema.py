@@ -3,6 +3,8 @@
 After t steps with weights w_1 .. w_t, starting from w_0:
 
     average = decay^t * w_0 + (1 - decay) * sum over i of decay^(t - i) * w_i
+
+torch's AveragedModel and timm's ModelEmaV3 cannot skip a step by a flag that stays on the device.
 """
 
 import copy

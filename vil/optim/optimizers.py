@@ -1,16 +1,17 @@
-"""The built-in optimizers. Each is a function build(groups, settings) of OPTIMIZERS."""
+"""Build an optimizer by name; the built-in ones, each a function build(groups, settings)."""
 
 import importlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from timm.optim import Lamb, Lars
-from torch import Tensor
 from torch.optim import Optimizer
 
+from vil.optim import OPTIMIZERS
 from vil.optim.qhm import QHM
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,24 @@ class Settings:
     nu: float = 1.0
     fused: bool = False  # torch can update these parameters in one kernel
     sharded: bool = False  # by FSDP2, for which torch has no fused SGD
+
+
+def build_optimizer(
+    name: str, groups: list[dict], own: Mapping[str, Any] | None = None, **settings: Any
+) -> Optimizer:
+    """Build the optimizer `name` over the parameter groups of `decay_groups`.
+
+    settings: lr, momentum, betas, eps and nu, of which each optimizer reads those that it has.
+    own: the arguments that its registry entry names in `keys`. Raises ValueError for an unknown
+    name, for an apex_* name without apex, and for a model without a trainable parameter.
+    """
+    build = OPTIMIZERS.load(name)
+    if not groups:
+        raise ValueError("nothing to optimize: every parameter of the model is frozen")
+    parameters = [parameter for group in groups for _, parameter in group["params"]]
+    sharded = any(hasattr(parameter, "to_local") for parameter in parameters)
+    fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
+    return build(groups, Settings(fused=fused, sharded=sharded, **settings), **(own or {}))
 
 
 def adamw(groups: list[dict], s: Settings) -> Optimizer:
@@ -82,11 +101,6 @@ def apex_adam(groups: list[dict], s: Settings) -> Optimizer:
     """`adam` by apex, whose default is adamw."""
     make = import_apex("FusedAdam")
     return make(groups, lr=s.lr, betas=s.betas, eps=s.eps, adam_w_mode=False)
-
-
-def can_fuse(parameters: list[Tensor]) -> bool:
-    """Whether torch can update these parameters in one kernel."""
-    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
 
 
 def warn_without_decay(groups: list[dict], consequence: str) -> None:
