@@ -1,4 +1,8 @@
-"""Measure a function: seconds, and the peak of tensor memory, on the CPU as on a GPU."""
+"""Measure one call: seconds and the peak of tensor memory, on CPU or GPU.
+
+torch.utils.benchmark times one function at a time. Comparisons here alternate between candidates,
+call by call, and need the time of each single call.
+"""
 
 import gc
 import time
@@ -10,12 +14,11 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def seconds(function: Callable[[], Any], device: torch.device) -> float:
-    """Time of one call, to the end of what it started on the device.
+    """Time of one call, including the kernels that it launches.
 
-    Python's garbage collector waits meanwhile, as in timeit: a collection takes tens of
-    milliseconds, and strikes whoever makes many small objects.
+    The garbage collector is off, as in timeit: one collection takes tens of milliseconds.
     """
-    collects = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         synchronize(device)
@@ -24,7 +27,7 @@ def seconds(function: Callable[[], Any], device: torch.device) -> float:
         synchronize(device)
         return time.perf_counter() - began
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 
@@ -34,10 +37,10 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_tensor_bytes(function: Callable[[], Any], device: torch.device) -> int:
-    """The most that one call holds in tensors beyond what there was before it.
+    """The largest tensor memory during one call, beyond what was allocated before it.
 
-    On the CPU counted from the profiler's allocation events, so that neither the allocator's nor
-    the operating system's habits enter.
+    On the CPU it is summed from the profiler's allocation events, which do not depend on the
+    allocator or the operating system.
     """
     if device.type == "cuda":
         synchronize(device)
