@@ -39,7 +39,7 @@ from vil.engine.checkpoint.manifest import (
 from vil.engine.checkpoint.model_weights import check_finite, full_state_dict, load_exactly
 from vil.engine.checkpoint.optimizer_state import load_by_name, state_by_name
 from vil.engine.distributed import DistInfo, broadcast_object
-from vil.utils.atomic_write import like_others, replace_text
+from vil.utils.atomic_write import replace_text, set_default_permissions
 from vil.utils.errors import CheckpointError, SaveError, of_torch_load, one_line
 
 WEIGHTS = "model.safetensors"
@@ -167,7 +167,7 @@ def write(final: Path, files: dict[str, dict], state: TrainState) -> None:
         need_space(final.parent, sum(map(bytes_of, files.values())))
         for name, content in files.items():
             (save_file if name.endswith(".safetensors") else torch.save)(content, aside / name)
-            like_others(aside / name)
+            set_default_permissions(aside / name)
         publish_folder(aside, final, step=state.step, epoch=state.epoch, versions=versions)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
