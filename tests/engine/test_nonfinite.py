@@ -157,4 +157,3 @@ def test_an_optimizer_that_is_told_so_does_nothing(name):
 def test_flags_are_read_at_once_on_a_cpu():
     late = DelayedFlags(CPU)
     assert late.read(torch.tensor([1.0, 2.0])) == (True, 2)
-    assert late.last() == (False, 0)

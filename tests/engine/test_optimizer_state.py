@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.common.toy_engine import DTYPE, toy_model
-from vil.engine.checkpoint.save_load import TrainState, resume, save
+from vil.engine.checkpoint.save_load import TrainObjects, TrainState, resume, save
 from vil.engine.distributed import DistInfo
 from vil.engine.loop import set_lr
 from vil.optim import OPTIMIZERS, build_optimizer, decay_groups
@@ -51,14 +51,14 @@ def test_a_part_that_was_frozen_starts_afresh_beside_the_others(tmp_path, name, 
         group["param_names"], group["params"] = map(list, zip(*pairs))
     run(model, optimizer, range(3))
     state = TrainState(0, 1, 4, 5, name, step=3)
-    save(tmp_path, model, optimizer, SCALER, state, dist=DistInfo(), keep=1)
+    save(tmp_path, TrainObjects(model, optimizer, SCALER), state, dist=DistInfo(), keep=1)
     resumed, its_optimizer = made(name)
     before = resumed[1].weight.detach().clone()
     fresh = TrainState(0, 1, 4, 5, name)
-    resume(tmp_path, fresh, resumed, its_optimizer, SCALER, dist=DistInfo(), say=print)
-    assert (
-        "2 parameters start afresh in the optimizer, the first: 1.weight" in capsys.readouterr().out
-    )
+    objects = TrainObjects(resumed, its_optimizer, SCALER)
+    resume(tmp_path, fresh, objects, dist=DistInfo(), say=print)
+    told = capsys.readouterr().out
+    assert "2 parameters have no saved optimizer state, the first: 1.weight" in told
     run(resumed, its_optimizer, range(3, 5))
     assert not torch.equal(before, resumed[1].weight)
     assert all(p.isfinite().all() for p in resumed.parameters())
@@ -71,11 +71,10 @@ def test_every_optimizer_goes_on_where_it_stopped(tmp_path, name, before, after)
     model, optimizer = made(name, before)
     run(model, optimizer, range(3))
     state = TrainState(0, 1, 4, 5, name, step=3)
-    save(tmp_path, model, optimizer, SCALER, state, dist=DistInfo(), keep=1)
+    save(tmp_path, TrainObjects(model, optimizer, SCALER), state, dist=DistInfo(), keep=1)
     resumed, its_optimizer = made(name, after)
-    fresh, dist = TrainState(0, 1, 4, 5, name), DistInfo()
-    found = resume(tmp_path, fresh, resumed, its_optimizer, SCALER, dist=dist, say=print)
-    assert found == state
+    fresh, objects = TrainState(0, 1, 4, 5, name), TrainObjects(resumed, its_optimizer, SCALER)
+    assert resume(tmp_path, fresh, objects, dist=DistInfo(), say=print) == state
     if before == after:
         run(model, optimizer, range(3, 6))
         run(resumed, its_optimizer, range(3, 6))

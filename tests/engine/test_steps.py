@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.common.toy_engine import CLASSES, CPU, held_out, metrics, pick, samples, toy_train
-from vil.engine.checkpoint.save_load import TrainState, load, resolve_link, save
+from vil.engine.checkpoint.save_load import TrainObjects, TrainState, load, resolve_link, save
 from vil.engine.distributed import DistInfo
 from vil.engine.loop import set_lr
 from vil.optim import build_optimizer, decay_groups
@@ -145,12 +145,12 @@ def test_an_average_can_be_switched_on_and_off(tmp_path, capsys):
     before = weights(tmp_path)
     assert not list(tmp_path.glob("checkpoints/*/ema.safetensors"))
     toy_train(tmp_path, max_steps=4, ema=0.5)
-    assert "no average of weights: it starts from the weights of now" in capsys.readouterr().out
+    assert "no average of weights: it starts from the current weights" in capsys.readouterr().out
     after = weights(tmp_path)
     expected = {name: (before[name] + after[name]) / 2 for name in after}
     assert_close(weights(tmp_path, "ema.safetensors"), expected)
     toy_train(tmp_path, max_steps=5)
-    assert "this run keeps none: it ends here" in capsys.readouterr().out
+    assert "has an average of weights, which this run drops" in capsys.readouterr().out
     assert not (resolve_link(tmp_path / "checkpoints", "last") / "ema.safetensors").exists()
 
 
@@ -199,8 +199,9 @@ def test_a_checkpoint_from_before_rates_dropped_is_read(tmp_path):
     model = nn.Linear(2, 2)
     optimizer = build_optimizer("sgd", decay_groups(model.named_parameters(), 0, 0), lr=0.1)
     start = TrainState(0, 1, 8, 5, "sgd", step=1)
-    folder = save(tmp_path, model, optimizer, SCALER, start, dist=DistInfo(), keep=1)
+    objects = TrainObjects(model, optimizer, SCALER)
+    folder = save(tmp_path, objects, start, dist=DistInfo(), keep=1)
     saved = torch.load(folder / "state.pt", weights_only=True)
     del saved["state"]["drops"]
     torch.save(saved, folder / "state.pt")
-    assert load(folder, model, optimizer, SCALER) == start
+    assert load(folder, objects) == start

@@ -23,7 +23,12 @@ from vil.data.loader import TrainLoader
 from vil.data.workers import worker_errors
 from vil.engine import distributed
 from vil.engine.checkpoint.manager import CheckpointPolicy
-from vil.engine.checkpoint.save_load import TrainState, checkpoints, resolve_link
+from vil.engine.checkpoint.save_load import (
+    TrainObjects,
+    TrainState,
+    checkpoints,
+    resolve_link,
+)
 from vil.engine.checkpoint.save_load import resume as resume_state
 from vil.engine.distributed import DistInfo
 from vil.engine.loop import train as train_loop
@@ -156,7 +161,7 @@ def run_training(
         select_attention_backends(parts.model, cfg, device, dist, training=True, **kept)
         run.write("config.yaml", dump(config_to_keep(cfg)))
         run.write("classes.txt", "".join(f"{name}\n" for name in parts.loader.classes))
-        return _run_loop(cfg, parts, state, run, guard, dist, device, max_steps)
+        return _run_loop(cfg, parts, state, run, guard, max_steps)
 
 
 class _Parts(NamedTuple):
@@ -167,6 +172,11 @@ class _Parts(NamedTuple):
     model: nn.Module
     ema: Ema | None
     optimization: Optimization
+
+    @property
+    def objects(self) -> TrainObjects:
+        optimizer, _, scaler, _ = self.optimization
+        return TrainObjects(self.model, optimizer, scaler, self.ema)
 
 
 def _build(
@@ -200,16 +210,7 @@ def _load_state(cfg: CfgNode, parts: _Parts, run: RunDir, dist: DistInfo) -> Tra
         steps_per_epoch=parts.loader.steps_per_epoch,
         optimizer=parts.optimization.name,
     )
-    return resume_state(
-        run.checkpoints,
-        start,
-        parts.model,
-        parts.optimization.optimizer,
-        parts.optimization.scaler,
-        ema=parts.ema,
-        dist=dist,
-        say=run.log.say,
-    )
+    return resume_state(run.checkpoints, start, parts.objects, dist=dist, say=run.log.say)
 
 
 def _run_loop(
@@ -218,27 +219,20 @@ def _run_loop(
     state: TrainState,
     run: RunDir,
     guard: PreemptionGuard,
-    dist: DistInfo,
-    device: torch.device,
     max_steps: int | None,
 ) -> TrainResult:
     status = "finished"
     try:
         state = train_loop(
             parts.task,
-            distributed.wrap(parts.model, dist, device),
             parts.loader,
-            parts.optimization.optimizer,
+            parts.objects,
             parts.optimization.schedule,
-            parts.optimization.scaler,
             state,
             run=run,
             guard=guard,
-            dist=dist,
-            device=device,
             epochs=cfg.OPTIM.EPOCHS,
             set_progress=set_progress,
-            ema=parts.ema,
             clip_grad=cfg.OPTIM.CLIP_GRAD,
             accumulate=cfg.OPTIM.ACCUMULATE,
             drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,
