@@ -142,7 +142,7 @@ def toy_train(
     with PreemptionGuard(dist, **patience) as guard, RunDir(folder, dist, CPU) as run:
         state = resume(run.checkpoints, start, objects, dist=dist, say=run.log.say)
         return train(
-            task, loader, objects, schedule, state, run=run, guard=guard, epochs=epochs,
+            task, loader, objects, schedule.lr_at, state, run=run, guard=guard, epochs=epochs,
             policy=CheckpointPolicy(**policy), **settings,
         )  # fmt: skip
 

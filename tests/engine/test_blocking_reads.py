@@ -46,7 +46,7 @@ def train_toy(folder, device, begin_step, amp_dtype=None):
             task,
             loader,
             objects,
-            Schedule("cosine", 0.01, STEPS, 1),
+            Schedule("cosine", 0.01, STEPS, 1).lr_at,
             TrainState(seed=0, world=1, batch_size=12, steps_per_epoch=STEPS, optimizer="AdamW"),
             run=run,
             guard=guard,

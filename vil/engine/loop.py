@@ -87,17 +87,11 @@ class Loader(Protocol):
     def batches(self, start_step: int, stop_step: int) -> Iterable[Any]: ...
 
 
-class Schedule(Protocol):
-    """The learning rate as a function of the step alone."""
-
-    def lr_at(self, step: int) -> float: ...
-
-
 def train(
     task: Task,
     loader: Loader,
     objects: TrainObjects,
-    schedule: Schedule,
+    lr_at: Callable[[int], float],
     state: TrainState,
     *,
     run: RunDir,
@@ -115,8 +109,8 @@ def train(
 ) -> TrainState:
     """Train from `state`, the initial one or that of a checkpoint, to the end.
 
-    Raises DivergedError after too many consecutive non-finite steps, and StoppedError, with the
-    state saved, after a signal.
+    lr_at: the learning rate of a step. Raises DivergedError after too many consecutive non-finite
+    steps, and StoppedError, with the state saved, after a signal.
     """
     dist, device, per_epoch = run.dist, run.device, loader.steps_per_epoch
     plain, optimizer, scaler, ema = objects
@@ -157,7 +151,7 @@ def train(
             guard.beat()
             set_progress(plain, TrainStep(state.seed, state.step, state.epoch, epochs, per_epoch))
             seed_step(state.seed, state.step, dist.rank)
-            lr = schedule.lr_at(state.step) / (drop_on_plateau or 1.0) ** state.drops
+            lr = lr_at(state.step) / (drop_on_plateau or 1.0) ** state.drops
             set_lr(optimizer, lr)
 
             norms.keep()

@@ -7,7 +7,7 @@ so the loop reads only when it logs.
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import torch
@@ -31,7 +31,7 @@ class Meter:
         self.began = self.waited = 0.0
 
     def watch(
-        self, batches: Iterable[Batch], waiting: Callable[[], AbstractContextManager] = nullcontext
+        self, batches: Iterable[Batch], waiting: Callable[[], AbstractContextManager]
     ) -> Iterator[Batch]:
         """Yield the batches, and measure the time spent waiting for them, inside `waiting`."""
         iterator = iter(batches)

@@ -7,6 +7,7 @@ knows, so it costs nothing until an old name is imported.
 import importlib
 import sys
 import warnings
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -28,21 +29,14 @@ MODULES = {  # old module -> new module
 RENAMED = {"original_names": "get_2021_names", "Progress": "TrainStep"}
 
 
-class MovedModuleFinder:
+class MovedModuleFinder(Loader):
     """Meta path finder and loader of old modules, which forward to the new ones."""
 
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if name not in MODULES:
-            return None
-        return ModuleSpec(name, MovedModuleFinder, is_package=name == "vil.detection")
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        is_package = name == "vil.detection"
+        return ModuleSpec(name, self, is_package=is_package) if name in MODULES else None
 
-    @staticmethod
-    def create_module(spec: ModuleSpec) -> None:
-        """Let Python create the module."""
-
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         """Import the new module, also for side effects such as timm's registration."""
         old, new = module.__name__, MODULES[module.__name__]
         warn(old, new)
@@ -62,6 +56,5 @@ def warn(old: str, new: str) -> None:
 
 
 def install() -> None:
-    """Make old module names importable. The second call does nothing."""
-    if MovedModuleFinder not in sys.meta_path:
-        sys.meta_path.append(MovedModuleFinder)
+    """Make old module names importable."""
+    sys.meta_path.append(MovedModuleFinder())

@@ -4,8 +4,8 @@ torch.utils.benchmark times one function at a time. Comparisons here alternate b
 call by call, and need the time of each single call.
 """
 
-import gc
 import time
+import timeit
 from collections.abc import Callable
 from typing import Any
 
@@ -16,19 +16,15 @@ from torch.profiler import ProfilerActivity, profile
 def seconds(function: Callable[[], Any], device: torch.device) -> float:
     """Time of one call, including the kernels that it launches.
 
-    The garbage collector is off, as in timeit: one collection takes tens of milliseconds.
+    timeit switches the garbage collector off: one collection takes tens of milliseconds.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        synchronize(device)
-        began = time.perf_counter()
+
+    def call() -> None:
         function()
         synchronize(device)
-        return time.perf_counter() - began
-    finally:
-        if was_enabled:
-            gc.enable()
+
+    synchronize(device)
+    return timeit.timeit(call, number=1, timer=time.perf_counter)
 
 
 def synchronize(device: torch.device) -> None:

@@ -227,7 +227,7 @@ def _run_loop(
             parts.task,
             parts.loader,
             parts.objects,
-            parts.optimization.schedule,
+            parts.optimization.schedule.lr_at,
             state,
             run=run,
             guard=guard,

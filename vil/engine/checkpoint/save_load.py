@@ -44,6 +44,7 @@ from vil.utils.errors import CheckpointError, SaveError, of_torch_load, one_line
 WEIGHTS = "model.safetensors"
 AVERAGE = "ema.safetensors"
 STATE = "state.pt"
+is_name = re.compile("step-[0-9]+").fullmatch  # the name of a checkpoint's folder
 MAX_ATTEMPTS = 2  # to write a checkpoint: a network disk may fail once
 
 
@@ -85,15 +86,12 @@ class TrainState:
 
 
 class Average(Protocol):
-    """A moving average of the weights, in a model with the same names."""
+    """A moving average of the weights, in a model with the same names; see `vil.optim.Ema`."""
 
     model: nn.Module
 
-    def update(self, bad: Tensor) -> None:
-        """Update the average after a step, unless `bad` is 1."""
-
-    def restart(self) -> None:
-        """Restart the average from the current weights."""
+    def update(self, bad: Tensor) -> None: ...
+    def restart(self) -> None: ...
 
 
 class TrainObjects(NamedTuple):
@@ -131,11 +129,10 @@ def save(
             write(final, files, state)
             update_links(folder, state)
             prune(folder, state.step, keep, is_pinned)
-        except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises the last one
-            problem = one_line(error)
-        else:
             problem = None
             break
+        except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises the last one
+            problem = one_line(error)
     if problem := broadcast_object(problem):
         raise SaveError(f"no checkpoint of step {state.step}: {problem}")
     return final
@@ -225,10 +222,6 @@ def newest_step(folder: Path) -> int:
 
 def name_of(step: int) -> str:
     return f"step-{step:08d}"
-
-
-def is_name(text: str) -> bool:
-    return re.fullmatch("step-[0-9]+", text) is not None
 
 
 def step_of(checkpoint: Path) -> int:
