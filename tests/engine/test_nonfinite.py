@@ -25,7 +25,6 @@ from vil.engine.nonfinite import (
     gradient_norm,
     update,
 )
-from vil.optim import Ema
 from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import DivergedError
 
@@ -126,18 +125,6 @@ def test_batch_norms_forget_a_batch_that_did_not_count():
     model(torch.ones(4, 3))
     statistics.restore(1 - BAD)
     assert model.num_batches_tracked == 1
-
-
-def test_the_average_moves_as_without_the_question():
-    model = toy_model()
-    plain, asked = Ema(model, 0.75), Ema(model, 0.75)
-    with torch.no_grad():
-        model[1].weight.add_(1)
-    plain.update()
-    asked.update(1 - BAD)
-    torch.testing.assert_close(asked.model.state_dict(), plain.model.state_dict())
-    asked.update(BAD)
-    torch.testing.assert_close(asked.model.state_dict(), plain.model.state_dict())
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "qhm"])

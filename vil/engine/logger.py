@@ -94,17 +94,14 @@ class RunLogger:
         with self.ignore_os_errors():
             self.tensorboard.flush()
 
-    def failure(self, step: int, count: int) -> None:
-        """Record how many checkpoints in a row could not be written."""
-        if self.enabled:
-            self.record(step, "save", {"failed": count})
-
     def position(self, step: int) -> str:
         per_epoch = self.steps_per_epoch
         return f"epoch {step / per_epoch:.2f}/{self.end / per_epoch:g} step {step}/{self.end}"
 
     def record(self, step: int, split: str, metrics: dict[str, float]) -> None:
         """Write a line of metrics.jsonl, with null for NaN, and TensorBoard's scalars."""
+        if not self.enabled:
+            return
         where = {"step": step, "epoch": step / self.steps_per_epoch, "split": split}
         numbers = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
         with self.ignore_os_errors():

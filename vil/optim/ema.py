@@ -27,19 +27,14 @@ class Ema:
         self.model = copy.deepcopy(source).eval().requires_grad_(False)
 
     @torch.no_grad()
-    def update(self, bad: Tensor | None = None) -> None:
-        """Update the average with the current weights, and copy the buffers.
-
-        `bad` is a scalar tensor: 1 for a skipped step, which leaves the average unchanged, else 0.
-        """
-        averages, weights = (local_parameters(model) for model in (self.model, self.source))
-        if bad is None:
-            torch._foreach_lerp_(averages, weights, 1 - self.decay)
-        else:  # `bad` stays on the device, so that the host does not wait for it
-            steps = torch._foreach_sub(weights, averages)
-            for step in steps:
-                step.mul_((1 - bad) * (1 - self.decay))
-            torch._foreach_add_(averages, steps)
+    def update(self, bad: Tensor) -> None:
+        """Update the average with the current weights, and copy the buffers. `bad` is a scalar on
+        the device: 1 for a skipped step, which leaves the average unchanged, else 0."""
+        averages, weights = local_parameters(self.model), local_parameters(self.source)
+        steps = torch._foreach_sub(weights, averages)
+        for step in steps:
+            step.mul_((1 - bad) * (1 - self.decay))
+        torch._foreach_add_(averages, steps)
         for target, buffer in zip(self.model.buffers(), self.source.buffers()):
             target.copy_(buffer)
 

@@ -69,7 +69,7 @@ class CheckpointManager:
             if required or self.failed >= policy.max_failed_saves:
                 raise
             run.log.say(f"ERROR {error}; training continues ({self.failed} in a row)")
-            run.log.failure(state.step, self.failed)
+            run.log.record(state.step, "save", {"failed": self.failed})
             return
         self.failed, self.saved_step = 0, state.step
         run.status("running")
