@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.common.toy_engine import CPU, ToyLoader, metrics, start, toy_train
+from tests.common.toy_engine import CPU, ToyLoader, metrics, toy_train
 from vil.engine.checkpoint.save_load import resolve_link
 from vil.engine.loop import Loss, seed_step
 from vil.tasks.classification.task import ClassificationTask
@@ -176,18 +176,3 @@ def test_float16_scales_the_loss_and_saves_the_scale(tmp_path):
     toy_train(tmp_path, task=task, max_steps=4)
     assert final_state(tmp_path)["scaler"]["scale"] > 1
     assert toy_train(tmp_path, task=task).step == 10
-
-
-def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
-    refused = []
-
-    def start_another(folder):
-        process = start((tmp_path, {}))
-        refused.append((process.communicate()[0], process.returncode))
-
-    toy_train(tmp_path, max_steps=1, draw=start_another)
-    said, code = refused[0]
-    assert code != 0
-    assert "RunInUseError" in said
-    assert "is in use by process" in said
-    assert json.loads((tmp_path / "status.json").read_text())["state"] == "finished"
