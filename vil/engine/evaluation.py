@@ -28,13 +28,11 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """Set the model to eval mode without gradients, and restore its mode at the end.
-
-    Uses no_grad, as training cannot use a tensor (a mask) that a module caches in inference_mode.
-    """
+    """Set the model to eval mode without gradients, and restore its mode at the end."""
     was_training = model.training
     model.eval()
     try:
+        # not inference_mode: training could not use the masks that modules cache inside
         with torch.no_grad(), unsharded(model):
             yield model
     finally:

@@ -146,11 +146,8 @@ def step_of(line: str) -> float:
 
 
 def open_bar(step: int, end: int):
-    """Start a rich progress bar with one task.
-
-    No auto_refresh: its thread could hold the terminal's lock while loader workers are forked, and
-    a worker that prints a warning would then hang.
-    """
+    """Start a rich progress bar with one task. Its thread (auto_refresh) could hold the terminal's
+    lock while loader workers are forked, and a worker that prints a warning would then hang."""
     from rich import progress
 
     columns = (progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeRemainingColumn())

@@ -72,11 +72,8 @@ class Task(Protocol):
     def evaluate(
         self, model: nn.Module, between: Callable[[], None] = ...
     ) -> dict[str, dict[str, Any]]:
-        """Return the metrics of each test set, the same on every rank.
-
-        Calls `between` before each batch, equally often on every rank. What it raises ends the
-        evaluation.
-        """
+        """Return {test set: metrics}, the same on every rank. Calls `between` before each batch,
+        equally often on every rank; what it raises ends the evaluation."""
 
 
 class Loader(Protocol):

@@ -14,11 +14,8 @@ from torch import Tensor, nn
 
 
 class Ema:
-    """Keep the average in `model`, a copy of `source` in eval mode without gradients.
-
-    `source` is the model without wrappers (DDP), so that parameter names are equal. The cost is the
-    memory of a second set of weights and one pass over them per step.
-    """
+    """Keep the average in `model`, a copy of `source` in eval mode without gradients. `source` is
+    the model without wrappers (DDP), so that parameter names are equal."""
 
     def __init__(self, source: nn.Module, decay: float):
         if not 0 <= decay < 1:

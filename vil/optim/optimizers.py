@@ -65,10 +65,8 @@ def qhm(groups: list[dict], s: Settings) -> Optimizer:
 
 
 def lamb(groups: list[dict], s: Settings) -> Optimizer:
-    """LAMB (arXiv:1904.00962) with Adam's bias correction.
-
-    timm's default also clips all gradients to norm 1, which the paper does not do: switched off.
-    """
+    """LAMB (arXiv:1904.00962) with Adam's bias correction, without timm's clipping of all gradients
+    to norm 1, which is not in the paper."""
     warn_without_decay(groups, "lamb is Adam")
     return Lamb(groups, lr=s.lr, betas=s.betas, eps=s.eps, max_grad_norm=None)
 
@@ -82,10 +80,7 @@ def lars(groups: list[dict], s: Settings) -> Optimizer:
 
 def larc(groups: list[dict], s: Settings) -> Optimizer:
     """NVIDIA's clipped LARS: a layer's learning rate is
-    min(lr, 0.001 |p| / (|g| + weight_decay |p|)).
-
-    It equals SGD with momentum for every layer where lr is the smaller one.
-    """
+    min(lr, 0.001 |p| / (|g| + weight_decay |p|)). Where lr is smaller, it is SGD with momentum."""
     warn_without_decay(groups, "larc is SGD")
     return Lars(groups, lr=s.lr, momentum=s.momentum, eps=s.eps, trust_clip=True)
 
@@ -104,11 +99,8 @@ def apex_adam(groups: list[dict], s: Settings) -> Optimizer:
 
 
 def warn_without_decay(groups: list[dict], consequence: str) -> None:
-    """Warn if no group has weight decay.
-
-    timm and apex adapt the learning rate of a layer only in groups with weight decay. Norms and
-    biases, whose small norms would nearly stop them, keep the full learning rate.
-    """
+    """Warn if no group has weight decay. timm and apex adapt a layer's learning rate only in groups
+    with it; norms and biases, whose small norms would nearly stop them, keep the full one."""
     if not any(group["weight_decay"] for group in groups):
         log.warning("without weight decay no layer's learning rate is adapted: %s", consequence)
 

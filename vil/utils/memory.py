@@ -36,9 +36,7 @@ class TensorMemory(TorchDispatchMode):
 
 @contextmanager
 def fake_memory() -> Iterator[TensorMemory]:
-    """Inside, tensors have shapes but no values; `peak` is the memory they would have taken.
-
-    Operators that torch does not look into count with their results only.
-    """
+    """Inside, tensors have shapes but no values; `peak` is the memory they would have taken. Custom
+    operators count with their results only."""
     with FakeTensorMode(), TensorMemory() as memory:
         yield memory

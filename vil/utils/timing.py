@@ -14,10 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def seconds(function: Callable[[], Any], device: torch.device) -> float:
-    """Time of one call, including the kernels that it launches.
-
-    timeit switches the garbage collector off: one collection takes tens of milliseconds.
-    """
+    """Time of one call, including the kernels that it launches. timeit switches off the garbage
+    collector, of which one run takes tens of milliseconds."""
 
     def call() -> None:
         function()
@@ -33,11 +31,8 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_tensor_bytes(function: Callable[[], Any], device: torch.device) -> int:
-    """The largest tensor memory during one call, beyond what was allocated before it.
-
-    On the CPU it is summed from the profiler's allocation events, which do not depend on the
-    allocator or the operating system.
-    """
+    """The largest tensor memory during one call, beyond what was allocated before it. On the CPU it
+    is the sum of the profiler's allocation events."""
     if device.type == "cuda":
         synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

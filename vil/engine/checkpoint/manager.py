@@ -5,6 +5,7 @@ run stops after N consecutive failures, or if the final save fails.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from vil.engine.checkpoint.save_load import TrainObjects, TrainState, newest_step, save
 from vil.engine.distributed import broadcast_object, share_buffers
@@ -55,15 +56,9 @@ class CheckpointManager:
             return
         run, policy = self.run, self.policy
         share_buffers(self.objects.model)
+        kept = dict(keep=policy.keep, is_pinned=partial(policy.is_pinned, state))
         try:
-            save(
-                run.checkpoints,
-                self.objects,
-                state,
-                dist=run.dist,
-                keep=policy.keep,
-                is_pinned=lambda step: policy.is_pinned(state, step),
-            )
+            save(run.checkpoints, self.objects, state, dist=run.dist, **kept)
         except SaveError as error:
             self.failed += 1
             if required or self.failed >= policy.max_failed_saves:

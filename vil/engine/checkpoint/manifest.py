@@ -9,6 +9,8 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vil.utils.atomic_write import replace_text, sha256_of, sync
@@ -18,35 +20,31 @@ MANIFEST_HASH = "manifest.sha256"
 FORMAT = 2  # format 1 had no manifest.sha256
 
 
-def begin_folder(final: Path) -> Path:
-    """Create an empty temporary folder beside `final`; remove those of killed processes."""
-    for leftover in final.parent.glob(".*.tmp"):
+@contextmanager
+def new_folder(final: Path, size: int, **metadata: object) -> Iterator[Path]:
+    """Yield a temporary folder for files of `size` bytes. At the end sync them, write the manifest
+    with `metadata` and rename the folder to `final`; an error leaves nothing."""
+    for leftover in final.parent.glob(".*.tmp"):  # of killed processes
         remove(leftover)
     aside = final.with_name(f".{final.name}.tmp")
     aside.mkdir(parents=True)
-    return aside
-
-
-def require_space(folder: Path, size: int) -> None:
-    """Raise OSError if the disk has less than `size` bytes left."""
-    free = shutil.disk_usage(folder).free
-    if free < size:
-        text = f"{size / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free"
-        raise OSError(errno.ENOSPC, text, str(folder))
-
-
-def publish_folder(aside: Path, final: Path, **metadata: object) -> None:
-    """Sync the files in `aside`, write the manifest with `metadata`, and rename to `final`."""
-    files = sorted(aside.iterdir())
-    manifest = {"format": FORMAT, **metadata, "files": {f.name: fingerprint(f) for f in files}}
-    for file in files:
-        sync(file)
-    replace_text(aside / MANIFEST, json.dumps(manifest, indent=1))
-    replace_text(aside / MANIFEST_HASH, hash_manifest(aside))
-    if os.path.lexists(final):  # it was corrupt, and the run resumed from an older one
-        remove(final)
-    os.rename(aside, final)
-    sync(final.parent)
+    try:
+        if (free := shutil.disk_usage(final.parent).free) < size:
+            text = f"{size / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free"
+            raise OSError(errno.ENOSPC, text, str(final.parent))
+        yield aside
+        files = sorted(aside.iterdir())
+        manifest = {"format": FORMAT, **metadata, "files": {f.name: fingerprint(f) for f in files}}
+        for file in files:
+            sync(file)
+        replace_text(aside / MANIFEST, json.dumps(manifest, indent=1))
+        replace_text(aside / MANIFEST_HASH, hash_manifest(aside))
+        if os.path.lexists(final):  # it was corrupt, and the run resumed from an older one
+            remove(final)
+        os.rename(aside, final)
+        sync(final.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove(path: Path) -> None:

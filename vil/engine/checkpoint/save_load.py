@@ -13,7 +13,6 @@ No random generator is saved: the loop seeds torch's at every step from (seed, s
 
 import platform
 import re
-import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -28,13 +27,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from vil.engine.checkpoint.manifest import (
-    begin_folder,
-    find_corruption,
-    publish_folder,
-    remove,
-    require_space,
-)
+from vil.engine.checkpoint.manifest import find_corruption, new_folder, remove
 from vil.engine.checkpoint.model_weights import check_finite, full_state_dict, load_exactly
 from vil.engine.checkpoint.optimizer_state import load_by_name, state_by_name
 from vil.engine.distributed import DistInfo, broadcast_object
@@ -155,15 +148,11 @@ def collect_files(objects: TrainObjects, state: TrainState, *, keep: bool) -> di
 def write(final: Path, files: dict[str, dict], state: TrainState) -> None:
     """Write one checkpoint folder completely, or nothing."""
     versions = {"python": platform.python_version(), "torch": torch.__version__}
-    aside = begin_folder(final)
-    try:
-        require_space(final.parent, sum(map(count_bytes, files.values())))
+    metadata = {"step": state.step, "epoch": state.epoch, "versions": versions}
+    with new_folder(final, count_bytes(files), **metadata) as aside:
         for name, content in files.items():
             (save_file if name.endswith(".safetensors") else torch.save)(content, aside / name)
             set_default_permissions(aside / name)
-        publish_folder(aside, final, step=state.step, epoch=state.epoch, versions=versions)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def count_bytes(content: Any) -> int:
@@ -181,10 +170,8 @@ def update_links(folder: Path, state: TrainState) -> None:
 
 
 def prune(folder: Path, step: int, keep: int, is_pinned: Callable[[int], bool]) -> None:
-    """Remove all checkpoints but the `keep` newest, the best and the pinned ones.
-
-    Those after `step` are corrupt, as the run resumed before them, and do not count.
-    """
+    """Remove checkpoints but the `keep` newest, the best and the pinned ones. Those after `step` do
+    not count: they are corrupt, as the run resumed before them."""
     best = resolve_link(folder, "best")
     for checkpoint in [c for c in checkpoints(folder) if step_of(c) <= step][max(keep, 1) :]:
         if checkpoint != best and not is_pinned(step_of(checkpoint)):
@@ -201,10 +188,8 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def resolve_link(folder: Path, link: str) -> Path | None:
-    """The checkpoint that the text file `last` or `best` names, None before the first one.
-
-    Raises CheckpointError if the text is not the name of a checkpoint.
-    """
+    """The checkpoint that the text file `last` or `best` names, None before the first one. Raises
+    CheckpointError if it names something else."""
     file = folder / link
     if not file.exists():
         return None
@@ -229,11 +214,8 @@ def step_of(checkpoint: Path) -> int:
 
 
 def newest_valid(folder: Path, warn: Callable[[str], None] = warnings.warn) -> Path | None:
-    """The newest checkpoint that is intact, None if there is no checkpoint.
-
-    Warns of each corrupt one that it skips. Raises CheckpointError if all are corrupt: to start
-    again silently would lose the run.
-    """
+    """The newest intact checkpoint, None without any. Warns of each corrupt one, and raises
+    CheckpointError if all are: to start again silently would lose the run."""
     candidates = checkpoints(folder)
     for checkpoint in candidates:
         reason = find_corruption(checkpoint)
