@@ -14,7 +14,7 @@ from vil.engine.distributed import DistInfo
 from vil.engine.logger import RunLogger
 from vil.engine.run_dir import RunDir
 from vil.utils.errors import DataError, RunFolderError
-from vil.utils.metric_format import pairs
+from vil.utils.metric_format import format_pairs
 
 FIGURES = {"loss": 2.30259, "top1": 12.5, "time": 0.25, "data": 0.01}
 
@@ -171,12 +171,12 @@ def test_commands_and_versions_are_kept_for_every_start(tmp_path):
 
 
 def test_numbers_without_a_format_of_their_own_are_short():
-    assert pairs({"loss": 1, "grad_norm": 0.123456}) == "loss 1.0000 grad_norm 0.1235"
+    assert format_pairs({"loss": 1, "grad_norm": 0.123456}) == "loss 1.0000 grad_norm 0.1235"
 
 
 def test_precision_is_written_like_accuracy_and_parts_of_a_loss_like_the_loss():
     found = {"box_ap": 0.0, "mask_ap50": 41.256, "box_ar100": math.nan, "loss_mask": 0.69314}
-    assert pairs(found) == "box_ap 0.00 mask_ap50 41.26 box_ar100 nan loss_mask 0.6931"
+    assert format_pairs(found) == "box_ap 0.00 mask_ap50 41.26 box_ar100 nan loss_mask 0.6931"
 
 
 def test_the_curves_of_a_detector(tmp_path):

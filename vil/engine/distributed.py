@@ -15,11 +15,8 @@ import torch.distributed as torch_dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from vil.utils.lookup import lookup
-
 T = TypeVar("T")
 
-BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 MASTER_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 SLURM_TASKS = "SLURM_STEP_NUM_TASKS"  # set by srun, not in the batch script
@@ -75,7 +72,7 @@ def start(backend: str | None, device: torch.device) -> DistInfo:
             )
         torch.cuda.set_device(dist.local_rank if device.index is None else device.index)
     if dist.world > 1:
-        backend = backend or lookup(BACKENDS, device.type, "device for several processes")
+        backend = backend or ("nccl" if device.type == "cuda" else "gloo")
         if backend == "nccl":  # collectives of host numbers need not wait for the device
             backend = "cpu:gloo,cuda:nccl"
         torch_dist.init_process_group(backend, rank=dist.rank, world_size=dist.world)

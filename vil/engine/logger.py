@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from vil.utils.atomic_write import TEXT, replace_text
-from vil.utils.metric_format import pairs
+from vil.utils.metric_format import format_pairs
 
 REDRAW_SECONDS = 0.2
 
@@ -78,8 +78,8 @@ class RunLogger:
         metrics = {name: value for name, value in metrics.items() if name not in times}
         rate = self.batch_size / times["time"]
         metrics |= {"lr": lr, **times, "img/s": rate, "mem": memory_mb()}
-        eta = timedelta(seconds=round((self.end - step) * times["time"]))
-        self.say(f"train {self.position(step)} eta {str(eta).replace(' ', '')} {pairs(metrics)}")
+        eta = str(timedelta(seconds=round((self.end - step) * times["time"]))).replace(" ", "")
+        self.say(f"train {self.position(step)} eta {eta} {format_pairs(metrics)}")
         self.record(step, "train", metrics)
 
     def evaluation(self, step: int, results: dict[str, dict]) -> None:
@@ -89,7 +89,7 @@ class RunLogger:
             return
         for name, metrics in results.items():
             metrics = {k: v for k, v in metrics.items() if isinstance(v, (int, float))}
-            self.say(f"val {self.position(step)} set {name} {pairs(metrics)}")
+            self.say(f"val {self.position(step)} set {name} {format_pairs(metrics)}")
             self.record(step, f"val/{name}", metrics)
         with self.ignore_os_errors():
             self.tensorboard.flush()

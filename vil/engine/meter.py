@@ -8,14 +8,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vil.engine.distributed import all_reduce_sum
-
-Batch = TypeVar("Batch")
 
 
 class Meter:
@@ -31,8 +29,8 @@ class Meter:
         self.began = self.waited = 0.0
 
     def watch(
-        self, batches: Iterable[Batch], waiting: Callable[[], AbstractContextManager]
-    ) -> Iterator[Batch]:
+        self, batches: Iterable[Any], waiting: Callable[[], AbstractContextManager]
+    ) -> Iterator[Any]:
         """Yield the batches, and measure the time spent waiting for them, inside `waiting`."""
         iterator = iter(batches)
         try:

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vil.utils.atomic_write import set_default_permissions, sha256_of, write_aside
-from vil.utils.errors import CheckpointError, of_torch_load
+from vil.utils.errors import CheckpointError, explain_load_error
 
 # Keys that hold the state dict in checkpoints of other programs, averaged weights first.
 WRAPPERS = ("net", "state_dict_ema", "model_ema", "model", "state_dict")
@@ -51,7 +51,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     except CheckpointError:
         raise
     except Exception as error:  # arbitrary bytes raise any exception in torch's reader
-        reason, digest = of_torch_load(error), sha256_of(path)
+        reason, digest = explain_load_error(error), sha256_of(path)
         raise CheckpointError(
             f"{path} is damaged or not a weight file: {reason} (its SHA-256 is {digest})"
         ) from None

@@ -87,7 +87,7 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
-def of_torch_load(error: Exception) -> str:
+def explain_load_error(error: Exception) -> str:
     """Explain in one line why torch.load refused a file, without its advice to run the content."""
     message = str(error)
     if "unsupported global" in message.lower() or message.startswith("Cannot use ``weights_only"):

@@ -15,11 +15,11 @@ FORMATS = {  # the start of a metric's name -> format of its value
 }
 
 
-def pairs(metrics: dict[str, float]) -> str:
+def format_pairs(metrics: dict[str, float]) -> str:
     """{'loss': 2.3, 'top1': 41.5} -> 'loss 2.3000 top1 41.5'."""
-    return " ".join(f"{name} {value:{format_of(name)}}" for name, value in metrics.items())
+    return " ".join(format_pair(name, value) for name, value in metrics.items())
 
 
-def format_of(name: str) -> str:
-    """The format of a metric's value."""
-    return next((form for start, form in FORMATS.items() if name.startswith(start)), ".4g")
+def format_pair(name: str, value: float) -> str:
+    form = next((form for start, form in FORMATS.items() if name.startswith(start)), ".4g")
+    return f"{name} {value:{form}}"

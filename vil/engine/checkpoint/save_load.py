@@ -32,7 +32,7 @@ from vil.engine.checkpoint.model_weights import check_finite, full_state_dict, l
 from vil.engine.checkpoint.optimizer_state import load_by_name, state_by_name
 from vil.engine.distributed import DistInfo, broadcast_object
 from vil.utils.atomic_write import replace_text, set_default_permissions
-from vil.utils.errors import CheckpointError, SaveError, of_torch_load, one_line
+from vil.utils.errors import CheckpointError, SaveError, explain_load_error, one_line
 
 WEIGHTS = "model.safetensors"
 AVERAGE = "ema.safetensors"
@@ -239,7 +239,7 @@ def load(
         saved = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
         state = TrainState(**saved["state"])
     except (UnpicklingError, RuntimeError, EOFError, OSError, LookupError, TypeError) as error:
-        reason = of_torch_load(error)
+        reason = explain_load_error(error)
         raise CheckpointError(f"{checkpoint / STATE} cannot be read: {reason}") from error
     fresh = load_by_name(objects.optimizer, saved["optimizer"]) if saved["optimizer"] else []
     if fresh:
