@@ -1,4 +1,4 @@
-"""Checkpoints survive crashes, rot and strangers: what is loaded is what was saved, or an error."""
+"""Checkpoints survive crashes and corruption: what is loaded is what was saved, or an error."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_pointers_lost_in_a_crash_are_repaired_on_resuming(tmp_path):
+def test_links_lost_in_a_crash_are_repaired_on_resuming(tmp_path):
     objects = save_steps(tmp_path, 5, 10, best=10)
     for name in ("last", "best"):
         (tmp_path / name).write_text("step-00000005\n")  # as if killed before they were replaced
@@ -121,14 +121,14 @@ def flip_a_bit(file):
     file.write_bytes(content)
 
 
-DAMAGES = {"truncated": truncate, "flipped": flip_a_bit, "missing": Path.unlink}
+CORRUPTIONS = {"truncated": truncate, "flipped": flip_a_bit, "missing": Path.unlink}
 
 
 @pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_checkpoint_is_stepped_over_with_a_warning(tmp_path, file, how):
+@pytest.mark.parametrize("how", CORRUPTIONS)
+def test_a_corrupt_checkpoint_is_skipped_with_a_warning(tmp_path, file, how):
     save_steps(tmp_path, 1, 2)
-    DAMAGES[how](tmp_path / "step-00000002" / file)
+    CORRUPTIONS[how](tmp_path / "step-00000002" / file)
     warnings = []
     found = newest_valid(tmp_path, warnings.append)
     assert found.name == "step-00000001"
@@ -136,7 +136,7 @@ def test_a_damaged_checkpoint_is_stepped_over_with_a_warning(tmp_path, file, how
     assert "step-00000002 skipped" in warnings[0]
 
 
-def test_no_checkpoint_is_a_fresh_start_but_none_whole_is_an_error(tmp_path):
+def test_no_checkpoint_is_a_fresh_start_but_only_corrupt_ones_are_an_error(tmp_path):
     assert newest_valid(tmp_path / "never") is None
     save_steps(tmp_path, 1)
     truncate(tmp_path / "step-00000001" / "state.pt")
@@ -144,14 +144,14 @@ def test_no_checkpoint_is_a_fresh_start_but_none_whole_is_an_error(tmp_path):
         newest_valid(tmp_path, lambda text: None)
 
 
-def test_a_newer_format_is_not_guessed_at(tmp_path):
+def test_a_newer_format_is_refused(tmp_path):
     save_steps(tmp_path, 1)
     file = tmp_path / "step-00000001" / MANIFEST
     replace_text(file, file.read_text().replace('"format": 2', '"format": 3'))
     assert "format 3" in find_corruption(tmp_path / "step-00000001")
 
 
-def test_a_checkpoint_from_before_there_were_seals_is_read(tmp_path):
+def test_a_checkpoint_without_manifest_hash_is_read(tmp_path):
     save_steps(tmp_path, 1)
     file = tmp_path / "step-00000001" / MANIFEST
     replace_text(file, file.read_text().replace('"format": 2', '"format": 1'))
@@ -160,10 +160,10 @@ def test_a_checkpoint_from_before_there_were_seals_is_read(tmp_path):
 
 
 class KilledError(BaseException):
-    """Stands for SIGKILL: nothing of ours catches it."""
+    """Simulates SIGKILL: no code catches it."""
 
 
-def test_a_save_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path, monkeypatch):
+def test_a_save_killed_at_any_moment_leaves_an_intact_checkpoint(tmp_path, monkeypatch):
     """Die at the first, second, .. system call that makes something durable."""
     calls = {name: getattr(os, name) for name in ("fsync", "replace", "rename")}
     deaths = finished = 0
@@ -206,7 +206,7 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path):
     assert resolve_link(tmp_path, "last").name == "step-00000005"
 
 
-def test_a_damaged_newer_checkpoint_pushes_no_whole_one_out_and_is_replaced(tmp_path):
+def test_a_corrupt_newer_checkpoint_is_replaced_and_no_intact_one_removed(tmp_path):
     save_steps(tmp_path, 1, 9)
     truncate(tmp_path / "step-00000009" / "state.pt")
     save_steps(tmp_path, 2, keep=1)
@@ -266,7 +266,7 @@ WRITERS = [torch.save, lambda o, file: file.write_bytes(pickle.dumps(o, protocol
 @pytest.mark.defect("B12")
 @pytest.mark.parametrize("write", WRITERS, ids=["zip", "pickle"])
 def test_a_hostile_state_file_is_refused_and_not_run(tmp_path, write):
-    """Its manifest is forged too: the hashes agree."""
+    """With a forged manifest, so that the hashes match."""
     objects = save_steps(tmp_path, 1)
     folder, canary = tmp_path / "step-00000001", tmp_path / "canary"
     write({"optimizer": Payload(canary)}, folder / "state.pt")

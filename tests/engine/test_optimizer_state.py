@@ -1,6 +1,6 @@
-"""Every optimizer goes on from a checkpoint as if it had never stopped, by the names of parameters.
+"""Every optimizer resumes bit for bit, with its state by parameter name.
 
-timm's lamb counts its steps in the group and not with the parameter, which names would lose.
+timm's lamb counts steps per group, not per parameter.
 """
 
 import pytest
@@ -42,7 +42,7 @@ def run(model, optimizer, steps):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_part_that_was_frozen_starts_afresh_beside_the_others(tmp_path, name, capsys):
+def test_unfrozen_parameters_start_without_state(tmp_path, name, capsys):
     model, optimizer = made(name)
     model[1].requires_grad_(False)
     frozen = set(model[1].parameters())
@@ -66,8 +66,8 @@ def test_a_part_that_was_frozen_starts_afresh_beside_the_others(tmp_path, name, 
 
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize(("before", "after"), [(1.0, 1.0), (0.9, 0.9), (1.0, 0.9), (0.9, 1.0)])
-def test_every_optimizer_goes_on_where_it_stopped(tmp_path, name, before, after):
-    """Also where layer-wise rates, and so the groups, were switched on or off meanwhile."""
+def test_every_optimizer_resumes(tmp_path, name, before, after):
+    """Also if layer-wise learning rates, and so the groups, were switched on or off."""
     model, optimizer = made(name, before)
     run(model, optimizer, range(3))
     state = TrainState(0, 1, 4, 5, name, step=3)
@@ -78,7 +78,7 @@ def test_every_optimizer_goes_on_where_it_stopped(tmp_path, name, before, after)
     if before == after:
         run(model, optimizer, range(3, 6))
         run(resumed, its_optimizer, range(3, 6))
-    else:  # at the same rate for all layers, the momenta and counters alone decide
+    else:  # with equal learning rates only state and counters matter
         for each, its in ((model, optimizer), (resumed, its_optimizer)):
             for group in its.param_groups:
                 group["lr_scale"] = 1.0
