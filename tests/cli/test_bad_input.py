@@ -304,6 +304,6 @@ def test_a_run_that_diverges_says_so_and_keeps_no_weights(tmp_path):
     """Not left without a trace: its log says how it went."""
     ended = vil("train", *TINY, "OPTIM.OPT=adamw", "OPTIM.LR=1e30", "--output_dir", "diverged")
     assert (ended.code, ended.err.count("\n")) == (5, 1)
-    assert "loss or gradient were not finite in 3 steps in a row, up to step" in ended.err
+    assert "loss or gradient not finite in 3 steps in a row, up to step" in ended.err
     assert not Path("diverged/checkpoints").exists()
     assert '"code": 5' in Path("diverged/status.json").read_text()

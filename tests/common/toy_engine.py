@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vil.engine import distributed
 from vil.engine.checkpoint.manager import CheckpointPolicy
-from vil.engine.checkpoint.save_load import TrainState, resume
+from vil.engine.checkpoint.save_load import TrainObjects, TrainState, resume
 from vil.engine.fsdp import shard
 from vil.engine.loop import Loss, train
 from vil.engine.preemption import PreemptionGuard
@@ -135,18 +135,15 @@ def toy_train(
         seed, dist.world, batch_size, loader.steps_per_epoch, type(optimizer).__name__
     )
     fields = [field.name for field in dataclasses.fields(CheckpointPolicy)]
-    rhythm = {name: settings.pop(name) for name in fields if name in settings}
+    policy = {name: settings.pop(name) for name in fields if name in settings}
     patience = {name: settings.pop(name)
                 for name in ("hang_seconds", "grace_seconds") if name in settings}  # fmt: skip
+    objects = TrainObjects(model, optimizer, scaler, average)
     with PreemptionGuard(dist, **patience) as guard, RunDir(folder, dist, CPU) as run:
-        state = resume(
-            run.checkpoints, start, model, optimizer, scaler, dist=dist, say=run.log.say,
-            ema=average,
-        )  # fmt: skip
+        state = resume(run.checkpoints, start, objects, dist=dist, say=run.log.say)
         return train(
-            task, distributed.wrap(model, dist, CPU), loader, optimizer, schedule, scaler, state,
-            run=run, guard=guard, dist=dist, device=CPU, epochs=epochs, ema=average,
-            policy=CheckpointPolicy(**rhythm), **settings,
+            task, loader, objects, schedule.lr_at, state, run=run, guard=guard, epochs=epochs,
+            policy=CheckpointPolicy(**policy), **settings,
         )  # fmt: skip
 
 

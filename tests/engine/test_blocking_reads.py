@@ -17,7 +17,7 @@ from tests.common.toy_engine import (
 )
 from vil.engine import nonfinite
 from vil.engine.checkpoint.manager import CheckpointPolicy
-from vil.engine.checkpoint.save_load import TrainState
+from vil.engine.checkpoint.save_load import TrainObjects, TrainState
 from vil.engine.distributed import DistInfo
 from vil.engine.loop import train
 from vil.engine.preemption import PreemptionGuard
@@ -39,26 +39,22 @@ def train_toy(folder, device, begin_step, amp_dtype=None):
         device=device, test_sets=tests, num_classes=CLASSES, amp_dtype=amp_dtype
     )
     model = toy_model(dropout=0.5).float().to(device)
-    fp16, dist = amp_dtype is torch.float16, DistInfo()
+    scaler = torch.amp.GradScaler(device.type, enabled=amp_dtype is torch.float16)
+    objects, dist = TrainObjects(model, toy_optimizer(model), scaler, Ema(model, 0.9)), DistInfo()
     with PreemptionGuard(dist) as guard, RunDir(folder, dist, device) as run:
         train(
             task,
-            model,
             loader,
-            toy_optimizer(model),
-            Schedule("cosine", 0.01, STEPS, 1),
-            torch.amp.GradScaler(device.type, enabled=fp16),
+            objects,
+            Schedule("cosine", 0.01, STEPS, 1).lr_at,
             TrainState(seed=0, world=1, batch_size=12, steps_per_epoch=STEPS, optimizer="AdamW"),
             run=run,
             guard=guard,
-            dist=dist,
-            device=device,
             epochs=1,
             policy=CheckpointPolicy(),
             set_progress=lambda model, progress: begin_step(progress.step),
             accumulate=2,
             clip_grad=1.0,
-            ema=Ema(model, 0.9),
             log_freq=EVERY,
         )
     assert [m["step"] for m in metrics(folder)] == [10, 20, 20]
@@ -111,7 +107,7 @@ def counted(monkeypatch):
 
     def on_an_accelerator(self, device):
         init(self, device)
-        self.ahead = True
+        self.is_delayed = True
 
     monkeypatch.setattr(nonfinite.DelayedFlags, "__init__", on_an_accelerator)
     return begun

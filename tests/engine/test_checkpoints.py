@@ -1,4 +1,4 @@
-"""Checkpoints survive crashes, rot and strangers: what is loaded is what was saved, or an error."""
+"""Checkpoints survive crashes and corruption: what is loaded is what was saved, or an error."""
 
 import json
 import os
@@ -11,9 +11,16 @@ import torch
 from torch import nn
 
 from tests.common.toy_engine import CLASSES, DTYPE, toy_model, toy_optimizer
-from vil.engine.checkpoint.manifest import MANIFEST, SEAL, find_corruption, fingerprint, seal
+from vil.engine.checkpoint.manifest import (
+    MANIFEST,
+    MANIFEST_HASH,
+    find_corruption,
+    fingerprint,
+    hash_manifest,
+)
 from vil.engine.checkpoint.model_weights import load_exactly
 from vil.engine.checkpoint.save_load import (
+    TrainObjects,
     TrainState,
     load,
     newest_valid,
@@ -27,38 +34,38 @@ from vil.utils.atomic_write import replace_text
 from vil.utils.errors import CheckpointError, DivergedError
 
 SCALER = torch.amp.GradScaler("cpu", enabled=False)
-FILES = ("model.safetensors", "state.pt", MANIFEST, SEAL)
+FILES = ("model.safetensors", "state.pt", MANIFEST, MANIFEST_HASH)
 
 
 def trained(seed=0):
-    """A toy model after a step, with its optimizer."""
+    """A toy model after a step, with its optimizer and scaler."""
     model = toy_model()
     optimizer = toy_optimizer(model)
     images = torch.randn(4, 3, 2, 2, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
     model(images).square().mean().backward()
     optimizer.step()
-    return model, optimizer
+    return TrainObjects(model, optimizer, SCALER)
 
 
 def save_steps(folder, *steps, best=None, keep=9):
-    model, optimizer = trained()
+    objects = trained()
     for step in steps:
         at = best if best in range(step + 1) else None
         state = TrainState(0, 1, 8, 5, "AdamW", step=step, best=float(step), best_step=at)
-        save(folder, model, optimizer, SCALER, state, dist=DistInfo(), keep=keep)
-    return model, optimizer
+        save(folder, objects, state, dist=DistInfo(), keep=keep)
+    return objects
 
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_pointers_lost_in_a_crash_are_repaired_on_resuming(tmp_path):
-    model, optimizer = save_steps(tmp_path, 5, 10, best=10)
+def test_links_lost_in_a_crash_are_repaired_on_resuming(tmp_path):
+    objects = save_steps(tmp_path, 5, 10, best=10)
     for name in ("last", "best"):
         (tmp_path / name).write_text("step-00000005\n")  # as if killed before they were replaced
     fresh = TrainState(0, 1, 8, 5, "AdamW")
-    state = resume(tmp_path, fresh, model, optimizer, SCALER, dist=DistInfo(), say=print)
+    state = resume(tmp_path, fresh, objects, dist=DistInfo(), say=print)
     assert state.step == 10
     assert (
         resolve_link(tmp_path, "last")
@@ -68,25 +75,24 @@ def test_pointers_lost_in_a_crash_are_repaired_on_resuming(tmp_path):
 
 
 def test_what_is_loaded_is_what_was_saved(tmp_path):
-    model, optimizer = save_steps(tmp_path, 7)
-    other, other_optimizer = trained(seed=1)
-    state = load(newest_valid(tmp_path), other, other_optimizer, SCALER)
+    saved, loaded = save_steps(tmp_path, 7), trained(seed=1)
+    state = load(newest_valid(tmp_path), loaded)
     assert state == TrainState(0, 1, 8, 5, "AdamW", step=7, best=7.0)
     assert state.epoch == 1
-    for ours, theirs in zip(model.parameters(), other.parameters()):
+    for ours, theirs in zip(saved.model.parameters(), loaded.model.parameters()):
         assert torch.equal(ours, theirs)
-        for key, value in optimizer.state[ours].items():
-            assert torch.equal(value, other_optimizer.state[theirs][key])
+        for key, value in saved.optimizer.state[ours].items():
+            assert torch.equal(value, loaded.optimizer.state[theirs][key])
 
 
 def test_the_optimizer_follows_names_not_places(tmp_path):
     """Another split into groups, settings from the config, and a parameter that is new."""
-    model, optimizer = save_steps(tmp_path, 1)
+    model, optimizer, *_ = save_steps(tmp_path, 1)
     groups = decay_groups(reversed(list(model.named_parameters())), 0.3, 0.0, {"1.weight"})
     other = build_optimizer("adamw", groups, lr=0.5)
     saved = torch.load(newest_valid(tmp_path) / "state.pt", weights_only=True)
     assert set(saved["optimizer"]) == {name for name, _ in model.named_parameters()}
-    load(newest_valid(tmp_path), model, other, SCALER)
+    load(newest_valid(tmp_path), TrainObjects(model, other, SCALER))
     assert [group["weight_decay"] for group in other.param_groups] == [0.3, 0.0]
     for parameter in model.parameters():
         assert torch.equal(other.state[parameter]["exp_avg"], optimizer.state[parameter]["exp_avg"])
@@ -97,15 +103,8 @@ def test_shared_and_transposed_weights_are_saved(tmp_path):
     model[1].weight = model[0].weight
     model[0].bias = nn.Parameter(torch.arange(6.0).view(3, 2).t()[1])
     optimizer = build_optimizer("sgd", decay_groups(model.named_parameters(), 0, 0), lr=0.1)
-    save(
-        tmp_path,
-        model,
-        optimizer,
-        SCALER,
-        TrainState(0, 1, 8, 5, "AdamW", step=1),
-        dist=DistInfo(),
-        keep=1,
-    )
+    state = TrainState(0, 1, 8, 5, "AdamW", step=1)
+    save(tmp_path, TrainObjects(model, optimizer, SCALER), state, dist=DistInfo(), keep=1)
     other = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     load_exactly(other, newest_valid(tmp_path) / "model.safetensors")
     assert torch.equal(other[1].weight, model[0].weight)
@@ -122,14 +121,14 @@ def flip_a_bit(file):
     file.write_bytes(content)
 
 
-DAMAGES = {"truncated": truncate, "flipped": flip_a_bit, "missing": Path.unlink}
+CORRUPTIONS = {"truncated": truncate, "flipped": flip_a_bit, "missing": Path.unlink}
 
 
 @pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_checkpoint_is_stepped_over_with_a_warning(tmp_path, file, how):
+@pytest.mark.parametrize("how", CORRUPTIONS)
+def test_a_corrupt_checkpoint_is_skipped_with_a_warning(tmp_path, file, how):
     save_steps(tmp_path, 1, 2)
-    DAMAGES[how](tmp_path / "step-00000002" / file)
+    CORRUPTIONS[how](tmp_path / "step-00000002" / file)
     warnings = []
     found = newest_valid(tmp_path, warnings.append)
     assert found.name == "step-00000001"
@@ -137,7 +136,7 @@ def test_a_damaged_checkpoint_is_stepped_over_with_a_warning(tmp_path, file, how
     assert "step-00000002 skipped" in warnings[0]
 
 
-def test_no_checkpoint_is_a_fresh_start_but_none_whole_is_an_error(tmp_path):
+def test_no_checkpoint_is_a_fresh_start_but_only_corrupt_ones_are_an_error(tmp_path):
     assert newest_valid(tmp_path / "never") is None
     save_steps(tmp_path, 1)
     truncate(tmp_path / "step-00000001" / "state.pt")
@@ -145,26 +144,26 @@ def test_no_checkpoint_is_a_fresh_start_but_none_whole_is_an_error(tmp_path):
         newest_valid(tmp_path, lambda text: None)
 
 
-def test_a_newer_format_is_not_guessed_at(tmp_path):
+def test_a_newer_format_is_refused(tmp_path):
     save_steps(tmp_path, 1)
     file = tmp_path / "step-00000001" / MANIFEST
     replace_text(file, file.read_text().replace('"format": 2', '"format": 3'))
     assert "format 3" in find_corruption(tmp_path / "step-00000001")
 
 
-def test_a_checkpoint_from_before_there_were_seals_is_read(tmp_path):
+def test_a_checkpoint_without_manifest_hash_is_read(tmp_path):
     save_steps(tmp_path, 1)
     file = tmp_path / "step-00000001" / MANIFEST
     replace_text(file, file.read_text().replace('"format": 2', '"format": 1'))
-    (tmp_path / "step-00000001" / SEAL).unlink()
+    (tmp_path / "step-00000001" / MANIFEST_HASH).unlink()
     assert find_corruption(tmp_path / "step-00000001") is None
 
 
 class KilledError(BaseException):
-    """Stands for SIGKILL: nothing of ours catches it."""
+    """Simulates SIGKILL: no code catches it."""
 
 
-def test_a_save_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path, monkeypatch):
+def test_a_save_killed_at_any_moment_leaves_an_intact_checkpoint(tmp_path, monkeypatch):
     """Die at the first, second, .. system call that makes something durable."""
     calls = {name: getattr(os, name) for name in ("fsync", "replace", "rename")}
     deaths = finished = 0
@@ -207,7 +206,7 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path):
     assert resolve_link(tmp_path, "last").name == "step-00000005"
 
 
-def test_a_damaged_newer_checkpoint_pushes_no_whole_one_out_and_is_replaced(tmp_path):
+def test_a_corrupt_newer_checkpoint_is_replaced_and_no_intact_one_removed(tmp_path):
     save_steps(tmp_path, 1, 9)
     truncate(tmp_path / "step-00000009" / "state.pt")
     save_steps(tmp_path, 2, keep=1)
@@ -217,18 +216,10 @@ def test_a_damaged_newer_checkpoint_pushes_no_whole_one_out_and_is_replaced(tmp_
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
-    model, optimizer = trained()
-    nn.init.constant_(model[1].bias, float("inf"))
+    objects, state = trained(), TrainState(0, 1, 8, 5, "AdamW", step=3)
+    nn.init.constant_(objects.model[1].bias, float("inf"))
     with pytest.raises(DivergedError, match="not finite"):
-        save(
-            tmp_path,
-            model,
-            optimizer,
-            SCALER,
-            TrainState(0, 1, 8, 5, "AdamW", step=3),
-            dist=DistInfo(),
-            keep=1,
-        )
+        save(tmp_path, objects, state, dist=DistInfo(), keep=1)
     assert names(tmp_path) == []
 
 
@@ -275,16 +266,16 @@ WRITERS = [torch.save, lambda o, file: file.write_bytes(pickle.dumps(o, protocol
 @pytest.mark.defect("B12")
 @pytest.mark.parametrize("write", WRITERS, ids=["zip", "pickle"])
 def test_a_hostile_state_file_is_refused_and_not_run(tmp_path, write):
-    """Its manifest is forged too: the hashes agree."""
-    model, optimizer = save_steps(tmp_path, 1)
+    """With a forged manifest, so that the hashes match."""
+    objects = save_steps(tmp_path, 1)
     folder, canary = tmp_path / "step-00000001", tmp_path / "canary"
     write({"optimizer": Payload(canary)}, folder / "state.pt")
     manifest = json.loads((folder / MANIFEST).read_text())
     manifest["files"]["state.pt"] = fingerprint(folder / "state.pt")
     (folder / MANIFEST).write_text(json.dumps(manifest))
-    (folder / SEAL).write_text(seal(folder))
+    (folder / MANIFEST_HASH).write_text(hash_manifest(folder))
     with pytest.raises(CheckpointError, match="state.pt cannot be read: it holds pickled objects"):
-        load(newest_valid(tmp_path, pytest.fail), model, optimizer, SCALER)
+        load(newest_valid(tmp_path, pytest.fail), objects)
     assert not canary.exists()
 
 
@@ -314,8 +305,8 @@ def test_a_manifest_names_files_of_its_own_folder_only(tmp_path, name):
     manifest = json.loads((folder / MANIFEST).read_text())
     manifest["files"][name] = fingerprint(tmp_path / "secret")
     replace_text(folder / MANIFEST, json.dumps(manifest))
-    replace_text(folder / SEAL, seal(folder))
-    assert find_corruption(folder) == f"manifest.json names {name}, which lies elsewhere"
+    replace_text(folder / MANIFEST_HASH, hash_manifest(folder))
+    assert find_corruption(folder) == f"manifest.json names {name}, which is outside the folder"
 
 
 def test_a_manifest_that_exhausts_the_reader(tmp_path):
@@ -337,7 +328,7 @@ def test_a_checkpoint_that_was_moved_and_linked_is_pruned_but_not_deleted(tmp_pa
 
 @pytest.mark.parametrize("content", [[1], {"state": {}}, {"state": {"steps": 1}}], ids=str)
 def test_a_state_of_another_version_is_refused(tmp_path, content):
-    model, optimizer = save_steps(tmp_path, 1)
+    objects = save_steps(tmp_path, 1)
     torch.save(content, tmp_path / "step-00000001/state.pt")
     with pytest.raises(CheckpointError, match="state.pt cannot be read: TypeError: "):
-        load(tmp_path / "step-00000001", model, optimizer, SCALER)
+        load(tmp_path / "step-00000001", objects)

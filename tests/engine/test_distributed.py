@@ -1,4 +1,4 @@
-"""Several processes compute what one computes, and say clearly when they were started wrongly."""
+"""Several processes compute the same as one, and wrong launches are refused with a reason."""
 
 import pytest
 import torch

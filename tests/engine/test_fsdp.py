@@ -1,4 +1,4 @@
-"""Weights spread over the ranks are trained, saved and resumed as whole ones are."""
+"""Sharded weights are trained, saved and resumed like unsharded ones."""
 
 import shutil
 
@@ -19,7 +19,7 @@ def weights(folder, file):
     return load_file(resolve_link(folder / "checkpoints", "last") / file)
 
 
-def momenta(folder):
+def optimizer_state(folder):
     saved = torch.load(resolve_link(folder / "checkpoints", "last") / "state.pt", weights_only=True)
     return saved["optimizer"]
 
@@ -29,7 +29,9 @@ def assert_close(folder, other, rtol=1e-6):
         torch.testing.assert_close(
             weights(folder, file), weights(other, file), rtol=rtol, atol=1e-9
         )
-    torch.testing.assert_close(momenta(folder), momenta(other), rtol=rtol, atol=1e-9)
+    torch.testing.assert_close(
+        optimizer_state(folder), optimizer_state(other), rtol=rtol, atol=1e-9
+    )
 
 
 OPTIMIZERS = ("sgd", "adam", "lamb")
@@ -73,14 +75,14 @@ def test_other_optimizers(optimizer, root):
         assert_close(root / f"sharded {optimizer}", root / "ddp")
 
 
-def test_one_process_goes_on_where_two_with_spread_weights_stopped(root, tmp_path):
+def test_one_process_resumes_the_sharded_run_of_two(root, tmp_path):
     shutil.copytree(root / "half", tmp_path / "both")
     toy_train(tmp_path / "both", dropout=0.0, **OPTIONS)
     toy_train(tmp_path / "alone", dropout=0.0, **OPTIONS)
     assert_close(tmp_path / "both", tmp_path / "alone")
 
 
-def test_a_rank_whose_loss_is_no_number_stops_the_step_of_all(root):
+def test_nan_on_one_rank_skips_the_step_on_all(root):
     folder = root / "poisoned"
     assert [m["skipped"] for m in metrics(folder) if m["split"] == "train"][-1] == 2
     assert all(x.isfinite().all() for file in FILES for x in weights(folder, file).values())

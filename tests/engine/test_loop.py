@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.common.toy_engine import CPU, ToyLoader, metrics, start, toy_train
+from tests.common.toy_engine import CPU, ToyLoader, metrics, toy_train
 from vil.engine.checkpoint.save_load import resolve_link
 from vil.engine.loop import Loss, seed_step
 from vil.tasks.classification.task import ClassificationTask
@@ -23,8 +23,8 @@ def final_state(folder):
     return torch.load(resolve_link(folder / "checkpoints", "last") / "state.pt", weights_only=True)
 
 
-def figures(folder, names=("step", "split", "loss", "top1", "lr")):
-    """What metrics.jsonl says, without times."""
+def logged(folder, names=("step", "split", "loss", "top1", "lr")):
+    """The lines of metrics.jsonl, without times."""
     return [tuple(line.get(name) for name in names) for line in metrics(folder)]
 
 
@@ -70,7 +70,7 @@ def test_dropout_is_drawn_from_the_runs_seed(straight, tmp_path):
         assert not torch.equal(final_weights(folder)["1.weight"], with_dropout)
 
 
-def test_after_a_crash_no_step_stands_twice_in_the_metrics(straight, tmp_path):
+def test_after_a_crash_no_step_is_logged_twice(straight, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(straight, folder)
     last = resolve_link(folder / "checkpoints", "last")
@@ -79,7 +79,7 @@ def test_after_a_crash_no_step_stands_twice_in_the_metrics(straight, tmp_path):
         file.write('{"step": 11, "spl')
     state = toy_train(folder)
     assert state.step == 10
-    assert figures(folder) == figures(straight)
+    assert logged(folder) == logged(straight)
     assert_same_run(folder, straight)
     assert f"checkpoint {last} skipped: state.pt" in (folder / "log.txt").read_text()
 
@@ -94,7 +94,7 @@ def test_the_log_points_are_the_expected_ones(straight):
     assert metrics(straight)[0]["epoch"] == pytest.approx(0.6)
 
 
-def test_a_finished_run_says_so_and_stays_as_it_is(straight, capsys):
+def test_a_finished_run_reports_it_and_changes_nothing(straight, capsys):
     before = (straight / "metrics.jsonl").read_text()
     state = toy_train(straight)
     assert (state.step, state.epoch) == (10, 2)
@@ -102,7 +102,7 @@ def test_a_finished_run_says_so_and_stays_as_it_is(straight, capsys):
     assert (straight / "metrics.jsonl").read_text() == before
 
 
-def test_a_run_that_is_asked_for_fewer_epochs_than_are_done_says_so(tmp_path, capsys):
+def test_fewer_epochs_than_are_done_are_nothing_to_do(tmp_path, capsys):
     toy_train(tmp_path, max_steps=7)
     assert toy_train(tmp_path, epochs=1).step == 7
     assert "nothing to do: 7 of 5 steps" in capsys.readouterr().out
@@ -115,7 +115,7 @@ def test_the_best_checkpoint_is_that_of_the_first_test_sets_best_top1(straight):
     assert final_state(straight)["state"]["best"] == scores[best]
 
 
-def test_evaluation_and_saving_keep_their_own_rhythm(tmp_path):
+def test_evaluation_and_saving_have_their_own_schedules(tmp_path):
     drawn = []
     toy_train(tmp_path, epochs=5, eval_every=2, save_every=3, keep=9, draw=drawn.append)
     evaluated = [m["step"] for m in metrics(tmp_path) if m["split"] == "val/odd"]
@@ -125,17 +125,17 @@ def test_evaluation_and_saving_keep_their_own_rhythm(tmp_path):
     assert {15, 25} <= saved <= {10, 15, 20, 25}  # 10 and 20 only if they were the best so far
 
 
-def test_every_step_tells_the_model_where_the_run_stands(tmp_path):
-    told = []
-    toy_train(tmp_path, max_steps=7, set_progress=lambda model, progress: told.append(progress))
-    assert told == [
+def test_every_step_passes_its_number_to_the_model(tmp_path):
+    steps = []
+    toy_train(tmp_path, max_steps=7, set_progress=lambda model, progress: steps.append(progress))
+    assert steps == [
         TrainStep(seed=0, step=step, epoch=step // 5, epochs=2, steps_per_epoch=5)
         for step in range(7)
     ]
 
 
 class NaNFrom(ClassificationTask):
-    """A task whose loss is not a number from a given step on."""
+    """A task whose loss is NaN from a step on."""
 
     def __init__(self, step, **settings):
         super().__init__(device=CPU, num_classes=7, **settings)
@@ -157,7 +157,7 @@ def test_a_diverged_run_ends_with_code_5_and_leaves_only_finite_checkpoints(tmp_
     assert all(weight.isfinite().all() for weight in final_weights(tmp_path).values())
 
 
-def test_another_batch_size_or_optimizer_is_refused_and_another_seed_mentioned(tmp_path, capsys):
+def test_another_batch_size_or_optimizer_is_refused_and_another_seed_logged(tmp_path, capsys):
     toy_train(tmp_path, max_steps=3)
     toy_train(tmp_path, max_steps=4, seed=8)
     assert "seed was 0 and is 8" in capsys.readouterr().out
@@ -176,18 +176,3 @@ def test_float16_scales_the_loss_and_saves_the_scale(tmp_path):
     toy_train(tmp_path, task=task, max_steps=4)
     assert final_state(tmp_path)["scaler"]["scale"] > 1
     assert toy_train(tmp_path, task=task).step == 10
-
-
-def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
-    refused = []
-
-    def start_another(folder):
-        process = start((tmp_path, {}))
-        refused.append((process.communicate()[0], process.returncode))
-
-    toy_train(tmp_path, max_steps=1, draw=start_another)
-    said, code = refused[0]
-    assert code != 0
-    assert "RunInUseError" in said
-    assert "is in use by process" in said
-    assert json.loads((tmp_path / "status.json").read_text())["state"] == "finished"

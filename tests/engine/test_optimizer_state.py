@@ -1,13 +1,13 @@
-"""Every optimizer goes on from a checkpoint as if it had never stopped, by the names of parameters.
+"""Every optimizer resumes bit for bit, with its state by parameter name.
 
-timm's lamb counts its steps in the group and not with the parameter, which names would lose.
+timm's lamb counts steps per group, not per parameter.
 """
 
 import pytest
 import torch
 
 from tests.common.toy_engine import DTYPE, toy_model
-from vil.engine.checkpoint.save_load import TrainState, resume, save
+from vil.engine.checkpoint.save_load import TrainObjects, TrainState, resume, save
 from vil.engine.distributed import DistInfo
 from vil.engine.loop import set_lr
 from vil.optim import OPTIMIZERS, build_optimizer, decay_groups
@@ -42,7 +42,7 @@ def run(model, optimizer, steps):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_part_that_was_frozen_starts_afresh_beside_the_others(tmp_path, name, capsys):
+def test_unfrozen_parameters_start_without_state(tmp_path, name, capsys):
     model, optimizer = made(name)
     model[1].requires_grad_(False)
     frozen = set(model[1].parameters())
@@ -51,14 +51,14 @@ def test_a_part_that_was_frozen_starts_afresh_beside_the_others(tmp_path, name, 
         group["param_names"], group["params"] = map(list, zip(*pairs))
     run(model, optimizer, range(3))
     state = TrainState(0, 1, 4, 5, name, step=3)
-    save(tmp_path, model, optimizer, SCALER, state, dist=DistInfo(), keep=1)
+    save(tmp_path, TrainObjects(model, optimizer, SCALER), state, dist=DistInfo(), keep=1)
     resumed, its_optimizer = made(name)
     before = resumed[1].weight.detach().clone()
     fresh = TrainState(0, 1, 4, 5, name)
-    resume(tmp_path, fresh, resumed, its_optimizer, SCALER, dist=DistInfo(), say=print)
-    assert (
-        "2 parameters start afresh in the optimizer, the first: 1.weight" in capsys.readouterr().out
-    )
+    objects = TrainObjects(resumed, its_optimizer, SCALER)
+    resume(tmp_path, fresh, objects, dist=DistInfo(), say=print)
+    told = capsys.readouterr().out
+    assert "2 parameters have no saved optimizer state, the first: 1.weight" in told
     run(resumed, its_optimizer, range(3, 5))
     assert not torch.equal(before, resumed[1].weight)
     assert all(p.isfinite().all() for p in resumed.parameters())
@@ -66,20 +66,19 @@ def test_a_part_that_was_frozen_starts_afresh_beside_the_others(tmp_path, name, 
 
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize(("before", "after"), [(1.0, 1.0), (0.9, 0.9), (1.0, 0.9), (0.9, 1.0)])
-def test_every_optimizer_goes_on_where_it_stopped(tmp_path, name, before, after):
-    """Also where layer-wise rates, and so the groups, were switched on or off meanwhile."""
+def test_every_optimizer_resumes(tmp_path, name, before, after):
+    """Also if layer-wise learning rates, and so the groups, were switched on or off."""
     model, optimizer = made(name, before)
     run(model, optimizer, range(3))
     state = TrainState(0, 1, 4, 5, name, step=3)
-    save(tmp_path, model, optimizer, SCALER, state, dist=DistInfo(), keep=1)
+    save(tmp_path, TrainObjects(model, optimizer, SCALER), state, dist=DistInfo(), keep=1)
     resumed, its_optimizer = made(name, after)
-    fresh, dist = TrainState(0, 1, 4, 5, name), DistInfo()
-    found = resume(tmp_path, fresh, resumed, its_optimizer, SCALER, dist=dist, say=print)
-    assert found == state
+    fresh, objects = TrainState(0, 1, 4, 5, name), TrainObjects(resumed, its_optimizer, SCALER)
+    assert resume(tmp_path, fresh, objects, dist=DistInfo(), say=print) == state
     if before == after:
         run(model, optimizer, range(3, 6))
         run(resumed, its_optimizer, range(3, 6))
-    else:  # at the same rate for all layers, the momenta and counters alone decide
+    else:  # with equal learning rates only state and counters matter
         for each, its in ((model, optimizer), (resumed, its_optimizer)):
             for group in its.param_groups:
                 group["lr_scale"] = 1.0

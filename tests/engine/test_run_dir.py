@@ -1,4 +1,4 @@
-"""What a run leaves behind for people and for scripts, and what it does not write twice."""
+"""The files of a run's folder: logs, metrics, status, lock."""
 
 import json
 import math
@@ -14,9 +14,9 @@ from vil.engine.distributed import DistInfo
 from vil.engine.logger import RunLogger
 from vil.engine.run_dir import RunDir
 from vil.utils.errors import DataError, RunFolderError
-from vil.utils.metric_format import pairs
+from vil.utils.metric_format import format_pairs
 
-FIGURES = {"loss": 2.30259, "top1": 12.5, "time": 0.25, "data": 0.01}
+METRICS = {"loss": 2.30259, "top1": 12.5, "time": 0.25, "data": 0.01}
 
 
 def opened(folder, step=0):
@@ -41,7 +41,7 @@ def test_names_are_written_alike_in_every_locale(tmp_path):
 
 def test_a_log_line_is_pairs_in_a_fixed_order_behind_a_time_stamp(tmp_path):
     log = opened(tmp_path)
-    log.training(30, 5e-4, {**FIGURES, "grad_norm": 1.5})
+    log.training(30, 5e-4, {**METRICS, "grad_norm": 1.5})
     log.close()
     (line,) = (tmp_path / "log.txt").read_text().splitlines()
     stamp, split, *words = line.split(" ")
@@ -82,12 +82,12 @@ def test_resuming_drops_later_lines_and_a_torn_one(tmp_path):
 
     log = opened(tmp_path)
     for step in (10, 20, 30, 40):
-        log.training(step, 0.1, {**FIGURES, "loss": float(step)})
+        log.training(step, 0.1, {**METRICS, "loss": float(step)})
     log.metrics.write('{"step": 15, "epo')
     log.close()
     log = opened(tmp_path, step=20)
     for step in (30, 40):
-        log.training(step, 0.1, {**FIGURES, "loss": -float(step)})
+        log.training(step, 0.1, {**METRICS, "loss": -float(step)})
     log.close()
     expected = [(10, 10), (20, 20), (30, -30), (40, -40)]
     assert [(m["step"], m["loss"]) for m in metrics(tmp_path)] == expected
@@ -98,9 +98,9 @@ def test_resuming_drops_later_lines_and_a_torn_one(tmp_path):
 @pytest.mark.parametrize(
     "tail", [b"\0" * 4096, b"\xff\xfe\n\x80", b'{"step": "x"}\n1\n', b"[" * 9999]
 )
-def test_whatever_a_crash_left_in_the_log_is_dropped(tmp_path, tail):
+def test_incomplete_log_lines_of_a_crash_are_dropped(tmp_path, tail):
     log = opened(tmp_path)
-    log.training(10, 0.1, FIGURES)
+    log.training(10, 0.1, METRICS)
     log.close()
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(file.read_bytes() + tail)
@@ -125,7 +125,7 @@ def test_only_rank_0_writes(tmp_path):
         run.log.begin(0, 10, steps_per_epoch=5, batch_size=8)
         run.log.say("unheard")
         run.tick(1)
-        run.log.training(1, 0.1, FIGURES)
+        run.log.training(1, 0.1, METRICS)
         run.log.evaluation(1, {"set": {"top1": 1.0}})
         run.status("running")
     assert not folder.exists()
@@ -140,7 +140,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize(("error", "state", "code", "reason"), ENDINGS, ids=lambda e: repr(e)[:20])
-def test_the_status_tells_how_a_run_ended(tmp_path, error, state, code, reason):
+def test_the_status_has_the_outcome_of_a_run(tmp_path, error, state, code, reason):
     def read():
         return json.loads((tmp_path / "status.json").read_text())
 
@@ -171,16 +171,16 @@ def test_commands_and_versions_are_kept_for_every_start(tmp_path):
 
 
 def test_numbers_without_a_format_of_their_own_are_short():
-    assert pairs({"loss": 1, "grad_norm": 0.123456}) == "loss 1.0000 grad_norm 0.1235"
+    assert format_pairs({"loss": 1, "grad_norm": 0.123456}) == "loss 1.0000 grad_norm 0.1235"
 
 
 def test_precision_is_written_like_accuracy_and_parts_of_a_loss_like_the_loss():
     found = {"box_ap": 0.0, "mask_ap50": 41.256, "box_ar100": math.nan, "loss_mask": 0.69314}
-    assert pairs(found) == "box_ap 0.00 mask_ap50 41.26 box_ar100 nan loss_mask 0.6931"
+    assert format_pairs(found) == "box_ap 0.00 mask_ap50 41.26 box_ar100 nan loss_mask 0.6931"
 
 
 def test_the_curves_of_a_detector(tmp_path):
-    """What the set has no figure for (null) is no point of a curve."""
+    """A metric that is null has no point."""
     from vil.report.curves import draw, read_series
 
     lines = [
@@ -226,7 +226,7 @@ def test_a_folder_on_another_disk_is_fine(tmp_path):
 
 
 def test_a_full_disk_costs_the_log_and_not_the_run(tmp_path, capsys):
-    """/dev/full answers every write as a disk without room does."""
+    """/dev/full fails every write like a full disk."""
     log = RunLogger(tmp_path, enabled=True)
     log.text.close()
     log.text = open("/dev/full", "w", buffering=1)  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""Parts of a step, clipping, averaged weights and rates that drop: what the loop's options promise.
+"""The loop's options: accumulation, clipping, averaged weights and learning-rate drops.
 
 `set_progress` is called at the start of a step, when the gradients are still those of the last one.
 """
@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.common.toy_engine import CLASSES, CPU, held_out, metrics, pick, samples, toy_train
-from vil.engine.checkpoint.save_load import TrainState, load, resolve_link, save
+from vil.engine.checkpoint.save_load import TrainObjects, TrainState, load, resolve_link, save
 from vil.engine.distributed import DistInfo
 from vil.engine.loop import set_lr
 from vil.optim import build_optimizer, decay_groups
@@ -41,7 +41,7 @@ def task_on(batches, **settings):
 
 
 def mix(batch):
-    """Every image with its mirror in the batch, in a ratio drawn from torch's generator."""
+    """Mix every image with its mirror in the batch, in a ratio from torch's generator."""
     ratio = torch.rand(())
     images = ratio * batch.images + (1 - ratio) * batch.images.flip(0)
     classes = F.one_hot(batch.targets, CLASSES).double()
@@ -52,7 +52,7 @@ def mix(batch):
 
 @pytest.mark.parametrize("parts", [2, 4, 12])
 @pytest.mark.parametrize("settings", [{"mix": mix}, {"label_smoothing": 0.1}], ids=["soft", "hard"])
-def test_parts_are_the_whole_batch(tmp_path, parts, settings):
+def test_accumulated_parts_equal_the_full_batch(tmp_path, parts, settings):
     for folder, accumulate in (("whole", 1), ("parts", parts)):
         toy_train(
             tmp_path / folder,
@@ -107,7 +107,7 @@ def test_gradients_are_clipped_to_the_norm_after_unscaling(tmp_path, amp_dtype):
     assert norms("low", clip_grad=free / 3) == pytest.approx((free / 3, free), rel=1e-3)
 
 
-def test_a_rate_is_scaled_by_its_layer():
+def test_a_learning_rate_is_scaled_by_its_layer():
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
     groups = decay_groups(
         model.named_parameters(), 0, 0, layer_of=lambda n: int(n[0]), num_layers=1, layer_decay=0.5
@@ -115,7 +115,7 @@ def test_a_rate_is_scaled_by_its_layer():
     optimizer = build_optimizer("sgd", groups, lr=1.0)
     set_lr(optimizer, 0.3)
     assert [group["lr"] for group in optimizer.param_groups] == [0.15, 0.3]
-    set_lr(torch.optim.SGD(model.parameters()), 0.3)  # groups made by others have no factor
+    set_lr(torch.optim.SGD(model.parameters()), 0.3)  # without lr_scale
 
 
 # ------------------------------------------------------------------------------- averaged weights
@@ -145,41 +145,40 @@ def test_an_average_can_be_switched_on_and_off(tmp_path, capsys):
     before = weights(tmp_path)
     assert not list(tmp_path.glob("checkpoints/*/ema.safetensors"))
     toy_train(tmp_path, max_steps=4, ema=0.5)
-    assert "no average of weights: it starts from the weights of now" in capsys.readouterr().out
+    assert "no average of weights: it starts from the current weights" in capsys.readouterr().out
     after = weights(tmp_path)
     expected = {name: (before[name] + after[name]) / 2 for name in after}
     assert_close(weights(tmp_path, "ema.safetensors"), expected)
     toy_train(tmp_path, max_steps=5)
-    assert "this run keeps none: it ends here" in capsys.readouterr().out
+    assert "has an average of weights, which this run drops" in capsys.readouterr().out
     assert not (resolve_link(tmp_path / "checkpoints", "last") / "ema.safetensors").exists()
 
 
-# -------------------------------------------------------------------------- rates that drop, resume
+# -------------------------------------------------------------------------- learning-rate drops
 
 
 class Scripted(ClassificationTask):
-    """A task whose evaluations are known beforehand."""
+    """A task whose evaluations return known values."""
 
-    def __init__(self, figures):
+    def __init__(self, values):
         super().__init__(device=CPU, test_sets={}, num_classes=CLASSES)
-        self.figures = iter(figures)
+        self.values = iter(values)
 
     def evaluate(self, model, between):
-        return {"set": {"top1": next(self.figures)}}
+        return {"set": {"top1": next(self.values)}}
 
 
-def rates(folder):
+def learning_rates(folder):
     return [m["lr"] for m in metrics(folder) if m["split"] == "train"]
 
 
-def test_the_rate_drops_after_each_evaluation_that_is_not_the_best(tmp_path):
-    figures = [1.0, 0.5, 2.0, 2.0, 3.0]
+def test_the_learning_rate_drops_after_each_evaluation_that_is_not_the_best(tmp_path):
+    values = [1.0, 0.5, 2.0, 2.0, 3.0]
     options = {"epochs": 5, "log_freq": 5, "dropout": 0.0}
-    toy_train(tmp_path / "free", task=Scripted(figures), **options)
-    state = toy_train(tmp_path / "drops", task=Scripted(figures), drop_on_plateau=4.0, **options)
-    factors = [
-        ours / free for ours, free in zip(rates(tmp_path / "drops"), rates(tmp_path / "free"))
-    ]
+    toy_train(tmp_path / "free", task=Scripted(values), **options)
+    state = toy_train(tmp_path / "drops", task=Scripted(values), drop_on_plateau=4.0, **options)
+    dropped, free = (learning_rates(tmp_path / name) for name in ("drops", "free"))
+    factors = [ours / theirs for ours, theirs in zip(dropped, free)]
     assert factors == pytest.approx([1, 1, 1 / 4, 1 / 4, 1 / 16])
     assert (state.drops, state.best, state.best_step) == (2, 3.0, 25)
 
@@ -189,18 +188,19 @@ def test_the_rate_drops_after_each_evaluation_that_is_not_the_best(tmp_path):
 
     folder, options = tmp_path / "crashed", {**options, "drop_on_plateau": 4.0}
     with pytest.raises(KeyboardInterrupt):
-        toy_train(folder, task=Scripted(figures), set_progress=crash, **options)
-    assert toy_train(folder, task=Scripted(figures[4:]), **options) == state
-    assert rates(folder) == rates(tmp_path / "drops")
+        toy_train(folder, task=Scripted(values), set_progress=crash, **options)
+    assert toy_train(folder, task=Scripted(values[4:]), **options) == state
+    assert learning_rates(folder) == learning_rates(tmp_path / "drops")
     assert_equal(weights(folder), weights(tmp_path / "drops"))
 
 
-def test_a_checkpoint_from_before_rates_dropped_is_read(tmp_path):
+def test_a_checkpoint_without_drops_is_read(tmp_path):
     model = nn.Linear(2, 2)
     optimizer = build_optimizer("sgd", decay_groups(model.named_parameters(), 0, 0), lr=0.1)
     start = TrainState(0, 1, 8, 5, "sgd", step=1)
-    folder = save(tmp_path, model, optimizer, SCALER, start, dist=DistInfo(), keep=1)
+    objects = TrainObjects(model, optimizer, SCALER)
+    folder = save(tmp_path, objects, start, dist=DistInfo(), keep=1)
     saved = torch.load(folder / "state.pt", weights_only=True)
     del saved["state"]["drops"]
     torch.save(saved, folder / "state.pt")
-    assert load(folder, model, optimizer, SCALER) == start
+    assert load(folder, objects) == start

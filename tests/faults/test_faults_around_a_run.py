@@ -30,7 +30,7 @@ from tests.common.small_runs import (
     vil,
 )  # fmt: skip
 from tests.common.toy_engine import toy_train
-from vil.engine.run_dir import take
+from vil.engine.run_dir import open_folder
 from vil.utils.errors import RunInUseError
 
 AROUND = str(Path(__file__).parents[1] / "common/faults/injected_around.py")
@@ -117,7 +117,7 @@ def race(folder, both):
     """The exit code says who got the folder's lock, and kept it until both had asked for it."""
     both.wait(DEADLINE)
     try:
-        held = take(folder)
+        held = open_folder(folder)
     except RunInUseError:
         held = None
     both.wait(DEADLINE)

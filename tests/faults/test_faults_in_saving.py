@@ -15,6 +15,7 @@ from tests.common.faults.records import record
 from tests.common.toy_engine import metrics, toy_model, toy_optimizer, toy_train
 from vil.engine.checkpoint import manifest, save_load
 from vil.engine.checkpoint.save_load import (
+    TrainObjects,
     TrainState,
     find_corruption,
     newest_valid,
@@ -34,11 +35,12 @@ def save_for_ever(folder):
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
+    objects = TrainObjects(model, optimizer, SCALER)
     for step in range(1, 10_000):
         now = TrainState(
             0, 1, 8, 5, "AdamW", step=step, best=float(step), best_step=step - step % 3
         )
-        save(folder, model, optimizer, SCALER, now, dist=DistInfo(), keep=2)
+        save(folder, objects, now, dist=DistInfo(), keep=2)
 
 
 def killed_while_saving(folder, seconds):

@@ -62,7 +62,7 @@ def test_f8_a_rank_that_hangs(tmp_path):
         gone.append(seconds_to_end(process) - timeout)
         end_all(process)
         text = said(folder)
-        named += f"rank {number % 2}: no step in 4 s; it stands in lie_down" in text
+        named += f"rank {number % 2}: no step in 4 s; it is in lie_down" in text
         assert status(folder)["code"] == 6
     worst = round(max(gone), 1)
     record("F8", "of 5 hanging ranks, named with their line", named, 5)

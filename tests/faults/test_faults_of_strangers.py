@@ -23,7 +23,7 @@ from tests.common.data_files import png_bytes, samples, write_folder, write_map,
 from tests.common.faults.real_runs import really
 from tests.common.faults.records import record
 from tests.common.small_runs import SMALL, TINY, Outcome, vil
-from vil.engine.checkpoint.manifest import MANIFEST, SEAL, fingerprint, seal
+from vil.engine.checkpoint.manifest import MANIFEST, MANIFEST_HASH, fingerprint, hash_manifest
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 
@@ -196,7 +196,7 @@ def forge(folder, **files):
         manifest["files"][name] = fingerprint(folder / name)
     manifest["files"] |= files
     (folder / MANIFEST).write_text(json.dumps(manifest))
-    (folder / SEAL).write_text(seal(folder))
+    (folder / MANIFEST_HASH).write_text(hash_manifest(folder))
 
 
 def pickled(name, write):
@@ -232,7 +232,7 @@ def leading_out(name):
 
 def bottomless(folder):
     (folder / MANIFEST).write_text("[" * 100_000)
-    (folder / SEAL).write_text(seal(folder))
+    (folder / MANIFEST_HASH).write_text(hash_manifest(folder))
 
 
 def pointing(text):
@@ -274,7 +274,7 @@ def test_f16_checkpoints(whole, tmp_path):
         tamper(copied(whole))
         run = really if number == 0 else vil
         ended = run("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")
-        tally.judge(name, ended, CHECKPOINT, "cannot be read|is whole")
+        tally.judge(name, ended, CHECKPOINT, "cannot be read|is intact")
     for name, tamper in EVALUATED.items():
         tamper(copied(whole))
         ended = vil("evaluate", "--run", "run", "--checkpoint", "last")

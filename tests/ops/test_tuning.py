@@ -22,7 +22,7 @@ from vil.ops import (
 from vil.ops.dispatch import CHOICES
 from vil.ops.testing import make_inputs, run
 from vil.ops.tuning import tuner, tuning_cache
-from vil.utils.memory import reckoned
+from vil.utils.memory import fake_memory
 from vil.utils.timing import peak_tensor_bytes
 
 CASE = Case(Window((9, 7), 3), 2, 2, 8, num_global=1, table_bias=True, global_bias=True)
@@ -265,7 +265,7 @@ def test_buckets_of_large_sizes_and_of_neighbors():
 @pytest.mark.parametrize("name", ["masked", "chunk_autograd", "chunk_handgrad"])
 def test_peak_bytes_are_computed_on_fake_tensors(name):
     case = replace(CASE, window=Window((24, 20), 4), head_dim=32)
-    with reckoned() as held:
+    with fake_memory() as held:
         inputs = make_inputs(case)
         before = held.now
         run(BACKENDS[name].attend, case, inputs)

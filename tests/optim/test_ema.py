@@ -6,6 +6,8 @@ from torch import nn
 
 from vil.optim import Ema
 
+GOOD, BAD = torch.tensor([0.0, 1.0], dtype=torch.float64)  # flags of a good and a skipped step
+
 
 def small_model():
     """A model with a shared weight, a frozen bias and batch norm."""
@@ -24,12 +26,15 @@ def test_the_average_is_the_closed_form(decay):
     for _ in range(7):
         with torch.no_grad():
             model[0].weight.add_(torch.randn(3, 3))
-        ema.update()
+        ema.update(GOOD)
         weights.append(model[0].weight.detach().clone())
     expected = decay**7 * weights[0]
     for step in range(1, 8):
         expected = expected + (1 - decay) * decay ** (7 - step) * weights[step]
     torch.testing.assert_close(ema.model[0].weight, expected, rtol=1e-12, atol=1e-12)
+    before = ema.model[0].weight.clone()
+    ema.update(BAD)
+    assert torch.equal(ema.model[0].weight, before)
     assert ema.model[2].weight is ema.model[0].weight
     assert torch.equal(ema.model[2].bias, model[2].bias)
 
@@ -38,7 +43,7 @@ def test_buffers_are_copied_and_the_model_is_unchanged():
     model = small_model()
     ema = Ema(model, 0.9)
     model(torch.randn(8, 3).double())
-    ema.update()
+    ema.update(GOOD)
     assert torch.equal(ema.model[1].running_mean, model[1].running_mean)
     assert ema.model[1].num_batches_tracked == 1
     assert model.training

@@ -232,7 +232,7 @@ def test_bad_files_raise_in_one_line(tmp_path, monkeypatch):
         "absent.pth": "no weight file",
         "cut.safetensors": "damaged",
         "cut.pth": "damaged",
-        "text.pth": "not a weight file: it is no file of torch's",
+        "text.pth": "not a weight file: it is not a file of torch.save",
         "empty.pth": "it ends too early",
         "trap.pth": "pickled objects",
         "old.pth": "pickled objects",

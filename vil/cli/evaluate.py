@@ -65,6 +65,6 @@ def evaluate(cfg: CfgNode, class_names: Sequence[str] = (), num_worst: int = 0) 
 
 def print_metrics(name: str, metrics: dict) -> None:
     """One line of a test set's metrics, as in the log of training."""
-    from vil.utils.metric_format import pairs
+    from vil.utils.metric_format import format_pairs
 
-    print(f"val set {name} {pairs({k: v for k, v in metrics.items() if k != 'per_class'})}")
+    print(f"val set {name} {format_pairs({k: v for k, v in metrics.items() if k != 'per_class'})}")

@@ -91,11 +91,11 @@ def run(args: argparse.Namespace) -> int:
     )
     print_files(result)
     if args.check:
-        from vil.utils.metric_format import pairs
+        from vil.utils.metric_format import format_pairs
 
         for test, name, metrics in export.compare_on_test_sets(cfg, result, args.format):
             shown = {key: value for key, value in metrics.items() if key != "per_class"}
-            print(f"val set {test} {name:18} {pairs(shown)}")
+            print(f"val set {test} {name:18} {format_pairs(shown)}")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Where this process stands among its peers, and the few collectives the engine needs.
+"""This process's rank, and the few collectives that the engine needs.
 
-torchrun tells a process its place in environment variables. Without them the process is alone: then
-there is no process group, no variable has to be set, and every collective returns at once.
+torchrun sets environment variables for each process. Without them the process is alone: there is no
+process group, and every collective returns at once.
 """
 
 import os
@@ -15,20 +15,17 @@ import torch.distributed as torch_dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from vil.utils.lookup import lookup
-
 T = TypeVar("T")
 
-BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-MEETING_POINT = ("MASTER_ADDR", "MASTER_PORT")
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+MASTER_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 SLURM_TASKS = "SLURM_STEP_NUM_TASKS"  # set by srun, not in the batch script
 GLOO_GRACE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class DistInfo:
-    """This process among all (rank of world), and among those of its machine (local_rank)."""
+    """This process's rank of `world` processes, and its rank on its machine."""
 
     rank: int = 0
     world: int = 1
@@ -36,37 +33,37 @@ class DistInfo:
 
     @property
     def is_main(self) -> bool:
-        """The one process that writes files and prints."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
 
 def read_environment(environment: Mapping[str, str]) -> DistInfo:
-    """The place torchrun gave this process; ValueError if only a part of its variables is there, or
-    if another launcher started several processes."""
-    if not any(name in environment for name in PLACE):
+    """Read torchrun's variables. Raises ValueError if some are missing or invalid, or if another
+    launcher started several processes."""
+    if not any(name in environment for name in RANK_VARIABLES):
         if (tasks := environment.get(SLURM_TASKS, "1")) != "1":
             raise ValueError(
-                f"srun started {tasks} processes that know nothing of each other: let it start "
-                "one torchrun on each node (scripts/train_slurm.sh)"
+                f"srun started {tasks} processes without a process group: let it start one "
+                "torchrun on each node (scripts/train_slurm.sh)"
             )
         return DistInfo()
-    missing = [name for name in PLACE + MEETING_POINT if name not in environment]
+    missing = [name for name in RANK_VARIABLES + MASTER_VARIABLES if name not in environment]
     if missing:
         raise ValueError(
             f"torchrun's environment is incomplete: {', '.join(missing)} not set "
-            f"(start with torchrun, or unset {', '.join(PLACE)} to run a single process)"
+            f"(start with torchrun, or unset {', '.join(RANK_VARIABLES)} to run a single process)"
         )
-    place = {name: environment[name] for name in PLACE}
-    if not all(value.isdecimal() for value in place.values()):
-        raise ValueError(f"torchrun's environment must hold whole numbers, given {place}")
-    rank, world, local_rank = map(int, place.values())
+    values = {name: environment[name] for name in RANK_VARIABLES}
+    if not all(value.isdecimal() for value in values.values()):
+        raise ValueError(f"torchrun's environment must hold whole numbers, given {values}")
+    rank, world, local_rank = map(int, values.values())
     if rank >= world:
         raise ValueError(f"RANK {rank} must be below WORLD_SIZE {world}")
     return DistInfo(rank, world, local_rank)
 
 
 def start(backend: str | None, device: torch.device) -> DistInfo:
-    """Join the other processes, if there are any. `backend` None: gloo on CPU, nccl on CUDA."""
+    """Join the process group, if there is one. `backend` None: gloo on CPU, nccl on CUDA."""
     dist = read_environment(os.environ)
     if device.type == "cuda":
         if dist.local_rank >= torch.cuda.device_count():
@@ -75,30 +72,30 @@ def start(backend: str | None, device: torch.device) -> DistInfo:
             )
         torch.cuda.set_device(dist.local_rank if device.index is None else device.index)
     if dist.world > 1:
-        backend = backend or lookup(BACKENDS, device.type, "device for several processes")
-        if backend == "nccl":  # the host's own numbers wait for no device
+        backend = backend or ("nccl" if device.type == "cuda" else "gloo")
+        if backend == "nccl":  # collectives of host numbers need not wait for the device
             backend = "cpu:gloo,cuda:nccl"
         torch_dist.init_process_group(backend, rank=dist.rank, world_size=dist.world)
     return dist
 
 
 def stop() -> None:
-    """Leave the group; call it last, also when the run has failed."""
+    """Leave the process group. Call it last, also after a failure."""
     if not torch_dist.is_initialized():
         return
     if "gloo" in torch_dist.get_backend():
-        # gloo's threads outlive the group (DDP holds it), and one that still has to free the tensor
-        # of the last collective aborts the process if Python is already shutting down (measured:
-        # 1 run of 15 with torch 2.11 on two busy cores). Asleep, we leave them the GIL.
+        # gloo's threads outlive the group (DDP holds it). One that frees the tensor of the last
+        # collective during Python's shutdown aborts the process (measured: 1 run of 15 with torch
+        # 2.11 on two busy cores). Sleeping gives them the GIL.
         time.sleep(GLOO_GRACE_SECONDS)
     torch_dist.destroy_process_group()
 
 
 def wrap(model: nn.Module, dist: DistInfo, device: torch.device) -> nn.Module:
-    """The model as it is trained: under DDP when there are several ranks, unless it is sharded.
+    """Wrap the model in DDP if there are several ranks, unless it is sharded.
 
-    Buffers are not broadcast at every step: those of our models are constants, or redrawn alike on
-    every rank. Batch norms of other models share statistics on GPUs, and see `share_buffers`.
+    Buffers are not broadcast at every step: in ViL they are constants or redrawn equally on every
+    rank. Batch norms of other models are synchronized on GPUs; see also `share_buffers`.
     """
     if dist.world == 1 or hasattr(model, "set_requires_gradient_sync"):
         return model
@@ -112,14 +109,14 @@ def wrap(model: nn.Module, dist: DistInfo, device: torch.device) -> nn.Module:
 
 
 def share_buffers(model: nn.Module) -> None:
-    """Rank 0's buffers on every rank, so that all evaluate, and save, the same batch statistics."""
+    """Broadcast rank 0's buffers, so that all ranks evaluate the batch statistics that it saves."""
     if torch_dist.is_initialized():
         for buffer in model.buffers():
             torch_dist.broadcast(buffer, src=0)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The plain model inside DDP and torch.compile: the one whose parameter names are ours."""
+    """Return the plain model inside DDP and torch.compile, without prefixes in its names."""
     for name in ("module", "_orig_mod"):
         if isinstance(inner := getattr(model, name, None), nn.Module):
             return unwrap(inner)
@@ -127,14 +124,14 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
-    """Add up `tensor` over the ranks, in place."""
+    """Sum `tensor` over the ranks, in place."""
     if torch_dist.is_initialized():
         torch_dist.all_reduce(tensor)
     return tensor
 
 
 def all_reduce_max(number: int) -> int:
-    """The largest of the ranks' numbers, on every rank; no device takes part."""
+    """The largest of the ranks' numbers, on every rank. Does not use the device."""
     if not torch_dist.is_initialized():
         return number
     box = torch.tensor(number)
@@ -152,16 +149,10 @@ def broadcast_object(value: T) -> T:
 
 
 def gather_objects(value: T) -> list[T]:
-    """Every rank's `value`, in their order, on rank 0; on the others nothing. No device takes part
-    where gloo does."""
+    """All ranks' values in order, on rank 0; an empty list on the others."""
     if not torch_dist.is_initialized():
         return [value]
     main = torch_dist.get_rank() == 0
     box = [None] * torch_dist.get_world_size() if main else None
     torch_dist.gather_object(value, box, dst=0)
     return box or []
-
-
-def barrier() -> None:
-    if torch_dist.is_initialized():
-        torch_dist.barrier()

@@ -1,4 +1,4 @@
-"""What every evaluation needs: eval mode, autocast, and as many batches on every rank."""
+"""Helpers of every evaluation: eval mode, autocast, and batches in step on all ranks."""
 
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
@@ -12,8 +12,8 @@ from vil.engine.fsdp import unsharded
 
 
 def iter_in_step(batches: Sized, between: Callable[[], None]) -> Iterator[Any]:
-    """Yield this rank's batches, calling `between` as often on every rank as the one with the most
-    batches does."""
+    """Yield this rank's batches. Before each it calls `between`, on every rank as often as on the
+    rank with the most batches."""
     iterator = iter(batches)
     for _ in range(all_reduce_max(len(batches))):
         between()
@@ -22,20 +22,17 @@ def iter_in_step(batches: Sized, between: Callable[[], None]) -> Iterator[Any]:
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
-    """Mixed precision in `dtype`; None changes nothing."""
+    """Mixed precision in `dtype`; none with None."""
     return torch.autocast(device.type, dtype, enabled=dtype is not None)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """Set the model to eval mode without gradients, and restore its mode at the end.
-
-    Uses no_grad, not inference_mode: a tensor that a module caches under the latter (a mask, a
-    position table) could not be used in training afterwards.
-    """
+    """Set the model to eval mode without gradients, and restore its mode at the end."""
     was_training = model.training
     model.eval()
     try:
+        # not inference_mode: training could not use the masks that modules cache inside
         with torch.no_grad(), unsharded(model):
             yield model
     finally:

@@ -1,8 +1,8 @@
-"""Weights spread over the ranks (FSDP2), and whole again for a checkpoint.
+"""Shard weights over the ranks (FSDP2), and gather them for a checkpoint.
 
-Each rank keeps a slice of every parameter, gradient and momentum, and has a block's weights whole
-for as long as it computes with them. A checkpoint is that of one process, whole tensors under the
-plain model's names, so that the strategy and the number of ranks may change from start to start.
+Each rank keeps a shard of every parameter, gradient and optimizer state, and gathers the weights of
+one block at a time. A checkpoint has full tensors under the plain model's names, so that strategy
+and number of ranks may change on resume.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,8 +20,8 @@ from vil.engine.distributed import DistInfo
 def shard(
     model: nn.Module, blocks: Iterable[nn.Module], dist: DistInfo, device: torch.device
 ) -> None:
-    """Spread a model in place: each of `blocks` is gathered alone, the rest together. Every rank
-    must hold the same weights."""
+    """Shard a model in place; each of `blocks` is gathered separately, the rest together. All ranks
+    must have the same weights."""
     mesh = init_device_mesh(device.type, (dist.world,))
     for block in blocks:
         fully_shard(block, mesh=mesh)
@@ -33,17 +33,17 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def local(x: Tensor) -> Tensor:
-    """This rank's slice; all of a tensor that is not spread."""
+    """This rank's shard, or a tensor that is not sharded."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
 def full_tensor(x: Tensor) -> Tensor:
-    """All of a tensor. Every rank must ask for it."""
+    """The unsharded tensor. All ranks must call it."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def shard_like(x: Tensor, other: Tensor) -> Tensor:
-    """A whole tensor, the same on every rank, spread as another one of its shape is."""
+    """Shard a full tensor, equal on all ranks, like another one of its shape."""
     if not isinstance(other, DTensor) or x.shape != other.shape:
         return x
     return distribute_tensor(x.to(other.device), other.device_mesh, other.placements)
@@ -51,8 +51,8 @@ def shard_like(x: Tensor, other: Tensor) -> Tensor:
 
 @contextmanager
 def unsharded(model: nn.Module) -> Iterator[None]:
-    """Inside, every rank has all weights and forwards as often as it likes: in an evaluation the
-    ranks need not have as many batches."""
+    """Inside, every rank has the full weights, so that ranks may run different numbers of forward
+    passes in an evaluation."""
     parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for part in parts:
         part.set_reshard_after_forward(False, recurse=False)

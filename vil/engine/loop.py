@@ -1,8 +1,8 @@
-"""The training loop: one function, read from top to bottom. All that happens at a step is a line.
+"""The training loop: one function that reads from top to bottom.
 
-Nothing in it is random: dropout and drop path draw from torch's generator, which is seeded at every
-step from (seed, step, rank), and all else is a function of the step. So a run that resumes, also in
-the middle of an epoch, computes the numbers it would have computed.
+It is a pure function of the step: torch's generator, which dropout and drop path draw from, is
+seeded at every step from (seed, step, rank). So a run that resumes, also in the middle of an epoch,
+is bit-identical to one that never stopped.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from vil.engine.checkpoint.manager import CheckpointManager, CheckpointPolicy
-from vil.engine.checkpoint.save_load import Average, TrainState
-from vil.engine.distributed import DistInfo, all_reduce_sum, share_buffers, unwrap
+from vil.engine.checkpoint.save_load import TrainObjects, TrainState
+from vil.engine.distributed import all_reduce_sum, share_buffers, wrap
 from vil.engine.evaluation import autocast
 from vil.engine.fsdp import is_sharded, local
 from vil.engine.meter import Meter
@@ -42,17 +42,16 @@ class Metric(NamedTuple):
 
     name: str
     higher_is_better: bool = True
-    label: str = ""  # what people call it
+    label: str = ""  # for plots and pages
     unit: str = ""
 
 
 class Loss(NamedTuple):
-    """The loss of a batch, or of a part of it.
+    """The loss of a batch or of a part of it.
 
-    With normalizer None, `value` is a mean over the batch in which every sample counts the same.
-    Otherwise `value` is a sum and `normalizer` a scalar tensor, such as the sum of the samples'
-    weights; gradients are those of the sums over all parts and ranks, divided by the sum of all
-    normalizers.
+    With normalizer None, `value` is a mean in which every sample counts the same. Otherwise `value`
+    is a sum and `normalizer` a scalar tensor, such as the sum of the samples' weights. The gradient
+    is then that of the sums over all parts and ranks, divided by the sum of all normalizers.
     """
 
     value: Tensor
@@ -61,75 +60,58 @@ class Loss(NamedTuple):
 
 
 class Task(Protocol):
-    """What the loop asks of a task; `vil.tasks.base.Task` has the rest."""
+    """What the loop calls; `vil.tasks.base.Task` documents it."""
 
     metric: Metric
-    amp_dtype: torch.dtype | None  # autocast's precision; None: full
+    amp_dtype: torch.dtype | None  # autocast's precision, None: full
 
-    def prepare(self, batch: Any) -> Any:
-        """Move a step's batch to the device and change it as it is trained on (mixup)."""
-
-    def split(self, batch: Any, num_parts: int) -> Iterable[Any]:
-        """Split a prepared batch into parts of as many samples each, in its order."""
-
-    def loss(self, model: nn.Module, batch: Any) -> Loss:
-        """Compute the loss of a prepared batch; called under autocast."""
+    def prepare(self, batch: Any) -> Any: ...
+    def split(self, batch: Any, num_parts: int) -> Iterable[Any]: ...
+    def loss(self, model: nn.Module, batch: Any) -> Loss: ...
 
     def evaluate(
         self, model: nn.Module, between: Callable[[], None] = ...
     ) -> dict[str, dict[str, Any]]:
-        """Return the metrics of each test set, the same on every rank, `metric` among them.
-
-        `between` is called before each batch, equally often on every rank; what it raises ends the
-        evaluation.
-        """
+        """Return {test set: metrics}, the same on every rank. Calls `between` before each batch,
+        equally often on every rank; what it raises ends the evaluation."""
 
 
 class Loader(Protocol):
-    """What `train` asks of a loader: this rank's batches of the steps start .. stop - 1."""
+    """This rank's batches of the steps start_step .. stop_step - 1."""
 
     steps_per_epoch: int
 
     def batches(self, start_step: int, stop_step: int) -> Iterable[Any]: ...
 
 
-class Schedule(Protocol):
-    """What `train` asks of a schedule: the learning rate, from the step alone."""
-
-    def lr_at(self, step: int) -> float: ...
-
-
 def train(
     task: Task,
-    model: nn.Module,
     loader: Loader,
-    optimizer: Optimizer,
-    schedule: Schedule,
-    scaler: GradScaler,
+    objects: TrainObjects,
+    lr_at: Callable[[int], float],
     state: TrainState,
     *,
     run: RunDir,
     guard: PreemptionGuard,
-    dist: DistInfo,
-    device: torch.device,
     epochs: int,
     policy: CheckpointPolicy,
     set_progress: Callable[[nn.Module, TrainStep], None],
-    accumulate: int = 1,  # parts of equal size that a step's batch is split into
-    clip_grad: float = 0.0,  # upper bound of the norm of all gradients together; 0: none
-    ema: Average | None = None,  # evaluated instead of the weights, saved beside them
+    accumulate: int = 1,  # equal parts into which a step's batch is split
+    clip_grad: float = 0.0,  # upper bound of the norm of all gradients together, 0: none
     drop_on_plateau: float = 0.0,  # divides the lr after an evaluation without a new best
-    max_bad_steps: int = 10,  # consecutive non-finite steps; or half an epoch, if that is less
+    max_bad_steps: int = 10,  # consecutive non-finite steps, at most half an epoch
     log_freq: int = 10,
     max_steps: int | None = None,
-    draw: Callable[[Path], Any] | None = None,  # given the run's folder after each evaluation
+    draw: Callable[[Path], Any] | None = None,  # called with the run's folder after evaluations
 ) -> TrainState:
-    """Train from `state`, that of the start or of any checkpoint, to the end.
+    """Train from `state`, the initial one or that of a checkpoint, to the end.
 
-    Raises DivergedError after too many consecutive non-finite steps, and StoppedError, with the
-    state saved, after a signal.
+    lr_at: the learning rate of a step. Raises DivergedError after too many consecutive non-finite
+    steps, and StoppedError, with the state saved, after a signal.
     """
-    plain, per_epoch = unwrap(model), loader.steps_per_epoch
+    dist, device, per_epoch = run.dist, run.device, loader.steps_per_epoch
+    plain, optimizer, scaler, ema = objects
+    model, evaluated_model = wrap(plain, dist, device), ema.model if ema else plain
     end = min(epochs * per_epoch, max_steps or epochs * per_epoch)
     run.tick(state.step)
     if state.step > end or state.step == state.evaluated == end:
@@ -137,9 +119,9 @@ def train(
         return state
     run.begin()
     run.log.begin(state.step, end, steps_per_epoch=per_epoch, batch_size=state.batch_size)
-    meter, delayed_flags, norms = Meter(dist), DelayedFlags(device), BatchNormSnapshot(plain)
+    meter, delayed_flags, norms = Meter(), DelayedFlags(device), BatchNormSnapshot(plain)
     bad_steps = NonFiniteSteps(min(max_bad_steps, per_epoch // 2), run.folder, dist.rank)
-    checkpoints = CheckpointManager(run, plain, optimizer, scaler, ema, dist, policy)
+    checkpoints = CheckpointManager(run, objects, policy)
     batches = meter.watch(loader.batches(state.step, end), guard.waiting)
     model.train()
     guard.watch(run.folder, run.status)
@@ -148,8 +130,8 @@ def train(
         guard.check_all_ranks()
         while True:
             if policy.evaluates(state, end):
-                share_buffers(ema.model if ema else plain)
-                results = task.evaluate(ema.model if ema else plain, guard.check_all_ranks)
+                share_buffers(evaluated_model)
+                results = task.evaluate(evaluated_model, guard.check_all_ranks)
                 run.log.evaluation(state.step, results)
                 value = next(iter(results.values()))[task.metric.name]  # of the first test set
                 state = state.after_eval(
@@ -166,7 +148,7 @@ def train(
             guard.beat()
             set_progress(plain, TrainStep(state.seed, state.step, state.epoch, epochs, per_epoch))
             seed_step(state.seed, state.step, dist.rank)
-            lr = schedule.lr_at(state.step) / (drop_on_plateau or 1.0) ** state.drops
+            lr = lr_at(state.step) / (drop_on_plateau or 1.0) ** state.drops
             set_lr(optimizer, lr)
 
             norms.keep()
@@ -189,7 +171,7 @@ def train(
 
             if state.step % log_freq == 0 or state.epoch_ends or state.step == end:
                 metrics = meter.read()  # the only place where the host waits for the device
-                if scaler.is_enabled():  # it falls with each step that float16 could not hold
+                if scaler.is_enabled():  # it decreases with every overflow of float16
                     metrics["scale"] = scaler.get_scale()
                 if state.skipped:
                     metrics["skipped"] = state.skipped
@@ -224,41 +206,40 @@ def backward(
     num_parts: int,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Accumulate the (scaled) gradients of the batch's loss; return the loss and its metrics.
+    """Accumulate the scaled gradients of a prepared batch; return the loss and its metrics.
 
-    The prepared batch runs in `num_parts` parts of equal size, one after the other. Their gradients
-    add up to those of the full batch, in the memory of one part; only batch norms and the draws of
-    dropout differ.
+    The `num_parts` equal parts run one after the other. Their gradients add up to those of the full
+    batch, with the memory of one part; only batch norms and the random draws of dropout differ.
     """
     means: dict[str, Tensor] = {}
-    total = None  # of the normalizers, where the task gives them
+    normalizers = []
     for number, part in enumerate(task.split(batch, num_parts), start=1):
-        if is_sharded(model):
-            model.set_requires_gradient_sync(number == num_parts)
-        with maybe_no_sync(model, number == num_parts):
+        with sync_gradients(model, number == num_parts):
             with autocast(device, task.amp_dtype):
                 value, normalizer, metrics = task.loss(model, part)
             scaler.scale(value / num_parts).backward()
         if normalizer is not None:
-            total = normalizer.detach() + (0 if total is None else total)
+            normalizers.append(normalizer.detach())
         for name, metric in {"loss": value, **metrics}.items():
             means[name] = means.get(name, 0) + metric.detach() / num_parts
-    if total is not None:
-        normalize(model, means, total, num_parts)
+    if normalizers:
+        means["loss"] = means["loss"] * rescale_gradients(model, sum(normalizers), num_parts)
     return means
 
 
-def normalize(model: nn.Module, means: dict[str, Tensor], total: Tensor, num_parts: int) -> None:
-    """Turn gradients and loss of summed parts, averaged over parts and ranks, into those of the sum
-    over all divided by the sum of all normalizers."""
+def rescale_gradients(model: nn.Module, normalizer: Tensor, num_parts: int) -> Tensor:
+    """Turn the gradient of mean sums over parts and ranks into that of the total sum divided by the
+    total normalizer. Returns the factor, which holds for the loss too."""
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-    total = all_reduce_sum(total.clone())
-    factor = torch.where(total > 0, num_parts * world / total, 0)  # nothing to learn from: 0
+    normalizer = all_reduce_sum(normalizer.clone())
+    factor = torch.where(normalizer > 0, num_parts * world / normalizer, 0)  # no samples: 0
     for gradient in (p.grad for p in model.parameters() if p.grad is not None):
         local(gradient).mul_(factor)
-    means["loss"] = means["loss"] * factor
+    return factor
 
 
-def maybe_no_sync(model: nn.Module, sync: bool) -> AbstractContextManager:
-    """Let DDP average gradients over the ranks only once per step, with the last part."""
+def sync_gradients(model: nn.Module, sync: bool) -> AbstractContextManager:
+    """Let DDP and FSDP reduce gradients over the ranks only once per step, with the last part."""
+    if is_sharded(model):
+        model.set_requires_gradient_sync(sync)
     return nullcontext() if sync or not hasattr(model, "no_sync") else model.no_sync()

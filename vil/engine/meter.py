@@ -1,76 +1,73 @@
-"""Means of training figures and times between two log lines, without waiting for the device.
+"""Average training metrics and times between two log lines, without waiting for the device.
 
-Figures are added up where they are computed; reading them is the one moment at which the host waits
-for an accelerator, so the loop reads only when it logs.
+Metrics are summed on the device. `read` is the only place where the host waits for an accelerator,
+so the loop reads only when it logs.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vil.engine.distributed import DistInfo, all_reduce_sum
-
-Batch = TypeVar("Batch")
+from vil.engine.distributed import all_reduce_sum
 
 
 class Meter:
-    """Sums since the last `read`. The clock starts when the next batch is asked for, so whatever
-    the loop does after reading (evaluation, a checkpoint) does not count as training time."""
+    """Sums since the last `read`. The clock starts with the request for the next batch, so that
+    evaluation and checkpoints do not count as training time."""
 
-    def __init__(self, dist: DistInfo):
-        self.dist = dist
+    def __init__(self):
         self.reset()
 
     def reset(self) -> None:
         self.sums: dict[str, Tensor] = {}
-        self.steps, self.good = 0, torch.zeros(())
+        self.steps, self.good_steps = 0, torch.zeros(())
         self.began = self.waited = 0.0
 
     def watch(
-        self, batches: Iterable[Batch], waiting: Callable[[], AbstractContextManager] = nullcontext
-    ) -> Iterator[Batch]:
-        """The same batches, with the time spent waiting for them measured, inside of `waiting`."""
+        self, batches: Iterable[Any], waiting: Callable[[], AbstractContextManager]
+    ) -> Iterator[Any]:
+        """Yield the batches, and measure the time spent waiting for them, inside `waiting`."""
         iterator = iter(batches)
         try:
             while True:
-                asked = time.perf_counter()
+                requested = time.perf_counter()
                 if self.steps == 0:
-                    self.began = asked
+                    self.began = requested
                 with waiting():
                     batch = next(iterator, None)
                 if batch is None:
                     return
-                self.waited += time.perf_counter() - asked
+                self.waited += time.perf_counter() - requested
                 yield batch
         finally:
-            if hasattr(iterator, "close"):  # now, not when the last traceback is dropped
+            if hasattr(iterator, "close"):  # at once, not when the last traceback is released
                 iterator.close()
 
-    def add(self, figures: dict[str, Tensor], bad: Tensor) -> None:
-        """Scalars of one step; the same names at every step. Those of a step that did not count
-        (`bad` is 1) may be anything and are left out."""
+    def add(self, metrics: dict[str, Tensor], bad: Tensor) -> None:
+        """Add the scalars of one step, with the same names at every step. Those of a skipped step
+        (`bad` is 1) are left out."""
         self.steps += 1
         good = 1 - bad.detach()
-        self.good = self.good.to(good.device) + good
-        for name, value in figures.items():
+        self.good_steps = self.good_steps.to(good.device) + good
+        for name, value in metrics.items():
             value = torch.where(good > 0, value.detach().float(), 0.0)
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def read(self) -> dict[str, float]:
-        """Mean figures over the steps that counted and the ranks, then seconds per step and those
-        spent on data.
+        """Return the means over ranks and steps without skipped ones, then the seconds per step and
+        those spent waiting for data; start over.
 
-        Starts over. Every rank gets the same figures, and so decides alike what to do about them.
+        Metrics are equal on all ranks.
         """
-        total = all_reduce_sum(torch.stack([*self.sums.values(), self.good.float()]))
+        total = all_reduce_sum(torch.stack([*self.sums.values(), self.good_steps.float()]))
         *sums, good = total.tolist()
-        figures = {name: value / good if good else math.nan for name, value in zip(self.sums, sums)}
-        figures["time"] = (time.perf_counter() - self.began) / self.steps
-        figures["data"] = self.waited / self.steps
+        metrics = {name: value / good if good else math.nan for name, value in zip(self.sums, sums)}
+        metrics["time"] = (time.perf_counter() - self.began) / self.steps
+        metrics["data"] = self.waited / self.steps
         self.reset()
-        return figures
+        return metrics

@@ -1,9 +1,8 @@
-"""Whether a step counts: its gradients are finite on every rank, or none of them moves anything.
+"""Skip the update on all ranks if any rank has a non-finite loss or gradient.
 
-The decision is a number on the device, the largest of the ranks', and the update is made
-conditional on it there (`update`); the host reads it a step later, so that an accelerator never
-waits. A step that does not count leaves weights, momenta and averages as they are; data and
-schedule go on.
+The flag stays on the device, where the update is made conditional on it (`update`). The host reads
+it one step later, so that it never waits for an accelerator. A skipped step leaves weights,
+optimizer state and averages unchanged; data and schedule advance.
 """
 
 import json
@@ -19,31 +18,28 @@ from torch.optim import Optimizer
 from vil.engine.fsdp import full_tensor, local
 from vil.utils.errors import DivergedError
 
-LISTED = 20  # parameters in a dump, those with the largest gradients first
+MAX_LISTED = 20  # parameters in a dump, those with the largest gradients first
 
 
 class Flags(NamedTuple):
-    """What all ranks know of a step: whether it was bad, and the signal that came to one."""
+    """Flags of a step, reduced over the ranks."""
 
-    bad: bool
-    signal: int
-
-
-NOTHING = Flags(False, 0)
+    bad: bool = False  # loss or gradient is not finite
+    signal: int = 0  # number of a received signal, 0: none
 
 
-def gradient_norm(model: nn.Module, most: float) -> Tensor:
-    """The norm of all gradients together; above `most` they are scaled down to it, 0: never."""
+def gradient_norm(model: nn.Module, max_norm: float) -> Tensor:
+    """Return the norm of all gradients together. Clip them to `max_norm`, unless it is 0."""
     parameters = [p for p in model.parameters() if p.grad is not None]
     norm = full_tensor(nn.utils.get_total_norm([p.grad for p in parameters]))
-    if most:
-        nn.utils.clip_grads_with_norm_(parameters, most, norm)
+    if max_norm:
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
 
 
 def all_reduce_flags(loss: Tensor, norm: Tensor, signal: int) -> Tensor:
-    """float32 (2,), the same on every rank: 1 if loss or gradient of any is not finite, and the
-    signal that one of them noted."""
+    """Return float32 (2,), the same on every rank: 1 if any rank's loss or gradient norm is not
+    finite, and the signal that any rank received."""
     good = (loss.isfinite() & norm.isfinite()).float()
     flags = torch.stack([1 - good, torch.full_like(good, signal)])
     if torch_dist.is_initialized():
@@ -52,26 +48,25 @@ def all_reduce_flags(loss: Tensor, norm: Tensor, signal: int) -> Tensor:
 
 
 class BatchNormSnapshot:
-    """What a forward pass itself moves, the averages in batch norms: put back after a step that did
-    not count."""
+    """The running statistics of batch norms, which a forward pass changes, to undo a bad step."""
 
     def __init__(self, model: nn.Module):
         norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        self.moving = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
+        self.buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
 
     def keep(self) -> None:
-        """Before the forward pass."""
-        self.kept = [buffer.clone() for buffer in self.moving]
+        """Copy the statistics before the forward pass."""
+        self.copies = [buffer.clone() for buffer in self.buffers]
 
     def restore(self, bad: Tensor) -> None:
-        """After it, if `bad` is 1."""
-        for buffer, kept in zip(self.moving, self.kept):
-            buffer.copy_(torch.where(bad > 0, kept, buffer))
+        """Restore them after it if `bad` is 1."""
+        for buffer, copy in zip(self.buffers, self.copies):
+            buffer.copy_(torch.where(bad > 0, copy, buffer))
 
 
 def update(optimizer: Optimizer, bad: Tensor) -> None:
-    """A step, unless `bad` (float32, no dimension) is 1. torch's fused optimizers look at it on the
-    device; for the others the host waits for it."""
+    """Step the optimizer unless `bad`, a float32 scalar, is 1. torch's fused optimizers read it on
+    the device; for others the host waits for it."""
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer.grad_scale, optimizer.found_inf = None, bad
         try:
@@ -83,30 +78,23 @@ def update(optimizer: Optimizer, bad: Tensor) -> None:
 
 
 class DelayedFlags:
-    """Reads flags without waiting for the device: those of the step before. On a CPU at once."""
+    """Read flags without waiting for a GPU: those of the previous step. On a CPU at once."""
 
     def __init__(self, device: torch.device):
-        self.ahead = device.type == "cuda"
+        self.is_delayed = device.type == "cuda"
         self.copied: tuple[Tensor, Any] | None = None
 
     def read(self, flags: Tensor) -> Flags:
-        """Those of this step on a CPU, of the one before on a GPU."""
-        if not self.ahead:
+        if not self.is_delayed:
             return as_flags(flags)
-        before = self.last()
-        host, done = torch.empty(2, pin_memory=True), torch.cuda.Event()
+        previous, host, done = self.copied, torch.empty(2, pin_memory=True), torch.cuda.Event()
         host.copy_(flags, non_blocking=True)
         done.record()
         self.copied = host, done
-        return before
-
-    def last(self) -> Flags:
-        """Those that are still to be read."""
-        if self.copied is None:
-            return NOTHING
-        (host, done), self.copied = self.copied, None
-        done.synchronize()
-        return as_flags(host)
+        if previous is None:
+            return Flags()
+        previous[1].synchronize()
+        return as_flags(previous[0])
 
 
 def as_flags(flags: Tensor) -> Flags:
@@ -115,43 +103,43 @@ def as_flags(flags: Tensor) -> Flags:
 
 
 class NonFiniteSteps:
-    """Counts steps that did not count; DivergedError when too many of them follow each other."""
+    """Count consecutive skipped steps; raise DivergedError after more than `limit`."""
 
     def __init__(self, limit: int, folder: Path, rank: int):
-        self.limit, self.folder, self.rank, self.in_a_row = limit, folder, rank, 0
+        self.limit, self.file = limit, folder / "crash" / f"not-finite-rank{rank}.json"
+        self.in_a_row = 0
 
-    def count(self, flags: Flags, model: nn.Module, **facts: Any) -> int:
-        """1 if the step was bad; with one too many, `facts` and the state of the model are written
-        to crash/ first."""
+    def count(self, flags: Flags, model: nn.Module, **record: Any) -> int:
+        """Return 1 for a skipped step. Before the error, write `record` and the model's largest
+        values to crash/."""
         self.in_a_row = self.in_a_row + 1 if flags.bad else 0
         if self.in_a_row > self.limit:
-            file = self.folder / "crash" / f"not-finite-rank{self.rank}.json"
-            dump(file, model, facts | {"samples": facts["samples"].tolist()})
+            dump(self.file, model, record | {"samples": record["samples"].tolist()})
             raise DivergedError(
-                f"loss or gradient were not finite in {self.in_a_row} steps in a row, up to step "
-                f"{facts['step']}; see {file}"
+                f"loss or gradient not finite in {self.in_a_row} steps in a row, up to step "
+                f"{record['step']}; see {self.file}"
             )
         return int(flags.bad)
 
 
-def dump(file: Path, model: nn.Module, facts: dict[str, Any]) -> None:
-    """What may tell where it began: `facts`, and the largest weights and gradients."""
+def dump(file: Path, model: nn.Module, record: dict[str, Any]) -> None:
+    """Write `record` and the parameters with the largest gradients, to find where NaNs began."""
     file.parent.mkdir(exist_ok=True)
     sizes = {
-        name: {"weight": largest_of(p), "gradient": None if p.grad is None else largest_of(p.grad)}
+        name: {"weight": max_abs(p), "gradient": None if p.grad is None else max_abs(p.grad)}
         for name, p in model.named_parameters()
     }
-    worst = sorted(sizes, key=lambda name: rank_of(sizes[name]["gradient"]), reverse=True)
-    facts = {name: fact() if callable(fact) else fact for name, fact in facts.items()}
-    found = {**facts, "largest": {name: sizes[name] for name in worst[:LISTED]}}
-    file.write_text(json.dumps(found, indent=1, default=str) + "\n")
+    worst = sorted(sizes, key=lambda name: sort_key(sizes[name]["gradient"]), reverse=True)
+    values = {name: value() if callable(value) else value for name, value in record.items()}
+    values["largest"] = {name: sizes[name] for name in worst[:MAX_LISTED]}
+    file.write_text(json.dumps(values, indent=1, default=str) + "\n")
 
 
-def largest_of(x: Tensor) -> float:
+def max_abs(x: Tensor) -> float:
     x = local(x.detach())
     return x.abs().max().item() if x.numel() else 0.0
 
 
-def rank_of(value: float | None) -> float:
-    """NaN first of all."""
+def sort_key(value: float | None) -> float:
+    """Sort None last and NaN first, in descending order."""
     return -1.0 if value is None else math.inf if math.isnan(value) else value

@@ -1,10 +1,10 @@
-"""The folder of one run: locked while in use, and telling afterwards how it was made and ended.
+"""The folder of one run: locked while in use, with a record of how it was made and how it ended.
 
 run.lock      held by the process that writes here; a second one is refused
 command.txt   every command that ran here       env.txt   versions, device, git commit of each
-status.json   {state, code, step, checkpoint, reason, time}, for schedulers (torchrun returns 1
-              for every failure) and for people
-log.txt metrics.jsonl tb/ checkpoints/           see log.py and state.py
+status.json   {state, code, step, checkpoint, reason, time}, for people and schedulers (torchrun
+              returns 1 for every failure)
+log.txt metrics.jsonl tb/ checkpoints/           see logger.py and checkpoint/save_load.py
 """
 
 import fcntl
@@ -15,11 +15,10 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
+from typing import TextIO
 
 import torch
 
@@ -27,55 +26,57 @@ from vil.engine.checkpoint.save_load import resolve_link
 from vil.engine.distributed import DistInfo
 from vil.engine.logger import RunLogger
 from vil.utils.atomic_write import TEXT, replace_text
-from vil.utils.errors import INTERRUPTED, RunFolderError, RunInUseError, StoppedError
+from vil.utils.errors import (
+    INTERRUPTED,
+    RunFolderError,
+    RunInUseError,
+    StoppedError,
+    os_error_as,
+)
 
 PACKAGES = ("vil", "torch", "torchvision", "timm", "yacs", "numpy", "safetensors", "triton")
 
 
 class RunDir:
-    """The folder of a run: `with RunDir(folder, dist, device) as run:` opens it and, at the
-    end, writes the run's outcome.
+    """The folder of a run. Only rank 0 writes files.
 
-    Only rank 0 touches the disk.
+    `with RunDir(folder, dist, device) as run:` locks it and, at the end, writes the outcome.
     """
 
     def __init__(self, folder: str | Path, dist: DistInfo, device: torch.device):
-        self.folder = Path(folder)
+        self.folder, self.dist, self.device = Path(folder), dist, device
         self.checkpoints = self.folder / "checkpoints"
-        self.writes = dist.is_main
-        self.step = 0
+        self.writes, self.step, self.begun = dist.is_main, 0, False
         if self.writes:
-            self.lock = take(self.folder)
+            self.lock = open_folder(self.folder)
         self.log = RunLogger(self.folder, enabled=self.writes)
-        self.dist, self.device = dist, device
-        self.begun = False
         self.ended_by: BaseException | None = None  # what ended the run, if it is not raised
 
     def begin(self) -> None:
-        """Steps follow. Until then the folder's record of an earlier attempt stays as it is."""
+        """Record the start of training. Until then an earlier attempt's files stay unchanged."""
         self.begun = True
         if self.writes:
-            with refused(self.folder):
+            with os_error_as(RunFolderError, f"{self.folder} cannot be written"):
                 append(self.folder / "command.txt", shlex.join(sys.argv))
                 append(self.folder / "env.txt", environment(self.dist, self.device))
         self.status("running")
 
     def write(self, name: str, text: str) -> None:
-        """Replace a small file of the folder; RunFolderError where that cannot be."""
+        """Replace a small file of the folder. Raises RunFolderError if that fails."""
         if self.writes:
-            with refused(self.folder / name):
+            with os_error_as(RunFolderError, f"{self.folder / name} cannot be written"):
                 replace_text(self.folder / name, text)
 
     def tick(self, step: int) -> None:
-        """`step` steps are done."""
+        """Record that `step` steps are done."""
         self.step = step
         self.log.tick(step)
 
     def status(self, state: str, code: int | None = None, reason: str = "") -> None:
-        """Replace status.json. `code` is the exit code, null while the run goes on. A full disk
-        costs the file, not the run."""
+        """Replace status.json. `code` is the exit code, None during the run. A full disk is
+        reported and does not end the run."""
         last = resolve_link(self.checkpoints, "last")
-        facts = {
+        status = {
             "state": state,
             "code": code,
             "step": self.step,
@@ -84,29 +85,19 @@ class RunDir:
             "time": now(),
         }
         try:
-            self.write("status.json", json.dumps(facts, indent=1) + "\n")
+            self.write("status.json", json.dumps(status, indent=1) + "\n")
         except RunFolderError as error:
             print(f"vil: {error}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> "RunDir":
         return self
 
-    def __exit__(self, kind, error, traceback) -> None:
+    def __exit__(self, error_type, error, traceback) -> None:
         self.log.close()
         if self.begun:
             self.status(*outcome(error or self.ended_by))
         if self.writes:
             self.lock.close()
-
-
-@contextmanager
-def refused(path: Path) -> Iterator[None]:
-    """RunFolderError, which names the path, for what the system refuses to write."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise RunFolderError(f"{path} cannot be written: {reason}") from error
 
 
 def outcome(error: BaseException | None) -> tuple[str, int, str]:
@@ -120,8 +111,8 @@ def outcome(error: BaseException | None) -> tuple[str, int, str]:
     return "failed", getattr(error, "exit_code", 1), f"{type(error).__name__}: {error}"
 
 
-def take(folder: Path):
-    """The lock of the folder, which is made if need be. RunInUseError, RunFolderError."""
+def open_folder(folder: Path) -> TextIO:
+    """Create the folder if necessary and lock it. Raises RunInUseError or RunFolderError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         refuse_links(folder)
@@ -132,25 +123,25 @@ def take(folder: Path):
 
 
 def refuse_links(folder: Path) -> None:
-    """RunFolderError for a link to a file: in a folder from somebody else it would make us write
-    into a file elsewhere. Links to folders (checkpoints on another disk) are fine."""
+    """Raise RunFolderError for a link to a file: a folder that someone else made could redirect our
+    writes. Links to folders (checkpoints on another disk) are allowed."""
     for link in (*folder.glob("*"), *folder.glob("*/*")):
         if link.is_symlink() and not link.is_dir():
-            raise RunFolderError(f"{link} is a link: remove it, a run writes files of its own only")
+            raise RunFolderError(f"{link} is a link: remove it, a run writes only to its own files")
 
 
-def lock(file: Path):
-    """Hold `file` until it is closed or the process is gone; RunInUseError if another one does.
+def lock(file: Path) -> TextIO:
+    """Lock `file` until it is closed or the process ends. Raises RunInUseError if it is locked.
 
-    A POSIX record lock: the workers of a killed run, which may outlive it for seconds, do not
-    inherit it, so a restart is not refused.
+    A POSIX record lock is not inherited by loader workers, which may outlive a killed run for
+    seconds and would block a restart.
     """
     stream = file.open("a+")
     try:
         fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         stream.seek(0)
-        holder = stream.read().strip() or "another process"  # which has not written its name yet
+        holder = stream.read().strip() or "another process"  # which did not write its name yet
         message = f"{file.parent} is in use by {holder}: choose another --output_dir"
         raise RunInUseError(message) from error
     stream.truncate(0)
@@ -160,23 +151,22 @@ def lock(file: Path):
 
 
 def append(file: Path, text: str) -> None:
-    """Add a dated entry: a run that was resumed has several."""
+    """Append a dated entry: one for each start of the run."""
     with file.open("a", **TEXT) as stream:
         stream.write(f"# {now()}\n{text}\n")
 
 
 def environment(dist: DistInfo, device: torch.device) -> str:
-    """What the numbers of this run may depend on, one fact per line."""
+    """All that the results may depend on, one item per line."""
     name = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
-    versions = [f"{package} {version(package)}" for package in PACKAGES]
-    facts = [
+    lines = [
         f"python {platform.python_version()} on {platform.platform()}, {socket.gethostname()}",
-        *versions,
+        *(f"{package} {version(package)}" for package in PACKAGES),
         f"device {device.type} {name}, cuda {torch.version.cuda}",
         f"ranks {dist.world}, threads {torch.get_num_threads()}, cores {os.cpu_count()}",
         f"git {git_commit()}",
     ]
-    return "\n".join(facts)
+    return "\n".join(lines)
 
 
 def version(package: str) -> str:
@@ -187,15 +177,13 @@ def version(package: str) -> str:
 
 
 def git_commit() -> str:
-    """The commit of the source tree this file lies in, with -dirty if it was changed."""
+    """The commit of the source tree that this file is in, with -dirty if it was changed."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        answer = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10
-        )
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return "none"
-    return answer.stdout.strip() or "none"
+    return done.stdout.decode().strip() or "none"
 
 
 def now() -> str:

@@ -7,11 +7,10 @@ Weight decay is added to the gradient (L2), except in adamw, which shrinks the w
 in lamb and apex_lamb, which add it to the update.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 
 from vil.utils.lazy import lazy_exports
-from vil.utils.registry import Entry, Key, Registry
+from vil.utils.registry import Key, Registry
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
@@ -19,62 +18,30 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "Ema": "vil.optim.ema",
         "Schedule": "vil.optim.schedules",
         "Settings": "vil.optim.optimizers",
-        "build_optimizer": "vil.optim.build",
+        "build_optimizer": "vil.optim.optimizers",
         "decay_groups": "vil.optim.param_groups",
     },
 )
 __all__ += ["OPTIMIZERS", "SCHEDULES", "register_optimizer", "register_schedule"]
 
-
-def check_optimizer(build: Callable, entry: Entry) -> None:
-    """Raise ValueError unless `build` returns an optimizer that trains and can be saved.
-
-    It is tried with the defaults of the keys that it adds: an argument that an existing key of the
-    config sets needs a default of its own.
-    """
-    from vil.optim.contracts import try_optimizer
-
-    own = {a: key.default for a, key in entry.keys.items() if isinstance(key, Key)}
-    try_optimizer(entry.name, build, own)
-
-
-def check_schedule(function: Callable, entry: Entry) -> None:
-    """Raise ValueError unless `function` takes a Schedule, a time and its own arguments."""
-    own = dict.fromkeys(entry.keys)
-    try:
-        inspect.signature(function).bind(None, 0, **own)
-    except (TypeError, ValueError) as error:
-        called = ", ".join(["schedule", "time", *(f"{argument}=..." for argument in own)])
-        raise ValueError(f"schedule {entry.name!r} is called as f({called}): {error}") from error
-
-
 # can_shard: the update is correct for parameters that FSDP shards.
 # drops_on_plateau: OPTIM.VAL may lower the learning rate when the metric stalls.
 # adaptive: Adam's update, for which the default of OPTIM.LR is too large.
-OPTIMIZERS = Registry("optimizer", check=check_optimizer)
+_AT = "vil.optim.optimizers"
+OPTIMIZERS = Registry("optimizer", check="vil.optim.contracts:check_optimizer")
 OPTIMIZERS.add(
-    "adamw",
-    "vil.optim.optimizers:adamw",
-    "Adam with decoupled weight decay",
-    can_shard=True,
-    adaptive=True,
+    "adamw", f"{_AT}:adamw", "Adam with decoupled weight decay", can_shard=True, adaptive=True
 )
-OPTIMIZERS.add("adam", "vil.optim.optimizers:adam", "Adam", can_shard=True, adaptive=True)
-OPTIMIZERS.add(
-    "sgd", "vil.optim.optimizers:sgd", "SGD with momentum", can_shard=True, drops_on_plateau=True
-)
-OPTIMIZERS.add("lamb", "vil.optim.optimizers:lamb", "layer-wise adaptive Adam", can_shard=True)
-OPTIMIZERS.add("lars", "vil.optim.optimizers:lars", "layer-wise adaptive SGD")
-OPTIMIZERS.add("larc", "vil.optim.optimizers:larc", "LARS, clipped at the learning rate")
-OPTIMIZERS.add(
-    "qhm", "vil.optim.optimizers:qhm", "quasi-hyperbolic momentum", drops_on_plateau=True
-)
-OPTIMIZERS.add("apex_lamb", "vil.optim.optimizers:apex_lamb", "NVIDIA apex's fused LAMB")
-OPTIMIZERS.add(
-    "apex_adam", "vil.optim.optimizers:apex_adam", "NVIDIA apex's fused Adam", adaptive=True
-)
+OPTIMIZERS.add("adam", f"{_AT}:adam", "Adam", can_shard=True, adaptive=True)
+OPTIMIZERS.add("sgd", f"{_AT}:sgd", "SGD with momentum", can_shard=True, drops_on_plateau=True)
+OPTIMIZERS.add("lamb", f"{_AT}:lamb", "layer-wise adaptive Adam", can_shard=True)
+OPTIMIZERS.add("lars", f"{_AT}:lars", "layer-wise adaptive SGD")
+OPTIMIZERS.add("larc", f"{_AT}:larc", "LARS, clipped at the learning rate")
+OPTIMIZERS.add("qhm", f"{_AT}:qhm", "quasi-hyperbolic momentum", drops_on_plateau=True)
+OPTIMIZERS.add("apex_lamb", f"{_AT}:apex_lamb", "NVIDIA apex's fused LAMB")
+OPTIMIZERS.add("apex_adam", f"{_AT}:apex_adam", "NVIDIA apex's fused Adam", adaptive=True)
 
-SCHEDULES = Registry("learning-rate schedule", check=check_schedule)
+SCHEDULES = Registry("learning-rate schedule", check="vil.optim.contracts:check_schedule")
 SCHEDULES.add("", "vil.optim.schedules:constant", "constant, without a warm-up")
 SCHEDULES.add("multistep", "vil.optim.schedules:multistep", "divided at some epochs")
 SCHEDULES.add("cosine", "vil.optim.schedules:cosine", "half a cosine down to SOLVER.MIN_LR")

@@ -1,6 +1,7 @@
-"""Try out an optimizer that a user registers, to report a mistake before training starts."""
+"""Try what a user registers, to report a mistake before training starts."""
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,44 +10,54 @@ from torch.optim import Optimizer
 
 from vil.optim.optimizers import Settings
 from vil.optim.param_groups import decay_groups
+from vil.utils.registry import Entry, Key
 
 
-def try_optimizer(name: str, build: Callable, own: Mapping[str, Any]) -> None:
-    """Build the optimizer on two parameters and take one step. Raises ValueError if it fails."""
+def check_optimizer(build: Callable, entry: Entry) -> None:
+    """Build the optimizer on two parameters and take one step. Raises ValueError if it fails.
+
+    The keys that it adds have their defaults: an argument that an existing key of the config sets
+    needs a default of its own.
+    """
+    own = {a: key.default for a, key in entry.keys.items() if isinstance(key, Key)}
     named = [("weight", nn.Parameter(torch.ones(2, 3))), ("bias", nn.Parameter(torch.ones(3)))]
-    groups = decay_groups(named, 0.1, 0.0, {"bias"})
-    before = [parameter.detach().clone() for _, parameter in named]
-    try:
-        optimizer = build(groups, Settings(lr=0.1), **own)
-    except Exception as error:
-        raise ValueError(
-            f"optimizer {name!r}: build(groups, settings, **own) raises "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    groups, what = decay_groups(named, 0.1, 0.0, {"bias"}), f"optimizer {entry.name!r}"
+    call = f"{what}: build(groups, settings, **own)"
+    optimizer = try_call(call, lambda: build(groups, Settings(lr=0.1), **own))
     if not isinstance(optimizer, Optimizer):
-        raise ValueError(
-            f"optimizer {name!r}: build must return a torch.optim.Optimizer, not "
-            f"{type(optimizer).__name__}"
-        )
+        kind = type(optimizer).__name__
+        raise ValueError(f"{what}: build must return a torch.optim.Optimizer, not {kind}")
     names = [group.get("param_names") for group in optimizer.param_groups]
     if names != [["weight"], ["bias"]] or any(
         key not in group for group in optimizer.param_groups for key in ("lr", "lr_scale")
     ):
         raise ValueError(
-            f"optimizer {name!r} must keep each group with its 'param_names', 'lr' and 'lr_scale', "
-            "which checkpoints and schedules use: pass `groups` to torch's Optimizer unchanged"
+            f"{what} must keep each group with its 'param_names', 'lr' and 'lr_scale', which "
+            "checkpoints and schedules use: pass `groups` to torch's Optimizer unchanged"
         )
     for _, parameter in named:
         parameter.grad = torch.ones_like(parameter)
-    try:
-        optimizer.step()
-    except Exception as error:
-        raise ValueError(
-            f"optimizer {name!r}: step() raises {type(error).__name__}: {error}"
-        ) from error
-    for (parameter_name, parameter), old in zip(named, before):
-        if not parameter.isfinite().all() or torch.equal(parameter, old):
+    try_call(f"{what}: step()", optimizer.step)
+    for name, p in named:
+        if not p.isfinite().all() or (p == 1).all():
             raise ValueError(
-                f"optimizer {name!r}: a step with gradient 1 must change every parameter to finite "
-                f"values, but {parameter_name} is {parameter.flatten()[0].item():g} after it"
+                f"{what}: a step with gradient 1 must change every parameter to finite values, "
+                f"but {name} is {p.flatten()[0].item():g} after it"
             )
+
+
+def try_call(call: str, function: Callable[[], Any]) -> Any:
+    """Return function(). Any exception becomes a ValueError that names the call."""
+    try:
+        return function()
+    except Exception as error:
+        raise ValueError(f"{call} raises {type(error).__name__}: {error}") from error
+
+
+def check_schedule(function: Callable, entry: Entry) -> None:
+    """Raise ValueError unless `function` takes a Schedule, a time and its own arguments."""
+    try:
+        inspect.signature(function).bind(None, 0, **dict.fromkeys(entry.keys))
+    except (TypeError, ValueError) as error:
+        called = ", ".join(["schedule", "time", *(f"{argument}=..." for argument in entry.keys)])
+        raise ValueError(f"schedule {entry.name!r} is called as f({called}): {error}") from error

@@ -3,6 +3,8 @@
 After t steps with weights w_1 .. w_t, starting from w_0:
 
     average = decay^t * w_0 + (1 - decay) * sum over i of decay^(t - i) * w_i
+
+torch's AveragedModel and timm's ModelEmaV3 cannot skip a step by a flag that stays on the device.
 """
 
 import copy
@@ -12,11 +14,8 @@ from torch import Tensor, nn
 
 
 class Ema:
-    """Keep the average in `model`, a copy of `source` in eval mode without gradients.
-
-    `source` is the model without wrappers (DDP), so that parameter names are equal. The cost is the
-    memory of a second set of weights and one pass over them per step.
-    """
+    """Keep the average in `model`, a copy of `source` in eval mode without gradients. `source` is
+    the model without wrappers (DDP), so that parameter names are equal."""
 
     def __init__(self, source: nn.Module, decay: float):
         if not 0 <= decay < 1:
@@ -25,19 +24,14 @@ class Ema:
         self.model = copy.deepcopy(source).eval().requires_grad_(False)
 
     @torch.no_grad()
-    def update(self, bad: Tensor | None = None) -> None:
-        """Update the average with the current weights, and copy the buffers.
-
-        `bad` is a scalar tensor: 1 for a skipped step, which leaves the average unchanged, else 0.
-        """
-        averages, weights = (local_parameters(model) for model in (self.model, self.source))
-        if bad is None:
-            torch._foreach_lerp_(averages, weights, 1 - self.decay)
-        else:  # `bad` stays on the device, so that the host does not wait for it
-            steps = torch._foreach_sub(weights, averages)
-            for step in steps:
-                step.mul_((1 - bad) * (1 - self.decay))
-            torch._foreach_add_(averages, steps)
+    def update(self, bad: Tensor) -> None:
+        """Update the average with the current weights, and copy the buffers. `bad` is a scalar on
+        the device: 1 for a skipped step, which leaves the average unchanged, else 0."""
+        averages, weights = local_parameters(self.model), local_parameters(self.source)
+        steps = torch._foreach_sub(weights, averages)
+        for step in steps:
+            step.mul_((1 - bad) * (1 - self.decay))
+        torch._foreach_add_(averages, steps)
         for target, buffer in zip(self.model.buffers(), self.source.buffers()):
             target.copy_(buffer)
 

@@ -1,16 +1,17 @@
-"""The built-in optimizers. Each is a function build(groups, settings) of OPTIMIZERS."""
+"""Build an optimizer by name; the built-in ones, each a function build(groups, settings)."""
 
 import importlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from timm.optim import Lamb, Lars
-from torch import Tensor
 from torch.optim import Optimizer
 
+from vil.optim import OPTIMIZERS
 from vil.optim.qhm import QHM
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,24 @@ class Settings:
     nu: float = 1.0
     fused: bool = False  # torch can update these parameters in one kernel
     sharded: bool = False  # by FSDP2, for which torch has no fused SGD
+
+
+def build_optimizer(
+    name: str, groups: list[dict], own: Mapping[str, Any] | None = None, **settings: Any
+) -> Optimizer:
+    """Build the optimizer `name` over the parameter groups of `decay_groups`.
+
+    settings: lr, momentum, betas, eps and nu, of which each optimizer reads those that it has.
+    own: the arguments that its registry entry names in `keys`. Raises ValueError for an unknown
+    name, for an apex_* name without apex, and for a model without a trainable parameter.
+    """
+    build = OPTIMIZERS.load(name)
+    if not groups:
+        raise ValueError("nothing to optimize: every parameter of the model is frozen")
+    parameters = [parameter for group in groups for _, parameter in group["params"]]
+    sharded = any(hasattr(parameter, "to_local") for parameter in parameters)
+    fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
+    return build(groups, Settings(fused=fused, sharded=sharded, **settings), **(own or {}))
 
 
 def adamw(groups: list[dict], s: Settings) -> Optimizer:
@@ -46,10 +65,8 @@ def qhm(groups: list[dict], s: Settings) -> Optimizer:
 
 
 def lamb(groups: list[dict], s: Settings) -> Optimizer:
-    """LAMB (arXiv:1904.00962) with Adam's bias correction.
-
-    timm's default also clips all gradients to norm 1, which the paper does not do: switched off.
-    """
+    """LAMB (arXiv:1904.00962) with Adam's bias correction, without timm's clipping of all gradients
+    to norm 1, which is not in the paper."""
     warn_without_decay(groups, "lamb is Adam")
     return Lamb(groups, lr=s.lr, betas=s.betas, eps=s.eps, max_grad_norm=None)
 
@@ -63,10 +80,7 @@ def lars(groups: list[dict], s: Settings) -> Optimizer:
 
 def larc(groups: list[dict], s: Settings) -> Optimizer:
     """NVIDIA's clipped LARS: a layer's learning rate is
-    min(lr, 0.001 |p| / (|g| + weight_decay |p|)).
-
-    It equals SGD with momentum for every layer where lr is the smaller one.
-    """
+    min(lr, 0.001 |p| / (|g| + weight_decay |p|)). Where lr is smaller, it is SGD with momentum."""
     warn_without_decay(groups, "larc is SGD")
     return Lars(groups, lr=s.lr, momentum=s.momentum, eps=s.eps, trust_clip=True)
 
@@ -84,17 +98,9 @@ def apex_adam(groups: list[dict], s: Settings) -> Optimizer:
     return make(groups, lr=s.lr, betas=s.betas, eps=s.eps, adam_w_mode=False)
 
 
-def can_fuse(parameters: list[Tensor]) -> bool:
-    """Whether torch can update these parameters in one kernel."""
-    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
-
-
 def warn_without_decay(groups: list[dict], consequence: str) -> None:
-    """Warn if no group has weight decay.
-
-    timm and apex adapt the learning rate of a layer only in groups with weight decay. Norms and
-    biases, whose small norms would nearly stop them, keep the full learning rate.
-    """
+    """Warn if no group has weight decay. timm and apex adapt a layer's learning rate only in groups
+    with it; norms and biases, whose small norms would nearly stop them, keep the full one."""
     if not any(group["weight_decay"] for group in groups):
         log.warning("without weight decay no layer's learning rate is adapted: %s", consequence)
 

@@ -9,7 +9,7 @@ def decay_groups(
     named_parameters: Iterable[tuple[str, nn.Parameter]],
     weight_decay: float,
     weight_decay_norm: float,
-    no_decay: Callable[[str], bool] | Collection[str] = (),
+    no_decay: Collection[str] = (),
     *,
     layer_of: Callable[[str], int] | None = None,
     num_layers: int = 0,
@@ -18,18 +18,16 @@ def decay_groups(
     """Build optimizer parameter groups, those with decay first, in the order of `named_parameters`.
 
     The groups hold (name, parameter) pairs, as checkpoints store optimizer state by name. Frozen
-    parameters are skipped, a shared one is listed once, under its first name, and empty groups are
-    not returned.
+    parameters are skipped, and a shared one is listed once, under its first name.
 
     Args:
         weight_decay_norm: weight decay of the parameters in `no_decay`.
-        no_decay: names, as in a model's `no_weight_decay()`, or a function of the name.
+        no_decay: names, as of a model's `no_weight_decay()`.
         layer_of: the layer 0 .. num_layers of a name: 0 the first embedding, num_layers the head.
         layer_decay: below 1, each layer is a group with `lr_scale` =
             layer_decay^(num_layers - layer), so that layers near the input change less
             (fine-tuning of BEiT, arXiv:2106.08254).
     """
-    excluded = no_decay if callable(no_decay) else set(no_decay).__contains__
     groups: dict[tuple[bool, int], list] = {}
     seen = set()
     for name, parameter in named_parameters:
@@ -38,7 +36,7 @@ def decay_groups(
         seen.add(parameter)
         layer = layer_of(name) if layer_of and layer_decay != 1 else num_layers
         assert 0 <= layer <= num_layers, f"{name} is in layer {layer} of 0 .. {num_layers}"
-        groups.setdefault((bool(excluded(name)), layer), []).append((name, parameter))
+        groups.setdefault((name in no_decay, layer), []).append((name, parameter))
     return [
         {
             "params": params,

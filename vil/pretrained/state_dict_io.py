@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vil.utils.atomic_write import like_others, sha256_of, write_aside
-from vil.utils.errors import CheckpointError, of_torch_load
+from vil.utils.atomic_write import set_default_permissions, sha256_of, write_aside
+from vil.utils.errors import CheckpointError, explain_load_error
 
 # Keys that hold the state dict in checkpoints of other programs, averaged weights first.
 WRAPPERS = ("net", "state_dict_ema", "model_ema", "model", "state_dict")
@@ -51,7 +51,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     except CheckpointError:
         raise
     except Exception as error:  # arbitrary bytes raise any exception in torch's reader
-        reason, digest = of_torch_load(error), sha256_of(path)
+        reason, digest = explain_load_error(error), sha256_of(path)
         raise CheckpointError(
             f"{path} is damaged or not a weight file: {reason} (its SHA-256 is {digest})"
         ) from None
@@ -122,7 +122,7 @@ def write_weights(path: str | Path, tensors: Mapping[str, Tensor], card: Mapping
         path.parent.mkdir(parents=True, exist_ok=True)
         with write_aside(path) as aside:
             save_file(tensors, aside, header)
-            like_others(aside)
+            set_default_permissions(aside)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"{path} cannot be written: {reason}") from None

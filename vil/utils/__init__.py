@@ -1,1 +1,1 @@
-"""The few things that every room needs. Nothing enters here without a third caller."""
+"""Small modules that several packages use."""

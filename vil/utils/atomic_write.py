@@ -1,4 +1,4 @@
-"""Small files that are, whenever a process dies, the old one or the new one; a file's digest."""
+"""Replace files atomically: a process that dies leaves the old file or the new one."""
 
 import hashlib
 import os
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# How a run's text files are written in every locale. Names that are not UTF-8 keep their bytes.
+# The encoding of a run's text files in every locale. Names that are not UTF-8 keep their bytes.
 TEXT = {"encoding": "utf-8", "errors": "surrogateescape"}
 
 
@@ -20,9 +20,8 @@ def sync(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a small file in one piece: readers see the old text or the new one. Names of files in
-    the text keep their bytes."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes do not mix
+    """Write a small text file atomically and durably."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # one per process
     aside.write_text(text, **TEXT)
     sync(aside)
     os.replace(aside, path)
@@ -31,10 +30,10 @@ def replace_text(path: Path, text: str) -> None:
 
 @contextmanager
 def write_aside(path: Path) -> Iterator[Path]:
-    """A file to write beside `path`, which becomes it at the end; nothing stays after an error."""
+    """Yield a temporary file beside `path` that replaces it at the end; an error removes it."""
     aside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        aside.touch()  # a place that cannot be written to is found before the work
+        aside.touch()  # fail before the work if the folder cannot be written to
         yield aside
         os.replace(aside, path)
     finally:
@@ -43,7 +42,7 @@ def write_aside(path: Path) -> Iterator[Path]:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal."""
+    """The SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):
@@ -51,8 +50,8 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def like_others(path: Path) -> None:
-    """Give a file the rights of any new one: safetensors makes its files private."""
+def set_default_permissions(path: Path) -> None:
+    """Give a file the permissions of a new one. safetensors makes its files private."""
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)

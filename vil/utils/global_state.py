@@ -1,4 +1,4 @@
-"""Global state of the process that a run changes, put back at its end."""
+"""Restore the process's global state that a run changes."""
 
 import logging
 import os
@@ -13,25 +13,24 @@ def preserve_global_state() -> Iterator[None]:
     """Restore torch's generators and switches, environment variables and the package's logger."""
     log = logging.getLogger("vil")
     environment, level, handlers = dict(os.environ), log.level, list(log.handlers)
-    generator = torch.get_rng_state()
-    on_device = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-    precision, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    tf32 = torch.backends.cudnn.allow_tf32
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    anomaly = torch.is_anomaly_enabled()
+    saved = [
+        (torch.set_num_threads, torch.get_num_threads()),
+        (torch.set_default_dtype, torch.get_default_dtype()),
+        (torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()),
+        (torch.autograd.set_detect_anomaly, torch.is_anomaly_enabled()),
+    ]
     try:
-        yield
+        with torch.random.fork_rng(devices):
+            yield
     finally:
-        torch.set_rng_state(generator)
-        if on_device is not None:
-            torch.cuda.set_rng_state_all(on_device)
-        torch.set_num_threads(threads)
-        torch.set_default_dtype(dtype)
-        torch.set_float32_matmul_precision(precision)
+        for restore, value in saved:
+            restore(value)
         torch.backends.cudnn.allow_tf32 = tf32
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        torch.autograd.set_detect_anomaly(anomaly)
         log.setLevel(level)
         log.handlers[:] = handlers
         for name in set(os.environ) - set(environment):

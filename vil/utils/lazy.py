@@ -1,4 +1,4 @@
-"""Names that a package exports and loads at their first use, so that importing it is cheap."""
+"""Names that a package exports but imports at first use, so that importing it is cheap."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 def lazy_exports(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package; `homes` maps each name to its module."""
+    """Return `__getattr__`, `__dir__` and `__all__` of a package. homes: {name: its module}."""
 
     def __getattr__(name: str) -> Any:
         if name not in homes:

@@ -1,4 +1,4 @@
-"""The machine that figures are taken on, and how much memory it has to spare."""
+"""The machine that results are measured on, and its free memory."""
 
 import datetime
 import functools
@@ -14,7 +14,7 @@ import torch
 
 
 def machine(device: torch.device) -> dict[str, str | int]:
-    """What a reader must know of a result: processor or GPU, threads, versions, date, command."""
+    """Describe processor or GPU, threads, versions, date and command, for a table of results."""
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return {
         "name": card or processor(),
@@ -30,42 +30,42 @@ def machine(device: torch.device) -> dict[str, str | int]:
     }
 
 
-def processor() -> str:
-    """The name that the processor gives itself, or else its architecture."""
+def search_file(pattern: str, file: str) -> str | None:
+    """The first group of a pattern's first match in a file, None without file or match."""
     try:
-        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        match = re.search(pattern, Path(file).read_text())
     except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+        return None
+    return match[1].strip() if match else None
+
+
+def processor() -> str:
+    """The processor's name or, if it has none, its architecture."""
+    name = search_file(r"model name\s*:\s*(.+)", "/proc/cpuinfo")
+    return name or platform.processor() or platform.machine()
 
 
 def slug(name: str) -> str:
-    """A name as part of a file's: lower case, letters and digits joined by dashes."""
+    """A name as part of a file name: lower case, letters and digits joined by dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that new tensors could take now; in a container what its limit leaves."""
+    """Free memory for new tensors, within the limit of a container (cgroup v2)."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
-    except OSError:
-        found = None
-    if not found:
+    free = search_file(r"MemAvailable:\s*(\d+) kB", "/proc/meminfo")
+    if not free:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    group, free = Path("/sys/fs/cgroup"), int(found[1]) * 1024
-    try:
-        limit, taken = ((group / name).read_text() for name in ("memory.max", "memory.current"))
-        return min(free, int(limit) - int(taken))
-    except (OSError, ValueError):  # no cgroup of the second version, or "max"
-        return free
+    limit, used = (
+        search_file(r"^(\d+)", f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")
+    )  # a limit of "max" is none
+    return min(int(free) * 1024, int(limit) - int(used) if limit and used else sys.maxsize)
 
 
 @functools.cache
 def has_compiler(device: str) -> bool:
-    """Whether torch.compile has what it needs: Triton on CUDA, else a C++ compiler, looked for
-    under the names that torch looks for."""
+    """Whether torch.compile can run: Triton on CUDA, else the C++ compiler that torch looks for."""
     if device == "cuda":
         return importlib.util.find_spec("triton") is not None
     return shutil.which(os.environ.get("CXX", "g++")) is not None

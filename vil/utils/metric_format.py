@@ -1,31 +1,25 @@
-"""Metrics as text: `name value` pairs, each with the digits that its kind is read with."""
+"""Metrics as text: `name value` pairs with the usual number of digits."""
 
-FORMATS = {
+FORMATS = {  # the start of a metric's name -> format of its value
     "loss": ".4f",
-    "top1": ".2f",
-    "top5": ".2f",
+    "classification": ".4f",
+    "bbox_regression": ".4f",
+    "top": ".2f",
+    "box_a": ".2f",
+    "mask_a": ".2f",
     "lr": ".3e",
     "time": ".3f",
     "data": ".3f",
     "img/s": ".1f",
     "mem": ".0f",
 }
-# by the start of the name: a detector's average precision and recall, and the parts of a loss
-FAMILIES = {
-    "box_a": ".2f",
-    "mask_a": ".2f",
-    "loss_": ".4f",
-    "classification": ".4f",
-    "bbox_regression": ".4f",
-}
 
 
-def pairs(metrics: dict[str, float]) -> str:
+def format_pairs(metrics: dict[str, float]) -> str:
     """{'loss': 2.3, 'top1': 41.5} -> 'loss 2.3000 top1 41.5'."""
-    return " ".join(f"{name} {value:{format_of(name)}}" for name, value in metrics.items())
+    return " ".join(format_pair(name, value) for name, value in metrics.items())
 
 
-def format_of(name: str) -> str:
-    """The format of a metric's value."""
-    family = next((kind for start, kind in FAMILIES.items() if name.startswith(start)), ".4g")
-    return FORMATS.get(name, family)
+def format_pair(name: str, value: float) -> str:
+    form = next((form for start, form in FORMATS.items() if name.startswith(start)), ".4g")
+    return f"{name} {value:{form}}"

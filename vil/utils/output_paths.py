@@ -1,18 +1,17 @@
-"""Output files: refused before the work, not after it."""
+"""Check output files before the work, not after it."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from vil.utils.errors import ConfigError
+from vil.utils.errors import ConfigError, os_error_as
 
 IMAGE_SUFFIXES = (".png", ".svg", ".pdf", ".jpg")
 
 
 def output_file(given: str, flag: str = "--out", endings: tuple[str, ...] = ()) -> Path:
-    """Return the path to write to. Raises ConfigError where it cannot be written, or has another
-    suffix."""
+    """Return the path to write to. Raises ConfigError if it cannot be written or has a suffix that
+    is not one of `endings`."""
     path = Path(given)
     if endings and path.suffix.lower() not in endings:
         raise ConfigError(f"{flag} {given}: expected a name that ends in {', '.join(endings)}")
@@ -25,10 +24,6 @@ def output_file(given: str, flag: str = "--out", endings: tuple[str, ...] = ()) 
     return path
 
 
-@contextmanager
-def refuse_failed_writes(path: Path, flag: str = "--out") -> Iterator[None]:
-    """Raise ConfigError for what the system refuses to write inside, such as on a full disk."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"{flag} {path}: {error.strerror or error}") from error
+def refuse_failed_writes(path: Path, flag: str = "--out") -> AbstractContextManager:
+    """Raise ConfigError if writing fails inside, such as on a full disk."""
+    return os_error_as(ConfigError, f"{flag} {path}")

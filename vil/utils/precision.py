@@ -1,4 +1,4 @@
-"""Computation in the tensors' own type, whatever autocast is asked for around it."""
+"""Switch autocast off for computations that need their tensors' own precision."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -7,10 +7,10 @@ import torch
 
 @torch.compiler.assume_constant_result
 def has_autocast(device: str) -> bool:
-    """Whether a kind of device has it (meta has not); torch.compile need not look inside."""
+    """Whether autocast knows a device type (not meta). torch.compile does not trace this."""
     return torch.amp.is_autocast_available(device)
 
 
 def autocast_off(device: str) -> AbstractContextManager:
-    """No autocast inside."""
+    """Disable autocast inside, on devices that have it."""
     return torch.autocast(device, enabled=False) if has_autocast(device) else nullcontext()

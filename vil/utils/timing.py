@@ -1,7 +1,11 @@
-"""Measure a function: seconds, and the peak of tensor memory, on the CPU as on a GPU."""
+"""Measure one call: seconds and the peak of tensor memory, on CPU or GPU.
 
-import gc
+torch.utils.benchmark times one function at a time. Comparisons here alternate between candidates,
+call by call, and need the time of each single call.
+"""
+
 import time
+import timeit
 from collections.abc import Callable
 from typing import Any
 
@@ -10,22 +14,15 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def seconds(function: Callable[[], Any], device: torch.device) -> float:
-    """Time of one call, to the end of what it started on the device.
+    """Time of one call, including the kernels that it launches. timeit switches off the garbage
+    collector, of which one run takes tens of milliseconds."""
 
-    Python's garbage collector waits meanwhile, as in timeit: a collection takes tens of
-    milliseconds, and strikes whoever makes many small objects.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        synchronize(device)
-        began = time.perf_counter()
+    def call() -> None:
         function()
         synchronize(device)
-        return time.perf_counter() - began
-    finally:
-        if collects:
-            gc.enable()
+
+    synchronize(device)
+    return timeit.timeit(call, number=1, timer=time.perf_counter)
 
 
 def synchronize(device: torch.device) -> None:
@@ -34,11 +31,8 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_tensor_bytes(function: Callable[[], Any], device: torch.device) -> int:
-    """The most that one call holds in tensors beyond what there was before it.
-
-    On the CPU counted from the profiler's allocation events, so that neither the allocator's nor
-    the operating system's habits enter.
-    """
+    """The largest tensor memory during one call, beyond what was allocated before it. On the CPU it
+    is the sum of the profiler's allocation events."""
     if device.type == "cuda":
         synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

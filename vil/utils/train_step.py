@@ -1,4 +1,4 @@
-"""The step a run is at: all that anything that changes during training may depend on.
+"""The current training step: all that a schedule inside the model may depend on.
 
 The training loop makes one `TrainStep` per step and passes it to the model. Random shift, redraws
 and other schedules are pure functions of it, so a resumed run, a recomputed forward and another
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TrainStep:
-    """Steps and epochs count from 0 and are those about to be run."""
+    """Steps and epochs count from 0 and are those about to run."""
 
     seed: int = 0
     step: int = 0

@@ -22,7 +22,7 @@ from vil.data.loader import TrainLoader
 from vil.data.workers import worker_errors
 from vil.engine import distributed
 from vil.engine.checkpoint.manager import CheckpointPolicy
-from vil.engine.checkpoint.save_load import TrainState, checkpoints, resolve_link
+from vil.engine.checkpoint.save_load import TrainObjects, TrainState, checkpoints, resolve_link
 from vil.engine.checkpoint.save_load import resume as resume_state
 from vil.engine.distributed import DistInfo
 from vil.engine.loop import train as train_loop
@@ -153,8 +153,8 @@ def run_training(
             steps_per_epoch=loader.steps_per_epoch,
             optimizer=optim.name,
         )
-        objects = (model, optim.optimizer, optim.scaler)
-        state = resume_state(run.checkpoints, state, *objects, ema=ema, dist=dist, say=say)
+        objects = TrainObjects(model, optim.optimizer, optim.scaler, ema)
+        state = resume_state(run.checkpoints, state, objects, dist=dist, say=say)
         for line in changes if dist.is_main else ():
             log.warning(line)
         kept = dict(folder=folder, resuming=resuming, say=say)
@@ -165,19 +165,14 @@ def run_training(
         try:
             state = train_loop(
                 task,
-                distributed.wrap(model, dist, device),
                 loader,
-                optim.optimizer,
-                optim.schedule,
-                optim.scaler,
+                objects,
+                optim.schedule.lr_at,
                 state,
                 run=run,
                 guard=guard,
-                dist=dist,
-                device=device,
                 epochs=cfg.OPTIM.EPOCHS,
                 set_progress=set_progress,
-                ema=ema,
                 clip_grad=cfg.OPTIM.CLIP_GRAD,
                 accumulate=cfg.OPTIM.ACCUMULATE,
                 drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,

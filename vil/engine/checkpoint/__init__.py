@@ -1,1 +1,1 @@
-"""Checkpoints: what is saved, how it is verified, when."""
+"""Checkpoints: what is saved, when, and how it is verified."""

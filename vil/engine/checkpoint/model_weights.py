@@ -1,4 +1,4 @@
-"""A model's weights as a safetensors file: written only if finite, loaded only if of this model."""
+"""A model's weights as a safetensors file: saved only if finite, loaded only if every key fits."""
 
 from pathlib import Path
 
@@ -15,17 +15,17 @@ MAX_KEYS_LISTED = 12
 
 
 def check_finite(model: nn.Module, step: int) -> None:
-    """DivergedError on all ranks if a weight of any is NaN or infinite."""
+    """Raise DivergedError on all ranks if any weight is NaN or infinite."""
     bad = torch.stack([(~local(p).isfinite()).any() for p in model.parameters()]).sum()
     if all_reduce_sum(bad).item():
         raise DivergedError(f"weights at step {step} are not finite: no checkpoint written")
 
 
 def full_state_dict(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """Every tensor of the state dict, whole and in memory of its own, as safetensors wants it.
+    """Return the unsharded state dict, with a copy of every tensor on the CPU.
 
-    The copies cost one model on the host; they spare a list of aliases of shared tensors. Where the
-    weights are spread all ranks must call it; those that do not `keep` them get nothing.
+    Copies, as safetensors refuses tensors that share memory. All ranks of a sharded model must
+    call it; those without `keep` return nothing.
     """
     tensors = {}
     for name, tensor in model.state_dict().items():
@@ -36,24 +36,24 @@ def full_state_dict(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
 
 
 def load_exactly(model: nn.Module, file: Path) -> None:
-    """Load a safetensors file of exactly the model's names and shapes, or raise CheckpointError."""
+    """Load a safetensors file. Raises CheckpointError unless names and shapes are the model's."""
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
     current = model.state_dict()
-    problems = differences(current, tensors)
+    problems = find_differences(current, tensors)
     if problems:
         more = len(problems) - MAX_KEYS_LISTED
         listed = problems[:MAX_KEYS_LISTED] + ([f"and {more} more"] if more > 0 else [])
         raise CheckpointError(
-            f"{file} is of another model: go back to it, or begin another run with "
+            f"{file} is of another model: restore its config, or start a new run with "
             "MODEL.MODEL_PATH from this one\n  " + "\n  ".join(listed)
         )
     model.load_state_dict({name: shard_like(t, current[name]) for name, t in tensors.items()})
 
 
-def differences(model: dict[str, Tensor], file: dict[str, Tensor]) -> list[str]:
+def find_differences(model: dict[str, Tensor], file: dict[str, Tensor]) -> list[str]:
     """One line per key that is missing in the file, unexpected there, or of another shape."""
     missing = [f"missing {n} {tuple(model[n].shape)}" for n in model if n not in file]
     unexpected = [f"unexpected {n} {tuple(file[n].shape)}" for n in file if n not in model]

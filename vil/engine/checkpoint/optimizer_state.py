@@ -1,8 +1,11 @@
-"""An optimizer's state by parameter name, not by index.
+"""Optimizer state by parameter name, not by index.
 
-So it survives another split into groups (weight decay, layer-wise rates), another order of modules
-and newly frozen or unfrozen parts. The optimizer's settings are the config's, not the checkpoint's,
-and the learning rate is a function of the step: neither is saved.
+So it survives another split into groups (weight decay, layer-wise learning rates), another order of
+modules and newly frozen or unfrozen parameters. The settings are the config's and the learning rate
+is a function of the step: neither is saved.
+
+torch.distributed.checkpoint.state_dict also saves by name, but it restores the saved settings and
+runs an optimizer step to create missing state.
 """
 
 import torch
@@ -11,16 +14,16 @@ from torch.optim import Optimizer
 
 from vil.engine.fsdp import full_tensor, shard_like
 
-# torch counts steps per parameter; timm's lamb and apex count them per group, under this name. Kept
-# as a number: groups that share a tensor would count it up together.
+# torch counts steps per parameter, timm's lamb and apex per group, under this key. It is saved as a
+# number: groups that share a tensor would increment it together.
 STEP = "step"
 STEP_OF_GROUP = "step of group"
 MOMENTUM = "momentum_buffer"
 
 
 def state_by_name(optimizer: Optimizer) -> dict[str, dict]:
-    """Momenta and counters by parameter name (`decay_groups` gave the optimizer the names), whole:
-    where they are spread over the ranks, all must ask."""
+    """Return the unsharded state of each parameter, under the names of `decay_groups`. All ranks of
+    a sharded model must call it."""
     return {
         name: {
             **{key: full_tensor(value) for key, value in optimizer.state[parameter].items()},
@@ -33,22 +36,24 @@ def state_by_name(optimizer: Optimizer) -> dict[str, dict]:
 
 
 def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
-    """Undo `state_by_name`. Returns the parameters that the file does not know (newly unfrozen).
+    """Load what `state_by_name` returned.
 
-    They start afresh, but for a counter that their optimizer keeps for the whole group.
+    Returns the names that it does not have (newly unfrozen parameters). Their state starts empty,
+    except for a step counter of the group.
     """
     current = optimizer.state_dict()
     current["state"], fresh = {}, []
-    groups = zip(current["param_groups"], optimizer.param_groups)
-    for group, parameters in groups:
-        rows = list(zip(group["params"], group["param_names"], parameters["params"]))
+    for group, own in zip(current["param_groups"], optimizer.param_groups):
         known = [saved[name] for name in group["param_names"] if name in saved]
-        for index, name, parameter in rows:
-            if name not in saved:
+        for index, name, parameter in zip(group["params"], group["param_names"], own["params"]):
+            if name in saved:
+                state = dict(saved[name])
+            else:
                 fresh.append(name)
-            if state := dict(saved[name]) if name in saved else _beside(known, parameter):
-                if STEP_OF_GROUP in state:
-                    group[STEP] = state.pop(STEP_OF_GROUP)
+                state = initial_state(known, parameter)
+            if STEP_OF_GROUP in state:
+                group[STEP] = state.pop(STEP_OF_GROUP)
+            if state:
                 current["state"][index] = {
                     key: shard_like(value, parameter) if isinstance(value, Tensor) else value
                     for key, value in state.items()
@@ -57,10 +62,10 @@ def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
     return fresh
 
 
-def _beside(known: list[dict], parameter: Tensor) -> dict:
-    """A new parameter among known ones: torch's fused SGD wants momenta for all of a group or for
-    none. Zeros are what it begins with."""
-    only_momenta = any(
+def initial_state(known: list[dict], parameter: Tensor) -> dict:
+    """State of a new parameter among `known` ones: torch's fused SGD needs momentum buffers for
+    all parameters of a group or for none."""
+    has_momentum = any(
         state.keys() == {MOMENTUM} and state[MOMENTUM] is not None for state in known
     )
-    return {MOMENTUM: torch.zeros_like(parameter)} if only_momenta else {}
+    return {MOMENTUM: torch.zeros_like(parameter)} if has_momentum else {}

@@ -1,26 +1,24 @@
-"""Checkpoints: what a run needs to go on as if it had never stopped.
+"""Save and load checkpoints: all that a run needs to resume bit for bit.
 
     <run>/checkpoints/step-00001234/model.safetensors   weights, under the plain model's names
                                     ema.safetensors     their average, if there is one: same names
                                     state.pt            optimizer, GradScaler, TrainState
                                     manifest.json       size and SHA-256 of each, step, versions
-                                    manifest.sha256     that of the manifest
+                                    manifest.sha256     SHA-256 of the manifest
     <run>/checkpoints/last, best                        text files with a folder's name
 
-No random generator is saved: the loop seeds torch's at every step from (seed, step, rank). The
-optimizer's state is kept by parameter name (momenta.py). `state.pt` is read with weights_only=True:
-it can hold data, never code.
+No random generator is saved: the loop seeds torch's at every step from (seed, step, rank).
+`state.pt` is read with weights_only=True: it can hold data, never code.
 """
 
 import platform
 import re
-import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -29,28 +27,23 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from vil.engine.checkpoint.manifest import (
-    begin_folder,
-    find_corruption,
-    need_space,
-    publish_folder,
-    remove,
-)
+from vil.engine.checkpoint.manifest import find_corruption, new_folder, remove
 from vil.engine.checkpoint.model_weights import check_finite, full_state_dict, load_exactly
 from vil.engine.checkpoint.optimizer_state import load_by_name, state_by_name
 from vil.engine.distributed import DistInfo, broadcast_object
-from vil.utils.atomic_write import like_others, replace_text
-from vil.utils.errors import CheckpointError, SaveError, of_torch_load, one_line
+from vil.utils.atomic_write import replace_text, set_default_permissions
+from vil.utils.errors import CheckpointError, SaveError, explain_load_error, one_line
 
 WEIGHTS = "model.safetensors"
 AVERAGE = "ema.safetensors"
 STATE = "state.pt"
-TRIES = 2  # of writing a checkpoint: a network disk may fail once
+is_name = re.compile("step-[0-9]+").fullmatch  # the name of a checkpoint's folder
+MAX_ATTEMPTS = 2  # to write a checkpoint: a network disk may fail once
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """Where a run stands. Its shape comes first: a step means nothing without it."""
+    """Progress of a run. The first five fields are its shape: a step means nothing without them."""
 
     seed: int
     world: int
@@ -58,11 +51,11 @@ class TrainState:
     steps_per_epoch: int
     optimizer: str  # its name
     step: int = 0  # steps done
-    best: float | None = None  # the best evaluation figure so far
-    best_step: int | None = None  # and the step it was reached at
-    drops: int = 0  # evaluations that lowered the learning rate, being no better
+    best: float | None = None  # best value of the task's metric
+    best_step: int | None = None  # the step at which it was reached
+    drops: int = 0  # evaluations without a new best, which lowered the learning rate
     evaluated: int = 0  # the step of the last evaluation
-    skipped: int = 0  # steps that moved nothing: their loss or gradient was not finite
+    skipped: int = 0  # steps without an update: their loss or gradient was not finite
 
     @property
     def epoch(self) -> int:
@@ -71,7 +64,7 @@ class TrainState:
 
     @property
     def epoch_ends(self) -> bool:
-        """Whether an epoch has just been done."""
+        """Whether the last step was the last one of its epoch."""
         return self.step > 0 and self.step % self.steps_per_epoch == 0
 
     def after_eval(
@@ -80,22 +73,27 @@ class TrainState:
         """Return the state after an evaluation: with a new best or, if `drop`, one more drop of the
         learning rate."""
         state = replace(self, evaluated=self.step)
-        better = self.best is None or (value > self.best if higher_is_better else value < self.best)
-        if better:
+        if self.best is None or (value > self.best if higher_is_better else value < self.best):
             return replace(state, best=value, best_step=self.step)
         return replace(state, drops=self.drops + drop)
 
 
 class Average(Protocol):
-    """What is asked of an average of weights: a model of its own, with the same names."""
+    """A moving average of the weights, in a model with the same names; see `vil.optim.Ema`."""
 
     model: nn.Module
 
-    def update(self, bad: Tensor) -> None:
-        """Take in the weights after a step, unless `bad` is 1."""
+    def update(self, bad: Tensor) -> None: ...
+    def restart(self) -> None: ...
 
-    def restart(self) -> None:
-        """Begin again at the weights of now."""
+
+class TrainObjects(NamedTuple):
+    """The objects that training changes and a checkpoint saves."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    scaler: GradScaler
+    ema: Average | None = None
 
 
 # ------------------------------------------------------------------------------------------- saving
@@ -103,96 +101,77 @@ class Average(Protocol):
 
 def save(
     folder: Path,
-    model: nn.Module,
-    optimizer: Optimizer,
-    scaler: GradScaler,
+    objects: TrainObjects,
     state: TrainState,
     *,
     dist: DistInfo,
     keep: int,
     is_pinned: Callable[[int], bool] = lambda step: False,
-    ema: Average | None = None,
 ) -> Path:
     """Write the checkpoint of `state.step` into `folder`; rank 0 writes, the others wait.
 
-    Then keep the `keep` newest ones, the best and those that `stays` names. On every rank,
-    DivergedError rather than write a weight that is not a finite number, and SaveError if the disk
-    fails twice; the checkpoints that were there are whole then.
+    Then remove all checkpoints but the `keep` newest, the best and those whose step `is_pinned`.
+    Raises on every rank, with the older checkpoints intact: DivergedError if a weight is not
+    finite, SaveError if writing fails twice.
     """
-    check_finite(model, state.step)
-    files = contents(model, optimizer, scaler, state, ema, keep=dist.is_main)
+    check_finite(objects.model, state.step)
+    files = collect_files(objects, state, keep=dist.is_main)
     final, problem = folder / name_of(state.step), None
-    for _ in range(TRIES if dist.is_main else 0):
+    for _ in range(MAX_ATTEMPTS if dist.is_main else 0):
         try:
             write(final, files, state)
-            point(folder, state)
+            update_links(folder, state)
             prune(folder, state.step, keep, is_pinned)
-        except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises the last one
-            problem = one_line(error)
-        else:
             problem = None
             break
+        except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises the last one
+            problem = one_line(error)
     if problem := broadcast_object(problem):
         raise SaveError(f"no checkpoint of step {state.step}: {problem}")
     return final
 
 
-def contents(
-    model: nn.Module,
-    optimizer: Optimizer,
-    scaler: GradScaler,
-    state: TrainState,
-    ema: Average | None,
-    *,
-    keep: bool,
-) -> dict[str, dict]:
-    """A checkpoint's files. On ranks that do not `keep` them: nothing, but they must take part."""
-    files = {
-        WEIGHTS: full_state_dict(model, keep=keep),
-        AVERAGE: full_state_dict(ema.model, keep=keep) if ema else None,
-        STATE: {
-            "state": asdict(state),
-            "optimizer": state_by_name(optimizer),
-            "scaler": scaler.state_dict(),
-        },
+def collect_files(objects: TrainObjects, state: TrainState, *, keep: bool) -> dict[str, dict]:
+    """Return {file name: content}, empty on ranks without `keep`. All ranks must call it."""
+    model, optimizer, scaler, ema = objects
+    files = {WEIGHTS: full_state_dict(model, keep=keep)}
+    if ema:
+        files[AVERAGE] = full_state_dict(ema.model, keep=keep)
+    files[STATE] = {
+        "state": asdict(state),
+        "optimizer": state_by_name(optimizer),
+        "scaler": scaler.state_dict(),
     }
-    return {name: content for name, content in files.items() if content is not None and keep}
+    return files if keep else {}
 
 
 def write(final: Path, files: dict[str, dict], state: TrainState) -> None:
-    """Write one checkpoint: whole, or nothing of it is left."""
+    """Write one checkpoint folder completely, or nothing."""
     versions = {"python": platform.python_version(), "torch": torch.__version__}
-    aside = begin_folder(final)
-    try:
-        need_space(final.parent, sum(map(bytes_of, files.values())))
+    metadata = {"step": state.step, "epoch": state.epoch, "versions": versions}
+    with new_folder(final, count_bytes(files), **metadata) as aside:
         for name, content in files.items():
             (save_file if name.endswith(".safetensors") else torch.save)(content, aside / name)
-            like_others(aside / name)
-        publish_folder(aside, final, step=state.step, epoch=state.epoch, versions=versions)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+            set_default_permissions(aside / name)
 
 
-def bytes_of(content: Any) -> int:
-    """What the tensors in it will take on the disk."""
+def count_bytes(content: Any) -> int:
+    """The size of all tensors in nested dicts."""
     if isinstance(content, dict):
-        return sum(map(bytes_of, content.values()))
+        return sum(map(count_bytes, content.values()))
     return content.nbytes if isinstance(content, Tensor) else 0
 
 
-def point(folder: Path, state: TrainState) -> None:
-    """Let `last` and `best` name the checkpoints of `state`. Repeated on resuming: the process may
-    have been killed between a checkpoint and its pointers."""
+def update_links(folder: Path, state: TrainState) -> None:
+    """Write the names of the checkpoints of `state` to `last` and `best`."""
     for name, step in (("last", state.step), ("best", state.best_step)):
         if step is not None and (folder / name_of(step)).is_dir():
             replace_text(folder / name, f"{name_of(step)}\n")
 
 
 def prune(folder: Path, step: int, keep: int, is_pinned: Callable[[int], bool]) -> None:
-    """Remove all but the `keep` newest checkpoints, the best and those that stay.
-
-    Newer ones than `step` stand aside: they were found damaged, and must not push out whole ones.
-    """
+    """Remove checkpoints but the `keep` newest, the best and the pinned ones. Those after `step` do
+    not count: they are corrupt, as the run resumed before them."""
     best = resolve_link(folder, "best")
     for checkpoint in [c for c in checkpoints(folder) if step_of(c) <= step][max(keep, 1) :]:
         if checkpoint != best and not is_pinned(step_of(checkpoint)):
@@ -203,23 +182,21 @@ def prune(folder: Path, step: int, keep: int, is_pinned: Callable[[int], bool]) 
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """All checkpoints in `folder`, newest first, damaged ones too."""
-    named = [path for path in folder.glob("step-*") if is_name(path.name)]
-    return sorted(named, key=step_of, reverse=True)
+    """All checkpoints in `folder`, newest first, including corrupt ones."""
+    folders = [path for path in folder.glob("step-*") if is_name(path.name)]
+    return sorted(folders, key=step_of, reverse=True)
 
 
-def resolve_link(folder: Path, name: str) -> Path | None:
-    """The checkpoint that the text file `last` or `best` names, None before the first one.
-
-    CheckpointError if it names none: it leads nowhere else.
-    """
-    file = folder / name
+def resolve_link(folder: Path, link: str) -> Path | None:
+    """The checkpoint that the text file `last` or `best` names, None before the first one. Raises
+    CheckpointError if it names something else."""
+    file = folder / link
     if not file.exists():
         return None
-    named = file.read_text(errors="replace").strip()
-    if not is_name(named):
+    name = file.read_text(errors="replace").strip()
+    if not is_name(name):
         raise CheckpointError(f"{file} names no checkpoint: delete it, and resume the run")
-    return folder / named
+    return folder / name
 
 
 def newest_step(folder: Path) -> int:
@@ -232,104 +209,90 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def is_name(text: str) -> bool:
-    return re.fullmatch("step-[0-9]+", text) is not None
-
-
 def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
 def newest_valid(folder: Path, warn: Callable[[str], None] = warnings.warn) -> Path | None:
-    """The newest checkpoint whose files are as they were written; None where there is none at all.
-
-    Steps back past damaged ones with a warning each. If no valid one is left, CheckpointError:
-    starting over in silence would throw the run away.
-    """
-    found = checkpoints(folder)
-    for checkpoint in found:
+    """The newest intact checkpoint, None without any. Warns of each corrupt one, and raises
+    CheckpointError if all are: to start again silently would lose the run."""
+    candidates = checkpoints(folder)
+    for checkpoint in candidates:
         reason = find_corruption(checkpoint)
         if reason is None:
             return checkpoint
         warn(f"checkpoint {checkpoint} skipped: {reason}")
-    if found:
+    if candidates:
         raise CheckpointError(
-            f"none of the {len(found)} checkpoints in {folder} is whole; delete the folder to "
-            "start over"
+            f"none of the {len(candidates)} checkpoints in {folder} is intact; delete the folder "
+            "to start over"
         )
     return None
 
 
 def load(
-    checkpoint: Path,
-    model: nn.Module,
-    optimizer: Optimizer,
-    scaler: GradScaler,
-    say: Callable[[str], None] = warnings.warn,
+    checkpoint: Path, objects: TrainObjects, say: Callable[[str], None] = warnings.warn
 ) -> TrainState:
-    """Put a checkpoint of the same model into the three objects, and return its TrainState."""
-    load_exactly(model, checkpoint / WEIGHTS)
+    """Load a checkpoint of the same model into the objects, and return its TrainState."""
+    load_exactly(objects.model, checkpoint / WEIGHTS)
     try:
         saved = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
         state = TrainState(**saved["state"])
     except (UnpicklingError, RuntimeError, EOFError, OSError, LookupError, TypeError) as error:
-        reason = of_torch_load(error)
+        reason = explain_load_error(error)
         raise CheckpointError(f"{checkpoint / STATE} cannot be read: {reason}") from error
-    fresh = load_by_name(optimizer, saved["optimizer"]) if saved["optimizer"] else []
+    fresh = load_by_name(objects.optimizer, saved["optimizer"]) if saved["optimizer"] else []
     if fresh:
-        say(f"{len(fresh)} parameters start afresh in the optimizer, the first: {fresh[0]}")
+        say(f"{len(fresh)} parameters have no saved optimizer state, the first: {fresh[0]}")
     if saved["scaler"]:  # empty unless the run was in float16; GradScaler refuses an empty one
-        scaler.load_state_dict(saved["scaler"])
+        objects.scaler.load_state_dict(saved["scaler"])
+    load_average(checkpoint, objects.ema, say)
     return state
 
 
-def resume(
-    folder: Path,
-    fresh: TrainState,
-    model: nn.Module,
-    optimizer: Optimizer,
-    scaler: GradScaler,
-    *,
-    dist: DistInfo,
-    say: Callable[[str], None],
-    ema: Average | None = None,
-) -> TrainState:
-    """The state to go on from: that of the newest valid checkpoint, or `fresh` if there is none.
-
-    Rank 0 chooses for all, so the folder must be visible to every machine. Another number of ranks
-    or another seed is only mentioned; another epoch length would make the step a lie, and another
-    optimizer's momenta mean something else: refused.
-    """
-    checkpoint = broadcast_object(newest_valid(folder, say) if dist.is_main else None)
-    if checkpoint is None:
-        return fresh
-    saved = load(checkpoint, model, optimizer, scaler, say)
-    say(f"resuming from {checkpoint}")
-    for name in ("batch_size", "steps_per_epoch", "optimizer"):
-        if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
-            raise CheckpointError(
-                f"{checkpoint} was made with {name} {old}, this run has {new}, which no setting "
-                "allows: go back to it, or begin another run with MODEL.MODEL_PATH from this one"
-            )
-    for name in ("seed", "world"):
-        if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
-            say(f"{name} was {old} and is {new} from here: not the same numbers bit for bit")
-    load_average(checkpoint, ema, say)
-    if dist.is_main:
-        try:
-            point(folder, saved)
-        except OSError as error:
-            say(f"last and best cannot be rewritten: {one_line(error)}")
-    return replace(saved, seed=fresh.seed, world=fresh.world)
-
-
 def load_average(checkpoint: Path, ema: Average | None, say: Callable[[str], None]) -> None:
-    """The average goes on as saved; switched on only now, it starts from the loaded weights."""
+    """Load the average; if it was not saved, restart it from the loaded weights."""
     file = checkpoint / AVERAGE
     if ema and file.exists():
         load_exactly(ema.model, file)
     elif ema:
         ema.restart()
-        say(f"{checkpoint} has no average of weights: it starts from the weights of now")
+        say(f"{checkpoint} has no average of weights: it starts from the current weights")
     elif file.exists():
-        say(f"{checkpoint} has an average of weights, this run keeps none: it ends here")
+        say(f"{checkpoint} has an average of weights, which this run drops")
+
+
+def resume(
+    folder: Path,
+    fresh: TrainState,
+    objects: TrainObjects,
+    *,
+    dist: DistInfo,
+    say: Callable[[str], None],
+) -> TrainState:
+    """Load the newest valid checkpoint and return its state, or `fresh` if there is none.
+
+    Rank 0 chooses for all, so every machine must see the folder. Another number of ranks or another
+    seed is logged. Another batch size, epoch length or optimizer is a CheckpointError: the step or
+    the optimizer state would have another meaning.
+    """
+    checkpoint = broadcast_object(newest_valid(folder, say) if dist.is_main else None)
+    if checkpoint is None:
+        return fresh
+    saved = load(checkpoint, objects, say)
+    say(f"resuming from {checkpoint}")
+    for name in ("batch_size", "steps_per_epoch", "optimizer"):
+        if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
+            raise CheckpointError(
+                f"{checkpoint} was made with {name} {old}, this run has {new}: restore the "
+                "setting, or start a new run with MODEL.MODEL_PATH from this one"
+            )
+    for name in ("seed", "world"):
+        if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
+            say(f"{name} was {old} and is {new} now: results will not be bit-identical")
+    if dist.is_main:
+        try:  # the process may have been killed between a checkpoint and its links
+            update_links(folder, saved)
+        except OSError as error:
+            say(f"last and best cannot be written: {one_line(error)}")
+    return replace(saved, seed=fresh.seed, world=fresh.world)

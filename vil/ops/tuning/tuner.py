@@ -27,7 +27,7 @@ from vil.ops.dispatch import BACKENDS, CHOICES
 from vil.utils.errors import one_line
 from vil.utils.lookup import lookup
 from vil.utils.machine import free_bytes
-from vil.utils.memory import reckoned
+from vil.utils.memory import fake_memory
 from vil.utils.timing import peak_tensor_bytes, seconds
 
 ROUNDS = 7
@@ -139,7 +139,7 @@ def expected_bytes(name: str, case: Case) -> int:
     if BACKENDS[name].compiles:
         return 0
     try:
-        with reckoned() as memory:
+        with fake_memory() as memory:
             inputs = testing.make_inputs(case)
             before = memory.now
             testing.run(BACKENDS[name].attend, case, inputs)
