@@ -18,12 +18,12 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from timm.layers import trunc_normal_
+from timm.layers import to_2tuple, trunc_normal_
 from torch import Tensor, nn
 
 from vil.layers.attention import ATTENTIONS
 from vil.models.arch import StageSpec
-from vil.models.stage import build_stage, to_map
+from vil.models.stage import Stage, StageSettings, to_map
 from vil.utils.lookup import lookup
 
 log = logging.getLogger(__name__)
@@ -78,28 +78,15 @@ class MsViT(nn.Module):
         rates = torch.linspace(0, drop_path_rate, max(sum(depths), 1), device="cpu").split(depths)
         self.specs = tuple(stages)
         self.num_classes, self.in_chans = num_classes, in_chans
-        self.stages, map_size = nn.ModuleList(), pair(img_size)
+        shared = StageSettings(**{name: settings[name] for name in StageSettings._fields})
+        self.stages, map_size = nn.ModuleList(), to_2tuple(img_size)
         for spec, stage_rates in zip(stages, rates):
             grid = (map_size[0] // spec.patch, map_size[1] // spec.patch)
             if min(grid) < 1:
                 raise ValueError(
                     f"stage {len(self.stages) + 1} has no token left of a map of {min(map_size)}"
                 )
-            stage = build_stage(
-                spec,
-                in_chans,
-                grid,
-                drop_path_rates=stage_rates.tolist(),
-                qkv_bias=qkv_bias,
-                drop_rate=drop_rate,
-                attn_drop_rate=attn_drop_rate,
-                norm_embed=norm_embed,
-                norm_eps=norm_eps,
-                pos_resize=pos_resize,
-                attention_args=attention_args,
-                grad_checkpoint=grad_checkpoint,
-            )
-            self.stages.append(stage)
+            self.stages.append(Stage(spec, in_chans, grid, stage_rates.tolist(), shared))
             in_chans, map_size = spec.dim, grid
         self.num_features = self.head_hidden_size = in_chans
         self.norm = nn.LayerNorm(in_chans, eps=norm_eps)
@@ -351,14 +338,11 @@ class MsViT(nn.Module):
 
     # Image size and cost
 
-    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Resize position parameters to another image size once, not in each forward pass."""
-        self.resize_positions(img_size)
-
-    def resize_positions(self, img_size: int | tuple[int, int], rule: str = "linear") -> None:
-        """Like `set_input_size`, by one of `RULES`."""
+    def set_input_size(self, img_size: int | tuple[int, int], rule: str = "linear") -> None:
+        """Resize position parameters to another image size once, by one of `RULES`, not in each
+        forward pass."""
         self.settings["img_size"] = img_size
-        for stage, grid in zip(self.stages, self.grids(pair(img_size))):
+        for stage, grid in zip(self.stages, self.grids(to_2tuple(img_size))):
             if stage.embed.position is not None:
                 stage.embed.position.set_grid(grid, rule)
             for block in stage.blocks:
@@ -379,11 +363,6 @@ class MsViT(nn.Module):
             for stage, grid in zip(self.stages, self.grids(img_size))
         ]
         return [*counts, self.head.weight.numel() if isinstance(self.head, nn.Linear) else 0]
-
-
-def pair(size: int | Sequence[int]) -> tuple[int, int]:
-    """Return (height, width) of a size, or of the side of a square."""
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def _with_positions(stages: Sequence[StageSpec]) -> list[StageSpec]:

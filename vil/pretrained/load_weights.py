@@ -82,7 +82,8 @@ def load_2021_weights(
     report, if anything is missing, unexpected or mismatched.
     """
     state, ignored = extract_backbone(state_dict)
-    report = _load(module, state, get_2021_names(module), strict, (), rule)
+    fitted, report = _fit(module, state, get_2021_names(module), rule)
+    _copy(module, fitted, report, strict)
     report.ignored += ignored
     return report
 
@@ -115,7 +116,8 @@ def load_weights(
     heads = HEAD if is_msvit else find_head_names(model)
     state, fresh = _fit_head(dict(state), head, heads)
     names = {name: key for name, key in names.items() if key not in fresh}
-    report = _load(model, state, names, strict, heads if head == "keep" else (), rule, convert)
+    fitted, report = _fit(model, state, names, rule, convert)
+    _copy(model, fitted, report, strict, heads if head == "keep" else ())
     report.fresh = fresh
     report.ignored += ignored
     log.debug("weights: %s", report)
@@ -156,29 +158,23 @@ def map_names(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: name for name in model.state_dict()}
 
 
-def _load(
+def _copy(
     module: nn.Module,
-    state: Mapping[str, Tensor],
-    names: Mapping[str, str],
+    fitted: Mapping[str, Tensor],
+    report: Report,
     strict: bool,
-    heads: Sequence[str],
-    rule: str,
-    convert: bool = False,
-) -> Report:
+    heads: Sequence[str] = (),
+) -> None:
     """Copy what fits into the module, or nothing if strict loading fails.
 
-    names: the module's name -> the state's key. heads: names whose size the caller could still
-    choose to change, for the hint of the error.
+    heads: names whose size the caller could still choose to change, for the hint of the error.
     """
-    fitted, report = _fit(module, state, names, rule, convert)
     if strict and not report.complete:
-        hint = _hint(report, heads)
-        raise CheckpointError(f"the weights do not fit the model: {report}{hint}")
+        raise CheckpointError(f"the weights do not fit the model: {report}{_hint(report, heads)}")
     target = module.state_dict()
     with torch.no_grad():
         for name, value in fitted.items():
             target[name].copy_(value)
-    return report
 
 
 def _fit(
@@ -227,7 +223,7 @@ def _fit_head(
         present = [name for name in names if name in state]
         if not present:
             raise CheckpointError(f"head {head}: the file has no head to take rows of")
-        rows = _read_rows(Path(head.removeprefix("rows:")), len(state[present[0]]))
+        rows = _read_rows(head, len(state[present[0]]))
         state |= {name: state[name][rows] for name in present}
     elif head != "keep":
         raise ValueError(f"the head must be keep, new or rows:FILE, got {head!r}")
@@ -239,24 +235,23 @@ def select_classes(head: str, classes: Sequence[str] | None) -> list[str] | None
     if not classes or head == "new":
         return None
     if head.startswith("rows:"):
-        return [classes[row] for row in _read_rows(Path(head.removeprefix("rows:")), len(classes))]
+        return [classes[row] for row in _read_rows(head, len(classes))]
     return list(classes)
 
 
-def _read_rows(path: Path, count: int) -> Sequence[int]:
+def _read_rows(head: str, count: int) -> Sequence[int]:
+    """Read the class indices, of `count` classes, in the file of "rows:FILE"."""
+    path = Path(head.removeprefix("rows:"))
     if not path.is_file():
         raise CheckpointError(f"rows of the head: there is no {path}")
+    reason = f"indices of the file's {count} classes"
     try:
         rows = [int(line) for line in path.read_text().split()]
+        if rows and min(rows) >= 0 and max(rows) < count:
+            return rows
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"rows of the head: {path} must hold one class index per line ({error})"
-        ) from None
-    if not rows or min(rows) < 0 or max(rows) >= count:
-        raise CheckpointError(
-            f"rows of the head: {path} must hold indices of the file's {count} classes"
-        )
-    return rows
+        reason = f"one class index per line ({error})"
+    raise CheckpointError(f"rows of the head: {path} must hold {reason}")
 
 
 def _hint(report: Report, heads: Sequence[str]) -> str:
