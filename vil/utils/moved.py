@@ -246,7 +246,6 @@ NAMES = {
     },
     "vil.models.patch": {
         "attentions": "find_attentions",
-        "current_grid": "find_grid",
     },
     "vil.models.patched": {"Stamp": "GridCheck"},
     "vil.models.recognise": {"recognise": "infer_arch"},
@@ -256,7 +255,6 @@ NAMES = {
     },
     "vil.models.timm_models": {"ViL": "vil.models.vision_longformer:MsViT"},
     "vil.models.traced": {
-        "axes_of": "select_axes",
         "backends": "use_backend",
         "channels": "in_channels",
         "stride": "token_stride",
