@@ -33,10 +33,7 @@ class StageSettings(NamedTuple):
 
 
 class Stage(nn.Module):
-    """A patch embedding and its blocks, one per drop path rate.
-
-    grid: made-for grid of position parameters.
-    """
+    """A patch embedding and its blocks. Position parameters are made for `grid`."""
 
     def __init__(
         self,

@@ -289,15 +289,12 @@ class MsViT(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters without weight decay: norms, tokens, positions, the head's bias."""
-        norms = {
-            f"{name}.{leaf}"
-            for name, module in self.named_modules()
-            if isinstance(module, nn.LayerNorm)
-            for leaf, _ in module.named_parameters(recurse=False)
-        }
         kinds = ("cls_token", "pos_embed", "relative_position", "head.bias")
-        return norms | {
-            name for name, _ in self.named_parameters() if any(kind in name for kind in kinds)
+        return {
+            name
+            for name, _ in self.named_parameters()
+            if any(kind in name for kind in kinds)
+            or isinstance(self.get_submodule(name.rpartition(".")[0]), nn.LayerNorm)
         }
 
     def group_matcher(self, coarse: bool = False) -> dict:
@@ -369,8 +366,8 @@ def _with_positions(stages: Sequence[StageSpec]) -> list[StageSpec]:
     """Use absolute position embeddings where an attention has no relative bias."""
     result, changed = [], []
     for number, spec in enumerate(stages, start=1):
-        classes = {name: ATTENTIONS.load(name) for name in spec.attention}
-        without = [name for name, cls in classes.items() if not cls.has_relative_bias]
+        names = dict.fromkeys(spec.attention)
+        without = [name for name in names if not ATTENTIONS.load(name).has_relative_bias]
         if without and not spec.absolute:
             changed.append(f"stage {number} ({', '.join(without)})")
             spec = replace(spec, absolute=True)

@@ -30,7 +30,6 @@ from vil.pretrained.convert_2021 import (
     is_redundant,
     warn_changed_defaults,
 )
-from vil.pretrained.resize_pos import repeat_global, resize_parameter
 from vil.pretrained.state_dict_io import read_weights, unwrap
 from vil.utils.errors import CheckpointError
 from vil.utils.lookup import lookup
@@ -40,6 +39,13 @@ MAX_LINES = 12
 HEAD = ("head.weight", "head.bias")
 # report line of an embedding that is too short to crop
 CROPPED = re.compile(r"[xy]_pos_embed \(1, \d+, (\d+)\) -> \(1, \d+, \1\)$")
+# parameters of global tokens -> dimensions of size G
+GLOBAL = {
+    "cls_token": (1,),
+    "cls_pos_embed": (1,),
+    "g2l_relative_position_bias": (2,),
+    "g2g_relative_position_bias": (1, 2),
+}
 LISTED = ("missing", "unexpected", "mismatched", "resized", "converted")
 
 
@@ -78,8 +84,10 @@ def load_2021_weights(
     """Load weights with the reference's names into an MsViT or an attention module.
 
     Of a detector's weights, the backbone is loaded. Position parameters are resized by `rule`:
-    "linear" (the reference's), "bicubic" or "extend". strict: raise CheckpointError, with the
-    report, if anything is missing, unexpected or mismatched.
+    "linear" is the reference's (bilinear, corners not aligned). "bicubic" is antialiased: sharper
+    where a table grows, no aliasing where it shrinks. "extend" keeps each relative position at its
+    distance in tokens, for another window on images of the same size.
+    strict: raise CheckpointError, with the report, if a key is missing, unexpected or mismatched.
     """
     state, ignored = extract_backbone(state_dict)
     fitted, report = _fit(module, state, get_2021_names(module), rule)
@@ -193,11 +201,13 @@ def _fit(
             report.missing.append(key)
             continue
         path, _, leaf = name.rpartition(".")
-        shape = target[name].shape
-        value = resize_parameter(module.get_submodule(path), leaf, state[key], shape, rule)
+        value, shape, owner = state[key], target[name].shape, module.get_submodule(path)
+        shapes = f"{key} {tuple(value.shape)} -> {tuple(shape)}"
+        if value.shape != shape:
+            resize = getattr(owner, "resize_weight", lambda *_: None)
+            value = resize(leaf, value, shape, rule)
         if value is None and convert:
-            value = repeat_global(leaf, state[key], shape)
-        shapes = f"{key} {tuple(state[key].shape)} -> {tuple(shape)}"
+            value = _repeat_global(leaf, state[key], shape)
         if value is None:
             report.mismatched.append(shapes)
             continue
@@ -211,6 +221,14 @@ def _fit(
     report.unexpected.sort()
     report.ignored.sort()
     return fitted, report
+
+
+def _repeat_global(leaf: str, value: Tensor, shape: torch.Size) -> Tensor | None:
+    """Repeat the value of a single global token for several; None for other parameters."""
+    if leaf not in GLOBAL or value.ndim != len(shape) or not shape.numel():
+        return None
+    single = [1 if dim in GLOBAL[leaf] else size for dim, size in enumerate(shape)]
+    return value.expand(shape) if list(value.shape) == single else None
 
 
 def _fit_head(

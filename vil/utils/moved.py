@@ -90,7 +90,6 @@ MODULES = {
     "vil.models.patch": "vil.integrations.patch_attention",
     "vil.models.patched": "vil.integrations.timm_attention",
     "vil.models.recognise": "vil.pretrained.infer_arch",
-    "vil.models.resizing": "vil.pretrained.resize_pos",
     "vil.models.timm_models": "vil.integrations.timm_register",
     "vil.models.traced": "vil.export.trace",
     "vil.models.weight_file": "vil.pretrained.state_dict_io",
@@ -249,10 +248,6 @@ NAMES = {
     },
     "vil.models.patched": {"Stamp": "GridCheck"},
     "vil.models.recognise": {"recognise": "infer_arch"},
-    "vil.models.resizing": {
-        "repeated": "repeat_global",
-        "resized": "resize_parameter",
-    },
     "vil.models.timm_models": {"ViL": "vil.models.vision_longformer:MsViT"},
     "vil.models.traced": {
         "backends": "use_backend",
