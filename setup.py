@@ -44,7 +44,7 @@ setup(
     packages=find_packages(include=["vil", "vil.*"]) + CONFIGS,
     package_dir={"vil.configs": "configs"},
     package_data={name: ["*.yaml"] for name in CONFIGS}
-    | {"vil": ["weights/*", "pretrained/*.csv"]},
+    | {"vil": ["weights/*", "pretrained/*.csv", "report/*.j2"]},
     install_requires=[
         "torch>=2.6",
         "torchvision>=0.21",
@@ -56,6 +56,7 @@ setup(
         "safetensors>=0.4.3",
         "tensorboard>=2.14",
         "matplotlib>=3.8",
+        "jinja2>=3.1",
         "rich>=13",
     ],
     extras_require=EXTRAS,

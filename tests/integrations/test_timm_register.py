@@ -22,21 +22,25 @@ def create(name="vil_tiny_rpb", **settings) -> nn.Module:
 
 @pytest.mark.parametrize("name", ARCHS)
 def test_timm_builds_the_same_model(name):
-    models = []
+    """Of the smallest ones, the weights and logits are compared too."""
+    is_small, models = name in ("vil_tiny", "vil_tiny_rpb", "vil_nano"), []
     for build in (vil.get_model, timm.create_model):
         torch.manual_seed(0)
-        models.append(build(name, num_classes=5, img_size=64).eval())
+        with torch.device("cpu" if is_small else "meta"):
+            models.append(build(name, num_classes=5, img_size=64).eval())
     model, from_timm = models
     assert type(from_timm) is type(model) is MsViT
+    assert (from_timm.specs, from_timm.settings) == (model.specs, model.settings)
     for a, b in zip(model.state_dict().items(), from_timm.state_dict().items(), strict=True):
         assert a[0] == b[0]
-        assert torch.equal(a[1], b[1])
-    x = torch.randn(2, 3, 64, 64)
-    assert torch.equal(from_timm(x), model(x))
+        assert a[1].shape == b[1].shape
+        assert not is_small or torch.equal(a[1], b[1])
+    if is_small:
+        x = torch.randn(2, 3, 64, 64)
+        assert torch.equal(from_timm(x), model(x))
 
 
-@pytest.mark.parametrize("name", ["vil_tiny", "vil_tiny_rpb"])
-@pytest.mark.parametrize("size", [(64, 96), (97, 50), (32, 33)])
+@pytest.mark.parametrize(("name", "size"), [("vil_tiny", (97, 50)), ("vil_tiny_rpb", (32, 33))])
 def test_rectangular_sizes_that_are_not_multiples_of_the_stride(name, size):
     model = create(name, num_classes=3)
     x = torch.randn(1, 3, *size)
@@ -204,19 +208,7 @@ def test_timm_loads_folders_of_save_pretrained(tmp_path, name, settings):
     assert list(found.pretrained_cfg["mean"]) == [0.1, 0.2, 0.3]
 
 
-def test_gradient_checkpointing_keeps_gradients():
-    model, x = create(num_classes=3).train(), torch.randn(1, 3, 64, 64)
-    gradients = []
-    for enabled in (False, True):
-        model.set_grad_checkpointing(enabled)
-        model.zero_grad()
-        model(x).sum().backward()
-        gradients.append([p.grad.clone() for p in model.parameters()])
-    for a, b in zip(*gradients):
-        assert_close(a, b)
-
-
-@pytest.mark.parametrize("size", [(64, 64), (96, 64), (160, 128)])
+@pytest.mark.parametrize("size", [(96, 64), (160, 128)])
 def test_an_external_u_net_trains_a_step(size):
     """segmentation_models_pytorch takes any timm model as encoder."""
     smp = pytest.importorskip("segmentation_models_pytorch")
@@ -247,15 +239,9 @@ def test_save_pretrained_of_timm_s_models(tmp_path, pool):
 # Weights of files
 
 
-@pytest.mark.parametrize("windows", [7, (7, 7, 7, 7)])
+@pytest.mark.parametrize("windows", [5, (5, 5, 5, 5)])
 def test_windows_of_all_stages_or_of_each(windows):
-    model = create(windows=windows)
-    assert [spec.attn_size for spec in model.specs] == [7] * 4
-
-
-def test_wrong_numbers_of_windows_raise():
-    with pytest.raises(ValueError, match="has 4 stages, but there are 2 windows"):
-        create(windows=(7, 7))
+    assert [spec.attn_size for spec in create(windows=windows).specs] == [5] * 4
 
 
 @pytest.fixture

@@ -280,7 +280,7 @@ def test_a_registered_attention_is_built_by_name_and_by_a_model(averaging):
     assert [stage.blocks[0].attn.strength for stage in model.stages] == [5, 2]
     model(torch.randn(2, 3, 16, 16)).sum().backward()
     assert all(p.grad is not None for p in model.stages.parameters())
-    model.resize_positions(24)
+    model.set_input_size(24)
     assert len(model.macs((24, 24))) == 3
     with pytest.raises(ValueError, match="unknown argument of averaging attention 'strengh'"):
         build_attention(averaging, dim=8, num_heads=2, strengh=3)

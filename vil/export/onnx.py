@@ -1,13 +1,14 @@
-"""Write models as ONNX files."""
+"""Write models as ONNX files, and quantize the linear layers of such files to int8."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from vil.export.runtime import require
-from vil.export.trace import as_export_error, select_axes, trace_model
+from vil.export.runtime import quiet, require
+from vil.export.trace import ExportSpec, as_export_error, trace_model
+from vil.utils.atomic_write import write_aside
 
 FIRST_OPSET = 18  # the lowest that torch writes; it cannot convert MsViT to lower ones
 # metadata of nodes that quantization reads; torch's other metadata has paths of source files
@@ -22,17 +23,9 @@ def check_opset(opset: int | None) -> None:
         raise ValueError(f"opset {opset} is not supported, only {FIRST_OPSET} to {last}")
 
 
-def write_onnx(
-    model: nn.Module,
-    size: tuple[int, int],
-    dynamic: Sequence[str],
-    path: Path,
-    opset: int | None,
-    metadata: Mapping[str, str],
-) -> None:
-    """Write an ONNX file: images (B, c, H, W) -> logits (B, K). See `export_model`."""
-    axes = {"batch": {0: "batch"}, "size": {2: "height", 3: "width"}}
-    traced = trace_model(model, size, dynamic)
+def write_onnx(model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write an ONNX file: images (B, c, H, W) -> logits (B, K)."""
+    traced = trace_model(model, spec)
     with torch.no_grad(), as_export_error("ONNX"):
         program = torch.onnx.export(
             traced,
@@ -40,15 +33,15 @@ def write_onnx(
             verbose=False,
             input_names=["images"],
             output_names=["logits"],
-            dynamic_shapes=(select_axes(axes, dynamic),),  # names of the axes
-            opset_version=opset,
+            dynamic_shapes=spec.select_axes("batch", "height", "width"),
+            opset_version=spec.opset,
             optimize=False,
         )
         optimizer = require("onnxscript.optimizer")
         optimizer.optimize_ir(program.model, should_fold=_should_fold)
     written = program.model.opset_imports[""]
-    if opset not in (None, written):
-        raise ValueError(f"opset {opset} cannot be reached, torch wrote {written}")
+    if spec.opset not in (None, written):
+        raise ValueError(f"opset {spec.opset} cannot be reached, torch wrote {written}")
     for node in program.model.graph:
         kept = {k: v for k, v in node.metadata_props.items() if k.endswith(KEPT)}
         node.metadata_props.clear()
@@ -60,3 +53,37 @@ def write_onnx(
 def _should_fold(node) -> bool | None:
     """None lets onnxscript decide. It folds Resize of constants wrongly; runtimes do not."""
     return False if node.op_type == "Resize" else None
+
+
+def quantize_linears(path: str | Path, out: str | Path) -> int:
+    """Write a copy of an ONNX file with linear layers in int8. Returns the number of layers.
+
+    Weights are int8 with one scale per output channel and 7 bits: products of 8 bits overflow the
+    accumulators of processors without VNNI. Inputs of linear layers are quantized dynamically, by
+    their own range. Everything else (softmax, norms, convolutions, random features) stays float32.
+    Raises ValueError for a file without linear layers that `export_model` marked.
+    """
+    onnx, quantization = require("onnx"), require("onnxruntime.quantization")
+    model = onnx.load(path)
+    matmuls = [node for node in model.graph.node if node.op_type in ("MatMul", "Gemm")]
+    others = [node.name for node in matmuls if not _is_linear(node)]
+    if len(others) == len(matmuls):
+        raise ValueError(f"{path} has no linear layers that vil export marked")
+    del model.graph.value_info[:]  # includes shapes of weights, which the quantizer transposes
+    with write_aside(Path(out)) as aside, quiet():
+        quantization.quantize_dynamic(
+            model,
+            aside,
+            op_types_to_quantize=["MatMul"],  # the quantizer converts Gemm to MatMul first
+            nodes_to_exclude=others,
+            per_channel=True,
+            reduce_range=True,
+            weight_type=quantization.QuantType.QInt8,
+        )
+    return len(matmuls) - len(others)
+
+
+def _is_linear(node) -> bool:
+    """Whether a node multiplies by the weights of an nn.Linear, by torch's node metadata."""
+    metadata = {entry.key.rpartition(".")[2]: entry.value for entry in node.metadata_props}
+    return "torch.nn.modules.linear." in metadata.get("class_hierarchy", "")

@@ -1,16 +1,19 @@
 """Trace models with torch.export: example images, dynamic axes, attention backend.
 
-Shapes: B batch, c input channels, H W image size.
+Shapes: B batch, c input channels, H W image size, K classes.
 """
 
-import math
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.export import ExportedProgram
 
+from vil.export.runtime import METADATA
 from vil.layers.attention.base import Attention
 from vil.models.vision_longformer import MsViT
 from vil.utils.errors import one_line
@@ -20,24 +23,42 @@ EXTERNAL_STRIDE = 32  # assumed for external models
 MAX_STEPS = 1000  # sides to try
 
 
-def trace_model(model: nn.Module, size: tuple[int, int], dynamic: Sequence[str]) -> ExportedProgram:
+@dataclass(frozen=True)
+class ExportSpec:
+    """size: height and width of images. dynamic: dimensions that stay dynamic, of `batch` and
+    `size`. opset: ONNX opset, None for torch's default."""
+
+    size: tuple[int, int]
+    dynamic: Sequence[str]
+    opset: int | None = None
+
+    def select_axes(self, batch: object, height: object, width: object) -> tuple:
+        """Return `dynamic_shapes` of torch's exporters with these names for dynamic axes."""
+        axes = {"batch": {0: batch}, "size": {2: height, 3: width}}
+        return ({axis: dim for name in self.dynamic for axis, dim in axes[name].items()} or None,)
+
+
+def trace_model(model: nn.Module, spec: ExportSpec) -> ExportedProgram:
     """Trace a model in evaluation mode. Not strict: dynamo would hide which sizes are symbolic."""
-    axis = torch.export.Dim.DYNAMIC
-    axes = {"batch": {0: axis}, "size": {2: axis, 3: axis}}
+    size, axes = spec.size, spec.select_axes(*[torch.export.Dim.DYNAMIC] * 3)
+    if "size" in spec.dynamic:
+        size = tuple(_open_side(model, n) for n in size)
+    images = torch.zeros(2 if "batch" in spec.dynamic else 1, in_channels(model), *size)
     with use_backend(model, BACKEND), torch.no_grad(), as_export_error("a program of torch"):
-        return torch.export.export(
-            model,
-            (_example(model, size, dynamic),),
-            dynamic_shapes=(select_axes(axes, dynamic),),
-            strict=False,
-        )
+        return torch.export.export(model, (images,), dynamic_shapes=axes, strict=False)
+
+
+def write_program(
+    model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping[str, str]
+) -> None:
+    """Write a torch.export program: images (B, c, H, W) -> logits (B, K)."""
+    files = {METADATA: json.dumps(dict(metadata))}
+    torch.export.save(trace_model(model, spec), path, extra_files=files)
 
 
 def token_stride(model: nn.Module) -> int:
     """Image pixels per side of the last stage's tokens: smaller images leave no token."""
-    if isinstance(model, MsViT):
-        return math.prod(stage.embed.patch for stage in model.stages)
-    return EXTERNAL_STRIDE
+    return model.strides[-1] if isinstance(model, MsViT) else EXTERNAL_STRIDE
 
 
 def least_side(model: nn.Module) -> int:
@@ -47,20 +68,10 @@ def least_side(model: nn.Module) -> int:
     """
     if not isinstance(model, MsViT):
         return 2 * EXTERNAL_STRIDE
-    found, patch = 0, 1
-    for stage in model.stages:
-        patch *= stage.embed.patch
-        sides = (block.attn.min_export_side for block in stage.blocks)
-        found = max(found, 2 * patch, *(patch * side for side in sides))
-    return found
-
-
-def _example(model: nn.Module, size: tuple[int, int], dynamic: Sequence[str]) -> Tensor:
-    """Return images to trace with: two for a dynamic batch, and for a dynamic size a side that
-    torch does not specialize."""
-    if "size" in dynamic:
-        size = tuple(_open_side(model, n) for n in size)
-    return torch.zeros(2 if "batch" in dynamic else 1, in_channels(model), *size)
+    return max(
+        stride * max([2, *(block.attn.min_export_side for block in stage.blocks)])
+        for stage, stride in zip(model.stages, model.strides)
+    )
 
 
 def _open_side(model: nn.Module, side: int) -> int:
@@ -68,7 +79,8 @@ def _open_side(model: nn.Module, side: int) -> int:
 
     At a size that they are made for, resizing would be missing from the program.
     """
-    step, least, made_for = token_stride(model), least_side(model), set(_sides(model))
+    step, least = token_stride(model), least_side(model)
+    made_for = {n for m in model.modules() for n in getattr(m, "param_grid", None) or ()}
     side = max(side, least)
     for change in range(MAX_STEPS):
         for near in (side - change * step, side + change * step):
@@ -78,22 +90,9 @@ def _open_side(model: nn.Module, side: int) -> int:
     raise AssertionError(f"no side near {side} avoids {made_for}")
 
 
-def _sides(model: nn.Module) -> Iterator[int]:
-    """Yield the numbers of rows and columns that parameters are made for."""
-    for module in model.modules():
-        yield from getattr(module, "param_grid", None) or ()
-
-
 def in_channels(model: nn.Module) -> int:
     """Return c, of the first convolution."""
-    convolutions = (module for module in model.modules() if isinstance(module, nn.Conv2d))
-    first = next(convolutions, None)
-    return first.in_channels if first is not None else 3
-
-
-def select_axes(axes: Mapping[str, dict], dynamic: Sequence[str]) -> dict | None:
-    """Merge the axes of the dynamic dimensions; None if all are fixed."""
-    return {axis: dim for name in dynamic for axis, dim in axes[name].items()} or None
+    return next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
 
 
 @contextmanager
@@ -111,12 +110,11 @@ def as_export_error(what: str) -> Iterator[None]:
 @contextmanager
 def use_backend(model: nn.Module, backend: str) -> Iterator[None]:
     """Compute local attention by this backend inside the context."""
-    modules = [m for m in model.modules() if isinstance(m, Attention) and m.backend]
-    before = [module.backend for module in modules]
+    before = {m: m.backend for m in model.modules() if isinstance(m, Attention) and m.backend}
     try:
-        for module in modules:
+        for module in before:
             module.backend = backend
         yield
     finally:
-        for module, name in zip(modules, before):
+        for module, name in before.items():
             module.backend = name

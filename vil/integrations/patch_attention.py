@@ -61,10 +61,11 @@ def patch_attention(
     kwargs = DEFAULTS.get(attention, {}) | kwargs
     check_arguments(attention, kwargs)
     check_model(model)
-    found = list(find_attentions(model, blocks))
-    grid = find_grid(model) or PatchGrid(tuple(model.patch_embed.grid_size))
+    attentions = list(find_attentions(model, blocks))
+    patched = (module for module in model.modules() if isinstance(module, PatchedAttention))
+    grid = next((m.grid for m in patched), None) or PatchGrid(tuple(model.patch_embed.grid_size))
     replacements = []
-    for parent, name, module in found:
+    for parent, name, module in attentions:
         plain = module.restore() if isinstance(module, PatchedAttention) else module
         new = cls(plain, model.num_prefix_tokens, grid, **kwargs) if cls else plain
         replacements.append((parent, name, new))
@@ -92,36 +93,35 @@ def check_arguments(attention: str, kwargs: Mapping[str, object]) -> None:
 
 def check_model(model: nn.Module) -> None:
     """Raise ValueError, naming what is missing, unless this is a vision transformer on a grid."""
-    kind = type(model).__name__
+    subject = f"cannot patch {type(model).__name__}:"
     wanted = f"expected a timm vision transformer (with {', '.join(REQUIRED)})"
     if not isinstance(model, nn.Module):
         raise ValueError(f"cannot patch {model!r}, which is not a module; {wanted}")
     if missing := [name for name in REQUIRED if not hasattr(model, name)]:
-        hint = describe_inner_model(model) or describe_unsupported(model)
-        raise ValueError(f"cannot patch {kind}: it has no {', '.join(missing)}{hint}; {wanted}")
+        hint = describe_unsupported(model)
+        for name, part in model.named_modules():
+            if all(hasattr(part, needed) for needed in REQUIRED):
+                hint = f"; its {name} ({type(part).__name__}) has: patch that"
+                break
+        raise ValueError(f"{subject} it has no {', '.join(missing)}{hint}; {wanted}")
     if getattr(model.patch_embed, "grid_size", None) is None:
-        raise ValueError(f"cannot patch {kind}: its patch_embed has no grid_size; {wanted}")
-    if getattr(getattr(model, "patch_drop", None), "prob", 0):
-        rate = model.patch_drop.prob
+        raise ValueError(f"{subject} its patch_embed has no grid_size; {wanted}")
+    if rate := getattr(getattr(model, "patch_drop", None), "prob", 0):
         raise ValueError(
-            f"cannot patch {kind}: patch_drop_rate {rate:g} leaves no grid of patch tokens; "
+            f"{subject} patch_drop_rate {rate:g} leaves no grid of patch tokens; "
             "build it with patch_drop_rate=0"
         )
 
 
-def describe_inner_model(model: nn.Module) -> str:
-    """Name the submodule that could be patched, for an error message. Empty if there is none."""
-    for name, part in model.named_modules():
-        if all(hasattr(part, needed) for needed in REQUIRED):
-            return f"; its {name} ({type(part).__name__}) has: patch that"
-    return ""
+def is_replaceable(module: nn.Module) -> bool:
+    """Whether the module is an attention that can be replaced, or that was."""
+    return type(module) in REPLACEABLE or isinstance(module, PatchedAttention)
 
 
 def describe_unsupported(module: nn.Module, prefix: str = "") -> str:
     """Name the first attention in the blocks that cannot be replaced. Empty if there is none."""
     for name, part in module.named_modules(prefix=prefix):
-        known = type(part) in REPLACEABLE or isinstance(part, PatchedAttention)
-        if "blocks" in name and "Attention" in type(part).__name__ and not known:
+        if "blocks" in name and "Attention" in type(part).__name__ and not is_replaceable(part):
             return f"; its {name} is {qualified_name(type(part))}"
     return ""
 
@@ -137,19 +137,19 @@ def find_attentions(
     """Yield the attentions of the blocks: parent, attribute of the parent, module."""
     for number in resolve_indices(blocks, len(model.blocks)):
         block = model.blocks[number]
-        found = [
+        attentions = [
             (parent, name, module)
             for parent in block.modules()
             for name, module in parent.named_children()
-            if type(module) in REPLACEABLE or isinstance(module, PatchedAttention)
+            if is_replaceable(module)
         ]
-        if not found:
+        if not attentions:
             place, names = f"blocks.{number}", ", ".join(map(qualified_name, REPLACEABLE))
             raise ValueError(
                 f"cannot patch {type(model).__name__}: {place} ({type(block).__name__}) holds none "
                 f"of {names}{describe_unsupported(block, place)}"
             )
-        yield from found
+        yield from attentions
 
 
 def resolve_indices(blocks: int | Iterable[int] | None, count: int) -> list[int]:
@@ -162,9 +162,3 @@ def resolve_indices(blocks: int | Iterable[int] | None, count: int) -> list[int]
             names = f"0..{count - 1}, or -{count}..-1"
             raise ValueError(f"no block {number!r}, the model has {count}: {names}")
     return sorted({number % count for number in blocks})
-
-
-def find_grid(model: nn.Module) -> PatchGrid | None:
-    """Return the grid that the model's patched attentions share, None if it is not patched."""
-    patched = (module for module in model.modules() if isinstance(module, PatchedAttention))
-    return next((module.grid for module in patched), None)

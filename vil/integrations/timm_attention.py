@@ -126,11 +126,8 @@ class PatchedAttention(GlobalLocalAttention):
     def restore(self) -> nn.Module:
         """Return timm's attention with the current modules and weights."""
         (plain,) = self.kept
-        for current, kept in (
-            (self._modules, plain._modules),
-            (self._parameters, plain._parameters),
-            (self._buffers, plain._buffers),
-        ):
+        for group in ("_modules", "_parameters", "_buffers"):
+            current, kept = getattr(self, group), getattr(plain, group)
             kept.update({name: current[name] for name in kept.keys() & current.keys()})
         plain.training = plain.attn_drop.training = self.training
         return plain
@@ -175,10 +172,8 @@ class PatchedAttention(GlobalLocalAttention):
     def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, T, C) -> q, k, v (B, N, T, D), normalized."""
         if self.qkv is None:
-            q, k, v = (
-                self.split_any_heads(linear(x))
-                for linear in (self.q_proj, self.k_proj, self.v_proj)
-            )
+            projected = (linear(x) for linear in (self.q_proj, self.k_proj, self.v_proj))
+            q, k, v = map(self.split_any_heads, projected)
         elif self.q_bias is None:
             q, k, v = self.split_parts(self.qkv(x), 3)
         else:

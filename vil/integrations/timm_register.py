@@ -21,12 +21,12 @@ from timm.models import (
     register_model,
     resolve_pretrained_cfg,
 )
-from torch import Tensor, nn
+from torch import nn
 
 from vil.models.arch import StageSpec, parse_arch
 from vil.models.registry import ARCHS, DEFAULTS, replace_windows
 from vil.models.vision_longformer import MsViT
-from vil.pretrained.catalog import IMAGENET, ViLWeights, get_notes, weight_classes_by_model
+from vil.pretrained.catalog import IMAGENET, get_notes, weight_classes_by_model
 from vil.pretrained.load_weights import translate
 from vil.pretrained.state_dict_io import find_weights, read_weights, unwrap
 
@@ -59,12 +59,13 @@ def build(
     return model.to(dtype=dtype)
 
 
-def _cfg(size: int, num_classes: int, pool: int, **more) -> dict:
-    """Return timm's default config of a model, without its weights. pool: side of the last map."""
+def _cfg(stride: int, settings: Mapping, **more) -> dict:
+    """Return timm's default config of a model. stride: image pixels per token of the last stage."""
+    size, num_classes = settings.get("img_size", 224), settings.get("num_classes", 1000)
     return {
         "num_classes": num_classes,
         "input_size": (3, size, size),
-        "pool_size": (pool, pool),
+        "pool_size": (size // stride, size // stride),
         "fixed_input_size": False,
         "crop_pct": 0.875,
         "interpolation": "bicubic",
@@ -77,25 +78,18 @@ def _cfg(size: int, num_classes: int, pool: int, **more) -> dict:
     }
 
 
-def _weights_cfg(weights: ViLWeights, stride: int) -> dict:
-    """Return timm's default config of a member of a weight enum."""
-    settings = weights.meta["build"]
-    key = "url" if weights.url.startswith("https://") else "file"
-    size = settings["img_size"]
-    more = {key: weights.url, **get_notes(weights)["transform"]}
-    return _cfg(size, settings["num_classes"], size // stride, **more)
-
-
 def _default_cfgs() -> dict[str, dict]:
     """Return timm's default configs by `name.tag`, or by name for a model without weights."""
     cfgs, classes = {}, weight_classes_by_model()
     for name, arch in ARCHS.items():
         stride = math.prod(spec.patch for spec in parse_arch(arch))
         if name not in classes:
-            cfgs[name] = _cfg(224, 1000, 224 // stride)
+            cfgs[name] = _cfg(stride, {})
         for weights in classes.get(name, ()):
             star = "*" if weights is classes[name].DEFAULT else ""
-            cfgs[f"{name}.{TAGS[weights.name]}{star}"] = _weights_cfg(weights, stride)
+            key = "url" if weights.url.startswith("https://") else "file"
+            more = {key: weights.url, **get_notes(weights)["transform"]}
+            cfgs[f"{name}.{TAGS[weights.name]}{star}"] = _cfg(stride, weights.meta["build"], **more)
     return cfgs
 
 
@@ -115,7 +109,8 @@ def _create(
     overlay = dict(pretrained_cfg_overlay or {})
     resolve = partial(resolve_pretrained_cfg, name, pretrained_cfg=pretrained_cfg)
     cfg = resolve(pretrained_cfg_overlay=overlay)
-    weights = _find_weights(name, cfg.tag)
+    members = weight_classes_by_model().get(name, ())
+    weights = next((each for each in members if TAGS[each.name] == cfg.tag), None)
     # Read here: timm verifies no hash, and its cache mistakes files of the same name for each other
     if pretrained and cfg.file and not cfg.state_dict:
         overlay = _read_file(cfg.file) | overlay
@@ -133,7 +128,7 @@ def _create(
         pretrained,
         pretrained_cfg=pretrained_cfg,
         pretrained_cfg_overlay=overlay,
-        pretrained_filter_fn=_fit,
+        pretrained_filter_fn=lambda state, model: translate(model, unwrap(state)),
         feature_cfg={"out_indices": tuple(range(len(stages))), "feature_cls": "getter"},
         stages=replace_windows(name, stages, windows),
         **{**DEFAULTS.get(name, {}), **cfg_settings, **kwargs},
@@ -145,17 +140,6 @@ def _read_file(file: str) -> dict[str, object]:
     state = read_weights(find_weights(Path(file)))
     head = {"num_classes": len(state["head.weight"])} if "head.weight" in state else {}
     return {"state_dict": state, "source": "", **head}
-
-
-def _find_weights(name: str, tag: str | None) -> ViLWeights | None:
-    """Return the member of a weight enum for timm's name and tag, None if there is none."""
-    members = weight_classes_by_model().get(name, ())
-    return next((weights for weights in members if TAGS[weights.name] == tag), None)
-
-
-def _fit(state: dict, model: MsViT) -> dict[str, Tensor]:
-    """Rename and resize a file's weights. timm then fits the head and the first layer."""
-    return translate(model, unwrap(state))
 
 
 def _make_entrypoint(name: str) -> Callable[..., nn.Module]:

@@ -16,19 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
-DEFAULTS = {"l": 1, "h": 3, "d": 192, "n": 1, "s": 1, "g": 1, "p": 2, "f": 7, "a": 1}
-MEANING = {
-    "l": "number of the stage",
-    "h": "heads",
-    "d": "width",
-    "n": "blocks",
-    "s": "0 for full attention",
-    "g": "global tokens",
-    "p": "patch side",
-    "f": "window or other attention size",
-    "a": "absolute position",
+LETTERS = {  # meaning, default, minimum
+    "l": ("number of the stage", 1, 0),
+    "h": ("heads", 3, 1),
+    "d": ("width", 192, 1),
+    "n": ("blocks", 1, 0),
+    "s": ("0 for full attention", 1, 0),
+    "g": ("global tokens", 1, 0),
+    "p": ("patch side", 2, 1),
+    "f": ("window or other attention size", 7, 1),
+    "a": ("absolute position", 1, 0),
 }
-MINIMUM = {"h": 1, "d": 1, "p": 1, "f": 1}
 
 
 @dataclass(frozen=True)
@@ -115,37 +113,28 @@ def _parse_attention(attention: str, num_stages: int) -> list[list[str]]:
 
 
 def _parse_stage(number: int, part: str, names: Sequence[str]) -> StageSpec:
-    where, items = f"ARCH stage {number} ({part!r})", dict(DEFAULTS, l=number)
-    seen: set[str] = set()
+    where, items = f"ARCH stage {number} ({part!r})", {}
     for item in part.split(","):
         match = re.fullmatch(r"([a-z])(\d+)", item.strip())
         if not match:
             raise ValueError(f"{where}: {item!r} is not a letter followed by a number")
         letter, value = match[1], int(match[2])
-        if letter not in DEFAULTS:
-            known = ", ".join(f"{key} {meaning}" for key, meaning in MEANING.items())
+        if letter not in LETTERS:
+            known = ", ".join(f"{key} {meaning}" for key, (meaning, *_) in LETTERS.items())
             raise ValueError(f"{where}: unknown letter {letter!r} (letters: {known})")
-        if letter in seen:
+        if letter in items:
             raise ValueError(f"{where}: the letter {letter!r} appears twice")
-        if value < MINIMUM.get(letter, 0):
+        meaning, _, minimum = LETTERS[letter]
+        if value < minimum:
             raise ValueError(
-                f"{where}: {letter} ({MEANING[letter]}) must be at least {MINIMUM[letter]}, "
-                f"got {value}"
+                f"{where}: {letter} ({meaning}) must be at least {minimum}, got {value}"
             )
-        seen.add(letter)
         items[letter] = value
-    if items["l"] != number:
+    if items.get("l", number) != number:
         raise ValueError(f"{where}: the letter l is {items['l']}, but this is stage {number}")
-    attention = tuple(islice(cycle(names if items["s"] else ["full"]), items["n"]))
+    n = {letter: default for letter, (_, default, _) in LETTERS.items()} | items
+    attention = tuple(islice(cycle(names if n["s"] else ["full"]), n["n"]))
     try:
-        return StageSpec(
-            dim=items["d"],
-            num_heads=items["h"],
-            attention=attention,
-            num_global=items["g"],
-            patch=items["p"],
-            attn_size=items["f"],
-            absolute=bool(items["a"]),
-        )
+        return StageSpec(n["d"], n["h"], attention, n["g"], n["p"], n["f"], bool(n["a"]))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None

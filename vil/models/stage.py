@@ -5,7 +5,7 @@ d width.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +19,61 @@ from vil.layers.pos_embed import AbsoluteEmbedding
 from vil.models.arch import StageSpec
 
 
+class StageSettings(NamedTuple):
+    """Arguments of MsViT that all of its stages share."""
+
+    qkv_bias: bool
+    drop_rate: float
+    attn_drop_rate: float
+    norm_embed: bool
+    norm_eps: float
+    pos_resize: str
+    attention_args: Mapping[str, Mapping] | None
+    grad_checkpoint: bool
+
+
 class Stage(nn.Module):
-    """A patch embedding and its blocks. grad_checkpoint: recompute each block in backward."""
+    """A patch embedding and its blocks. Position parameters are made for `grid`."""
 
     def __init__(
-        self, embed: PatchEmbed, blocks: Sequence[Block], *, grad_checkpoint: bool
+        self,
+        spec: StageSpec,
+        in_chans: int,
+        grid: tuple[int, int],
+        drop_path_rates: Sequence[float],
+        settings: StageSettings,
     ) -> None:
         super().__init__()
-        self.embed, self.blocks = embed, nn.ModuleList(blocks)
-        self.grad_checkpoint = grad_checkpoint
+        drop, norm_eps, position = settings.drop_rate, settings.norm_eps, None
+        if spec.absolute:
+            position = AbsoluteEmbedding(
+                spec.dim, grid, spec.num_global, resize=settings.pos_resize
+            )
+        self.embed = PatchEmbed(
+            in_chans,
+            spec.dim,
+            spec.patch,
+            num_global=spec.num_global,
+            position=position,
+            norm_eps=norm_eps if settings.norm_embed else None,
+            drop=drop,
+        )
+        common = dict(
+            dim=spec.dim,
+            num_heads=spec.num_heads,
+            num_global=spec.num_global,
+            grid=grid,
+            rel_pos=not spec.absolute,
+            qkv_bias=settings.qkv_bias,
+            attn_drop=settings.attn_drop_rate,
+            proj_drop=drop,
+        )
+        self.blocks = nn.ModuleList()
+        for name, rate in zip(spec.attention, drop_path_rates):
+            own = _attention_args(name, spec, settings.attention_args)
+            attn = build_attention(name, **common, **own)
+            self.blocks.append(Block(attn, drop=drop, drop_path=rate, norm_eps=norm_eps))
+        self.grad_checkpoint = settings.grad_checkpoint  # recompute each block in backward
 
     def forward(
         self, x: Tensor, valid: Tensor | None = None
@@ -43,56 +89,6 @@ class Stage(nn.Module):
             else:
                 tokens = block(tokens, grid, valid)
         return tokens, grid, valid
-
-
-def build_stage(
-    spec: StageSpec,
-    in_chans: int,
-    grid: tuple[int, int],
-    *,
-    drop_path_rates: Sequence[float],
-    qkv_bias: bool,
-    drop_rate: float,
-    attn_drop_rate: float,
-    norm_embed: bool,
-    norm_eps: float,
-    pos_resize: str,
-    attention_args: Mapping[str, Mapping] | None,
-    grad_checkpoint: bool,
-) -> Stage:
-    """Build one stage whose position parameters are made for `grid`. See MsViT for the rest."""
-    position = None
-    if spec.absolute:
-        position = AbsoluteEmbedding(spec.dim, grid, spec.num_global, resize=pos_resize)
-    embed = PatchEmbed(
-        in_chans,
-        spec.dim,
-        spec.patch,
-        num_global=spec.num_global,
-        position=position,
-        norm_eps=norm_eps if norm_embed else None,
-        drop=drop_rate,
-    )
-    common = dict(
-        dim=spec.dim,
-        num_heads=spec.num_heads,
-        num_global=spec.num_global,
-        grid=grid,
-        rel_pos=not spec.absolute,
-        qkv_bias=qkv_bias,
-        attn_drop=attn_drop_rate,
-        proj_drop=drop_rate,
-    )
-    blocks = [
-        Block(
-            build_attention(name, **common, **_attention_args(name, spec, attention_args)),
-            drop=drop_rate,
-            drop_path=rate,
-            norm_eps=norm_eps,
-        )
-        for name, rate in zip(spec.attention, drop_path_rates)
-    ]
-    return Stage(embed, blocks, grad_checkpoint=grad_checkpoint)
 
 
 def _attention_args(

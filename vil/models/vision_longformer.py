@@ -18,12 +18,12 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from timm.layers import trunc_normal_
+from timm.layers import to_2tuple, trunc_normal_
 from torch import Tensor, nn
 
 from vil.layers.attention import ATTENTIONS
 from vil.models.arch import StageSpec
-from vil.models.stage import build_stage, to_map
+from vil.models.stage import Stage, StageSettings, to_map
 from vil.utils.lookup import lookup
 
 log = logging.getLogger(__name__)
@@ -78,28 +78,15 @@ class MsViT(nn.Module):
         rates = torch.linspace(0, drop_path_rate, max(sum(depths), 1), device="cpu").split(depths)
         self.specs = tuple(stages)
         self.num_classes, self.in_chans = num_classes, in_chans
-        self.stages, map_size = nn.ModuleList(), pair(img_size)
+        shared = StageSettings(**{name: settings[name] for name in StageSettings._fields})
+        self.stages, map_size = nn.ModuleList(), to_2tuple(img_size)
         for spec, stage_rates in zip(stages, rates):
             grid = (map_size[0] // spec.patch, map_size[1] // spec.patch)
             if min(grid) < 1:
                 raise ValueError(
                     f"stage {len(self.stages) + 1} has no token left of a map of {min(map_size)}"
                 )
-            stage = build_stage(
-                spec,
-                in_chans,
-                grid,
-                drop_path_rates=stage_rates.tolist(),
-                qkv_bias=qkv_bias,
-                drop_rate=drop_rate,
-                attn_drop_rate=attn_drop_rate,
-                norm_embed=norm_embed,
-                norm_eps=norm_eps,
-                pos_resize=pos_resize,
-                attention_args=attention_args,
-                grad_checkpoint=grad_checkpoint,
-            )
-            self.stages.append(stage)
+            self.stages.append(Stage(spec, in_chans, grid, stage_rates.tolist(), shared))
             in_chans, map_size = spec.dim, grid
         self.num_features = self.head_hidden_size = in_chans
         self.norm = nn.LayerNorm(in_chans, eps=norm_eps)
@@ -302,15 +289,12 @@ class MsViT(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters without weight decay: norms, tokens, positions, the head's bias."""
-        norms = {
-            f"{name}.{leaf}"
-            for name, module in self.named_modules()
-            if isinstance(module, nn.LayerNorm)
-            for leaf, _ in module.named_parameters(recurse=False)
-        }
         kinds = ("cls_token", "pos_embed", "relative_position", "head.bias")
-        return norms | {
-            name for name, _ in self.named_parameters() if any(kind in name for kind in kinds)
+        return {
+            name
+            for name, _ in self.named_parameters()
+            if any(kind in name for kind in kinds)
+            or isinstance(self.get_submodule(name.rpartition(".")[0]), nn.LayerNorm)
         }
 
     def group_matcher(self, coarse: bool = False) -> dict:
@@ -351,14 +335,11 @@ class MsViT(nn.Module):
 
     # Image size and cost
 
-    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Resize position parameters to another image size once, not in each forward pass."""
-        self.resize_positions(img_size)
-
-    def resize_positions(self, img_size: int | tuple[int, int], rule: str = "linear") -> None:
-        """Like `set_input_size`, by one of `RULES`."""
+    def set_input_size(self, img_size: int | tuple[int, int], rule: str = "linear") -> None:
+        """Resize position parameters to another image size once, by one of `RULES`, not in each
+        forward pass."""
         self.settings["img_size"] = img_size
-        for stage, grid in zip(self.stages, self.grids(pair(img_size))):
+        for stage, grid in zip(self.stages, self.grids(to_2tuple(img_size))):
             if stage.embed.position is not None:
                 stage.embed.position.set_grid(grid, rule)
             for block in stage.blocks:
@@ -381,17 +362,12 @@ class MsViT(nn.Module):
         return [*counts, self.head.weight.numel() if isinstance(self.head, nn.Linear) else 0]
 
 
-def pair(size: int | Sequence[int]) -> tuple[int, int]:
-    """Return (height, width) of a size, or of the side of a square."""
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
-
-
 def _with_positions(stages: Sequence[StageSpec]) -> list[StageSpec]:
     """Use absolute position embeddings where an attention has no relative bias."""
     result, changed = [], []
     for number, spec in enumerate(stages, start=1):
-        classes = {name: ATTENTIONS.load(name) for name in spec.attention}
-        without = [name for name, cls in classes.items() if not cls.has_relative_bias]
+        names = dict.fromkeys(spec.attention)
+        without = [name for name in names if not ATTENTIONS.load(name).has_relative_bias]
         if without and not spec.absolute:
             changed.append(f"stage {number} ({', '.join(without)})")
             spec = replace(spec, absolute=True)

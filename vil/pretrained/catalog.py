@@ -85,8 +85,9 @@ class ViLWeights(WeightsEnum):
         """Return the path of the weights, downloaded if necessary. See `get_state_dict`."""
         file = Path(self.url)
         if self.url.startswith("https://"):
-            name = f"{type(self).__name__}-{self.name}.pth"
-            file = Path(torch.hub.get_dir(), "checkpoints", name)
+            file = Path(
+                torch.hub.get_dir(), "checkpoints", f"{type(self).__name__}-{self.name}.pth"
+            )
             if not file.exists():
                 self._download(file, progress)
         if check_hash and self.sha256 and (digest := sha256_of(file)) != self.sha256:
@@ -108,11 +109,17 @@ class ViLWeights(WeightsEnum):
 
 
 def _published(row: Row) -> Weights:
-    only_22k, size = row.section == "22K", int(row.size)
+    size, categories = int(row.size), None if row.section == "22K" else IMAGENET_CLASSES
     metrics = {"acc@1": float(row.top1), "acc@5": float(row.top5)} if row.top1 else {}
     return Weights(
         url=f"{STORAGE}/{row.folder}/model_best.pth",
-        transforms=_transforms(size, float(row.crop_pct), row.interpolation, **IMAGENET),
+        transforms=partial(
+            image_transform,
+            input_size=size,
+            crop_pct=float(row.crop_pct),
+            interpolation=row.interpolation,
+            **IMAGENET,
+        ),
         meta={
             "status": "published",
             "metrics": {"ImageNet-1K": metrics} if metrics else {},
@@ -121,35 +128,32 @@ def _published(row: Row) -> Weights:
             "num_params": int(row.counted_parameters),
             "macs": int(row.counted_macs),
             "sha256": None,
-            "categories": None if only_22k else IMAGENET_CLASSES,
+            "categories": categories,
             "build": {
                 "img_size": size,
-                "num_classes": CLASSES_22K if only_22k else len(IMAGENET_CLASSES),
+                "num_classes": len(categories) if categories else CLASSES_22K,
                 "windows": tuple(map(int, row.windows.split("/"))),
             },
         },
     )
 
 
-def _transforms(size: int, crop_pct: float, interpolation: str, **normalization: Any) -> partial:
-    """timm's evaluation transform: resize the shorter side, center crop, normalize."""
-    return partial(
-        image_transform,
-        input_size=size,
-        crop_pct=crop_pct,
-        interpolation=interpolation,
-        **normalization,
-    )
-
-
 def image_transform(**settings: Any) -> Compose:
-    """Build timm's transform, preceded by a conversion to RGB."""
+    """Build timm's evaluation transform (resize the shorter side, center crop, normalize), preceded
+    by a conversion to RGB."""
     return Compose([to_rgb, create_transform(**settings)])
 
 
 DIGITS = Weights(
     url=str(SHIPPED / "vil_nano_digits.safetensors"),
-    transforms=_transforms(64, 1.0, "bicubic", mean=(0.3,) * 3, std=(0.35,) * 3),
+    transforms=partial(
+        image_transform,
+        input_size=64,
+        crop_pct=1.0,
+        interpolation="bicubic",
+        mean=(0.3,) * 3,
+        std=(0.35,) * 3,
+    ),
     meta={
         "status": "measured",  # the last epoch of the recipe with OMP_NUM_THREADS=1, then converted
         "metrics": {"digits": {"acc@1": 98.06, "acc@5": 100.0}},
@@ -173,14 +177,12 @@ def load_weight_classes() -> dict[str, type[ViLWeights]]:
         if row.weights:
             name, member = row.weights.split(".")
             members[name][member] = _published(row)
-    for by_name in members.values():
-        by_name["DEFAULT"] = max(by_name.values(), key=_accuracy)
+    for by_name in members.values():  # those of ImageNet-22K alone have no metrics
+        by_name["DEFAULT"] = max(
+            by_name.values(),
+            key=lambda w: max((m["acc@1"] for m in w.meta["metrics"].values()), default=0.0),
+        )
     return {name: ViLWeights(name, by_name, module=__name__) for name, by_name in members.items()}
-
-
-def _accuracy(weights: Weights) -> float:
-    """Top-1 accuracy; 0 for weights without metrics (ImageNet-22K alone)."""
-    return max((metrics["acc@1"] for metrics in weights.meta["metrics"].values()), default=0.0)
 
 
 def __getattr__(name: str) -> type[ViLWeights]:

@@ -8,12 +8,13 @@ vil.integrations.timm_register.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from vil.models.arch import StageSpec, format_attention, parse_arch
-from vil.models.registry import ARCHS
-from vil.models.vision_longformer import MsViT, pair
+from timm.layers import to_2tuple
+
+from vil.models.arch import format_attention, parse_arch
+from vil.models.registry import ARCHS, replace_windows
+from vil.models.vision_longformer import MsViT
 from vil.pretrained.load_weights import load_weights, select_classes
 from vil.pretrained.model_card import build_from_card, make_model_card
 from vil.pretrained.state_dict_io import read_metadata, write_weights
@@ -22,15 +23,11 @@ from vil.utils.errors import CheckpointError, one_line
 
 CONFIG, WEIGHTS, README = "config.json", "model.safetensors", "README.md"
 # settings that timm passes itself, or that matter in training only
-NOT_IN_MODEL_ARGS = (
-    "arch",
-    "in_chans",
-    "num_classes",
+NOT_IN_MODEL_ARGS = {"arch", "in_chans", "num_classes", "grad_checkpoint"} | {
     "drop_rate",
     "attn_drop_rate",
     "drop_path_rate",
-    "grad_checkpoint",
-)
+}
 
 
 def save_pretrained(
@@ -78,9 +75,8 @@ def from_pretrained(
             )
     else:
         if not path.exists() and source in ARCHS:
-            raise CheckpointError(
-                f"{source} is a named model: vil.get_model({str(source)!r}, weights='DEFAULT')"
-            )
+            hint = f"vil.get_model({str(source)!r}, weights='DEFAULT')"
+            raise CheckpointError(f"{source} is a named model: {hint}")
         path = path if path.exists() else _fetch(str(source))
         card, weights = _read_card(path), path / WEIGHTS
     size = settings.pop("img_size", None)
@@ -88,34 +84,30 @@ def from_pretrained(
     load_weights(model, weights, head=head, rule=rule)
     model.notes["classes"] = select_classes(head, model.notes.get("classes"))
     if size is not None:  # after loading: the grids of the card are known, those of a file are not
-        model.resize_positions(size, rule)
+        model.set_input_size(size, rule)
     return model.eval()
 
 
-def find_model_name(model: MsViT) -> str | None:
-    """Return the name of the model's architecture, ignoring windows; None if it has none."""
-
-    def without_sizes(stages: Sequence[StageSpec]) -> list[StageSpec]:
-        return [replace(stage, attn_size=1) for stage in stages]
-
-    attention, wanted = format_attention(model.specs), without_sizes(model.specs)
-    for name, arch in ARCHS.items():
-        if without_sizes(parse_arch(arch, attention)) == wanted:
-            return name
-    return None
+def find_model_name(model: MsViT) -> str:
+    """Return the name of the model's architecture, ignoring windows. `msvit`, which timm does not
+    know, if it has none."""
+    attention = format_attention(model.specs)
+    wanted = replace_windows("", model.specs, 1)
+    named = {name: parse_arch(arch, attention) for name, arch in ARCHS.items()}
+    names = (name for name, stages in named.items() if replace_windows(name, stages, 1) == wanted)
+    return next(names, "msvit")
 
 
 def _make_config(model: MsViT, card: Mapping) -> dict:
-    """Return timm's keys, and the model card under `vil`. An architecture without a name is called
-    msvit, which timm does not know."""
+    """Return timm's keys, and the model card under `vil`."""
     settings = card["model"]
     args = {key: value for key, value in settings.items() if key not in NOT_IN_MODEL_ARGS}
     return {
-        "architecture": find_model_name(model) or "msvit",
+        "architecture": find_model_name(model),
         "num_classes": settings["num_classes"],
         "num_features": model.num_features,
         "pretrained_cfg": {
-            "input_size": [settings["in_chans"], *pair(settings["img_size"])],
+            "input_size": [settings["in_chans"], *to_2tuple(settings["img_size"])],
             "num_classes": settings["num_classes"],
             "fixed_input_size": False,
             "first_conv": "stages.0.embed.proj",

@@ -29,11 +29,11 @@ def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
     named architecture's. A detector's backbone crops its positions, as the reference did.
     Raises CheckpointError, with the nearest model and its mismatches, if no model fits.
     """
-    backbone, _ = extract_backbone(state)
     is_detector = any(key.startswith(BACKBONE) for key in state)
-    name = max(ARCHS, key=lambda name: _overlap(name, backbone))
-    model = _build_fitting(name, backbone, "crop" if is_detector else "interpolate")
-    report = compare(model, backbone)
+    state, _ = extract_backbone(state)
+    name = max(ARCHS, key=lambda name: _overlap(name, state))
+    model = _build_fitting(name, state, "crop" if is_detector else "interpolate")
+    report = compare(model, state)
     if report.complete:
         return name, model
     raise CheckpointError(

@@ -30,7 +30,6 @@ from vil.pretrained.convert_2021 import (
     is_redundant,
     warn_changed_defaults,
 )
-from vil.pretrained.resize_pos import repeat_global, resize_parameter
 from vil.pretrained.state_dict_io import read_weights, unwrap
 from vil.utils.errors import CheckpointError
 from vil.utils.lookup import lookup
@@ -40,6 +39,13 @@ MAX_LINES = 12
 HEAD = ("head.weight", "head.bias")
 # report line of an embedding that is too short to crop
 CROPPED = re.compile(r"[xy]_pos_embed \(1, \d+, (\d+)\) -> \(1, \d+, \1\)$")
+# parameters of global tokens -> dimensions of size G
+GLOBAL = {
+    "cls_token": (1,),
+    "cls_pos_embed": (1,),
+    "g2l_relative_position_bias": (2,),
+    "g2g_relative_position_bias": (1, 2),
+}
 LISTED = ("missing", "unexpected", "mismatched", "resized", "converted")
 
 
@@ -78,11 +84,14 @@ def load_2021_weights(
     """Load weights with the reference's names into an MsViT or an attention module.
 
     Of a detector's weights, the backbone is loaded. Position parameters are resized by `rule`:
-    "linear" (the reference's), "bicubic" or "extend". strict: raise CheckpointError, with the
-    report, if anything is missing, unexpected or mismatched.
+    "linear" is the reference's (bilinear, corners not aligned). "bicubic" is antialiased: sharper
+    where a table grows, no aliasing where it shrinks. "extend" keeps each relative position at its
+    distance in tokens, for another window on images of the same size.
+    strict: raise CheckpointError, with the report, if a key is missing, unexpected or mismatched.
     """
     state, ignored = extract_backbone(state_dict)
-    report = _load(module, state, get_2021_names(module), strict, (), rule)
+    fitted, report = _fit(module, state, get_2021_names(module), rule)
+    _copy(module, fitted, report, strict)
     report.ignored += ignored
     return report
 
@@ -115,7 +124,8 @@ def load_weights(
     heads = HEAD if is_msvit else find_head_names(model)
     state, fresh = _fit_head(dict(state), head, heads)
     names = {name: key for name, key in names.items() if key not in fresh}
-    report = _load(model, state, names, strict, heads if head == "keep" else (), rule, convert)
+    fitted, report = _fit(model, state, names, rule, convert)
+    _copy(model, fitted, report, strict, heads if head == "keep" else ())
     report.fresh = fresh
     report.ignored += ignored
     log.debug("weights: %s", report)
@@ -156,29 +166,23 @@ def map_names(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: name for name in model.state_dict()}
 
 
-def _load(
+def _copy(
     module: nn.Module,
-    state: Mapping[str, Tensor],
-    names: Mapping[str, str],
+    fitted: Mapping[str, Tensor],
+    report: Report,
     strict: bool,
-    heads: Sequence[str],
-    rule: str,
-    convert: bool = False,
-) -> Report:
+    heads: Sequence[str] = (),
+) -> None:
     """Copy what fits into the module, or nothing if strict loading fails.
 
-    names: the module's name -> the state's key. heads: names whose size the caller could still
-    choose to change, for the hint of the error.
+    heads: names whose size the caller could still choose to change, for the hint of the error.
     """
-    fitted, report = _fit(module, state, names, rule, convert)
     if strict and not report.complete:
-        hint = _hint(report, heads)
-        raise CheckpointError(f"the weights do not fit the model: {report}{hint}")
+        raise CheckpointError(f"the weights do not fit the model: {report}{_hint(report, heads)}")
     target = module.state_dict()
     with torch.no_grad():
         for name, value in fitted.items():
             target[name].copy_(value)
-    return report
 
 
 def _fit(
@@ -197,11 +201,13 @@ def _fit(
             report.missing.append(key)
             continue
         path, _, leaf = name.rpartition(".")
-        shape = target[name].shape
-        value = resize_parameter(module.get_submodule(path), leaf, state[key], shape, rule)
+        value, shape, owner = state[key], target[name].shape, module.get_submodule(path)
+        shapes = f"{key} {tuple(value.shape)} -> {tuple(shape)}"
+        if value.shape != shape:
+            resize = getattr(owner, "resize_weight", lambda *_: None)
+            value = resize(leaf, value, shape, rule)
         if value is None and convert:
-            value = repeat_global(leaf, state[key], shape)
-        shapes = f"{key} {tuple(state[key].shape)} -> {tuple(shape)}"
+            value = _repeat_global(leaf, state[key], shape)
         if value is None:
             report.mismatched.append(shapes)
             continue
@@ -217,6 +223,14 @@ def _fit(
     return fitted, report
 
 
+def _repeat_global(leaf: str, value: Tensor, shape: torch.Size) -> Tensor | None:
+    """Repeat the value of a single global token for several; None for other parameters."""
+    if leaf not in GLOBAL or value.ndim != len(shape) or not shape.numel():
+        return None
+    single = [1 if dim in GLOBAL[leaf] else size for dim, size in enumerate(shape)]
+    return value.expand(shape) if list(value.shape) == single else None
+
+
 def _fit_head(
     state: dict[str, Tensor], head: str, names: Sequence[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
@@ -227,7 +241,7 @@ def _fit_head(
         present = [name for name in names if name in state]
         if not present:
             raise CheckpointError(f"head {head}: the file has no head to take rows of")
-        rows = _read_rows(Path(head.removeprefix("rows:")), len(state[present[0]]))
+        rows = _read_rows(head, len(state[present[0]]))
         state |= {name: state[name][rows] for name in present}
     elif head != "keep":
         raise ValueError(f"the head must be keep, new or rows:FILE, got {head!r}")
@@ -239,24 +253,23 @@ def select_classes(head: str, classes: Sequence[str] | None) -> list[str] | None
     if not classes or head == "new":
         return None
     if head.startswith("rows:"):
-        return [classes[row] for row in _read_rows(Path(head.removeprefix("rows:")), len(classes))]
+        return [classes[row] for row in _read_rows(head, len(classes))]
     return list(classes)
 
 
-def _read_rows(path: Path, count: int) -> Sequence[int]:
+def _read_rows(head: str, count: int) -> Sequence[int]:
+    """Read the class indices, of `count` classes, in the file of "rows:FILE"."""
+    path = Path(head.removeprefix("rows:"))
     if not path.is_file():
         raise CheckpointError(f"rows of the head: there is no {path}")
+    reason = f"indices of the file's {count} classes"
     try:
         rows = [int(line) for line in path.read_text().split()]
+        if rows and min(rows) >= 0 and max(rows) < count:
+            return rows
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"rows of the head: {path} must hold one class index per line ({error})"
-        ) from None
-    if not rows or min(rows) < 0 or max(rows) >= count:
-        raise CheckpointError(
-            f"rows of the head: {path} must hold indices of the file's {count} classes"
-        )
-    return rows
+        reason = f"one class index per line ({error})"
+    raise CheckpointError(f"rows of the head: {path} must hold {reason}")
 
 
 def _hint(report: Report, heads: Sequence[str]) -> str:

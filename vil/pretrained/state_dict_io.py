@@ -80,11 +80,8 @@ def unwrap(content: object) -> dict[str, Tensor]:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
             break
-    if (
-        not isinstance(content, dict)
-        or not content
-        or not all(isinstance(value, Tensor) for value in content.values())
-    ):
+    values = content.values() if isinstance(content, dict) else ()
+    if not values or not all(isinstance(value, Tensor) for value in values):
         raise ValueError("it must map names to tensors")
     return _strip_wrappers(content)
 

@@ -1,1 +1,1 @@
-"""Pictures and pages drawn from what runs have logged."""
+"""Plots and pages of runs and benchmarks."""

@@ -1,9 +1,8 @@
-"""Time and memory of attention against the size of the feature map, drawn from benchmark rows.
+"""Plot time and memory of attention against the size of the feature map, from benchmark rows.
 
-The two figures of Vision Longformer (arXiv:2103.15358) side by side, both axes logarithmic: a line
-per backend, the floor of bare products dashed, the slopes of linear and quadratic growth dotted.
-One picture for each type, window and number of heads; in it a line of panels for each mask and
-mode.
+Each plot has the two figures of Vision Longformer (arXiv:2103.15358) side by side, with logarithmic
+axes: a line per backend, the lower bound by GEMMs alone dashed, linear and quadratic growth dotted.
+There is one plot per dtype, window and number of heads, with a row of panels per mask and mode.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 FLOOR = "floor"
-# one colour and mark per backend in every picture; the hues stay apart for colour-blind readers
+# color and mark of each backend; the hues are distinguishable for color-blind readers
 STYLES = {
     "blocked": ("#0072B2", "o"),
     "chunk_handgrad": ("#D55E00", "s"),
@@ -39,38 +38,38 @@ MASKS = {
     "chunks": "nine chunks, cut at the border",
     "cyclic": "nine chunks, wrapped",
 }
-LABELS = {"sdpa": "sdpa (full attention)", FLOOR: "floor: bare matrix products"}
+LABELS = {"sdpa": "sdpa (full attention)", FLOOR: "lower bound: GEMMs only"}
 INK, GUIDE = "#222222", "#9a9a9a"
 TEXT = {"fontsize": 9, "color": INK}
 
 
 def draw(rows: Sequence[dict], machine: dict, folder: str | Path) -> list[Path]:
-    """Write the pictures of the rows that have figures; returns the files."""
+    """Write the plots of the rows that were measured. Returns the files."""
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
         if row["forward_ms"] is not None:
             groups.setdefault((row["dtype"], row["window"], row["heads"]), []).append(row)
-    written = []
+    files = []
     for (dtype, window, heads), members in groups.items():
         file = Path(folder) / f"attention-{dtype}-w{window}-n{heads}.png"
-        picture(members, machine).savefig(file, dpi=200)
-        written.append(file)
-    return written
+        plot_rows(members, machine).savefig(file, dpi=200)
+        files.append(file)
+    return files
 
 
-def picture(rows: Sequence[dict], machine: dict) -> Figure:
-    """One line of two panels, time and memory, for each mask and mode of the rows."""
-    kinds = list(dict.fromkeys((row["mask"], row["mode"]) for row in rows))
-    figure = Figure(figsize=(8.4, 1.5 + 3.1 * len(kinds)), layout="constrained")
-    panels = figure.subplots(len(kinds), 2, squeeze=False, sharex=True)
+def plot_rows(rows: Sequence[dict], machine: dict) -> Figure:
+    """Plot two panels, time and memory, for each mask and mode of the rows."""
+    cases = list(dict.fromkeys((row["mask"], row["mode"]) for row in rows))
+    figure = Figure(figsize=(8.4, 1.5 + 3.1 * len(cases)), layout="constrained")
+    panels = figure.subplots(len(cases), 2, squeeze=False, sharex=True)
     lines: dict = {}
-    for kind, (time, memory) in zip(kinds, panels):
-        members = [row for row in rows if (row["mask"], row["mode"]) == kind]
-        lines |= curves(time, members, total_ms)
+    for case, (time, memory) in zip(cases, panels):
+        members = [row for row in rows if (row["mask"], row["mode"]) == case]
+        lines |= curves(time, members, lambda row: row["forward_ms"] + row["backward_ms"])
         lines |= curves(memory, members, lambda row: row["extra_mib"])
         time.set_ylabel("forward + backward (ms)", **TEXT)
-        memory.set_ylabel("memory beyond in- and outputs (MiB)", **TEXT)
-        time.set_title(kind_text(*kind), loc="left", fontsize=9, color=INK)
+        memory.set_ylabel("memory beyond inputs and outputs (MiB)", **TEXT)
+        time.set_title(describe_case(*case), loc="left", fontsize=9, color=INK)
     for axes in panels[-1]:
         axes.set_xlabel("feature map (tokens)", **TEXT)
     figure.suptitle(title(rows[0], machine), fontsize=10, color=INK)
@@ -87,38 +86,30 @@ def picture(rows: Sequence[dict], machine: dict) -> Figure:
 
 
 def curves(axes: Axes, rows: Sequence[dict], value) -> dict:
-    """One line per backend in a panel with its guides; {backend: line}."""
+    """Plot a line per backend, and the guides, in a panel. Returns {backend: line}."""
     points: dict[str, dict[int, float]] = {}
     grids = {}
     for row in rows:
         tokens = row["grid"][0] * row["grid"][1]
         grids[tokens] = "{}×{}".format(*row["grid"])
-        if value(row):  # a logarithmic axis has no room for None, nor for 0
+        if value(row):  # None and 0 have no place on a logarithmic axis
             points.setdefault(row["backend"], {})[tokens] = value(row)
     axes.set(xscale="log", yscale="log")
     lines = {}
     for name in sorted(points, key=order):
-        colour, mark = style(name)
+        color, mark = style(name)
         dashes = "--" if name == FLOOR else "-." if "+" in name else "-"
-        across, up = zip(*sorted(points[name].items()))
-        (lines[name],) = axes.plot(
-            across,
-            up,
-            color=colour,
-            marker=mark,
-            linestyle=dashes,
-            linewidth=1.6,
-            markersize=4.5,
-            zorder=3,
-        )
+        xs, ys = zip(*sorted(points[name].items()))
+        look = {"color": color, "marker": mark, "linestyle": dashes}
+        (lines[name],) = axes.plot(xs, ys, linewidth=1.6, markersize=4.5, zorder=3, **look)
     if points and len(grids) > 1:
         guides(axes, sorted(grids), points)
-    dress(axes, grids)
+    format_axes(axes, grids)
     return lines
 
 
 def guides(axes: Axes, tokens: list[int], points: dict[str, dict[int, float]]) -> None:
-    """Dotted slopes of linear and quadratic growth, below the lines at the smallest map."""
+    """Draw the slopes of linear and quadratic growth, starting below the lines."""
     limits = axes.get_ylim()
     start = min(value for line in points.values() for value in line.values()) / 2.2
     grown = tokens[-1] / tokens[0]
@@ -140,8 +131,8 @@ def guides(axes: Axes, tokens: list[int], points: dict[str, dict[int, float]]) -
     axes.set_ylim(start / 1.4, limits[1])
 
 
-def dress(axes: Axes, grids: dict[int, str]) -> None:
-    """Ticks at the maps that were measured, plain numbers, quiet lines."""
+def format_axes(axes: Axes, grids: dict[int, str]) -> None:
+    """Set ticks at the measured maps, plain numbers, and a light grid."""
     axes.set_xticks(sorted(grids), [grids[tokens] for tokens in sorted(grids)])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="x", which="minor", length=0)
@@ -154,8 +145,8 @@ def dress(axes: Axes, grids: dict[int, str]) -> None:
 
 
 def style(name: str) -> tuple[str, str]:
-    """Colour and mark: a pair has its forward's colour and its backward's mark; a backend of no
-    fixed style has one drawn from its name."""
+    """Return color and mark. A pair has its forward's color and its backward's mark; those of
+    unknown backends are hashed from the name."""
     if name in STYLES:
         return STYLES[name]
     forward, joined, backward = name.partition("+")
@@ -166,34 +157,29 @@ def style(name: str) -> tuple[str, str]:
 
 
 def order(name: str) -> tuple[bool, int, str]:
-    """Known backends in the order of their styles, then all others, the floor last."""
+    """Sort key: known backends in the order of STYLES, then others, the lower bound last."""
     known = list(STYLES)
     return name == FLOOR, known.index(name) if name in known else len(known), name
 
 
-def total_ms(row: dict) -> float:
-    return row["forward_ms"] + row["backward_ms"]
-
-
-def kind_text(mask: str, mode: int | None) -> str:
-    """A mask and mode in words."""
+def describe_case(mask: str, mode: int | None) -> str:
+    """Describe a mask and mode."""
     if mode == 0:
         return MASKS[mask]
-    ways = {None: "chosen chunks", -1: "own chunk"}
-    return f"{ways.get(mode, f'own chunk and neighbour {mode}')}, {mask}"
+    ways = {None: "chosen chunks", -1: "self chunk"}
+    return f"{ways.get(mode, f'self chunk and neighbor {mode}')}, {mask}"
 
 
 def title(row: dict, machine: dict) -> str:
-    """The machine, the type, and what all panels share."""
-    threads = f", {some(machine['threads'], 'thread')}" if row["device"] == "cpu" else ""
+    """Return the title: the machine, the dtype, and what all panels share."""
+    threads = f", {plural(machine['threads'], 'thread')}" if row["device"] == "cpu" else ""
     return (
         f"Local attention on {machine['name']}{threads}, {row['dtype']}\n"
-        f"window {row['window']}, {some(row['heads'], 'head')} of {row['head_dim']}, "
-        f"batch {row['batch']}, {some(row['num_global'], 'global token')}, "
+        f"window {row['window']}, {plural(row['heads'], 'head')} of {row['head_dim']}, "
+        f"batch {row['batch']}, {plural(row['num_global'], 'global token')}, "
         f"{'with' if row['bias'] else 'no'} position bias"
     )
 
 
-def some(count: int, what: str) -> str:
-    """A number of things."""
-    return f"{count} {what}{'s' * (count != 1)}"
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"

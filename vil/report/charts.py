@@ -1,109 +1,100 @@
-"""Curves as SVG that takes the page's colours: light, dark, on paper."""
+"""Lay out line charts, which the page's template draws as SVG."""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 from matplotlib.ticker import MaxNLocator
 
-from vil.report.html import Html, element
-
 WIDTH, HEIGHT = 400, 240
-LEFT, RIGHT, TOP, BOTTOM = 52, 8, 8, 34  # margins
-MOST_POINTS, MOST_DOTS = 300, 60
-COLOURS, MOST_CURVES = 6, 12
+LEFT, RIGHT, TOP, BOTTOM = 52, 392, 8, 206  # edges of the plot area
+MAX_POINTS, MAX_DOTS = 300, 60
+NUM_COLORS, MAX_CURVES = 6, 12
 
 Points = list[tuple[float, float]]
 
 
-def chart(curves: dict[str, Points], title: str, label: str, plain: str = "train") -> Html:
-    """A figure of one panel. Lines of curves whose name begins with `plain` are thin and have no
-    dots: they are noisy. curves: points (epoch, value) of each, one at least.
+class Curve(NamedTuple):
+    """A line of a chart. style: solid, dashed or thin. dots: (x, y, label) each."""
+
+    name: str
+    style: str
+    color: int
+    line: str
+    dots: list[tuple[float, float, str]]
+
+
+class Chart(NamedTuple):
+    """A chart in SVG coordinates. rows, columns: (position, label) of the ticks of each axis."""
+
+    title: str
+    description: str
+    rows: list[tuple[float, str]]
+    columns: list[tuple[float, str]]
+    curves: list[Curve]
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    right: int = RIGHT
+
+
+def make_chart(curves: dict[str, Points], title: str, label: str, thin: str = "train") -> Chart:
+    """Lay out curves of (epoch, value), at least one point each.
+
+    Curves whose name begins with `thin` are noisy: their lines are thin and have no dots.
     """
-    curves = {name: thinned(points) for name, points in list(curves.items())[:MOST_CURVES]}
-    xs = [x for points in curves.values() for x, _ in points]
-    ys = [y for points in curves.values() for _, y in points]
-    x_range, y_range = widened(0.0, max(xs), 0.0), widened(min(ys), max(ys), 0.05)
-    place = _placing(x_range, y_range)
-    inside = _axes(x_range, y_range, place)
-    styles = {name: _style(n, name.startswith(plain)) for n, name in enumerate(curves)}
-    for name, points in curves.items():
-        inside += _line(name, points, styles[name], place)
-    spoken = f"{label} against epochs: " + "; ".join(
+    curves = {name: downsample(points) for name, points in list(curves.items())[:MAX_CURVES]}
+    epochs, values = zip(*(point for points in curves.values() for point in points))
+    x_range, y_range = _widen(0.0, max(epochs), 0.0), _widen(min(values), max(values), 0.05)
+
+    def scale_x(x: float) -> float:
+        return round(LEFT + (RIGHT - LEFT) * (x - x_range[0]) / (x_range[1] - x_range[0]), 1)
+
+    def scale_y(y: float) -> float:
+        return round(BOTTOM - (BOTTOM - TOP) * (y - y_range[0]) / (y_range[1] - y_range[0]), 1)
+
+    drawn = []
+    for i, (name, points) in enumerate(curves.items()):
+        style = "thin" if name.startswith(thin) else "dashed" if i >= 2 else "solid"
+        scaled = [(scale_x(x), scale_y(y)) for x, y in points]
+        dots = (
+            [(*at, f"{name}, epoch {x:g}: {y:.5g}") for at, (x, y) in zip(scaled, points)]
+            if style != "thin" and len(points) <= MAX_DOTS
+            else []
+        )
+        line = " ".join(f"{x},{y}" for x, y in scaled)
+        drawn.append(Curve(name, style, i % NUM_COLORS, line, dots))
+    ranges = "; ".join(
         f"{name} from {points[0][1]:.4g} to {points[-1][1]:.4g}" for name, points in curves.items()
     )
-    drawing = element(
-        "svg", element("title", spoken), *inside, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img"
+    return Chart(
+        title,
+        f"{label} against epochs: {ranges}",
+        _ticks(y_range, scale_y, ".6g"),
+        _ticks(x_range, scale_x, "g"),
+        drawn,
     )
-    keys = [element("span", _swatch(styles[name]), name) for name in curves]
-    legend = element("figcaption", *keys, class_="legend")
-    return element("figure", element("h3", title), drawing, legend, class_="chart")
 
 
-def thinned(points: Points) -> Points:
-    """At most MOST_POINTS: means of as many neighbours as it takes, the last one as it is."""
-    if len(points) <= MOST_POINTS:
+def downsample(points: Points) -> Points:
+    """Average neighboring points down to at most MAX_POINTS; the last point is kept."""
+    if len(points) <= MAX_POINTS:
         return points
-    size = -(-len(points) // (MOST_POINTS - 1))
+    size = -(-len(points) // (MAX_POINTS - 1))
     parts = [points[start : start + size] for start in range(0, len(points), size)]
     means = [tuple(sum(axis) / len(part) for axis in zip(*part)) for part in parts]
     return [*means, points[-1]]
 
 
-def widened(low: float, high: float, margin: float) -> tuple[float, float]:
-    """A range with a margin, not empty."""
+def _widen(low: float, high: float, margin: float) -> tuple[float, float]:
+    """Return a range that is not empty, with a margin."""
     if high <= low:
         high = low + (abs(low) or 1.0)
     return low - margin * (high - low), high + margin * (high - low)
 
 
-def _placing(x_range, y_range):
-    """From an epoch and a value to a place in the drawing."""
-    across, up = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-
-    def place(x: float, y: float) -> tuple[str, str]:
-        right = LEFT + across * (x - x_range[0]) / (x_range[1] - x_range[0])
-        down = TOP + up * (1 - (y - y_range[0]) / (y_range[1] - y_range[0]))
-        return f"{right:.1f}", f"{down:.1f}"
-
-    return place
-
-
-def _axes(x_range, y_range, place) -> list[Html]:
-    found = []
-    for y in _ticks(y_range):
-        left, at = place(x_range[0], y)
-        right, _ = place(x_range[1], y)
-        found.append(element("line", x1=left, x2=right, y1=at, y2=at, class_="grid"))
-        beside = {"x": LEFT - 6, "y": at, "dy": ".32em", "text_anchor": "end"}
-        found.append(element("text", f"{y:.6g}", **beside))
-    for x in _ticks(x_range):
-        at, _ = place(x, y_range[0])
-        found.append(element("text", f"{x:g}", x=at, y=HEIGHT - 18, text_anchor="middle"))
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    return [*found, element("text", "epoch", x=middle, y=HEIGHT - 3, text_anchor="middle")]
-
-
-def _ticks(limits: tuple[float, float]) -> list[float]:
-    found = MaxNLocator(nbins=5, steps=[1, 2, 5, 10]).tick_values(*limits)
-    return [0.0 if abs(x) < 1e-15 else float(x) for x in found if limits[0] <= x <= limits[1]]
-
-
-def _style(number: int, thin: bool) -> dict[str, str]:
-    kind = "thin" if thin else "dashed" if number >= 2 else "solid"
-    return {"class_": kind, "style": f"stroke: var(--c{number % COLOURS})"}
-
-
-def _line(name: str, points: Points, style: dict[str, str], place) -> list[Html]:
-    """The curve; where there are few points each is a dot that tells its value when pointed at."""
-    path = " ".join(",".join(place(*point)) for point in points)
-    found = [element("polyline", points=path, **style)]
-    if style["class_"] == "thin" or len(points) > MOST_DOTS:
-        return found
-    fill = style["style"].replace("stroke", "fill")
-    for x, y in points:
-        across, down = place(x, y)
-        told = element("title", f"{name}, epoch {x:g}: {y:.5g}")
-        found.append(element("circle", told, cx=across, cy=down, r=3, style=fill))
-    return found
-
-
-def _swatch(style: dict[str, str]) -> Html:
-    line = element("polyline", points="1,5 21,5", **style)
-    return element("svg", line, viewBox="0 0 22 10", aria_hidden="true")
+def _ticks(
+    limits: tuple[float, float], scale: Callable[[float], float], format: str
+) -> list[tuple[float, str]]:
+    values = MaxNLocator(nbins=5, steps=[1, 2, 5, 10]).tick_values(*limits)
+    values = [0.0 if abs(v) < 1e-15 else float(v) for v in values if limits[0] <= v <= limits[1]]
+    return [(scale(value), f"{value:{format}}") for value in values]

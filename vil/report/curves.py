@@ -1,8 +1,6 @@
-"""Learning curves of a run as pictures, drawn from its metrics.jsonl: no server, no dependency.
+"""Plot a run's learning curves from its metrics.jsonl, as PNG files in its folder `plots`.
 
-plots/loss.png, plots/accuracy.png and plots/lr.png, training and test sets in the same picture; of
-a detector plots/precision.png and plots/losses.png. A figure that the run never logged has no
-picture.
+Each plot shows the training and test sets. Plots of metrics that the run did not log are omitted.
 """
 
 import logging
@@ -14,8 +12,8 @@ from matplotlib.figure import Figure
 
 from vil.report.run_record import metrics
 
-# picture -> (label of its y axis, the figures in it)
-PICTURES = {
+# plot -> (label of the y axis, metrics)
+PLOTS = {
     "loss": ("loss", ("loss",)),
     "accuracy": ("accuracy (%)", ("top1", "top5")),
     "precision": ("average precision (%)", ("box_ap", "box_ap50", "mask_ap", "mask_ap50")),
@@ -33,50 +31,52 @@ PICTURES = {
     ),
     "lr": ("learning rate", ("lr",)),
 }
-TRAIN = "train"
+Series = dict[tuple[str, str], list[tuple[float, float]]]  # (split, metric) -> [(epoch, value)]
 log = logging.getLogger(__name__)
 
 
 def draw(folder: Path) -> list[Path]:
-    """Draw what the run in `folder` has logged so far; returns the files written. What cannot be
-    written is only told of: pictures can be drawn later."""
+    """Plot what the run in `folder` has logged so far. Returns the files.
+
+    Failures to write are logged as warnings, not raised: the plots can be drawn again later.
+    """
     series = read_series(Path(folder) / "metrics.jsonl")
-    plots, written = Path(folder) / "plots", []
+    plots, files = Path(folder) / "plots", []
     try:
         plots.mkdir(exist_ok=True)
-        for picture, (label, figures) in PICTURES.items():
-            curves = {key: points for key, points in series.items() if key[1] in figures}
+        for plot, (label, names) in PLOTS.items():
+            curves = {key: points for key, points in series.items() if key[1] in names}
             if curves:
-                chart(curves, label).savefig(plots / f"{picture}.png", dpi=120)
-                written.append(plots / f"{picture}.png")
+                plot_curves(curves, label).savefig(plots / f"{plot}.png", dpi=120)
+                files.append(plots / f"{plot}.png")
     except OSError as error:
-        log.warning("no pictures in %s: %s", plots, error.strerror or error)
-    return written
+        log.warning("no plots in %s: %s", plots, error.strerror or error)
+    return files
 
 
-def read_series(file: Path) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """(split, figure) -> [(epoch, value), ..]."""
-    return series_of(metrics(file))
+def read_series(file: Path) -> Series:
+    """Read the series of a metrics.jsonl."""
+    return group_series(metrics(file))
 
 
-def series_of(points: Iterable[dict]) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """Those of lines that are read already."""
-    series = defaultdict(list)
+def group_series(points: Iterable[dict]) -> Series:
+    """Group logged points by split and metric."""
+    series, names = defaultdict(list), [name for _, plot in PLOTS.values() for name in plot]
     for point in points:
-        for _, figures in PICTURES.values():
-            for figure in figures:
-                if figure in point:
-                    series[point["split"], figure].append((point["epoch"], point[figure]))
+        for name in names:
+            if name in point:
+                series[point["split"], name].append((point["epoch"], point[name]))
     return series
 
 
-def chart(curves: dict[tuple[str, str], list[tuple[float, float]]], label: str) -> Figure:
-    """One picture: training thin, since it is noisy; test sets with a mark per evaluation."""
+def plot_curves(curves: Series, label: str) -> Figure:
+    """Plot curves: training as thin lines, since it is noisy, test sets with a mark per point."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot(xlabel="epoch", ylabel=label)
+    is_single = len({name for _, name in curves}) == 1
     for (split, name), points in curves.items():
-        style = {"linewidth": 1} if split == TRAIN else {"linewidth": 2, "marker": "o"}
-        text = split if len({figure for _, figure in curves}) == 1 else f"{split} {name}"
+        style = {"linewidth": 1} if split == "train" else {"linewidth": 2, "marker": "o"}
+        text = split if is_single else f"{split} {name}"
         axes.plot(*zip(*points), label=text, markersize=3, **style)
     axes.grid(alpha=0.3)
     axes.margins(x=0.02)

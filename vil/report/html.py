@@ -1,102 +1,91 @@
-"""HTML and SVG as nested calls. Every text is escaped, except what such a call has made: data
-(names of classes and files, reasons of failures) cannot become markup.
+"""Render HTML from the package's templates, and fragments of it for a task's sections.
+
+Every text is escaped except `Html`, so names of classes and files cannot become markup.
 """
 
 import base64
-import html
 
-LONGEST = 160  # signs of a name that are shown
-# No script, no network, no frame, whatever a page may hold.
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'"
-NUMBER = '<td class="number">'
-VOID = {"meta", "link", "img", "br"}
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup as Html
+from markupsafe import escape
 
-
-class Html(str):
-    """Markup, already escaped."""
+LONGEST = 160  # characters of a name
+VOID = {"img", "br"}  # elements without content
 
 
 def text(value: object) -> Html:
-    """Escaped; control signs, which HTML forbids, and bytes that are not UTF-8 are spelled out."""
+    """Escape text. Control characters, which HTML forbids, and invalid UTF-8 become \\x escapes."""
     if isinstance(value, Html):
         return value
-    whole = str(value).encode("utf-8", "backslashreplace").decode()
-    clean = "".join(sign if sign >= " " or sign in "\n\t" else repr(sign)[1:-1] for sign in whole)
-    return Html(html.escape(clean.replace("\x7f", "\\x7f")))
+    valid = str(value).encode("utf-8", "backslashreplace").decode()
+    clean = "".join(c if c >= " " or c in "\n\t" else repr(c)[1:-1] for c in valid)
+    return escape(clean.replace("\x7f", "\\x7f"))
 
 
 def element(tag: str, *children: object, **attributes: object) -> Html:
-    """<tag attributes>children</tag>. `class_` is class, `aria_label` aria-label; None and False
-    are left out, True stands alone.
+    """Return <tag attributes>children</tag>. Attributes that are None are omitted.
+
+    `class_` is written as class, `aria_label` as aria-label.
     """
     words = [tag]
-    for name, value in attributes.items():
-        if value is None or value is False:
-            continue
-        name = name.rstrip("_").replace("_", "-")
-        words.append(name if value is True else f'{name}="{text(value)}"')
-    inside = "".join(map(text, children))
-    closed = "" if tag in VOID else f"{inside}</{tag}>"
-    return Html(f"<{' '.join(words)}>{closed}")
+    for key, value in attributes.items():
+        if value is not None:
+            words.append(f'{key.rstrip("_").replace("_", "-")}="{text(value)}"')
+    closing = "" if tag in VOID else f"{''.join(map(text, children))}</{tag}>"
+    return Html(f"<{' '.join(words)}>{closing}")
 
 
 def name(value: object, longest: int = LONGEST) -> Html:
-    """A name from the data: cut where it is very long, and on its own where its direction is other
-    than the page's."""
+    """Truncate a name from the data, and isolate its text direction from the page's."""
     shown = str(value)
     return element("bdi", shown if len(shown) <= longest else f"{shown[: longest - 1]}…")
 
 
-def table(head: list[object], rows: list[list[object]], caption: str, **attributes: object) -> Html:
-    """A table whose first column names its rows. Cells that are cells already stay as they are; the
-    heads of numbers stand right, as they do."""
-    first = rows[0] if rows else head
-    kinds = ["number" if str(cell).startswith(NUMBER) else None for cell in first]
-    heads = [element("th", cell, scope="col", class_=kind) for cell, kind in zip(head, kinds)]
-    body = [
-        element("tr", *(_cell(cell, first=number == 0) for number, cell in enumerate(row)))
-        for row in rows
-    ]
-    inside = [
-        element("caption", caption),
-        element("thead", element("tr", *heads)),
-        element("tbody", *body),
-    ]
-    return scrolled(element("table", *inside, **attributes), caption)
-
-
-def scrolled(content: Html, label: str) -> Html:
-    """Wide content that scrolls by itself, by keyboard too, so that the page does not."""
-    return element("div", content, class_="wide", role="region", aria_label=label, tabindex=0)
-
-
-def _cell(cell: object, first: bool) -> Html:
-    if isinstance(cell, Html) and cell.startswith(("<td", "<th")):
-        return cell
-    return element("th", cell, scope="row") if first else element("td", cell)
-
-
 def number(value: object) -> Html:
-    """A cell of a number, right-aligned."""
+    """Return a right-aligned table cell."""
     return element("td", value, class_="number")
 
 
-def picture(data: bytes, kind: str, described: str, **attributes: object) -> Html:
-    """An image inside the page."""
-    encoded = base64.b64encode(data).decode()
-    return element("img", src=f"data:image/{kind};base64,{encoded}", alt=described, **attributes)
+def table(head: list[object], rows: list[list[object]], caption: str, **attributes: object) -> Html:
+    """Return a table, scrolled by itself if it is wide, whose first column holds row headers.
 
-
-def document(title: str, style: str, *body: Html) -> str:
-    """A whole page that needs nothing but itself."""
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("link", rel="icon", href="data:,"),
-        element("title", title),
-        Html(f"<style>{style}</style>"),
+    Cells may be <td> elements. The header of a column of numbers is right-aligned.
+    """
+    is_number = [str(cell).startswith('<td class="number"') for cell in (rows or [head])[0]]
+    heads = [
+        element("th", cell, scope="col", class_="number" if right else None)
+        for cell, right in zip(head, is_number)
+    ]
+    body = []
+    for first, *rest in rows:
+        cells = [cell if str(cell).startswith("<td") else element("td", cell) for cell in rest]
+        body.append(element("tr", element("th", first, scope="row"), *cells))
+    content = element(
+        "table",
+        element("caption", caption),
+        element("thead", element("tr", *heads)),
+        element("tbody", *body),
+        **attributes,
     )
-    return f"<!doctype html>\n{element('html', head, element('body', *body), lang='en')}\n"
+    return scrolled(content, caption)
+
+
+def scrolled(content: Html, label: str) -> Html:
+    """Wrap wide content, so that it scrolls by itself, also by keyboard."""
+    return element("div", content, class_="wide", role="region", aria_label=label, tabindex=0)
+
+
+def picture(data: bytes, format: str, alt: str) -> Html:
+    """Return an image whose file is part of the page."""
+    encoded = base64.b64encode(data).decode()
+    return element("img", src=f"data:image/{format};base64,{encoded}", alt=alt)
+
+
+def render_template(file: str, **context: object) -> str:
+    """Render a template of this folder."""
+    loader = PackageLoader("vil.report", "")
+    env = Environment(
+        loader=loader, autoescape=True, finalize=text, trim_blocks=True, lstrip_blocks=True
+    )
+    env.filters["name"] = name
+    return env.get_template(file).render(context)

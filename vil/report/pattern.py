@@ -1,6 +1,6 @@
-"""Pictures of the attention pattern: which tokens a query sees, for each mask and mode.
+"""Draw the attention pattern: which tokens a query attends to, for each mask and mode.
 
-Letters: X Y grid of tokens.
+Shapes: X Y grid of tokens.
 """
 
 from collections.abc import Iterable
@@ -13,57 +13,56 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 UNSEEN, SEEN, TWICE, QUERY = range(4)
-MEANINGS = ("not seen", "seen", "seen more than once", "the token")
-COLOURS = ListedColormap(["#f2f2f2", "#9ecae1", "#4292c6", "#08306b"])
-FINEST = 64  # tokens along a side whose borders are still drawn
+MEANINGS = ("not attended", "attended", "attended more than once", "the query")
+COLORS = ListedColormap(["#f2f2f2", "#9ecae1", "#4292c6", "#08306b"])
+FINEST = 64  # most tokens of a side with lines between tokens
 
 
 def seen_from(
-    met: Iterable[tuple[int, int]], grid: tuple[int, int], token: tuple[int, int]
+    attended: Iterable[tuple[int, int]], grid: tuple[int, int], token: tuple[int, int]
 ) -> np.ndarray:
-    """The (row, column) of each key that a token meets, one that it meets twice twice -> (X, Y):
-    the number of the meaning of each token of the grid.
+    """Count the (row, column) of the keys that a token attends to -> (X, Y) of UNSEEN, SEEN, TWICE
+    or QUERY.
     """
     counts = np.zeros(grid, dtype=int)
-    for place in met:
-        counts[place] += 1
-    picture = counts.clip(max=TWICE)
-    picture[token] = QUERY
-    return picture
+    for key in attended:
+        counts[key] += 1
+    pattern = counts.clip(max=TWICE)
+    pattern[token] = QUERY
+    return pattern
 
 
 def draw_patterns(panels: list[tuple[str, np.ndarray, int]], path: str | Path) -> None:
-    """One panel each, four in a row: its title, its picture (X, Y) from `seen_from`, and the side
-    of its chunks, drawn as lines. OSError for a path that cannot be written.
+    """Draw panels, four in a row: title, pattern (X, Y) of `seen_from`, and the side of its chunks,
+    which lines separate. Raises OSError if the file cannot be written.
     """
     columns = min(len(panels), 4)
     rows = -(-len(panels) // columns)
     x, y = panels[0][1].shape
-    high = min(max(3.1 * x / y, 1.2), 9) + 0.62
-    figure = Figure(figsize=(3.1 * columns, high * rows + 0.4), layout="constrained")
-    places = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes in places[len(panels) :]:
+    height = min(max(3.1 * x / y, 1.2), 9) + 0.62
+    figure = Figure(figsize=(3.1 * columns, height * rows + 0.4), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in grid[len(panels) :]:
         axes.set_axis_off()
-    for axes, (title, picture, size) in zip(places, panels):
-        _draw(axes, picture, size)
+    for axes, (title, pattern, size) in zip(grid, panels):
+        _draw(axes, pattern, size)
         axes.set_title(title, fontsize=9.5, linespacing=1.4)
-    found = sorted({int(value) for _, picture, _ in panels for value in np.unique(picture)})
-    marks = [Patch(facecolor=COLOURS(v), edgecolor="#bbbbbb", label=MEANINGS[v]) for v in found]
+    used = sorted({int(value) for _, pattern, _ in panels for value in np.unique(pattern)})
+    marks = [Patch(facecolor=COLORS(v), edgecolor="#bbbbbb", label=MEANINGS[v]) for v in used]
     figure.legend(handles=marks, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.savefig(path, dpi=110)
 
 
-def _draw(axes: Axes, picture: np.ndarray, size: int) -> None:
-    """The tokens, white lines between them and dark ones between chunks."""
-    x, y = picture.shape
-    axes.imshow(picture, cmap=COLOURS, vmin=UNSEEN, vmax=QUERY, interpolation="nearest")
-    whole = {"xmin": -0.5, "xmax": y - 0.5}, {"ymin": -0.5, "ymax": x - 0.5}
-    if max(x, y) <= FINEST:
-        axes.hlines(np.arange(x + 1) - 0.5, **whole[0], color="white", linewidth=0.6)
-        axes.vlines(np.arange(y + 1) - 0.5, **whole[1], color="white", linewidth=0.6)
-    thick = 1.0 if max(x, y) <= FINEST else 0.4
-    axes.hlines([*range(0, x, size), x] - np.array(0.5), **whole[0], color="#555", linewidth=thick)
-    axes.vlines([*range(0, y, size), y] - np.array(0.5), **whole[1], color="#555", linewidth=thick)
+def _draw(axes: Axes, pattern: np.ndarray, size: int) -> None:
+    """Draw the tokens, with white lines between them and dark ones between chunks."""
+    x, y = pattern.shape
+    axes.imshow(pattern, cmap=COLORS, vmin=UNSEEN, vmax=QUERY, interpolation="nearest")
+    is_fine = max(x, y) <= FINEST
+    lines = [(1, {"color": "white", "linewidth": 0.6})] if is_fine else []
+    lines.append((size, {"color": "#555", "linewidth": 1.0 if is_fine else 0.4}))
+    for step, style in lines:
+        axes.hlines(np.array([*range(0, x, step), x]) - 0.5, -0.5, y - 0.5, **style)
+        axes.vlines(np.array([*range(0, y, step), y]) - 0.5, -0.5, x - 0.5, **style)
     axes.tick_params(length=0, labelbottom=False, labelleft=False)
     axes.spines[:].set_visible(False)
     axes.margins(0)

@@ -1,4 +1,4 @@
-"""The table of docs/reliability.md, from what the tests in tests/faults found.
+"""Write the table of docs/reliability.md from the results of tests/faults.
 
 VIL_FAULTS_JSON=benchmarks/results/faults.json ./scripts/test.sh tests/faults -m faults
 python -m vil.report.reliability benchmarks/results/faults.json docs/reliability.md
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
-FAULTS = {  # what is done to a run, in the words of the page
+FAULTS = {  # what is done to a run
     "F1": "SIGKILL in the middle of saving, 100 times",
     "F2": "one process stopped by SIGTERM three times, and started again",
     "F3": "one of two ranks killed three times, and both started again by the launcher",
@@ -43,11 +43,11 @@ FAULTS = {  # what is done to a run, in the words of the page
 }
 
 
-def table(found: dict[str, dict]) -> str:
-    """A row per figure. KeyError for a fault that has no words here."""
+def table(results: dict[str, dict]) -> str:
+    """Return a row per measurement. KeyError for a fault that is not in FAULTS."""
     lines = ["| what happens | figure | found | wanted |", "|---|---|---|---|"]
-    for fault in sorted(found, key=lambda name: int(name[1:])):
-        for number, (what, row) in enumerate(found[fault].items()):
+    for fault in sorted(results, key=lambda name: int(name[1:])):
+        for number, (what, row) in enumerate(results[fault].items()):
             first = FAULTS[fault] if number == 0 else ""
             lines.append(f"| {first} | {what} | {shown(row['found'])} | {shown(row['wanted'])} |")
     return "\n".join(lines)
@@ -57,11 +57,11 @@ def shown(value: object) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def write(found: dict[str, dict], page: Path) -> None:
-    """Replace the table in a page."""
+def write(results: dict[str, dict], page: Path) -> None:
+    """Replace the table in the page."""
     before, _, rest = page.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    page.write_text(f"{before}{BEGIN}\n\n{table(found)}\n\n{END}{after}")
+    page.write_text(f"{before}{BEGIN}\n\n{table(results)}\n\n{END}{after}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What stands in a run's folder, read with patience: it may be running, cut short or damaged."""
+"""Read the records in a run's folder, which may be incomplete or damaged."""
 
 import json
 import math
@@ -10,15 +10,15 @@ from pathlib import Path
 from vil.utils.atomic_write import TEXT
 
 ENTRY = re.compile(r"^# (\d{4}-\d\d-\d\dT\S+)$", re.MULTILINE)  # a start, in command.txt, env.txt
-LONGEST = 20_000  # signs of a start's text that are kept
+LONGEST = 20_000  # characters kept of a start's text
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its folder tells it.
+    """Records of a run.
 
-    status: that of status.json, empty without one. commands, environments: (time, text) of each
-    start. points: the lines of metrics.jsonl.
+    status: content of status.json, empty if missing. commands, environments: (time, text) of each
+    start. points: lines of metrics.jsonl.
     """
 
     folder: Path
@@ -29,16 +29,17 @@ class RunRecord:
 
     @classmethod
     def read(cls, folder: Path) -> "RunRecord":
+        """Read the records of the run in `folder`."""
         return cls(
             folder,
-            status_of(folder / "status.json"),
-            entries(folder / "command.txt"),
-            entries(folder / "env.txt"),
+            _read_status(folder / "status.json"),
+            _read_entries(folder / "command.txt"),
+            _read_entries(folder / "env.txt"),
             list(metrics(folder / "metrics.jsonl")),
         )
 
     def training_seconds(self) -> float:
-        """Seconds that the steps took, waiting for data included, evaluation not."""
+        """Seconds of all steps: with waiting for data, without evaluation."""
         total, before = 0.0, 0
         for point in self.points:
             if point["split"] == "train":
@@ -48,16 +49,16 @@ class RunRecord:
 
     def evaluations(self) -> dict[str, list[dict]]:
         """{test set: its points}, in the order of the steps."""
-        found: dict[str, list[dict]] = {}
+        sets: dict[str, list[dict]] = {}
         for point in self.points:
             if point["split"].startswith("val/"):
-                found.setdefault(point["split"].removeprefix("val/"), []).append(point)
-        return found
+                sets.setdefault(point["split"].removeprefix("val/"), []).append(point)
+        return sets
 
 
 def metrics(file: Path) -> Iterator[dict]:
-    """The lines of metrics.jsonl, with their finite numbers only. One that is not whole (still
-    being written, cut by a crash) is passed over; without a file there are none.
+    """Yield the lines of a metrics.jsonl with their finite numbers. Incomplete lines (still being
+    written, or cut by a crash) are skipped; a missing file has none.
     """
     if not file.is_file():
         return
@@ -66,26 +67,26 @@ def metrics(file: Path) -> Iterator[dict]:
             try:
                 point = json.loads(line)
                 split = point["split"]
-                found = {k: float(v) for k, v in point.items() if type(v) in (int, float)}
+                values = {k: float(v) for k, v in point.items() if type(v) in (int, float)}
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
                 continue
-            found = {k: v for k, v in found.items() if math.isfinite(v)}
-            if isinstance(split, str) and {"step", "epoch"} <= found.keys():
-                yield {**found, "split": split}
+            values = {k: v for k, v in values.items() if math.isfinite(v)}
+            if isinstance(split, str) and {"step", "epoch"} <= values.keys():
+                yield {**values, "split": split}
 
 
-def status_of(file: Path) -> dict:
-    """The object in status.json; empty where there is none."""
+def _read_status(file: Path) -> dict:
+    """Return the object in status.json, empty if there is none."""
     try:
-        found = json.loads(file.read_text(**TEXT))
+        status = json.loads(file.read_text(**TEXT))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return status if isinstance(status, dict) else {}
 
 
-def entries(file: Path) -> list[tuple[str, str]]:
-    """(time, text) of each dated entry."""
+def _read_entries(file: Path) -> list[tuple[str, str]]:
+    """Return (time, text) of each dated entry."""
     if not file.is_file():
         return []
     _, *parts = ENTRY.split(file.read_text(**TEXT))
-    return [(when, what.strip()[:LONGEST]) for when, what in zip(parts[::2], parts[1::2])]
+    return [(time, text.strip()[:LONGEST]) for time, text in zip(parts[::2], parts[1::2])]
