@@ -6,7 +6,8 @@
 Prints top-1 of the run's test set of the model, its ONNX file and the same with linears in int8;
 and the time of an image, of the three in turns: medians over the rounds, and how many times as fast
 as the model each file is, as the median of the rounds' ratios. The model computes attention with
-the backends that torch takes untuned on a CPU (docs/attention.md). vil_tiny's weights are random.
+the backends that torch takes untuned on a CPU (docs/internals/backends.md). vil_tiny's weights are
+random.
 """
 
 import argparse

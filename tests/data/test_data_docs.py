@@ -1,4 +1,4 @@
-"""The commands of docs/data.md write valid datasets, and its table lists every dataset."""
+"""docs/guides/data_archives.md writes valid data sets, and the tables list every data set."""
 
 import inspect
 import re
@@ -12,7 +12,11 @@ from tests.common.data_files import samples, write_folder
 from vil.data import DATASETS, build_dataset
 from vil.tasks.detection.data.datasets import DETECTION_SETS, OF_ALL
 
-PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+GUIDES = Path(__file__).parents[2] / "docs/guides"
+ARCHIVES = (GUIDES / "data_archives.md").read_text(encoding="utf-8")
+TABLES = "".join(
+    (GUIDES / name).read_text(encoding="utf-8") for name in ("data_formats.md", "detection_data.md")
+)
 
 
 @pytest.mark.parametrize("name", ["tar", "imagenet", "tsv"])
@@ -20,9 +24,9 @@ def test_the_commands_write_the_same_dataset_as_the_folder(name, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     for split in ("train", "val"):
         write_folder(tmp_path / "pictures", split, samples(split, per_class=2))
-    zips, tsvs = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    zips, tsvs = re.findall(r"```python\n(.*?)```", ARCHIVES, flags=re.DOTALL)
     if name == "tar":
-        (command,) = re.findall(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL)
+        (command,) = re.findall(r"```bash\n(.*?)```", ARCHIVES, flags=re.DOTALL)
         subprocess.run(["bash", "-ec", command], check=True)
     else:
         exec({"imagenet": zips, "tsv": tsvs}[name], {})
@@ -36,7 +40,7 @@ def test_the_commands_write_the_same_dataset_as_the_folder(name, tmp_path, monke
 
 
 def test_the_table_has_every_dataset_and_its_own_arguments():
-    rows = dict(re.findall(r"^\| `([\w<>.]+)` \|.*\| (.*?) ?\|$", PAGE, flags=re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([\w<>.]+)` \|.*\| (.*?) ?\|$", TABLES, flags=re.MULTILINE))
     assert rows.keys() == DATASETS.keys() | DETECTION_SETS.keys() | {"<path>.yaml"}
     homes = {name: entry.load() for name, entry in DATASETS.items()}
     for name, dataset in (homes | DETECTION_SETS).items():

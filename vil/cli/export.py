@@ -9,7 +9,7 @@ Images (B, 3, H, W), normalized as in training, give logits (B, classes). Batch 
 unless --dynamic says otherwise. Computed on the CPU in float32, whatever the config trains with.
 Each file is opened again and compared with the model before it gets its name; --check evaluates an
 int8 file, whose outputs differ. The file also holds what was trained, the names of the classes,
-mean, standard deviation and size of its images (docs/export.md).
+mean, standard deviation and size of its images (docs/guides/export.md).
 """
 
 import argparse

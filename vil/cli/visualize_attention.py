@@ -17,7 +17,7 @@ The weights are those of the model's own attention, exact: softmax over window a
 longformer, over everything for full, over the global tokens for global, over reduced cells for
 srformer, and the normalized products of random features for performer. linformer mixes all tokens
 with weights of both signs before it attends, so no token has a weight, and it is refused. They are
-computed without mixed precision. docs/visualize.md shows how to read the picture.
+computed without mixed precision. docs/guides/visualize.md shows how to read the picture.
 """
 
 import argparse

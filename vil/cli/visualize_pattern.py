@@ -9,7 +9,7 @@
 
 Masks, modes and tokens of several panels stand in lists of one length; a list of one serves all
 panels. --token is a row and a column of tokens, from 0; without it the one in the middle. Local
-tokens also see every global token, which lie outside the grid. docs/attention.md says more.
+tokens also see every global token, which lie outside the grid. See docs/internals/operation.md.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 The tree contains that of the 2021 original, so that its YAML files and command lines work. A key's
 comment (behind it or above it) says meaning, unit and special values, its default's type is its
-type, CHECKS below says what is allowed. `vil config --docs docs/config.md` makes a page of it.
+type, CHECKS below says what is allowed. `vil config --docs docs/reference/config.md` writes it.
 """
 
 import difflib
