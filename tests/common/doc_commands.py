@@ -55,7 +55,6 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "train --config-file imagenet/vil_tiny_rpb.yaml --data photos": PHOTOS,
     "train --config-file scenes": SCENES,
     "train --config-file mine.yaml --data mine": DETECTOR,
-    "train --config-file mine.yaml --data /data": (*TINY, *FAKE),
     "tune": (*TINY, "--backends", "blocked", "--rounds", "1"),
     "benchmark attention": BENCHMARK,
     "benchmark model": (*TINY, "--rounds", "1", "--beside", "none", "--out", "runs/model"),
