@@ -1,20 +1,18 @@
-"""What the engine of local attention aims at, each as one line "name: value (wanted ...)".
+"""Compare local attention with its targets, each as one line "name: value (wanted ...)".
 
   python benchmarks/attention_engine.py            parts A to F, and benchmarks/results/*.json
-  python benchmarks/attention_engine.py A B        some parts; nothing is written
+  python benchmarks/attention_engine.py A B        some parts; writes no file
   python benchmarks/attention_engine.py H --json FILE
 
-A speed   B memory   C growth with the grid   D the choice of a backend, tuned and not
+A speed   B memory   C growth with the grid   D the selected backend, tuned and not
 E random shift   F small calls
 H speed and memory on a GPU: bfloat16, B 8, N 6, 56x56 and 128x128, with bias
 
-Two threads; B 2, N 12, D 64, w 8, one global token and nine chunks cut at the border unless said;
-medians of nine interleaved repeats of forward and backward. "x faster" is the other's time over
-ours. floor is the time of the seven products of the pairs visited, measured in the same run.
+Unless stated otherwise: two threads; B 2, N 12, D 64, w 8, one global token and nine chunks cut at
+the border; medians of nine interleaved repeats of forward and backward. "x faster" is the other's
+time over ours. floor is the time of the matmuls of the visited pairs alone, in the same run.
 """
 
-import argparse
-import json
 import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator
@@ -24,27 +22,27 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from shared import CPU, MIB, RESULTS, add_json, make_parser, write_json
 
 from vil.bench.attention import FLOOR, Row, measure, plain
-from vil.bench.baselines import candidate, visited
-from vil.bench.interleaved_timer import Candidate, Times, held, race
+from vil.bench.baselines import count_pairs, make_candidate
+from vil.bench.interleaved_timer import Candidate, Times, peak_bytes, time_interleaved
 from vil.ops import Case, Window, choose
 from vil.ops.backends import chunk_groups
 from vil.ops.testing import make_inputs
 from vil.utils.machine import machine
 
-CPU = torch.device("cpu")
 THREADS, ROUNDS = 2, 9
 OURS, BASE = "blocked", "chunk_handgrad"
-RESULT = Path(__file__).parent / "results/attention-engine-cpu.json"
-NEAR = 2.5  # times the tuner's fastest: the best is among these, or their name would be luck
+RESULT = RESULTS / "attention-engine-cpu.json"
+NEAR = 2.5  # x the tuner's fastest: the true best is among these
 GIB = 2**30
 MEASURED: list[Row] = []
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A figure and what it should be; neither bound: for information."""
+    """A value and its bounds; without bounds it is for information."""
 
     name: str
     value: float
@@ -66,17 +64,16 @@ class Ratio:
         return f"{self.name}: {self.value:.3g}{wanted}{'' if self.kept else '  <- missed'}"
 
 
-def case_of(side: int, size: int = 8, *, mode: int = 0, exact: int = 0, bias: bool = True, **facts):
-    """A square grid with the script's facts, or others; its bias is both kinds or none."""
-    some = dict(batch=2, heads=12, head_dim=64, num_global=1) | facts
+def make_case(side: int, size: int = 8, *, mode=0, exact=0, bias: bool = True, **spec) -> Case:
+    """A square grid with this script's defaults, or others; both biases or none."""
+    spec = dict(batch=2, heads=12, head_dim=64, num_global=1) | spec
     window = Window.from_mode((side, side), size, exact, mode)
-    to_global = bias and some["num_global"] > 0
-    return Case(window, **some, table_bias=bias, global_bias=to_global)
+    return Case(window, **spec, table_bias=bias, global_bias=bias and spec["num_global"] > 0)
 
 
 @cache
-def measured(case: Case, *names: str) -> dict[str, Row]:
-    """{backend: row}, once in a run of this script."""
+def measure_once(case: Case, *names: str) -> dict[str, Row]:
+    """{backend: row}, once per run of this script."""
     rows = measure(case, names, ROUNDS)
     MEASURED.extend(rows)
     for row in rows:
@@ -84,27 +81,34 @@ def measured(case: Case, *names: str) -> dict[str, Row]:
     return {row.backend: row for row in rows}
 
 
-def raced(**entries: tuple[str, Case]) -> dict[str, Times]:
-    """Times of backends on cases of their own, in turns."""
-    candidates = {
-        label: candidate(name, case, make_inputs(case)) for label, (name, case) in entries.items()
-    }
-    times, dropped = race(candidates, ROUNDS, CPU, yardsticks=list(candidates))
+def time_backends(**entries: tuple[str, Case]) -> dict[str, Times]:
+    """Times of backends on different cases, in turns."""
+    return time_all(
+        {
+            label: make_candidate(name, case, make_inputs(case))
+            for label, (name, case) in entries.items()
+        }
+    )
+
+
+def time_all(candidates: dict[str, Candidate]) -> dict[str, Times]:
+    """Times of all candidates, none of which may fail."""
+    times, dropped = time_interleaved(candidates, ROUNDS, CPU, exempt=list(candidates))
     assert not dropped, dropped
     return times
 
 
 def ours(case: Case) -> list[str]:
-    """The backend the figures are about, and what `auto` takes if that is another."""
+    """The backend that the targets are about, and the choice of `auto` if that is another."""
     return list(dict.fromkeys((OURS, choose(case))))
 
 
 def speed() -> Iterator[Ratio]:
-    """A: against full attention, the floor, the sliding chunks and itself."""
+    """A: compared with full attention, the floor, the sliding chunks and itself."""
     for bias in (False, True):
-        case = case_of(56, bias=bias)
+        case = make_case(56, bias=bias)
         text = f"56x56 {'with' if bias else 'without'} bias"
-        rows = measured(case, *ours(case), BASE, "sdpa")
+        rows = measure_once(case, *ours(case), BASE, "sdpa")
         for name in ours(case):
             row = rows[name]
             yield Ratio(f"A {text}, {name}: x faster than full sdpa", 1 / row.over_sdpa, 2.5)
@@ -113,26 +117,26 @@ def speed() -> Iterator[Ratio]:
             yield Ratio(f"A {text}, {name}: forward over its two products", share, None, 2.0)
             yield Ratio(f"A {text}, {name}: x faster than {BASE}", 1 / row.over_chunk_handgrad, 2.0)
             half = replace(case, dtype=torch.bfloat16)
-            times = raced(single=(name, case), half=(name, half))
+            times = time_backends(single=(name, case), half=(name, half))
             faster = times["single"].total_ms / times["half"].total_ms
             yield Ratio(f"A {text}, {name}: bfloat16 x faster than float32", faster, 1.6)
     for side in (14, 28):
-        case = case_of(side, 7, batch=16, heads=3, head_dim=32)
-        rows = measured(case, *ours(case), BASE)
+        case = make_case(side, 7, batch=16, heads=3, head_dim=32)
+        rows = measure_once(case, *ours(case), BASE)
         for name in ours(case):
             text = f"A {side}x{side} w 7 B 16 N 3 D 32, {name}: x faster than {BASE}"
             yield Ratio(text, 1 / rows[name].over_chunk_handgrad, 2.0)
-    case = case_of(32)
-    rows = measured(case, *ours(case), "sdpa")
+    case = make_case(32)
+    rows = measure_once(case, *ours(case), "sdpa")
     for name in ours(case):
         yield Ratio(f"A 32x32, {name}: x faster than full sdpa", 1 / rows[name].over_sdpa, 1.0)
 
 
 def memory() -> Iterator[Ratio]:
-    """B: tensors at the peak, beyond inputs, output and gradients."""
+    """B: peak of the tensors, beyond inputs, output and gradients."""
     for bias in (False, True):
-        case = case_of(56, bias=bias)
-        rows = measured(case, *ours(case), BASE, "sdpa")
+        case = make_case(56, bias=bias)
+        rows = measure_once(case, *ours(case), BASE, "sdpa")
         for name in ours(case):
             text = f"B 56x56 {'with' if bias else 'without'} bias, {name}: "
             yield Ratio(f"{text}MiB at the peak", rows[name].extra_mib)
@@ -141,16 +145,16 @@ def memory() -> Iterator[Ratio]:
 
 
 def growth() -> Iterator[Ratio]:
-    """C: time per pair on a large grid, and what a very large one holds."""
-    small, large = (case_of(side, batch=1) for side in (56, 224))
-    more = visited(large.window, 1) / visited(small.window, 1)
+    """C: time per pair on a large grid, and the memory of a very large one."""
+    small, large = (make_case(side, batch=1) for side in (56, 224))
+    more = count_pairs(large.window, 1) / count_pairs(small.window, 1)
     for name in ours(large):
-        times = raced(small=(name, small), large=(name, large))
+        times = time_backends(small=(name, small), large=(name, large))
         per_pair = times["large"].total_ms / times["small"].total_ms / more
         yield Ratio(f"C B 1, {name}: time per pair at 224x224 over 56x56", per_pair, None, 1.2)
-    case = case_of(512, 7, batch=1, heads=3, head_dim=32)
+    case = make_case(512, 7, batch=1, heads=3, head_dim=32)
     for name in ours(case):
-        with multiprocessing.get_context("spawn").Pool(1) as fresh:  # its peak has no history
+        with multiprocessing.get_context("spawn").Pool(1) as fresh:  # its peak starts at 0
             grown, peak = fresh.apply(process_memory, (name, case))
         text = f"C 512x512 w 7 B 1 N 3 D 32, {name}: GiB"
         yield Ratio(f"{text} that the process grew by", grown / GIB, None, 3.0)
@@ -160,27 +164,27 @@ def growth() -> Iterator[Ratio]:
 def process_memory(name: str, case: Case) -> tuple[int, int]:
     """Bytes that one forward and backward add to the process at its peak; bytes of tensors."""
     torch.set_num_threads(THREADS)
-    one, before = candidate(name, case, make_inputs(case)), resident("VmRSS")
+    one, before = make_candidate(name, case, make_inputs(case)), resident("VmRSS")
     one.backward(one.forward())
     grown = resident("VmHWM") - before
-    return grown, held(one, CPU)[0]
+    return grown, peak_bytes(one, CPU)[0]
 
 
-def resident(what: str) -> int:
-    """Bytes of this process in memory: VmRSS now, VmHWM at the most so far."""
+def resident(field: str) -> int:
+    """Resident bytes of this process: VmRSS now, VmHWM at the peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{what}:"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def choices() -> Iterator[Ratio]:
-    """D: the preferred backend and the tuned one, over the best and against the sliding chunks."""
+    """D: the preferred and the tuned backend, compared with the best and with sliding chunks."""
     from vil.ops.dispatch import CHOICES
     from vil.ops.tuning import tuner
 
     mean = statistics.geometric_mean
     slower: dict[str, list[float]] = {}
     faster: dict[str, list[float]] = {}
-    print("  case: best, untuned, tuned: time of these two over the best's")
+    print("  case: best, untuned, tuned: time of the last two over the best's")
     for case in VARIETY:
         CHOICES.clear()
         untuned = choose(case)
@@ -192,7 +196,7 @@ def choices() -> Iterator[Ratio]:
         times = {row.backend: row.total_ms for row in rows if row.total_ms and row.backend != FLOOR}
         best = min(times, key=times.get)
         over = f"{times[untuned] / times[best]:.2f}, {times[tuned] / times[best]:.2f}"
-        print(f"  {sketch(case)}: {best}, {untuned}, {tuned}: {over}", flush=True)
+        print(f"  {describe(case)}: {best}, {untuned}, {tuned}: {over}", flush=True)
         for how, name in (("untuned", untuned), ("tuned", tuned)):
             slower.setdefault(how, []).append(times[name] / times[best])
             faster.setdefault(how, []).append(times[BASE] / times[name])
@@ -205,16 +209,16 @@ def choices() -> Iterator[Ratio]:
         yield Ratio(f"{text} x faster than {BASE}, worst", min(gain))
 
 
-def sketch(case: Case) -> str:
-    """A case in a line."""
+def describe(case: Case) -> str:
+    """A case in one line."""
     window, rows = case.window, case.window.grid[0]
     kind = f"exact {int(window.mask)}, {len(window.offsets)} offsets"
-    facts = f"B {case.batch} N {case.heads} D {case.head_dim} G {case.num_global}"
-    return f"{rows}x{rows} w {window.size} {facts}, {kind}, {'' if case.table_bias else 'no '}bias"
+    sizes = f"B {case.batch} N {case.heads} D {case.head_dim} G {case.num_global}"
+    return f"{rows}x{rows} w {window.size} {sizes}, {kind}, {'' if case.table_bias else 'no '}bias"
 
 
 VARIETY = [
-    case_of(side, size, batch=batch, heads=heads, head_dim=dim, num_global=g,
+    make_case(side, size, batch=batch, heads=heads, head_dim=dim, num_global=g,
             bias=bias, exact=exact, mode=mode)
     for side, size, batch, heads, dim, g, bias, exact, mode in (
         (14, 7, 16, 3, 32, 1, True, 0, 0), (14, 7, 16, 3, 32, 1, True, 0, 3),
@@ -236,48 +240,46 @@ VARIETY = [
 
 
 def shift() -> Iterator[Ratio]:
-    """E: one neighbour beside the own chunk instead of all nine chunks."""
-    nine, two = case_of(56), case_of(56, mode=1)
+    """E: the self chunk and one neighbor instead of all nine chunks."""
+    nine, two = make_case(56), make_case(56, mode=1)
     for label, names in (("auto", (choose(nine), choose(two))), (OURS, (OURS, OURS))):
-        times = raced(nine=(names[0], nine), two=(names[1], two))
+        times = time_backends(nine=(names[0], nine), two=(names[1], two))
         share = times["two"].total_ms / times["nine"].total_ms
         yield Ratio(f"E 56x56, {label}: one neighbour over all nine", share, None, 0.35)
 
 
 def small_calls() -> Iterator[Ratio]:
-    """F: a detector's maps of four small pictures, of several sizes: one cut with a border of empty
-    chunks against nine chunk_groups, and what is taken untuned."""
+    """F: a detector's feature maps of four small images of several sizes: one chunk group with a
+    border of empty chunks, compared with nine groups without."""
     for side, size, heads in ((12, 3, 4), (24, 3, 2), (48, 4, 1)):
-        case = case_of(side, size, batch=4, heads=heads, head_dim=32, valid=True)
-        entries = {name: candidate(name, case, make_inputs(case)) for name in ours(case)}
-        entries["nine cuts"] = without_border(candidate(OURS, case, make_inputs(case)))
-        times, dropped = race(entries, ROUNDS, CPU, yardsticks=list(entries))
-        assert not dropped, dropped
+        case = make_case(side, size, batch=4, heads=heads, head_dim=32, valid=True)
+        entries = {name: make_candidate(name, case, make_inputs(case)) for name in ours(case)}
+        entries["nine cuts"] = without_border(make_candidate(OURS, case, make_inputs(case)))
+        times = time_all(entries)
         for name in ours(case):
             gain = times["nine cuts"].total_ms / times[name].total_ms
-            yield Ratio(
-                f"F {side}x{side} w {size} N {heads}, {name}: x faster than nine cuts", gain
-            )
+            text = f"F {side}x{side} w {size} N {heads}, {name}: x faster than nine cuts"
+            yield Ratio(text, gain)
 
 
 def without_border(entry: Candidate) -> Candidate:
-    """The same where blocked cuts the smallest grids too."""
+    """The same with nine chunk groups on the smallest grids too."""
 
-    def cutting(call: Callable) -> Callable:
-        def inner(*arguments):
+    def patch(call: Callable) -> Callable:
+        def patched(*arguments):
             with mock.patch.object(chunk_groups, "MAX_EMPTY_SCORES", 0):
                 return call(*arguments)
 
-        return inner
+        return patched
 
-    return replace(entry, forward=cutting(entry.forward), backward=cutting(entry.backward))
+    return replace(entry, forward=patch(entry.forward), backward=patch(entry.backward))
 
 
 def on_gpu() -> Iterator[Ratio]:
     """H: the fused kernels against the sliding chunks, FlexAttention and gathered attention."""
     for side in (56, 128):
-        case = case_of(side, batch=8, heads=6, dtype=torch.bfloat16, device="cuda")
-        rows = measured(case, "triton", "flex", "gathered", BASE)
+        case = make_case(side, batch=8, heads=6, dtype=torch.bfloat16, device="cuda")
+        rows = measure_once(case, "triton", "flex", "gathered", BASE)
         triton, text = rows["triton"], f"H {side}x{side}, triton:"
         yield Ratio(f"{text} x faster than {BASE}", 1 / triton.over_chunk_handgrad, 8.0)
         for way in ("forward_ms", "backward_ms"):
@@ -286,24 +288,16 @@ def on_gpu() -> Iterator[Ratio]:
             yield Ratio(f"{text} {way[:-3]} x faster than flex and gathered", share, 1.3)
         inputs = make_inputs(case)
         q, k = inputs.q.nbytes, inputs.k.nbytes  # of q, out and dq; of k, v, dk and dv
-        share = triton.extra_mib * 2**20 / (3 * q + 4 * k)
+        share = triton.extra_mib * MIB / (3 * q + 4 * k)
         yield Ratio(f"{text} extra memory over inputs, output and gradients", share, None, 0.1)
 
 
-PARTS: dict[str, Callable[[], Iterator[Ratio]]] = {
-    "A": speed,
-    "B": memory,
-    "C": growth,
-    "D": choices,
-    "E": shift,
-    "F": small_calls,
-    "H": on_gpu,
-}
-ON_CPU = ("A", "B", "C", "D", "E", "F")
+PARTS = dict(zip("ABCDEFH", (speed, memory, growth, choices, shift, small_calls, on_gpu)))
+ON_CPU = tuple("ABCDEF")
 
 
 def run(parts: list[str], file: Path | None) -> None:
-    """Print the ratios of the parts as they come; with a file, write them and their rows."""
+    """Print the ratios of the parts as they are measured. With a file, write them and all rows."""
     torch.set_num_threads(THREADS)
     about = machine(torch.device("cuda") if "H" in parts else CPU)
     print(f"{about['name']}, {THREADS} threads, torch {about['torch']}\n")
@@ -312,19 +306,14 @@ def run(parts: list[str], file: Path | None) -> None:
         for ratio in PARTS[part]():
             print(ratio, flush=True)
             ratios.append(vars(ratio) | {"wanted": ratio.wanted, "kept": ratio.kept})
-    if file:
-        found = {"machine": about, "ratios": ratios, "rows": plain(MEASURED)}
-        file.write_text(json.dumps(found, indent=1) + "\n")
-        print(f"\n{file}")
+    write_json(file, {"machine": about, "ratios": ratios, "rows": plain(MEASURED)})
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
+    add_json(parser)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"repeats ({ROUNDS})")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there")
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"unknown part {', '.join(sorted(unknown))} (choices: {', '.join(PARTS)})")

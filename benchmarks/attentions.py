@@ -1,12 +1,12 @@
-"""Every attention on the digits: accuracy after the same recipe, step time and peak memory.
+"""Compare all attentions on the digits: accuracy of the same recipe, step time, peak memory.
 
-  python benchmarks/attentions.py                       train all, then measure steps, print a table
-  python benchmarks/attentions.py --runs runs/attention  keep the runs; what is trained is not again
+  python benchmarks/attentions.py                        train all, measure steps, print a table
+  python benchmarks/attentions.py --runs runs/attention  keep the runs and skip finished ones
   python benchmarks/attentions.py --json benchmarks/results/attentions-cpu.json
 
-Steps (forward, backward, update of one batch) of all models are timed in turns, so that a slow
-moment of the machine meets them all; their memory is what one step holds in tensors at its peak,
-beyond weights and optimizer. The recipe is vil_nano's, which was chosen for longformer attention.
+Steps (forward, backward, update on one batch) of all models are timed in turns. Memory is the peak
+of the tensors of one step, beyond weights and optimizer state. The recipe is vil_nano's, which was
+tuned for longformer attention.
 """
 
 import argparse
@@ -17,43 +17,34 @@ import tempfile
 from pathlib import Path
 
 import torch
+from shared import MIB, add_json, make_parser, read_top1, time_in_turns, train, write_json
 
 import vil
 from vil.builders.device import configure_device
 from vil.builders.model import move_to_device
 from vil.builders.optim import build_optimizer
-from vil.cli import main
 from vil.config import get_config
 from vil.layers.attention import set_progress
-from vil.report.curves import read_series
-from vil.utils.timing import peak_tensor_bytes, seconds
+from vil.utils.timing import peak_tensor_bytes
 from vil.utils.train_step import TrainStep
 
-CONFIGS = {
-    "longformer": "digits/vil_nano.yaml",
-    **{
-        name: f"digits/vil_nano_{name}.yaml"
-        for name in ("full", "linformer", "performer", "srformer", "global")
-    },
-}
+OTHERS = ("full", "linformer", "performer", "srformer", "global")
+CONFIGS = {"longformer": "digits/vil_nano.yaml"}
+CONFIGS |= {name: f"digits/vil_nano_{name}.yaml" for name in OTHERS}
 ROUNDS = 15
-EPOCHS = 42  # of every run; the configs' own are more
-MIB = 2**20
+EPOCHS = 42  # of every run, fewer than in the configs
 
 
 def accuracy(config: str, folder: Path) -> float:
-    """Top-1 after the last epoch of the run in `folder`, which is trained if it is not."""
+    """Top-1 after the last epoch of the run in `folder`, which is trained if it is not finished."""
     status = folder / "status.json"
-    if not status.exists() or json.loads(status.read_text())["state"] != "finished":
-        words = ["--config-file", config, "--output_dir", str(folder), "--resume", "LOG_FREQ=1000"]
-        words.append(f"OPTIM.EPOCHS={EPOCHS}")
-        if main(["train", *words]):
-            raise SystemExit(f"training of {config} failed")
-    return read_series(folder / "metrics.jsonl")["val/digits", "top1"][-1][1]
+    if status.exists() and json.loads(status.read_text())["state"] == "finished":
+        return read_top1(folder)[-1]
+    return train(config, folder, "--resume", f"OPTIM.EPOCHS={EPOCHS}")[-1]
 
 
 class Step:
-    """One training step of a config on one random batch; performer redraws at each, as at first."""
+    """A training step of a config on a random batch. Performer redraws at every step."""
 
     def __init__(self, config: str):
         cfg = get_config(config)
@@ -77,17 +68,13 @@ class Step:
 def measure() -> dict[str, dict[str, float]]:
     """{name: {step over longformer's, peak MiB, parameters, MACs}}."""
     steps = {name: Step(config) for name, config in CONFIGS.items()}
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for step in steps.values():
-        step()  # the optimizer's state, and whatever is set up once
-    for _ in range(ROUNDS):
-        for name, step in steps.items():
-            times[name].append(seconds(step, step.device))
+    device = steps["longformer"].device
+    times = time_in_turns(steps, ROUNDS, device)
     base = statistics.median(times["longformer"])
     return {
         name: {
             "step / longformer": statistics.median(times[name]) / base,
-            "peak MiB": peak_tensor_bytes(step, step.device) / MIB,
+            "peak MiB": peak_tensor_bytes(step, device) / MIB,
             "parameters": sum(p.numel() for p in step.model.parameters()),
             "MACs": sum(step.model.macs(step.images.shape[2:])),
         }
@@ -97,26 +84,24 @@ def measure() -> dict[str, dict[str, float]]:
 
 def run(args: argparse.Namespace, folder: Path) -> None:
     rows = {name: {"top1": accuracy(config, folder / name)} for name, config in CONFIGS.items()}
-    for name, figures in measure().items():
-        rows[name] |= figures
+    for name, costs in measure().items():
+        rows[name] |= costs
     machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     if torch.cuda.is_available():
         machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     print(f"\n{machine}; digits, {EPOCHS} epochs, seed 0\n")
     print(f"{'attention':12} {'top-1':>6} {'step / longformer':>18} {'peak MiB':>9} {'MACs':>7}")
-    for name, (top1, ratio, mib, _, macs) in ((n, row.values()) for n, row in rows.items()):
+    for name, row in rows.items():
+        top1, ratio, mib, _, macs = row.values()
         print(f"{name:12} {top1:6.2f} {ratio:18.2f} {mib:9.1f} {macs / 1e6:6.1f}M")
-    if args.json:
-        found = {"machine": machine, "command": "python benchmarks/attentions.py", "rows": rows}
-        Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
+    command = "python benchmarks/attentions.py"
+    write_json(args.json, {"machine": machine, "command": command, "rows": rows})
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--runs", metavar="DIR", help="folder of the runs; default: one that goes")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    parser = make_parser(__doc__)
+    add_json(parser)
+    parser.add_argument("--runs", metavar="DIR", help="keep the runs here; default: temporary")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run(args, Path(args.runs or folder))

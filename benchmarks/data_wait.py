@@ -1,11 +1,10 @@
-"""How long training waits for images: vil_tiny on a folder of generated JPEGs, two loader workers.
+"""Measure how long training waits for images: vil_tiny on generated JPEGs, two loader workers.
 
   python benchmarks/data_wait.py [--images 640] [--batch 16] [--workers 2] [--precision bf16]
 
-The photographs are noise of a photograph's size and softness (500 x 375 px, quality 90), so that
-they take as long to decode; augmentation is the config's own. Prints the share of a step's time
-that the loop waits for the next batch, of the steps after the first log line, in which the workers
-start.
+The images are blurred noise of 500 x 375 px with quality 90, which takes as long to decode as a
+photograph; the augmentation is the config's. Prints the share of a step's time that the loop waits
+for the next batch, without the steps before the first log line, in which the workers start.
 """
 
 import argparse
@@ -15,8 +14,8 @@ from pathlib import Path
 
 import torch
 from PIL import Image, ImageFilter
+from shared import CPU, make_parser, run_vil
 
-from vil.cli import main
 from vil.utils.machine import machine
 
 CONFIG = "imagenet/vil_tiny.yaml"
@@ -26,7 +25,7 @@ EVERY = 5  # steps between two log lines
 
 
 def write_images(folder: Path, count: int) -> None:
-    """train/ and val/, the latter of one image per class."""
+    """Write train/ with `count` images, and val/ with one image per class."""
     noise = torch.Generator().manual_seed(0)
     for split, images in (("train", count), ("val", CLASSES)):
         for number in range(images):
@@ -41,6 +40,7 @@ def run(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_images(Path(folder, "data"), args.images)
         keys = {
+            "DATA.PATH": f"{folder}/data",
             "DATA.TRAIN": "[folder]",
             "DATA.TEST": "[folder]",
             "DATA.NUM_CLASSES": CLASSES,
@@ -52,21 +52,13 @@ def run(args: argparse.Namespace) -> None:
             "LOG_FREQ": EVERY,
             "DEVICE": "cpu",
         }
-        words = [
-            "--config-file",
-            CONFIG,
-            "--data",
-            f"{folder}/data",
-            "--output_dir",
-            f"{folder}/run",
-        ]
-        if main(["train", *words, *(f"{key}={value}" for key, value in keys.items())]):
-            raise SystemExit("training failed")
+        options = [f"{key}={value}" for key, value in keys.items()]
+        run_vil("train", CONFIG, Path(folder, "run"), *options)
         lines = Path(folder, "run/metrics.jsonl").read_text().splitlines()
     points = [point for point in map(json.loads, lines) if point["split"] == "train"]
-    about = machine(torch.device("cpu"))
+    about = machine(CPU)
     print(f"\n{about['name']}, {about['threads']} threads, torch {about['torch']}")
-    print(f"{CONFIG}, {args.precision}, {args.batch} images a step, {args.workers} workers")
+    print(f"{CONFIG}, {args.precision}, {args.batch} images per step, {args.workers} workers")
     first, rest = points[:1], points[1:]
     for name, some in ((f"first {EVERY} steps", first), ("all later steps", rest)):
         data, time = (sum(point[key] for point in some) for key in ("data", "time"))
@@ -74,9 +66,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--images", type=int, default=640)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--workers", type=int, default=2)

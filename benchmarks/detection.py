@@ -1,13 +1,13 @@
-"""A training step of Mask R-CNN at 800 x 1216 on three backbones, in turns; and a large picture.
+"""Time training steps of Mask R-CNN on three backbones, interleaved, and a large image.
 
   python benchmarks/detection.py     and writes benchmarks/results/detection-cpu.json
   python benchmarks/detection.py --rounds 3 --side 4096 --json FILE
 
 mask_rcnn_vil_tiny is our config; swin_tiny is timm's backbone under the same pyramid and heads;
-resnet50 v2 is torchvision's own maskrcnn_resnet50_fpn_v2. One picture with ten objects, float32,
-SGD; medians of the rounds. Memory is what a step holds in tensors at its peak, beyond weights and
-images. Then `vil detect predict` finds what there is in a picture of noise of 4096 x 4096, whole
-and in tiles, in a process of its own, of which the peak of its memory is told.
+resnet50 v2 is torchvision's maskrcnn_resnet50_fpn_v2. One image of 800 x 1216 with ten objects,
+float32, SGD; medians of the rounds. Memory is the peak of a step's tensors, without weights and
+images. Then `vil detect predict` on noise of 4096 x 4096, in the full image and in tiles, each in a
+process of its own, with the peak of its memory.
 """
 
 import argparse
@@ -46,7 +46,7 @@ TILES = {"whole": (), "tiles of 1024": ("--tile", "1024", "--overlap", "128")}
 
 
 class TimmBody(nn.Module):
-    """The stages of a timm backbone, for our pyramid. It sees what pads its pictures."""
+    """The stages of a timm backbone, for our pyramid. It attends to padding."""
 
     def __init__(self, name: str, size: tuple[int, int]) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def detectors() -> dict[str, nn.Module]:
 
 
 def example() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
-    """A picture of noise, ten boxes of all sizes, masks that fill them."""
+    """Generate noise with ten boxes of all sizes and masks that fill them."""
     torch.manual_seed(1)
     height, width = SIZE
     sides = torch.logspace(1.3, 2.7, OBJECTS)
@@ -94,20 +94,20 @@ def example() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
 
 
 def steps(rounds: int) -> dict[str, dict[str, float]]:
-    """{detector: seconds and MiB of a training step, parameters}."""
+    """Measure {detector: seconds and MiB of a training step, parameters}."""
     images, targets = example()
     models = {name: model.train() for name, model in detectors().items()}
-    rules = {name: torch.optim.SGD(model.parameters(), 1e-4) for name, model in models.items()}
+    optimizers = {name: torch.optim.SGD(model.parameters(), 1e-4) for name, model in models.items()}
 
     def step(name: str) -> None:
-        rules[name].zero_grad()
+        optimizers[name].zero_grad()
         torch.manual_seed(2)
         sum(models[name](images, targets).values()).backward()
-        rules[name].step()
+        optimizers[name].step()
 
     found = {name: {"MiB": 0.0, "seconds": []} for name in models}
     for name in models:
-        step(name)  # gradients are there from now on
+        step(name)  # allocate gradients
         found[name]["MiB"] = peak_tensor_bytes(lambda name=name: step(name), CPU) / 2**20
         found[name]["parameters"] = sum(p.numel() for p in models[name].parameters())
     for _ in range(rounds):
@@ -119,12 +119,12 @@ def steps(rounds: int) -> dict[str, dict[str, float]]:
 
 
 def large(side: int) -> dict[str, dict[str, float]]:
-    """{way: seconds and peak bytes of the command on a large picture, whole and in tiles}."""
+    """Measure {way: seconds and peak bytes} of the command on a large image, full and tiled."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        picture, weights = Path(folder, "large.png"), Path(folder, "vil_tiny.safetensors")
+        image, weights = Path(folder, "large.png"), Path(folder, "vil_tiny.safetensors")
         noise = np.random.RandomState(0).randint(0, 256, (side, side, 3), dtype=np.uint8)
-        Image.fromarray(noise).save(picture, compress_level=1)
+        Image.fromarray(noise).save(image, compress_level=1)
         save_file({k: v.contiguous() for k, v in ours().state_dict().items()}, weights)
         for way, words in TILES.items():
             options = [
@@ -134,7 +134,7 @@ def large(side: int) -> dict[str, dict[str, float]]:
                 f"INPUT.IMAGE_SIZE={1024 if words else side}",
             ]  # fmt: skip
             line = [
-                sys.executable, "-c", REPORTING, "detect", "predict", str(picture),
+                sys.executable, "-c", REPORTING, "detect", "predict", str(image),
                 "--config-file", CONFIG, "--score", "0.5", *words, *options,
             ]  # fmt: skip
             done = subprocess.run(line, capture_output=True, text=True)
@@ -145,7 +145,7 @@ def large(side: int) -> dict[str, dict[str, float]]:
     return found
 
 
-# VmHWM, since Linux counts what a process held before exec, its parent's pages, in ru_maxrss
+# VmHWM, since ru_maxrss includes the parent's pages before exec
 REPORTING = """
 import re, sys, time
 from vil.cli import main
@@ -170,13 +170,13 @@ def run(args: argparse.Namespace) -> None:
         )
     ratio = found["mask_rcnn_vil_tiny"]["MiB"] / found["swin_tiny, the same heads"]["MiB"]
     print(f"  memory of vil_tiny over swin_tiny: {ratio:.2f} (wanted <= 1)", flush=True)
-    pictures = large(args.side)
-    print(f"\nvil detect predict on a picture of {args.side} x {args.side}")
-    for way, row in pictures.items():
+    images = large(args.side)
+    print(f"\nvil detect predict on an image of {args.side} x {args.side}")
+    for way, row in images.items():
         missed = "  <- missed" if row["GiB"] * 2**30 > MOST_BYTES else ""
         print(f"  {way:28} {row['seconds']:7.1f} s {row['GiB']:7.2f} GiB (wanted <= 8){missed}")
     facts = {"timm": timm.__version__, "command": "python benchmarks/detection.py"}
-    written = {"machine": about | facts, "steps": found, "large": pictures}
+    written = {"machine": about | facts, "steps": found, "large": images}
     args.json.write_text(json.dumps(written, indent=1) + "\n")
     print(f"\n{args.json}")
 
@@ -186,6 +186,6 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"timed steps ({ROUNDS})")
-    parser.add_argument("--side", type=int, default=SIDE, help=f"of the large picture ({SIDE})")
+    parser.add_argument("--side", type=int, default=SIDE, help=f"of the large image ({SIDE})")
     parser.add_argument("--json", metavar="FILE", type=Path, default=RESULT, help="the result")
     run(parser.parse_args())

@@ -1,13 +1,12 @@
-"""What it is worth that convolutions stay compiled where pictures have many sizes, on a CPU.
+"""Measure what a large cache of compiled convolutions saves on a CPU if image sizes vary.
 
   python benchmarks/kernel_cache.py
 
-Trains scenes/mask_rcnn_vil_nano.yaml for some hundred steps with oneDNN's own cache of 1,024
-kernels and with that of `vil`, in turns, each in a process of its own, and prints the median
-seconds of a step in the second half of each.
+Trains scenes/mask_rcnn_vil_nano.yaml for some hundred steps with oneDNN's default cache of 1,024
+kernels and with that of `vil`, in turns, each in a new process. Prints the median seconds of a step
+in the second half of each run.
 """
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -16,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from shared import CPU, make_parser
 
 from vil.builders.device import ONEDNN_KERNELS
 from vil.report.run_record import metrics
@@ -37,11 +37,9 @@ def step_seconds(kernels: int, scenes: int, data: str) -> float:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="runs of each, in turns (3)")
-    parser.add_argument("--scenes", type=int, default=800, help="of a run, two a step (800)")
+    parser.add_argument("--scenes", type=int, default=800, help="of a run, two per step (800)")
     args = parser.parse_args()
     caches = (ONEDNN_DEFAULT, ONEDNN_KERNELS)
     seconds = {kernels: [] for kernels in caches}
@@ -49,8 +47,8 @@ if __name__ == "__main__":
         for _ in range(args.rounds):
             for kernels in caches:
                 seconds[kernels].append(step_seconds(kernels, args.scenes, data))
-    print(f"{machine(torch.device('cpu'))['name']}, {torch.get_num_threads()} threads")
+    print(f"{machine(CPU)['name']}, {torch.get_num_threads()} threads")
     before, now = (statistics.median(seconds[kernels]) for kernels in caches)
     for kernels, median in zip(caches, (before, now)):
-        print(f"{kernels:,} kernels: {median:.3f} s a step")
+        print(f"{kernels:,} kernels: {median:.3f} s per step")
     print(f"ratio {now / before:.2f}")

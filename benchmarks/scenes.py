@@ -1,14 +1,13 @@
-"""What detectors learn on the embedded scenes in minutes, and that evaluating again repeats it.
+"""Train detectors on the embedded scenes for minutes, and check that evaluation is repeatable.
 
   python benchmarks/scenes.py                      all runs, an hour to three
-  python benchmarks/scenes.py mask_rcnn retinanet  some of them; the others' figures stay
-  OMP_NUM_THREADS=1 python benchmarks/scenes.py mask_rcnn    on one core, and another beside it
+  python benchmarks/scenes.py mask_rcnn retinanet  some of them; the others' metrics are kept
+  OMP_NUM_THREADS=1 python benchmarks/scenes.py mask_rcnn    on one core
 
-Each run is `vil detect train` to its end, under torchrun where it has two processes, scenes drawn,
-evaluations and all, by the clock, and by the time that it had a core (less where the machine is not
-one's own); then `vil detect evaluate` on what it saved last. Figures are in percent, on the 400 val
-scenes; the recipe was chosen on these same scenes, so they flatter it.
-benchmarks/results/scenes-cpu.json has them, with the machine and its threads.
+Each run is a complete `vil detect train` with rendering and evaluation, under torchrun for two
+processes, in wall-clock and CPU time, then `vil detect evaluate` of the last checkpoint. Metrics
+are in percent, on the 400 val scenes, on which the recipe was also chosen. They are written to
+benchmarks/results/scenes-cpu.json, with the machine and its threads.
 """
 
 import argparse
@@ -29,41 +28,41 @@ from vil.utils.machine import machine
 
 MASKS, BOXES = "scenes/mask_rcnn_vil_nano.yaml", "scenes/retinanet_vil_nano.yaml"
 BOTH = {"box_ap50": 70, "mask_ap50": 65}
-# name: config, options, processes, smallest box_ap50 and mask_ap50 that will do, most minutes
+# name: config, options, processes, required box_ap50 and mask_ap50, most minutes
 RUNS = {
     "mask_rcnn": (MASKS, (), 1, BOTH, 25),
     "retinanet": (BOXES, (), 2, {"box_ap50": 60}, 25),
     "mask_rcnn, no pretraining": (MASKS, ("MODEL.MODEL_PATH=",), 1, {}, 25),
     "mask_rcnn, an hour": (MASKS, ("OPTIM.EPOCHS=14",), 1, BOTH, 60),
 }
-FIGURES = ("box_ap", "box_ap50", "mask_ap", "mask_ap50")
+METRICS = ("box_ap", "box_ap50", "mask_ap", "mask_ap50")
 RESULT = Path(__file__).parent / "results/scenes-cpu.json"
 
 
-def figures(found: dict[str, float]) -> dict[str, float]:
-    return {name: found[name] for name in FIGURES if name in found}
+def select_metrics(row: dict[str, float]) -> dict[str, float]:
+    return {name: row[name] for name in METRICS if name in row}
 
 
 def train(config: str, options: tuple[str, ...], processes: int) -> dict:
-    """The figures of a run in a folder that is removed, with the scenes it draws."""
+    """Train and evaluate in a temporary folder; return metrics and times."""
     with tempfile.TemporaryDirectory() as folder:
         run = f"{folder}/run"
         words = ["detect", "train", "--config-file", config, "--data", folder, "--output_dir", run]
-        began, before = time.perf_counter(), on_cores()
+        began, before = time.perf_counter(), cpu_seconds()
         if launch([*words, *options], processes):
             raise SystemExit("training failed")
         spent = {"minutes": (time.perf_counter() - began) / 60}
-        spent["core_minutes"] = (on_cores() - before) / 60
+        spent["core_minutes"] = (cpu_seconds() - before) / 60
         last = [line for line in metrics(Path(run, "metrics.jsonl")) if "val" in line["split"]][-1]
         if launch(["detect", "evaluate", "--run-dir", run, "--checkpoint", "last"], processes):
             raise SystemExit("evaluation failed")
         again = json.loads(Path(run, "eval/results.json").read_text())["scenes"]
     spent |= {"epochs": last["epoch"], "processes": processes}
-    return spent | figures(last) | {"again": figures(again)}
+    return spent | select_metrics(last) | {"again": select_metrics(again)}
 
 
 def launch(words: list[str], processes: int) -> int:
-    """vil with these words; in several processes each has its share of the threads."""
+    """Run vil, with the threads divided among the processes."""
     if processes == 1:
         return main(words)
     threads = str(max(1, torch.get_num_threads() // processes))
@@ -72,18 +71,18 @@ def launch(words: list[str], processes: int) -> int:
     return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": threads}).returncode
 
 
-def on_cores() -> float:
-    """Seconds that this process, and those that it started and that have ended, had a core."""
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and its finished children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def missed(name: str, row: dict) -> list[str]:
-    """What of the run is worse than it should be."""
+def find_misses(name: str, row: dict) -> list[str]:
+    """List the requirements that a run does not meet."""
     *_, least, most = RUNS[name]
-    said = [f"{key} below {bound}" for key, bound in least.items() if row[key] < bound]
-    said += [f"more than {most} minutes"] if row["minutes"] > most else []
-    return said + (["evaluated otherwise"] if row["again"] != figures(row) else [])
+    misses = [f"{key} below {bound}" for key, bound in least.items() if row[key] < bound]
+    misses += [f"more than {most} minutes"] if row["minutes"] > most else []
+    return misses + (["evaluated differently"] if row["again"] != select_metrics(row) else [])
 
 
 def run(names: list[str], path: Path) -> None:
@@ -93,8 +92,8 @@ def run(names: list[str], path: Path) -> None:
         before = json.loads(path.read_text()) if path.exists() else {}
         rows = before | {name: row}
         path.write_text(json.dumps({n: rows[n] for n in RUNS if n in rows}, indent=1) + "\n")
-        shown = "  ".join(f"{key} {row[key]:.2f}" for key in FIGURES if key in row)
-        wrong = ", ".join(missed(name, row))
+        shown = "  ".join(f"{key} {row[key]:.2f}" for key in METRICS if key in row)
+        wrong = ", ".join(find_misses(name, row))
         print(
             f"{name}: {row['epochs']:g} epochs, {row['minutes']:.1f} min on "
             f"{row['machine']['threads']} threads ({row['core_minutes']:.1f} of cores), processes "

@@ -1,10 +1,11 @@
-"""DDP against FSDP2: the weights after some steps, and the peak memory of each rank.
+"""Compare DDP and FSDP2: the weights after some steps, and the peak memory of each rank.
 
   python benchmarks/sharding.py [--config imagenet/vil_tiny.yaml] [--ranks 2] [--steps 10]
 
 Trains on noise in full precision, both strategies from the same weights on the same images. Prints
-the largest difference of any weight, and in MiB per rank: weights, gradients and momenta between
-two steps, and the peak in a step, counted in tensors. One process per rank, by torchrun and gloo.
+the largest difference of any weight, and the MiB per rank of tensors: weights, gradients and
+optimizer state between two steps, and the peak in a step. One process per rank, by torchrun and
+gloo.
 """
 
 import argparse
@@ -13,11 +14,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from shared import CPU, MIB, make_parser
 
 import vil
 from vil.builders.model import prepare_for_training
@@ -30,12 +33,10 @@ from vil.utils.machine import machine
 from vil.utils.timing import peak_tensor_bytes
 
 STRATEGIES = ("ddp", "fsdp")
-CPU = torch.device("cpu")
-MIB = 2**20
 
 
 def one_rank(args: argparse.Namespace) -> None:
-    """What torchrun starts: train, and leave the weights and this rank's figures."""
+    """Run by torchrun: train, and write the weights and this rank's memory."""
     keys = {"DISTRIBUTED.STRATEGY": args.strategy, "DEVICE": "cpu", "AMP.ENABLED": False}
     cfg = get_config(args.config, [f"{key}={value}" for key, value in keys.items()])
     torch.set_num_threads(1)
@@ -44,16 +45,12 @@ def one_rank(args: argparse.Namespace) -> None:
         model = prepare_for_training(cfg, model, dist, CPU).model.train()
         optimizer = build_optimizer(cfg, model)
         trained = wrap(model, dist, CPU)
-        peak = 0
         for number in range(args.steps):
-            step = lambda number=number: train_step(trained, optimizer, cfg, dist, number)  # noqa: E731
-            if number == args.steps - 1:
-                peak = peak_tensor_bytes(step, CPU)
-            else:
-                step()
-        held = sum(tensor_bytes(x) for x in kept(unwrap(trained), optimizer))
-        figures = {"held": held / MIB, "peak": (held + peak) / MIB}
-        Path(args.out, f"{args.strategy}-{dist.rank}.json").write_text(json.dumps(figures))
+            step = partial(train_step, trained, optimizer, cfg, dist, number)
+            peak = peak_tensor_bytes(step, CPU) if number == args.steps - 1 else step()
+        kept = sum(local(x.detach()).nbytes for x in kept_tensors(unwrap(trained), optimizer))
+        memory = {"held": kept / MIB, "peak": (kept + peak) / MIB}
+        Path(args.out, f"{args.strategy}-{dist.rank}.json").write_text(json.dumps(memory))
         weights = {name: full_tensor(p.detach()).clone() for name, p in model.named_parameters()}
         if dist.is_main:
             save_file(weights, Path(args.out, f"{args.strategy}.safetensors"))
@@ -68,8 +65,8 @@ def train_step(model, optimizer, cfg, dist: DistInfo, number: int) -> None:
     optimizer.step()
 
 
-def kept(model, optimizer):
-    """Weights, gradients and momenta."""
+def kept_tensors(model, optimizer):
+    """Yield weights, gradients and optimizer state."""
     for parameter in model.parameters():
         yield parameter
         if parameter.grad is not None:
@@ -77,28 +74,14 @@ def kept(model, optimizer):
         yield from (x for x in optimizer.state[parameter].values() if isinstance(x, torch.Tensor))
 
 
-def tensor_bytes(x: torch.Tensor) -> int:
-    return local(x.detach()).nbytes
-
-
 def run(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for strategy in STRATEGIES:
             launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
             words = ["--config", args.config, "--steps", str(args.steps), "--out", folder]
-            subprocess.run(
-                [
-                    sys.executable,
-                    *launcher,
-                    str(args.dist),
-                    __file__,
-                    *words,
-                    "--strategy",
-                    strategy,
-                ],
-                check=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
+            words += ["--strategy", strategy]
+            command = [sys.executable, *launcher, str(args.ranks), __file__, *words]
+            subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         ddp, fsdp = (load_file(Path(folder, f"{name}.safetensors")) for name in STRATEGIES)
         worst = max(
             (ddp[name] - fsdp[name]).abs().max().item() for name in ddp if ddp[name].numel()
@@ -107,16 +90,14 @@ def run(args: argparse.Namespace) -> None:
         print(f"{about['name']}, torch {about['torch']}; {args.config}, {args.ranks} ranks")
         print(f"largest difference of a weight after {args.steps} steps: {worst:.2g}")
         print(f"{'rank':>4} {'strategy':8} {'held MiB':>9} {'peak MiB':>9}")
-        for rank in range(args.dist):
+        for rank in range(args.ranks):
             for name in STRATEGIES:
-                figures = json.loads(Path(folder, f"{name}-{rank}.json").read_text())
-                print(f"{rank:4} {name:8} {figures['held']:9.1f} {figures['peak']:9.1f}")
+                memory = json.loads(Path(folder, f"{name}-{rank}.json").read_text())
+                print(f"{rank:4} {name:8} {memory['held']:9.1f} {memory['peak']:9.1f}")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--config", default="imagenet/vil_tiny.yaml")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=10)

@@ -1,6 +1,4 @@
-"""What is measured of a backend: every row is a figure or a reason, and the floor counts the pairs
-that the definition visits.
-"""
+"""Attention benchmark: every row has times or a reason, the floor counts the reference's pairs."""
 
 import dataclasses
 import json
@@ -10,8 +8,8 @@ import torch
 
 from tests.common.backends import restored_backends
 from vil.bench.attention import FLOOR, measure, mode_of, plain
-from vil.bench.baselines import BESIDE, natten_cannot, products, visited
-from vil.bench.interleaved_timer import Candidate, held, race
+from vil.bench.baselines import BESIDE, count_pairs, matmuls, natten_reasons
+from vil.bench.interleaved_timer import Candidate, peak_bytes, time_interleaved
 from vil.ops import BACKENDS, Case, Window, choose, register_backend
 from vil.ops.reference import attended_keys
 
@@ -32,28 +30,28 @@ def own_table():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("grid", [(1, 1), (1, 9), (7, 8), (5, 13)])
-@pytest.mark.parametrize("num_global", [0, 2])
-def test_the_pairs_are_those_of_the_definition(grid, kind, num_global):
-    window = Window.from_mode(grid, 3, *kind)
-    met = [len(attended_keys(window, x, y)) for x in range(grid[0]) for y in range(grid[1])]
-    assert visited(window, num_global) == sum(met) + num_global * len(met)
+def test_the_pairs_are_those_of_the_reference(kind):
+    for grid in ((1, 1), (1, 9), (7, 8), (5, 13)):
+        window = Window.from_mode(grid, 3, *kind)
+        keys = [len(attended_keys(window, x, y)) for x in range(grid[0]) for y in range(grid[1])]
+        for num_global in (0, 2):
+            assert count_pairs(window, num_global) == sum(keys) + num_global * len(keys)
 
 
 @pytest.mark.parametrize("side", [7, 40])
 @pytest.mark.parametrize("tile", [(8, 32), (64, 512), (1024, 1024)])
 def test_the_floor_multiplies_as_many_pairs_as_are_visited(side, tile):
     case = dataclasses.replace(CASE, window=Window((side, side), 7))
-    pairs = case.batch * case.heads * visited(case.window, case.num_global)
+    pairs = case.batch * case.heads * count_pairs(case.window, case.num_global)
     for passes, count in (("forward", 2), ("backward", 5)):
-        bare = products(case, tile)
+        bare = matmuls(case, tile)
         with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
             bare.forward() if passes == "forward" else bare.backward([])
         expected = 2 * count * pairs * case.head_dim
         assert counter.get_total_flops() == pytest.approx(expected, rel=0.05)
 
 
-def test_every_row_has_its_figures_or_a_reason(rows):
+def test_every_row_has_measurements_or_a_reason(rows):
     assert list(rows) == [*BACKENDS, *BESIDE, FLOOR]
     for name, row in rows.items():
         if row.reason:
@@ -75,30 +73,25 @@ def test_ratios_are_of_forward_and_backward_together(rows):
     assert row.over_floor == pytest.approx(row.total_ms / rows[FLOOR].total_ms)
 
 
-def test_a_missing_base_leaves_its_ratio_open():
-    (row, floor) = measure(CASE, ["blocked"], rounds=1)
-    assert row.over_chunk_handgrad is row.over_sdpa is None
-    assert row.over_floor > 0
-    assert floor.backend == FLOOR
-
-
-def test_rows_are_plain_and_tell_the_case(rows):
+def test_rows_can_be_written_as_json_and_describe_the_case(rows):
     row = json.loads(json.dumps(plain(rows.values())))[0]
-    facts = dict(grid=[7, 8], window=3, mask="chunks", mode=0, batch=2, heads=2, head_dim=4)
-    facts |= dict(num_global=1, dtype="float32", bias=True, device="cpu")
-    assert row | facts == row
+    spec = dict(grid=[7, 8], window=3, mask="chunks", mode=0, batch=2, heads=2, head_dim=4)
+    spec |= dict(num_global=1, dtype="float32", bias=True, device="cpu")
+    assert row | spec == row
 
 
-@pytest.mark.parametrize("mode", range(-1, 9))
-def test_the_mode_of_a_window_is_told(mode):
-    assert mode_of(Window.from_mode((7, 8), 3, 0, mode)) == mode
+def test_rows_have_the_mode_of_the_window():
+    for mode in range(-1, 9):
+        assert mode_of(Window.from_mode((7, 8), 3, 0, mode)) == mode
     assert mode_of(Window((7, 8), 3, 0, ((0, 0), (0, 1), (1, 0)))) is None
 
 
-def test_what_would_hold_too_much_is_left_out():
+def test_a_backend_that_needs_too_much_memory_is_left_out():
     rows = {row.backend: row for row in measure(CASE, ["chunk_handgrad", "sdpa"], 1, max_bytes=1e3)}
     assert rows["chunk_handgrad"].reason.startswith("would hold ")
     assert rows["sdpa"].total_ms > 0, "it stores no scores"
+    assert rows["sdpa"].over_chunk_handgrad is None
+    assert rows["sdpa"].over_floor > 0
 
 
 def test_a_backend_that_fails_is_a_reason(own_table):
@@ -116,29 +109,29 @@ def test_a_backend_that_fails_is_a_reason(own_table):
     assert rows["blocked"].total_ms > 0
 
 
-def test_an_unknown_backend_is_answered_with_the_choices():
+def test_an_unknown_backend_is_rejected_with_the_choices():
     with pytest.raises(ValueError, match="did you mean 'blocked'.*sdpa, natten"):
         measure(CASE, ["bloked"], 1)
 
 
-def test_natten_says_what_it_is_not_compared_on():
+def test_natten_has_reasons_against_other_cases():
     exact = dataclasses.replace(CASE, window=Window((7, 8), 3, 1), device="cuda")
-    assert not any("chunk masks" in reason for reason in natten_cannot(exact))
-    assert any("chunk masks" in reason for reason in natten_cannot(CASE))
-    assert any("CUDA" in reason for reason in natten_cannot(CASE))
+    assert not any("chunk masks" in reason for reason in natten_reasons(exact))
+    assert any("chunk masks" in reason for reason in natten_reasons(CASE))
+    assert any("CUDA" in reason for reason in natten_reasons(CASE))
     small = dataclasses.replace(exact, window=Window((6, 8), 3, 1))
-    assert any("7 x 7 is larger than the grid" in reason for reason in natten_cannot(small))
+    assert any("7 x 7 is larger than the grid" in reason for reason in natten_reasons(small))
 
 
 class Clock:
-    """Seconds that pass only when a candidate says so."""
+    """A clock that only candidates advance."""
 
     def __init__(self, monkeypatch):
         self.now, self.calls = 0.0, []
         monkeypatch.setattr("vil.utils.timing.time.perf_counter", lambda: self.now)
 
     def candidate(self, name, *took, least=0.0):
-        """Takes `took` in its calls, the last of them ever after."""
+        """Takes `took` seconds in its calls, the last value in all further ones."""
         times = list(took)
 
         def forward():
@@ -151,14 +144,14 @@ class Clock:
 def test_candidates_take_turns_and_the_first_round_only_warms_up(monkeypatch):
     clock = Clock(monkeypatch)
     runs = {name: clock.candidate(name, 9.0, 1.0, 3.0, 2.0) for name in "ab"}
-    times, dropped = race(runs, 3, CPU)
+    times, dropped = time_interleaved(runs, 3, CPU)
     assert clock.calls == list("ab" * 4)
     assert times["a"].forward == [1.0, 3.0, 2.0]
     assert times["a"].forward_ms == times["a"].total_ms == 2000.0
     assert not dropped
 
 
-def test_the_hopeless_are_dropped_and_the_slow_run_more_rarely(monkeypatch):
+def test_too_slow_candidates_are_dropped_and_slow_ones_run_less_often(monkeypatch):
     clock = Clock(monkeypatch)
     runs = {
         "known": clock.candidate("known", 1e3, least=700.0),
@@ -166,21 +159,20 @@ def test_the_hopeless_are_dropped_and_the_slow_run_more_rarely(monkeypatch):
         "fast": clock.candidate("fast", 10.0),
         "compiles": clock.candidate("compiles", 999.0, 10.0),
         "hopeless": clock.candidate("hopeless", 601.0),
-        "yardstick": clock.candidate("yardstick", 0.1),
+        "exempt": clock.candidate("exempt", 0.1),
     }
-    times, dropped = race(runs, 6, CPU, yardsticks=["yardstick"])
+    times, dropped = time_interleaved(runs, 6, CPU, exempt=["exempt"])
     assert set(dropped) == {"known", "hopeless"}
     assert "known" not in clock.calls, "its products alone would have taken too long"
     assert clock.calls.count("hopeless") == 2
-    assert {name: len(found.forward) for name, found in times.items()} == {
-        "slow": 2, "fast": 6, "compiles": 6, "yardstick": 6,
-    }  # fmt: skip
+    rounds = {name: len(taken.forward) for name, taken in times.items()}
+    assert rounds == {"slow": 2, "fast": 6, "compiles": 6, "exempt": 6}
 
 
-def test_nobody_is_too_slow_who_takes_less_than_a_second(monkeypatch):
+def test_no_candidate_of_less_than_a_second_is_slow(monkeypatch):
     clock = Clock(monkeypatch)
     runs = {"fast": clock.candidate("fast", 1e-3), "slow": clock.candidate("slow", 0.9)}
-    times, dropped = race(runs, 4, CPU)
+    times, dropped = time_interleaved(runs, 4, CPU)
     assert not dropped
     assert len(times["slow"].forward) == 4
 
@@ -193,6 +185,6 @@ def test_memory_leaves_out_the_output_and_the_gradients():
 
     one = Candidate(forward, lambda out: torch.autograd.grad(out, [x], torch.ones(())))
     one = dataclasses.replace(one, backward=lambda out: [x.detach() * 2])
-    peak, extra = held(one, CPU)
+    peak, extra = peak_bytes(one, CPU)
     assert peak == pytest.approx(4 * 2**20, rel=0.01)
     assert extra == pytest.approx(2 * 2**20, rel=0.01)

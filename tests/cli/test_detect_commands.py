@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.common.small_runs import results, vil
 from vil.cli import COMMANDS
-from vil.tasks.detection.coco_eval import average_precision, decoded
+from vil.tasks.detection.coco_eval import average_precision, decode_rle
 from vil.tasks.detection.data.datasets import CocoDataset, build_detection_set
 from vil.utils.errors import DataError
 
@@ -35,9 +35,17 @@ def run(tmp_path_factory):
     return place / "run"
 
 
+@pytest.fixture(scope="module")
+def evaluated(run):
+    """What `vil detect evaluate` printed; its results lie in the run's folder."""
+    ended = vil("detect", "evaluate", "--run", run)
+    assert ended.code == 0, ended.err
+    return ended
+
+
 @pytest.fixture
 def photos(run):
-    """The five pictures of the test set."""
+    """The five images of the test set."""
     (folder,) = (run.parent / "data").glob("*/val")
     return folder
 
@@ -52,11 +60,9 @@ def predicted(run, *words):
 # Evaluation
 
 
-def test_figures_and_files_agree(run):
-    ended = vil("detect", "evaluate", "--run", run)
-    assert ended.code == 0, ended.err
+def test_metrics_and_files_agree(run, evaluated):
     assert re.search(r"^val set scenes box_ap \d+\.\d\d box_ap50 .*mask_ar100 .*count 5$",
-                     ended.out, re.MULTILINE)  # fmt: skip
+                     evaluated.out, re.MULTILINE)  # fmt: skip
     figures = results(run)["scenes"]
     rows = json.loads((run / "eval/scenes_bbox.json").read_text())
     annotations = next((run.parent / "data").glob("*/annotations/*val*.json"))
@@ -68,29 +74,27 @@ def test_figures_and_files_agree(run):
     assert set(figures["per_class"]) == {"box_ap", "mask_ap"}
 
 
-def test_vil_evaluate_is_the_same_command(run):
-    by_both = [vil(*words, "--run", run) for words in (("evaluate",), ("detect", "evaluate"))]
-    assert by_both[0] == by_both[1]
+def test_vil_evaluate_is_the_same_command(run, evaluated, caplog):
+    """And a kept config has no settings without effect."""
+    assert vil("evaluate", "--run", run) == evaluated
+    assert "without effect" not in evaluated.err + caplog.text
 
 
-def test_every_class_is_a_line_if_asked_for(run):
-    ended = vil("detect", "evaluate", "--run", run, "OUTPUT_PERCLASS_ACC", "True")
-    *_, header = [line.split() for line in ended.out.splitlines() if "class" in line]
-    assert header == ["class", "box_ap", "mask_ap"]
-    lines = [line.split() for line in ended.out.splitlines()[-10:]]
-    assert [line[0] for line in lines] == [str(digit) for digit in range(10)]
-    assert all(re.fullmatch(r"\d+\.\d\d|nan", cell) for line in lines for cell in line[1:])
-
-
-def test_the_worst_pictures_are_drawn(run):
-    """Those of an evaluation before are gone."""
-    for count in (3, 2):
-        ended = vil("detect", "evaluate", "--run", run, "--pictures", count)
-        assert f"{count} images in {run}/eval/pictures" in ended.out
+def test_the_worst_images_are_drawn_and_every_class_is_a_line_if_requested(run):
+    """Images of an evaluation before are removed."""
+    assert vil("detect", "evaluate", "--run", run, "--pictures", 3).code == 0
+    words = ("--run", run, "--pictures", 2, "OUTPUT_PERCLASS_ACC", "True")
+    ended = vil("detect", "evaluate", *words)
+    assert f"2 images in {run}/eval/pictures" in ended.out
     drawn = sorted(path.name for path in (run / "eval/pictures").iterdir())
     assert [name[:9] for name in drawn] == ["scenes-1-", "scenes-2-"]
     for name in drawn:
-        assert Image.open(run / "eval/pictures" / name).width > 900  # two enlarged pictures
+        assert Image.open(run / "eval/pictures" / name).width > 900  # two enlarged images
+    lines = [line.split() for line in ended.out.splitlines()]
+    start = lines.index(["class", "box_ap", "mask_ap"]) + 1
+    table = lines[start : start + 10]
+    assert [line[0] for line in table] == [str(digit) for digit in range(10)]
+    assert all(re.fullmatch(r"\d+\.\d\d|nan", cell) for line in table for cell in line[1:])
 
 
 def test_the_page_of_a_run_has_what_training_logged(run, caplog):
@@ -106,9 +110,9 @@ def test_the_page_of_a_run_has_what_training_logged(run, caplog):
 # Prediction
 
 
+@pytest.mark.usefixtures("evaluated")
 def test_predictions_are_those_of_evaluation(run, photos):
-    """The same boxes, to the last digit, from the same pictures."""
-    assert vil("detect", "evaluate", "--run", run).code == 0
+    """The same boxes, to the last digit, from the same images."""
     rows = json.loads((run / "eval/scenes_bbox.json").read_text())
     found = predicted(run, photos, "--score", "0")
     dataset = build_detection_set(
@@ -149,7 +153,7 @@ def test_formats_agree(run, photos):
         (thing["label"], thing["score"]) for thing in things
     ]
     for row in coco["annotations"]:  # of the mask, not of its box
-        assert row["area"] == decoded(row["segmentation"]).sum()
+        assert row["area"] == decode_rle(row["segmentation"]).sum()
     Path("found.json").write_text(shown["coco"].out)  # a set like any other
     again = CocoDataset("/", "found.json", "val", masks=True)
     assert sum(len(again[index][1]["labels"]) for index in range(5)) == len(things)
@@ -233,7 +237,7 @@ def test_nothing_could_be_read(run):
         ),
         ("predict --tile -1 x.png", USAGE, "DETECTION.TEST.TILE: expected at least 0"),
         ("predict --score 1.5 x.png", USAGE, r"DETECTION\.TEST\.SCORE"),
-        ("predict --images x.png DEVICE cpu", USAGE, "KEY VALUE pairs stand before"),
+        ("predict --images x.png DEVICE cpu", USAGE, "KEY VALUE pairs come before"),
         ("predict --output file x.png", USAGE, "--output file: File exists"),
         ("predict empty", DATA, "no images in empty"),
         ("evaluate --pictures many", USAGE, "expected a whole number from 0 up, got 'many'"),
@@ -331,12 +335,6 @@ def test_commands_for_classifiers_say_so(run, words):
     assert "this config is a detector's: " in ended.err
     assert len(ended.err.splitlines()) == 1
     assert not list(Path().iterdir())
-
-
-@pytest.mark.parametrize("words", [["evaluate"], ["detect", "evaluate"]], ids=" ".join)
-def test_a_kept_config_has_no_settings_without_effect(run, words, caplog):
-    assert vil(*words, "--run", run).code == 0
-    assert "without effect" not in caplog.text
 
 
 def test_the_first_word_lists_its_commands():

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.common.data_files import write_all_formats
 from tests.common.small_runs import FOLDER, SMALL, TINY, draw_pictures, results, vil
 from vil.data.batch import Batch
-from vil.tasks.classification.collect_predictions import collect_predictions
+from vil.tasks.classification.predictions import collect_predictions
 from vil.tasks.classification.task import ClassificationTask
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
@@ -238,7 +238,7 @@ def test_answers_are_judged_as_evaluation_judges_them(linked):
     assert found.indices.tolist() == [*range(50, 55), 10, *range(70, 77)]
     if linked:
         assert set(found.predicted.tolist()) <= {0, 3, 5}
-        assert not found.judged.all()
+        assert not found.has_loss.all()
 
 
 def test_a_few_classes_have_a_matrix():
@@ -284,7 +284,7 @@ def test_a_test_set_of_other_classes():
     assert ended.code == 0, ended.err
     found = Page("run/report.html")
     assert "matrix" not in [a.get("class") for a in found.all("table")]
-    answered = set(re.findall(r"answer: (hue \d+) ", found.said))
+    answered = set(re.findall(r"predicted: (hue \d+) ", found.said))
     assert answered <= {"hue 0", "hue 180"}
     assert answered
     assert "true: cat" in found.said

@@ -1,6 +1,7 @@
 """Write small datasets in every format."""
 
 import base64
+import inspect
 import io
 import json
 import pickle
@@ -122,3 +123,9 @@ def write_all_formats(root, monkeypatch):
     write_cifar(root, monkeypatch)
     write_mnist(root)
     return root
+
+
+def describe_arguments(dataset):
+    """A dataset's own arguments and defaults, as in the table of docs/guides/data_formats.md."""
+    own = [p for p in inspect.signature(dataset).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return ", ".join(f"`{p.name}`" + ("" if p.default is None else f" {p.default}") for p in own)

@@ -36,75 +36,22 @@ def printed(capsys, *words):
     return capsys.readouterr().out
 
 
+SETTINGS = "OPTIM.LR 1e-3 MODEL.VIT.MSVIT.MODE -1"
+FLAGS = f"--config-file {BASE} --data D --output_dir O"
+
+
 @pytest.mark.parametrize(
-    "words",
+    "line",
     [
-        [
-            "--config-file",
-            BASE,
-            "--data",
-            "D",
-            "--output_dir",
-            "O",
-            "OPTIM.LR",
-            "1e-3",
-            "MODEL.VIT.MSVIT.MODE",
-            "-1",
-        ],
-        [
-            "OPTIM.LR",
-            "1e-3",
-            "MODEL.VIT.MSVIT.MODE",
-            "-1",
-            "--config-file",
-            BASE,
-            "--data",
-            "D",
-            "--output_dir",
-            "O",
-        ],
-        [
-            "--cfg",
-            BASE,
-            "--data-path",
-            "D",
-            "--output",
-            "O",
-            "--opts",
-            "OPTIM.LR",
-            "1e-3",
-            "MODEL.VIT.MSVIT.MODE=-1",
-        ],
-        [
-            "--local_rank=0",
-            "--config_file",
-            BASE,
-            "--opts",
-            "OPTIM.LR=1e-3",
-            "MODEL.VIT.MSVIT.MODE",
-            "-1",
-            "--data_dir",
-            "D",
-            "--output-dir=O",
-        ],
-        [
-            "--local-rank",
-            "1",
-            "--cfg",
-            BASE,
-            "OPTIM.LR=1e-3",
-            "MODEL.VIT.MSVIT.MODE",
-            "-1",
-            "--opts",
-            "DATA.PATH",
-            "D",
-            "OUTPUT_DIR",
-            "O",
-        ],
+        f"{FLAGS} {SETTINGS}",
+        f"{SETTINGS} {FLAGS}",
+        f"--cfg {BASE} --data-path D --output O --opts OPTIM.LR 1e-3 MODEL.VIT.MSVIT.MODE=-1",
+        f"--local_rank=0 --config_file {BASE} --opts {SETTINGS} --data_dir D --output-dir=O",
+        f"--local-rank 1 --cfg {BASE} {SETTINGS} --opts DATA.PATH D OUTPUT_DIR O",
     ],
 )
-def test_command_lines_people_type(words):
-    cfg = resolved(*words)
+def test_command_lines_people_type(line):
+    cfg = resolved(*line.split())
     assert (cfg.OPTIM.LR, cfg.MODEL.VIT.MSVIT.MODE, cfg.OPTIM.EPOCHS) == (1e-3, -1, 300)
     assert (cfg.DATA.PATH, cfg.OUTPUT_DIR) == ("D", "O")
 
@@ -171,19 +118,14 @@ def test_manual_is_up_to_date(tmp_path, capsys):
 
 
 def test_manual_explains_every_key():
-    meanings = defaults.meanings()
-    assert [key for key in [*defaults.KEYS, *defaults.SECTIONS] if not meanings.get(key)] == []
+    assert all(key.meaning for key in defaults.KEYS.values())
+    assert all(defaults.SECTIONS.values())
     manual = command.manual()
     assert [key for key in defaults.KEYS if manual.count(f"| `{key}` |") != 1] == []
 
 
 def test_rules_name_real_keys(caplog):
-    keys = [
-        *defaults.CHECKS,
-        *defaults.IGNORED_KEYS,
-        *(k for c in defaults.CONFLICTS for k in c.keys),
-    ]
-    assert set(keys) <= set(defaults.KEYS)
+    assert {key for c in defaults.CONFLICTS for key in c.keys} <= set(defaults.KEYS)
     caplog.set_level(logging.WARNING)
     assert get_config() == defaults.tree()
     assert not caplog.records

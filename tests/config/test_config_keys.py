@@ -42,7 +42,7 @@ def typos(count):
 def test_two_hundred_typos(tmp_path):
     right = 0
     for number, (wrong, key) in enumerate(typos(200).items()):
-        value = str(defaults.KEYS[key])
+        value = str(defaults.KEYS[key].default)
         if number % 2:
             message = refusal(opts=[wrong, value])
         else:

@@ -1,4 +1,4 @@
-"""Defects of the original's model and attentions that must not come back. README.md lists all."""
+"""Regression tests of defects of the 2021 model and attentions. README.md lists all."""
 
 import gc
 
@@ -134,8 +134,8 @@ def test_shared_keys_and_values_are_computed_once():
 
 @pytest.mark.defect("B17")
 @pytest.mark.parametrize("share", [True, False])
-def test_global_attention_trains_all_it_has(share):
-    """B17. With a relative bias the original had tables that nothing read, which DDP refuses."""
+def test_global_attention_trains_all_parameters(share):
+    """B17. With a relative bias the 2021 code had unused tables, which DDP rejects."""
     model = built(f"{MSVIT}.ONLY_GLOBAL=True", f"{MSVIT}.SHARE_W={share}")
     # the last stage's global token classifies, so there the rows of local tokens reach nothing
     last = [name for name, _ in model.named_parameters() if name.startswith("stages.1.blocks.0.")]
@@ -147,8 +147,8 @@ def test_global_attention_trains_all_it_has(share):
 
 @pytest.mark.defect("B18")
 @pytest.mark.parametrize("name", ["linformer", "performer", "srformer"])
-def test_no_attention_loses_its_positions(name, caplog):
-    """B18. a0 took the absolute embedding away from attentions without a relative bias."""
+def test_every_attention_has_a_position_embedding(name, caplog):
+    """B18. a0 removed the absolute embedding of attentions without a relative bias."""
     model = built(f"{MSVIT}.ATTN_TYPE={name}")
     for stage in model.stages:
         assert any(key.endswith("x_pos_embed") for key, _ in stage.named_parameters())
@@ -156,8 +156,8 @@ def test_no_attention_loses_its_positions(name, caplog):
 
 
 @pytest.mark.defect("B19")
-def test_a_performer_s_image_does_not_depend_on_its_batch():
-    """B19. One maximum was taken over the whole batch."""
+def test_a_performer_image_does_not_depend_on_its_batch():
+    """B19. The maximum was taken over the batch."""
     model = built(f"{MSVIT}.ATTN_TYPE=performer").double().eval()
     images = torch.randn(3, 3, 40, 40, dtype=torch.float64)
     alone = torch.cat([model(image[None]) for image in images])
@@ -166,14 +166,14 @@ def test_a_performer_s_image_does_not_depend_on_its_batch():
 
 @pytest.mark.defect("B26")
 def test_a_model_with_stochastic_depth_can_be_printed():
-    """B26. Its rate was a tensor, which today's timm cannot format."""
+    """B26. Its rate was a tensor, which timm cannot format."""
     assert "drop_prob=0.3" in str(built("MODEL.VIT.DROP_PATH=0.3"))
 
 
 @pytest.mark.defect("B31")
 @torch.no_grad()
-def test_new_image_sizes_leave_nothing_behind():
-    """B31. Masks of 128 sizes were kept, on the GPU too."""
+def test_new_image_sizes_do_not_keep_memory():
+    """B31. Masks of 128 sizes were cached, on the GPU too."""
     model, alive = built().eval(), []
     for sizes in ([(40, 40)], [(44, 52), (65, 70), (48, 120)]):
         for size in sizes:

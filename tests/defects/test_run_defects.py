@@ -1,4 +1,4 @@
-"""Defects of the original's runs, data and commands that must not come back. README.md has all."""
+"""Regression tests of defects of the 2021 runs, data and commands. README.md lists all."""
 
 import json
 import struct
@@ -54,7 +54,7 @@ def weights(folder: str) -> dict[str, torch.Tensor]:
 
 
 def fresh_python(code: str) -> str:
-    """What the code prints in a process of its own, which must say nothing else."""
+    """The output of the code in a new process, which must print nothing to stderr."""
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=100,
         env={"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
@@ -65,7 +65,7 @@ def fresh_python(code: str) -> str:
 
 @pytest.mark.defect("B1")
 def test_importing_the_commands_does_nothing():
-    """B1. The original parsed arguments, read data and asked for CUDA when it was imported."""
+    """B1. Importing the 2021 code parsed arguments, read data and queried CUDA."""
     code = (
         "import logging, sys, vil.cli.train, vil.cli.evaluate, tools.train\n"
         "print('torch' in sys.modules, logging.getLogger().handlers)"
@@ -115,8 +115,8 @@ def test_a_saved_config_is_its_own_copy():
 
 
 @pytest.mark.defect("B24")
-def test_what_the_loop_lacked_changes_the_run():
-    """B24. No clipping, average or accumulation: two halves of a batch are the whole batch."""
+def test_clipping_averaging_and_accumulation_take_effect():
+    """B24. The 2021 loop had none of them. Two halves of a batch equal the full batch."""
     settings = {
         "plain": [], "clipped": ["OPTIM.CLIP_GRAD=0.01"], "averaged": ["OPTIM.EMA=0.9"],
         "halves": ["DATALOADER.BSZ=4", "OPTIM.ACCUMULATE=2"], "whole": ["DATALOADER.BSZ=8"],
@@ -129,14 +129,14 @@ def test_what_the_loop_lacked_changes_the_run():
     head, loss = found.pop("plain")
     assert not torch.equal(head, found["clipped"][0])
     assert torch.allclose(found["halves"][0], found["whole"][0], atol=1e-6)
-    assert torch.equal(head, found["averaged"][0])  # an average only watches
+    assert torch.equal(head, found["averaged"][0])  # averaging does not change training
     assert loss != found["averaged"][1]
 
 
 @pytest.mark.defect("B26")
 @pytest.mark.long
 def test_nothing_deprecated_is_imported_or_called():
-    """B26. With the packages we use already there, what warns after that is ours."""
+    """B26. Dependencies are imported first, so that all further warnings are the package's."""
     code = """
 import pkgutil, sys, warnings
 import timm, torch, torchvision, yacs.config
@@ -158,8 +158,8 @@ print(len(found) > 60, "timm.models.layers" in sys.modules)
 
 
 @pytest.mark.defect("B27")
-def test_pictures_with_one_channel_reach_the_model():
-    """B27. MNIST could be loaded, and then not be shown to the network."""
+def test_images_with_one_channel_can_be_trained():
+    """B27. MNIST could be loaded, but the model rejected its images."""
     folder = Path("data/MNIST/raw")
     folder.mkdir(parents=True)
     for split, count in (("train", 32), ("t10k", 20)):
@@ -199,7 +199,7 @@ def test_every_loss_trains(mixing):
 @pytest.mark.defect("B29")
 @pytest.mark.parametrize("name", ["multisoftmax", "mse"])
 def test_a_loss_of_several_labels_is_refused_by_name(name, capsys):
-    """B29. Accepted by the config of old, and then the loop ended with a traceback."""
+    """B29. The 2021 config accepted them, and the loop ended with a traceback."""
     assert train("run", f"LOSS.LOSS={name}") == 2
     assert f"{name} is not a loss of single-label classification" in capsys.readouterr().err
     assert not Path("run").exists()
@@ -207,7 +207,7 @@ def test_a_loss_of_several_labels_is_refused_by_name(name, capsys):
 
 @pytest.mark.defect("B32")
 def test_the_cuda_kernel_by_its_old_name(capsys):
-    """B32. Advertised, and then an error from deep inside. On a CPU it is refused in one line."""
+    """B32. It failed with an obscure error. On a CPU it is now rejected in one line."""
     assert train("run", "MODEL.VIT.MSVIT.ATTN_TYPE=longformer_cuda") == 2
     said = capsys.readouterr().err
     assert "triton" in said

@@ -55,7 +55,7 @@ def test_f17_two_hundred_typos():
     refused = right = 0
     for number, (wrong, key) in enumerate(typos(200)):
         run = really if number % 9 == 0 else vil  # 23 processes: as many on each side
-        ended = run("train", *given(wrong, defaults.KEYS[key] or "''", number % 2 == 1))
+        ended = run("train", *given(wrong, defaults.KEYS[key].default or "''", number % 2 == 1))
         one_line = ended.err.count("\n") == 1 and f" {wrong}: unknown key" in ended.err
         refused += ended.code == USAGE and one_line
         right += ended.err.endswith(f"did you mean {key}?\n")
@@ -82,12 +82,12 @@ OTHER_VALUES = {  # of which each rule refuses some
 
 def wrong_values():
     """(key, text, what is said of it): types, and what the key's rule does not allow."""
-    for key, default in defaults.KEYS.items():
+    for key, (_, default, _, rule, *_) in defaults.KEYS.items():
         for text in WRONG_TYPES[type(default)]:
             if (key, text) not in SPELLINGS:  # which the 2021 original wrote for empty
                 yield key, text, f"{key}: expected "
         yield key, "{a: 1}", f"{key}.a: unknown key"
-        if rule := defaults.CHECKS.get(key):
+        if rule:
             refused = [text for text in OTHER_VALUES[type(default)] if not allowed(key, text)]
             assert refused, f"{key}: no value that it refuses is tried"
             for text in refused:
@@ -96,7 +96,7 @@ def wrong_values():
 
 def allowed(key, text):
     try:
-        return defaults.CHECKS[key].holds(coerce(text, defaults.KEYS[key]))
+        return defaults.KEYS[key].check.holds(coerce(text, defaults.KEYS[key].default))
     except ValueError:
         return True  # a wrong type: tried above
 

@@ -136,5 +136,5 @@ def test_f28_check_counts_them(strange):
     dropped = sum(map(int, re.findall(r"^(\d+) dropped annotations", outcome.out, re.MULTILINE)))
     assert "16, 5 of them without a usable box" in outcome.out
     assert "1 crowds" in outcome.out
-    assert "288 x 36 px in the file, 96 x 72 in the picture, which counts" in outcome.out
+    assert "288 x 36 px in the file, 96 x 72 in the image, which counts" in outcome.out
     record("F28", "annotations that vil detect check says are dropped, of 12", dropped, 12)

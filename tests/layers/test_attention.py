@@ -250,33 +250,13 @@ def test_print_has_the_configuration():
     assert "backend=auto" in text
 
 
-def test_case_of_a_pinned_backend_that_cannot_run():
-    module = vil.build_attention(
-        "longformer", dim=8, num_heads=2, window=3, sw_exact=-1, backend="masked"
-    )
-    assert BACKENDS["masked"].unsupported(Case(Window((3, 3), 3, -1), 1, 1, 4))
-    with pytest.raises(ValueError, match="cannot run here: keys repeat"):
-        module(torch.randn(1, 10, 8), (3, 3))
-
-
 class Averaging(Attention):
     """A user's attention: every token gets a weighted mean of all tokens."""
 
     has_relative_bias = False
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        strength: int,
-        num_global: int = 1,
-        grid: tuple[int, int] | None = None,
-        qkv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
-    ) -> None:
-        super().__init__(dim, num_heads, num_global, attn_drop, proj_drop)
+    def __init__(self, dim, num_heads, *, strength, qkv_bias=True, **common):
+        super().__init__(dim, num_heads, **common)
         self.proj, self.strength = torch.nn.Linear(dim, dim, bias=qkv_bias), strength
 
     def forward(self, x, grid, valid_hw=None):

@@ -20,14 +20,7 @@ def test_resizing_a_table_is_the_reference():
 def test_the_dense_bias_is_by_query_minus_key():
     table = torch.arange(15.0)[:, None]  # a grid of 2 x 3: (2*2-1) * (2*3-1)
     bias = dense_bias(table, (2, 3))[0]
-    assert bias[0].tolist() == [
-        7,
-        6,
-        5,
-        2,
-        1,
-        0,
-    ]  # as in the 2021 reference
+    assert bias[0].tolist() == [7, 6, 5, 2, 1, 0]  # as in the 2021 reference
     assert bias[5].tolist() == [14, 13, 12, 9, 8, 7]
 
 

@@ -340,17 +340,6 @@ def test_a_repeated_offset_raises():
         Window((3, 3), 2, 0, ((0, 0), (0, 1), (0, 1)))
 
 
-def test_the_bias_index_is_the_reference_order():
-    index = Window((4, 4), 2).bias_index()
-    # fmt: off
-    assert index[0].tolist() == [
-        40, 39, 33, 32, 38, 37, 31, 30, 36, 35, 29, 28,
-        26, 25, 19, 18, 24, 23, 17, 16, 22, 21, 15, 14,
-        12, 11, 5, 4, 10, 9, 3, 2, 8, 7, 1, 0,
-    ]
-    # fmt: on
-
-
 def test_the_previous_names_work_with_a_warning():
     window = Window((3, 4), 2, 1)
     with pytest.deprecated_call():

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vil.ops import LocalBias, Window, local_attention
 from vil.ops.backends import chunk_groups
-from vil.ops.call_spec import CallSpec
+from vil.ops.call import from_numbers, to_numbers
 from vil.ops.custom_op import num_pairs
 from vil.utils.timing import peak_tensor_bytes
 
@@ -25,10 +25,9 @@ def attend(q, k, v, window=WINDOW, backend="blocked", bias=None):
     return local_attention(q, k, v, window, num_global=1, backend=backend, bias=bias)
 
 
-def test_a_spec_is_restored_from_its_numbers():
+def test_a_window_is_restored_from_its_numbers():
     for window in (WINDOW, Window.from_mode((7, 9), 3, -1, 5), Window((5, 4), 2, 1)):
-        spec = CallSpec(window, 3, 0.25)
-        assert CallSpec.of(spec.numbers(), 0.25) == spec
+        assert from_numbers(to_numbers(window, 3)) == (window, 3)
 
 
 def test_compiling_changes_nothing():
@@ -49,7 +48,7 @@ def test_flops_count_the_attended_chunks(max_empty, chunks, monkeypatch):
     with FlopCounterMode(display=False) as counter:
         attend(*make()).sum().backward()
     pairs = chunks * 16 * 16 + 9 * 16  # plus the global key of every token
-    assert num_pairs(CallSpec(WINDOW, 1, 1.0), halo=int(max_empty > 0)) == pairs
+    assert num_pairs(WINDOW, 1, halo=int(max_empty > 0)) == pairs
     assert counter.get_total_flops() == 2 * (2 + 5) * 2 * 2 * 8 * pairs
 
 

@@ -14,10 +14,9 @@ import torch
 from test_backends import EXACT
 
 from tests.common.attention_cases import PAIRWISE, make_case, name_of
-from tests.common.backends import restored_backends
-from vil.ops import BACKENDS, LocalBias, Window, reference, register_backend
+from vil.ops import BACKENDS, LocalBias, Window, reference
 from vil.ops.backends import blocked, flex
-from vil.ops.call_spec import CallSpec
+from vil.ops.call import Call
 from vil.ops.testing import errors, make_inputs
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -48,37 +47,14 @@ GROUPS = {  # each is one shape for torch, compiled once
 }
 SMALL = GROUPS["chunks"][1]
 needs_compiler = pytest.mark.skipif(
-    bool(lacking := flex.attend_unsupported(replace(SMALL, needs_grad=False))),
+    bool(lacking := flex.run_unsupported(replace(SMALL, needs_grad=False))),
     reason="; ".join(lacking),
 )
 
 
-class Joined(torch.autograd.Function):
-    """The forward of FlexAttention with the backward of blocked."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, table, to_global, valid_hw, spec):
-        out, lse = flex.forward(q, k, v, table, to_global, valid_hw, spec)
-        ctx.save_for_backward(q, k, v, table, to_global, valid_hw, out, lse)
-        ctx.spec = spec
-        return out
-
-    @staticmethod
-    def backward(ctx, dout):
-        return *blocked.backward(*ctx.saved_tensors, dout, ctx.spec), None, None
-
-
-def attend_joined(q, k, v, window, *, num_global, bias, valid_hw, scale, dropout_p):
-    return Joined.apply(q, k, v, *bias, valid_hw, CallSpec(window, num_global, scale))
-
-
 @pytest.fixture(autouse=True)
-def backends():
-    """Register both kinds as backends, and free what they compiled."""
-    with restored_backends():
-        register_backend("test flex", flex.attend, unsupported=flex.attend_unsupported)
-        register_backend("test joined", attend_joined, unsupported=flex.unsupported)
-        yield
+def forget():
+    yield
     flex.forget()
 
 
@@ -97,15 +73,19 @@ def check(case, name):
         assert error <= bound, f"{what} is off by {error:.2e} (bound {bound:.2e}), {name_of(case)}"
 
 
+def call_of(case, inputs):
+    bias = LocalBias(inputs.table, inputs.to_global)
+    call = Call(inputs.q, inputs.k, inputs.v, case.window, case.num_global, bias, inputs.valid_hw)
+    return call._replace(scale=case.head_dim**-0.5)
+
+
 def check_lse(case):
     """Compare with that of blocked in float64."""
-    spec, found = CallSpec(case.window, case.num_global, case.head_dim**-0.5), []
-    for inputs, forward in (
-        (make_inputs(case), flex.forward),
-        (make_inputs(case).to(torch.float64), blocked.forward),
-    ):
-        bias = inputs.table, inputs.to_global
-        found.append(forward(inputs.q, inputs.k, inputs.v, *bias, inputs.valid_hw, spec)[1])
+    inputs = make_inputs(case)
+    found = [
+        flex.forward(call_of(case, inputs))[1],
+        blocked.forward(call_of(case, inputs.to(torch.float64)))[1],
+    ]
     assert found[0].dtype == F32
     # a few ulps of scores of size 4 in the case's dtype
     atol = 16 * torch.finfo(case.dtype).eps
@@ -124,24 +104,24 @@ def test_compiled_output_equals_the_reference(group):
     cases = without_grad(GROUPS[group])
     assert shapes(cases) == 1
     for case in cases:
-        check(case, "test flex")
+        check(case, "flex")
 
 
 @needs_compiler
 @pytest.mark.slow
 def test_compiled_output_equals_the_reference_on_every_pair_of_values():
     """More than half of the table, within the limit of compilations."""
-    cases = [case for case in without_grad(PAIRWISE + EXACT) if not flex.attend_unsupported(case)]
+    cases = [case for case in without_grad(PAIRWISE + EXACT) if not flex.run_unsupported(case)]
     assert len(cases) > 60
     assert shapes(cases) <= flex.MAX_SHAPES
     for case in cases:
-        check(case, "test flex")
+        check(case, "flex")
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_lse_and_gradients_of_the_joined_pair(group, eager):
     for case in GROUPS[group]:
-        check(case, "test joined")
+        check(case, "flex+blocked")
         check_lse(case)
 
 
@@ -150,31 +130,28 @@ def test_lse_and_gradients_of_the_joined_pair_on_every_pair_of_values(eager):
     cases = [case for case in PAIRWISE + EXACT if not flex.unsupported(case)]
     assert len(cases) > 60
     for case in cases:
-        check(case, "test joined")
+        check(case, "flex+blocked")
         check_lse(case)
 
 
 def test_any_strides_work_and_inputs_do_not_change(eager):
     case = without_grad([SMALL])[0]
-    inputs, spec = make_inputs(case), CallSpec(case.window, case.num_global, 0.5)
-    bias = inputs.table, inputs.to_global
-    q, k, v = (
-        x.permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3)
-        for x in (inputs.q, inputs.k, inputs.v)
-    )
-    kept = [x.clone() for x in (q, k, v, *bias)]
-    out, lse = flex.forward(q, k, v, *bias, inputs.valid_hw, spec)
-    again = flex.forward(inputs.q, inputs.k, inputs.v, *bias, inputs.valid_hw, spec)
+    call = call_of(case, make_inputs(case))
+    q, k, v = (x.permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3) for x in call[:3])
+    tensors = [q, k, v, *call.bias]
+    kept = [x.clone() for x in tensors]
+    out, lse = flex.forward(call._replace(q=q, k=k, v=v))
+    again = flex.forward(call)
     assert out.stride() == torch.empty_like(q).stride()  # as the fake implementation returns
     assert torch.equal(out, again[0])
     assert torch.equal(lse, again[1])
-    assert all(torch.equal(x, y) for x, y in zip((q, k, v, *bias), kept))
+    assert all(torch.equal(x, y) for x, y in zip(tensors, kept))
 
 
 def test_a_shape_above_the_limit_is_refused_and_known_shapes_run(eager, monkeypatch):
     monkeypatch.setattr(flex, "MAX_SHAPES", 1)
     known, new = SMALL, replace(SMALL, heads=3)
-    check(known, "test joined")
+    check(known, "flex+blocked")
     assert flex.unsupported(known) == []
     assert flex.unsupported(replace(known, window=Window((5, 5), 3))) == []
     assert "1 shapes are compiled" in flex.unsupported(new)[0]
@@ -196,12 +173,9 @@ def test_inside_a_compiled_program(eager):
     inputs = make_inputs(case)
 
     def program(q, k, v, table, to_global):
-        assert flex.attend_unsupported(case) == []
-        out = flex.attend(
-            q.sin(), k, v, case.window, num_global=3, bias=LocalBias(table, to_global),
-            valid_hw=inputs.valid_hw, scale=0.5, dropout_p=0.0,
-        )  # fmt: skip
-        return out + 1
+        assert flex.run_unsupported(case) == []
+        bias = LocalBias(table, to_global)
+        return flex.run(Call(q.sin(), k, v, case.window, 3, bias, inputs.valid_hw)) + 1
 
     tensors = inputs.q, inputs.k, inputs.v, inputs.table, inputs.to_global
     compiled = torch.compile(program, backend="eager", fullgraph=True)
@@ -213,19 +187,18 @@ def test_inside_a_compiled_program(eager):
 @pytest.mark.slow
 def test_inside_an_operator_of_a_compiled_program():
     case = without_grad([SMALL])[0]
-    inputs, options = make_inputs(case), dict(num_global=3, scale=0.5, valid_hw=None)
+    inputs = make_inputs(case)
 
     @torch.library.custom_op("vil_test::flex", mutates_args=())
     def operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            out = flex.attend(q, k, v, case.window, bias=LocalBias(), dropout_p=0.0, **options)
-            return out.contiguous()
+            return flex.run(Call(q, k, v, case.window, 3)).contiguous()
 
     operator.register_fake(lambda q, k, v: torch.empty_like(q))
     operator.register_autograd(lambda ctx, grad: (grad, None, None))
     tensors = [x.requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     found = torch.compile(lambda *x: operator(*x) + 1, fullgraph=True)(*tensors)
-    wanted = reference.attend(*tensors, case.window, **options) + 1
+    wanted = reference.attend(*tensors, case.window, num_global=3, scale=1.0) + 1
     torch.testing.assert_close(found, wanted)
 
 
@@ -244,22 +217,22 @@ def test_inside_an_operator_of_a_compiled_program():
 )
 def test_reasons(change, reason):
     case = replace(SMALL, needs_grad=False, **change)
-    for unsupported in (flex.unsupported, flex.attend_unsupported):
+    for unsupported in (flex.unsupported, flex.run_unsupported):
         assert any(reason in sentence for sentence in unsupported(case))
 
 
 def test_reasons_of_cpus_are_those_of_torch():
     assert "log-sum-exp of FlexAttention on CPUs" in "; ".join(flex.unsupported(SMALL))
-    assert "no backward pass on CPUs" in "; ".join(flex.attend_unsupported(SMALL))
+    assert "no backward pass on CPUs" in "; ".join(flex.run_unsupported(SMALL))
 
 
 def test_deterministic_algorithms_refuse_the_gradient_of_the_bias():
     case = replace(SMALL, device="cuda", head_dim=16)
-    assert flex.attend_unsupported(case) == []
+    assert flex.run_unsupported(case) == []
     torch.use_deterministic_algorithms(True)
     try:
-        assert "any order" in flex.attend_unsupported(case)[0]
-        assert flex.attend_unsupported(replace(case, needs_grad=False)) == []
+        assert "any order" in flex.run_unsupported(case)[0]
+        assert flex.run_unsupported(replace(case, needs_grad=False)) == []
         assert flex.unsupported(case) == []
     finally:
         torch.use_deterministic_algorithms(False)
@@ -268,7 +241,7 @@ def test_deterministic_algorithms_refuse_the_gradient_of_the_bias():
 def test_a_machine_without_a_compiler_is_a_reason():
     code = (
         "import torch; from vil.ops import Case, Window; from vil.ops.backends import flex;"
-        "print(flex.attend_unsupported(Case(Window((3, 3), 2), 1, 1, 4, needs_grad=False)))"
+        "print(flex.run_unsupported(Case(Window((3, 3), 2), 1, 1, 4, needs_grad=False)))"
     )
     environment = {"CXX": "no-such-compiler", "PYTHONPATH": ":".join(sys.path)}
     found = subprocess.run(
@@ -278,10 +251,10 @@ def test_a_machine_without_a_compiler_is_a_reason():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["test flex", "test joined"])
+@pytest.mark.parametrize("name", ["flex", "flex+blocked"])
 @pytest.mark.parametrize("group", GROUPS)
 def test_kernels_on_a_gpu(group, name):
     for case in GROUPS[group]:
         check(replace(case, device="cuda", head_dim=32), name)
-    if name == "test joined":
+    if name == "flex+blocked":
         check_lse(replace(GROUPS[group][0], device="cuda", head_dim=32))

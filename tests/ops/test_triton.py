@@ -17,10 +17,9 @@ import pytest
 import torch
 
 from tests.common.attention_cases import PAIRWISE, make_case, name_of
-from tests.common.backends import restored_backends
-from vil.ops import Case, Window, register_backend
+from vil.ops import Case, LocalBias, Window
 from vil.ops.backends.triton import fused
-from vil.ops.call_spec import CallSpec
+from vil.ops.call import Call
 from vil.ops.testing import errors, make_inputs
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -78,25 +77,6 @@ TABLE_OF_PAIRS = [
 ]
 
 
-class Fused(torch.autograd.Function):
-    """A minimal join of both passes."""
-
-    @staticmethod
-    def forward(ctx, *inputs):
-        out, lse = fused.forward(*inputs)
-        ctx.save_for_backward(*inputs[:-1], out, lse)
-        ctx.spec = inputs[-1]
-        return out
-
-    @staticmethod
-    def backward(ctx, dout):
-        return *fused.backward(*ctx.saved_tensors, dout, ctx.spec), None, None
-
-
-def attend(q, k, v, window, *, num_global, bias, valid_hw, scale, dropout_p):
-    return Fused.apply(q, k, v, *bias, valid_hw, CallSpec(window, num_global, scale))
-
-
 @contextmanager
 def process(**environment):
     """A pool of one new process with this environment."""
@@ -131,7 +111,6 @@ def prepare_interpreter() -> None:
 
     torch.use_deterministic_algorithms(True)  # fills new tensors with NaN: all must be written
     assert torch.empty(3).isnan().all()
-    register_backend("fused", attend, unsupported=fused.unsupported)
     # overflow checks of additions take three quarters of the time
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
         sanitize_overflow=False
@@ -140,7 +119,7 @@ def prepare_interpreter() -> None:
 
 def measure(case: Case) -> dict[str, tuple[float, float]]:
     assert fused.unsupported(case) == []
-    return errors(case, ["fused"])
+    return errors(case, ["triton"])
 
 
 def check(found: dict[str, tuple[float, float]]) -> None:
@@ -185,10 +164,14 @@ def both_passes(case: Case, rearranged: bool) -> list[torch.Tensor]:
         assert not any(x.is_contiguous() for x in (q, k, v, dout))
     else:
         dout = dout.contiguous()
-    arguments = (q, k, v, inputs.table, inputs.to_global, inputs.valid_hw)
-    spec = CallSpec(case.window, case.num_global, 0.3)
-    out, lse = fused.forward(*arguments, spec)
-    return [out, lse, *fused.backward(*arguments, out, lse, dout, spec)]
+    bias = LocalBias(inputs.table, inputs.to_global)
+    return passes(Call(q, k, v, case.window, case.num_global, bias, inputs.valid_hw, 0.3), dout)
+
+
+def passes(call: Call, dout: torch.Tensor) -> list[torch.Tensor]:
+    """out, lse and all gradients."""
+    out, lse = fused.forward(call)
+    return [out, lse, *fused.backward(call, out, lse, dout)]
 
 
 @needs_triton
@@ -202,10 +185,7 @@ def test_strides_change_nothing(interpreter):
 
 def rows_without_keys() -> list[torch.Tensor]:
     q, k, v, dout = torch.randn(4, 1, 1, 36, 16).unbind()
-    arguments = (q, k, v, None, None, torch.tensor([[1, 1]]))
-    spec = CallSpec(Window((6, 6), 2), 0, 0.25)
-    out, lse = fused.forward(*arguments, spec)
-    return [out, lse, *fused.backward(*arguments, out, lse, dout, spec)[:3]]
+    return passes(Call(q, k, v, Window((6, 6), 2), valid_hw=torch.tensor([[1, 1]])), dout)[:5]
 
 
 @needs_triton
@@ -222,12 +202,9 @@ def test_a_row_without_keys_gives_zero_and_no_gradient(interpreter):
 def bias_of_other_type() -> list[torch.dtype]:
     case = CASES[11]
     inputs = make_inputs(case)
-    biases = inputs.table.float(), inputs.to_global.double()
-    arguments = (inputs.q, inputs.k, inputs.v, *biases, inputs.valid_hw)
-    spec = CallSpec(case.window, case.num_global, 0.25)
-    out, lse = fused.forward(*arguments, spec)
-    grads = fused.backward(*arguments, out, lse, inputs.cotangent, spec)
-    return [x.dtype for x in (out, lse, *grads)]
+    bias = LocalBias(inputs.table.float(), inputs.to_global.double())
+    call = Call(inputs.q, inputs.k, inputs.v, case.window, case.num_global, bias, inputs.valid_hw)
+    return [x.dtype for x in passes(call, inputs.cotangent)]
 
 
 @needs_triton
@@ -314,9 +291,7 @@ def test_all_kernels_compile_for_a_gpu(compiler, dim, dtype):
     "case", CASES + SIZES, ids=lambda case: f"d{case.head_dim}-{name_of(case)}"
 )
 def test_the_kernels_equal_the_reference_on_a_gpu(case):
-    with restored_backends():
-        register_backend("fused", attend, unsupported=fused.unsupported)
-        check(measure(replace(case, device="cuda")))
+    check(measure(replace(case, device="cuda")))
 
 
 @needs_triton

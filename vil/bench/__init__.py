@@ -1,1 +1,1 @@
-"""What `vil benchmark` measures: candidates in turns on one machine, in plain rows."""
+"""Time, memory and layout copies of attention and models, for `vil benchmark` and `vil analyze`."""

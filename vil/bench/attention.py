@@ -1,30 +1,20 @@
-"""Time and memory of local attention: all backends on one case, in turns, and what to hold them to.
+"""Time and memory of local attention: all backends on one case, interleaved, with baselines.
 
-Beside the backends of the table stand `sdpa`, torch's full attention without bias; `natten`, where
-it is installed; and `floor`, the bare products of the pairs of query and key that are visited: two
-forward, five backward. All of a case is measured in one run.
+The baselines are `sdpa`, torch's full attention without bias; `natten`, where it is installed; and
+`floor`, the matmuls of the visited pairs alone: two forward, five backward.
 
-A row's memory is counted in tensors, at the peak of one forward and its backward. peak_mib is all
-that the call made; extra_mib is that less the output and the gradients, which anyone must make.
-Inputs and the gradient of the output were there before and count in neither.
+A row's memory is the peak of the tensors that one forward and backward pass allocate: peak_mib
+counts all of them, extra_mib leaves out the output and the gradients. Neither counts the inputs and
+the gradient of the output.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 
 import torch
 
-from vil.bench.baselines import (
-    BESIDE,
-    candidate,
-    floor,
-    full_pairs,
-    reasons_against,
-    visited,
-)
-from vil.bench.interleaved_timer import Times, held, race
+from vil.bench.baselines import BESIDE, count_pairs, find_floor, make_candidate, reasons_against
+from vil.bench.interleaved_timer import Candidate, peak_bytes, time_interleaved
 from vil.ops import BACKENDS, Case, choose
 from vil.ops.testing import make_inputs
 from vil.ops.window import ALL_NINE, NEIGHBORS, Window
@@ -34,19 +24,19 @@ from vil.utils.machine import free_bytes
 
 MIB = 2**20
 FLOOR = "floor"
-BASES = ("chunk_handgrad", "sdpa", FLOOR)  # what a row's time is divided by
+BASES = ("chunk_handgrad", "sdpa", FLOOR)  # a row's time is divided by theirs
 SPARE = 0.8  # of the free memory may be used
 ROUNDS = 9
-ALL_PAIRS = ("masked", "sdpa")  # those that multiply every query with every key
+ALL_PAIRS = ("masked", "sdpa")  # they multiply every query with every key
 
 
 @dataclass(frozen=True)
 class Row:
-    """A backend on a case: its figures, or the reason why it has none.
+    """A backend on a case: its measurements, or the reason why there are none.
 
     pairs: visited pairs of query and key, of all images and heads. forward_ms, backward_ms:
-    medians. over_*: forward and backward together over another's. auto: what `auto` takes.
-    note: what to bear in mind when comparing.
+    medians. over_*: forward plus backward, divided by another row's. auto: the choice of `auto`.
+    note: what limits the comparison.
     """
 
     backend: str
@@ -76,7 +66,7 @@ class Row:
 
     @property
     def total_ms(self) -> float | None:
-        """Forward and backward; None where there is a reason instead."""
+        """Forward plus backward; None if the row has a reason instead."""
         return None if self.forward_ms is None else self.forward_ms + self.backward_ms
 
 
@@ -88,31 +78,50 @@ def measure(
 ) -> list[Row]:
     """A row for each name of BACKENDS or BESIDE, and one for the floor.
 
-    max_bytes: a candidate that is estimated to hold more is left out; by default 0.8 of what is
-    free. Raises ValueError for an unknown name.
+    max_bytes: candidates with a higher estimate do not run; by default 0.8 of the free memory.
+    Raises ValueError for an unknown name.
     """
     names, device = list(dict.fromkeys(names)), torch.device(case.device)
     for name in names:
         lookup({**BACKENDS, **BESIDE}, name, "backend")
     max_bytes = SPARE * free_bytes(device) if max_bytes is None else max_bytes
     reasons = {name: "; ".join(reasons_against(name, case, max_bytes)) for name in names}
-    bare, fastest = floor(case)
-    candidates, inputs = {FLOOR: bare}, make_inputs(case)
+    floor, floor_seconds = find_floor(case)
+    candidates, inputs = {FLOOR: floor}, make_inputs(case)
+    window, num_global = case.window, case.num_global
+    all_pairs = window.length * (num_global + window.length)
     for name in (name for name in names if not reasons[name]):
-        more = full_pairs(case) / visited(case.window, case.num_global)
         try:
-            least = fastest * more if name in ALL_PAIRS else 0.0
-            candidates[name] = candidate(name, case, inputs, least)
+            candidates[name] = make_candidate(name, case, inputs)
         except Exception as error:
             reasons[name] = one_line(error)
-    times, dropped = race(candidates, rounds, device, yardsticks=[FLOOR])
-    rows = [blank(name, case, (reasons | dropped).get(name, "")) for name in (*names, FLOOR)]
-    rows = [filled(row, times[row.backend]) if row.backend in times else row for row in rows]
-    return compared([weighed(row, candidates, device) for row in rows])
+            continue
+        if name in ALL_PAIRS:
+            least = floor_seconds * all_pairs / count_pairs(window, num_global)
+            candidates[name] = replace(candidates[name], least=least)
+    times, dropped = time_interleaved(candidates, rounds, device, exempt=[FLOOR])
+    reasons |= dropped
+    bases = {base: times[base].total_ms for base in BASES if base in times}
+    rows = []
+    for name in (*names, FLOOR):
+        row = describe(name, case, reasons.get(name, ""))
+        if name in times:
+            measured = times[name]
+            row = replace(
+                row,
+                rounds=len(measured.forward),
+                forward_ms=measured.forward_ms,
+                backward_ms=measured.backward_ms,
+                **{f"over_{base}": measured.total_ms / ms for base, ms in bases.items()},
+            )
+            if name != FLOOR:  # which allocates nothing that is needed
+                row = add_memory(row, candidates[name], device)
+        rows.append(row)
+    return rows
 
 
-def blank(name: str, case: Case, reason: str) -> Row:
-    """The facts of a case, and why there is no figure."""
+def describe(name: str, case: Case, reason: str) -> Row:
+    """The row of a backend on a case without measurements."""
     window = case.window
     return Row(
         backend=name,
@@ -127,15 +136,15 @@ def blank(name: str, case: Case, reason: str) -> Row:
         dtype=str(case.dtype).removeprefix("torch."),
         bias=case.table_bias,
         device=case.device,
-        pairs=case.batch * case.heads * visited(window, case.num_global),
+        pairs=case.batch * case.heads * count_pairs(window, case.num_global),
         auto=name == choose(case),
-        note=BESIDE[name][2] if name in BESIDE else "",
+        note=BESIDE[name].note if name in BESIDE else "",
         reason=reason,
     )
 
 
 def mode_of(window: Window) -> int | None:
-    """The neighbour mode that has the window's offsets; None for offsets of the caller's own."""
+    """The MODE that has the window's offsets; None for custom offsets."""
     if window.offsets == ALL_NINE:
         return 0
     if len(window.offsets) == 1:
@@ -144,43 +153,15 @@ def mode_of(window: Window) -> int | None:
     return NEIGHBORS.index(others[0]) + 1 if len(others) == 1 else None
 
 
-def filled(row: Row, times: Times) -> Row:
-    """The row with its times."""
-    return replace(
-        row,
-        rounds=len(times.forward),
-        forward_ms=times.forward_ms,
-        backward_ms=times.backward_ms,
-    )
-
-
-def weighed(row: Row, candidates: dict, device: torch.device) -> Row:
-    """The row with its memory; the floor has none, it holds nothing that is needed."""
-    if row.total_ms is None or row.backend == FLOOR:
-        return row
+def add_memory(row: Row, candidate: Candidate, device: torch.device) -> Row:
+    """The row with its memory, or with a note why it cannot be measured."""
     try:
-        peak, extra = held(candidates[row.backend], device)
+        peak, extra = peak_bytes(candidate, device)
     except Exception as error:
         return replace(row, note="; ".join(filter(None, [row.note, f"memory: {one_line(error)}"])))
     return replace(row, peak_mib=peak / MIB, extra_mib=extra / MIB)
 
 
-def compared(rows: list[Row]) -> list[Row]:
-    """The rows with their time over that of each of BASES that was measured."""
-    totals = {row.backend: row.total_ms for row in rows if row.total_ms is not None}
-    return [
-        replace(
-            row,
-            **{
-                f"over_{base}": totals[row.backend] / totals[base]
-                for base in BASES
-                if row.backend in totals and base in totals
-            },
-        )
-        for row in rows
-    ]
-
-
 def plain(rows: Iterable[Row]) -> list[dict]:
-    """For JSON: lists, strings, numbers."""
+    """The rows as dicts for JSON and CSV."""
     return [asdict(row) | {"grid": list(row.grid)} for row in rows]

@@ -1,81 +1,82 @@
-"""What is timed on a case of local attention: a backend, full attention, NATTEN, and the floor.
+"""Candidates of the attention benchmark: backends, full attention, NATTEN, and the lower bound.
 
-Letters: B images, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels of a head, w
-window, T tiles of m queries and n keys.
+Shapes: B images, N heads, X Y grid, L = X*Y tokens, G global tokens, D head dim, w window, T tiles
+of m queries and n keys.
 """
-
-from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
 from math import isqrt, prod
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vil.bench.interleaved_timer import Candidate, turn
+from vil.bench.interleaved_timer import Candidate
 from vil.ops import BACKENDS, Case, Window
 from vil.ops.testing import Inputs, forward, leaves_of
 from vil.ops.tuning.tuner import expected_bytes
 from vil.ops.window import Mask
 
-# m, n of the floor's products: the sides of matrix units and of caches differ
+# m, n of the floor's matmuls: hardware differs in its matrix units and caches
 TILES = ((64, 512), (256, 256), (512, 512), (1024, 1024))
-# scores of one call of bmm: on a CPU few enough for the cache, on a GPU enough to fill it
+# scores of one bmm: few enough for a CPU's cache, enough to fill a GPU
 SCORES = {"cpu": 2**20, "cuda": 2**26}
 FEW_TILES = 16
 TRIES = 2
 MIB = 2**20
 
 
-def of_backend(name: str, case: Case, inputs: Inputs, least: float = 0.0) -> Candidate:
-    """Local attention by a backend of the table: gradients of q, k, v and both bias terms."""
-    leaves, attend = leaves_of(inputs), BACKENDS[name].attend
+class Baseline(NamedTuple):
+    """An attention outside of BACKENDS, the reasons why it cannot run a case, and what limits the
+    comparison."""
+
+    candidate: Callable[[Case, Inputs], Candidate]
+    reasons: Callable[[Case], list[str]]
+    note: str
+
+
+def differentiate(
+    compute: Callable[[], Tensor], leaves: list[Tensor], cotangent: Tensor
+) -> Candidate:
+    """The candidate that computes an output, and its gradients with respect to all leaves."""
     return Candidate(
-        lambda: forward(attend, case, inputs, leaves),
-        slopes(list(leaves.values()), inputs.cotangent),
-        least,
+        compute, lambda out: torch.autograd.grad(out, leaves, cotangent, materialize_grads=True)
     )
 
 
-def of_sdpa(case: Case, inputs: Inputs, least: float = 0.0) -> Candidate:
-    """torch's own attention of every token to all, without bias."""
-    q, k, v = (x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v))
-    return Candidate(
-        lambda: F.scaled_dot_product_attention(q, k, v),
-        slopes([q, k, v], inputs.cotangent),
-        least,
-    )
+def sdpa(case: Case, inputs: Inputs) -> Candidate:
+    """torch's attention of every token to all, without bias."""
+    leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+    return differentiate(lambda: F.scaled_dot_product_attention(*leaves), leaves, inputs.cotangent)
 
 
-def of_natten(case: Case, inputs: Inputs, least: float = 0.0) -> Candidate:
-    """NATTEN's two-dimensional attention to the (2w+1)**2 nearest tokens, in its own layout.
+def natten(case: Case, inputs: Inputs) -> Candidate:
+    """NATTEN's 2-D attention to the (2w+1)**2 nearest tokens, in its own layout.
 
-    It has no bias, and moves the window inwards at the border where ours is cut.
+    It has no bias. At the border it moves the window inwards, where ours is cut.
     """
     from natten.functional import na2d
 
-    def by_place(x: Tensor) -> Tensor:
+    def to_grid(x: Tensor) -> Tensor:
         """(B, N, L, D) -> (B, X, Y, N, D)."""
         return x.transpose(1, 2).unflatten(1, case.window.grid).contiguous()
 
     split = [case.num_global, case.window.length]
-    parts = [x.split(split, dim=2) for x in (inputs.k, inputs.v)]
-    leaves = [by_place(inputs.q), *(by_place(local) for _, local in parts)]
+    chunks = [x.split(split, dim=2) for x in (inputs.k, inputs.v)]
+    leaves = [to_grid(inputs.q), *(to_grid(local) for _, local in chunks)]
     if case.num_global:
-        leaves += [first.transpose(1, 2).contiguous() for first, _ in parts]
+        leaves += [glob.transpose(1, 2).contiguous() for glob, _ in chunks]
     leaves = [leaf.requires_grad_() for leaf in leaves]
-    first = dict(zip(("additional_keys", "additional_values"), leaves[3:]))
+    extra = dict(zip(("additional_keys", "additional_values"), leaves[3:]))
     side = 2 * case.window.size + 1
-    return Candidate(
-        lambda: na2d(*leaves[:3], kernel_size=side, **first),
-        slopes(leaves, by_place(inputs.cotangent)),
-        least,
+    return differentiate(
+        lambda: na2d(*leaves[:3], kernel_size=side, **extra), leaves, to_grid(inputs.cotangent)
     )
 
 
-def natten_cannot(case: Case) -> list[str]:
+def natten_reasons(case: Case) -> list[str]:
     """The reasons why NATTEN cannot be compared on a case."""
     reasons, side = [], 2 * case.window.size + 1
     if case.device != "cuda":
@@ -89,50 +90,48 @@ def natten_cannot(case: Case) -> list[str]:
     return reasons
 
 
-def slopes(leaves: list[Tensor], cotangent: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    """The backward of an output: the gradients of all leaves."""
-    return lambda out: torch.autograd.grad(out, leaves, cotangent, materialize_grads=True)
-
-
-# name: (candidate, reasons against it, what to bear in mind); beside the table of backends
 BESIDE = {
-    "sdpa": (of_sdpa, lambda case: [], "full attention, no bias"),
-    "natten": (of_natten, natten_cannot, "no bias, window moved inwards at the border"),
+    "sdpa": Baseline(sdpa, lambda case: [], "full attention, no bias"),
+    "natten": Baseline(natten, natten_reasons, "no bias, window moved inwards at the border"),
 }
 
 
-def candidate(name: str, case: Case, inputs: Inputs, least: float = 0.0) -> Candidate:
-    """The candidate of a name in BACKENDS or BESIDE."""
+def make_candidate(name: str, case: Case, inputs: Inputs) -> Candidate:
+    """The candidate of a name in BESIDE or BACKENDS."""
     if name in BESIDE:
-        return BESIDE[name][0](case, inputs, least)
-    return of_backend(name, case, inputs, least)
+        return BESIDE[name].candidate(case, inputs)
+    leaves, attend = leaves_of(inputs), BACKENDS[name].attend
+    return differentiate(
+        lambda: forward(attend, case, inputs, leaves), list(leaves.values()), inputs.cotangent
+    )
 
 
 def reasons_against(name: str, case: Case, max_bytes: float) -> list[str]:
-    """Why a candidate cannot run a case, its memory included; empty: it can."""
+    """The reasons why a candidate cannot run a case, memory included. Empty if it can."""
     if name in BESIDE:
-        return BESIDE[name][1](case)
+        return BESIDE[name].reasons(case)
     if reasons := BACKENDS[name].unsupported(case):
         return reasons
     size = expected_bytes(name, case)
     if size > max_bytes:
-        return [f"would hold {size / MIB:.0f} MiB, of {max_bytes / MIB:.0f} it may"]
+        return [f"would hold {size / MIB:.0f} MiB, the limit is {max_bytes / MIB:.0f}"]
     return []
 
 
-def visited(window: Window, num_global: int) -> int:
-    """Pairs of a query and a key it sees, global tokens included, of one image and head.
+def count_pairs(window: Window, num_global: int) -> int:
+    """Visited pairs of query and key of one image and head, global keys included.
 
-    Padding counts for nothing; a key that is met twice counts twice.
+    Padding is not counted; a key that a query attends twice counts twice.
     """
     local = sum(
-        prod(_met(window, axis, offset[axis]) for axis in (0, 1)) for offset in window.offsets
+        prod(count_axis_pairs(window, axis, offset[axis]) for axis in (0, 1))
+        for offset in window.offsets
     )
     return local + num_global * window.length
 
 
-def _met(window: Window, axis: int, step: int) -> int:
-    """Pairs along an axis whose chunks are `step` apart."""
+def count_axis_pairs(window: Window, axis: int, step: int) -> int:
+    """Pairs along an axis of tokens whose chunks are `step` apart."""
     w, count = window.size, window.chunks[axis]
     token = torch.arange(window.grid[axis])
     query, key = token[:, None], token[None, :]
@@ -143,51 +142,44 @@ def _met(window: Window, axis: int, step: int) -> int:
     return int(seen.sum())
 
 
-def full_pairs(case: Case) -> int:
-    """Pairs of one image and head that full attention multiplies."""
-    return case.window.length * (case.num_global + case.window.length)
+def find_floor(case: Case) -> tuple[Candidate, float]:
+    """The matmuls that every backend needs, with the fastest of TILES, and their seconds.
 
-
-def floor(case: Case) -> tuple[Candidate, float]:
-    """The products that no backend can leave out, and the seconds of the seven of them.
-
-    Two forward and five backward (scores anew, and the gradients of weights, v, q, k), of as many
-    pairs as are visited, by torch.bmm on operands that stay where they are, at the best of TILES.
+    Two forward and five backward (scores again, and the gradients of weights, v, q, k) of as many
+    pairs as are visited, by torch.bmm on operands that stay in place.
     """
     device = torch.device(case.device)
-    found = []
+    trials = []
     for tile in TILES:
-        trial = products(case, tile)
-        found.append((min(sum(turn(trial, device)) for _ in range(TRIES)), trial))
-    took, best = min(found, key=lambda pair: pair[0])
-    return best, took
+        candidate = matmuls(case, tile)
+        trials.append((min(sum(candidate.time(device)) for _ in range(TRIES)), candidate))
+    seconds, fastest = min(trials, key=lambda trial: trial[0])
+    return fastest, seconds
 
 
-def products(case: Case, tile: tuple[int, int]) -> Candidate:
-    """Products of tiles (m, D) x (D, n) and (m, n) x (n, D), until all visited pairs are done."""
-    pairs = case.batch * case.heads * visited(case.window, case.num_global)
+def matmuls(case: Case, tile: tuple[int, int]) -> Candidate:
+    """Matmuls of tiles (m, D) x (D, n) and (m, n) x (n, D) for all visited pairs."""
+    pairs = case.batch * case.heads * count_pairs(case.window, case.num_global)
     m, n = tile
     m = min(m, isqrt(pairs))
     tiles = max(1, round(pairs / (m * n)))
-    if tiles < FEW_TILES:  # then rounding their number would miss the pairs
+    if tiles < FEW_TILES:  # rounding their number would miss the pairs
         n = max(1, round(pairs / (m * tiles)))
     size = min(tiles, max(1, SCORES[case.device] // (m * n)))
     sizes = [size] * (tiles // size) + [tiles % size] * (tiles % size > 0)
-    some = dict(dtype=case.dtype, device=case.device)
-    q, dq = torch.randn(size, m, case.head_dim, **some), torch.empty(size, m, case.head_dim, **some)
-    k, dk = torch.randn(size, n, case.head_dim, **some), torch.empty(size, n, case.head_dim, **some)
-    scores = torch.empty(size, m, n, **some)
+    options = dict(dtype=case.dtype, device=case.device)
+    q, k = (torch.randn(size, rows, case.head_dim, **options) for rows in (m, n))
+    dq, dk, scores = torch.empty_like(q), torch.empty_like(k), torch.empty(size, m, n, **options)
 
-    def compute(by_pair: int, by_query: int, by_key: int) -> list[Tensor]:
-        """So many products that give scores, rows of queries, and rows of keys."""
-        for part in sizes:
-            s = scores[:part]
-            for _ in range(by_pair):
-                torch.bmm(q[:part], k[:part].mT, out=s)
-            for _ in range(by_query):
-                torch.bmm(s, k[:part], out=dq[:part])
-            for _ in range(by_key):
-                torch.bmm(s.mT, q[:part], out=dk[:part])
+    def compute(num_scores: int, num_dq: int, num_dk: int) -> list[Tensor]:
+        for count in sizes:
+            s = scores[:count]
+            for _ in range(num_scores):
+                torch.bmm(q[:count], k[:count].mT, out=s)
+            for _ in range(num_dq):
+                torch.bmm(s, k[:count], out=dq[:count])
+            for _ in range(num_dk):
+                torch.bmm(s.mT, q[:count], out=dk[:count])
         return []
 
     return Candidate(lambda: compute(1, 1, 0), lambda out: compute(2, 1, 2))

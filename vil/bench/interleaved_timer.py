@@ -1,14 +1,12 @@
-"""Candidates timed in turns, so that a slow moment of the machine meets them all.
+"""Time candidates in turns, so that a slow moment of the machine affects all of them.
 
-Every round runs each candidate once; one round before them warms up, and decides who is too slow to
-stay, or to take part in every round. Forward and backward are timed apart, each to the end of what
-it started on the device: on a GPU that includes launching it, which short kernels notice.
+Every round runs each candidate once. A warm-up round decides which ones are too slow to take part,
+or to take part in every round. torch.utils.benchmark.Timer cannot interleave: it repeats one
+statement until it is done. Times include what a call starts on the device, and its launch.
 """
 
-from __future__ import annotations
-
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,27 +16,33 @@ from torch import Tensor
 from vil.utils.errors import one_line
 from vil.utils.timing import peak_tensor_bytes, seconds
 
-TOO_SLOW = 60.0  # times the fastest: such a candidate is left out
-SLOW = 10.0  # times the fastest: it takes part in every third round
-PATIENCE = 1.0  # seconds; who needs less is neither
+TOO_SLOW = 60.0  # x the fastest: the candidate is dropped
+SLOW = 10.0  # x the fastest: the candidate takes part in every third round
+PATIENCE = 1.0  # seconds; a faster candidate is neither slow nor too slow
 MILLI = 1e3
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """`forward` gives the output, from which `backward` gives the gradients.
+    """`forward` returns the output, from which `backward` returns the gradients.
 
-    least: seconds that both take at least, as far as is known before they run.
+    least: a lower bound of the seconds of both, if one is known before they run.
     """
 
     forward: Callable[[], Any]
     backward: Callable[[Any], Sequence[Tensor]]
     least: float = 0.0
 
+    def time(self, device: torch.device) -> tuple[float, float]:
+        """Seconds of one forward pass and of its backward pass."""
+        outputs: list = []
+        forward = seconds(lambda: outputs.append(self.forward()), device)
+        return forward, seconds(lambda: self.backward(outputs[0]), device)
+
 
 @dataclass
 class Times:
-    """Seconds of each round that was timed."""
+    """Seconds of each timed round."""
 
     forward: list[float] = field(default_factory=list)
     backward: list[float] = field(default_factory=list)
@@ -53,29 +57,29 @@ class Times:
 
     @property
     def total_ms(self) -> float:
-        """The two medians together."""
+        """The sum of the two medians."""
         return self.forward_ms + self.backward_ms
 
 
-def race(
+def time_interleaved(
     candidates: Mapping[str, Candidate],
     rounds: int,
     device: torch.device,
-    yardsticks: Sequence[str] = (),
+    exempt: Iterable[str] = (),
 ) -> tuple[dict[str, Times], dict[str, str]]:
-    """The times of those that ran to the end, and why the others did not.
+    """The times of the candidates that finish, and the reasons why the others do not.
 
-    yardsticks: names that stay however slow they are, and that nobody is too slow beside.
+    exempt: names that are never too slow, and that the others are not compared with.
     """
-    first, dropped = warm_up(candidates, device, yardsticks)
+    first, dropped = warm_up(candidates, device, exempt)
     times = {name: Times() for name in first}
-    rarely = [name for name in first if first[name] > limit(first, yardsticks, SLOW)]
+    slow = [name for name in first if first[name] > limit(first, exempt, SLOW)]
     for number in range(rounds):
         for name in list(times):
-            if name in rarely and number % 3:
+            if name in slow and number % 3:
                 continue
             try:
-                forward, backward = turn(candidates[name], device)
+                forward, backward = candidates[name].time(device)
             except Exception as error:
                 dropped[name] = one_line(error)
                 del times[name]
@@ -86,58 +90,50 @@ def race(
 
 
 def warm_up(
-    candidates: Mapping[str, Candidate], device: torch.device, yardsticks: Sequence[str]
+    candidates: Mapping[str, Candidate], device: torch.device, exempt: Iterable[str]
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """The seconds of one call of each that stays, and why the others do not.
+    """Seconds of one call of each candidate that is fast enough, and reasons against the others.
 
-    Who is known to need long comes last, and does not run where that is too long.
+    Candidates with a known lower bound run last, and not at all if it is too high.
     """
-    took: dict[str, float] = {}
+    first: dict[str, float] = {}
     dropped = {}
     more = f"over {TOO_SLOW:.0f} times the fastest"
     for name in sorted(candidates, key=lambda name: candidates[name].least):
-        least, most = candidates[name].least, limit(took, yardsticks)
+        least, most = candidates[name].least, limit(first, exempt)
         if least > most:
             dropped[name] = f"too slow: its products alone need {least:.1f} s, {more}"
             continue
         try:
-            took[name] = sum(turn(candidates[name], device))
-            if took[name] > most:  # it may have compiled: the second call tells
-                took[name] = sum(turn(candidates[name], device))
+            first[name] = sum(candidates[name].time(device))
+            if first[name] > most:  # it may have compiled: the second call decides
+                first[name] = sum(candidates[name].time(device))
         except Exception as error:
-            took.pop(name, None)
+            first.pop(name, None)
             dropped[name] = one_line(error)
-    most = limit(took, yardsticks)
-    for name in [name for name in took if took[name] > most and name not in yardsticks]:
-        dropped[name] = f"too slow: {took.pop(name):.1f} s, {more}"
-    return took, dropped
+    most = limit(first, exempt)
+    for name in [name for name in first if first[name] > most and name not in exempt]:
+        dropped[name] = f"too slow: {first.pop(name):.1f} s, {more}"
+    return first, dropped
 
 
-def limit(took: Mapping[str, float], yardsticks: Sequence[str], times: float = TOO_SLOW) -> float:
-    """So many times the seconds of the fastest, yardsticks aside, and never below PATIENCE."""
-    fastest = min((took[name] for name in took if name not in yardsticks), default=torch.inf)
+def limit(first: Mapping[str, float], exempt: Iterable[str], times: float = TOO_SLOW) -> float:
+    """`times` the seconds of the fastest candidate that is not exempt, and at least PATIENCE."""
+    fastest = min((first[name] for name in first if name not in exempt), default=torch.inf)
     return max(PATIENCE, times * fastest)
 
 
-def turn(candidate: Candidate, device: torch.device) -> tuple[float, float]:
-    """Seconds of one forward and of its backward."""
-    outputs: list = []
-    forward = seconds(lambda: outputs.append(candidate.forward()), device)
-    backward = seconds(lambda: candidate.backward(outputs[0]), device)
-    return forward, backward
+def peak_bytes(candidate: Candidate, device: torch.device) -> tuple[int, int]:
+    """Peak bytes of the tensors that one forward and backward pass allocate.
 
-
-def held(candidate: Candidate, device: torch.device) -> tuple[int, int]:
-    """Bytes of tensors at the peak of one forward and backward, beyond what there was before.
-
-    The first counts everything made, the second leaves out output and gradients, whenever within
-    the call they come to be: where the peak comes before the last gradient, it is a lower bound.
+    The second number leaves out the output and the gradients. If the peak comes before the last
+    gradient is allocated, it is a lower bound.
     """
     results: list[Tensor] = []
 
-    def once() -> None:
+    def run() -> None:
         out = candidate.forward()
         results.extend([out.detach(), *candidate.backward(out)])
 
-    peak = peak_tensor_bytes(once, device)
+    peak = peak_tensor_bytes(run, device)
     return peak, max(0, peak - sum(tensor.nbytes for tensor in results))

@@ -1,12 +1,11 @@
-"""Where a model's tensors change their layout in memory: such a copy moves data, computes nothing.
+"""Find the copies that change the memory layout of a model's tensors: they move data and compute
+nothing.
 
-A call counts if its result holds the numbers of its input in another order of memory or closes gaps
-between them: a copy that makes contiguous what was transposed or cut out, a change between NCHW and
-NHWC. A change of precision does not count if the order stays. What an operator does inside (a
-convolution's own packing, an attention backend's chunks) is its own business and not seen.
+A call counts if its result has the values of its input in another memory order, or without gaps: a
+copy that makes a transposed or sliced tensor contiguous, a change between NCHW and NHWC. A change
+of precision in the same order does not count. Copies inside of operators (a convolution's packing,
+an attention backend's chunks) are not seen.
 """
-
-from __future__ import annotations
 
 import time
 from collections import defaultdict
@@ -17,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vil.bench.module_scopes import Places
+from vil.bench.module_scopes import ModuleScopes
 from vil.utils.timing import synchronize
 
 aten = torch.ops.aten
@@ -25,7 +24,7 @@ COPIES = (aten.clone, aten._to_copy, aten.copy_)
 
 
 class Conversion(NamedTuple):
-    """The calls of one operator in one module, in forward or backward, that changed a layout."""
+    """The calls of an operator in a module's forward or backward that changed a layout."""
 
     module: str
     way: str
@@ -38,21 +37,21 @@ class Conversion(NamedTuple):
 def conversions(
     model: nn.Module, images: Tensor, dtype: torch.dtype | None = None
 ) -> list[Conversion]:
-    """Those of one step on images (B, c, H, W), the costliest first; one step before it warms up.
+    """The layout copies of one step on images (B, c, H, W), most expensive first, after a warm-up.
 
-    dtype: the precision of autocast, None for full. The model stays in the mode it is in.
+    dtype: the precision of autocast, None for full. The model's mode is kept.
     """
-    step(model, images, dtype)
-    with Places(model) as places, _Watch(places, images.device) as watch:
-        step(model, images, dtype)
-    found = [
-        Conversion(*key, int(calls), int(size), seconds / watch.seconds)
-        for key, (calls, size, seconds) in watch.found.items()
+    run_step(model, images, dtype)
+    with ModuleScopes(model) as scopes, CopyRecorder(scopes, images.device) as recorder:
+        run_step(model, images, dtype)
+    rows = [
+        Conversion(*key, int(calls), int(size), seconds / recorder.seconds)
+        for key, (calls, size, seconds) in recorder.copies.items()
     ]
-    return sorted(found, key=lambda row: -row.share)
+    return sorted(rows, key=lambda row: -row.share)
 
 
-def step(model: nn.Module, images: Tensor, dtype: torch.dtype | None) -> None:
+def run_step(model: nn.Module, images: Tensor, dtype: torch.dtype | None) -> None:
     """Forward and backward of the cross entropy of class 0."""
     model.zero_grad()
     with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
@@ -61,37 +60,37 @@ def step(model: nn.Module, images: Tensor, dtype: torch.dtype | None) -> None:
     loss.backward()
 
 
-class _Watch(TorchDispatchMode):
-    """Times every operator, and notes the copies among them."""
+class CopyRecorder(TorchDispatchMode):
+    """Time every operator, and record calls, bytes and seconds of the layout copies."""
 
-    def __init__(self, places: Places, device: torch.device) -> None:
+    def __init__(self, scopes: ModuleScopes, device: torch.device) -> None:
         super().__init__()
-        self.places, self.device, self.seconds = places, device, 0.0
-        self.found: dict[tuple, list[float]] = defaultdict(lambda: [0, 0, 0.0])
+        self.scopes, self.device, self.seconds = scopes, device, 0.0
+        self.copies: dict[tuple, list[float]] = defaultdict(lambda: [0, 0, 0.0])
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
-        began = time.perf_counter()
+        start = time.perf_counter()
         result = func(*args, **(kwargs or {}))
         synchronize(self.device)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         self.seconds += seconds
-        if func.overloadpacket in COPIES and converts(func, args, result):
-            row = self.found[(*self.places.now, func.overloadpacket.__name__)]
-            row[0] += 1
-            row[1] += result.nbytes
-            row[2] += seconds
+        if func.overloadpacket in COPIES:
+            source = args[1] if func.overloadpacket is aten.copy_ else args[0]
+            if changes_layout(source, result):
+                key = (*self.scopes.current, func.overloadpacket.__name__)
+                added = (1, result.nbytes, seconds)
+                self.copies[key] = [a + b for a, b in zip(self.copies[key], added)]
         return result
 
 
-def converts(func: Any, args: tuple, result: Tensor) -> bool:
-    """Whether the result's numbers lie in another order than those of the input, or closer."""
-    source = args[1] if func.overloadpacket is aten.copy_ else args[0]
+def changes_layout(source: Any, result: Tensor) -> bool:
+    """Whether the result has the values of the source in another memory order, or without gaps."""
     if not isinstance(source, Tensor) or source.shape != result.shape:
         return False
-    return places_in_memory(source) != places_in_memory(result)
+    return memory_order(source) != memory_order(result)
 
 
-def places_in_memory(x: Tensor) -> list[tuple[int, int]]:
-    """Each dimension and its stride, the slowest first; those of one element lie nowhere."""
-    real = [(d, x.stride(d)) for d in range(x.ndim) if x.shape[d] > 1]
-    return sorted(real, key=lambda pair: (-pair[1], pair[0]))
+def memory_order(x: Tensor) -> list[tuple[int, int]]:
+    """Dimensions of more than one element with their strides, slowest first."""
+    strides = [(d, x.stride(d)) for d in range(x.ndim) if x.shape[d] > 1]
+    return sorted(strides, key=lambda pair: (-pair[1], pair[0]))

@@ -1,13 +1,11 @@
-"""Images per second and peak memory of whole models, in evaluation and in training, in turns.
+"""Images per second and peak memory of models, in evaluation and in training, interleaved.
 
-A training step is what the trainer does to a batch that is there: forward, cross entropy, backward,
-the optimizer's update. Memory is counted in tensors, at the peak of one step or one evaluation,
-beyond what there was before: weights, momenta and images.
+A training step has what the trainer does to a loaded batch: forward, cross entropy, backward, the
+optimizer's update. Memory is the peak of the tensors that one step or one evaluation allocates,
+beyond weights, optimizer state and images.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from vil.bench.interleaved_timer import MILLI, Candidate, race
+from vil.bench.interleaved_timer import MILLI, Candidate, time_interleaved
 from vil.utils.errors import one_line
 from vil.utils.timing import peak_tensor_bytes
 
@@ -25,8 +23,8 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Contender:
-    """A model in one way of running it. images (B, 3, H, W) and targets (B,) are on its device, in
-    its memory format; `switch` sets what torch has for all models alike, before each turn.
+    """A model with its settings. images (B, 3, H, W) and targets (B,) are on its device, in its
+    memory format; `switch` applies global settings of torch before each call.
 
     amp_dtype: the precision of autocast, None for full.
     """
@@ -36,8 +34,8 @@ class Contender:
     scaler: GradScaler
     images: Tensor
     targets: Tensor
-    amp_dtype: torch.dtype | None
-    switch: Callable[[], object]
+    amp_dtype: torch.dtype | None = None
+    switch: Callable[[], object] = lambda: None
 
     def evaluate(self) -> Tensor:
         """The logits (B, K)."""
@@ -47,7 +45,7 @@ class Contender:
             return self.network(self.images)
 
     def train(self) -> None:
-        """One step."""
+        """One training step."""
         self.switch()
         self.network.train()
         self.optimizer.zero_grad()
@@ -58,16 +56,16 @@ class Contender:
         self.scaler.update()
 
     def autocast(self) -> torch.autocast:
-        kind = self.images.device.type
-        return torch.autocast(kind, self.amp_dtype, enabled=self.amp_dtype is not None)
+        device_type = self.images.device.type
+        return torch.autocast(device_type, self.amp_dtype, enabled=self.amp_dtype is not None)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A model in a way: its figures, or the reason why it has none.
+    """A model with its settings (`way`): its measurements, or the reason why there are none.
 
-    attention: the backends that its stages take in training. Images per second by medians; over_*:
-    these over those of the first row.
+    attention: the backends of its stages in training. evaluation, training: images per second, from
+    medians; over_*: divided by the first row's.
     """
 
     model: str
@@ -85,34 +83,40 @@ class Row:
 
 
 def measure(entries: Sequence[tuple[Row, Contender | None]], rounds: int) -> list[Row]:
-    """The rows with their figures; those without a contender have their reason already."""
-    running = {number: one for number, (_, one) in enumerate(entries) if one is not None}
+    """The rows with their measurements. Rows without a contender already have a reason."""
+    contenders = {f"{number}": one for number, (_, one) in enumerate(entries) if one is not None}
     candidates = {
-        str(number): Candidate(one.evaluate, lambda _, one=one: one.train())
-        for number, one in running.items()
+        name: Candidate(one.evaluate, lambda _, one=one: one.train())
+        for name, one in contenders.items()
     }
-    device = next(iter(running.values())).images.device if running else torch.device("cpu")
-    times, dropped = race(candidates, rounds, device)
+    devices = [one.images.device for one in contenders.values()]
+    times, dropped = time_interleaved(candidates, rounds, next(iter(devices), torch.device("cpu")))
     rows = [row for row, _ in entries]
-    for number, one in running.items():
-        name = str(number)
+    for name, one in contenders.items():
+        number, batch = int(name), len(one.images)
         if name in dropped:
             rows[number] = replace(rows[number], reason=dropped[name])
             continue
-        images = len(one.images)
         rows[number] = replace(
             rows[number],
-            batch=images,
+            batch=batch,
             rounds=len(times[name].forward),
-            evaluation=images * MILLI / times[name].forward_ms,
-            training=images * MILLI / times[name].backward_ms,
-            **weighed(one, device),
+            evaluation=batch * MILLI / times[name].forward_ms,
+            training=batch * MILLI / times[name].backward_ms,
+            **measure_memory(one),
         )
-    return compared(rows)
+        if rows[0].training:
+            rows[number] = replace(
+                rows[number],
+                over_evaluation=rows[number].evaluation / rows[0].evaluation,
+                over_training=rows[number].training / rows[0].training,
+            )
+    return rows
 
 
-def weighed(one: Contender, device: torch.device) -> dict[str, float]:
-    """Its memory, or why it cannot be told."""
+def measure_memory(one: Contender) -> dict:
+    """Its memory, or the reason why it cannot be measured."""
+    device = one.images.device
     try:
         return {
             "evaluation_mib": peak_tensor_bytes(one.evaluate, device) / MIB,
@@ -122,21 +126,6 @@ def weighed(one: Contender, device: torch.device) -> dict[str, float]:
         return {"reason": f"memory: {one_line(error)}"}
 
 
-def compared(rows: Sequence[Row]) -> list[Row]:
-    """The rows with their images per second over the first row's, where both have some."""
-    first = rows[0]
-    return [
-        replace(
-            row,
-            over_evaluation=row.evaluation / first.evaluation,
-            over_training=row.training / first.training,
-        )
-        if row.training and first.training
-        else row
-        for row in rows
-    ]
-
-
-def plain(rows: Sequence[Row]) -> list[Mapping]:
-    """For JSON and CSV."""
+def plain(rows: Sequence[Row]) -> list[dict]:
+    """The rows as dicts for JSON and CSV."""
     return [asdict(row) for row in rows]

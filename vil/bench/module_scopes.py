@@ -1,10 +1,8 @@
-"""Which module an operation belongs to, in the forward pass and in the backward.
+"""Find the module that an operation belongs to, in the forward and the backward pass.
 
-Autograd numbers what it records. Each call of a module spans a range of these numbers, and a node
-of the backward pass bears the number of the operation it differentiates.
+Autograd numbers the operations that it records. Each call of a module spans a range of numbers, and
+a node of the backward pass has the number of the operation that it differentiates.
 """
-
-from __future__ import annotations
 
 import re
 from typing import Any
@@ -12,29 +10,28 @@ from typing import Any
 import torch
 from torch import nn
 
+OUTSIDE = "(model)"  # operations outside of any submodule
 
-class Places:
-    """`with Places(model) as places:` knows at any moment where the model is.
 
-    Modules go by their names; of a block's number no notice is taken, so that equal blocks of a
-    stage add up: `stages.2.blocks.*.mlp.fc1`. What belongs to no part is the model's: `(model)`.
+class ModuleScopes:
+    """`with ModuleScopes(model) as scopes:` tracks which module runs.
+
+    Block numbers are replaced by *, so that equal blocks of a stage are added up:
+    `stages.2.blocks.*.mlp.fc1`.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.stack = ["(model)"]
-        self.begun: list[int] = []
-        self.spans: list[tuple[int, int, str]] = []  # inner modules before those around them
+        self.stack: list[tuple[str, int]] = []  # running modules, and the number at their start
+        self.spans: list[tuple[int, int, str]] = []  # inner modules before outer ones
         self.hooks: list[Any] = []
 
-    def __enter__(self) -> Places:
-        for name, module in self.model.named_modules():
-            if name:
-                place = re.sub(r"(?<=\bblocks\.)\d+", "*", name)
-                self.hooks.append(
-                    module.register_forward_pre_hook(lambda *_, place=place: self._enter(place))
-                )
-                self.hooks.append(module.register_forward_hook(lambda *_: self._leave()))
+    def __enter__(self) -> "ModuleScopes":
+        for path, module in self.model.named_modules():
+            if path:
+                name = re.sub(r"(?<=\bblocks\.)\d+", "*", path)
+                enter = module.register_forward_pre_hook(lambda *_, name=name: self.enter(name))
+                self.hooks += [enter, module.register_forward_hook(lambda *_: self.leave())]
         return self
 
     def __exit__(self, *_) -> None:
@@ -42,23 +39,23 @@ class Places:
             hook.remove()
 
     @property
-    def now(self) -> tuple[str, str]:
-        """The innermost module at work, and `forward` or `backward`."""
+    def current(self) -> tuple[str, str]:
+        """The innermost running module, and `forward` or `backward`."""
         node = torch._C._current_autograd_node()
-        if node is None or len(self.stack) > 1:  # or a block is computed once more, to save memory
-            return self.stack[-1], "forward"
-        return self.of_number(node._sequence_nr()), "backward"
+        if self.stack:  # also while gradient checkpointing computes a block again
+            return self.stack[-1][0], "forward"
+        return (OUTSIDE, "forward") if node is None else self.of_backward(node._sequence_nr())
 
-    def of_number(self, number: int) -> str:
-        """The module whose call recorded the operation of that number."""
-        return next(
-            (place for begin, end, place in self.spans if begin <= number < end), self.stack[0]
-        )
+    def of_backward(self, number: int) -> tuple[str, str]:
+        """The module whose call recorded the operation of that number, and `backward`."""
+        inside = (name for begin, end, name in self.spans if begin <= number < end)
+        return next(inside, OUTSIDE), "backward"
 
-    def _enter(self, place: str) -> None:
-        self.stack.append(place)
-        self.begun.append(torch.autograd._get_sequence_nr())
+    def enter(self, name: str) -> None:
+        """Called before a module's forward."""
+        self.stack.append((name, torch.autograd._get_sequence_nr()))
 
-    def _leave(self) -> None:
-        span = (self.begun.pop(), torch.autograd._get_sequence_nr())
-        self.spans.append((*span, self.stack.pop()))
+    def leave(self) -> None:
+        """Called after a module's forward."""
+        name, begin = self.stack.pop()
+        self.spans.append((begin, torch.autograd._get_sequence_nr(), name))

@@ -14,8 +14,9 @@ from vil.builders.attention_backend import attention_network, backend_requests
 from vil.builders.device import memory_format
 from vil.builders.optim import optimizer_name
 from vil.config import LEGACY_ATTN_BACKENDS
-from vil.config.defaults import leaves, names_in
-from vil.config.unused import warn_unused
+from vil.config.access import warn_unused
+from vil.config.defaults import leaves
+from vil.config.rules import names_in
 from vil.engine.checkpoint.manifest import find_corruption
 from vil.engine.checkpoint.save_load import AVERAGE, resolve_link
 from vil.engine.distributed import DistInfo

@@ -9,8 +9,8 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from yacs.config import CfgNode
 
+from vil.config.access import own_settings
 from vil.config.defaults import KEYS
-from vil.config.own_keys import own_settings
 from vil.integrations.external_models import find_no_decay_params, number_layers
 from vil.models.vision_longformer import MsViT
 from vil.optim import OPTIMIZERS, SCHEDULES, Schedule, decay_groups
@@ -48,7 +48,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     """
     optim = cfg.OPTIM
     entry = OPTIMIZERS.entry(optimizer_name(cfg))
-    if entry.facts.get("adaptive") and float(KEYS["OPTIM.LR"]) == optim.LR:
+    if entry.facts.get("adaptive") and float(KEYS["OPTIM.LR"].default) == optim.LR:
         log.warning("OPTIM.LR is %g, the default, which no recipe of %s has", optim.LR, optim.OPT)
     groups = decay_groups(
         model.named_parameters(),

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 
 import vil
+from vil.cli.text_output import discard_stdout
 from vil.config.registries import registry
 from vil.utils.errors import INTERRUPTED
 
@@ -83,8 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return module.run(parser.parse_intermixed_args(words))
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output had enough (`| head`)
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it once more
+    except BrokenPipeError:  # the reader closed standard output (`| head`)
+        discard_stdout()
         return 0
     except Exception as error:
         if not hasattr(error, "exit_code"):

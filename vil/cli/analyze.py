@@ -1,13 +1,13 @@
-"""Parameters and multiply-accumulates of each stage, for one image; or where layouts change.
+"""Count the parameters and multiply-accumulates (MACs) of each stage, or list layout copies.
 
 vil analyze --config-file imagenet/vil_small.yaml
 vil analyze --config-file imagenet/vil_small.yaml INPUT.IMAGE_SIZE 384
 vil analyze --config-file coco/mask_rcnn_vil_tiny_1x.yaml INPUT.IMAGE_SIZE 800
 vil analyze --config-file imagenet/vil_small.yaml --layout AMP.MEMORY_FORMAT nhwc
 
---layout runs one training step in the config's precision and memory format, and lists every copy
-that brings a tensor's numbers into another order in memory: module, direction, bytes, and share of
-the time of all operators. It does not look into attention backends.
+MACs are of one image of INPUT.IMAGE_SIZE. --layout runs one training step in the config's precision
+and memory format, and lists each copy that changes a tensor's memory layout: module, direction,
+bytes, and share of the time of all operators. Attention backends are not profiled.
 """
 
 import argparse

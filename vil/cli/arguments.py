@@ -42,13 +42,7 @@ def config_arguments(
         metavar="DIR",
         help="root folder of the data (DATA.PATH)",
     )
-    add(
-        "--output_dir",
-        "--output-dir",
-        "--output",
-        metavar="DIR",
-        help=output,
-    )
+    add("--output_dir", "--output-dir", "--output", metavar="DIR", help=output)
     add("--seed", metavar="N", help="seed of every random draw (SEED)")
     import_argument(parser)
     # Old launchers pass the rank as a flag; it is read from the environment instead.
@@ -135,12 +129,12 @@ def flags_of(args: argparse.Namespace) -> dict[str, str]:
 
 
 def import_files(args: argparse.Namespace) -> None:
-    """Run the files of --import, in a command that makes no config of its own."""
+    """Run the files of --import, for a command without a config."""
     run_imports(args.imports, ())
 
 
 def at_least(smallest: int) -> Callable[[str], int]:
-    """A whole number from `smallest` up, as argparse's `type`."""
+    """An argparse `type` for integers of at least `smallest`."""
 
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < smallest:

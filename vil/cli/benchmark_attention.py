@@ -1,49 +1,48 @@
-"""Time and memory of attention: every backend, full attention and the bare products, in one run.
+"""Measure time and memory of attention: all backends, full attention and bare GEMMs, in one run.
 
-  vil benchmark attention                                          the figure of the paper, fp32
+  vil benchmark attention                                          the paper's figure, in fp32
   vil benchmark attention --grids 14,28,56 --window 7,8 --dtype float32,bfloat16 --device cuda
   vil benchmark attention --masks chunks,cyclic --modes 0,1 --backends blocked,chunk_handgrad,sdpa
-  vil benchmark attention --plot benchmarks/results/.../attention.json       draw anew
+  vil benchmark attention --plot benchmarks/results/.../attention.json       plot again
 
-Every grid, window, number of heads, dtype, mask and mode is a case. On each, all candidates take
-turns: the backends that can run it, sdpa (full attention, without bias), natten (where installed,
-on CUDA, exact window, without bias) and floor (only the products of the pairs visited). Shown are
-medians, tensor memory beyond inputs, output and gradients, and forward plus backward over that of
-chunk_handgrad, sdpa and floor. A star marks what `auto` takes. What cannot run says why.
-attention.json, attention.csv and pictures come to lie in --out.
+Each combination of grid, window, number of heads, dtype, mask and mode is a case. All candidates
+take turns on it: the backends that support it, sdpa (full attention, no bias), natten (if
+installed; CUDA, exact window, no bias) and floor (only the GEMMs of the attended pairs, a lower
+bound). The table has median times, tensor memory beyond inputs, output and gradients, and the ratio
+of forward plus backward time to that of chunk_handgrad, sdpa and floor. A star marks the choice of
+`auto`. Unsupported candidates give the reason. Writes attention.json, attention.csv and plots to
+--out.
 """
 
 import argparse
+from dataclasses import fields
 
 from vil.cli.arguments import import_argument, import_files
-
-DTYPES = ("float32", "bfloat16", "float16", "float64")
-MASKS = {"exact": 1, "chunks": 0, "cyclic": -1}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     lists = [
         ("--grids", "14,28,56,112", "feature maps, 14 or 14x20"),
-        ("--window", "7", "w, the side of a chunk and the reach of the exact window"),
+        ("--window", "7", "w, the side of a chunk and the radius of the exact window"),
         ("--heads", "3", "number of heads"),
-        ("--dtype", "float32", f"of {', '.join(DTYPES)}"),
-        ("--masks", "chunks", f"of {', '.join(MASKS)}"),
-        ("--modes", "0", "0 all nine chunks, 1 to 8 the own and a neighbour, -1 the own: 0,1,-1"),
+        ("--dtype", "float32", "of float32, bfloat16, float16, float64"),
+        ("--masks", "chunks", "of exact, chunks, cyclic"),
+        ("--modes", "0", "0 all nine chunks, 1 to 8 self and a neighbor, -1 self: 0,1,-1"),
     ]
     for flag, default, meaning in lists:
         add(flag, default=default, metavar="A,B", help=f"{meaning} ({default})")
     add("--head-dim", default="32", metavar="D", help="channels of a head (32)")
     add("--batch", default="2", metavar="B", help="images (2)")
     add("--num-global", default="1", metavar="G", help="global tokens (1)")
-    add("--bias", action=argparse.BooleanOptionalAction, default=True, help="both kinds, learned")
+    add("--bias", action=argparse.BooleanOptionalAction, default=True, help="learned biases")
     add("--backends", metavar="A,B", help="the candidates, sdpa and natten too, by default all")
     add("--rounds", default="9", metavar="N", help="measurements of each, one more warms up (9)")
     add("--device", default="auto", help="auto, cpu or cuda")
     add("--out", metavar="DIR", help="benchmarks/results/attention-<machine>-<time> by default")
     add("--max-bytes", metavar="N", help="most that one may hold, as 4e9 (0.8 of what is free)")
     import_argument(parser)
-    add("--plot", metavar="FILE", help="draw the plots of a result again, beside it or in --out")
+    add("--plot", metavar="FILE", help="plot a result again, in its folder or in --out")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,23 +53,8 @@ def run(args: argparse.Namespace) -> int:
             print(file)
         return 0
     import_files(args)
-    benchmark = workflow.AttentionBenchmark(
-        grids=args.grids,
-        windows=args.window,
-        heads=args.heads,
-        masks=args.masks,
-        modes=args.modes,
-        dtypes=args.dtype,
-        batch=args.batch,
-        head_dim=args.head_dim,
-        num_global=args.num_global,
-        bias=args.bias,
-        backends=args.backends,
-        rounds=args.rounds,
-        device=args.device,
-        max_bytes=args.max_bytes,
-        out=args.out,
-    )
+    settings = {field.name: getattr(args, field.name) for field in fields(workflow.Settings)}
+    benchmark = workflow.AttentionBenchmark(workflow.Settings(**settings))
     print(benchmark.title)
     for rows in benchmark.run():
         print(table(rows), flush=True)
@@ -95,13 +79,13 @@ def table(rows: list) -> str:
 
 
 def line(row) -> str:
-    """A candidate's figures, or why there are none."""
+    """A candidate's numbers, or why it has none."""
     name = f"  {row.backend + (' *' if row.auto else ''):20}"
     if row.total_ms is None:
         return f"{name}  {row.reason}"
-    figures = (
+    columns = (
         (row.forward_ms, 2), (row.backward_ms, 2), (row.extra_mib, 1),
         (row.over_chunk_handgrad, 2), (row.over_sdpa, 2), (row.over_floor, 2),
     )  # fmt: skip
-    cells = "".join(f"{'-' if x is None else f'{x:.{places}f}':>12}" for x, places in figures)
+    cells = "".join(f"{'-' if x is None else f'{x:.{places}f}':>12}" for x, places in columns)
     return f"{name}{cells}" + (f"  ({row.note})" if row.note else "")

@@ -1,16 +1,16 @@
-"""Images per second and peak memory of whole models, in evaluation and in training, in one run.
+"""Measure images per second and peak memory of models, in evaluation and training, in one run.
 
-  vil benchmark model                                     vil_tiny, batch 16, and others beside it
+  vil benchmark model                                     vil_tiny and two others, batch 16
   vil benchmark model --config-file imagenet/vil_small.yaml DATALOADER.BSZ 8 --ways fp32,bf16
   vil benchmark model --ways bf16,bf16+nhwc,bf16+compile --backends none --beside none DEVICE cuda
   vil benchmark model --ways bf16 --backends none --beside none --profile
 
 Rows: the config's model in each of --ways, with each of --backends in the first way, and the models
-of --beside (timm/<name> or torchvision's) in those ways that name a precision only. All take turns,
-evaluation and training step by step; shown are medians, tensor memory beyond weights and images,
-and images per second over the first row's. What cannot run says why. model.json and model.csv come
-to lie in --out. --profile then takes a step of each way apart: the ten costliest operations by
-module, costs-<way>.csv with all of them, and trace-<way>.json.gz for Perfetto.
+of --beside (timm/<name> or torchvision's) in the ways that name only a precision. All take turns,
+step by step. The table has medians, tensor memory beyond weights and images, and the speed relative
+to the first row. A model that cannot run gives the reason. Writes model.json and model.csv to
+--out. --profile then profiles a training step of each way: prints the ten costliest operations by
+module, and writes costs-<way>.csv with all of them and trace-<way>.json.gz for Perfetto.
 """
 
 import argparse
@@ -81,10 +81,10 @@ def table(rows: list) -> str:
         if row.training is None:
             lines.append(f"{cells}  {row.reason}")
             continue
-        figures = (
+        columns = (
             (row.evaluation, 10, 1), (row.training, 10, 1), (row.over_evaluation, 8, 2),
             (row.over_training, 8, 2), (row.evaluation_mib, 8, 0), (row.training_mib, 8, 0),
         )  # fmt: skip
-        cells += "".join(f"{'-':>{w}}" if x is None else f"{x:{w}.{d}f}" for x, w, d in figures)
+        cells += "".join(f"{'-':>{w}}" if x is None else f"{x:{w}.{d}f}" for x, w, d in columns)
         lines.append(cells + (f"  ({row.reason})" if row.reason else ""))
     return "\n".join(lines)

@@ -1,6 +1,6 @@
-"""Print the config that a command line asks for, and where each of its values is from.
+"""Print the resolved config, with the source of each value.
 
-  vil config --config-file imagenet/vil_tiny.yaml OPTIM.LR 1e-3    the whole tree, as YAML
+  vil config --config-file imagenet/vil_tiny.yaml OPTIM.LR 1e-3    the full tree, as YAML
   vil config --config-file imagenet/vil_tiny.yaml --diff           what differs from the defaults
   vil config --config-file mine.yaml --diff=imagenet/vil_tiny.yaml what differs from another config
   vil config --docs docs/reference/config.md                       write the manual of all keys
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
-    """The tree as YAML; behind each value that somebody gave stands who."""
+    """The tree as YAML; a comment names the source of each value that is set."""
     lines, path = [], []
     for line in dump(cfg).splitlines():
         indent, name = re.match(r"( *)[\"']?(\w+)", line).groups()
@@ -59,7 +59,7 @@ def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
 
 
 def differences(cfg: CfgNode, sources: dict[str, str], other: CfgNode) -> str:
-    """`KEY: value` per difference; behind it the other value and who gave ours."""
+    """A line per difference, with the other value and the source of this one."""
     lines = []
     for key, (value, was) in diff(cfg, other).items():
         line = dump(CfgNode({key: value})).rstrip()
@@ -69,7 +69,7 @@ def differences(cfg: CfgNode, sources: dict[str, str], other: CfgNode) -> str:
 
 HEAD = """# Every key of the config
 
-<!-- Written by `vil config --docs docs/reference/config.md` from the comments in vil/config. -->
+<!-- Written by `vil config --docs docs/reference/config.md` from vil/config/defaults. -->
 
 Set a key in a YAML file (`OPTIM:` and below it `LR: 1e-3`) or on the command line, as
 `OPTIM.LR 1e-3` or `OPTIM.LR=1e-3`. `vil config` prints what a command line amounts to.
@@ -79,18 +79,18 @@ Set a key in a YAML file (`OPTIM:` and below it `LR: 1e-3`) or on the command li
 def manual() -> str:
     """docs/reference/config.md: a table per section, combinations refused, and dead keys."""
     sections: dict[str, list[str]] = {}
-    for key in defaults.KEYS:
-        if key not in defaults.IGNORED_KEYS:
-            sections.setdefault(key.rpartition(".")[0].split(".")[0], []).append(key)
+    for name, key in defaults.KEYS.items():
+        if not key.ignored:
+            sections.setdefault(name.rpartition(".")[0].split(".")[0], []).append(name)
     for key in defaults.EXTENSIBLE:
         sections[key.split(".")[0]].append(f"{key}.*")
     top = sections.pop("")
-    meanings = defaults.meanings()
+    meanings = defaults.SECTIONS
     parts = [HEAD, *(_section(name, meanings[name], keys) for name, keys in sections.items())]
-    parts.append(_section("Without a section", "The run as a whole.", top))
+    parts.append(_section("Without a section", "The run.", top))
     rows = [[", ".join(map(_code, keys)), sentence] for keys, _, sentence in defaults.CONFLICTS]
     parts.append("## Refused together\n\n" + _table(["Keys", "Why"], rows))
-    rows = [[_code(key), why] for key, why in defaults.IGNORED_KEYS.items()]
+    rows = [[_code(key.name), key.meaning] for key in defaults.KEYS.values() if key.ignored]
     note = "Accepted, because old files hold them; setting one to anything else earns a warning."
     parts.append(f"## Without effect\n\n{note}\n\n" + _table(["Key", "Why"], rows))
     return "\n".join(parts)
@@ -104,10 +104,9 @@ def _section(name: str, meaning: str, keys: list[str]) -> str:
 def _row(key: str) -> list[str]:
     node, _, name = key.rpartition(".")
     if name == "*":
-        return [_code(key), "any", "", "any name", defaults.meanings()[node]]
-    default = defaults.KEYS[key]
-    allowed = defaults.CHECKS[key].sentence if key in defaults.CHECKS else ""
-    return [_code(key), kind(default), _code(repr(default)), allowed, defaults.meanings()[key]]
+        return [_code(key), "any", "", "any name", defaults.SECTIONS[node]]
+    _, default, meaning, rule, *_ = defaults.KEYS[key]
+    return [_code(key), kind(default), _code(repr(default)), rule.sentence if rule else "", meaning]
 
 
 def _code(text: str) -> str:

@@ -1,13 +1,13 @@
-"""Check an annotation file in COCO's format: what it has, and what training would not use.
+"""Check an annotation file in COCO's format: its contents, and what training would ignore.
 
   vil detect check /data/coco/annotations/instances_train2017.json
   vil detect check mine/train.json --images mine/train
   vil detect check mine/train.json --images mine/train --list faults.tsv
 
-Twelve faults of each kind are shown; --list writes all, one per line: what it is about, TAB, image,
-TAB, reason. With --images the folder is searched for the images, and the head of each is read for
-its size. Faults that training survives, by leaving an annotation or a picture out, are not errors:
-exit code 0. 3 says that the file cannot be trained on.
+Prints up to twelve faults of each kind; --list writes all, one per line: subject, TAB, image, TAB,
+reason. --images also checks that each image exists and has the size that the file gives. Faults
+that make training skip an annotation or an image are not errors (exit code 0). The exit code is 3
+if the file cannot be trained on.
 """
 
 import argparse

@@ -5,7 +5,7 @@
   vil evaluate --config-file imagenet/vil_small.yaml --data DIR MODEL.MODEL_PATH best.pth
   vil evaluate --run runs/nano OUTPUT_PERCLASS_ACC True
   vil evaluate MODEL.MODEL_PATH nano.safetensors DATA.TEST digits       a file of vil convert
-  vil evaluate --run runs/scenes --pictures 20    a detector, with the 20 worst images drawn
+  vil evaluate --run runs/scenes --pictures 20    a detector; draw the 20 worst images
   torchrun --nproc_per_node=8 -m vil evaluate --run-dir runs/coco
 
 Prints the metrics and writes them to OUTPUT_DIR/eval/results.json. Random weights are never
@@ -16,9 +16,9 @@ over IoU 0.50 to 0.95, box_ap50 and box_ap75 are those of one IoU, _s _m _l thos
 and large objects (below 32 x 32 pixels, below 96 x 96, others), box_ar100 the recall of 100
 detections per image; mask_... the same of masks. Where the set has no such object: nan, in
 results.json null. Its predictions go to OUTPUT_DIR/eval in COCO's results format: <set>_bbox.json
-and <set>_segm.json. --pictures N draws the N images with most mistakes beside their truth, the
-worst first, into OUTPUT_DIR/eval/pictures. A mistake is an object without a detection of its class
-with a score and an IoU of at least 0.5, or a detection with such a score without an object.
+and <set>_segm.json. --pictures N draws the N images with the most errors next to their ground
+truth, the worst first, in OUTPUT_DIR/eval/pictures. An error is an object without a detection of
+its class with a score and an IoU of at least 0.5, or such a detection without an object.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=at_least(0),
         default=0,
         metavar="N",
-        help="draw the N images of each test set with most mistakes (0); detectors only",
+        help="draw the N images of each test set with the most errors (0); detectors only",
     )
 
 

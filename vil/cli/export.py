@@ -1,15 +1,16 @@
-"""Write a model as a file that other programs run: ONNX, or a program of torch.export.
+"""Export a model as ONNX or as a torch.export program.
 
   vil export --run runs/nano --out nano.onnx                   the best checkpoint of a run
   vil export --run runs/nano --out nano.onnx --int8 --check    and nano.int8.onnx; both evaluated
   vil export --run runs/nano --checkpoint last --out nano.pt2 --dynamic batch
   vil export --config-file imagenet/vil_small.yaml MODEL.MODEL_PATH best.pth --out small.onnx
 
-Images (B, 3, H, W), normalized as in training, give logits (B, classes). Batch and size stay open
-unless --dynamic says otherwise. Computed on the CPU in float32, whatever the config trains with.
-Each file is opened again and compared with the model before it gets its name; --check evaluates an
-int8 file, whose outputs differ. The file also holds what was trained, the names of the classes,
-mean, standard deviation and size of its images (docs/guides/export.md).
+Input: images (B, 3, H, W), normalized as in training; output: logits (B, classes). Batch and size
+are dynamic unless --dynamic restricts them. The file computes in float32 on the CPU, regardless of
+the precision of training. Before a file gets its name, it is loaded and compared with the model;
+--check also evaluates it, which an int8 file needs, since its outputs differ. Its metadata has the
+model, the class names, and the mean, standard deviation and size of the images; see
+docs/guides/exported_files.md.
 """
 
 import argparse
@@ -33,14 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--size",
         type=_size,
         metavar="N or HxW",
-        help="of images; INPUT.IMAGE_SIZE by default. With an open size only what it is tried on",
+        help="of images (INPUT.IMAGE_SIZE); with a dynamic size only that of the check",
     )
     add(
         "--dynamic",
         type=_open,
         default=OPEN,
         metavar="LIST",
-        help="what stays open: batch,size (default), batch, size, none; else one image, of --size",
+        help="dynamic axes: batch,size (default), batch, size, none; others are 1 and --size",
     )
     add("--int8", action="store_true", help="ONNX with linears in int8 too, as FILE.int8.onnx")
     add("--opset", type=int, metavar="N", help="of ONNX; torch's choice by default")
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_files(result) -> None:
-    """How far the file is from the model, and the size of each file."""
+    """The largest difference from the model, and the size of each file."""
     print(result.report)
     for difference in result.differences:
         images = " x ".join(map(str, difference.shape))

@@ -1,4 +1,4 @@
-"""Versions, devices, and which attention backend runs in each stage, and why the others do not.
+"""Print versions, devices, and for each stage which attention backend runs and why not the others.
 
 vil info
 vil info --config-file imagenet/vil_tiny.yaml DEVICE cpu

@@ -1,4 +1,4 @@
-"""Predict what images show: their class, or the objects in them.
+"""Predict the classes of images, or the objects in them.
 
   vil predict photo.png                                        the shipped weights: which digit
   vil predict --sample                                         the same for the 360 shipped images
@@ -13,20 +13,20 @@
   curl -s URL | vil predict --run runs/nano --images -         one image
   find . -name '*.jpg' | vil predict --run runs/nano --images - --format json
 
-Images may also be given after --images, which takes every word up to the next flag. A folder stands
-for all images below it. Standard input is one image, or a list of paths, one per line. Without
---run or a config the weights are those of vil_nano that ship with the package; they know the ten
-digits and nothing else. --output is a folder for the images with the predictions drawn in:
-NAME.png, or NAME-2.png where two have the same name.
+Images may also follow --images, which takes every word up to the next flag. A folder means all
+images below it. Standard input is one image, or a list of paths, one per line. Without --run or a
+config, the weights are vil_nano's that ship with the package; they only know the ten digits.
+--output is a folder for copies of the images with the predictions drawn in: NAME.png, or NAME-2.png
+for a second NAME.
 
-Of a classifier json is an array of {file, classes: [{class, index, probability}]}, csv has the
-columns file, rank, class, index, probability, error. Of a detector text and json give boxes as
+Formats of a classifier: json is an array of {file, classes: [{class, index, probability}]}, csv has
+the columns file, rank, class, index, probability, error. Of a detector: text and json give boxes as
 x1 y1 x2 y2 in pixels; coco is one file in COCO's format, with masks, whose annotations have scores.
-It detects in an image as a whole, its shorter side resized to DETECTION.INPUT.TEST_SIZE. With
---tile the image is read once and cut into tiles of that many pixels, which share --overlap pixels
-(a quarter by default); each is then resized as an image would be. An object no larger than the
-overlap is found once, as a whole. Tiles also save memory: a detector makes each mask as large as
-its input.
+
+A detector resizes the shorter side of an image to DETECTION.INPUT.TEST_SIZE. --tile N cuts the
+image into tiles of N pixels that overlap by --overlap pixels (default: a quarter), and resizes each
+tile instead. An object no larger than the overlap is detected once, in full. Tiles also save
+memory, since masks are as large as the detector's input.
 
 An image that cannot be read is a warning and has an `error`; the exit code is 3 if none could be
 read. Classes have the names of the run's classes.txt or of --classes, else their numbers.
@@ -45,7 +45,7 @@ from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, run_arguments, with_weights
 from vil.cli.text_output import write_pieces
-from vil.config.defaults import is_known
+from vil.config.key_lookup import is_known
 from vil.config.registries import registry
 from vil.utils.errors import ConfigError, DataError
 
@@ -115,10 +115,10 @@ def run(args: argparse.Namespace) -> int:
     if truth:
         predictions = count_correct(predictions, model.classes, truth)
     name = args.format or next(iter(model.task.output_formats))
-    complete = write_pieces(
+    write_pieces(
         model.task.output_formats[name](predictions, list(model.classes)), args.output_file
     )
-    if complete and len(failed) == len(images):
+    if len(failed) == len(images):
         raise DataError(f"none of the {len(images)} images could be read")
     return 0
 
@@ -127,7 +127,7 @@ def refuse_late_keys(images: list[str]) -> None:
     """Raise ConfigError for settings that --images took for images."""
     for word in images:
         if is_known(word.partition("=")[0]) and not os.path.exists(word):
-            raise ConfigError(f"--images {word}: KEY VALUE pairs stand before --images")
+            raise ConfigError(f"--images {word}: KEY VALUE pairs come before --images")
 
 
 def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
@@ -159,7 +159,7 @@ def use_shipped_weights(args: argparse.Namespace) -> None:
 
 
 def config_for_task(args: argparse.Namespace) -> tuple[CfgNode, list[str]]:
-    """The config with its task's own defaults and flags of prediction, and the class names.
+    """The config with the task's defaults and flags for prediction, and the class names.
 
     Raises ConfigError for a flag or a format that the task does not have.
     """

@@ -1,17 +1,17 @@
-"""Make one HTML page of a run: metrics, curves, confusions, images, config, machine.
+"""Write an HTML report of a run: metrics, curves, confusions, images, config, machine.
 
   vil report runs/nano                          writes runs/nano/report.html
   vil report runs/nano --out nano.html --checkpoint last
-  vil report runs/nano --no-eval                what is in the folder, also of a running run
+  vil report runs/nano --no-eval                only what is logged, also while it trains
   vil report runs/nano --data /mnt/flowers DEVICE cpu
 
-The best checkpoint is evaluated on the run's first test set, which gives the confusions, the
-accuracy of each class, and the images with the most certain errors and correct predictions. KEY
-VALUE pairs and flags change that evaluation, not the run's config on the page. The page of a
-detector has what training logged: vil evaluate --pictures shows its errors.
+Evaluates the best checkpoint on the run's first test set for the confusions, the accuracy of each
+class, and the most confident errors and correct predictions. KEY VALUE pairs and flags change this
+evaluation, not the config that the page shows. For a detector the page has what training logged;
+vil evaluate --pictures draws its errors.
 
-The file needs nothing but itself: no script, no network, images inside; less than 3 MB whatever
-the size of the test set. All names are escaped. With --no-eval neither weights nor data are read.
+The page is one file below 3 MB, with its images, without scripts or links to other files. All names
+are escaped. With --no-eval neither weights nor data are read.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""Find the fastest backend of local attention for each stage of a config, by trying all.
+"""Find the fastest attention backend for each stage of a config, by measuring all.
 
   vil tune --config-file imagenet/vil_small_rpb.yaml DATALOADER.BSZ 128
   vil tune --config-file imagenet/vil_small_rpb.yaml --backends blocked,gathered AMP.ENABLED True
   vil tune --config-file mine.yaml --import my_backend.py
 
-Every candidate's output and gradients are compared with the reference before it is timed. The
-choices are kept for this machine and this version in $VIL_CACHE/attention.json (~/.cache/vil);
-`vil train`, `evaluate` and `predict` take them from there (with the same --import), and `vil info`
-shows them. DATALOADER.BSZ is that of one process here.
+Compares each candidate's output and gradients with the reference before timing it. Saves the
+choices for this machine and version in $VIL_CACHE/attention.json (~/.cache/vil), where `vil train`,
+`evaluate` and `predict` find them (with the same --import); `vil info` shows them. DATALOADER.BSZ
+is here the batch size of one process.
 """
 
 import argparse
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--backends", metavar="A,B", help="the candidates, by default all")
     add("--rounds", type=int, default=7, metavar="N", help="measurements of each (7)")
-    add("--max-gib", type=float, metavar="X", help="most that one may hold (half of what is free)")
+    add("--max-gib", type=float, metavar="X", help="memory limit of each (half of the free memory)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,23 +1,22 @@
-"""Draw what a token of a picture attends to, in each head and stage, and what global tokens do.
+"""Draw what a token of an image, and each global token, attends to in every head and stage.
 
   vil visualize attention photo.jpg                                    the shipped small weights
   vil visualize attention photo.jpg --run runs/nano                    the token in the middle
   vil visualize attention photo.jpg --run runs/nano --token 40,12 --out seen.png
   vil visualize attention photo.jpg --run runs/nano --stage 2 --block 1 --only token
-  vil visualize attention test:17 --run runs/nano                      a picture of its test set
+  vil visualize attention test:17 --run runs/nano                      an image of its test set
   vil visualize attention photo.jpg --config-file imagenet/vil_small.yaml MODEL.MODEL_PATH best.pth
 
-IMAGE is a file, - for standard input, or test:N, the picture with number N of the first test set.
-It is shown as the model sees it, resized and cropped as in evaluation. --token is a row and a
-column in pixels of that picture, from 0 at the top left: the ticks of the drawing. In each stage
-the token whose patch holds this pixel is asked. Stages and blocks count from 1; without --stage
-all stages are drawn, without --block the last block of each.
+IMAGE is a file, - for standard input, or test:N, image N of the first test set. It is drawn as the
+model sees it, resized and cropped as in evaluation. --token selects the token whose patch contains
+a pixel: row and column in that image, from 0 at the top left, as on the ticks of the plot. Stages
+and blocks count from 1. By default the last block of each stage is drawn.
 
-The weights are those of the model's own attention, exact: softmax over window and global tokens for
-longformer, over everything for full, over the global tokens for global, over reduced cells for
-srformer, and the normalized products of random features for performer. linformer mixes all tokens
-with weights of both signs before it attends, so no token has a weight, and it is refused. They are
-computed without mixed precision. docs/guides/visualize.md shows how to read the picture.
+The weights are the model's exact attention weights, computed without mixed precision: softmax over
+window and global tokens for longformer, over all tokens for full, over the global tokens for
+global, over reduced cells for srformer, and normalized random-feature products for performer.
+linformer is refused: it mixes all tokens with weights of both signs, so single tokens have no
+weight. docs/guides/visualize.md explains the plot.
 """
 
 import argparse
@@ -26,7 +25,7 @@ import sys
 
 from vil.cli.arguments import config_arguments, run_arguments, with_weights
 from vil.cli.predict import use_shipped_weights
-from vil.config.defaults import is_known
+from vil.config.key_lookup import is_known
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import IMAGE_SUFFIXES, output_file
 
@@ -36,12 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("image", metavar="IMAGE", help="a file, - for standard input, or test:N")
     config_arguments(parser)
     run_arguments(parser)
-    add("--token", metavar="ROW,COL", help="in pixels of the picture shown (its middle)")
+    add("--token", metavar="ROW,COL", help="in pixels of the image shown (its center)")
     add("--stage", type=int, metavar="N", help="one stage, from 1 (all)")
     add("--block", type=int, metavar="N", help="the block, from 1 (the last one of each stage)")
     add("--only", choices=["token", "global"], help="leave the other rows out")
     add("--classes", metavar="FILE", help="the names of the classes, one per line")
-    add("--out", default="attention.png", metavar="FILE", help="of the picture (attention.png)")
+    add("--out", default="attention.png", metavar="FILE", help="the plot (attention.png)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from vil.workflows.visualize_attention import visualize_attention
 
     if is_known(args.image.partition("=")[0]) and not os.path.exists(args.image):
-        raise ConfigError(f"{args.image}: IMAGE stands before KEY VALUE pairs")
+        raise ConfigError(f"{args.image}: IMAGE comes before KEY VALUE pairs")
     path = output_file(args.out, endings=IMAGE_SUFFIXES)
     use_shipped_weights(args)
     cfg, class_names = with_weights(args)

@@ -1,15 +1,15 @@
-"""Draw whom a token sees: the window of local attention, for masks and neighbour modes.
+"""Draw the keys that a query attends to: the window of local attention, by mask and mode.
 
   vil visualize pattern --grid 12x17 --window 5
   vil visualize pattern --grid 12x17 --window 5 --sw-exact 1 --token 3,4 --out exact.png
   vil visualize pattern --grid 14 --window 4 --sw-exact 0 1 -1               a panel for each mask
   vil visualize pattern --grid 14 --window 4 --mode 0 -1 1 2 3 4 5 6 7 8     and for each mode
   vil visualize pattern --grid 12x14 --window 3 --sw-exact 0 1 -1 0 --mode 0 0 0 3 \\
-      --token 4,7 4,7 1,7 4,7 --out docs/pattern.png                         the picture of the docs
+      --token 4,7 4,7 1,7 4,7 --out docs/pattern.png                         the plot of the docs
 
-Masks, modes and tokens of several panels stand in lists of one length; a list of one serves all
-panels. --token is a row and a column of tokens, from 0; without it the one in the middle. Local
-tokens also see every global token, which lie outside the grid. See docs/internals/operation.md.
+For several panels give lists of equal length, or one value for all panels. --token: row and column
+of the query, from 0 (the center by default). Queries also attend to all global tokens, which are
+not part of the grid. docs/internals/operation.md explains masks and modes.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="0 all nine chunks, -1 the self chunk, 1 to 8 it and a neighbor (0)",
     )
-    add("--token", nargs="+", metavar="ROW,COL", help="the query (the middle one)")
+    add("--token", nargs="+", metavar="ROW,COL", help="the query (the center)")
     add("--out", default="pattern.png", metavar="FILE", help="of the image (pattern.png)")
 
 

@@ -1,20 +1,20 @@
-"""One tree of declared keys (defaults), set from YAML files and KEY VALUE pairs (sources), read by
-type (values), joined and checked (load), written again (dumping).
+"""One tree of declared keys (defaults), set from YAML files and KEY VALUE pairs (yaml_source), read
+by type (coercion), merged and checked (load), written again (dump_yaml).
 
-Imports nothing else of the package, so that a config can be read and checked without torch.
+Imports no torch, so that a wrong key is answered at once. Names are loaded on first use.
 """
 
-from vil.config.dump_yaml import dump
-from vil.config.legacy import LEGACY_ATTN_BACKENDS
-from vil.config.load import diff, get_config, load_config, override
-from vil.utils.errors import ConfigError
+from vil.utils.lazy import lazy_exports
 
-__all__ = [
-    "LEGACY_ATTN_BACKENDS",
-    "ConfigError",
-    "diff",
-    "dump",
-    "get_config",
-    "load_config",
-    "override",
-]
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        "LEGACY_ATTN_BACKENDS": "vil.config.legacy",
+        "ConfigError": "vil.utils.errors",
+        "diff": "vil.config.load",
+        "dump": "vil.config.dump_yaml",
+        "get_config": "vil.config.load",
+        "load_config": "vil.config.load",
+        "override": "vil.config.load",
+    },
+)

@@ -1,7 +1,7 @@
-"""What a value means: its text, read as the type of the key's default.
+"""Convert text to the type of a key's default.
 
-So `1` is a fine float, `1e-3` is a number and `RE: no` is a word, whatever YAML would make of them.
-Nothing is evaluated: lists are Python or YAML literals of bounded length.
+`1` and `1e-3` are floats and `RE: no` is text where the key says so. YAML and yacs, which take the
+type from the text, read an int, a text and a bool. Lists are literals of limited length.
 """
 
 import ast
@@ -15,11 +15,11 @@ NOTHING = ("None", "null", "Null", "NULL", "~")
 
 
 class Quoted(str):
-    """Text that stood in quotes: where no type is declared it stays text."""
+    """Quoted text, which stays text where no type is declared."""
 
 
 def coerce(value: Any, default: Any) -> Any:
-    """A value as written, read as the type of `default`; ValueError if it is none."""
+    """Convert a value as written to the type of `default`; raise ValueError if it is none."""
     if isinstance(default, tuple | list):
         element = default[0] if default else 0.0  # an empty default is a list of numbers
         items = value if isinstance(value, list) else _list(value)
@@ -30,7 +30,7 @@ def coerce(value: Any, default: Any) -> Any:
 
 
 def free(value: Any) -> Any:
-    """A value for which no type is declared: true, null, a number, a list, else text."""
+    """Convert a value without a declared type: true, null, a number, a list, else text."""
     if isinstance(value, list):
         return [free(item) for item in value]
     if isinstance(value, Quoted):
@@ -46,7 +46,7 @@ def free(value: Any) -> Any:
 
 
 def kind(default: Any) -> str:
-    """The type of a key in words, for messages and for the manual."""
+    """The type of a key in words."""
     if isinstance(default, tuple | list):
         return f"{type(default).__name__} of {kind(default[0] if default else 0.0)}"
     return type(default).__name__
@@ -66,7 +66,7 @@ def _number(text: str) -> float:
 
 
 def _text(text: str) -> str:
-    """Text as it stands. A shell keeps the inner quotes of "'no'"; they are taken off here."""
+    """Text without quotes: a shell keeps the inner ones of "'no'"."""
     if isinstance(text, Quoted):
         return str(text)
     if text in NOTHING:
@@ -76,7 +76,7 @@ def _text(text: str) -> str:
 
 
 def _list(text: str) -> list[Any]:
-    """A list as a command line has it, which needs no brackets: `a,b` and `0.5` are lists too."""
+    """A list on the command line, which needs no brackets: `a,b` and `0.5` are lists too."""
     return _items(text) if text[:1] in ("(", "[") else text.split(",")
 
 
@@ -91,7 +91,7 @@ def _items(text: str) -> list[Any]:
 
 
 def as_written(value: Any) -> Any:
-    """A Python value as the text somebody would have written for it."""
+    """A Python value as text, as in a file."""
     if isinstance(value, tuple | list):
         return [as_written(item) for item in value]
     return Quoted(value) if isinstance(value, str) else str(value)

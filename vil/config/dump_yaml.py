@@ -1,4 +1,7 @@
-"""A config as YAML that loads back to the same tree."""
+"""Write a config as YAML that loads back to the same tree.
+
+CfgNode.dump sorts keys, and leaves text such as 1e-3 without quotes, which loads back as a number.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +14,7 @@ from vil.config.coercion import free
 
 
 def dump(cfg: CfgNode) -> str:
-    """YAML that loads back to the same tree, one line per key."""
+    """Return YAML that loads back to the same tree, one line per key."""
     return yaml.dump(cfg, Dumper=_Dumper, sort_keys=False, width=math.inf, allow_unicode=True)
 
 
@@ -21,7 +24,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
-    """Quoted where it would otherwise be read as something else, on one line always."""
+    """Quote text that would be read as another type; keep it on one line."""
     style = None if free(text) == text and text.isprintable() else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
 

@@ -1,6 +1,6 @@
-"""What the 2021 original wrote differently: names, spellings, and keys it added at run time.
+"""Read configs of the 2021 original: other names, spellings, and keys that it added at run time.
 
-Old files load as they are. Whatever is dropped or read differently is said in one warning.
+Old files load as they are. One warning names what is dropped or read differently.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The original's names of longformer attention, and the backend that each of them stood for.
+# The original's names of longformer attention, and the backend of each.
 LEGACY_ATTN_BACKENDS = {
     "longformerhand": "chunk_handgrad",
     "longformerauto": "chunk_autograd",
@@ -32,27 +32,25 @@ SPELLINGS = {
 
 
 def modernise(settings: list[Setting], known: Callable[[str], bool]) -> list[Setting]:
-    """The settings of one source, spelled as today and without keys that only the original had."""
-    return [_respell(setting) for setting in _drop(settings, known)]
+    """Spell the settings of one source as today, and drop keys that only the original had.
 
-
-def _drop(settings: list[Setting], known: Callable[[str], bool]) -> list[Setting]:
-    """A file with a runtime key was saved by some state of the original, so unknown keys in it are
-    leftovers and not typing errors; in any other file they stay and are refused later."""
-    if not any(setting.key in RUNTIME_KEYS for setting in settings):
-        return settings
-    dropped = [setting.key for setting in settings if not known(setting.key)]
-    source = settings[0].where.rpartition(":")[0] or settings[0].where
-    log.warning("%s was saved by the original code; keys dropped: %s", source, ", ".join(dropped))
-    return [setting for setting in settings if known(setting.key)]
+    The original saved files with runtime keys, so other unknown keys in such a file are its
+    leftovers too. In any other file unknown keys are typing errors, which `load` reports.
+    """
+    if any(setting.key in RUNTIME_KEYS for setting in settings):
+        dropped = ", ".join(setting.key for setting in settings if not known(setting.key))
+        source = settings[0].source
+        log.warning("%s was saved by the original code; keys dropped: %s", source, dropped)
+        settings = [setting for setting in settings if known(setting.key)]
+    return [_respell(setting) for setting in settings]
 
 
 def _respell(setting: Setting) -> Setting:
     if isinstance(setting.value, list | dict) or (setting.key, setting.value) not in SPELLINGS:
         return setting
     today = SPELLINGS[setting.key, setting.value]
-    said = today or "empty"
-    log.warning("%s: %s: %s is read as %s", setting.where, setting.key, setting.value, said)
+    shown = today or "empty"
+    log.warning("%s: %s: %s is read as %s", setting.where, setting.key, setting.value, shown)
     return setting._replace(value=today)
 
 

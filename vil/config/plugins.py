@@ -1,10 +1,10 @@
-"""Code of a user's that registers components: files to import, and installed plug-ins.
+"""Run user code that registers components: files to import, and installed plug-ins.
 
-They run before the tree of keys is checked, so that their components are choices and their keys are
-known. A config records them under IMPORTS, and whatever reads that config runs them again.
+They run before the config is checked, so that their components are choices and their keys are
+known. A config records them under IMPORTS, and loading that config runs them again.
 
-A file named in a config is run only if this user has named it before, with --import or from Python:
-the config of a run that somebody else made must not run code.
+A file named in a config runs only if this user has named it before, with --import or from Python:
+the config of another user's run must not run code.
 """
 
 import importlib.metadata
@@ -18,15 +18,15 @@ from pathlib import Path
 from vil.utils.atomic_write import replace_text
 from vil.utils.errors import ConfigError
 
-API_VERSION = 1  # of the interface that a plug-in sees; it says which one it was written for
+API_VERSION = 1  # of the plug-in interface; a plug-in has the one it was written for
 GROUP = "vil.plugins"  # of Python entry points
 PREFIX = "plugin:"  # of an installed plug-in in IMPORTS
 _loaded: dict[str, str] = {}  # {entry point: problem, empty if there is none}
 
 
 def run_imports(named: Iterable[str], recorded: Iterable[tuple[str, str]]) -> list[str]:
-    """Load installed plug-ins, then the files that the caller names and those that a config
-    records; return what a config should record.
+    """Load installed plug-ins, the files that the caller names and those that a config records.
+    Return what a config should record.
 
     recorded: (file or plug-in, where it was recorded). Raises ConfigError for what is missing, for
     a recorded file that this user has not named before, and for code that fails.
@@ -118,8 +118,7 @@ def _read_trusted() -> set[str]:
 
 
 def _write_trusted(files: set[str]) -> None:
-    """Remember the files that this user has named; without a place for that, each start must name
-    them again."""
+    """Remember the files that this user has named, if the cache can be written."""
     try:
         _trust_file().parent.mkdir(parents=True, exist_ok=True)
         replace_text(_trust_file(), json.dumps(sorted(files), indent=1) + "\n")

@@ -1,5 +1,5 @@
 """The registries whose names are values of config keys. They are read when a value is checked, so
-that components of a plug-in count, and named by their place, so that reading none imports none."""
+that components of plug-ins count."""
 
 import importlib
 

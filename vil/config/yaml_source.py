@@ -1,7 +1,8 @@
-"""Where settings come from: YAML files with their bases, and KEY VALUE pairs.
+"""Read settings from YAML files with their bases, and from KEY VALUE pairs.
 
-Every source becomes a list of settings, their values still as written. Tags, duplicate keys, code
-and exploding aliases are refused, in one line that names the place.
+Values stay as written; `coercion` gives them the type of their key. Tags, duplicate keys, code and
+exploding aliases are errors of one line with the name of the file and the line. yacs and safe_load
+have no line numbers, accept duplicate keys, and read `1e-3` as text, so this file walks YAML nodes.
 """
 
 import difflib
@@ -12,8 +13,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from vil.config import defaults, legacy
+from vil.config import legacy
 from vil.config.coercion import MAX_LITERAL, Quoted, as_written
+from vil.config.defaults import EXTENSIBLE
+from vil.config.key_lookup import is_known
 from vil.utils.errors import ConfigError
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -21,16 +24,21 @@ MAX_BYTES = 1 << 20  # of one file
 MAX_NODES = 10_000  # of one file with its aliases written out
 MAX_DEPTH = 20
 COMMAND_LINE = "command line"
-EMPTY: dict = {}  # the value of an open node written as {}: back to the defaults
+EMPTY: dict = {}  # the value of an extensible section written as {}: back to the defaults
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Setting(NamedTuple):
-    """One dotted key with its value as somebody wrote it: text, or a list of texts and lists."""
+    """One dotted key with its value as written: text, or a list of texts and lists."""
 
     key: str
     value: Any
-    where: str
+    where: str  # file:line, or "command line"
+
+    @property
+    def source(self) -> str:
+        """The file, or the command line."""
+        return self.where.rpartition(":")[0] or self.where
 
 
 # Files
@@ -44,7 +52,7 @@ def packaged_root() -> Path:
 
 
 def find(name: str | Path, folder: Path | None = None) -> Path:
-    """The config file `name`: relative to `folder` (here), else below the packaged configs/."""
+    """Find the config file `name` relative to `folder` (here), else below the packaged configs/."""
     given = Path(os.path.expanduser(name))
     if given.suffix not in SUFFIXES:
         raise ConfigError(f"{name}: a config ends in {', '.join(SUFFIXES)}; nothing else is read")
@@ -65,11 +73,16 @@ def did_you_mean(name: str | None = None) -> str:
 def from_file(
     path: Path, below: tuple[Path, ...] = (), roots: Sequence[Path] = ()
 ) -> list[Setting]:
-    """The settings of a file after those of its bases. `below` are the files that led here."""
+    """Read the settings of a file's bases, then its own.
+
+    below: the files that name it as a base. roots: folders in which bases may be.
+    """
     if path in below:
         chain = " -> ".join(_shown(step) for step in (*below, path))
         raise ConfigError(f"{_shown(path)}: _BASE_ leads in a circle: {chain}")
-    roots = roots or _roots(path)
+    if not roots:  # below configs/, packaged or the nearest folder of that name, or beside the file
+        named = [parent for parent in path.parents if parent.name == "configs"]
+        roots = [packaged_root(), path.parent, *named[:1]]
     own, inherited = [], []
     for setting in read_yaml(_read_text(path), _shown(path)):
         if setting.key != "_BASE_":
@@ -79,13 +92,7 @@ def from_file(
         for name in names:
             base = _find_base(str(name), path, setting.where, roots)
             inherited += from_file(base, (*below, path), roots)
-    return inherited + legacy.modernise(own, defaults.is_known)
-
-
-def _roots(path: Path) -> list[Path]:
-    """Where bases may lie: below configs/ (ours, or the nearest folder of that name), or beside."""
-    named = [parent for parent in path.parents if parent.name == "configs"]
-    return [packaged_root(), path.parent, *named[:1]]
+    return inherited + legacy.modernise(own, is_known)
 
 
 def _find_base(name: str, path: Path, where: str, roots: Sequence[Path]) -> Path:
@@ -123,7 +130,7 @@ def _shown(path: Path) -> str:
 
 
 def read_yaml(text: str, label: str) -> list[Setting]:
-    """The settings of a YAML mapping, without tags, duplicate keys or exploding aliases."""
+    """Read the settings of a YAML mapping without tags, duplicate keys or exploding aliases."""
     try:
         _screen(text, label)
         root = yaml.compose(text, Loader=_Loader)
@@ -135,11 +142,11 @@ def read_yaml(text: str, label: str) -> list[Setting]:
         return []
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{label}: a config is a mapping of keys, this is a single value")
-    return list(_Walk(lambda line: f"{label}:{line}").mapping(root))
+    return list(_Walk(lambda line: f"{label}:{line}").section(root))
 
 
 def _screen(text: str, label: str) -> None:
-    """Refuse tags and deep nesting before anything recursive sees the text."""
+    """Refuse tags and deep nesting, before the text is parsed recursively."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         where = f"{label}:{event.start_mark.line + 1}"
@@ -152,14 +159,14 @@ def _screen(text: str, label: str) -> None:
 
 
 class _Walk:
-    """One walk over composed YAML; counts nodes, because an alias can stand for very many."""
+    """Turn composed YAML into settings. Counts nodes, because an alias can stand for very many."""
 
     def __init__(self, where: Callable[[int], str]) -> None:
         self.where = where
         self.lines: dict[str, int] = {}
         self.visited = 0
 
-    def mapping(self, node: yaml.MappingNode, prefix: str = "") -> Iterator[Setting]:
+    def section(self, node: yaml.MappingNode, prefix: str = "") -> Iterator[Setting]:
         for name, value in node.value:
             line = self.enter(name, prefix.count("."))
             if not isinstance(name, yaml.ScalarNode):
@@ -169,12 +176,15 @@ class _Walk:
                 first = self.lines[key]
                 raise ConfigError(f"{self.where(line)}: {key}: given twice, first in line {first}")
             self.lines[key] = line
-            if isinstance(value, yaml.MappingNode):
-                if not value.value and key in defaults.EXTENSIBLE:
-                    yield Setting(key, EMPTY, self.where(line))
-                yield from self.mapping(value, f"{key}.")
-            else:
-                yield Setting(key, self.plain(value), self.where(line))
+            yield from self.key(key, value, self.where(line))
+
+    def key(self, key: str, node: yaml.Node, where: str) -> Iterator[Setting]:
+        if not isinstance(node, yaml.MappingNode):
+            yield Setting(key, self.plain(node), where)
+        elif not node.value and key in EXTENSIBLE:
+            yield Setting(key, EMPTY, where)
+        else:
+            yield from self.section(node, f"{key}.")
 
     def plain(self, node: yaml.Node, depth: int = 0) -> Any:
         line = self.enter(node, depth)
@@ -196,7 +206,7 @@ class _Walk:
 
 
 def from_options(opts: Sequence[str]) -> Iterator[Setting]:
-    """KEY VALUE and KEY=VALUE in any mixture."""
+    """Read KEY VALUE and KEY=VALUE, in any mixture."""
     words = iter(opts)
     for word in words:
         key, equals, value = str(word).partition("=")
@@ -209,7 +219,7 @@ def from_options(opts: Sequence[str]) -> Iterator[Setting]:
 
 
 def _option(key: str, value: Any) -> Iterator[Setting]:
-    """[a, b] and {a: 1} may be written as in YAML; what is neither stays text."""
+    """Read [a, b] and {a: 1} as YAML; all else is text."""
     if isinstance(value, str) and value[:1] in ("[", "{") and len(value) <= MAX_LITERAL:
         try:
             _screen(value, f"{COMMAND_LINE}: {key}")
@@ -218,10 +228,7 @@ def _option(key: str, value: Any) -> Iterator[Setting]:
             yield Setting(key, value, COMMAND_LINE)
             return
         walk = _Walk(lambda line: f"{COMMAND_LINE}: {key}")
-        if isinstance(node, yaml.MappingNode):
-            if not node.value and key in defaults.EXTENSIBLE:
-                yield Setting(key, EMPTY, COMMAND_LINE)
-            yield from (s._replace(where=COMMAND_LINE) for s in walk.mapping(node, f"{key}."))
-            return
-        value = walk.plain(node)
-    yield Setting(key, value, COMMAND_LINE)
+        for setting in walk.key(key, node, COMMAND_LINE):
+            yield setting._replace(where=COMMAND_LINE)
+    else:
+        yield Setting(key, value, COMMAND_LINE)

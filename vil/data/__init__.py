@@ -29,13 +29,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "EvalLoader": "vil.data.loader",
     },
 )
-__all__ += [
-    "DATASETS",
-    "build_dataset",
-    "is_numbered",
-    "own_arguments",
-    "register_dataset",
-]
+__all__ += ["DATASETS", "build_dataset", "is_numbered", "own_arguments", "register_dataset"]
 
 
 def check_dataset(dataset: Callable[..., "ImageDataset"], entry: Entry) -> None:
@@ -49,7 +43,7 @@ def check_dataset(dataset: Callable[..., "ImageDataset"], entry: Entry) -> None:
     if len(positional) != 3 or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         raise ValueError(
             f"dataset {name!r} is called as f(root, split, transform, **own): it must take these "
-            f"three, and its own arguments by keyword only, each by name; given "
+            "three, and its own arguments by keyword only, each by name; given "
             f"{inspect.signature(dataset)}"
         )
     if entry.facts.get("numbered") and "num_classes" not in keyword_only(dataset):
@@ -68,14 +62,10 @@ def check_dataset(dataset: Callable[..., "ImageDataset"], entry: Entry) -> None:
 
 # A `numbered` dataset has plain numbers for labels and takes num_classes: how many there are.
 DATASETS = Registry("dataset", check=check_dataset)
+ZIP_OR_FOLDER = "a zip and a list of labels per split, else a folder per class"
 DATASETS.add("digits", "vil.data.datasets.digits:Digits", "1,797 scanned digits of scikit-learn")
 DATASETS.add("folder", "vil.data.datasets.folder:Folder", "a folder per class")
-DATASETS.add(
-    "imagenet",
-    "vil.data.formats.imagenet_zip:imagenet",
-    "a zip and a list of labels per split, else a folder per class",
-    numbered=True,
-)
+DATASETS.add("imagenet", "vil.data.formats.imagenet_zip:imagenet", ZIP_OR_FOLDER, numbered=True)
 DATASETS.add("tar", "vil.data.formats.tar:Tar", "a tar per split with a folder per class")
 DATASETS.add("tsv", "vil.data.formats.tsv:Tsv", "base64 images in TSV rows", numbered=True)
 DATASETS.add("cifar", "vil.data.datasets.torchvision_sets:Cifar", "CIFAR-10")

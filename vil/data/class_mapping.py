@@ -32,18 +32,12 @@ def read_class_mapping(
         mapping[number, columns.get(text.rsplit("(", 1)[0], [])] = True
     unmapped = [name for name, used in zip(dataset_classes, mapping.any(0).tolist()) if not used]
     if len(unmapped) == len(dataset_classes):
-        raise DataError(
-            f"{path} maps no class of the model to one of {', '.join(unmapped[:5])}, ..."
-        )
+        names = ", ".join(unmapped[:5])
+        raise DataError(f"{path} maps no class of the model to one of {names}, ...")
     if unmapped:
-        logger.warning(
-            "%s: no class of the model maps to %d of %d classes, whose images count as wrong; "
-            "the first: %s",
-            path,
-            len(unmapped),
-            len(dataset_classes),
-            unmapped[0],
-        )
+        count = f"{len(unmapped)} of {len(dataset_classes)} classes"
+        text = "%s: no class of the model maps to %s, whose images count as wrong; the first: %s"
+        logger.warning(text, path, count, unmapped[0])
     return mapping
 
 

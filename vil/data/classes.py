@@ -44,15 +44,9 @@ def parse_class(
     try:
         label = int(text)
     except ValueError:
-        raise DataError(
-            f"{file}, line {line}: the class must be {expected}, not {text!r}"
-        ) from None
+        problem = f"the class must be {expected}, not {text!r}"
+        raise DataError(f"{file}, line {line}: {problem}") from None
     if label < 0 or (num_classes is not None and label >= num_classes):
         allowed = "from 0 up" if num_classes is None else f"0..{num_classes - 1}"
         raise DataError(f"{file}, line {line}: class {label} is outside of the classes ({allowed})")
     return label
-
-
-def numeric_names(num_classes: int) -> list[str]:
-    """Names "0", "1", ... for classes that have none."""
-    return [str(number) for number in range(num_classes)]

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +12,8 @@ from torch.utils.data import Dataset
 from vil.data.batch import collate
 from vil.utils.lookup import lookup
 
+Root = str | Path
+Transform = Callable | None  # from a PIL image to what a sample has in its place
 # The numbers are part of the random key of generated datasets: their splits must differ.
 SPLITS = {"train": 0, "val": 1}
 
@@ -43,7 +46,7 @@ class ImageDataset(Dataset, ABC):
     classes: list[str]
     targets: np.ndarray  # (N,) int64: forked workers share the pages of an array, not of a list
 
-    def __init__(self, split: str, transform: Callable | None = None):
+    def __init__(self, split: str, transform: Transform = None):
         lookup(SPLITS, split, "split")
         self.split = split
         self.transform = transform

@@ -17,25 +17,23 @@ class UnreadableImage(OSError):
 
 def read_image(source: str | Path | BinaryIO) -> Image.Image:
     """Decode an image completely. Raises UnreadableImage."""
-    with as_unreadable(), Image.open(source) as image:
-        check_size(image)
-        check_format(image)
+    with open_image(source) as image:
         return to_rgb(image)
 
 
 def read_size(source: str | Path | BinaryIO) -> tuple[int, int]:
     """Width and height from the image header. Raises UnreadableImage."""
-    with as_unreadable(), Image.open(source) as image:
-        check_size(image)
-        check_format(image)
+    with open_image(source) as image:
         return image.size
 
 
 @contextmanager
-def as_unreadable() -> Iterator[None]:
-    """Turn any exception of PIL into UnreadableImage."""
+def open_image(source: str | Path | BinaryIO) -> Iterator[Image.Image]:
+    """Open an image and check its header; turn any exception of PIL into UnreadableImage."""
     try:
-        yield
+        with Image.open(source) as image:
+            check_header(image)
+            yield image
     except StoppedError:  # a signal that came while the main process decodes
         raise
     except UnidentifiedImageError as error:  # its message has the memory address of a BytesIO
@@ -46,19 +44,15 @@ def as_unreadable() -> Iterator[None]:
         raise UnreadableImage(f"{type(error).__name__}: {error}") from error
 
 
-def check_size(image: Image.Image) -> None:
-    """Raise above the number of pixels at which PIL only warns.
+def check_header(image: Image.Image) -> None:
+    """Reject PostScript, which PIL lets Ghostscript execute, and sizes at which PIL only warns.
 
-    A warnings filter would do it too, but setting one per image resets all shown warnings.
+    A warnings filter would do the latter too, but setting one per image resets all shown warnings.
     """
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and image.width * image.height > limit:
         raise Image.DecompressionBombError(
             f"{image.width} x {image.height} pixels, more than PIL's limit of {limit}"
         )
-
-
-def check_format(image: Image.Image) -> None:
-    """Reject PostScript under any file name: PIL would let Ghostscript execute it."""
-    if image.format == "EPS":
+    if image.format == "EPS":  # under any file name
         raise UnidentifiedImageError

@@ -5,24 +5,19 @@ number of workers, the number of processes, or the step at which a run resumes.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vil.data.batch import Batch
 from vil.data.dataset import LoadableDataset
 from vil.data.robust_dataset import BadSampleLog, RobustDataset
 from vil.data.samplers import eval_batches, train_batches
-from vil.data.workers import (
-    build_data_loader,
-    iter_batches,
-    start_workers,
-    stop_at_exit,
-    stop_workers,
-)
+from vil.data.workers import build_data_loader, iter_batches
 from vil.utils.errors import DataError
 
-# How many consecutive samples are tried in place of one that cannot be read.
-TRIES = 10
+TRIES = 10  # consecutive samples that are tried in place of one that cannot be read
 
 
 class TrainLoader:
@@ -37,11 +32,9 @@ class TrainLoader:
         rank: int = 0,
         world: int = 1,
         repeats: int = 1,
-        workers: int = 0,
-        pin_memory: bool = False,
         max_bad_fraction: float = 0.01,
         bad_file: str | Path | None = None,
-        context: str | None = None,
+        **options: Any,
     ):
         """
         Args:
@@ -49,7 +42,7 @@ class TrainLoader:
             repeats: above 1, repeated augmentation: as many samples per epoch, fewer distinct ones.
             max_bad_fraction: of unreadable images, above which loading raises DataError.
             bad_file: lists the unreadable images.
-            context: start method of multiprocessing.
+            options: workers, pin_memory and context of `build_data_loader`.
         """
         if repeats < 1:
             raise ValueError(f"repeats must be at least 1, given {repeats}")
@@ -60,16 +53,10 @@ class TrainLoader:
                 f"and the training set has {len(dataset)}"
             )
         self.classes = dataset.classes
+        self.batch_size = batch_size
         self.samples = RobustDataset(dataset, seed=seed, tries=TRIES)
-        self.order = {
-            "batch_size": batch_size,
-            "seed": seed,
-            "rank": rank,
-            "world": world,
-            "repeats": repeats,
-            "groups": getattr(dataset, "groups", None),
-        }
-        self.options = {"workers": workers, "pin_memory": pin_memory, "context": context}
+        self.order = {"seed": seed, "rank": rank, "world": world, "repeats": repeats}
+        self.options = options
         self.bad_samples = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
 
     def batches(self, start_step: int, stop_step: int) -> Iterator[Batch]:
@@ -77,28 +64,26 @@ class TrainLoader:
 
         Raises DataError if too many images cannot be read.
         """
-        steps = range(start_step, stop_step)
+        dataset = self.samples.dataset
         order = train_batches(
-            len(self.samples.dataset), start=start_step, stop=stop_step, **self.order
+            len(dataset),
+            batch_size=self.batch_size,
+            start=start_step,
+            stop=stop_step,
+            groups=getattr(dataset, "groups", None),
+            **self.order,
         )
-        iterator = start_workers(build_data_loader(self.samples, order, **self.options))
-        stop_at_exit(iterator)
-        try:
-            for step, batch in zip(steps, iter_batches(iterator)):
+        loader = build_data_loader(self.samples, order, **self.options)
+        with closing(iter_batches(loader)) as batches:
+            for step, batch in enumerate(batches, start_step):
                 self.bad_samples.record(batch.bad_samples)
-                self.check_full(batch)
+                if len(batch) < self.batch_size:  # a sample without a substitute
+                    *_, name, reason = batch.bad_samples[-1]
+                    raise DataError(
+                        f"{TRIES} images in a row cannot be read: repair or remove them; "
+                        f"the last: {name} ({reason})"
+                    )
                 yield replace(batch, epoch=step // self.steps_per_epoch, step=step)
-        finally:
-            stop_workers(iterator)
-
-    def check_full(self, batch: Batch) -> None:
-        """Raise DataError if no substitute was found for a sample."""
-        if len(batch) < self.order["batch_size"]:
-            last = batch.bad_samples[-1]
-            raise DataError(
-                f"{TRIES} images in a row cannot be read: repair or remove them; "
-                f"the last: {last.name} ({last.reason})"
-            )
 
 
 class EvalLoader:
@@ -114,37 +99,25 @@ class EvalLoader:
         batch_size: int,
         rank: int = 0,
         world: int = 1,
-        workers: int = 0,
-        pin_memory: bool = False,
         max_bad_fraction: float = 0.01,
         bad_file: str | Path | None = None,
-        context: str | None = None,
+        **options: Any,
     ):
+        """The arguments are those of TrainLoader."""
         self.num_samples = len(dataset)
         self.dataset = dataset
         self.classes = dataset.classes
         self.order = eval_batches(len(dataset), batch_size=batch_size, rank=rank, world=world)
-        self.loader = build_data_loader(
-            RobustDataset(dataset),
-            self.order,
-            workers=workers,
-            pin_memory=pin_memory,
-            context=context,
-            persistent=True,
-        )
+        samples = RobustDataset(dataset)
+        self.loader = build_data_loader(samples, self.order, persistent=True, **options)
         self.bad_samples = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
-        self.started = None
 
     def __len__(self) -> int:
         """Number of batches of this process. Batches without a readable image are skipped."""
         return len(self.order)
 
     def __iter__(self) -> Iterator[Batch]:
-        iterator = start_workers(self.loader)
-        if iterator is not self.started:  # persistent workers: torch returns the same iterator
-            self.started = iterator
-            stop_at_exit(iterator)
-        for step, batch in enumerate(iter_batches(iterator)):
+        for step, batch in enumerate(iter_batches(self.loader)):
             self.bad_samples.record(batch.bad_samples)
             if len(batch):
                 yield replace(batch, step=step)

@@ -4,6 +4,7 @@ They run on the device of the batch, not in the loader.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from timm.data.mixup import Mixup, mixup_target
@@ -21,34 +22,16 @@ class Mix:
     included. The random numbers are a function of (seed, epoch, step, rank).
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        *,
-        mixup_alpha: float = 0.0,
-        cutmix_alpha: float = 0.0,
-        cutmix_minmax: tuple[float, float] | None = None,
-        prob: float = 1.0,
-        switch_prob: float = 0.5,
-        mode: str = "batch",
-        label_smoothing: float = 0.0,
-        seed: int = 0,
-    ):
+    def __init__(self, num_classes: int, *, seed: int = 0, mode: str = "batch", **options: Any):
+        """options: mixup_alpha, cutmix_alpha, cutmix_minmax, prob, switch_prob and label_smoothing
+        of timm's Mixup. Mixing and smoothing that are not mentioned are off."""
         lookup(MODES, mode, "mixup mode")
-        if not (mixup_alpha > 0 or cutmix_alpha > 0 or cutmix_minmax):
+        alphas = [options.get(name, 0.0) for name in ("mixup_alpha", "cutmix_alpha")]
+        if max(alphas) <= 0 and not options.get("cutmix_minmax"):
             raise ValueError("mixing needs mixup_alpha > 0, cutmix_alpha > 0 or cutmix_minmax")
         self.seed = seed
-        self.smoothing = {"num_classes": num_classes, "smoothing": label_smoothing}
-        self.mixup = Mixup(
-            mixup_alpha,
-            cutmix_alpha,
-            cutmix_minmax or None,
-            prob,
-            switch_prob,
-            mode,
-            label_smoothing=label_smoothing,
-            num_classes=num_classes,
-        )
+        options = {"mixup_alpha": 0.0, "label_smoothing": 0.0} | options
+        self.mixup = Mixup(mode=mode, num_classes=num_classes, **options)
 
     def __call__(self, batch: Batch, rank: int = 0) -> Batch:
         """Mix sample i with sample B - 1 - i. The last sample of an odd batch is not mixed.
@@ -59,5 +42,7 @@ class Mix:
         images = batch.images.clone()  # timm mixes in place
         with fork_rng("mix", self.seed, batch.epoch, batch.step, rank):
             _, mixed = self.mixup(images[:even], batch.targets[:even])
-        unmixed = mixup_target(batch.targets[even:], **self.smoothing)
+        unmixed = mixup_target(
+            batch.targets[even:], self.mixup.num_classes, smoothing=self.mixup.label_smoothing
+        )
         return replace(batch, images=images, targets=torch.cat([mixed, unmixed]))

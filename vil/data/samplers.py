@@ -78,12 +78,8 @@ def group_batches(order: np.ndarray, groups: np.ndarray, global_batch: int) -> n
     return order[np.concatenate([*batches, np.sort(np.concatenate(remainders))])]
 
 
-def eval_indices(n: int, rank: int = 0, world: int = 1) -> range:
-    """This process's share. Over all processes every index comes once, without padding."""
-    return range(rank, n, world)
-
-
 def eval_batches(n: int, *, batch_size: int, rank: int = 0, world: int = 1) -> list[list[Position]]:
-    """This process's share in batches of B; the last one may be smaller."""
-    share = [Position(0, index, index) for index in eval_indices(n, rank, world)]
+    """This process's share in batches of B; the last one may be smaller. Over all processes every
+    index comes once, without padding."""
+    share = [Position(0, index, index) for index in range(rank, n, world)]
     return [share[first : first + batch_size] for first in range(0, len(share), batch_size)]

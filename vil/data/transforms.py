@@ -15,10 +15,7 @@ from vil.utils.lookup import lookup
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-INTERPOLATIONS = {
-    "bilinear": v2.InterpolationMode.BILINEAR,
-    "bicubic": v2.InterpolationMode.BICUBIC,
-}
+INTERPOLATIONS = {name: v2.InterpolationMode(name) for name in ("bilinear", "bicubic")}
 BLUR_SIGMA = (0.1, 2.0)
 BLUR_KERNEL = 13  # three times the largest sigma on each side
 
@@ -66,7 +63,7 @@ def train_transform(
             the first three, always applied.
         auto_augment: a policy of timm, which replaces the jitter.
     """
-    interpolation_mode = lookup(INTERPOLATIONS, interpolation, "interpolation")
+    mode = lookup(INTERPOLATIONS, interpolation, "interpolation")
     strengths, jitter_prob = split_jitter(color_jitter)
     if use_timm:
         return create_transform(
@@ -90,18 +87,15 @@ def train_transform(
         )
     flips = [v2.RandomHorizontalFlip(hflip), v2.RandomVerticalFlip(vflip)]
     if finetune:
-        resize = v2.Resize(int(image_size / crop_pct), interpolation_mode)
+        resize = v2.Resize(int(image_size / crop_pct), mode)
         return v2.Compose([resize, v2.RandomCrop(image_size), *flips, *normalize(mean, std)])
-    return v2.Compose(
-        [
-            v2.RandomResizedCrop(image_size, scale, ratio, interpolation_mode),
-            *flips,
-            v2.RandomApply([v2.ColorJitter(*strengths)], jitter_prob),
-            v2.RandomGrayscale(gray_scale),
-            v2.RandomApply([v2.GaussianBlur(BLUR_KERNEL, BLUR_SIGMA)], gaussian_blur),
-            *normalize(mean, std),
-        ]
-    )
+    crop = v2.RandomResizedCrop(image_size, scale, ratio, mode)
+    colors = [
+        v2.RandomApply([v2.ColorJitter(*strengths)], jitter_prob),
+        v2.RandomGrayscale(gray_scale),
+        v2.RandomApply([v2.GaussianBlur(BLUR_KERNEL, BLUR_SIGMA)], gaussian_blur),
+    ]
+    return v2.Compose([crop, *flips, *colors, *normalize(mean, std)])
 
 
 def eval_transform(
@@ -120,11 +114,8 @@ def eval_transform(
 
 def normalize(mean: Sequence[float], std: Sequence[float]) -> list[Callable]:
     """Scale 0..255 to 0..1 and normalize each channel."""
-    return [
-        v2.PILToTensor(),
-        v2.ToDtype(torch.float32, scale=True),
-        v2.Normalize(list(mean), list(std)),
-    ]
+    scale = v2.ToDtype(torch.float32, scale=True)
+    return [v2.PILToTensor(), scale, v2.Normalize(list(mean), list(std))]
 
 
 def split_jitter(color_jitter: float | Sequence[float]) -> tuple[tuple[float, ...], float]:

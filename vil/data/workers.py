@@ -13,16 +13,12 @@ from multiprocessing import resource_tracker
 import torch
 from torch.utils.data import DataLoader
 
-from vil.data.batch import Batch
 from vil.data.robust_dataset import RobustDataset
 from vil.data.samplers import Position
 from vil.utils.errors import DataError
 
-SIGNALS = {
-    getattr(signal, name)
-    for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
-    if hasattr(signal, name)
-}
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2}
+STARTED = weakref.WeakSet()  # iterators of DataLoaders, whose workers stop at exit
 DEATH = re.compile(r"DataLoader (worker \(pid.*?\)) (.*?)\.?( Details are lost.*)?\s*", re.DOTALL)
 
 
@@ -30,14 +26,15 @@ def build_data_loader(
     samples: RobustDataset,
     batches: Iterable[list[Position]],
     *,
-    workers: int,
-    pin_memory: bool,
-    context: str | None,
+    workers: int = 0,
+    pin_memory: bool = False,
+    context: str | None = None,
     persistent: bool = False,
 ) -> DataLoader:
     """A DataLoader over lists of Position that does not advance the global generators.
 
-    The generator given to it only seeds the workers, where each sample is seeded again.
+    The generator given to it only seeds the workers, where each sample is seeded again. `context`
+    is the start method of multiprocessing.
     """
     return DataLoader(
         samples,
@@ -52,26 +49,45 @@ def build_data_loader(
     )
 
 
-def start_workers(loader: DataLoader) -> Iterator[Batch]:
+def iter_batches(loader: DataLoader) -> Iterator:
+    """Yield the batches of one pass. close() stops the workers, unless they are persistent.
+
+    Raises RuntimeError with the pid if a worker has died. The connection to it may fail before
+    SIGCHLD arrives: torch's handler, which knows the pid, raises during the sleep.
+    """
+    iterator = start_workers(loader)
+    try:
+        yield from iterator
+    except (ConnectionError, EOFError):
+        time.sleep(1)
+        raise
+    finally:
+        if not loader.persistent_workers:
+            stop_workers(iterator)
+
+
+def start_workers(loader: DataLoader) -> Iterator:
     """iter(loader) with signals blocked while the workers start.
 
     Before a worker reaches `ignore_signals`, a signal would kill it or run the parent's handler.
     """
-    if not hasattr(signal, "pthread_sigmask"):
-        return iter(loader)
     others = multiprocessing.active_children()
     context = loader.multiprocessing_context or multiprocessing.get_context()
     if loader.num_workers and context.get_start_method() != "fork":
         resource_tracker.ensure_running()  # starting it unblocks signals
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        return iter(loader)
+        iterator = iter(loader)
     except BaseException:  # e.g. from a signal handler between two workers
         for worker in set(multiprocessing.active_children()).difference(others):
             worker.kill()
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    STARTED.add(iterator)
+    atexit.unregister(stop_all_workers)
+    atexit.register(stop_all_workers)  # to run before torch's handler, which waits 5 s per worker
+    return iterator
 
 
 def ignore_signals(worker_id: int) -> None:
@@ -82,21 +98,25 @@ def ignore_signals(worker_id: int) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def iter_batches(iterator: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the batches. Raises RuntimeError with the pid if a worker has died.
+def stop_workers(iterator: object) -> None:
+    """Stop the workers of a DataLoader iterator now.
 
-    The connection to a dead worker may fail before SIGCHLD arrives: torch's handler, which knows
-    the pid, raises during the sleep.
+    Deleting the last reference does the same, but a kept traceback holds a reference.
     """
-    try:
-        yield from iterator
-    except (ConnectionError, EOFError):
-        time.sleep(1)
-        raise
+    if hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
+
+
+def stop_all_workers() -> None:
+    """Stop all workers when the program exits with an error.
+
+    multiprocessing would send one SIGTERM, which they ignore, and wait forever.
+    """
+    for iterator in list(STARTED):
+        stop_workers(iterator)
 
 
 @contextmanager
@@ -116,22 +136,3 @@ def worker_errors() -> Iterator[None]:
             f"loader {death[1]} {death[2]}; if memory ran out, use fewer DATALOADER.WORKERS or a "
             "smaller DATALOADER.BSZ; with 0 workers an error in the data has its own traceback"
         ) from error
-
-
-def stop_workers(iterator: object) -> None:
-    """Stop the workers of a DataLoader iterator now.
-
-    Deleting the last reference does the same, but a kept traceback holds a reference.
-    """
-    if hasattr(iterator, "_shutdown_workers"):
-        iterator._shutdown_workers()
-
-
-def stop_at_exit(iterator: object) -> None:
-    """Stop the workers when the program exits with an error.
-
-    multiprocessing would send one SIGTERM, which they ignore, and wait forever. Call this after the
-    workers have started: exit handlers run in reverse, and torch's would wait 5 s for each worker.
-    """
-    reference = weakref.ref(iterator)
-    atexit.register(lambda: stop_workers(reference()))

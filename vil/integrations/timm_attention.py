@@ -116,7 +116,7 @@ class PatchedAttention(GlobalLocalAttention):
             self.register_buffer(name, buffer, name not in plain._non_persistent_buffers_set)
         self.training = plain.training
 
-    def add_projections(self, dim: int, qkv_bias: bool) -> None:
+    def add_projections(self) -> None:
         """Add nothing: timm's projections are used."""
 
     def attention_weights(self, *args, **kwargs) -> AttentionWeights:

@@ -7,6 +7,7 @@ from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention
+from vil.layers.padding import Grid
 
 
 class Block(nn.Module):
@@ -22,12 +23,12 @@ class Block(nn.Module):
         self.mlp = Mlp(attn.dim, 4 * attn.dim, drop=drop)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
-    def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
         """x (B, T, C), valid_hw (B, 2) rows and columns that are not padding -> (B, T, C)."""
         x = x + self.drop_path(self.attn(self.norm1(x), grid, valid_hw))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
-    def macs(self, grid: tuple[int, int]) -> int:
+    def macs(self, grid: Grid) -> int:
         """Multiply-accumulates of one image."""
         tokens = self.attn.num_global + grid[0] * grid[1]
         return self.attn.macs(grid) + 8 * tokens * self.attn.dim**2

@@ -7,13 +7,15 @@ columns of each image that are not padding, from the top left.
 import torch
 from torch import Tensor
 
+Grid = tuple[int, int]  # rows and columns
+
 
 def downsample_valid(valid_hw: Tensor, factor: int) -> Tensor:
     """`valid_hw` of a map that is smaller by `factor`, rounded up."""
     return -(-valid_hw // factor)
 
 
-def real_cells(valid_hw: Tensor, size: tuple[int, int]) -> Tensor:
+def real_cells(valid_hw: Tensor, size: Grid) -> Tensor:
     """(B, 1, X, Y) bool: the cells of a map of that size that are not padding."""
     rows, cols = (torch.arange(n, device=valid_hw.device) for n in size)
     inside = (rows < valid_hw[:, :1])[:, :, None] & (cols < valid_hw[:, 1:])[:, None]

@@ -7,6 +7,7 @@ C channels.
 import torch
 from torch import Tensor, nn
 
+from vil.layers.padding import Grid
 from vil.layers.pos_embed import AbsoluteEmbedding, small_normal
 
 
@@ -36,7 +37,7 @@ class PatchEmbed(nn.Module):
         self.position = position
         self.drop = nn.Dropout(drop)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
         """x (B, c, H, W) -> tokens (B, G+L, C), global tokens first, and the grid (X, Y)."""
         if x.ndim != 4:
             raise ValueError(f"images must be (B, c, H, W), got a shape of {tuple(x.shape)}")
@@ -55,7 +56,7 @@ class PatchEmbed(nn.Module):
             tokens = tokens + self.position(grid)
         return self.drop(tokens), grid
 
-    def macs(self, grid: tuple[int, int]) -> int:
+    def macs(self, grid: Grid) -> int:
         """Multiply-accumulates of the convolution for one image."""
         return grid[0] * grid[1] * self.proj.weight.numel()
 

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from vil.layers.padding import Grid
+
 RESIZES = ("interpolate", "crop")
 # interpolation of positions by rule; "linear" is the rule of the 2021 reference
 LINEAR = dict(mode="bilinear", align_corners=False)
@@ -47,9 +49,7 @@ def resize_line(x: Tensor, length: int, rule: str = "linear") -> Tensor:
     return F.interpolate(x.mT[:, :, None], size=(1, length), **RULES[rule])[:, :, 0].mT
 
 
-def resize_table(
-    table: Tensor, old: tuple[int, int], new: tuple[int, int], rule: str = "linear"
-) -> Tensor:
+def resize_table(table: Tensor, old: Grid, new: Grid, rule: str = "linear") -> Tensor:
     """(old rows * old columns, N) -> (new rows * new columns, N), by one of RULES.
 
     A table of relative positions has an entry per distance in tokens, with distance 0 in the
@@ -69,12 +69,7 @@ def resize_table(
 
 
 def resize_tables(
-    table: Tensor,
-    old: tuple[int, int],
-    new: tuple[int, int],
-    sizes: Tensor,
-    *,
-    centered: bool = False,
+    table: Tensor, old: Grid, new: Grid, sizes: Tensor, *, centered: bool = False
 ) -> Tensor:
     """(old rows * old columns, N) -> (B, new rows * new columns, N), resized for each image.
 
@@ -109,7 +104,7 @@ class AbsoluteEmbedding(nn.Module):
     """
 
     def __init__(
-        self, dim: int, grid: tuple[int, int], num_global: int, *, resize: str = "interpolate"
+        self, dim: int, grid: Grid, num_global: int, *, resize: str = "interpolate"
     ) -> None:
         super().__init__()
         if dim % 2:
@@ -124,7 +119,7 @@ class AbsoluteEmbedding(nn.Module):
         self.x_pos_embed = small_normal(1, grid[0], dim // 2)
         self.y_pos_embed = small_normal(1, grid[1], dim // 2)
 
-    def forward(self, grid: tuple[int, int]) -> Tensor:
+    def forward(self, grid: Grid) -> Tensor:
         """-> (1, G+L, C), global tokens first."""
         rows, cols = self.fit(self.x_pos_embed, grid[0]), self.fit(self.y_pos_embed, grid[1])
         local = torch.cat(
@@ -137,11 +132,11 @@ class AbsoluteEmbedding(nn.Module):
         return torch.cat([self.cls_pos_embed, local.flatten(1, 2)], dim=1)
 
     @property
-    def param_grid(self) -> tuple[int, int]:
+    def param_grid(self) -> Grid:
         """The grid that the embeddings are made for."""
         return self.x_pos_embed.shape[1], self.y_pos_embed.shape[1]
 
-    def set_grid(self, grid: tuple[int, int], rule: str = "linear") -> None:
+    def set_grid(self, grid: Grid, rule: str = "linear") -> None:
         """Resize the embeddings."""
         for leaf, length in zip(("x_pos_embed", "y_pos_embed"), grid):
             replace_parameter(self, leaf, self.fit(getattr(self, leaf), length, rule))
@@ -179,7 +174,7 @@ def replace_parameter(module: nn.Module, leaf: str, value: Tensor) -> None:
 
 
 def register_relative_bias(
-    module: nn.Module, table: tuple[int, int] | None, num_heads: int, num_global: int
+    module: nn.Module, table: Grid | None, num_heads: int, num_global: int
 ) -> None:
     """Register the relative position bias of an attention module.
 
@@ -194,7 +189,7 @@ def register_relative_bias(
         module.g2g_relative_position_bias = small_normal(num_heads, num_global, num_global)
 
 
-def dense_bias(table: Tensor, grid: tuple[int, int]) -> Tensor:
+def dense_bias(table: Tensor, grid: Grid) -> Tensor:
     """((2X-1)*(2Y-1), N) -> (N, L, L): the bias of each pair, by query minus key position."""
     image = table.mT.unflatten(1, (2 * grid[0] - 1, 2 * grid[1] - 1))  # (N, 2X-1, 2Y-1)
     for axis, size in enumerate(grid, start=1):

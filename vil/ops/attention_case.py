@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from vil.ops.bias import LocalBias
+from vil.ops.call import Call
 from vil.ops.window import Window
 
 LARGE_BATCH = 64  # images; above it, time is proportional to the batch
@@ -34,29 +33,22 @@ class Case:
     needs_grad: bool = True
 
     @classmethod
-    def of(
-        cls,
-        q: Tensor,
-        window: Window,
-        num_global: int,
-        bias: LocalBias,
-        valid_hw: Tensor | None,
-        dropout_p: float,
-    ) -> Case:
-        """The case of a call with q (B, N, L, D)."""
+    def of(cls, call: Call) -> Case:
+        """The case of a call."""
+        batch, heads, _, head_dim = call.q.shape
         return cls(
-            window,
-            q.shape[0],
-            q.shape[1],
-            q.shape[3],
-            num_global,
-            q.dtype,
-            q.device.type,
-            bias.table is not None,
-            bias.to_global is not None,
-            valid_hw is not None,
-            dropout_p > 0,
-            torch.is_grad_enabled(),
+            call.window,
+            batch,
+            heads,
+            head_dim,
+            call.num_global,
+            call.q.dtype,
+            call.q.device.type,
+            table_bias=call.bias.table is not None,
+            global_bias=call.bias.to_global is not None,
+            valid=call.valid_hw is not None,
+            dropout=call.dropout_p > 0,
+            needs_grad=torch.is_grad_enabled(),
         )
 
     @property

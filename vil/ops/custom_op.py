@@ -3,23 +3,20 @@
 The fastest forward and the fastest backward pass may come from different libraries, so that any
 pair is a backend (as in the meta-optimizer of Theano's convolutions).
 
-All passes share one contract of tensors and a `CallSpec`:
+All passes share one contract:
 
-    forward(q, k, v, table, to_global, valid_hw, spec) -> out, lse
-    backward(q, k, v, table, to_global, valid_hw, out, lse, dout, spec)
-        -> dq, dk, dv, dtable or None, dto_global or None
+    forward(call) -> out, lse
+    backward(call, out, lse, dout) -> dq, dk, dv, dtable or None, dto_global or None
 
 out (B, N, L, D). lse (B, N, L): the natural logarithm of the sum of exponentials of each row,
-float32 (float64 for float64), -inf for a row without keys. Other arguments are those of
-`vil.ops.local_attention`. A pair is a torch operator, opaque to torch.compile and torch.export,
-with a FLOP formula for FlopCounterMode.
+float32 (float64 for float64), -inf for a row without keys. A pair is a torch operator, opaque to
+torch.compile and torch.export, with a FLOP formula for FlopCounterMode.
 
 Shapes: B batch, N heads, L tokens, D channels.
 """
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Optional
 
 import torch
 from torch import Tensor
@@ -30,9 +27,12 @@ from vil.ops.attention_case import Case
 from vil.ops.backends import BACKWARDS, FORWARDS, blocked
 from vil.ops.backends.chunk_groups import chunk_groups, halo_size
 from vil.ops.bias import LocalBias
-from vil.ops.call_spec import CallSpec
+from vil.ops.call import Call, from_numbers, to_numbers
 from vil.ops.window import Window
 from vil.utils.precision import autocast_off
+
+INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? to_global, Tensor? valid_hw"
+STATIC = "SymInt[] numbers, float scale"
 
 
 def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
@@ -51,30 +51,25 @@ def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
     return unsupported
 
 
-def join_passes(forward: str, backward: str) -> Callable[..., Tensor]:
-    """Join a forward and a backward pass into a backend, see `vil.ops.local_attention`.
+def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
+    """Join a forward and a backward pass into a backend.
 
     Declares torch operators: call it once per pair, before anything is compiled.
     """
     operator = _operator(forward, backward)
 
-    def attend(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        window: Window,
-        *,
-        num_global: int,
-        bias: LocalBias,
-        valid_hw: Tensor | None,
-        scale: float,
-        dropout_p: float,
-    ) -> Tensor:
-        assert dropout_p == 0, "`unsupported` refuses dropout"
-        numbers = CallSpec(window, num_global, scale).numbers()
-        return operator(q, k, v, bias.table, bias.to_global, valid_hw, numbers, scale)[0]
+    def run(call: Call) -> Tensor:
+        assert call.dropout_p == 0, "`unsupported` refuses dropout"
+        tensors = (call.q, call.k, call.v, *call.bias, call.valid_hw)
+        return operator(*tensors, to_numbers(call.window, call.num_global), call.scale)[0]
 
-    return attend
+    return run
+
+
+def _call(tensors: Sequence[Tensor | None], numbers: Sequence[int], scale: float) -> Call:
+    """The call of an operator's arguments."""
+    q, k, v, table, to_global, valid_hw = tensors
+    return Call(q, k, v, *from_numbers(numbers), LocalBias(table, to_global), valid_hw, scale)
 
 
 def _operator(forward: str, backward: str) -> Callable:
@@ -82,17 +77,8 @@ def _operator(forward: str, backward: str) -> Callable:
     run, name = FORWARDS[forward].run, f"vil::{forward}_{backward}"
     gradient = _gradient(backward)
 
-    def compute(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        table: Optional[Tensor],  # noqa: UP045 - torch infers the schema from these
-        to_global: Optional[Tensor],  # noqa: UP045
-        valid_hw: Optional[Tensor],  # noqa: UP045
-        numbers: Sequence[int],
-        scale: float,
-    ) -> tuple[Tensor, Tensor]:
-        return run(q, k, v, table, to_global, valid_hw, CallSpec.of(numbers, scale))
+    def compute(*arguments) -> tuple[Tensor, Tensor]:
+        return run(_call(arguments[:6], *arguments[6:]))
 
     def setup_context(ctx: FunctionCtx, inputs: tuple, output: tuple) -> None:
         *tensors, ctx.numbers, ctx.scale = inputs
@@ -106,7 +92,8 @@ def _operator(forward: str, backward: str) -> Callable:
         biases = [None if bias is None else grad for bias, grad in zip(saved[3:5], grads[3:])]
         return *grads[:3], *biases, None, None, None
 
-    operator = torch.library.custom_op(name, compute, mutates_args=())
+    schema = f"({INPUTS}, {STATIC}) -> (Tensor, Tensor)"
+    operator = torch.library.custom_op(name, compute, mutates_args=(), schema=schema)
     operator.register_fake(
         lambda q, *rest: (torch.empty_like(q), q.new_empty(q.shape[:3], dtype=blocked.wide(q)))
     )
@@ -120,29 +107,19 @@ def _gradient(backward: str) -> Callable:
     """vil::<backward>_gradient. The gradient of a missing bias is an empty tensor."""
     run, name = BACKWARDS[backward].run, f"vil::{backward}_gradient"
 
-    def compute(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        table: Optional[Tensor],  # noqa: UP045
-        to_global: Optional[Tensor],  # noqa: UP045
-        valid_hw: Optional[Tensor],  # noqa: UP045
-        out: Tensor,
-        lse: Tensor,
-        dout: Tensor,
-        numbers: Sequence[int],
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def compute(q: Tensor, *arguments) -> tuple[Tensor, ...]:
+        *tensors, out, lse, dout, numbers, scale = arguments
         with autocast_off(q.device.type):
-            spec = CallSpec.of(numbers, scale)
-            grads = run(q, k, v, table, to_global, valid_hw, out, lse, dout, spec)
+            grads = run(_call((q, *tensors), numbers, scale), out, lse, dout)
         return tuple(q.new_empty(0) if grad is None else grad for grad in grads)
 
     def fake(q: Tensor, k: Tensor, v: Tensor, table: Tensor, to_global: Tensor, *rest) -> tuple:
         biases = [q.new_empty(0) if b is None else torch.empty_like(b) for b in (table, to_global)]
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), *biases
 
-    operator = torch.library.custom_op(name, compute, mutates_args=())
+    returns = ", ".join(["Tensor"] * 5)
+    schema = f"({INPUTS}, Tensor out, Tensor lse, Tensor dout, {STATIC}) -> ({returns})"
+    operator = torch.library.custom_op(name, compute, mutates_args=(), schema=schema)
     operator.register_fake(fake)
     _register_flops(name, 5, backward)
     return operator
@@ -153,25 +130,22 @@ def _register_flops(name: str, num_matmuls: int, direction: str) -> None:
 
     def flops(q_shape: Sequence[int], *rest, **kwargs) -> int:
         numbers = next(x for x in rest if isinstance(x, list | tuple) and len(x) > 6)
-        spec = CallSpec.of(numbers, 1.0)
+        window, num_global = from_numbers(numbers)
         batch, heads, _, dim = q_shape
-        halo = int(spec.window.cyclic)
-        if direction == "blocked":
-            halo = halo_size(spec.window, batch * heads)
-        return 2 * num_matmuls * batch * heads * dim * num_pairs(spec, halo)
+        halo = halo_size(window, batch * heads) if direction == "blocked" else int(window.cyclic)
+        return 2 * num_matmuls * batch * heads * dim * num_pairs(window, num_global, halo)
 
     namespace, operator = name.split("::")
     register_flop_formula(getattr(getattr(torch.ops, namespace), operator))(flops)
 
 
-def num_pairs(spec: CallSpec, halo: int) -> int:
+def num_pairs(window: Window, num_global: int, halo: int) -> int:
     """Pairs of a query and a key that are multiplied, including the padding of chunks.
 
     halo: see `chunk_groups`.
     """
-    tile = spec.window.tile
     return sum(
-        group.num_blocks * group.num_queries * tile
-        * (spec.num_global + len(group.keys) * tile)
-        for group in chunk_groups(spec.window, halo)
+        group.num_blocks * group.num_queries * window.tile
+        * (num_global + len(group.keys) * window.tile)
+        for group in chunk_groups(window, halo)
     )  # fmt: skip

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vil.ops.attention_case import Case
 from vil.ops.bias import NO_BIAS, LocalBias
+from vil.ops.call import Call
 from vil.ops.dispatch import BACKENDS, choose
 from vil.ops.window import Window
 from vil.utils.precision import autocast_off
@@ -50,34 +51,17 @@ def local_attention(
     if valid is not None:
         warnings.warn("the argument valid is now valid_hw", DeprecationWarning, stacklevel=2)
         valid_hw = valid
-    bias = NO_BIAS if bias is None else bias
-    _check(q, k, v, window, num_global, bias, valid_hw, dropout_p)
-    name = choose(Case.of(q, window, num_global, bias, valid_hw, dropout_p), backend)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    bias = NO_BIAS if bias is None else bias
+    call = Call(q, k, v, window, num_global, bias, valid_hw, scale, dropout_p)
+    _check(call)
+    name = choose(Case.of(call), backend)
     with autocast_off(q.device.type):
-        return BACKENDS[name].attend(
-            q,
-            k,
-            v,
-            window,
-            num_global=num_global,
-            bias=bias,
-            valid_hw=valid_hw,
-            scale=scale,
-            dropout_p=dropout_p,
-        )
+        return BACKENDS[name].run(call)
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: Window,
-    num_global: int,
-    bias: LocalBias,
-    valid_hw: Tensor | None,
-    dropout_p: float,
-) -> None:
+def _check(call: Call) -> None:
+    q, k, v, window, num_global, bias, valid_hw, _, dropout_p = call
     batch, heads, length, dim = q.shape
     if num_global < 0 or not 0 <= dropout_p <= 1:
         raise ValueError(f"num_global {num_global} and dropout_p {dropout_p} are out of range")

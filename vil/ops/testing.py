@@ -20,12 +20,7 @@ MULTIPLE = 4.0  # of the rounding error of full attention in the same dtype on t
 # least bound, where full attention has almost no rounding error: the order of a sum may cost this
 FLOOR_ULPS = {torch.float64: 64.0, torch.float32: 16.0, torch.bfloat16: 4.0, torch.float16: 4.0}
 # between two backends, on grids that are too large for the reference
-BACKEND_ULPS = {
-    torch.float64: 128.0,
-    torch.float32: 128.0,
-    torch.bfloat16: 16.0,
-    torch.float16: 16.0,
-}
+BACKEND_ULPS = {dtype: 128.0 if ulps > 4 else 16.0 for dtype, ulps in FLOOR_ULPS.items()}
 CEILING_ULPS = 64.0  # largest bound
 
 
@@ -43,14 +38,8 @@ class Inputs:
 
     def to(self, dtype: torch.dtype) -> Inputs:
         """Convert the floating-point tensors."""
-        return replace(
-            self,
-            **{
-                name: t.to(dtype)
-                for name, t in vars(self).items()
-                if t is not None and t.is_floating_point()
-            },
-        )
+        parts = {name: x for name, x in vars(self).items() if x is not None}
+        return replace(self, **{n: x.to(dtype) for n, x in parts.items() if x.is_floating_point()})
 
 
 def make_inputs(case: Case, seed: int = 0) -> Inputs:
@@ -93,17 +82,10 @@ def forward(
     attend: Callable[..., Tensor], case: Case, inputs: Inputs, leaves: dict[str, Tensor]
 ) -> Tensor:
     """The output (B, N, L, D) of a backend for `leaves`."""
-    return attend(
-        leaves["q"],
-        leaves["k"],
-        leaves["v"],
-        case.window,
-        num_global=case.num_global,
-        bias=LocalBias(leaves.get("table"), leaves.get("to_global")),
-        valid_hw=inputs.valid_hw,
-        scale=case.head_dim**-0.5,
-        dropout_p=0.0,
-    )
+    bias, scale = LocalBias(leaves.get("table"), leaves.get("to_global")), case.head_dim**-0.5
+    options = dict(num_global=case.num_global, bias=bias, valid_hw=inputs.valid_hw, scale=scale)
+    q, k, v = (leaves[name] for name in "qkv")
+    return attend(q, k, v, case.window, dropout_p=0.0, **options)
 
 
 def run(attend: Callable[..., Tensor], case: Case, inputs: Inputs) -> dict[str, Tensor]:

@@ -33,6 +33,10 @@ class Mask(IntEnum):
     CHUNKS = 0  # all keys inside the grid
     CYCLIC = -1  # all keys, with the chunk grid wrapped around
 
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        raise ValueError(f"the mask must be 1 (exact), 0 (chunks) or -1 (cyclic), got {value}")
+
 
 def mode_offsets(mode: int) -> tuple[tuple[int, int], ...]:
     """Chunk offsets of a mode: 0 all nine, -1 the query's chunk, 1..8 it and a neighbor."""
@@ -70,7 +74,7 @@ class Window:
                 f"grid and window must be positive, got grid {self.grid}, window {self.size}"
             )
         if not isinstance(self.mask, Mask):
-            object.__setattr__(self, "mask", as_mask(self.mask))
+            object.__setattr__(self, "mask", Mask(self.mask))
         distinct = set(self.offsets)
         if (
             SELF_CHUNK not in distinct
@@ -90,7 +94,7 @@ class Window:
         cls, grid: tuple[int, int], size: int, mask: int = Mask.CHUNKS, mode: int = 0
     ) -> Window:
         """The window of a neighbor mode (-1, 0, 1..8)."""
-        return cls(grid, size, as_mask(mask), mode_offsets(mode))
+        return cls(grid, size, Mask(mask), mode_offsets(mode))
 
     @property
     def exact(self) -> int:
@@ -199,10 +203,3 @@ class Window:
         steps = torch.tensor([offset[axis] + 1 for offset in self.offsets], device=device)
         first = near.index_select(1, steps) * self.size
         return first[..., None] + torch.arange(self.size, device=device)
-
-
-def as_mask(value: int) -> Mask:
-    """The `Mask` of a value. Raises ValueError with the choices."""
-    if value not in (1, 0, -1):
-        raise ValueError(f"the mask must be 1 (exact), 0 (chunks) or -1 (cyclic), got {value}")
-    return Mask(value)

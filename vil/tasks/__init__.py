@@ -1,15 +1,16 @@
-"""What is learned: one folder per task, and the registry that names them.
+"""The registry of tasks, one folder each.
 
 An entry declares, besides the task's class:
 
-noun        what its model is called
-implied_by  a config key that, where it is set, means this task if TASK is empty
-hint        how a config of the task is made
-examples    {command: command lines} of the task's spelling of the commands
+declares    sections, keys and conflicts of the config, as in vil/config/defaults
+noun        the name of its models
+implied_by  a config key that selects this task if TASK is empty
+hint        how to write a config of the task
+examples    {command: command lines} of the task's own commands
 formats     of `vil predict --format`, the default first
-flags       of `vil predict` that set a config key
+flags       {flag: config key} of `vil predict`
 defaults    {config key: value} of `vil predict`
-lacks       {workflow: why the task has none}
+lacks       {workflow: why the task does not have it}
 """
 
 from typing import Any
@@ -29,13 +30,13 @@ def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> Non
     """Add a task for the key TASK: a subclass of `vil.tasks.base.Task`, called as task(cfg,
     device), or its "module:Class". facts: see the top of this file; `keys` adds config keys.
 
-    Raises ValueError for a name that is taken, and for a class that lacks a method.
+    Raises ValueError for a name that is taken, and for a class without a required method.
     """
     TASKS.register(name, task, about, **facts)
 
 
 def task_entry(cfg: CfgNode) -> Entry:
-    """The registry's entry of a config's task."""
+    """Return the registry entry of a config's task."""
     return TASKS.entry(cfg.TASK)
 
 
@@ -45,7 +46,7 @@ def task_for(cfg: CfgNode, device) -> "Task":  # noqa: F821 - vil.tasks.base nee
 
 
 def refuse_without(cfg: CfgNode, workflow: str) -> None:
-    """Raise ConfigError where a config's task lacks a workflow."""
+    """Raise ConfigError if a config's task lacks a workflow."""
     entry = task_entry(cfg)
     if why := entry.facts.get("lacks", {}).get(workflow):
         noun = entry.facts.get("noun", entry.name)

@@ -1,8 +1,8 @@
-"""Tables of components by name. A component is one file and one entry in one of these tables.
+"""Registries: components by name. A component is one file and one entry in a registry.
 
-An entry holds where the component is ("module:attribute", so that a table can be read without
-importing torch) and what it declares about itself: the config keys it reads and any further facts
-that other parts ask for. Whoever lists choices reads them here.
+An entry holds where the component is ("module:attribute", so that reading a registry does not
+import torch), the config keys that it reads, and facts about it. All lists of choices come from
+registries.
 """
 
 import importlib
@@ -14,13 +14,23 @@ from vil.utils.lookup import lookup
 
 
 class Key(NamedTuple):
-    """A config key that a component adds to the tree."""
+    """A config key. One that a component adds has its full name, one of a list of `Section`s and
+    keys a name relative to its section."""
 
-    name: str  # "OPTIM.LION.BETA"
+    name: str
     default: Any  # its type is the key's type
     meaning: str  # one line, for `vil config --docs`
-    check: Callable[[Any], bool] | None = None
-    allowed: str = ""  # what `check` allows, in words: "at least 0"
+    check: Any = None  # a function of the value, or a rule of vil.config.rules
+    allowed: str = ""  # what a function allows, in words: "at least 0"
+    ignored: bool = False  # accepted because old files have it; `meaning` is why it has no effect
+
+
+class Section(NamedTuple):
+    """The section of the keys that follow it in a list."""
+
+    name: str  # "OPTIM.ADAM"
+    meaning: str
+    extensible: bool = False  # a file or the command line may add keys
 
 
 def load_object(home: Any) -> Any:
@@ -33,7 +43,7 @@ def load_object(home: Any) -> Any:
 
 @dataclass(frozen=True)
 class Entry:
-    """A component and what it declares.
+    """A component and its declarations.
 
     `keys` maps the component's keyword arguments to the config keys that set them: the name of a
     key of the tree, or a `Key` that is added to it. `facts` are read with `entry.facts.get(...)`.
@@ -105,7 +115,7 @@ class Registry(Mapping[str, Entry]):
 
     def load(self, name: str) -> Any:
         """The component `name`. Raises ValueError with the choices for an unknown name."""
-        return lookup(self.entries, name, self.kind).load()
+        return self.entry(name).load()
 
     def entry(self, name: str) -> Entry:
         """The entry `name`. Raises ValueError with the choices for an unknown name."""

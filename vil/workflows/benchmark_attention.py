@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,65 +23,60 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 MASKS = {"exact": 1, "chunks": 0, "cyclic": -1}
 
 
-class AttentionBenchmark:
-    """The product of all settings, each a comma-separated text as on the command line.
+@dataclass(frozen=True)
+class Settings:
+    """What to measure, as on the command line: lists are joined by commas."""
 
-    Raises ConfigError for settings that cannot be.
-    """
+    grids: str
+    window: str
+    heads: str
+    masks: str
+    modes: str
+    dtype: str
+    batch: str
+    head_dim: str
+    num_global: str
+    bias: bool
+    backends: str | None
+    rounds: str
+    device: str
+    max_bytes: str | None
+    out: str | None
+
+
+class AttentionBenchmark:
+    """The product of all settings. Raises ConfigError for values that are not allowed."""
 
     @as_config_error
-    def __init__(
-        self,
-        *,
-        grids: str,
-        windows: str,
-        heads: str,
-        masks: str,
-        modes: str,
-        dtypes: str,
-        batch: str,
-        head_dim: str,
-        num_global: str,
-        bias: bool,
-        backends: str | None,
-        rounds: str,
-        device: str,
-        max_bytes: str | None,
-        out: str | None,
-    ):
-        self.rounds, self.limit = number(rounds, "--rounds"), parse_bytes(max_bytes)
-        self.device = find_device(device)
-        num_global = number(num_global, "--num-global", least=0)
+    def __init__(self, s: Settings):
+        self.rounds, self.limit = number(s.rounds, "--rounds"), parse_bytes(s.max_bytes)
+        self.device = find_device(s.device)
+        num_global = number(s.num_global, "--num-global", least=0)
         spec = dict(
-            batch=number(batch, "--batch"),
-            head_dim=number(head_dim, "--head-dim"),
+            batch=number(s.batch, "--batch"),
+            head_dim=number(s.head_dim, "--head-dim"),
             num_global=num_global,
             device=self.device.type,
-            table_bias=bias,
-            global_bias=bias and num_global > 0,
+            table_bias=s.bias,
+            global_bias=s.bias and num_global > 0,
         )
         types = {name: getattr(torch, name) for name in DTYPES}
         product = itertools.product(
-            [lookup(types, name, "dtype") for name in split(dtypes, "--dtype")],
-            [lookup(MASKS, name, "mask") for name in split(masks, "--masks")],
-            [number(text, "--modes", least=-1) for text in split(modes, "--modes")],
-            [number(text, "--window") for text in split(windows, "--window")],
-            [number(text, "--heads") for text in split(heads, "--heads")],
-            [parse_grid(text) for text in split(grids, "--grids")],
+            [lookup(types, name, "dtype") for name in split(s.dtype, "--dtype")],
+            [lookup(MASKS, name, "mask") for name in split(s.masks, "--masks")],
+            [number(text, "--modes", least=-1) for text in split(s.modes, "--modes")],
+            [number(text, "--window") for text in split(s.window, "--window")],
+            [number(text, "--heads") for text in split(s.heads, "--heads")],
+            [parse_grid(text) for text in split(s.grids, "--grids")],
         )
         self.cases = [
-            Case(
-                window=Window.from_mode(grid, size, mask, mode),
-                heads=num_heads,
-                dtype=dtype,
-                **spec,
-            )
-            for dtype, mask, mode, size, num_heads, grid in product
+            Case(window=Window.from_mode(grid, size, mask, mode), heads=heads, dtype=dtype, **spec)
+            for dtype, mask, mode, size, heads, grid in product
         ]
-        self.names = find_candidates(backends)
+        self.names = find_candidates(s.backends)
         tuning_cache.load(self.device.type)
         self.machine = machine(self.device)
-        self.folder = result_folder(out, self.machine, WHAT)
+        self.folder = result_folder(s.out, self.machine, WHAT)
         self.rows: list[dict] = []
 
     @property

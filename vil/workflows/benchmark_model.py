@@ -22,13 +22,7 @@ from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.lookup import lookup
 from vil.utils.machine import machine
 from vil.utils.train_step import TrainStep
-from vil.workflows.benchmark_results import (
-    number,
-    result_folder,
-    split,
-    write_csv,
-    write_results,
-)
+from vil.workflows.benchmark_results import number, result_folder, split, write_csv, write_results
 
 WAYS = {  # parts of a way; what it does not name is as the config has it
     "fp32": {"AMP.ENABLED": False, "AMP.TF32": False},

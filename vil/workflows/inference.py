@@ -19,12 +19,7 @@ from vil.tasks import task_for
 from vil.tasks.base import Task
 from vil.utils.errors import CheckpointError, ConfigError
 from vil.utils.global_state import preserve_global_state
-from vil.workflows.configure import (
-    Overrides,
-    as_options,
-    run_config,
-    weights_config,
-)
+from vil.workflows.configure import Overrides, as_options, run_config, weights_config
 
 
 @dataclass

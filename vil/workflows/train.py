@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.data import Dataset
 from yacs.config import CfgNode
@@ -15,7 +14,7 @@ from yacs.config import CfgNode
 from vil.builders.attention_backend import select_attention_backends
 from vil.builders.device import configure_device
 from vil.builders.model import find_weights, prepare_for_training
-from vil.builders.optim import Optimization, build_optimization
+from vil.builders.optim import build_optimization
 from vil.builders.process_group import process_group
 from vil.config import dump
 from vil.config.defaults import leaves
@@ -30,7 +29,6 @@ from vil.engine.loop import train as train_loop
 from vil.engine.preemption import PreemptionGuard
 from vil.engine.run_dir import RunDir
 from vil.layers.attention import set_progress
-from vil.optim.ema import Ema
 from vil.report.curves import draw
 from vil.report.run_record import metrics
 from vil.tasks import task_for
@@ -118,10 +116,7 @@ def train_config(cfg: CfgNode, *, resume: bool = False) -> TrainResult:
 
 
 def run_training(
-    cfg: CfgNode,
-    *,
-    max_steps: int | None = None,
-    synthetic: Mapping[str, Dataset] | None = None,
+    cfg: CfgNode, *, max_steps: int | None = None, synthetic: Mapping[str, Dataset] | None = None
 ) -> TrainResult:
     """Build all objects, then open OUTPUT_DIR and train: what cannot be built leaves no folder.
 
@@ -131,52 +126,82 @@ def run_training(
     resuming = bool(checkpoints(folder / "checkpoints"))
     changes = check_changes(cfg) if resuming else []
     with ExitStack() as stack:
-        stack.enter_context(preserve_global_state())
+        enter = stack.enter_context
+        enter(preserve_global_state())
         device = configure_device(cfg)
-        dist = stack.enter_context(process_group(cfg, device))
-        guard = stack.enter_context(
-            PreemptionGuard(
-                dist, hang_seconds=cfg.RUN.HANG_SECONDS, grace_seconds=cfg.RUN.GRACE_SECONDS
-            )
-        )
-        forwarded = stack.enter_context(forward_logs(dist.is_main))
-        parts = _build(cfg, dist, device, resuming, synthetic or {})
-        run = stack.enter_context(RunDir(folder, dist, device))
-        stack.enter_context(worker_errors())
+        dist = enter(process_group(cfg, device))
+        hang, grace = cfg.RUN.HANG_SECONDS, cfg.RUN.GRACE_SECONDS
+        guard = enter(PreemptionGuard(dist, hang_seconds=hang, grace_seconds=grace))
+        logs = enter(forward_logs(dist.is_main))
+        task = task_for(cfg, device)
+        model, loader = _build(cfg, task, dist, resuming, synthetic or {})
+        model, ema = prepare_for_training(cfg, model, dist, device)
+        optim = build_optimization(cfg, model, device, loader.steps_per_epoch)
+        run = enter(RunDir(folder, dist, device))
+        enter(worker_errors())
         if distributed.broadcast_object(bool(checkpoints(run.checkpoints)) != resuming):
             raise RunInUseError(
                 f"{folder} was written by another run meanwhile: choose another --output_dir, "
                 "or add --resume to continue that one"
             )
-        forwarded.open(run.log.say if dist.is_main else to_stderr)
-        state = _load_state(cfg, parts, run, dist)
+        say = run.log.say
+        logs.open(say if dist.is_main else to_stderr)
+        state = TrainState(
+            seed=cfg.SEED,
+            world=dist.world,
+            batch_size=cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE,
+            steps_per_epoch=loader.steps_per_epoch,
+            optimizer=optim.name,
+        )
+        objects = (model, optim.optimizer, optim.scaler)
+        state = resume_state(run.checkpoints, state, *objects, ema=ema, dist=dist, say=say)
         for line in changes if dist.is_main else ():
             log.warning(line)
-        kept = dict(folder=folder, resuming=resuming, say=run.log.say)
-        select_attention_backends(parts.model, cfg, device, dist, training=True, **kept)
+        kept = dict(folder=folder, resuming=resuming, say=say)
+        select_attention_backends(model, cfg, device, dist, training=True, **kept)
         run.write("config.yaml", dump(config_to_keep(cfg)))
-        run.write("classes.txt", "".join(f"{name}\n" for name in parts.loader.classes))
-        return _run_loop(cfg, parts, state, run, guard, dist, device, max_steps)
-
-
-class _Parts(NamedTuple):
-    """What a run is made of, once it is built."""
-
-    task: Task
-    loader: TrainLoader
-    model: nn.Module
-    ema: Ema | None
-    optimization: Optimization
+        run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
+        status = "finished"
+        try:
+            state = train_loop(
+                task,
+                distributed.wrap(model, dist, device),
+                loader,
+                optim.optimizer,
+                optim.schedule,
+                optim.scaler,
+                state,
+                run=run,
+                guard=guard,
+                dist=dist,
+                device=device,
+                epochs=cfg.OPTIM.EPOCHS,
+                set_progress=set_progress,
+                ema=ema,
+                clip_grad=cfg.OPTIM.CLIP_GRAD,
+                accumulate=cfg.OPTIM.ACCUMULATE,
+                drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,
+                max_bad_steps=cfg.RUN.MAX_BAD_STEPS,
+                log_freq=cfg.LOG_FREQ,
+                policy=checkpoint_policy(cfg),
+                max_steps=max_steps,
+                draw=draw,
+            )
+        except StoppedError as stop:
+            if stop.state != "interrupted":
+                raise
+            status, state = "interrupted", stop.train_state
+            run.ended_by = stop
+        best = (state.best, state.best_step)
+        trained, last = distributed.unwrap(model), run.log.last_evaluation
+        return TrainResult(status, run.folder, state.step, *best, trained, last)
 
 
 def _build(
-    cfg: CfgNode,
-    dist: DistInfo,
-    device: torch.device,
-    resuming: bool,
-    synthetic: Mapping[str, Dataset],
-) -> _Parts:
-    task, bad_file = task_for(cfg, device), Path(cfg.OUTPUT_DIR, "bad_samples.txt")
+    cfg: CfgNode, task: Task, dist: DistInfo, resuming: bool, synthetic: Mapping[str, Dataset]
+) -> tuple[nn.Module, TrainLoader]:
+    """The model with its initial weights, and the training loader; open the test sets."""
+    bad_file = Path(cfg.OUTPUT_DIR, "bad_samples.txt")
     model = task.build_model(load_pretrained=not (resuming or cfg.MODEL.MODEL_PATH))
     loader = task.train_loader(dist, bad_file=bad_file, dataset=synthetic.get("train"))
     tests = {"synthetic": synthetic["val"]} if synthetic else None
@@ -186,82 +211,7 @@ def _build(
         _load_initial_weights(cfg, task, model)
     names = ["synthetic images"] if synthetic else cfg.DATA.TRAIN
     log.info("%s", describe(cfg, names, model, loader, task.test_sets))
-    model, ema = prepare_for_training(cfg, model, dist, device)
-    optimization = build_optimization(cfg, model, device, loader.steps_per_epoch)
-    return _Parts(task, loader, model, ema, optimization)
-
-
-def _load_state(cfg: CfgNode, parts: _Parts, run: RunDir, dist: DistInfo) -> TrainState:
-    """The state of the newest checkpoint, loaded into the objects; a fresh one without any."""
-    start = TrainState(
-        seed=cfg.SEED,
-        world=dist.world,
-        batch_size=cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE,
-        steps_per_epoch=parts.loader.steps_per_epoch,
-        optimizer=parts.optimization.name,
-    )
-    return resume_state(
-        run.checkpoints,
-        start,
-        parts.model,
-        parts.optimization.optimizer,
-        parts.optimization.scaler,
-        ema=parts.ema,
-        dist=dist,
-        say=run.log.say,
-    )
-
-
-def _run_loop(
-    cfg: CfgNode,
-    parts: _Parts,
-    state: TrainState,
-    run: RunDir,
-    guard: PreemptionGuard,
-    dist: DistInfo,
-    device: torch.device,
-    max_steps: int | None,
-) -> TrainResult:
-    status = "finished"
-    try:
-        state = train_loop(
-            parts.task,
-            distributed.wrap(parts.model, dist, device),
-            parts.loader,
-            parts.optimization.optimizer,
-            parts.optimization.schedule,
-            parts.optimization.scaler,
-            state,
-            run=run,
-            guard=guard,
-            dist=dist,
-            device=device,
-            epochs=cfg.OPTIM.EPOCHS,
-            set_progress=set_progress,
-            ema=parts.ema,
-            clip_grad=cfg.OPTIM.CLIP_GRAD,
-            accumulate=cfg.OPTIM.ACCUMULATE,
-            drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,
-            max_bad_steps=cfg.RUN.MAX_BAD_STEPS,
-            log_freq=cfg.LOG_FREQ,
-            policy=checkpoint_policy(cfg),
-            max_steps=max_steps,
-            draw=draw,
-        )
-    except StoppedError as stop:
-        if stop.state != "interrupted":
-            raise
-        status, state = "interrupted", stop.train_state
-        run.ended_by = stop
-    return TrainResult(
-        status=status,
-        run_dir=run.folder,
-        step=state.step,
-        best=state.best,
-        best_step=state.best_step,
-        model=distributed.unwrap(parts.model),
-        metrics=run.log.last_evaluation,
-    )
+    return model, loader
 
 
 def _load_initial_weights(cfg: CfgNode, task: Task, model: nn.Module) -> None:

@@ -23,6 +23,7 @@ from vil.tasks.base import Task
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.output_paths import refuse_failed_writes
 from vil.workflows.inference import load_model
+from vil.workflows.visualize_pattern import parse_token
 
 TEST = r"test:(\d{1,12})"
 
@@ -57,7 +58,8 @@ def visualize_attention(
     task = inference.task
     original = _read(task, image, stdin)
     tensor = inference.transform(original)
-    pixel = token_of(token, tensor.shape[-2:])
+    size = tuple(tensor.shape[-2:])
+    pixel = parse_token(token, size, "pixels") if token else (size[0] // 2, size[1] // 2)
     places = blocks_of(inference.model, stage, block)
     with evaluating(inference.model) as model:
         batch = tensor[None].to(task.device)
@@ -83,19 +85,6 @@ def _read(task: Task, word: str, stdin: bytes | None) -> Image.Image:
         return loader.dataset.image(int(numbered[1]))
     except UnreadableImage as error:
         raise DataError(f"{word} cannot be read: {error}") from error
-
-
-def token_of(text: str | None, size: tuple[int, int]) -> tuple[int, int]:
-    """'40,12' -> the pixel (40, 12); the middle without a text. ConfigError outside the picture."""
-    if text is None:
-        return size[0] // 2, size[1] // 2
-    found = re.fullmatch(r"(\d{1,9}),(\d{1,9})", text)
-    if not found:
-        raise ConfigError(f"--token {text}: expected a row and a column in pixels, such as 40,12")
-    row, col = int(found[1]), int(found[2])
-    if not (row < size[0] and col < size[1]):
-        raise ConfigError(f"--token {text}: outside the picture of {size[0]} x {size[1]} pixels")
-    return row, col
 
 
 def blocks_of(model, stage: int | None, block: int | None) -> list[tuple[int, int]]:

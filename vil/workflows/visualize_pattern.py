@@ -48,12 +48,15 @@ def grid_of(text: str) -> tuple[int, int]:
     return grid
 
 
-def token_of(text: str) -> tuple[int, int]:
-    """'3,4' -> (3, 4)."""
+def parse_token(text: str, size: tuple[int, int], unit: str) -> tuple[int, int]:
+    """'3,4' -> (3, 4), inside of `size` tokens or pixels. Raises ConfigError for anything else."""
     found = re.fullmatch(r"(\d{1,9}),(\d{1,9})", text)
     if not found:
         raise ConfigError(f"--token {text}: expected a row and a column from 0, such as 3,4")
-    return int(found[1]), int(found[2])
+    row, col = int(found[1]), int(found[2])
+    if not (row < size[0] and col < size[1]):
+        raise ConfigError(f"--token {text}: outside of {size[0]} x {size[1]} {unit}")
+    return row, col
 
 
 def paired(lists: dict[str, list]) -> list[list]:
@@ -67,9 +70,7 @@ def paired(lists: dict[str, list]) -> list[list]:
 
 def panel(grid: tuple[int, int], size: int, exact: int, mode: int, token: str) -> tuple:
     """Title, picture and chunk side of what one token sees."""
-    place = token_of(token)
-    if not (place[0] < grid[0] and place[1] < grid[1]):
-        raise ConfigError(f"--token {token}: outside the grid of {grid[0]} x {grid[1]} tokens")
+    place = parse_token(token, grid, "tokens")
     if size > WIDEST:
         raise ConfigError(f"--window {size}: expected at most {WIDEST}")
     try:

@@ -7,7 +7,7 @@ from torchvision.models.detection import MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import MultiScaleRoIAlign
 
-from tests.common.coco_files import BROKEN, IMAGES, SEGMENTATIONS, box, runs, write
+from tests.common.detection.coco_files import BROKEN, IMAGES, SEGMENTATIONS, box, runs, write
 from vil.data.loader import TrainLoader
 from vil.tasks.detection.data.datasets import CocoDataset
 from vil.tasks.detection.data.transforms import train_transform

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.common.coco_files import box, write
+from tests.common.detection.coco_files import box, write
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.samplers import epoch_order, group_batches, train_batches
 from vil.tasks.detection.data.batch import DetectionBatch, collate

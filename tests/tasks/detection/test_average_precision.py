@@ -13,16 +13,16 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from vil.data.rle import compress_runs
 from vil.tasks.detection.coco_eval import (
-    KINDS,
+    IOU_TYPES,
     average_precision,
-    decoded,
-    encoded,
-    in_order,
-    needed,
-    of_kind,
+    decode_rle,
+    select_results,
+    sort_results,
     to_results,
 )
+from vil.tasks.detection.data.masks import import_faster_coco_eval
 from vil.tasks.detection.detections import Detections, Mask, from_output
 from vil.utils.errors import DataError
 
@@ -98,7 +98,7 @@ def by_pycocotools(file, results, kind):
     """Its 12 figures, and the AP of each category in the order of their ids."""
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO(str(file))
-        evaluation = COCOeval(truth, truth.loadRes(of_kind(results, kind)), kind)
+        evaluation = COCOeval(truth, truth.loadRes(select_results(results, kind)), kind)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
@@ -114,10 +114,10 @@ def percent(share):
 @pytest.mark.parametrize("seed", range(4))
 def test_figures_are_those_of_coco(seed, tmp_path, capfd):
     truth, results = awkward(seed)
-    file, results = written(truth, tmp_path), in_order(results)
+    file, results = written(truth, tmp_path), sort_results(results)
     figures = average_precision(file, results, BOTH)
     assert capfd.readouterr() == ("", "")
-    for kind, first in KINDS.items():
+    for kind, first in IOU_TYPES.items():
         stats, per_class = by_pycocotools(file, results, kind)
         assert 5 < percent(stats[0]) < 99
         wanted = {f"{first}_{name}": percent(stats[n]) for n, name in enumerate(FIGURES)}
@@ -137,7 +137,7 @@ def test_the_order_in_which_images_come_changes_nothing(tmp_path):
     ids = [image["id"] for image in truth["images"]]
     turned = [row for image in reversed(ids) for row in results if row["image_id"] == image]
     assert turned != results
-    assert in_order(turned) == in_order(results)
+    assert sort_results(turned) == sort_results(results)
     figures = [str(average_precision(file, rows, BOTH)) for rows in (turned, results)]
     assert figures[0] == figures[1]
 
@@ -227,14 +227,14 @@ def test_masks_count_in_the_size_of_the_picture(said, tmp_path):
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "cut.json").write_text('{"images": [')
-    with pytest.raises(DataError, match=r"cut\.json is no JSON, or was cut off"):
+    with pytest.raises(DataError, match=r"cut\.json is not JSON, or is truncated"):
         average_precision(tmp_path / "cut.json", [])
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
     with pytest.raises(DataError, match=r"pip install 'vil\[detection\]'"):
-        needed()
+        import_faster_coco_eval()
 
 
 def test_rows_of_a_picture():
@@ -269,9 +269,9 @@ def test_run_lengths_are_those_of_coco(place, part, share):
     """Of a part (h, w) at (left, top) of 40 x 31 pixels: at borders, as high as all, empty."""
     pixels = np.random.default_rng(0).random(part) < share
     mask = Mask(*place, pixels)
-    rle = encoded(mask, (40, 31))
-    assert rle["counts"] == masks.encode(np.asfortranarray(mask.whole((40, 31))))["counts"].decode()
-    assert np.array_equal(decoded(rle), mask.whole((40, 31)))
+    rle = {"size": [40, 31], "counts": compress_runs(mask.runs((40, 31)))}
+    assert rle["counts"] == masks.encode(np.asfortranarray(mask.paste((40, 31))))["counts"].decode()
+    assert np.array_equal(decode_rle(rle), mask.paste((40, 31)))
 
 
 def test_a_picture_without_detections_has_no_rows():
@@ -285,7 +285,7 @@ def test_detections_are_picked_and_shifted():
         torch.tensor([[0.0, 0, 2, 2], [1, 1, 4, 3]]), torch.tensor([1, 2]),
         torch.tensor([0.9, 0.1]), [Mask(0, 0, np.ones((2, 2), bool)), Mask(1, 1, np.eye(3) > 0)],
     )  # fmt: skip
-    second = found.pick(torch.tensor([False, True])).shifted(5, 7)
+    second = found.select(torch.tensor([False, True])).shift(5, 7)
     assert second.boxes.tolist() == [[6, 8, 9, 10]]
     assert second.labels.tolist() == [2]
-    assert np.argwhere(second.masks[0].whole((20, 20))).tolist() == [[8, 6], [9, 7], [10, 8]]
+    assert np.argwhere(second.masks[0].paste((20, 20))).tolist() == [[8, 6], [9, 7], [10, 8]]

@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 from PIL import Image
 from pycocotools import mask as oracle
 
-from tests.common.coco_files import (
+from tests.common.data_files import describe_arguments
+from tests.common.detection.coco_files import (
     BROKEN,
     CATEGORIES,
     IMAGES,
@@ -46,7 +48,7 @@ def test_what_cannot_be_used_is_dropped_with_its_reason(case, tmp_path, caplog):
     found = dataset(tmp_path, [box(5, image=2), row, box(6, image=1, category=7)])
     (dropped,) = found.dropped
     assert reason in dropped.reason
-    assert dropped.annotation == 1
+    assert dropped.about == "annotation 1"
     assert dropped.image == ("" if reason == "an image" else "a.png")
     assert f"1 of 3 annotations are dropped ({dropped.reason}: 1)" in caplog.text
     assert [found[i][1]["labels"].tolist() for i in range(2)] == [[2], [1]]
@@ -148,10 +150,10 @@ def refusal(folder, file, split="train", **options):
 
 WHOLE = content([box(1)])
 FILES = {
-    "empty": ("", "is no JSON, or was cut off"),
-    "cut": (json.dumps(WHOLE)[:200], "is no JSON, or was cut off"),
-    "nested": ("[" * 100_000, "is no JSON, or was cut off"),
-    "binary": (b"\xff\x00\x89PNG", "is no JSON, or was cut off"),
+    "empty": ("", "is not JSON, or is truncated"),
+    "cut": (json.dumps(WHOLE)[:200], "is not JSON, or is truncated"),
+    "nested": ("[" * 100_000, "is not JSON, or is truncated"),
+    "binary": (b"\xff\x00\x89PNG", "is not JSON, or is truncated"),
     "a list": ("[]", "has no list 'images'; expected COCO's format: images"),
     "one key less": (json.dumps(without(WHOLE, "categories")), "has no list 'categories'; exp"),
     "not a list": (json.dumps(WHOLE | {"annotations": {}}), "has no list 'annotations'; exp"),
@@ -176,12 +178,12 @@ FILES = {
     ),
     "a name of no file": (
         json.dumps(WHOLE | {"images": [WHOLE["images"][0] | {"file_name": "\ud800"}]}),
-        "no file can be called",
+        "has a file_name that is not text",
     ),
     **{
         f"a name that leads out: {name}": (
             json.dumps(WHOLE | {"images": [WHOLE["images"][0] | {"file_name": name}]}),
-            f"^the file_name '{name}' is none below the folder .*pictures$",
+            f"^the file_name '{name}' is not inside of the folder .*pictures$",
         )
         for name in ("../a.png", "deep/../../a.png", "/etc/passwd", "", ".")
     },
@@ -195,7 +197,7 @@ FILES = {
     ),
     "a category's name": (
         json.dumps(WHOLE | {"categories": [WHOLE["categories"][0] | {"name": "\ud800x"}]}),
-        r"the name of category \d+ is no text: '\\ud800x'",
+        r"categories\[0\] has a name that is not text: '\\ud800x'",
     ),
     "all dropped": (
         json.dumps(content([box(1, bbox=(0, 0, 0, 0)), box(2, iscrowd=1)])),
@@ -224,7 +226,7 @@ def test_missing_files_are_named(tmp_path):
     images = [(f"{n}.png", 9, 9) for n in range(7)]
     folder, file = write(tmp_path, [box(n, image=n + 1) for n in range(7)], images=images)
     assert refusal(folder, tmp_path / "no.json").startswith("there is no annotation file")
-    assert refusal(tmp_path / "no", file).startswith("there is no folder of pictures")
+    assert refusal(tmp_path / "no", file).startswith("there is no image folder")
     (folder / "3.png").unlink()
     assert refusal(folder, file) == f"1 image is not in {folder}: 3.png"
     for picture in folder.iterdir():
@@ -246,7 +248,7 @@ def test_ids_may_be_anything_and_rows_in_any_order(tmp_path):
     rows = [box("x", image=3), box(2**70), box(None, image=3, category=7), without(box(0), "id")]
     rows.append(box([1], bbox=(0, 0, 0, 0)))
     found = dataset(tmp_path, rows)
-    assert found.dropped[0].annotation == [1]
+    assert found.dropped[0].about == "annotation [1]"
     assert [found[i][1]["labels"].tolist() for i in range(2)] == [[1, 1], [1, 2]]
 
 
@@ -284,3 +286,11 @@ def test_columns_have_the_files_sizes(tmp_path):
     table = read_annotations(write(tmp_path, [box(1) | {"area": "big"}, box(2)])[1])
     assert table.sizes.tolist() == [list(size) for _, *size in IMAGES]
     assert table.areas.tolist() == [100, 100]
+
+
+def test_the_table_of_the_docs_has_every_dataset_and_its_own_arguments():
+    page = (Path(__file__).parents[3] / "docs/guides/detection_data.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([\w<>.]+)` \|.*\| (.*?) ?\|$", page, flags=re.MULTILINE))
+    assert rows == {
+        name: describe_arguments(files) for name, files in DETECTION_SETS.items()
+    }

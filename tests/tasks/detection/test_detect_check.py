@@ -6,7 +6,7 @@ import re
 import pytest
 from PIL import Image
 
-from tests.common.coco_files import box, content, runs, without, write
+from tests.common.detection.coco_files import box, content, runs, without, write
 from vil.cli import main
 
 
@@ -78,7 +78,7 @@ def test_wrong_sizes_are_reported(check, tmp_path):
     code, shown, _ = check(file, "--images", folder)
     assert code == 0
     assert "1 images: of another size than the file says\n" in shown
-    assert "image a.png: 40 x 30 px in the file, 30 x 40 in the picture, which counts" in shown
+    assert "image a.png: 40 x 30 px in the file, 30 x 40 in the image, which counts" in shown
 
 
 def test_what_ends_a_training_is_exit_code_3(check, tmp_path):
@@ -106,7 +106,7 @@ def test_what_ends_a_training_is_exit_code_3(check, tmp_path):
     [
         (["no.json"], 3, "there is no annotation file no.json"),
         (["list.json"], 3, "list.json has no list 'images'; expected COCO's format"),
-        (["file.json", "--images", "nowhere"], 3, "there is no folder of pictures nowhere"),
+        (["file.json", "--images", "nowhere"], 3, "there is no image folder nowhere"),
         (["file.json", "--list", "no/where.tsv"], 2, "--list no/where.tsv: there is no folder no"),
     ],
 )

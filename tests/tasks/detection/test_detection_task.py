@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from tests.common.toy_detection import (
+from tests.common.detection.toy_task import (
     CATEGORIES,
     CPU,
     ToyDetector,
@@ -15,7 +15,7 @@ from tests.common.toy_detection import (
     small_mask_rcnn,
     toy_task,
 )
-from tests.common.toy_detection import main as alone_in_this_process
+from tests.common.detection.toy_task import main as alone_in_this_process
 from vil.engine.loop import backward
 from vil.tasks.detection.coco_eval import average_precision, to_results
 from vil.tasks.detection.data.batch import collate

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vil.tasks.detection.data.transforms import PADDING, clipped, train_transform
+from vil.tasks.detection.data.transforms import PADDING, clip_boxes, train_transform
 
 SIZES = [(1, 1), (7, 31), (40, 30), (33, 33)]  # height, width
 
@@ -145,6 +145,6 @@ def test_the_targets_of_the_dataset_are_not_changed():
 def test_clipping_drops_what_is_left_without_a_pixel():
     boxes = torch.tensor([[-5.0, -5, 3, 4], [9.5, 0, 20, 9], [3, 3, 3, 9], [9, 7, 10, 8]])
     target = {"boxes": boxes, "labels": torch.arange(4), "image_id": 0}
-    found = clipped(target, (8, 10))
+    found = clip_boxes(target, (8, 10))
     assert found["boxes"].tolist() == [[0, 0, 3, 4], [9, 7, 10, 8]]
     assert found["labels"].tolist() == [0, 3]

@@ -4,11 +4,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.common.detectors import ARCH, detector, small_body
+from tests.common.detection.detectors import ARCH, detector, small_body
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.load_weights import get_2021_names
-from vil.tasks.detection.models.detectors import KINDS
+from vil.tasks.detection.models.detectors import DETECTORS
 from vil.tasks.detection.models.weights import load_detector
 from vil.utils.errors import CheckpointError
 
@@ -29,7 +29,7 @@ def theirs(model: MsViT, prefix: str = "") -> dict[str, torch.Tensor]:
     return {prefix + names[name]: value for name, value in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DETECTORS)
 @pytest.mark.parametrize("names", ["ours", "the reference's", "its detector's"])
 def test_the_body_is_that_of_a_classifier_or_of_a_detector(kind, names, tmp_path):
     source = classifier()
@@ -62,18 +62,18 @@ def test_positions_of_another_size_and_full_attention_are_converted(tmp_path):
     assert torch.equal(query, dense.stages[2].blocks[0].attn.qkv.weight[:128])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DETECTORS)
 def test_a_detector_of_ours_is_loaded_whole(kind, tmp_path):
     source, model = detector(kind), detector(kind)
     with torch.no_grad():
         for parameter in source.parameters():
             parameter.add_(1)
-    load_detector(model, saved(source.state_dict(), tmp_path / "d.safetensors"), whole=True)
+    load_detector(model, saved(source.state_dict(), tmp_path / "d.safetensors"), strict=True)
     for name, value in source.state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DETECTORS)
 def test_other_categories_need_a_new_head(kind, tmp_path):
     path = saved(detector(kind, classes=5).state_dict(), tmp_path / "five.safetensors")
     model = detector(kind, classes=3)
@@ -87,8 +87,8 @@ def test_other_categories_need_a_new_head(kind, tmp_path):
 
 def test_a_classifier_is_not_evaluated_as_a_detector(tmp_path):
     path = saved(classifier().state_dict(), tmp_path / "classifier.safetensors")
-    with pytest.raises(CheckpointError, match="its heads would be random: vil detect train"):
-        load_detector(detector(), path, whole=True)
+    with pytest.raises(CheckpointError, match="its heads would be random: use it for training"):
+        load_detector(detector(), path, strict=True)
 
 
 @pytest.mark.defect("B34")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vil
-from tests.common.detectors import detector, pictures
+from tests.common.detection.detectors import detector, pictures
 from vil.builders.attention_backend import (
     attention_network,
     backend_requests,

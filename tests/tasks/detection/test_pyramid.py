@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.common.detectors import pictures, small_body
+from tests.common.detection.detectors import pictures, small_body
 from vil.layers.attention import set_progress
 from vil.layers.attention.longformer import LongformerAttention
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.load_weights import get_2021_names
-from vil.tasks.detection.models.detectors import own_levels
-from vil.tasks.detection.models.fpn import Backbone, body_of
+from vil.tasks.detection.models.detectors import crop_levels
+from vil.tasks.detection.models.fpn import Backbone, strip_head
 from vil.utils.train_step import TrainStep
 
 NUMBERS = json.loads(
@@ -79,7 +79,7 @@ POOLED, DENSE = ("pool",), ("p6", "p7")
 def backbone_of(extra: tuple[str, ...], norm: bool = False, absolute: int = 0, **own) -> Backbone:
     torch.manual_seed(0)
     stages = (1, 2, 3) if extra == POOLED else (2, 3)
-    body = body_of(small_body(absolute, **own))
+    body = strip_head(small_body(absolute, **own))
     return noisy(Backbone(body, stages=stages, channels=24, extra=extra, norm=norm))
 
 
@@ -95,10 +95,10 @@ def test_an_image_does_not_depend_on_the_sizes_of_the_others(extra, norm, absolu
     with torch.no_grad():
         batch, sizes = padded(images, 16)
         body = backbone.body.forward_intermediates(batch, intermediates_only=True, valid=sizes)
-        together = own_levels(backbone(batch, sizes), sizes, backbone.strides)
+        together = crop_levels(backbone(batch, sizes), sizes, backbone.strides)
         for image, found, place in zip(images, together, range(len(images))):
             alone, size = padded([image], 16)
-            (expected,) = own_levels(backbone(alone, size), size, backbone.strides)
+            (expected,) = crop_levels(backbone(alone, size), size, backbone.strides)
             for name, level in expected.items():
                 assert level.shape == found[name].shape
                 assert torch.allclose(found[name], level, atol=1e-4), name
@@ -131,8 +131,8 @@ def test_what_is_in_the_padding_does_not_matter():
     spoiled = batch.clone()
     spoiled[1, :, 48:] = 1e3  # whole tokens of padding
     with torch.no_grad():
-        levels = own_levels(backbone(batch, sizes), sizes, backbone.strides)
-        others = own_levels(backbone(spoiled, sizes), sizes, backbone.strides)
+        levels = crop_levels(backbone(batch, sizes), sizes, backbone.strides)
+        others = crop_levels(backbone(spoiled, sizes), sizes, backbone.strides)
     for mine, theirs in zip(levels, others):
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
@@ -152,7 +152,7 @@ def test_levels_have_the_strides_they_say(extra, strides):
 
 
 def test_stages_that_are_not_there_or_lead_nowhere_are_refused():
-    body = body_of(small_body())
+    body = strip_head(small_body())
     for stages in ((1, 2), (1, 2, 3, 4)):
         with pytest.raises(ValueError, match=f"stages {', '.join(map(str, stages))} of a network"):
             Backbone(body, stages=stages, channels=8, extra=POOLED, norm=False)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.common.toy_detection import ToyDetector, picture
+from tests.common.detection.toy_task import ToyDetector, picture
 from vil.tasks.detection.detections import Detections
-from vil.tasks.detection.tiled_inference import cover, detect, detect_tiled, merged
+from vil.tasks.detection.tiled_inference import detect, detect_tiled, make_tiles, merge
 
 
 @pytest.fixture
@@ -28,15 +28,15 @@ def boxes(found):
     [((1, 1), 4, 1), ((7, 8), 4, 1), ((64, 64), 64, 0), ((65, 64), 64, 63), ((201, 130), 64, 24)],
 )
 def test_tiles_cover_every_pixel_and_none_beyond(size, tile, overlap):
-    seen = np.zeros(size, int)
-    for left, top, right, bottom in cover(size, tile, overlap):
+    seen, tiles = np.zeros(size, int), make_tiles(size, tile, overlap).tolist()
+    for left, top, right, bottom in tiles:
         assert 0 <= left < right <= size[1]
         assert 0 <= top < bottom <= size[0]
         assert (right - left, bottom - top) == (min(tile, size[1]), min(tile, size[0]))
         seen[top:bottom, left:right] += 1
     assert seen.min() >= 1
-    assert len(set(cover(size, tile, overlap))) == len(cover(size, tile, overlap))
-    columns = sorted({(left, right) for left, _, right, _ in cover(size, tile, overlap)})
+    assert len(set(map(tuple, tiles))) == len(tiles)
+    columns = sorted({(left, right) for left, _, right, _ in tiles})
     assert all(before[1] - after[0] >= overlap for before, after in zip(columns, columns[1:]))
 
 
@@ -59,21 +59,11 @@ def test_tiled_is_whole(model, size, seed):
     assert sorted(zip(found.boxes.tolist(), found.labels.tolist(), found.scores.tolist())) == key
 
 
-@pytest.mark.parametrize("batch", [2, 5, 100])
-def test_batches_of_tiles_change_nothing(model, batch):
-    image = picture((150, 203), [(30, 30, 50, 44), (100, 90, 119, 109), (190, 140, 203, 150)])
-    assert (
-        boxes(tiled(model, image, batch=batch))
-        == boxes(tiled(model, image))
-        == boxes(detect(model, image))
-    )
-
-
 def test_masks_keep_their_place(model):
     image = picture((150, 203), [(30, 30, 50, 44), (58, 90, 77, 109)])
     found = tiled(model, image)
     assert len(found) == 2
-    total = sum(mask.whole((150, 203)) for mask in found.masks)
+    total = sum(mask.paste((150, 203)) for mask in found.masks)
     assert np.array_equal(total, (image[0] > 0).numpy())
     assert sum(mask.pixels.size for mask in found.masks) < 2000
 
@@ -92,7 +82,7 @@ def test_a_piece_loses_against_a_whole_object(score):
         torch.tensor([piece, whole, piece]), torch.tensor([1, 1, 2]),
         torch.tensor([score, 0.5, 0.01]),
     )  # fmt: skip
-    kept = merged(found, torch.tensor([True, False, True]), nms=0.5, per_image=9)
+    kept = merge(found, torch.tensor([True, False, True]), nms=0.5, per_image=9)
     assert kept.boxes.tolist() == [whole, piece]
     assert kept.labels.tolist() == [1, 2]
 
@@ -104,7 +94,7 @@ def test_classes_do_not_suppress_each_other_in_large_pictures():
     boxes = torch.cat([corner.repeat(900, 1), corner + 0.35])
     labels = torch.cat([torch.arange(1, 901), torch.tensor([900])])
     scores = torch.cat([torch.full((900,), 0.9), torch.tensor([0.8])])
-    kept = merged(Detections(boxes, labels, scores), torch.zeros(901) > 0, 0.3, 2000)
+    kept = merge(Detections(boxes, labels, scores), torch.zeros(901) > 0, 0.3, 2000)
     assert kept.labels.tolist() == [*range(1, 901), 900]
 
 

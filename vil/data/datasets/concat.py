@@ -21,7 +21,14 @@ class ConcatImageDataset(ImageDataset):
     def __init__(self, datasets: Sequence[ImageDataset], names: Sequence[str]):
         """`names` of the datasets in the config, for messages and sample names."""
         super().__init__(datasets[0].split)
-        check_classes(datasets, names)
+        if len({len(dataset.classes) for dataset in datasets}) > 1:
+            counts = ", ".join(f"{n} {len(d.classes)}" for n, d in zip(names, datasets))
+            text = f"datasets with different numbers of classes cannot be concatenated: {counts}"
+            raise DataError(text)
+        differing = [n for n, d in zip(names, datasets) if d.classes != datasets[0].classes]
+        if differing:
+            text = "%s: the class names differ from those of %s; classes are matched by number"
+            logger.warning(text, ", ".join(differing), names[0])
         self.datasets, self.names = list(datasets), list(names)
         self.ends = np.cumsum([len(dataset) for dataset in datasets])
         self.targets = np.concatenate([dataset.targets for dataset in datasets])
@@ -30,7 +37,7 @@ class ConcatImageDataset(ImageDataset):
     def locate(self, index: int) -> tuple[int, int]:
         """The number of the dataset, and the index within it."""
         number = int(np.searchsorted(self.ends, index, side="right"))
-        return number, index - (int(self.ends[number - 1]) if number else 0)
+        return number, index - int(self.ends[number]) + len(self.datasets[number])
 
     def __getitem__(self, index: int) -> tuple:
         number, local = self.locate(index)
@@ -45,19 +52,3 @@ class ConcatImageDataset(ImageDataset):
         """<dataset>/<its sample name>."""
         number, local = self.locate(index)
         return f"{self.names[number]}/{self.datasets[number].sample_name(local)}"
-
-
-def check_classes(datasets: Sequence[ImageDataset], names: Sequence[str]) -> None:
-    """Raise DataError for different numbers of classes, warn once about different class names."""
-    if len({len(dataset.classes) for dataset in datasets}) > 1:
-        counts = ", ".join(f"{n} {len(d.classes)}" for n, d in zip(names, datasets))
-        raise DataError(
-            f"datasets with different numbers of classes cannot be concatenated: {counts}"
-        )
-    differing = [n for n, d in zip(names, datasets) if d.classes != datasets[0].classes]
-    if differing:
-        logger.warning(
-            "%s: the class names differ from those of %s; classes are matched by number",
-            ", ".join(differing),
-            names[0],
-        )

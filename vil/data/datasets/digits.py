@@ -3,12 +3,10 @@
 E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 from PIL import Image
 
-from vil.data.dataset import ImageDataset
+from vil.data.dataset import ImageDataset, Transform
 from vil.utils.errors import DataError
 
 
@@ -22,7 +20,7 @@ class Digits(ImageDataset):
         self,
         root: object,
         split: str,
-        transform: Callable | None = None,
+        transform: Transform = None,
         *,
         size: int = 64,
         num_classes: int = 10,
@@ -35,8 +33,8 @@ class Digits(ImageDataset):
             raise ValueError(f"digits: num_classes must be 2 to 10, given {num_classes}")
         pixels, targets = load()
         self.size = size
-        self.indices = split_indices(targets, split)
-        self.indices = self.indices[targets[self.indices] < num_classes]
+        indices = split_indices(targets, split)
+        self.indices = indices[targets[indices] < num_classes]
         self.pixels = pixels[self.indices]
         self.targets = targets[self.indices]
         self.classes = [str(digit) for digit in range(num_classes)]

@@ -1,12 +1,11 @@
 """Generated images, a blob on noise whose hue is the class, for tests, benchmarks and dry runs."""
 
 import colorsys
-from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
 
-from vil.data.dataset import SPLITS, ImageDataset
+from vil.data.dataset import SPLITS, ImageDataset, Transform
 
 
 class Fake(ImageDataset):
@@ -16,7 +15,7 @@ class Fake(ImageDataset):
         self,
         root: object,
         split: str,
-        transform: Callable | None = None,
+        transform: Transform = None,
         *,
         n: int = 256,
         size: int = 64,
@@ -34,14 +33,11 @@ class Fake(ImageDataset):
         noise = random.integers(0, 64, (self.size, self.size, 3))
         hue = self.targets[index] / len(self.classes)
         color = 255 * np.array(colorsys.hsv_to_rgb(hue, 1, 1))
-        blob = self.gaussian(random.uniform(0.3, 0.7, 2), random.uniform(0.15, 0.3))
-        return Image.fromarray((noise * (1 - blob) + color * blob).astype(np.uint8))
-
-    def gaussian(self, center: np.ndarray, width: float) -> np.ndarray:
-        """A Gaussian (size, size, 1) with maximum 1; lengths are in image sides."""
+        center, width = random.uniform(0.3, 0.7, 2), random.uniform(0.15, 0.3)  # in image sides
         axis = (np.arange(self.size) + 0.5) / self.size
         squares = ((axis[:, None] - center[0]) ** 2) + ((axis[None, :] - center[1]) ** 2)
-        return np.exp(-squares / (2 * width**2))[:, :, None]
+        blob = np.exp(-squares / (2 * width**2))[:, :, None]
+        return Image.fromarray((noise * (1 - blob) + color * blob).astype(np.uint8))
 
     def sample_name(self, index: int) -> str:
         """fake/<split>/<index>."""

@@ -1,14 +1,13 @@
 """A folder of images with one subfolder per class: root/{train,val}/<class>/*.jpg."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from vil.data.classes import classes_of_split
-from vil.data.dataset import ImageDataset
+from vil.data.dataset import ImageDataset, Root, Transform
 from vil.data.image import read_image
 from vil.utils.errors import DataError
 
@@ -34,7 +33,7 @@ class Folder(ImageDataset):
     Without a train folder (evaluation only) val's own subfolders are the classes.
     """
 
-    def __init__(self, root: str | Path, split: str, transform: Callable | None = None):
+    def __init__(self, root: Root, split: str, transform: Transform = None):
         super().__init__(split, transform)
         self.root = Path(root)
         names = class_folders(self.root / split)
@@ -44,13 +43,8 @@ class Folder(ImageDataset):
         self.targets = np.repeat(labels, [len(of_class) for of_class in files])
         # Bytes in one array: a list of a million strings would be copied into every forked worker,
         # page by page, as the reference counts change.
-        self.names = np.array(
-            [
-                os.fsencode(f"{split}/{name}/{file}")
-                for name, of_class in zip(names, files)
-                for file in of_class
-            ]
-        )
+        paths = (f"{split}/{n}/{file}" for n, of_class in zip(names, files) for file in of_class)
+        self.names = np.array([os.fsencode(path) for path in paths])
 
     def image(self, index: int) -> Image.Image:
         """The decoded file. Raises UnreadableImage."""
@@ -80,12 +74,11 @@ def image_files(folder: Path) -> list[str]:
     )
     if not files:
         extensions = " ".join(EXTENSIONS)
-        raise DataError(
-            f"the class folder {folder} has no images ({extensions}): remove it or add some"
-        )
+        text = f"the class folder {folder} has no images ({extensions}): remove it or add some"
+        raise DataError(text)
     return files
 
 
-def layout(root: Path, problem: str) -> str:
+def layout(root: Path, problem: str, template: str = LAYOUT) -> str:
     """The problem, followed by the expected directory tree."""
-    return LAYOUT.format(problem=problem, root=root, extensions=" ".join(EXTENSIONS))
+    return template.format(problem=problem, root=root, extensions=" ".join(EXTENSIONS))

@@ -7,25 +7,20 @@ import io
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from vil.data.batch import BadSample
-from vil.data.dataset import ImageDataset
+from vil.data.dataset import ImageDataset, Transform
 from vil.data.datasets.folder import EXTENSIONS
 from vil.data.image import read_image
 from vil.data.robust_dataset import BadSampleLog, RobustDataset
 from vil.data.samplers import eval_batches
-from vil.data.workers import (
-    build_data_loader,
-    iter_batches,
-    start_workers,
-    stop_at_exit,
-    stop_workers,
-)
+from vil.data.workers import build_data_loader, iter_batches
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +43,14 @@ def find_images(words: Iterable[str], read_stdin: Callable[[], bytes]) -> list[I
     """
     images = []
     for word in words:
-        if word != STDIN:
-            images += images_at(word)
-            continue
-        data = read_stdin()
-        lines = split_lines(data)
-        if lines is None:
-            images.append(ImageSource(STDIN, data))
-        else:
-            images += [image for line in lines for image in images_at(line)]
+        lines = [word]
+        if word == STDIN:
+            data = read_stdin()
+            lines = split_lines(data)
+            if lines is None:
+                images.append(ImageSource(STDIN, data))
+        for line in lines or ():
+            images += images_at(line)
     return images
 
 
@@ -90,7 +84,7 @@ def images_at(path: str) -> list[ImageSource]:
 class ImageList(ImageDataset):
     """Images as a dataset with unknown classes."""
 
-    def __init__(self, images: list[ImageSource], transform: Callable | None = None):
+    def __init__(self, images: list[ImageSource], transform: Transform = None):
         super().__init__("val", transform)
         self.images = images
         self.classes = []
@@ -123,42 +117,28 @@ class SizedImageList(ImageList):
 
     @staticmethod
     def collate(rows: list[tuple[tuple | None, list[BadSample]]]) -> PredictionBatch:
-        return PredictionBatch(
-            samples=[sample for sample, _ in rows if sample is not None],
-            bad_samples=tuple(report for _, reports in rows for report in reports),
-        )
+        samples = [sample for sample, _ in rows if sample is not None]
+        return PredictionBatch(samples, tuple(report for _, reports in rows for report in reports))
 
 
 class ImageListLoader:
     """Batches of images in order. Any number may be unreadable: a batch can be empty."""
 
     def __init__(
-        self,
-        images: list[ImageSource],
-        transform: Callable,
-        *,
-        batch_size: int,
-        workers: int = 0,
-        pin_memory: bool = False,
+        self, images: list[ImageSource], transform: Callable, *, batch_size: int, **options: Any
     ):
+        """options: those of `build_data_loader`."""
         order = eval_batches(len(images), batch_size=batch_size)
-        self.loader = build_data_loader(
-            RobustDataset(SizedImageList(images, transform)),
-            order,
-            workers=workers if len(order) > 1 else 0,
-            pin_memory=pin_memory,
-            context=None,
-        )
+        if len(order) <= 1:
+            options["workers"] = 0
+        samples = RobustDataset(SizedImageList(images, transform))
+        self.loader = build_data_loader(samples, order, **options)
         self.names = [image.name for image in images]
         self.bad_samples = BadSampleLog(len(images), max_fraction=1.0)
 
     def __iter__(self) -> Iterator[PredictionBatch]:
         """One pass; close() on it stops the workers. Logs a warning for each unreadable image."""
-        iterator = start_workers(self.loader)
-        stop_at_exit(iterator)
-        try:
-            for batch in iter_batches(iterator):
+        with closing(iter_batches(self.loader)) as batches:
+            for batch in batches:
                 self.bad_samples.record(batch.bad_samples)
                 yield batch
-        finally:
-            stop_workers(iterator)

@@ -5,51 +5,48 @@ download=True.
 """
 
 import fcntl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100, MNIST, VisionDataset
 
-from vil.data.dataset import ImageDataset
+from vil.data.dataset import ImageDataset, Root, Transform
 from vil.utils.errors import DataError
 
 
 class TorchvisionSet(ImageDataset):
-    """A dataset of torchvision's class `source` below root / folder; val is its test set."""
-
-    source: type[VisionDataset]
-    folder: str
+    """A dataset of torchvision's class `source`, with its files in `folder` below root; val is its
+    test set."""
 
     def __init__(
         self,
-        root: str | Path,
+        source: type[VisionDataset],
+        folder: str,
+        root: Root,
         split: str,
-        transform: Callable | None = None,
+        transform: Transform = None,
         *,
         download: bool = False,
     ):
         """Raises DataError if the files are missing, corrupt or cannot be downloaded."""
         super().__init__(split, transform)
-        data = self.open(Path(root), download)
-        self.pixels = np.asarray(data.data)  # (N, H, W, 3) or (N, H, W) uint8
-        self.targets = np.asarray(data.targets, np.int64)
-        self.classes = list(data.classes)
-
-    def open(self, root: Path, download: bool) -> VisionDataset:
-        """Open torchvision's dataset."""
+        self.folder = folder
         try:
-            with download_lock(root) if download else nullcontext():
-                return self.source(root, train=self.split == "train", download=download)
+            with download_lock(Path(root)) if download else nullcontext():
+                data = source(root, train=split == "train", download=download)
         except Exception as error:
             # torchvision has no common exception type for missing, corrupt and unreachable files.
             hint = "" if download else "; download=True downloads it (DATA.KWARGS.download True)"
             reason = " ".join(str(error).split()).split(". You can use")[0]
-            raise DataError(
-                f"{root / self.folder} is missing or incomplete: {reason}{hint}"
-            ) from error
+            text = f"{Path(root, folder)} is missing or incomplete: {reason}{hint}"
+            raise DataError(text) from error
+        self.pixels = np.asarray(data.data)  # (N, H, W, 3) or (N, H, W) uint8
+        self.targets = np.asarray(data.targets, np.int64)
+        self.classes = list(data.classes)
 
     def image(self, index: int) -> Image.Image:
         """The image; a gray one has three equal channels."""
@@ -60,22 +57,11 @@ class TorchvisionSet(ImageDataset):
         return f"{self.folder}/{self.split}/{index}"
 
 
-class Cifar(TorchvisionSet):
-    """10 classes, 50,000 and 10,000 images of 32 x 32. A. Krizhevsky, 2009."""
-
-    source, folder = CIFAR10, CIFAR10.base_folder
-
-
-class Cifar100(TorchvisionSet):
-    """100 classes, 50,000 and 10,000 images of 32 x 32. A. Krizhevsky, 2009."""
-
-    source, folder = CIFAR100, CIFAR100.base_folder
-
-
-class Mnist(TorchvisionSet):
-    """10 digits, 60,000 and 10,000 gray images of 28 x 28. Y. LeCun et al., 1998."""
-
-    source, folder = MNIST, "MNIST/raw"
+# 50,000 and 10,000 images of 32 x 32 in 10 or 100 classes. A. Krizhevsky, 2009.
+Cifar = partial(TorchvisionSet, CIFAR10, CIFAR10.base_folder)
+Cifar100 = partial(TorchvisionSet, CIFAR100, CIFAR100.base_folder)
+# 60,000 and 10,000 gray images of 28 x 28 in 10 classes. Y. LeCun et al., 1998.
+Mnist = partial(TorchvisionSet, MNIST, "MNIST/raw")
 
 
 @contextmanager

@@ -19,10 +19,12 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
+from vil.data.dataset import ImageDataset
 from vil.data.formats.shared_file import SharedFile
 from vil.data.image import UnreadableImage, read_image
 from vil.utils.errors import DataError
@@ -31,6 +33,16 @@ logger = logging.getLogger(__name__)
 
 # A header may state any size. No image that PIL accepts is larger than this.
 MAX_BYTES = 1 << 30
+ENCRYPTED = 99  # as a method: the zip format's own number for AES
+
+
+class Member(NamedTuple):
+    """An entry of an archive. `is_plain`: a regular file, not a link, folder or device."""
+
+    name: str
+    size: int
+    is_plain: bool
+    row: tuple  # of `Archive.fields`
 
 
 class Archive:
@@ -44,15 +56,15 @@ class Archive:
     def __init__(self, path: Path, wanted: Callable[[str, int], bool]):
         self.file = SharedFile(path)
         rows, unsafe, repeated = {}, [], []
-        for name, size, member in self.members(path):
+        for name, size, is_plain, row in self.members(path):
             if not wanted(name, size):
                 continue
-            if not self.is_plain(member) or name.startswith("/") or ".." in name.split("/"):
+            if not is_plain or name.startswith("/") or ".." in name.split("/"):
                 unsafe.append(name)
                 continue
             if rows.pop(name, None):
                 repeated.append(name)
-            rows[name] = self.row(member)
+            rows[name] = row
         warn(path, "left out (links, absolute names or names with '..')", unsafe)
         warn(path, "replaced by later ones of the same name", repeated)
         self.names = np.array([os.fsencode(name) for name in rows])
@@ -61,28 +73,12 @@ class Archive:
     def __len__(self) -> int:
         return len(self.fields)
 
-    def keep(self, indices: np.ndarray) -> None:
-        """Keep only these members, in this order."""
-        self.names, self.fields = self.names[indices], self.fields[indices]
-
     def name(self, index: int) -> str:
         """Archive and member: train.zip@cat/1.jpg."""
         return f"{Path(self.file.path).name}@{os.fsdecode(self.names[index])}"
 
-    def image(self, index: int) -> Image.Image:
-        """The decoded member. Raises UnreadableImage."""
-        return read_image(io.BytesIO(self.read(index)))
-
-    def members(self, path: Path) -> Iterator[tuple[str, int, object]]:
-        """Yield name, size and the standard library's info object of each member."""
-        raise NotImplementedError
-
-    def is_plain(self, member: object) -> bool:
-        """Whether the member is a regular file, not a link, folder or device."""
-        raise NotImplementedError
-
-    def row(self, member: object) -> tuple:
-        """The member's row of `fields`."""
+    def members(self, path: Path) -> Iterator[Member]:
+        """Yield all members. Raises DataError if the file is not a complete archive."""
         raise NotImplementedError
 
     def read(self, index: int) -> bytes:
@@ -95,43 +91,35 @@ class ZipArchive(Archive):
 
     dtype = [("offset", "i8"), ("packed", "i8"), ("size", "i8"), ("method", "i2"), ("crc", "u4")]
 
-    def members(self, path: Path) -> Iterator[tuple[str, int, zipfile.ZipInfo]]:
-        """In the order of the central directory. Raises DataError if it is not a complete zip."""
+    def __init__(self, path: Path, wanted: Callable[[str, int], bool]):
+        super().__init__(path, wanted)
+        methods = self.fields["method"]
+        unsupported = ~np.isin(methods, (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+        if unsupported.any():
+            index = unsupported.argmax()
+            raise DataError(
+                f"{path}: {os.fsdecode(self.names[index])} is encrypted or compressed by method "
+                f"{methods[index]}; only stored (0) and deflated (8) members are supported"
+            )
+
+    def members(self, path: Path) -> Iterator[Member]:
+        """In the order of the central directory."""
         try:
             with zipfile.ZipFile(path) as archive:
                 directory = archive.infolist()
         except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
             raise DataError(f"{path} is not a zip, or is truncated: {error}") from error
-        for member in directory:
-            yield member.filename, member.file_size, member
-
-    def is_plain(self, member: zipfile.ZipInfo) -> bool:
-        """The upper half holds the Unix file type, or 0 if the zip was made on another system."""
-        return not stat.S_ISLNK(member.external_attr >> 16)
-
-    def row(self, member: zipfile.ZipInfo) -> tuple:
-        """Raises DataError for an unsupported compression."""
-        if member.flag_bits & 1 or member.compress_type not in (
-            zipfile.ZIP_STORED,
-            zipfile.ZIP_DEFLATED,
-        ):
-            raise DataError(
-                f"{self.file.path}: {member.filename} is encrypted or compressed by method "
-                f"{member.compress_type}; only stored (0) and deflated (8) members are supported"
-            )
-        return (
-            member.header_offset,
-            member.compress_size,
-            member.file_size,
-            member.compress_type,
-            member.CRC,
-        )
+        for entry in directory:
+            # The upper half is the Unix file type, or 0 if the zip was made on another system.
+            is_plain = not stat.S_ISLNK(entry.external_attr >> 16)
+            method = ENCRYPTED if entry.flag_bits & 1 else entry.compress_type
+            row = entry.header_offset, entry.compress_size, entry.file_size, method, entry.CRC
+            yield Member(entry.filename, entry.file_size, is_plain, row)
 
     def read(self, index: int) -> bytes:
         """Decompress and verify. The length of the local header is stated only in itself."""
         offset, packed, size, method, crc = self.fields[index].tolist()
-        if max(size, packed) > MAX_BYTES:
-            raise UnreadableImage(f"{size} bytes are too many for an image")
+        check_size(max(packed, size))
         header = self.file.read(offset, 30)
         if header[:4] != b"PK\3\4":
             raise UnreadableImage("no member at the offset in the zip's directory")
@@ -148,41 +136,50 @@ class TarArchive(Archive):
 
     dtype = [("offset", "i8"), ("size", "i8")]
 
-    def members(self, path: Path) -> Iterator[tuple[str, int, tarfile.TarInfo]]:
-        """In the order of the archive. Raises DataError if it is not a complete, plain tar."""
+    def members(self, path: Path) -> Iterator[Member]:
+        """In the order of the archive. Sparse files are not plain: their data are scattered."""
         try:
             with tarfile.open(path, "r:") as archive:
-                while (member := archive.next()) is not None:
+                while (entry := archive.next()) is not None:
                     archive.members.clear()  # a million of them would take a gigabyte
-                    yield member.name.removeprefix("./"), member.size, member
+                    is_plain = entry.isreg() and not entry.issparse()
+                    row = (entry.offset_data, entry.size)
+                    yield Member(entry.name.removeprefix("./"), entry.size, is_plain, row)
                 end = archive.offset
         except (tarfile.TarError, OSError) as error:
             raise DataError(
                 f"{path} is not an uncompressed tar (decompress it first), or is truncated: {error}"
             ) from error
-        self.check_end(end)
-
-    def check_end(self, end: int) -> None:
-        """Raise DataError unless zeros or nothing follow: tarfile stops at a corrupt header too."""
-        with open(self.file.path, "rb") as file:
+        with open(path, "rb") as file:
             file.seek(end)
-            if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
-                raise DataError(f"{self.file.path} is corrupt: no header at byte {end}")
-
-    def is_plain(self, member: tarfile.TarInfo) -> bool:
-        """Sparse files are left out: their data are not contiguous."""
-        return member.isreg() and not member.issparse()
-
-    def row(self, member: tarfile.TarInfo) -> tuple:
-        """Offset and size of the data."""
-        return member.offset_data, member.size
+            if file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile stops at a corrupt header too
+                raise DataError(f"{path} is corrupt: no header at byte {end}")
 
     def read(self, index: int) -> bytes:
         """The bytes of the member."""
         offset, size = self.fields[index].tolist()
-        if size > MAX_BYTES:
-            raise UnreadableImage(f"{size} bytes are too many for an image")
+        check_size(size)
         return self.file.read(offset, size)
+
+
+class ArchiveDataset(ImageDataset):
+    """A dataset of the members of `archive`, which a subclass opens."""
+
+    archive: Archive
+
+    def image(self, index: int) -> Image.Image:
+        """The decoded member. Raises UnreadableImage."""
+        return read_image(io.BytesIO(self.archive.read(index)))
+
+    def sample_name(self, index: int) -> str:
+        """Archive and member: train.zip@cat/1.jpg."""
+        return self.archive.name(index)
+
+
+def check_size(size: int) -> None:
+    """Raise UnreadableImage above MAX_BYTES."""
+    if size > MAX_BYTES:
+        raise UnreadableImage(f"{size} bytes are too many for an image")
 
 
 def inflate(data: bytes, size: int) -> bytes:
@@ -193,7 +190,7 @@ def inflate(data: bytes, size: int) -> bytes:
         raise UnreadableImage(f"zlib.error: {error}") from error
 
 
-def warn(path: Path, what: str, names: list[str]) -> None:
+def warn(path: Path, problem: str, names: list[str]) -> None:
     """Log one warning for all members with the same problem."""
     if names:
-        logger.warning("%s: %d members %s, the first: %s", path, len(names), what, names[0])
+        logger.warning("%s: %d members %s, the first: %s", path, len(names), problem, names[0])

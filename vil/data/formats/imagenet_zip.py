@@ -5,16 +5,14 @@ A line of the map is `train.zip@n01440764/n01440764_10026.JPEG`, a TAB, and the 
 
 import logging
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from vil.data.classes import numeric_names, parse_class
-from vil.data.dataset import ImageDataset
+from vil.data.classes import parse_class
+from vil.data.dataset import ImageDataset, Root, Transform
 from vil.data.datasets.folder import Folder, layout
-from vil.data.formats.archive import ZipArchive
+from vil.data.formats.archive import ArchiveDataset, ZipArchive
 from vil.utils.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -29,16 +27,33 @@ or, as archives:
 └── val_map.txt"""
 
 
-class ImageNetZip(ImageDataset):
+def imagenet(
+    root: Root, split: str, transform: Transform = None, *, num_classes: int | None = None
+) -> ImageDataset:
+    """The dataset "imagenet": zip and map if both are there, else class folders.
+
+    Raises ValueError if the number of folders is not num_classes; DataError if only one of zip and
+    map is there and no folder, or, with both layouts, if there is nothing.
+    """
+    root = Path(root)
+    folder, zip_file, map_file = (root / f"{split}{end}" for end in ("", ".zip", "_map.txt"))
+    exist = [zip_file.is_file(), map_file.is_file()]
+    if all(exist) or (any(exist) and not folder.is_dir()):
+        return ImageNetZip(root, split, transform, num_classes=num_classes)
+    if not folder.is_dir():
+        problem = f"there is no {zip_file} and no folder {folder}"
+        raise DataError(layout(root, problem) + LAYOUT.format(root=root))
+    dataset = Folder(root, split, transform)
+    if num_classes not in (None, len(dataset.classes)):
+        raise ValueError(f"num_classes is {num_classes}, {root} has {len(dataset.classes)} folders")
+    return dataset
+
+
+class ImageNetZip(ArchiveDataset):
     """The images of the zip that the map lists, in the order of the zip's directory."""
 
     def __init__(
-        self,
-        root: str | Path,
-        split: str,
-        transform: Callable | None = None,
-        *,
-        num_classes: int | None = None,
+        self, root: Root, split: str, transform: Transform = None, *, num_classes: int | None = None
     ):
         """Without num_classes there are as many classes as train's map needs, or the split's map
         if train has none. Raises DataError for a missing or invalid file and an invalid class.
@@ -48,74 +63,41 @@ class ImageNetZip(ImageDataset):
         zip_file, map_file = root / f"{split}.zip", root / f"{split}_map.txt"
         check_pair(zip_file, map_file)
         if num_classes is None and split != "train" and (root / "train_map.txt").exists():
-            num_classes = count_classes(read_map(root / "train_map.txt"))
+            num_classes = max(read_map(root / "train_map.txt").values()) + 1
         labels = read_map(map_file, num_classes)
-        self.classes = numeric_names(num_classes or count_classes(labels))
-        self.archive = ZipArchive(zip_file, lambda name, size: is_sample(name, size, labels))
-        self.targets = np.array(
-            [labels.pop(os.fsdecode(name)) for name in self.archive.names], np.int64
+        num_classes = num_classes or max(labels.values()) + 1
+        self.classes = [str(number) for number in range(num_classes)]
+        self.archive = ZipArchive(
+            zip_file, lambda name, size: name in labels and size > 0 and is_image(name)
         )
-        self.check_missing(zip_file, map_file, labels)
-
-    def check_missing(self, zip_file: Path, map_file: Path, missing: dict[str, int]) -> None:
-        """Warn once about lines without an image. Raises DataError if no line has one."""
+        numbers = [labels.pop(os.fsdecode(name)) for name in self.archive.names]
+        self.targets = np.array(numbers, np.int64)
         if not len(self.targets):
             raise DataError(f"{map_file} names no image of {zip_file} ({' '.join(EXTENSIONS)})")
-        if missing:
-            logger.warning(
-                "%s names %d images that are not in %s, the first: %s",
-                map_file,
-                len(missing),
-                zip_file,
-                next(iter(missing)),
-            )
-
-    def image(self, index: int) -> Image.Image:
-        """The decoded member. Raises UnreadableImage."""
-        return self.archive.image(index)
-
-    def sample_name(self, index: int) -> str:
-        """As in the map: train.zip@cat/1.jpg."""
-        return self.archive.name(index)
+        if labels:
+            text = "%s names %d images that are not in %s, the first: %s"
+            logger.warning(text, map_file, len(labels), zip_file, next(iter(labels)))
 
 
-def is_sample(name: str, size: int, labels: dict[str, int]) -> bool:
-    """Whether a member is an image that the map names."""
-    return (
-        name in labels
-        and size > 0
-        and not name.startswith(".")
-        and name.lower().endswith(EXTENSIONS)
-    )
+def is_image(name: str) -> bool:
+    """Whether a member is an image, by its name."""
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
 
 
 def check_pair(zip_file: Path, map_file: Path) -> None:
     """Raise DataError, in one line, if one of the two files is missing."""
-    for found, missing in ((zip_file, map_file), (map_file, zip_file)):
+    for other, missing in ((zip_file, map_file), (map_file, zip_file)):
         if not missing.is_file():
             raise DataError(
-                f"there is no {missing}, which {found} needs: the map has a line "
+                f"there is no {missing}, which {other} needs: the map has a line "
                 f"'{zip_file.name}@<member><TAB><class number>' for each image of the zip"
             )
 
 
 def read_map(file: Path, num_classes: int | None = None) -> dict[str, int]:
-    """{member: class}. Raises DataError, with file and line, for an invalid map."""
+    """{member: class}; further fields of a line are ignored. Raises DataError, with file and line,
+    for an invalid map."""
     labels = {}
-    for number, (member, text) in map_lines(file):
-        label = parse_class(text, num_classes, file, number)
-        if labels.setdefault(member, label) != label:
-            raise DataError(
-                f"{file}, line {number}: {member} is class {label}, "
-                f"and was class {labels[member]} before"
-            )
-    if not labels:
-        raise DataError(f"{file} is empty")
-    return labels
-
-
-def map_lines(file: Path) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Yield line numbers from 1 with (member, class text). Further fields are ignored."""
     with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
         for number, line in enumerate(lines, start=1):
             fields = [field for field in line.rstrip("\r\n").split("\t") if field]
@@ -126,35 +108,13 @@ def map_lines(file: Path) -> Iterator[tuple[int, tuple[str, str]]]:
                     f"{file}, line {number}: expected '<zip>@<member><TAB><class>', "
                     f"given {line.strip()[:100]!r}"
                 )
-            yield number, (fields[0].split("@", 1)[1].removeprefix("/"), fields[1])
-
-
-def count_classes(labels: dict[str, int]) -> int:
-    """The number of classes that the labels need."""
-    return max(labels.values()) + 1
-
-
-def imagenet(
-    root: str | Path,
-    split: str,
-    transform: Callable | None = None,
-    *,
-    num_classes: int | None = None,
-) -> ImageDataset:
-    """The dataset "imagenet": zip and map if both are there, else class folders.
-
-    Raises ValueError if the number of folders is not num_classes; DataError if only one of zip and
-    map is there and no folder, or, with both layouts, if there is nothing.
-    """
-    root = Path(root)
-    folder, pair = root / split, (root / f"{split}.zip", root / f"{split}_map.txt")
-    found = [file.is_file() for file in pair]
-    if all(found) or (any(found) and not folder.is_dir()):
-        return ImageNetZip(root, split, transform, num_classes=num_classes)
-    if not folder.is_dir():
-        problem = f"there is no {pair[0]} and no folder {folder}"
-        raise DataError(layout(root, problem) + LAYOUT.format(root=root))
-    dataset = Folder(root, split, transform)
-    if num_classes not in (None, len(dataset.classes)):
-        raise ValueError(f"num_classes is {num_classes}, {root} has {len(dataset.classes)} folders")
-    return dataset
+            member = fields[0].split("@", 1)[1].removeprefix("/")
+            label = parse_class(fields[1], num_classes, file, number)
+            if labels.setdefault(member, label) != label:
+                raise DataError(
+                    f"{file}, line {number}: {member} is class {label}, "
+                    f"and was class {labels[member]} before"
+                )
+    if not labels:
+        raise DataError(f"{file} is empty")
+    return labels

@@ -11,15 +11,15 @@ import binascii
 import io
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import yaml as yaml_format
 from PIL import Image
 
-from vil.data.classes import numeric_names, parse_class
-from vil.data.dataset import ImageDataset
+from vil.data.classes import parse_class
+from vil.data.dataset import ImageDataset, Root, Transform
 from vil.data.formats.tsv_file import TsvFile, read_integers
 from vil.data.image import UnreadableImage, read_image
 from vil.utils.errors import DataError
@@ -38,9 +38,9 @@ class Tsv(ImageDataset):
 
     def __init__(
         self,
-        root: str | Path,
+        root: Root,
         split: str,
-        transform: Callable | None = None,
+        transform: Transform = None,
         *,
         yaml: str | None = None,
         num_classes: int | None = None,
@@ -60,13 +60,22 @@ class Tsv(ImageDataset):
             raise DataError(f"{source}: labels of {JSON_LABELS} are in img; leave out 'label'")
         self.rows = read_rows(files.get("linelist"), len(self.images))
         labelmap = read_labelmap(files["labelmap"]) if "labelmap" in files else {}
-        train = Path(root, "train.yaml") if yaml is None and split != "train" else None
-        limit = class_count(labelmap, num_classes, train)
+        if labelmap:
+            size = max(labelmap.values()) + 1
+            if num_classes not in (None, size):
+                text = f"num_classes is {num_classes}, but the labelmap has {size} classes"
+                raise ValueError(text)
+            num_classes = size
+        by_split = yaml is None and split != "train"
+        if num_classes is None and by_split and Path(root, "train.yaml").exists():
+            num_classes = len(Tsv(root, "train").classes)
         texts = labels.labels(self.rows, before_image=labels is self.images)
-        self.targets = read_targets(labels.path, self.rows, texts, labelmap, limit, as_json=as_json)
-        self.classes = numeric_names(int(self.targets.max()) + 1 if limit is None else limit)
-        for name, number in labelmap.items():
-            self.classes[number] = name
+        if as_json:
+            texts = json_classes(texts, labels.path, self.rows)
+        self.targets = read_targets(labels.path, self.rows, texts, labelmap, num_classes)
+        names = {number: name for name, number in labelmap.items()}
+        num_classes = int(self.targets.max()) + 1 if num_classes is None else num_classes
+        self.classes = [names.get(number, str(number)) for number in range(num_classes)]
 
     def image(self, index: int) -> Image.Image:
         """The image in the last column. Raises UnreadableImage."""
@@ -149,51 +158,31 @@ def read_labelmap(file: Path) -> dict[str, int]:
     return labelmap
 
 
-def class_count(
-    labelmap: dict[str, int], num_classes: int | None, train: Path | None
-) -> int | None:
-    """The number of classes in the labelmap, else num_classes, else of train's yaml; None: unknown.
-
-    Raises ValueError if the labelmap has a different number than num_classes.
-    """
-    if labelmap:
-        size = max(labelmap.values()) + 1
-        if num_classes not in (None, size):
-            raise ValueError(f"num_classes is {num_classes}, but the labelmap has {size} classes")
-        return size
-    if num_classes is None and train is not None and train.exists():
-        return len(Tsv(train.parent, "train").classes)
-    return num_classes
-
-
 def read_targets(
     file: Path,
     rows: np.ndarray,
     texts: Iterable[str],
     labelmap: dict[str, int],
-    limit: int | None,
-    *,
-    as_json: bool,
+    num_classes: int | None,
 ) -> np.ndarray:
     """The class (N,) int64 of each row's label. Raises DataError with file and line."""
     targets = np.empty(len(rows), np.int64)
     expected = "a name of the labelmap or an integer" if labelmap else "an integer"
     for sample, (row, text) in enumerate(zip(rows, texts)):
-        if as_json:
-            text = json_class(text, file, row + 1)
         number = labelmap.get(text)
         if number is None:
-            number = parse_class(text, limit, file, row + 1, expected)
+            number = parse_class(text, num_classes, file, row + 1, expected)
         targets[sample] = number
     return targets
 
 
-def json_class(text: str, file: Path, line: int) -> str:
-    """The class of the list's first element."""
-    try:
-        return str(json.loads(text)[0]["class"])
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise DataError(
-            f"{file}, line {line}: the label must be a JSON list whose first element has a "
-            f"'class', given {text[:100]!r}"
-        ) from error
+def json_classes(texts: Iterable[str], file: Path, rows: np.ndarray) -> Iterator[str]:
+    """Yield the class of the first element of each row's JSON list."""
+    for row, text in zip(rows, texts):
+        try:
+            yield str(json.loads(text)[0]["class"])
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise DataError(
+                f"{file}, line {row + 1}: the label must be a JSON list whose first element has a "
+                f"'class', given {text[:100]!r}"
+            ) from error

@@ -17,7 +17,6 @@ from vil.utils.errors import DataError
 logger = logging.getLogger(__name__)
 
 SCAN_BYTES = 1 << 24  # read at a time when rows are searched
-WRITE_ROWS = 1 << 20  # offsets written at a time
 KEY_BYTES = 256  # read first to find the first column of a row
 
 
@@ -38,20 +37,19 @@ class TsvFile:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def row(self, number: int) -> bytes:
-        """A row without its line end. Raises OSError."""
+    def row(self, number: int, limit: int | None = None) -> bytes:
+        """A row without its line end, at most the first `limit` bytes. Raises OSError."""
         begin, end = self.offsets[number : number + 2].tolist()
-        return self.file.read(begin, end - begin).rstrip(b"\r\n")
+        size = end - begin if limit is None else min(limit, end - begin)
+        return self.file.read(begin, size).rstrip(b"\r\n")
 
     def key(self, number: int) -> str:
-        """The first column of a row, without reading all of a long row. Raises OSError."""
-        begin, end = self.offsets[number : number + 2].tolist()
-        size = KEY_BYTES
-        while b"\t" not in (head := self.file.read(begin, min(size, end - begin))):
-            if size >= end - begin:
-                break
-            size *= 4
-        return head.split(b"\t")[0].rstrip(b"\r\n").decode("utf-8", "surrogateescape")
+        """The first column of a row, if possible without reading all of a long row. Raises
+        OSError."""
+        head = self.row(number, KEY_BYTES)
+        if b"\t" not in head:
+            head = self.row(number)
+        return head.split(b"\t")[0].decode("utf-8", "surrogateescape")
 
     def labels(self, numbers: Iterable[int], *, before_image: bool) -> Iterator[str]:
         """Yield the second column of rows. before_image: a third column must follow.
@@ -83,11 +81,17 @@ def row_offsets(path: Path) -> np.ndarray:
     index = path.with_suffix(".lineidx")
     if index.is_file():
         offsets = read_integers(index)
-        check_index(path, index, offsets, size)
+        if problem := find_problem(path, offsets, size):
+            # Not replaced automatically: a file truncated by a failed copy would then be accepted.
+            raise DataError(
+                f"{index} is not the index of {path}: {problem}; "
+                "if the file is complete, delete the index to rebuild it"
+            )
     else:
         offsets = find_rows(path)
-        if has_columns(path):  # else it is not a TSV: write nothing beside it
-            write_index(index, offsets)
+        with open(path, "rb") as file:
+            if b"\t" in file.readline(SCAN_BYTES):  # else it is no TSV: write nothing beside it
+                write_index(index, offsets)
     return np.append(offsets, size)
 
 
@@ -101,38 +105,20 @@ def read_integers(path: Path) -> np.ndarray:
         raise DataError(f"{path} must have one integer per line") from error
 
 
-def check_index(path: Path, index: Path, offsets: np.ndarray, size: int) -> None:
-    """Raise DataError if the index does not match the file.
-
-    It is not replaced automatically: a file truncated by a failed copy would then be accepted.
-    """
-    problem = None
+def find_problem(path: Path, offsets: np.ndarray, size: int) -> str | None:
+    """Why these are not the offsets of the rows of a file of `size` bytes; None if they can be."""
     if not len(offsets) or offsets[0] != 0 or (np.diff(offsets) <= 0).any():
-        problem = "its offsets do not increase from 0"
-    elif offsets[-1] >= size:
-        problem = f"its last row starts at {offsets[-1]} of {size} bytes"
-    elif not is_last_row(path, int(offsets[-1])):
-        problem = f"its last row, at byte {offsets[-1]}, is not the last line of the file"
-    if problem:
-        raise DataError(
-            f"{index} is not the index of {path}: {problem}; "
-            "if the file is complete, delete the index to rebuild it"
-        )
-
-
-def is_last_row(path: Path, offset: int) -> bool:
-    """Whether the last line starts at offset."""
+        return "its offsets do not increase from 0"
+    last = int(offsets[-1])
+    if last >= size:
+        return f"its last row starts at {last} of {size} bytes"
     with open(path, "rb") as file:
-        file.seek(max(offset - 1, 0))
-        starts = offset == 0 or file.read(1) == b"\n"
+        file.seek(max(last - 1, 0))
+        follows_line = last == 0 or file.read(1) == b"\n"
         file.readline()
-        return starts and not file.read(1)
-
-
-def has_columns(path: Path) -> bool:
-    """Whether there is a TAB in the (beginning of the) first line."""
-    with open(path, "rb") as file:
-        return b"\t" in file.readline(SCAN_BYTES)
+        if follows_line and not file.read(1):
+            return None
+    return f"its last row, at byte {last}, is not the last line of the file"
 
 
 def find_rows(path: Path) -> np.ndarray:
@@ -154,16 +140,13 @@ def write_index(index: Path, offsets: np.ndarray) -> None:
     """
     temporary = index.with_name(f".{index.name}.{uuid.uuid4().hex}")
     try:
-        with open(temporary, "w", encoding="ascii") as file:
-            for first in range(0, len(offsets), WRITE_ROWS):
-                chunk = offsets[first : first + WRITE_ROWS].tolist()
-                file.write("".join(f"{offset}\n" for offset in chunk))
+        with open(temporary, "wb") as file:
+            offsets.tofile(file, sep="\n")
+            file.write(b"\n")
         os.replace(temporary, index)
+        logger.warning("%s was missing: written with %d rows", index, len(offsets))
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
-        logger.warning(
-            "%s is missing and cannot be written: row offsets are kept in memory (%s)", index, error
-        )
-    else:
-        logger.warning("%s was missing: written with %d rows", index, len(offsets))
+        text = "%s is missing and cannot be written: row offsets are kept in memory (%s)"
+        logger.warning(text, index, error)

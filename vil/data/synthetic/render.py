@@ -42,11 +42,6 @@ def directional_ramp(random: RandomState, height: int, width: int) -> np.ndarray
     return ((distance - distance.min()) / np.hypot(height, width)).astype(np.float32)
 
 
-def gradient(random: RandomState, height: int, width: int) -> np.ndarray:
-    """A linear gradient."""
-    return directional_ramp(random, height, width)
-
-
 def stripes(random: RandomState, height: int, width: int) -> np.ndarray:
     """Soft, slightly bent stripes."""
     bend = noise(random, height, width, 60) * random.uniform(0, 0.15)
@@ -66,7 +61,7 @@ def checkerboard(random: RandomState, height: int, width: int) -> np.ndarray:
     return ((one.astype(int) + other.astype(int)) % 2).astype(np.float32)
 
 
-PATTERNS = (gradient, stripes, clouds, checkerboard)
+PATTERNS = (directional_ramp, stripes, clouds, checkerboard)
 
 
 def background(random: RandomState, height: int, width: int) -> np.ndarray:
@@ -158,6 +153,15 @@ def render_ink(fine: np.ndarray, size: float, angle: float, slant: float) -> np.
 def opacity(values: np.ndarray, middle: float = INK) -> np.ndarray:
     """The alpha 0..1 of a stroke from its ink, with a soft edge at `middle`."""
     return np.clip((values - middle) / (2 * SOFT) + 0.5, 0, 1)
+
+
+def paint(random: RandomState, image: np.ndarray, layers: list[np.ndarray]) -> None:
+    """Paint layers of opacity (h, w) into an image (h, w, 3), in colors that contrast with those
+    under them."""
+    for layer in layers:
+        color = contrasting_color(random, image[layer > 0.5])
+        shade = 1 + 0.3 * (noise(random, *layer.shape, 20) - 0.5)
+        image += layer[..., None] * (color * shade[..., None] - image)
 
 
 def contrasting_color(random: RandomState, under: np.ndarray) -> np.ndarray:

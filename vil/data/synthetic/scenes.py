@@ -28,17 +28,8 @@ from torch.utils.data import DataLoader
 from vil.data.dataset import SPLITS
 from vil.data.datasets import digits
 from vil.data.rle import compress_runs, mask_to_runs
-from vil.data.synthetic.render import (
-    OUTLINE,
-    add_clutter,
-    background,
-    contrasting_color,
-    enlarge,
-    noise,
-    opacity,
-    render_ink,
-)
-from vil.data.workers import ignore_signals, start_workers, stop_workers
+from vil.data.synthetic import render
+from vil.data.workers import ignore_signals, iter_batches
 from vil.utils.errors import DataError
 
 VERSION = 1  # of the images; part of the folder's name
@@ -93,9 +84,9 @@ def find_scenes(root: str | Path, *, seed: int, train: int, val: int, low: int, 
     """
     folder = Path(root, f"scenes{VERSION}-{train}-{val}-{low}to{high}-seed{seed}")
     if not folder.is_dir():
+        threads = torch.get_num_threads()  # this process's share of the cores
+        single = threads == 1 or multiprocessing.current_process().daemon
         try:
-            threads = torch.get_num_threads()  # this process's share of the cores
-            single = threads == 1 or multiprocessing.current_process().daemon
             settings = {"seed": seed, "train": train, "val": val, "low": low, "high": high}
             write_scenes(folder, workers=0 if single else threads, **settings)
         except OSError as error:
@@ -134,7 +125,7 @@ def write_scenes(
         (new / "annotations").mkdir(parents=True)
         for split, count in (("train", train), ("val", val)):
             indices = digits.split_indices(targets, split)
-            scans = [enlarge(scan) for scan in pixels[indices]], targets[indices]
+            scans = [render.enlarge(scan) for scan in pixels[indices]], targets[indices]
             write_split(new, SceneDataset(seed, split, count, low, high, scans), workers)
         rename_new(new, folder)
 
@@ -175,11 +166,7 @@ def iter_scenes(scenes: SceneDataset, workers: int) -> Iterator[tuple]:
         worker_init_fn=init_worker,
         generator=torch.Generator(),
     )
-    iterator = start_workers(loader)
-    try:
-        yield from iterator
-    finally:
-        stop_workers(iterator)
+    return iter_batches(loader)
 
 
 def init_worker(worker_id: int) -> None:
@@ -192,17 +179,16 @@ def init_worker(worker_id: int) -> None:
 
 def annotate(placed: Digit) -> dict:
     """Category, box, area and mask in COCO's format."""
-    rows, columns = (np.flatnonzero(placed.visible.any(axis=axis)).tolist() for axis in (1, 0))
+    mask = placed.visible
+    rows, columns = (np.flatnonzero(mask.any(axis=axis)).tolist() for axis in (1, 0))
     x, y = columns[0], rows[0]
+    runs = {"size": list(mask.shape), "counts": compress_runs(mask_to_runs(mask))}
     return {
         "category_id": placed.digit + 1,
         "bbox": [x, y, columns[-1] + 1 - x, rows[-1] + 1 - y],
-        "area": int(placed.visible.sum()),
+        "area": int(mask.sum()),
         "iscrowd": 0,
-        "segmentation": {
-            "size": list(placed.visible.shape),
-            "counts": compress_runs(mask_to_runs(placed.visible)),
-        },
+        "segmentation": runs,
     }
 
 
@@ -210,14 +196,14 @@ def render_scene(
     random: RandomState, height: int, width: int, scans: tuple
 ) -> tuple[np.ndarray, list[Digit]]:
     """Render an image (H, W, 3) uint8 with at least one digit, and return its digits."""
-    image = background(random, height, width)
-    add_clutter(random, image)
+    image = render.background(random, height, width)
+    render.add_clutter(random, image)
     placed: list[Digit] = []
     count = random.randint(1, MAX_DIGITS + 1)
     while not placed:
         for _ in range(count):
             add_digit(random, image, placed, scans)
-    light = 0.8 + 0.35 * noise(random, height, width, 90)
+    light = 0.8 + 0.35 * render.noise(random, height, width, 90)
     grain = (random.random_sample((height, width, 3)) - 0.5) * random.uniform(0.02, 0.14)
     image = image * light[..., None] + grain
     return (np.clip(image, 0, 1) * 255).round().astype(np.uint8), placed
@@ -225,22 +211,20 @@ def render_scene(
 
 def add_digit(random: RandomState, image: np.ndarray, placed: list[Digit], scans: tuple) -> None:
     """Paint another digit where it and the others stay visible, if such a position is found."""
-    height, width = image.shape[:2]
     fine, targets = scans
     index = random.randint(len(targets))
-    largest = min(LARGEST, MAX_SHARE * min(height, width))
+    largest = min(LARGEST, MAX_SHARE * min(image.shape[:2]))
     size = np.exp(random.uniform(np.log(SMALLEST), np.log(largest)))
-    values = render_ink(
-        fine[index], size, random.uniform(-MAX_ANGLE, MAX_ANGLE), random.uniform(-0.2, 0.2)
-    )
-    has_outline = random.random_sample() < 0.3
-    stroke, outline = opacity(values), opacity(values, OUTLINE)
-    pixels = int((stroke > 0.5).sum())
-    for corner in sample_corners(random, image.shape, len(values)):
-        visible, cover = (
-            paste_mask(alpha > 0.5, corner, height, width)
-            for alpha in (stroke, outline if has_outline else stroke)
-        )
+    angle, slant = random.uniform(-MAX_ANGLE, MAX_ANGLE), random.uniform(-0.2, 0.2)
+    ink = render.render_ink(fine[index], size, angle, slant)
+    layers = [render.opacity(ink)]
+    if random.random_sample() < 0.3:
+        layers.insert(0, render.opacity(ink, render.OUTLINE))
+    pixels = int((layers[-1] > 0.5).sum())
+    for _ in range(TRIES):
+        inside, local = random_overlap(random, image.shape[:2], len(ink))
+        visible, cover = (np.zeros(image.shape[:2], bool) for _ in range(2))
+        visible[inside], cover[inside] = layers[-1][local] > 0.5, layers[0][local] > 0.5
         others = [(other.visible & ~cover).sum() >= MIN_VISIBLE * other.pixels for other in placed]
         if visible.sum() >= MIN_VISIBLE * pixels and all(others):
             break
@@ -249,50 +233,14 @@ def add_digit(random: RandomState, image: np.ndarray, placed: list[Digit], scans
     for other in placed:
         other.visible &= ~cover
     placed.append(Digit(int(targets[index]), pixels, visible))
-    paint(random, image, corner, stroke, outline if has_outline else None)
+    render.paint(random, image[inside], [layer[local] for layer in layers])
 
 
-def sample_corners(
+def random_overlap(
     random: RandomState, shape: tuple[int, ...], side: int
-) -> Iterator[tuple[int, int]]:
-    """Random corners (row, column) of a square whose center is in the scene."""
-    for _ in range(TRIES):
-        row, column = (random.uniform(0, 1, 2) * shape[:2] - side / 2).round().astype(int).tolist()
-        yield row, column
-
-
-def overlap(
-    corner: tuple[int, int], side: int, height: int, width: int
-) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-    """Slices of the scene that a square covers, and the same slices within the square."""
-    inside = tuple(
-        slice(max(at, 0), min(at + side, end)) for at, end in zip(corner, (height, width))
-    )
+) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Place a square of `side` with its center at a random point of the scene (H, W). Return the
+    slices of the scene that it covers, and the same slices within the square."""
+    corner = (random.uniform(0, 1, 2) * shape - side / 2).round().astype(int).tolist()
+    inside = tuple(slice(max(at, 0), min(at + side, end)) for at, end in zip(corner, shape))
     return inside, tuple(slice(s.start - at, s.stop - at) for s, at in zip(inside, corner))
-
-
-def paste_mask(square: np.ndarray, corner: tuple[int, int], height: int, width: int) -> np.ndarray:
-    """The mask (H, W) of the scene from that of a square (S, S) bool."""
-    mask = np.zeros((height, width), bool)
-    inside, local = overlap(corner, len(square), height, width)
-    mask[inside] = square[local]
-    return mask
-
-
-def paint(
-    random: RandomState,
-    image: np.ndarray,
-    corner: tuple[int, int],
-    stroke: np.ndarray,
-    outline: np.ndarray | None,
-) -> None:
-    """Paint the outline, if any, then the stroke, in colors that contrast with those under them."""
-    inside, local = overlap(corner, len(stroke), *image.shape[:2])
-    target = image[inside]
-    for layer in (outline, stroke):
-        if layer is None:
-            continue
-        alpha = layer[local][..., None]
-        color = contrasting_color(random, target[alpha[..., 0] > 0.5])
-        shade = 1 + 0.3 * (noise(random, *target.shape[:2], 20) - 0.5)
-        target += alpha * (color * shade[..., None] - target)

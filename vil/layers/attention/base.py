@@ -6,13 +6,14 @@ image that are not padding.
 """
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vil.layers.padding import real_cells
+from vil.layers.padding import Grid, real_cells
 from vil.layers.pos_embed import resize_table, square_side
 from vil.ops import Case
 from vil.utils.train_step import TrainStep
@@ -30,16 +31,16 @@ class AttentionWeights(NamedTuple):
 
     weights: Tensor
     num_global: int
-    grid: tuple[int, int]
-    cells: tuple[int, int]
+    grid: Grid
+    cells: Grid
     ratio: int = 1
 
 
 class Attention(nn.Module):
     """Base of the attention modules. A subclass defines
 
-    - a constructor with the arguments dim, num_heads, num_global, grid, qkv_bias, attn_drop,
-      proj_drop, and rel_pos unless `has_relative_bias` is False,
+    - a constructor with the arguments of this class, and rel_pos unless `has_relative_bias` is
+      False; those that it does not need itself may be passed on as **kwargs,
     - `forward(x (B, G+L, C), grid, valid_hw=None) -> (B, G+L, C)`, global tokens first,
     - `macs(grid)`.
 
@@ -53,15 +54,26 @@ class Attention(nn.Module):
     unused_2021: tuple[str, ...] = ()
 
     def __init__(
-        self, dim: int, num_heads: int, num_global: int, attn_drop: float, proj_drop: float
+        self,
+        dim: int,
+        num_heads: int,
+        num_global: int = 1,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        grid: Grid | None = None,
+        qkv_bias: bool = True,
     ) -> None:
         super().__init__()
         if dim % num_heads:
             raise ValueError(f"num_heads {num_heads} does not divide dim {dim}")
         self.dim, self.num_heads, self.num_global = dim, num_heads, num_global
         self.scale = (dim // num_heads) ** -0.5
-        self.attn_drop = attn_drop
+        self.attn_drop, self.grid, self.qkv_bias = attn_drop, grid, qkv_bias
         self.proj_drop = nn.Dropout(proj_drop)
+
+    def linear(self, parts: int) -> nn.Linear:
+        """A projection of C to parts*C: `parts` of queries, keys and values."""
+        return nn.Linear(self.dim, parts * self.dim, bias=self.qkv_bias)
 
     def split_heads(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, N, T, D)."""
@@ -76,21 +88,40 @@ class Attention(nn.Module):
         """(B, N, T, D) -> (B, T, C)."""
         return x.transpose(1, 2).flatten(2)
 
-    def sdpa(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """q (B, N, Q, D), k, v (B, N, K, D), mask added to the scores -> (B, N, Q, D)."""
+    def sdpa(self, q: Tensor, k: Tensor, v: Tensor, *added: Tensor | None) -> Tensor:
+        """q (B, N, Q, D), k, v (B, N, K, D), biases and masks of the scores -> (B, N, Q, D)."""
         dropout_p = self.attn_drop if self.training else 0.0
+        parts = [x.to(q.dtype) for x in added if x is not None]
+        mask = reduce(torch.add, parts) if parts else None
         return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=self.scale)
 
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """q (B, N, Q, D), k (B, N, K, D) -> scaled scores (B, N, Q, K), in float32 at least."""
+    def scores(self, q: Tensor, k: Tensor, *added: Tensor | None) -> Tensor:
+        """q (B, N, Q, D), k (B, N, K, D), biases and masks -> (B, N, Q, K), float32 at least."""
         scores = (q * self.scale) @ k.mT
-        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return reduce(torch.add, [x for x in added if x is not None], scores)
 
-    def macs(self, grid: tuple[int, int]) -> int:
+    def real_tokens(self, valid_hw: Tensor | None, grid: Grid) -> Tensor | None:
+        """(B, G+L) bool: global tokens, and local tokens that are not padding."""
+        if valid_hw is None:
+            return None
+        return F.pad(real_cells(valid_hw, grid).flatten(1), (self.num_global, 0), value=True)
+
+    def padding_mask(
+        self, valid_hw: Tensor | None, grid: Grid, dtype: torch.dtype
+    ) -> Tensor | None:
+        """(B, 1, 1, G+L): 0 for global and real keys, -inf for padding."""
+        real = self.real_tokens(valid_hw, grid)
+        if real is None:
+            return None
+        mask = torch.zeros(real.shape, dtype=dtype, device=real.device)
+        return mask.masked_fill(~real, -torch.inf)[:, None, None]
+
+    def macs(self, grid: Grid) -> int:
         """Multiply-accumulates of one image, without biases and softmax."""
         raise NotImplementedError
 
-    def set_grid(self, grid: tuple[int, int], rule: str = "linear") -> None:
+    def set_grid(self, grid: Grid, rule: str = "linear") -> None:
         """Resize the parameters that depend on the grid, by one of `pos_embed.RULES`."""
 
     def resize_weight(
@@ -105,7 +136,7 @@ class Attention(nn.Module):
         old, new = square_side(len(value)), self.table_shape(shape[0])
         return resize_table(value.double(), (old, old), new, rule) if old and new else None
 
-    def table_shape(self, entries: int) -> tuple[int, int] | None:
+    def table_shape(self, entries: int) -> Grid | None:
         """Rows and columns of the relative position table of so many entries."""
         side = square_side(entries)
         return (side, side) if side else None
@@ -113,9 +144,7 @@ class Attention(nn.Module):
     def set_progress(self, progress: TrainStep, index: int) -> str | None:
         """Store the training step for module number `index`. Returns a log line on a change."""
 
-    def backend_cases(
-        self, grid: tuple[int, int], *, training: bool, **call: Any
-    ) -> Iterator[Case]:
+    def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
         """The calls of local attention on this grid: in training, if `training`, and evaluation.
 
         call: batch, dtype, device and padded, see `LongformerAttention.case`.
@@ -123,7 +152,7 @@ class Attention(nn.Module):
         yield from ()
 
     def attention_weights(
-        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None = None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None = None
     ) -> AttentionWeights:
         """The weights of tokens `queries` (Q,) in `self(x, grid, valid_hw)`, without dropout.
 
@@ -132,7 +161,7 @@ class Attention(nn.Module):
         raise ValueError(f"{type(self).__name__} has no map: it does not define one")
 
     @property
-    def param_grid(self) -> tuple[int, int] | None:
+    def param_grid(self) -> Grid | None:
         """The grid that the size of parameters depends on, None if it depends on none."""
         return None
 
@@ -152,20 +181,6 @@ class Attention(nn.Module):
         return f"dim={self.dim}, num_heads={self.num_heads}, num_global={self.num_global}"
 
 
-def real_tokens(valid_hw: Tensor, grid: tuple[int, int], num_global: int) -> Tensor:
-    """(B, G+L) bool: global tokens, and local tokens that are not padding."""
-    return F.pad(real_cells(valid_hw, grid).flatten(1), (num_global, 0), value=True)
-
-
-def padding_mask(
-    valid_hw: Tensor, grid: tuple[int, int], num_global: int, dtype: torch.dtype
-) -> Tensor:
-    """(B, 1, 1, G+L): 0 for global and real keys, -inf for padding."""
-    real = real_tokens(valid_hw, grid, num_global)
-    mask = torch.zeros(real.shape, dtype=dtype, device=valid_hw.device)
-    return mask.masked_fill(~real, -torch.inf)[:, None, None]
-
-
 class GlobalLocalAttention(Attention):
     """Global tokens attend to all tokens, local tokens as `attend_local` defines.
 
@@ -178,29 +193,24 @@ class GlobalLocalAttention(Attention):
         dim: int,
         num_heads: int,
         *,
-        num_global: int = 1,
         rel_pos: bool = False,
-        qkv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
         share_weights: bool = True,
+        **common,
     ) -> None:
-        super().__init__(dim, num_heads, num_global, attn_drop, proj_drop)
+        super().__init__(dim, num_heads, **common)
         self.rel_pos = rel_pos
-        self.separate = num_global > 0 and not share_weights
-        self.add_projections(dim, qkv_bias)
+        self.separate = self.num_global > 0 and not share_weights
+        self.add_projections()
 
-    def add_projections(self, dim: int, qkv_bias: bool) -> None:
+    def add_projections(self) -> None:
         """Create the input and output projections."""
-        self.query = nn.Linear(dim, dim, bias=qkv_bias)
-        self.kv = nn.Linear(dim, 2 * dim, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        self.query, self.kv = self.linear(1), self.linear(2)
+        self.proj = nn.Linear(self.dim, self.dim)
         if self.separate:
-            self.query_global = nn.Linear(dim, dim, bias=qkv_bias)
-            self.kv_global = nn.Linear(dim, 2 * dim, bias=qkv_bias)
-            self.proj_global = nn.Linear(dim, dim)
+            self.query_global, self.kv_global = self.linear(1), self.linear(2)
+            self.proj_global = nn.Linear(self.dim, self.dim)
 
-    def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
         """x (B, G+L, C), global tokens first -> (B, G+L, C)."""
         lengths = (self.num_global, x.shape[1] - self.num_global)
         k, v = self.split_parts(self.kv(x), 2)  # (B, N, G+L, D) each
@@ -224,7 +234,7 @@ class GlobalLocalAttention(Attention):
         q_local: Tensor,
         k: Tensor,
         v: Tensor,
-        grid: tuple[int, int],
+        grid: Grid,
         valid_hw: Tensor | None,
     ) -> list[Tensor]:
         """q (B, N, G, D) and (B, N, L, D), k, v (B, N, G+L, D) -> [(B, G, C) if G, (B, L, C)]."""
@@ -234,29 +244,26 @@ class GlobalLocalAttention(Attention):
         return out
 
     def attend_local(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Tensor | None
     ) -> Tensor:
         """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
         raise NotImplementedError
 
     def attend_global(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Tensor | None
     ) -> Tensor:
         """q (B, N, G, D), k, v (B, N, G+L, D) -> (B, N, G, D): full attention to all tokens."""
-        mask = None if valid_hw is None else padding_mask(valid_hw, grid, self.num_global, q.dtype)
-        if self.rel_pos:
-            bias = self.global_bias(grid)[None].to(q.dtype)
-            mask = bias if mask is None else mask + bias
-        return self.sdpa(q, k, v, mask)
+        bias = self.global_bias(grid)[None] if self.rel_pos else None
+        return self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
 
-    def global_bias(self, grid: tuple[int, int]) -> Tensor:
+    def global_bias(self, grid: Grid) -> Tensor:
         """(N, G, G+L): the learned bias of global queries."""
         to_local = self.g2l_relative_position_bias[0][:, :, None]
         to_local = to_local.expand(-1, -1, grid[0] * grid[1])
         return torch.cat([self.g2g_relative_position_bias, to_local], dim=-1)
 
     def attention_weights(
-        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None = None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None = None
     ) -> AttentionWeights:
         """See `Attention.attention_weights`."""
         is_global = queries < self.num_global
@@ -272,36 +279,28 @@ class GlobalLocalAttention(Attention):
         return AttentionWeights(weights, self.num_global, grid, grid)
 
     def _global_weights(
-        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None
     ) -> Tensor:
         """(B, N, Q, T) of global tokens."""
         query, kv = (self.query_global, self.kv_global) if self.separate else (self.query, self.kv)
         q, k = self.split_heads(query(x[:, queries])), self.split_parts(kv(x), 2)[0]
-        scores = self.scores(q, k)
-        if self.rel_pos and len(queries):
-            scores = scores + self.global_bias(grid)[:, queries]
-        if valid_hw is not None:
-            scores = scores + padding_mask(valid_hw, grid, self.num_global, scores.dtype)
-        return scores.softmax(-1)
+        bias = self.global_bias(grid)[:, queries] if self.rel_pos and len(queries) else None
+        mask = self.padding_mask(valid_hw, grid, torch.promote_types(q.dtype, torch.float32))
+        return self.scores(q, k, bias, mask).softmax(-1)
 
     def local_weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        grid: tuple[int, int],
-        queries: Tensor,
-        valid_hw: Tensor | None,
+        self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None
     ) -> Tensor:
         """q (B, N, Q, D) of local tokens `queries`, k (B, N, T, D) -> weights (B, N, Q, T)."""
         raise NotImplementedError
 
-    def macs(self, grid: tuple[int, int]) -> int:
+    def macs(self, grid: Grid) -> int:
         """The projections of all tokens, global attention and local attention."""
         tokens = self.num_global + grid[0] * grid[1]
         linears = 6 * tokens if self.separate else 4 * tokens
         attend_global = 2 * self.num_global * tokens * self.dim
         return linears * self.dim**2 + attend_global + self.local_macs(grid)
 
-    def local_macs(self, grid: tuple[int, int]) -> int:
+    def local_macs(self, grid: Grid) -> int:
         """Multiply-accumulates of the scores and values in `attend_local`."""
         raise NotImplementedError

@@ -19,24 +19,14 @@ log = logging.getLogger(__name__)
 
 
 def build_attention(
-    name: str,
-    *,
-    dim: int,
-    num_heads: int,
-    num_global: int = 1,
-    grid: tuple[int, int] | None = None,
-    rel_pos: bool = False,
-    qkv_bias: bool = True,
-    attn_drop: float = 0.0,
-    proj_drop: float = 0.0,
-    **own,
+    name: str, *, dim: int, num_heads: int, rel_pos: bool = False, **arguments: Any
 ) -> Attention:
     """Build an attention module: `module(x (B, G+L, C), (X, Y)) -> (B, G+L, C)`.
 
-    dim: C. num_global: G, the global tokens, which come first. rel_pos: learn a relative position
-    bias, for classes with `has_relative_bias`. grid: the usual (X, Y), needed where the size of
-    parameters depends on it.
-    own: further arguments of the named attention:
+    dim: C. rel_pos: learn a relative position bias, for classes with `has_relative_bias`.
+    arguments:
+      all: num_global=1 (G, the global tokens, which come first), qkv_bias=True, attn_drop=0.0,
+        proj_drop=0.0, grid=None (the usual (X, Y), needed where parameters depend on it)
       longformer: window, sw_exact=0, mode=0, mode_switch=1.0, share_weights=True, backend="auto"
       linformer: num_features, share_kv=True
       performer: num_features, batch_max=False
@@ -46,24 +36,16 @@ def build_attention(
     """
     cls = ATTENTIONS.load(name)
     check_attention(name, cls)
-    for key in own:
-        lookup(own_arguments(cls), key, f"argument of {name} attention")
+    for key in arguments:
+        if key not in COMMON:
+            lookup(own_arguments(cls), key, f"argument of {name} attention")
     if cls.has_relative_bias:
-        own["rel_pos"] = rel_pos
+        arguments["rel_pos"] = rel_pos
     elif rel_pos:
         raise ValueError(
             f"{name} attention has no relative position bias (rel_pos): use the absolute embedding"
         )
-    return cls(
-        dim,
-        num_heads,
-        num_global=num_global,
-        grid=grid,
-        qkv_bias=qkv_bias,
-        attn_drop=attn_drop,
-        proj_drop=proj_drop,
-        **own,
-    )
+    return cls(dim, num_heads, **arguments)
 
 
 def own_arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
@@ -74,7 +56,7 @@ def own_arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
 def _arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
     """The named constructor arguments of a class, also those that it passes on as **kwargs."""
     arguments: dict[str, inspect.Parameter] = {}
-    for base in cls.__mro__[: cls.__mro__.index(Attention)]:
+    for base in cls.__mro__[: cls.__mro__.index(Attention) + 1]:
         if "__init__" not in vars(base):
             continue
         parameters = list(inspect.signature(base.__init__).parameters.values())[1:]

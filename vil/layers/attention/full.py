@@ -6,7 +6,8 @@ Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G
 import torch
 from torch import Tensor, nn
 
-from vil.layers.attention.base import TABLE, Attention, AttentionWeights, padding_mask
+from vil.layers.attention.base import TABLE, Attention, AttentionWeights
+from vil.layers.padding import Grid
 from vil.layers.pos_embed import (
     dense_bias,
     register_relative_bias,
@@ -24,43 +25,29 @@ class FullAttention(Attention):
     for other grids in the forward pass.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        num_global: int = 1,
-        grid: tuple[int, int] | None = None,
-        rel_pos: bool = False,
-        qkv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
-    ) -> None:
-        super().__init__(dim, num_heads, num_global, attn_drop, proj_drop)
+    def __init__(self, dim: int, num_heads: int, *, rel_pos: bool = False, **common) -> None:
+        super().__init__(dim, num_heads, **common)
         self.rel_pos = rel_pos
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        self.qkv, self.proj = self.linear(3), nn.Linear(dim, dim)
         if rel_pos:
-            if grid is None:
+            if self.grid is None:
                 raise ValueError(
                     "full attention with rel_pos needs the grid that its bias table is made for"
                 )
-            self.table_size = table_size(grid)
-            register_relative_bias(self, self.table_size, num_heads, num_global)
+            self.table_size = table_size(self.grid)
+            register_relative_bias(self, self.table_size, num_heads, self.num_global)
 
-    def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
         """x (B, G+L, C), global tokens first -> (B, G+L, C).
 
         With `valid_hw` the bias of each image is that of its size without padding.
         """
         q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, G+L, D) each
-        mask = None if valid_hw is None else padding_mask(valid_hw, grid, self.num_global, q.dtype)
-        if self.rel_pos:
-            bias = self.bias(grid, valid_hw).to(q.dtype)
-            mask = bias if mask is None else mask + bias
-        return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v, mask))))
+        bias = self.bias(grid, valid_hw) if self.rel_pos else None
+        out = self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
+        return self.proj_drop(self.proj(self.merge_heads(out)))
 
-    def bias(self, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+    def bias(self, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
         """(1, N, G+L, G+L), or (B, N, G+L, G+L) with `valid_hw`."""
         bias = self.local_bias(grid, valid_hw)
         if not self.num_global:
@@ -72,7 +59,7 @@ class FullAttention(Attention):
         right = torch.cat([to_local[:, :, None].expand(batch, -1, -1, length), bias], dim=2)
         return torch.cat([left, right], dim=3)
 
-    def local_bias(self, grid: tuple[int, int], valid_hw: Tensor | None) -> Tensor:
+    def local_bias(self, grid: Grid, valid_hw: Tensor | None) -> Tensor:
         """(1 or B, N, L, L)."""
         table, size = self.local_relative_position_bias_table, table_size(grid)
         if valid_hw is not None:
@@ -83,7 +70,7 @@ class FullAttention(Attention):
             table = resize_table(table, self.table_size, size)
         return dense_bias(table, grid)[None]
 
-    def set_grid(self, grid: tuple[int, int], rule: str = "linear") -> None:
+    def set_grid(self, grid: Grid, rule: str = "linear") -> None:
         """Resize the bias table."""
         if self.rel_pos:
             table = self.local_relative_position_bias_table.detach()
@@ -91,12 +78,12 @@ class FullAttention(Attention):
             replace_parameter(self, TABLE, table)
             self.table_size = table_size(grid)
 
-    def table_shape(self, entries: int) -> tuple[int, int]:
+    def table_shape(self, entries: int) -> Grid:
         """Rows and columns of the relative position table."""
         return self.table_size
 
     @property
-    def param_grid(self) -> tuple[int, int] | None:
+    def param_grid(self) -> Grid | None:
         """The grid that the bias table is made for."""
         if not self.rel_pos:
             return None
@@ -104,18 +91,16 @@ class FullAttention(Attention):
         return (rows + 1) // 2, (cols + 1) // 2
 
     def attention_weights(
-        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None = None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None = None
     ) -> AttentionWeights:
         """See `Attention.attention_weights`."""
         q, k, _ = self.split_parts(self.qkv(x), 3)
-        scores = self.scores(q[:, :, queries], k)
-        if self.rel_pos:
-            scores = scores + self.bias(grid, valid_hw)[:, :, queries]
-        if valid_hw is not None:
-            scores = scores + padding_mask(valid_hw, grid, self.num_global, scores.dtype)
+        bias = self.bias(grid, valid_hw)[:, :, queries] if self.rel_pos else None
+        mask = self.padding_mask(valid_hw, grid, torch.promote_types(q.dtype, torch.float32))
+        scores = self.scores(q[:, :, queries], k, bias, mask)
         return AttentionWeights(scores.softmax(-1), self.num_global, grid, grid)
 
-    def macs(self, grid: tuple[int, int]) -> int:
+    def macs(self, grid: Grid) -> int:
         """The projections, the scores and the values of all tokens."""
         tokens = self.num_global + grid[0] * grid[1]
         return 4 * tokens * self.dim**2 + 2 * tokens**2 * self.dim
@@ -124,6 +109,6 @@ class FullAttention(Attention):
         return f"{super().extra_repr()}, rel_pos={self.rel_pos}"
 
 
-def table_size(grid: tuple[int, int]) -> tuple[int, int]:
+def table_size(grid: Grid) -> Grid:
     """Relative positions along the rows and columns of a grid."""
     return 2 * grid[0] - 1, 2 * grid[1] - 1

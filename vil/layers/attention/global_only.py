@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vil.layers.attention.base import TABLE, GlobalLocalAttention
+from vil.layers.padding import Grid
 from vil.layers.pos_embed import register_relative_bias
 
 
@@ -20,41 +21,27 @@ class GlobalOnlyAttention(GlobalLocalAttention):
 
     unused_2021 = (TABLE,)
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        grid: tuple[int, int] | None = None,
-        num_global: int = 1,
-        rel_pos: bool = False,
-        **common,
-    ) -> None:
-        if num_global < 1:
+    def __init__(self, dim: int, num_heads: int, **common) -> None:
+        super().__init__(dim, num_heads, **common)
+        if self.num_global < 1:
             raise ValueError("global attention needs at least one global token")
-        super().__init__(dim, num_heads, num_global=num_global, rel_pos=rel_pos, **common)
-        if rel_pos:
-            register_relative_bias(self, None, num_heads, num_global)
+        if self.rel_pos:
+            register_relative_bias(self, None, num_heads, self.num_global)
 
     def attend_local(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Tensor | None
     ) -> Tensor:
         """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
         return self.sdpa(q, k[:, :, : self.num_global], v[:, :, : self.num_global])
 
     def local_weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        grid: tuple[int, int],
-        queries: Tensor,
-        valid_hw: Tensor | None,
+        self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None
     ) -> Tensor:
         """q (B, N, Q, D), k (B, N, T, D) -> (B, N, Q, T), 0 for local keys."""
         weights = self.scores(q, k[:, :, : self.num_global]).softmax(-1)
         return F.pad(weights, (0, grid[0] * grid[1]))
 
-    def local_macs(self, grid: tuple[int, int]) -> int:
+    def local_macs(self, grid: Grid) -> int:
         """Scores and values of the global tokens."""
         return 2 * grid[0] * grid[1] * self.num_global * self.dim
 

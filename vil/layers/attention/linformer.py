@@ -7,10 +7,13 @@ Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G
 T = G+L, f projected tokens.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
-from vil.layers.attention.base import Attention, AttentionWeights, real_tokens
+from vil.layers.attention.base import Attention, AttentionWeights
+from vil.layers.padding import Grid
 from vil.layers.pos_embed import (
     replace_parameter,
     resize_table,
@@ -32,27 +35,16 @@ class LinformerAttention(Attention):
     has_relative_bias = False
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        num_features: int,
-        share_kv: bool = True,
-        num_global: int = 1,
-        grid: tuple[int, int] | None = None,
-        qkv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
+        self, dim: int, num_heads: int, *, num_features: int, share_kv: bool = True, **common
     ) -> None:
-        super().__init__(dim, num_heads, num_global, attn_drop, proj_drop)
-        if grid is None:
+        super().__init__(dim, num_heads, **common)
+        if self.grid is None:
             raise ValueError("linformer attention needs the grid that its projections are made for")
-        self.grid, self.num_features, self.share_kv = grid, num_features, share_kv
-        self.query = nn.Linear(dim, dim, bias=qkv_bias)
-        self.kv = nn.Linear(dim, 2 * dim, bias=qkv_bias)
+        self.num_features, self.share_kv = num_features, share_kv
+        self.query, self.kv = self.linear(1), self.linear(2)
         self.proj = nn.Linear(dim, dim)
         for name in self.projections:
-            table = torch.empty(num_global + grid[0] * grid[1], num_features)
+            table = torch.empty(self.num_global + math.prod(self.grid), num_features)
             nn.init.uniform_(table, -(num_features**-0.5), num_features**-0.5)
             self.register_parameter(name, nn.Parameter(table))
 
@@ -61,7 +53,7 @@ class LinformerAttention(Attention):
         """The names of the projections along the token axis."""
         return ("proj_k",) if self.share_kv else ("proj_k", "proj_v")
 
-    def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
         """x (B, G+L, C), global tokens first -> (B, G+L, C).
 
         With `valid_hw` the projections of each image are those of its size without padding.
@@ -69,13 +61,11 @@ class LinformerAttention(Attention):
         q = self.split_heads(self.query(x))  # (B, N, T, D)
         kv = self.kv(x)
         if valid_hw is not None:
-            kv = kv.masked_fill(~real_tokens(valid_hw, grid, self.num_global)[..., None], 0.0)
+            kv = kv.masked_fill(~self.real_tokens(valid_hw, grid)[..., None], 0.0)
         k, v = map(self.split_heads, self.project(kv, grid, valid_hw))  # (B, N, f, D) each
         return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v))))
 
-    def project(
-        self, kv: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def project(self, kv: Tensor, grid: Grid, valid_hw: Tensor | None) -> tuple[Tensor, Tensor]:
         """kv (B, T, 2C), zero in the padding -> projected keys and values (B, f, C)."""
         proj_k = self.fit(self.proj_k, grid, valid_hw).mT
         if self.share_kv:
@@ -83,7 +73,7 @@ class LinformerAttention(Attention):
         k, v = kv.chunk(2, dim=-1)
         return proj_k @ k, self.fit(self.proj_v, grid, valid_hw).mT @ v
 
-    def fit(self, table: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+    def fit(self, table: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
         """Resize a projection to a grid: (T, f), or (B, T, f) with `valid_hw`."""
         if valid_hw is not None:
             return resize_projections(table, self.grid, grid, valid_hw, self.num_global)
@@ -91,7 +81,7 @@ class LinformerAttention(Attention):
             return table
         return resize_projection(table, self.grid, grid, self.num_global)
 
-    def set_grid(self, grid: tuple[int, int], rule: str = "linear") -> None:
+    def set_grid(self, grid: Grid, rule: str = "linear") -> None:
         """Resize the projections."""
         for leaf in self.projections:
             table = getattr(self, leaf).detach()
@@ -111,12 +101,12 @@ class LinformerAttention(Attention):
         return resize_projection(value.double(), (side, side), self.grid, self.num_global, rule)
 
     @property
-    def param_grid(self) -> tuple[int, int]:
+    def param_grid(self) -> Grid:
         """The grid that the projections are made for."""
         return self.grid
 
     def attention_weights(
-        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None = None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None = None
     ) -> AttentionWeights:
         """Raises ValueError: the keys are no tokens."""
         raise ValueError(
@@ -124,7 +114,7 @@ class LinformerAttention(Attention):
             "with weights of both signs"
         )
 
-    def macs(self, grid: tuple[int, int]) -> int:
+    def macs(self, grid: Grid) -> int:
         """The linear layers, the projections along the token axis, the scores and the values."""
         tokens = self.num_global + grid[0] * grid[1]
         return 4 * tokens * self.dim**2 + 4 * tokens * self.num_features * self.dim
@@ -137,11 +127,7 @@ class LinformerAttention(Attention):
 
 
 def resize_projection(
-    table: Tensor,
-    old: tuple[int, int],
-    new: tuple[int, int],
-    num_global: int,
-    rule: str = "linear",
+    table: Tensor, old: Grid, new: Grid, num_global: int, rule: str = "linear"
 ) -> Tensor:
     """(G + old X*Y, f) -> (G + new X*Y, f); the rows of global tokens do not change.
 
@@ -154,7 +140,7 @@ def resize_projection(
 
 
 def resize_projections(
-    table: Tensor, old: tuple[int, int], new: tuple[int, int], valid_hw: Tensor, num_global: int
+    table: Tensor, old: Grid, new: Grid, valid_hw: Tensor, num_global: int
 ) -> Tensor:
     """(G + old X*Y, f) -> (B, G + new X*Y, f): `resize_projection` to the size of each image.
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vil.layers.attention.base import GlobalLocalAttention, real_tokens
+from vil.layers.attention.base import GlobalLocalAttention
+from vil.layers.padding import Grid
 from vil.layers.pos_embed import register_relative_bias
 from vil.ops import BACKENDS, Case, LocalBias, Window, local_attention
 from vil.ops.reference import attended_keys
@@ -42,16 +43,13 @@ class LongformerAttention(GlobalLocalAttention):
         num_heads: int,
         *,
         window: int,
-        grid: tuple[int, int] | None = None,
         sw_exact: int = 0,
         mode: int = 0,
         mode_switch: float = 1.0,
         backend: str = "auto",
-        num_global: int = 1,
-        rel_pos: bool = False,
         **common,
     ) -> None:
-        super().__init__(dim, num_heads, num_global=num_global, rel_pos=rel_pos, **common)
+        super().__init__(dim, num_heads, **common)
         # raise on invalid settings now, not in the first forward pass
         Window.from_mode((1, 1), window, sw_exact, mode)
         if backend != "auto":
@@ -60,11 +58,11 @@ class LongformerAttention(GlobalLocalAttention):
         self.mode, self.mode_switch = mode, mode_switch
         self.progress: TrainStep | None = None
         self.index = 0
-        if rel_pos:
-            register_relative_bias(self, (4 * window - 1,) * 2, num_heads, num_global)
+        if self.rel_pos:
+            register_relative_bias(self, (4 * window - 1,) * 2, num_heads, self.num_global)
 
     def attend_local(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Tensor | None
     ) -> Tensor:
         """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
         if self.mode > 0 and self.training and torch.compiler.is_exporting():
@@ -76,20 +74,12 @@ class LongformerAttention(GlobalLocalAttention):
         return attend(q, k, v, grid, valid_hw)
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Tensor | None
     ) -> Tensor:
-        return local_attention(
-            q,
-            k,
-            v,
-            self.window(grid),
-            num_global=self.num_global,
-            bias=self.bias(),
-            valid_hw=valid_hw,
-            scale=self.scale,
-            dropout_p=self.attn_drop if self.training else 0.0,
-            backend=self.backend,
-        )
+        dropout_p = self.attn_drop if self.training else 0.0
+        options = dict(num_global=self.num_global, bias=self.bias(), valid_hw=valid_hw)
+        options |= dict(scale=self.scale, dropout_p=dropout_p, backend=self.backend)
+        return local_attention(q, k, v, self.window(grid), **options)
 
     @torch.compiler.disable  # the window changes at each step, and each would be compiled
     def _attend_shifted(self, *args) -> Tensor:
@@ -106,41 +96,32 @@ class LongformerAttention(GlobalLocalAttention):
         """The neighbor modes of training: 0 (all nine chunks) to 8 with random shift."""
         return tuple(range(9)) if self.mode > 0 else (self.mode,)
 
-    def window(self, grid: tuple[int, int], mode: int | None = None) -> Window:
+    def window(self, grid: Grid, mode: int | None = None) -> Window:
         """The window of a neighbor mode, by default of the current one."""
         mode = self.current_mode() if mode is None else mode
         return Window.from_mode(grid, self.window_size, self.sw_exact, mode)
 
     def case(
-        self,
-        grid: tuple[int, int],
-        mode: int,
-        *,
-        training: bool,
-        batch: int,
-        dtype: torch.dtype,
-        device: str,
-        padded: bool = False,
+        self, grid: Grid, mode: int, *, training: bool, padded: bool = False, **call: Any
     ) -> Case:
-        """The call of local attention in a neighbor mode. padded: images of several sizes."""
+        """The call of local attention in a neighbor mode.
+
+        padded: images of several sizes. call: batch, dtype and device.
+        """
         return Case(
             self.window(grid, mode),
-            batch,
-            self.num_heads,
-            self.dim // self.num_heads,
-            self.num_global,
-            dtype,
-            device,
+            heads=self.num_heads,
+            head_dim=self.dim // self.num_heads,
+            num_global=self.num_global,
             table_bias=self.rel_pos,
             global_bias=self.rel_pos and self.num_global > 0,
             valid=padded,
             dropout=training and self.attn_drop > 0,
             needs_grad=training,
+            **call,
         )
 
-    def backend_cases(
-        self, grid: tuple[int, int], *, training: bool, **call: Any
-    ) -> Iterator[Case]:
+    def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
         """See `Attention.backend_cases`. One neighbor of random shift represents all eight."""
         for mode in self.modes() if training else ():
             case = self.case(grid, mode, training=True, **call)
@@ -179,12 +160,7 @@ class LongformerAttention(GlobalLocalAttention):
         return f"random shift is over, all nine chunks from epoch {first}"
 
     def local_weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        grid: tuple[int, int],
-        queries: Tensor,
-        valid_hw: Tensor | None,
+        self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None
     ) -> Tensor:
         """q (B, N, Q, D), k (B, N, T, D) -> (B, N, Q, T)."""
         scores = self.scores(q, k)
@@ -195,7 +171,7 @@ class LongformerAttention(GlobalLocalAttention):
         return torch.stack(rows, dim=2) if rows else scores
 
     def _window_weights(
-        self, scores: Tensor, grid: tuple[int, int], query: int, valid_hw: Tensor | None
+        self, scores: Tensor, grid: Grid, query: int, valid_hw: Tensor | None
     ) -> Tensor:
         """scores (B, N, T) of one local token -> its weights (B, N, T).
 
@@ -214,7 +190,7 @@ class LongformerAttention(GlobalLocalAttention):
                 parts.insert(0, bias.to_global)
             scores = scores + torch.cat(parts, dim=-1)
         if valid_hw is not None:
-            real = real_tokens(valid_hw, grid, num_global)[:, keys]
+            real = self.real_tokens(valid_hw, grid)[:, keys]
             scores = scores.masked_fill(~real[:, None], -torch.inf)
         weights = scores.softmax(-1).nan_to_num(0.0)
         full = weights.new_zeros(*weights.shape[:2], num_global + grid[0] * grid[1])
@@ -225,7 +201,7 @@ class LongformerAttention(GlobalLocalAttention):
         """The least side with more than one chunk."""
         return self.window_size + 1
 
-    def local_macs(self, grid: tuple[int, int]) -> int:
+    def local_macs(self, grid: Grid) -> int:
         """Scores and values of evaluation over all chunks, the convention of published counts."""
         keys = len(mode_offsets(min(self.mode, 0))) * self.window_size**2 + self.num_global
         return 2 * grid[0] * grid[1] * keys * self.dim

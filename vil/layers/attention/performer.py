@@ -12,7 +12,8 @@ import random
 import torch
 from torch import Tensor, nn
 
-from vil.layers.attention.base import Attention, AttentionWeights, real_tokens
+from vil.layers.attention.base import Attention, AttentionWeights
+from vil.layers.padding import Grid
 from vil.utils.precision import autocast_off
 from vil.utils.train_step import TrainStep
 
@@ -34,28 +35,18 @@ class PerformerAttention(Attention):
     has_relative_bias = False
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        num_features: int,
-        batch_max: bool = False,
-        num_global: int = 1,
-        grid: tuple[int, int] | None = None,
-        qkv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
+        self, dim: int, num_heads: int, *, num_features: int, batch_max: bool = False, **common
     ) -> None:
-        super().__init__(dim, num_heads, num_global, attn_drop, proj_drop)
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        super().__init__(dim, num_heads, **common)
+        self.qkv = self.linear(3)
         self.proj = nn.Linear(dim, dim)
         self.fast_attention = RandomFeatureAttention(dim // num_heads, num_features, batch_max)
         self.last_redraw: tuple[int, int, int] | None = None  # seed, index and step
 
-    def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
         """x (B, G+L, C), global tokens first -> (B, G+L, C)."""
         q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, T, D) each
-        real = None if valid_hw is None else real_tokens(valid_hw, grid, self.num_global)
+        real = self.real_tokens(valid_hw, grid)
         return self.proj_drop(self.proj(self.merge_heads(self.fast_attention(q, k, v, real))))
 
     def set_progress(self, progress: TrainStep, index: int) -> None:
@@ -76,12 +67,12 @@ class PerformerAttention(Attention):
             self.last_redraw = key
 
     def attention_weights(
-        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None = None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None = None
     ) -> AttentionWeights:
         """The normalized products of random features. See `Attention.attention_weights`."""
         q, k, _ = self.split_parts(self.qkv(x), 3)
         kernel = self.fast_attention
-        real = None if valid_hw is None else real_tokens(valid_hw, grid, self.num_global)
+        real = self.real_tokens(valid_hw, grid)
         dtype = torch.promote_types(q.dtype, torch.float32)
         query_features = kernel.query_features(q[:, :, queries].to(dtype))
         weights = query_features @ kernel.key_features(k.to(dtype), real).mT
@@ -97,7 +88,7 @@ class PerformerAttention(Attention):
             "(PERFORMER_BATCH_MAX) reproduces its results"
         )
 
-    def macs(self, grid: tuple[int, int]) -> int:
+    def macs(self, grid: Grid) -> int:
         """The linear layers, the features of q and k, their products with v, the normalization."""
         tokens = self.num_global + grid[0] * grid[1]
         features = tokens * self.fast_attention.num_features

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vil.layers.attention.base import Attention, AttentionWeights, padding_mask, real_tokens
+from vil.layers.attention.base import Attention, AttentionWeights
+from vil.layers.padding import Grid, real_cells
 from vil.utils.lookup import lookup
 
 RAGGED = {"pad": "zero-pad incomplete cells", "drop": "drop the tokens of incomplete cells"}
@@ -31,37 +32,25 @@ class SRAttention(Attention):
     has_relative_bias = False
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        ratio: int,
-        ragged: str = "pad",
-        num_global: int = 1,
-        grid: tuple[int, int] | None = None,
-        qkv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
+        self, dim: int, num_heads: int, *, ratio: int, ragged: str = "pad", **common
     ) -> None:
-        super().__init__(dim, num_heads, num_global, attn_drop, proj_drop)
+        super().__init__(dim, num_heads, **common)
         lookup(RAGGED, ragged, "ragged")
         if ratio < 1:
             raise ValueError(f"the ratio of spatial reduction must be at least 1, got {ratio}")
         self.ratio, self.ragged = ratio, ragged
-        self.query = nn.Linear(dim, dim, bias=qkv_bias)
-        self.kv = nn.Linear(dim, 2 * dim, bias=qkv_bias)
+        self.query, self.kv = self.linear(1), self.linear(2)
         self.proj = nn.Linear(dim, dim)
         self.proj_sr = nn.Conv2d(dim, dim, ratio, ratio, bias=False)
 
-    def forward(self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
         """x (B, G+L, C), global tokens first -> (B, G+L, C)."""
         q = self.split_heads(self.query(x))  # (B, N, T, D)
         k, v, mask = self.keys_and_values(x, grid, valid_hw)
-        mask = None if mask is None else mask.to(q.dtype)
         return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v, mask))))
 
     def keys_and_values(
-        self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
+        self, x: Tensor, grid: Grid, valid_hw: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """x (B, G+L, C) -> k, v (B, N, G+R, D), mask of padding (B, 1, 1, G+R) or None."""
         reduced, mask = self.reduce(x[:, self.num_global :], grid, valid_hw)
@@ -69,11 +58,11 @@ class SRAttention(Attention):
         return *self.split_parts(kv, 2), mask
 
     def reduce(
-        self, x: Tensor, grid: tuple[int, int], valid_hw: Tensor | None
+        self, x: Tensor, grid: Grid, valid_hw: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Local tokens (B, L, C) -> (B, R, C), mask of cells that are all padding or None."""
         if valid_hw is not None:
-            x = x.masked_fill(~real_tokens(valid_hw, grid, 0)[..., None], 0.0)
+            x = x.masked_fill(~real_cells(valid_hw, grid).flatten(1)[..., None], 0.0)
         image = x.mT.unflatten(2, grid)
         rows, cols = self.cells(grid)
         # negative where rows or columns are dropped
@@ -84,11 +73,11 @@ class SRAttention(Attention):
             return spatial_norm(reduced, torch.ones_like(reduced[:1, :, :1], dtype=bool)), None
         limit = torch.tensor((rows, cols), device=valid_hw.device)
         valid_hw = torch.minimum(-(-valid_hw // self.ratio), limit)
-        real = real_tokens(valid_hw, (rows, cols), 0)[..., None]
-        mask = padding_mask(valid_hw, (rows, cols), self.num_global, reduced.dtype)
+        real = real_cells(valid_hw, (rows, cols)).flatten(1)[..., None]
+        mask = self.padding_mask(valid_hw, (rows, cols), reduced.dtype)
         return spatial_norm(reduced, real), mask
 
-    def cells(self, grid: tuple[int, int]) -> tuple[int, int]:
+    def cells(self, grid: Grid) -> Grid:
         """Rows and columns of the reduced map."""
         if self.ragged == "drop":
             return max(grid[0] // self.ratio, 1), max(grid[1] // self.ratio, 1)
@@ -97,16 +86,13 @@ class SRAttention(Attention):
         return rows, cols
 
     def attention_weights(
-        self, x: Tensor, grid: tuple[int, int], queries: Tensor, valid_hw: Tensor | None = None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None = None
     ) -> AttentionWeights:
         """See `Attention.attention_weights`. A key is a cell of `ratio` x `ratio` tokens."""
         q = self.split_heads(self.query(x[:, queries]))
         k, _, mask = self.keys_and_values(x, grid, valid_hw)
-        scores = self.scores(q, k)
-        scores = scores if mask is None else scores + mask.to(scores.dtype)
-        return AttentionWeights(
-            scores.softmax(-1), self.num_global, grid, self.cells(grid), self.ratio
-        )
+        weights = self.scores(q, k, mask).softmax(-1)
+        return AttentionWeights(weights, self.num_global, grid, self.cells(grid), self.ratio)
 
     @property
     def min_export_side(self) -> int:
@@ -122,7 +108,7 @@ class SRAttention(Attention):
             "reproduces its results"
         )
 
-    def macs(self, grid: tuple[int, int]) -> int:
+    def macs(self, grid: Grid) -> int:
         """The linear layers, the convolution, the scores and the values."""
         rows, cols = self.cells(grid)
         tokens, reduced = self.num_global + grid[0] * grid[1], rows * cols

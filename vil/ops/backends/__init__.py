@@ -18,10 +18,14 @@ from dataclasses import dataclass
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any
 
-from vil.utils.registry import Entry, Registry
+from vil.utils.registry import Entry, Registry, load_object
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from vil.ops.attention_case import Case
+    from vil.ops.call import Call
+    from vil.ops.window import Window
 
 
 def no_limits(case: Case) -> list[str]:
@@ -40,7 +44,7 @@ class Implementation(Entry):
 
     @cached_property
     def run(self) -> Callable:
-        """The function that computes."""
+        """The function that computes a `vil.ops.call.Call`."""
         return self._resolve(self.home)
 
     @cached_property
@@ -53,26 +57,32 @@ class Implementation(Entry):
         _ = self.run, self.unsupported
 
     def _resolve(self, home: Any) -> Callable:
-        function = Entry(self.name, home).load()
-        return function(*self.passes) if isinstance(home, str) and self.passes else function
-
-    @property
-    def passes(self) -> tuple[str, str] | None:
-        """The forward and the backward pass that it consists of, None for a single function."""
-        return self.facts.get("passes")
+        function, passes = load_object(home), self.facts.get("passes")
+        return function(*passes) if isinstance(home, str) and passes else function
 
 
 @dataclass(frozen=True)
 class Backend(Implementation):
-    """An entry of BACKENDS. `attend` has the arguments of `vil.ops.local_attention`.
+    """An entry of BACKENDS.
 
     Fact `compiles`: it calls torch.compile, so it must not run on fake tensors, which torch would
     record as a failed compilation.
     """
 
-    @property
+    @cached_property
     def attend(self) -> Callable:
-        return self.run
+        """`run` with the arguments that `register_backend` describes."""
+        from vil.ops.call import Call
+
+        @wraps(self.run)
+        def attend(q: Tensor, k: Tensor, v: Tensor, window: Window, **options: Any) -> Tensor:
+            return self.run(Call(q, k, v, window, **options))
+
+        return attend
+
+    def resolve(self) -> None:
+        super().resolve()
+        _ = self.attend
 
     @property
     def compiles(self) -> bool:
@@ -84,63 +94,43 @@ BACKWARDS = Registry("backward pass", entry_type=Implementation)
 BACKENDS = Registry("backend", entry_type=Backend)
 
 
-def _add_passes(name: str, module: str, about: str, *, backward: bool = True) -> None:
-    limits = f"{module}:unsupported"
-    FORWARDS.add(name, f"{module}:forward", about, unsupported=limits)
-    if backward:
-        BACKWARDS.add(name, f"{module}:backward", about, unsupported=limits)
+def _add_passes(name: str, module: str, about: str, *registries: Registry) -> None:
+    home = f"{__name__}.{module}"
+    for registry, function in zip(registries, ("forward", "backward")):
+        registry.add(name, f"{home}:{function}", about, unsupported=f"{home}:unsupported")
 
 
 def _add(name: str, home: str, about: str, limits: str | None = None, **facts: Any) -> None:
     """Add a backend of vil.ops.backends; `limits` is a function beside the one in `home`."""
-    module = f"{__name__}.{home.partition(':')[0]}"
     if limits:
-        facts["unsupported"] = f"{module}:{limits}"
+        facts["unsupported"] = f"{__name__}.{home.partition(':')[0]}:{limits}"
     BACKENDS.add(name, f"{__name__}.{home}", about, **facts)
 
 
-_add_passes(
-    "blocked",
-    "vil.ops.backends.blocked",
-    "a few chunks at a time, scores recomputed in the backward pass",
-)
-_add_passes(
-    "triton",
-    "vil.ops.backends.triton.fused",
-    "one fused kernel each way, scores recomputed in the backward pass",
-)
-_add_passes(
-    "flex",
-    "vil.ops.backends.flex",
-    "torch's FlexAttention on tokens in chunk order",
-    backward=False,
-)
-_add("masked", "dense_masked:attend", "all scores under a boolean mask", "unsupported")
-_add("chunk_autograd", "sliding_chunk:attend_autograd", "sliding chunks, backward by autograd")
-_add("chunk_handgrad", "sliding_chunk:attend_handgrad", "sliding chunks, hand-written backward")
-_add("gathered", "gather_sdpa:attend", "gathered neighbor chunks, one fused attention; exportable")
-_add("flex", "flex:attend", FORWARDS["flex"].about, "attend_unsupported", compiles=True)
-for _forward, _backward in itertools.product(FORWARDS, BACKWARDS):
+_BLOCKED = "a few chunks at a time, scores recomputed in the backward pass"
+_TRITON = "one fused kernel each way, scores recomputed in the backward pass"
+_FLEX = "torch's FlexAttention on tokens in chunk order"
+_UNFOLD = "a copy of each token's neighbors, by"
+_add_passes("blocked", "blocked", _BLOCKED, FORWARDS, BACKWARDS)
+_add_passes("triton", "triton.fused", _TRITON, FORWARDS, BACKWARDS)
+_add_passes("flex", "flex", _FLEX, FORWARDS)
+_add("masked", "dense_masked:run", "all scores under a boolean mask", "unsupported")
+_add("chunk_autograd", "sliding_chunk:run_autograd", "sliding chunks, backward by autograd")
+_add("chunk_handgrad", "sliding_chunk:run_handgrad", "sliding chunks, hand-written backward")
+_add("gathered", "gather_sdpa:run", "gathered neighbor chunks, one fused attention; exportable")
+_add("flex", "flex:run", _FLEX, "run_unsupported", compiles=True)
+for _pair in itertools.product(FORWARDS, BACKWARDS):
+    _forward, _backward = _pair
     _same = _forward == _backward
     BACKENDS.add(
         _forward if _same else f"{_forward}+{_backward}",
         "vil.ops.custom_op:join_passes",
         FORWARDS[_forward].about if _same else f"forward of {_forward}, backward of {_backward}",
         unsupported="vil.ops.custom_op:join_limits",
-        passes=(_forward, _backward),
+        passes=_pair,
     )
-_add(
-    "unfold_tensor",
-    "unfold:attend_tensor",
-    "a copy of each token's neighbors, by views",
-    "unsupported",
-)
-_add(
-    "unfold_nnf",
-    "unfold:attend_nnf",
-    "a copy of each token's neighbors, by F.unfold",
-    "unsupported",
-)
+_add("unfold_tensor", "unfold:run_tensor", f"{_UNFOLD} views", "unsupported")
+_add("unfold_nnf", "unfold:run_nnf", f"{_UNFOLD} F.unfold", "unsupported")
 
 
 def register_backend(
@@ -157,21 +147,17 @@ def register_backend(
     none if it can. Register it before the model is built or compiled. Raises ValueError for a name
     that is taken.
     """
-    BACKENDS.register(name, _with_valid_hw(name, attend), about, unsupported=unsupported)
-    BACKENDS[name].resolve()
-
-
-def _with_valid_hw(name: str, attend: Callable) -> Callable:
-    """`attend`, also if its argument `valid_hw` has the previous name `valid`."""
     parameters = inspect.signature(attend).parameters
-    if "valid" not in parameters or "valid_hw" in parameters:
-        return attend
-    warnings.warn(
-        f"backend {name}: the argument valid is now valid_hw", DeprecationWarning, stacklevel=3
-    )
+    valid = "valid" if "valid" in parameters and "valid_hw" not in parameters else "valid_hw"
+    if valid == "valid":
+        text = f"backend {name}: the argument valid is now valid_hw"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
 
     @wraps(attend)
-    def renamed(*args: Any, valid_hw: Any, **kwargs: Any) -> Any:
-        return attend(*args, valid=valid_hw, **kwargs)
+    def run(call: Call) -> Tensor:
+        q, k, v, window, *options = call
+        names = ("num_global", "bias", valid, "scale", "dropout_p")
+        return attend(q, k, v, window, **dict(zip(names, options)))
 
-    return renamed
+    BACKENDS.register(name, run, about, unsupported=unsupported)
+    BACKENDS[name].resolve()

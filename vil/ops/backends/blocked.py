@@ -27,18 +27,15 @@ from vil.ops.backends.chunk_groups import (
     batches,
     chunk_groups,
     even_share,
-    from_tiles,
     halo_size,
-    is_even,
     key_rectangles,
     key_tiles,
     query_tiles,
     sum_halo,
-    to_tiles,
 )
-from vil.ops.backends.chunk_layout import can_be_empty
+from vil.ops.backends.chunk_layout import can_be_empty, from_tiles, is_even, to_tiles
 from vil.ops.bias import LocalBias, tile_bias
-from vil.ops.call_spec import CallSpec
+from vil.ops.call import Call
 from vil.ops.window import Mask, Window
 
 BATCH_BYTES = 1 << 22  # scores of a batch: a part of the last-level cache
@@ -55,24 +52,15 @@ def unsupported(case: Case) -> list[str]:
     return reasons
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    to_global: Tensor | None,
-    valid_hw: Tensor | None,
-    spec: CallSpec,
-) -> tuple[Tensor, Tensor]:
+def forward(call: Call) -> tuple[Tensor, Tensor]:
     """See `vil.ops.custom_op`."""
+    q, window = call.q, call.window
     scratch = Scratch(q)
-    halo = halo_size(spec.window, q.shape[:2].numel())
-    scores_of = Scores(q, table, to_global, valid_hw, spec, halo, scratch)
-    all_keys, all_values = (Keys(x, spec, halo, scratch) for x in (k, v))
-    out, stat_shape = OutputTiles(torch.empty_like(q), spec.window), (*q.shape[:3], 1)
-    top, largest = (
-        OutputTiles(q.new_empty(stat_shape, dtype=wide(q)), spec.window) for _ in range(2)
-    )
+    halo = halo_size(window, q.shape[:2].numel())
+    scores_of = Scores(call, halo, scratch)
+    all_keys, all_values = (Keys(x, call, halo, scratch) for x in (call.k, call.v))
+    out, stat_shape = OutputTiles(torch.empty_like(q), window), (*q.shape[:3], 1)
+    top, largest = (OutputTiles(q.new_empty(stat_shape, dtype=wide(q)), window) for _ in range(2))
     for batch in scores_of.batches():
         scores = scores_of.compute(batch, scores_of.queries(batch), all_keys.gather(batch))
         top.put(scores.amax(-1), batch)
@@ -82,7 +70,7 @@ def forward(
         out.put(torch.bmm(weights, all_values.gather(batch)), batch)
     out, top, largest = out.close(), top.close(), largest.close()
     lse = top - largest.log()  # the largest weight is 1 over the sum of exponentials
-    if can_be_empty(spec.num_global, valid_hw):
+    if can_be_empty(call.num_global, call.valid_hw):
         empty = top == torch.finfo(top.dtype).min
         out.masked_fill_(empty, 0.0)
         lse.masked_fill_(empty, -torch.inf)
@@ -90,46 +78,37 @@ def forward(
 
 
 def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    to_global: Tensor | None,
-    valid_hw: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    spec: CallSpec,
+    call: Call, out: Tensor, lse: Tensor, dout: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """See `vil.ops.custom_op`. `out` is not used, and `lse` only for rows without keys.
 
     Normalizing by `lse` would scale a row by its rounding error, and a softmax in the cache is
     faster than a subtraction and an exponential.
     """
+    q, window = call.q, call.window
     scratch, other = Scratch(q), Scratch(q)
-    halo = halo_size(spec.window, q.shape[:2].numel())
-    scores_of = Scores(q, table, to_global, valid_hw, spec, halo, scratch)
-    all_keys, all_values = Keys(k, spec, halo, other), Keys(v, spec, halo, scratch)
-    if can_be_empty(spec.num_global, valid_hw):
+    halo = halo_size(window, q.shape[:2].numel())
+    scores_of = Scores(call, halo, scratch)
+    all_keys, all_values = Keys(call.k, call, halo, other), Keys(call.v, call, halo, scratch)
+    if can_be_empty(call.num_global, call.valid_hw):
         dout = dout.masked_fill((lse == -torch.inf)[..., None], 0.0)
-    grads = to_tiles(dout, spec.window)
-    dq = OutputTiles(torch.empty_like(q), spec.window)
-    dk, dv = (KVGrad(x, spec, halo) for x in (k, v))
-    bias = BiasGrad(table, to_global, spec, lse)
+    grads = to_tiles(dout, window)
+    dq = OutputTiles(torch.empty_like(q), window)
+    dk, dv = (KVGrad(x, call, halo) for x in (call.k, call.v))
+    bias = BiasGrad(call, lse)
     for batch in scores_of.batches():
-        keys, queries, grad = (
-            all_keys.gather(batch), scores_of.queries(batch), flatten_queries(grads, batch)
-        )  # fmt: skip
+        keys, queries = all_keys.gather(batch), scores_of.queries(batch)
+        grad = flatten_queries(grads, batch)
         weights = scores_of.compute(batch, queries, keys)
         weights = torch.softmax(weights, -1, out=weights)
         dscores = other.matmul(grad, all_values.gather(batch).mT)
         softmax_backward(dscores, weights, -1, dscores.dtype, grad_input=dscores)
         bias.add(dscores, batch)
         weights, dscores = scratch.cast(weights, q.dtype), other.cast(dscores, q.dtype)
-        dq.put(torch.bmm(dscores, keys).mul_(spec.scale), batch)
+        dq.put(torch.bmm(dscores, keys).mul_(call.scale), batch)
         dk.add(torch.bmm(dscores.mT, queries), batch)
         dv.add(torch.bmm(weights.mT, grad), batch)
-    return dq.close(), dk.close(), dv.close(), *bias.result(table, to_global)
+    return dq.close(), dk.close(), dv.close(), *bias.result()
 
 
 def wide(x: Tensor) -> torch.dtype:
@@ -188,12 +167,11 @@ class OutputTiles:
 class Keys:
     """Keys or values (B, N, G+L, D), gathered for batches."""
 
-    def __init__(self, x: Tensor, spec: CallSpec, halo: int, scratch: Scratch) -> None:
-        self.num_global, self.halo = spec.num_global, halo
-        self.scratch = scratch
-        self.first = x[:, :, : spec.num_global]
-        tiles = to_tiles(x[:, :, spec.num_global :], spec.window)
-        self.tiles = add_halo(tiles, spec.window) if halo else tiles
+    def __init__(self, x: Tensor, call: Call, halo: int, scratch: Scratch) -> None:
+        self.num_global, self.halo, self.scratch = call.num_global, halo, scratch
+        self.first = x[:, :, : call.num_global]
+        tiles = to_tiles(x[:, :, call.num_global :], call.window)
+        self.tiles = add_halo(tiles, call.window) if halo else tiles
 
     def gather(self, batch: Batch) -> Tensor:
         """(h, T, D), global tokens first."""
@@ -212,8 +190,8 @@ class Keys:
 class KVGrad:
     """The gradient of keys or values x (B, N, G+L, D), accumulated batch by batch."""
 
-    def __init__(self, x: Tensor, spec: CallSpec, halo: int) -> None:
-        self.window, self.num_global = spec.window, spec.num_global
+    def __init__(self, x: Tensor, call: Call, halo: int) -> None:
+        self.window, self.num_global = call.window, call.num_global
         self.scratch = Scratch(x)
         self.halo, like = halo, dict(dtype=wide(x))
         self.result = torch.empty_like(x)
@@ -250,34 +228,23 @@ class KVGrad:
 class Scores:
     """The scores of batches: matmul, bias and mask."""
 
-    def __init__(
-        self,
-        q: Tensor,
-        table: Tensor | None,
-        to_global: Tensor | None,
-        valid_hw: Tensor | None,
-        spec: CallSpec,
-        halo: int,
-        scratch: Scratch,
-    ) -> None:
-        self.q, self.dtype, self.shape = to_tiles(q, spec.window), wide(q), q.shape
-        self.halo, self.scratch = halo, scratch
-        self.table, self.to_global, self.spec = table, to_global, spec
-        self.real = self._real(None if valid_hw is None else valid_hw.to(q.device))
+    def __init__(self, call: Call, halo: int, scratch: Scratch) -> None:
+        self.call, self.window, self.halo, self.scratch = call, call.window, halo, scratch
+        self.q, self.dtype = to_tiles(call.q, call.window), wide(call.q)
+        self.real = self._real()
         self.added: Tensor | None = None
         self.first_head = 0
 
     def batches(self) -> Iterator[Batch]:
         """All batches. Prepares the bias for as many heads at a time as fit into the cache."""
-        images, heads = self.shape[:2]
-        tile = self.spec.window.tile
+        (images, heads), tile = self.call.q.shape[:2], self.window.tile
         share = even_share(heads, BATCH_BYTES // (9 * tile**2 * self.dtype.itemsize))
         for self.first_head in range(0, heads, share):
             some = slice(self.first_head, min(self.first_head + share, heads))
             bias = self._bias(some)
-            for group in chunk_groups(self.spec.window, self.halo):
+            for group in chunk_groups(self.window, self.halo):
                 self.added = None if bias is None else self._added(*bias, group)
-                keys = self.spec.num_global + len(group.keys) * tile
+                keys = self.call.num_global + len(group.keys) * tile
                 size = group.num_queries * tile * keys * self.dtype.itemsize
                 yield from batches(group, images, some, BATCH_BYTES // size)
 
@@ -285,7 +252,7 @@ class Scores:
         """The queries of a batch (h, M*W, D), scaled."""
         tiles = query_tiles(self.q, batch)
         queries = self.scratch.take("queries", tiles.shape, tiles.dtype)
-        torch.mul(tiles, self.spec.scale, out=queries)
+        torch.mul(tiles, self.call.scale, out=queries)
         return queries.view(tiles.shape[:4].numel(), -1, tiles.shape[-1])
 
     def compute(self, batch: Batch, queries: Tensor, keys: Tensor) -> Tensor:
@@ -300,7 +267,7 @@ class Scores:
             real = torch.stack([x[:, :1] for x in key_tiles(self.real, batch, self.halo)], 4)
             if not real.all():
                 real = real.flatten(4).flatten(2, 3)  # (b, 1, p, J*W)
-                hidden = ~F.pad(real, (self.spec.num_global, 0), value=True)[:, :, :, None]
+                hidden = ~F.pad(real, (self.call.num_global, 0), value=True)[:, :, :, None]
                 by_head.masked_fill_(hidden, torch.finfo(self.dtype).min)
         return scores
 
@@ -315,28 +282,29 @@ class Scores:
 
     def _bias(self, heads: slice) -> tuple[Tensor, Tensor] | None:
         """Added to scores: (n or 1, W, K, W) by offset, (n or 1, W, G); None for nothing."""
-        window, tile = self.spec.window, self.spec.window.tile
-        if self.table is None and self.to_global is None and window.mask != Mask.EXACT:
+        window, tile, (table, to_global) = self.window, self.window.tile, self.call.bias
+        has_bias = table is not None or to_global is not None
+        if not has_bias and window.mask != Mask.EXACT:
             return None
         like = dict(dtype=self.dtype, device=self.q.device)
-        count = 1 if self.table is None and self.to_global is None else heads.stop - heads.start
+        count = heads.stop - heads.start if has_bias else 1
         local = torch.zeros(1, tile, len(window.offsets) * tile, **like)
-        if self.table is not None:
-            local = tile_bias(LocalBias(self.table[heads].to(self.dtype)), window)
+        if table is not None:
+            local = tile_bias(LocalBias(table[heads].to(self.dtype)), window)
         if window.mask == Mask.EXACT:
             local = local.masked_fill(~window.reach(self.q.device), torch.finfo(self.dtype).min)
-        first = torch.zeros(count, tile, self.spec.num_global, **like)
-        if self.to_global is not None:
-            first += self.to_global[heads, None]
+        first = torch.zeros(count, tile, self.call.num_global, **like)
+        if to_global is not None:
+            first += to_global[heads, None]
         return local.expand(count, -1, -1).unflatten(2, (-1, tile)), first
 
-    def _real(self, valid_hw: Tensor | None) -> Tensor | None:
+    def _real(self) -> Tensor | None:
         """bool, like `Keys.tiles` with D 1: which keys are real; None if all are."""
-        window, (images, heads) = self.spec.window, self.shape[:2]
+        window, valid_hw = self.window, self.call.valid_hw
         if valid_hw is None and is_even(window) and (window.cyclic or not self.halo):
             return None
         limit = torch.tensor([window.grid], device=self.q.device)
-        limit = limit if valid_hw is None else torch.minimum(valid_hw, limit)
+        limit = limit if valid_hw is None else limit.minimum(valid_hw.to(limit.device))
         lines = []
         for axis, count in enumerate(window.chunks):
             token = torch.arange(count * window.size, device=self.q.device)
@@ -344,7 +312,7 @@ class Scores:
         rows, cols = lines
         real = rows[:, None, :, None, :, None, None] & cols[:, None, None, :, None, :, None]
         real = add_halo(real, window) if self.halo else real
-        return real.expand(images, heads, -1, -1, -1, -1, -1)
+        return real.expand(*self.call.q.shape[:2], -1, -1, -1, -1, -1)
 
 
 def split_lanes(scores: Tensor, batch: Batch) -> Tensor:
@@ -356,15 +324,13 @@ def split_lanes(scores: Tensor, batch: Batch) -> Tensor:
 class BiasGrad:
     """Sums of score gradients: (N, W, K, W) by offset and position, (N, G) by global token."""
 
-    def __init__(
-        self, table: Tensor | None, to_global: Tensor | None, spec: CallSpec, like: Tensor
-    ) -> None:
-        heads, window = like.shape[1], spec.window
+    def __init__(self, call: Call, lse: Tensor) -> None:
+        heads, window, (table, to_global) = lse.shape[1], call.window, call.bias
         shape = (heads, window.tile, len(window.offsets), window.tile)
-        self.window, self.num_global = window, spec.num_global
-        self.tile = None if table is None else like.new_zeros(shape)
-        self.first = None if to_global is None else like.new_zeros(heads, spec.num_global)
-        self.like, self.offset_index = like, None
+        self.call, self.window, self.num_global = call, window, call.num_global
+        self.tile = None if table is None else lse.new_zeros(shape)
+        self.first = None if to_global is None else lse.new_zeros(heads, call.num_global)
+        self.like, self.offset_index = lse, None
 
     def add(self, dscores: Tensor, batch: Batch) -> None:
         """Add dscores (h, M*W, T) of a batch."""
@@ -389,13 +355,12 @@ class BiasGrad:
                 index = torch.tensor(indices, device=part.device)
                 self.tile.index_add_(2, index, part.unflatten(2, (-1, self.window.tile)))
 
-    def result(
-        self, table: Tensor | None, to_global: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def result(self) -> LocalBias:
         """The gradients of the table (N, (4w-1)**2) and of to_global (N, G)."""
         self._flush()
-        if self.tile is not None:
+        table, to_global = self.call.bias
+        if table is not None:
             index = self.window.bias_index(table.device).flatten()
             dtable = torch.zeros_like(table, dtype=self.tile.dtype)
             table = dtable.index_add_(1, index, self.tile.flatten(1)).to(table.dtype)
-        return table, None if to_global is None else self.first.to(to_global.dtype)
+        return LocalBias(table, None if to_global is None else self.first.to(to_global.dtype))

@@ -147,26 +147,6 @@ def even_share(count: int, limit: int) -> int:
     return -(-count // parts)
 
 
-def is_even(window: Window) -> bool:
-    """Whether no chunk is cut by the border of the grid."""
-    return all(side % window.size == 0 for side in window.grid)
-
-
-def to_tiles(x: Tensor, window: Window) -> Tensor:
-    """(B, N, L, D) -> (B, N, R, C, w, w, D): a view, of a zero-padded copy where chunks are cut."""
-    (rows, cols), w = window.chunks, window.size
-    x = x.unflatten(2, window.grid)
-    if not is_even(window):
-        x = F.pad(x, (0, 0, 0, cols * w - window.grid[1], 0, rows * w - window.grid[0]))
-    return x.unflatten(3, (cols, w)).unflatten(2, (rows, w)).transpose(3, 4)
-
-
-def from_tiles(x: Tensor, window: Window) -> Tensor:
-    """The reverse of `to_tiles`, without the padding."""
-    x = x.transpose(3, 4).flatten(4, 5).flatten(2, 3)
-    return x[:, :, : window.grid[0], : window.grid[1]].flatten(2, 3)
-
-
 def add_halo(x: Tensor, window: Window) -> Tensor:
     """(.., R, C, w, w, D) -> (.., R+2, C+2, w, w, D).
 

@@ -14,25 +14,38 @@ from vil.ops.window import SELF_CHUNK, Window
 Offsets = tuple[tuple[int, int], ...]
 
 
+def is_even(window: Window) -> bool:
+    """Whether no chunk is cut by the border of the grid."""
+    return all(side % window.size == 0 for side in window.grid)
+
+
+def to_tiles(x: Tensor, window: Window) -> Tensor:
+    """(B, N, L, D) -> (B, N, R, C, w, w, D): a view, of a zero-padded copy where chunks are cut."""
+    (rows, cols), w = window.chunks, window.size
+    x = x.unflatten(2, window.grid)
+    if not is_even(window):  # F.pad copies even without padding
+        x = F.pad(x, (0, 0, 0, cols * w - window.grid[1], 0, rows * w - window.grid[0]))
+    return x.unflatten(3, (cols, w)).unflatten(2, (rows, w)).transpose(3, 4)
+
+
+def from_tiles(x: Tensor, window: Window) -> Tensor:
+    """The reverse of `to_tiles`, without the padding."""
+    x = x.transpose(3, 4).flatten(4, 5).flatten(2, 3)
+    return x[:, :, : window.grid[0], : window.grid[1]].flatten(2, 3)
+
+
 def to_chunks(x: Tensor, window: Window) -> Tensor:
     """(B, N, L, D), row-major -> (B, N, R, C, W, D)."""
-    (grid_rows, grid_cols), (rows, cols), w = window.grid, window.chunks, window.size
     if window.symbolic:
-        return at_offsets(x, Window(window.grid, w, offsets=(SELF_CHUNK,)))
-    x = x.unflatten(2, window.grid)
-    if (grid_rows, grid_cols) != (rows * w, cols * w):  # F.pad copies even without padding
-        x = F.pad(x, (0, 0, 0, cols * w - grid_cols, 0, rows * w - grid_rows))
-    x = x.unflatten(3, (cols, w)).unflatten(2, (rows, w))  # (B, N, R, w, C, w, D)
-    return x.transpose(3, 4).flatten(4, 5)
+        return at_offsets(x, Window(window.grid, window.size, offsets=(SELF_CHUNK,)))
+    return to_tiles(x, window).flatten(4, 5)
 
 
 def from_chunks(x: Tensor, window: Window) -> Tensor:
     """(B, N, R, C, W, D) -> (B, N, L, D), without the padding."""
-    w = window.size
     if window.symbolic:
         return x.flatten(2, 4).index_select(2, _chunk_index(window, x.device))
-    x = x.unflatten(4, (w, w)).transpose(3, 4).flatten(4, 5).flatten(2, 3)  # (B, N, R*w, C*w, D)
-    return x[:, :, : window.grid[0], : window.grid[1]].flatten(2, 3)
+    return from_tiles(x.unflatten(4, (window.size, window.size)), window)
 
 
 def at_offsets(x: Tensor, window: Window) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vil.ops.attention_case import Case
 from vil.ops.backends.chunk_layout import can_be_empty, masked_softmax
-from vil.ops.bias import LocalBias
+from vil.ops.call import Call
 from vil.ops.window import Mask, Window
 
 MAX_MASKED_LENGTH = 8192  # tokens; above it the scores of a head exceed 256 MiB
@@ -27,19 +27,9 @@ def unsupported(case: Case) -> list[str]:
     return reasons
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: Window,
-    *,
-    num_global: int,
-    bias: LocalBias,
-    valid_hw: Tensor | None,
-    scale: float,
-    dropout_p: float,
-) -> Tensor:
+def run(call: Call) -> Tensor:
     """See `vil.ops.local_attention`."""
+    q, k, v, window, num_global, bias, valid_hw, scale, dropout_p = call
     visible, index = dense_window(window, q.device)
     visible = (
         visible[None]

@@ -17,7 +17,7 @@ with only a warning. So shapes are rounded: images and heads are one dimension, 
 is rounded up to a power of two, everything else that varies is in tensors of a fixed size. Above
 MAX_SHAPES `unsupported` refuses; if torch gets more shapes anyway, it raises.
 
-`attend` uses FlexAttention's own backward pass, on CUDA only. `forward` returns the log-sum-exp for
+`run` uses FlexAttention's own backward pass, on CUDA only. `forward` returns the log-sum-exp for
 a backward pass of `vil.ops.custom_op`; torch does not compile it on CPUs.
 
 Shapes: B batch, N heads, h = B*N, L tokens, G global tokens, D channels, W = w*w tokens of a chunk,
@@ -38,7 +38,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from vil.ops.attention_case import Case
 from vil.ops.backends.chunk_layout import from_chunks, to_chunks
 from vil.ops.bias import LocalBias
-from vil.ops.call_spec import CallSpec
+from vil.ops.call import Call
 from vil.ops.window import Mask, Window
 from vil.utils.machine import has_compiler
 
@@ -56,11 +56,6 @@ MAX_SHAPES = 32  # a model of four stages needs four in training and four in eva
 FEWEST_BLOCKS = 16  # below it, empty blocks cost less than another compilation
 MAX_BLOCKS = 2048  # the block lists are square: 16 MiB each
 MAX_GRID = 65535  # images times heads are the second dimension of CUDA's launch grid
-LIMITS = (  # torch's settings for the number of compilations and to raise above it, and older names
-    ("recompile_limit", "fail_on_recompile_limit_hit"),
-    ("cache_size_limit", "fail_on_cache_limit_hit"),
-)
-
 _shapes: set[str] = set()  # compiled in this process
 
 
@@ -91,8 +86,8 @@ def unsupported(case: Case) -> list[str]:
     return reasons
 
 
-def attend_unsupported(case: Case) -> list[str]:
-    """The reasons why `attend` cannot compute a case."""
+def run_unsupported(case: Case) -> list[str]:
+    """The reasons why `run` cannot compute a case."""
     reasons = _reasons(case, lse=False)
     if case.needs_grad and case.device == "cpu":
         reasons.append("FlexAttention has no backward pass on CPUs")
@@ -102,39 +97,18 @@ def attend_unsupported(case: Case) -> list[str]:
     return reasons
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    to_global: Tensor | None,
-    valid_hw: Tensor | None,
-    spec: CallSpec,
-) -> tuple[Tensor, Tensor]:
+def forward(call: Call) -> tuple[Tensor, Tensor]:
     """See `vil.ops.custom_op`."""
     with torch.no_grad():
-        out, lse = _run(q, k, v, LocalBias(table, to_global), valid_hw, spec, lse=True)
-        return torch.empty_like(q).copy_(
-            out
-        ), lse.contiguous()  # the operator promises the strides too
+        out, lse = _run(call, lse=True)
+        # the operator promises the strides too
+        return torch.empty_like(call.q).copy_(out), lse.contiguous()
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: Window,
-    *,
-    num_global: int,
-    bias: LocalBias,
-    valid_hw: Tensor | None,
-    scale: float,
-    dropout_p: float,
-) -> Tensor:
+def run(call: Call) -> Tensor:
     """See `vil.ops.local_attention`."""
-    assert dropout_p == 0, "`unsupported` refuses dropout"
-    spec = CallSpec(window, num_global, scale)
-    return _run(q, k, v, bias, valid_hw, spec, lse=False)[0]
+    assert call.dropout_p == 0, "`unsupported` refuses dropout"
+    return _run(call, lse=False)[0]
 
 
 def forget() -> None:
@@ -145,7 +119,7 @@ def forget() -> None:
 
 
 def _reasons(case: Case, lse: bool) -> list[str]:
-    """The reasons against `forward` (lse) or `attend`."""
+    """The reasons against `forward` (lse) or `run`."""
     reasons, window = _missing(case.device, COMPILER), case.window
     if case.dropout:
         reasons.append("dropout: FlexAttention has none")
@@ -176,8 +150,6 @@ def _reasons(case: Case, lse: bool) -> list[str]:
 def _missing(device: str, compiler: str) -> list[str]:
     """The requirements that this machine does not meet."""
     reasons = []
-    if _limits() is None:
-        reasons.append(f"torch {torch.__version__} has no setting to raise if it does not compile")
     if device not in ("cpu", "cuda"):
         reasons.append(f"device {device}: FlexAttention is compiled for cpu and cuda")
     if device == "cuda" and not has_compiler(device):
@@ -196,17 +168,15 @@ def _has_room(shape: str) -> bool:
     return shape in _shapes or len(_shapes) < MAX_SHAPES
 
 
-@functools.cache
-def _limits() -> dict[str, int | bool] | None:
-    """The settings with which torch raises instead of computing all scores; None if it has none.
+def _limits() -> dict[str, int | bool]:
+    """The settings with which torch raises instead of computing all scores.
 
     Allows more than MAX_SHAPES, since torch also recompiles for other properties, such as whether
     an input needs a gradient.
     """
-    for limit, raises in LIMITS:
-        if hasattr(torch._dynamo.config, raises):
-            return {limit: 4 * MAX_SHAPES, raises: True}
-    return None
+    if hasattr(torch._dynamo.config, "recompile_limit"):
+        return {"recompile_limit": 4 * MAX_SHAPES, "fail_on_recompile_limit_hit": True}
+    return {"cache_size_limit": 4 * MAX_SHAPES, "fail_on_cache_limit_hit": True}  # torch 2.6
 
 
 def _shape(case: Case, lse: bool) -> str:
@@ -243,25 +213,16 @@ def _has_full(window: Window, block: int) -> bool:
     return window.tile == block and window.mask != Mask.EXACT
 
 
-def _run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: LocalBias,
-    valid_hw: Tensor | None,
-    spec: CallSpec,
-    lse: bool,
-) -> tuple[Tensor, Tensor | None]:
+def _run(call: Call, lse: bool) -> tuple[Tensor, Tensor | None]:
     """out (B, N, L, D) and lse (B, N, L) or None. Differentiable if gradients are enabled."""
-    window, num_global = spec.window, spec.num_global
-    case = Case.of(q, window, num_global, bias, valid_hw, 0.0)
+    q, window, num_global, case = call.q, call.window, call.num_global, Case.of(call)
     size = _block_size(window, case.device, case.needs_grad)
     inputs = (
-        _to_blocks(q * spec.scale, window, size),
-        _keys(k, window, num_global, size),
-        _keys(v, window, num_global, size),
-        _added(bias, num_global, size, case.batch),
-        _plan(case, size, valid_hw, q.device),
+        _to_blocks(q * call.scale, window, size),
+        _keys(call.k, window, num_global, size),
+        _keys(call.v, window, num_global, size),
+        _added(call.bias, num_global, size, case.batch),
+        _plan(case, size, call.valid_hw, q.device),
     )
     out, stat = _compute(inputs, lse, case)
     if lse:
@@ -291,13 +252,7 @@ def _compiled(compiler: str) -> Callable:
 
 
 def _flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    added: Tensor | None,
-    plan: Blocks,
-    lse: bool,
-    options: dict,
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, plan: Blocks, lse: bool, options: dict
 ) -> tuple[Tensor, Tensor | None]:
     """q (h, 1, M*P, D), k, v (h, 1, (S+M)*P, D), added (h, S*P + T) -> like q, (h, 1, M*P)."""
     if not torch.compiler.is_dynamo_compiling():

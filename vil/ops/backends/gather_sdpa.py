@@ -18,23 +18,14 @@ from vil.ops.backends.chunk_layout import (
     roll_neighbors,
     to_chunks,
 )
-from vil.ops.bias import LocalBias, joined_bias
+from vil.ops.bias import joined_bias
+from vil.ops.call import Call
 from vil.ops.window import Window
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: Window,
-    *,
-    num_global: int,
-    bias: LocalBias,
-    valid_hw: Tensor | None,
-    scale: float,
-    dropout_p: float,
-) -> Tensor:
+def run(call: Call) -> Tensor:
     """See `vil.ops.local_attention`."""
+    q, k, v, window, num_global, bias, valid_hw, scale, dropout_p = call
     window = window.without_absent()
     heads = q.shape[1]
     queries = to_chunks(q, window).flatten(1, 3)  # (B, N*R*C, W, D)

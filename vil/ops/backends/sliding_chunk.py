@@ -25,8 +25,10 @@ from vil.ops.backends.chunk_layout import (
     sum_neighbors,
     to_chunks,
 )
-from vil.ops.bias import LocalBias, tile_bias
-from vil.ops.window import Window
+from vil.ops.bias import tile_bias
+from vil.ops.call import Call
+
+Product = Callable[[Tensor, Tensor, Offsets], Tensor]
 
 
 def scores_autograd(q: Tensor, k: Tensor, offsets: Offsets) -> Tensor:
@@ -40,76 +42,45 @@ def values_autograd(weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
     return sum(part @ near for part, near in zip(parts, roll_neighbors(v, offsets)))
 
 
-class HandScores(Function):
-    """`scores_autograd` with a backward pass that stores only q and k."""
+class HandMatmul(Function):
+    """`scores_autograd(a, b)` or `values_autograd(a, b)`, with a backward pass that stores a, b."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, offsets: Offsets) -> Tensor:
-        ctx.save_for_backward(q, k)
-        ctx.offsets = offsets
-        return scores_autograd(q, k, offsets)
+    def forward(ctx: FunctionCtx, a: Tensor, b: Tensor, offsets: Offsets, scores: bool) -> Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.offsets, ctx.scores = offsets, scores
+        return (scores_autograd if scores else values_autograd)(a, b, offsets)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        _raise_if_create_graph()
-        q, k = ctx.saved_tensors
-        parts = grad.chunk(len(ctx.offsets), dim=-1)
-        grad_q = values_autograd(grad, k, ctx.offsets)
-        grad_k = sum_neighbors((part.mT @ q for part in parts), ctx.offsets)
-        return grad_q, grad_k, None
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        if torch.is_grad_enabled():  # instead of returning a wrong second derivative
+            raise RuntimeError(
+                "chunk_handgrad has no second derivative: use chunk_autograd with create_graph"
+            )
+        a, b = ctx.saved_tensors
+        grad_a = (values_autograd if ctx.scores else scores_autograd)(grad, b, ctx.offsets)
+        wide, narrow = (grad, a) if ctx.scores else (a, grad)
+        parts = wide.chunk(len(ctx.offsets), dim=-1)
+        grad_b = sum_neighbors((part.mT @ narrow for part in parts), ctx.offsets)
+        return grad_a, grad_b, None, None
 
 
-class HandValues(Function):
-    """`values_autograd` with a backward pass that stores only the weights and v."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
-        ctx.save_for_backward(weights, v)
-        ctx.offsets = offsets
-        return values_autograd(weights, v, offsets)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        _raise_if_create_graph()
-        weights, v = ctx.saved_tensors
-        parts = weights.chunk(len(ctx.offsets), dim=-1)
-        grad_weights = scores_autograd(grad, v, ctx.offsets)
-        grad_v = sum_neighbors((part.mT @ grad for part in parts), ctx.offsets)
-        return grad_weights, grad_v, None
-
-
-def _raise_if_create_graph() -> None:
-    """Raise instead of returning a wrong second derivative."""
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "chunk_handgrad has no second derivative: use chunk_autograd with create_graph"
-        )
-
-
-def attend_autograd(q: Tensor, k: Tensor, v: Tensor, window: Window, **options) -> Tensor:
+def run_autograd(call: Call) -> Tensor:
     """See `vil.ops.local_attention`; autograd stores the rolled copies of k and v."""
-    return _attend(q, k, v, window, scores_autograd, values_autograd, **options)
+    return _run(call, scores_autograd, values_autograd)
 
 
-def attend_handgrad(q: Tensor, k: Tensor, v: Tensor, window: Window, **options) -> Tensor:
+def run_handgrad(call: Call) -> Tensor:
     """See `vil.ops.local_attention`; a second derivative raises."""
-    return _attend(q, k, v, window, HandScores.apply, HandValues.apply, **options)
+    return _run(
+        call,
+        lambda q, k, offsets: HandMatmul.apply(q, k, offsets, True),
+        lambda weights, v, offsets: HandMatmul.apply(weights, v, offsets, False),
+    )
 
 
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: Window,
-    scores: Callable[[Tensor, Tensor, Offsets], Tensor],
-    values: Callable[[Tensor, Tensor, Offsets], Tensor],
-    *,
-    num_global: int,
-    bias: LocalBias,
-    valid_hw: Tensor | None,
-    scale: float,
-    dropout_p: float,
-) -> Tensor:
+def _run(call: Call, scores: Product, values: Product) -> Tensor:
+    q, k, v, window, num_global, bias, valid_hw, scale, dropout_p = call
     q = to_chunks(q * scale, window)
     k_global, k_local = k.split([num_global, window.length], dim=2)
     v_global, v_local = v.split([num_global, window.length], dim=2)

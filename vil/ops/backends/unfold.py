@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vil.ops.attention_case import Case
 from vil.ops.backends.chunk_layout import can_be_empty, masked_softmax
-from vil.ops.bias import LocalBias
+from vil.ops.call import Call
 from vil.ops.window import Mask, Window
 
 
@@ -44,29 +44,18 @@ def unsupported(case: Case) -> list[str]:
     return [] if exact else ["the mask is not exact: unfolding computes the exact window only"]
 
 
-def attend_nnf(q: Tensor, k: Tensor, v: Tensor, window: Window, **options) -> Tensor:
+def run_nnf(call: Call) -> Tensor:
     """See `vil.ops.local_attention`."""
-    return _attend(q, k, v, window, unfold_nnf, **options)
+    return _run(call, unfold_nnf)
 
 
-def attend_tensor(q: Tensor, k: Tensor, v: Tensor, window: Window, **options) -> Tensor:
+def run_tensor(call: Call) -> Tensor:
     """See `vil.ops.local_attention`."""
-    return _attend(q, k, v, window, unfold_tensor, **options)
+    return _run(call, unfold_tensor)
 
 
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: Window,
-    unfold: Callable[[Tensor, tuple[int, int]], Tensor],
-    *,
-    num_global: int,
-    bias: LocalBias,
-    valid_hw: Tensor | None,
-    scale: float,
-    dropout_p: float,
-) -> Tensor:
+def _run(call: Call, unfold: Callable[[Tensor, tuple[int, int]], Tensor]) -> Tensor:
+    q, k, v, window, num_global, bias, valid_hw, scale, dropout_p = call
     reach = tuple(min(window.size, n - 1) for n in window.grid)  # the grid has no farther neighbor
     q = q * scale
     k_global, k_local = k.split([num_global, window.length], dim=2)

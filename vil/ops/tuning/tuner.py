@@ -12,7 +12,7 @@ from a plain backend on the full grid. The others are timed in turns.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -201,25 +201,22 @@ def time_candidates(
     """
     inputs, device = testing.make_inputs(case), torch.device(case.device)
     leaves = testing.leaves_of(inputs)
-    times: dict[str, list[tuple[float, float]]] = {}
-    peak_bytes, failed = {}, {}
-    for name in names:
-        attend = BACKENDS[name].attend
-        try:
-            one_pass(name, case, inputs, leaves, device)
-            times[name] = [one_pass(name, case, inputs, leaves, device)]
-            peak_bytes[name] = peak_tensor_bytes(partial(testing.run, attend, case, inputs), device)
-        except Exception as error:
-            times.pop(name, None)
-            failed[name] = f"failed: {one_line(error)}"
-    best = min((sum(measured[0]) for measured in times.values()), default=0.0)
-    for _ in range(rounds - 1):
-        for name in [name for name in times if sum(times[name][0]) <= HOPELESS * best]:
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    peak_bytes, failed, racing = {}, {}, list(names)
+    for number in range(rounds):
+        for name in racing:
+            attend = BACKENDS[name].attend
             try:
-                times[name].append(one_pass(name, case, inputs, leaves, device))
+                if number == 0:
+                    one_pass(attend, case, inputs, leaves)
+                    step = partial(testing.run, attend, case, inputs)
+                    peak_bytes[name] = peak_tensor_bytes(step, device)
+                times[name].append(one_pass(attend, case, inputs, leaves))
             except Exception as error:
                 del times[name]
                 failed[name] = f"failed: {one_line(error)}"
+        best = min((sum(measured[0]) for measured in times.values()), default=0.0)
+        racing = [name for name in times if sum(times[name][0]) <= HOPELESS * best]
     trials = [
         Trial(name, "", *(statistics.median(column) for column in zip(*measured)), peak_bytes[name])
         for name, measured in times.items()
@@ -228,18 +225,15 @@ def time_candidates(
 
 
 def one_pass(
-    name: str,
-    case: Case,
-    inputs: testing.Inputs,
-    leaves: dict[str, Tensor],
-    device: torch.device,
+    attend: Callable[..., Tensor], case: Case, inputs: testing.Inputs, leaves: dict[str, Tensor]
 ) -> tuple[float, float]:
     """Seconds of one forward and, in training, of one backward pass."""
+    device = torch.device(case.device)
     outputs: list[Tensor] = []
 
     def forward() -> None:
         with torch.set_grad_enabled(case.needs_grad):
-            outputs.append(testing.forward(BACKENDS[name].attend, case, inputs, leaves))
+            outputs.append(testing.forward(attend, case, inputs, leaves))
 
     def backward() -> None:
         torch.autograd.grad(outputs[0], list(leaves.values()), inputs.cotangent, allow_unused=True)

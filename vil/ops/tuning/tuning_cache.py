@@ -62,11 +62,11 @@ def fingerprint() -> str:
     """A hash of vil/ops and of the source files of registered backends."""
     files = {str(file) for file in Path(__file__).parents[1].rglob("*.py")}
     for entry in BACKENDS.values():
-        attend = entry.attend
-        while isinstance(attend, functools.partial):
-            attend = attend.func
-        code = getattr(inspect.unwrap(attend), "__code__", None)
-        module = sys.modules.get(type(attend).__module__)  # of a callable object
+        function = inspect.unwrap(entry.run)
+        while isinstance(function, functools.partial):
+            function = inspect.unwrap(function.func)
+        code = getattr(function, "__code__", None)
+        module = sys.modules.get(type(function).__module__)  # of a callable object
         source = code.co_filename if code else getattr(module, "__file__", None)
         files |= {source} if source and Path(source).is_file() else set()
     contents = sorted(Path(file).read_bytes() for file in files)
@@ -106,30 +106,21 @@ def save(device: str, trials: dict[str, list[Trial]]) -> bool:
 
 def _read() -> dict[str, dict[str, Any]]:
     """{machine: {bucket: entry}} of the file. Empty, with a warning, if it is invalid."""
-    file = path()
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(path().read_text(encoding="utf-8"))
+        machines = content["machines"]
+        entries = [entry for choices in machines.values() for entry in choices.values()]
+        if content["format"] == FORMAT and all(type(e["backend"]) is str for e in entries):
+            return machines
+        error = "it has another format"
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError) as error:
-        log.warning("%s is ignored, run vil tune again: %s", file, error)
-        return {}
-    if not _is_valid(content):
-        log.warning("%s is ignored, run vil tune again: it is not a tuning cache", file)
-        return {}
-    return content["machines"]
-
-
-def _is_valid(content: Any) -> bool:
-    """Whether the content of a file has the format above."""
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        return False
-    machines = content.get("machines")
-    return isinstance(machines, dict) and all(
-        isinstance(entries, dict)
-        and all(isinstance(e, dict) and isinstance(e.get("backend"), str) for e in entries.values())
-        for entries in machines.values()
-    )
+    except (OSError, ValueError) as invalid:
+        error = invalid
+    except (AttributeError, KeyError, TypeError):  # of another content
+        error = "it is not a tuning cache"
+    log.warning("%s is ignored, run vil tune again: %s", path(), error)
+    return {}
 
 
 def for_cases(buckets: Iterable[str]) -> dict[str, str]:

@@ -1,11 +1,11 @@
 """Classification: one class per image.
 
-build.py          from a config to the task         task.py     loss and evaluation
-losses.py         training losses                   topk.py     hits and losses image by image
-predictions.py    predictions on a whole test set   report.py   their part of a run's page
-output_formats.py what `vil predict` prints
+build.py        config -> task                    task.py    loss, evaluation, inference
+losses.py       training losses                   topk.py    loss and top-1, top-5 hits per image
+predictions.py  per-image predictions             report.py  their part of the run report
+output_formats.py  formats of `vil predict`
 
-Here is what the registry of tasks holds about it.
+ENTRY describes the task to the registry (see `vil/tasks/__init__.py`).
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ ENTRY = dict(
     lacks={"evaluate --pictures": "--pictures draws a detector's images; vil report shows others"},
 )
 
-# Each is called as loss(logits, targets, smoothing, **own), see losses.py.
+# Called as loss(logits, targets, smoothing, **own), see losses.py.
 LOSSES = Registry("loss", check=f"{_HERE}.losses:check_loss")
 LOSSES.add("xentropy", f"{_HERE}.losses:xentropy", "cross entropy")
 LOSSES.add("bce", f"{_HERE}.losses:bce", "binary cross entropy, a mean over classes")
@@ -39,16 +39,12 @@ LOSSES.add(
 
 
 def register_loss(
-    name: str,
-    loss: Callable | str,
-    *,
-    keys: Mapping[str, str | Key] | None = None,
-    about: str = "",
+    name: str, loss: Callable | str, *, keys: Mapping[str, str | Key] | None = None, about: str = ""
 ) -> None:
     """Add a loss for LOSS.LOSS: loss(logits (B, K), targets, smoothing, **own) -> scalar, or its
     "module:attribute". Targets are classes (B,) int64 or soft targets (B, K) float.
 
     keys: {own argument: config key}. Raises ValueError for a name that is taken, and for a loss
-    that is no scalar with a gradient on two images.
+    that does not return a scalar with a gradient on two images.
     """
     LOSSES.register(name, loss, about, keys=keys)

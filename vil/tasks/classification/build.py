@@ -1,6 +1,6 @@
-"""From a config to the classification task: model, data, loss, mixing."""
+"""Build the classification task from a config: model, datasets, loss, mixup."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,9 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from vil.builders import data
-from vil.builders.cost import CostRow, model_cost
-from vil.builders.device import amp_dtype, memory_format
+from vil.builders.cost import model_cost
 from vil.builders.model import build_network
-from vil.config.own_keys import own_settings
-from vil.config.unused import warn_unused
+from vil.config.access import own_settings, warn_unused
 from vil.data import build_dataset, is_numbered, own_arguments
 from vil.data.class_mapping import read_class_mapping
 from vil.data.dataset import ImageDataset
@@ -24,118 +22,88 @@ from vil.data.mixup import Mix
 from vil.data.transforms import eval_transform, train_transform
 from vil.engine.distributed import DistInfo
 from vil.pretrained.load_weights import Report, load_weights
-from vil.tasks.base import TaskReport
+from vil.tasks.base import ConfigTask, Datasets, TaskReport
 from vil.tasks.classification import LOSSES
 from vil.tasks.classification.losses import LossFunction, build_loss
-from vil.tasks.classification.report import report_on
+from vil.tasks.classification.report import report_test_set
 from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import as_config_error
 
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
-SYNTHETIC = "fake"  # the data set of synthetic images
+SYNTHETIC = "fake"  # dataset for `synthetic`
 
 
-class Classification(ClassificationTask):
+class Classification(ConfigTask, ClassificationTask):
     """The classification task of a config."""
+
+    own_arguments = staticmethod(own_arguments)
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
         warn_unused(cfg, "TASK is classification", ("DETECTION",))
         super().__init__(
-            device=device,
-            amp_dtype=amp_dtype(cfg),
-            memory_format=memory_format(cfg),
+            cfg,
+            device,
             num_classes=cfg.DATA.NUM_CLASSES,
             loss=_build_loss(cfg),
             label_smoothing=cfg.LOSS.LABEL_SMOOTHING,
             per_class=cfg.OUTPUT_PERCLASS_ACC,
             transform=build_eval_transform(cfg),
         )
-        self.cfg = cfg
 
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
         return build_network(self.cfg, self.num_classes, load_pretrained=load_pretrained)
 
     @as_config_error
     def load_weights(self, model: nn.Module, path: Path, *, strict: bool = True) -> Report:
-        # a classifier's weights are always complete, up to a head that FINETUNE.HEAD replaces
+        # a classifier's weights are always complete, except for a head replaced by FINETUNE.HEAD
         finetune = self.cfg.FINETUNE
         return load_weights(model, path, head=finetune.HEAD, rule=finetune.RESIZE)
 
-    def train_loader(
-        self,
-        dist: DistInfo,
-        *,
-        bad_file: Path | None = None,
-        dataset: ImageDataset | None = None,
-    ) -> TrainLoader:
+    def train_loader(self, dist: DistInfo, **options: Any) -> TrainLoader:
         mix = _build_mix(self.cfg)
         self.mix = mix and partial(mix, rank=dist.rank)
-        open_train = (lambda: dataset) if dataset is not None else self._open_train_set
-        return data.build_train_loader(self.cfg, dist, self.device, open_train, bad_file)
+        return super().train_loader(dist, **options)
 
     @as_config_error
     def test_loaders(
-        self,
-        dist: DistInfo,
-        *,
-        bad_file: Path | None = None,
-        datasets: Mapping[str, ImageDataset] | None = None,
+        self, dist: DistInfo, *, datasets: Datasets = None, **options: Any
     ) -> dict[str, EvalLoader]:
-        cfg = self.cfg
-        if datasets is not None:
-            self.test_sets = {
-                name: data.build_eval_loader(cfg, dist, self.device, dataset, bad_file)
-                for name, dataset in datasets.items()
-            }
-            return self.test_sets
-        data.check_dataset_arguments(cfg, own_arguments)
-        self.test_sets = data.build_test_loaders(
-            cfg, dist, self.device, self._open_test_set, bad_file
-        )
-        if cfg.DATA.TARGETMAP:
+        loaders, cfg = super().test_loaders(dist, datasets=datasets, **options), self.cfg
+        if datasets is None and cfg.DATA.TARGETMAP:
             path = Path(cfg.DATA.PATH, cfg.DATA.TARGETMAP)
             self.set_class_mapping({
                 name: read_class_mapping(path, self.num_classes, loader.classes)
-                for name, loader in self.test_sets.items()
+                for name, loader in loaders.items()
             })  # fmt: skip
-        else:
-            for name, loader in self.test_sets.items():
+        elif datasets is None:
+            for name, loader in loaders.items():
                 data.check_num_classes(cfg, loader, name)
-        return self.test_sets
+        return loaders
 
     def synthetic(self, num_samples: int, folder: Path, split: str = "train") -> ImageDataset:
-        return build_dataset(
-            SYNTHETIC,
-            folder,
-            split,
-            build_train_transform(self.cfg) if split == "train" else self.transform,
-            n=num_samples,
-            size=self.cfg.INPUT.IMAGE_SIZE,
-            num_classes=self.num_classes,
-        )
+        transform = build_train_transform(self.cfg) if split == "train" else self.transform
+        own = dict(n=num_samples, size=self.cfg.INPUT.IMAGE_SIZE, num_classes=self.num_classes)
+        return build_dataset(SYNTHETIC, folder, split, transform, **own)
 
     def report(self, model: nn.Module, class_names: Sequence[str], checkpoint: str) -> TaskReport:
-        return report_on(self, model, class_names, checkpoint)
+        return report_test_set(self, model, class_names, checkpoint)
 
-    def cost(self, model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-        return model_cost(model, size)
+    cost = staticmethod(model_cost)
 
-    def _open_train_set(self) -> ImageDataset:
-        cfg = self.cfg
-        data.check_dataset_arguments(cfg, own_arguments)
-        transform = build_train_transform(cfg)
-        sets = [self._open(name, "train", transform) for name in cfg.DATA.TRAIN]
-        dataset = sets[0] if len(sets) == 1 else ConcatImageDataset(sets, cfg.DATA.TRAIN)
-        data.check_num_classes(cfg, dataset, ", ".join(cfg.DATA.TRAIN))
+    def open_train_set(self) -> ImageDataset:
+        names, transform = self.cfg.DATA.TRAIN, build_train_transform(self.cfg)
+        sets = [self._open(name, "train", transform) for name in names]
+        dataset = sets[0] if len(sets) == 1 else ConcatImageDataset(sets, names)
+        data.check_num_classes(self.cfg, dataset, ", ".join(names))
         return dataset
 
-    def _open_test_set(self, name: str) -> ImageDataset:
+    def open_test_set(self, name: str) -> ImageDataset:
         return self._open(name, "val", self.transform)
 
     def _open(self, name: str, split: str, transform: Callable) -> ImageDataset:
         cfg = self.cfg
-        own = data.dataset_arguments(cfg, own_arguments(name))
+        own = data.dataset_arguments(cfg, self.own_arguments(name))
         if is_numbered(name) and not (split == "val" and cfg.DATA.TARGETMAP):
             own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
         with data.refused_arguments(cfg, name):
@@ -143,12 +111,11 @@ class Classification(ClassificationTask):
 
 
 def _build_loss(cfg: CfgNode) -> LossFunction:
+    for name, entry in LOSSES.items():
+        if name != cfg.LOSS.LOSS:
+            warn_unused(cfg, f"LOSS.LOSS is not {name}", entry.key_names.values())
     name = cfg.LOSS.LOSS
-    for other, entry in LOSSES.items():
-        if other != name:
-            warn_unused(cfg, f"LOSS.LOSS is not {other}", entry.key_names.values())
-    own = own_settings(cfg, LOSSES[name]) if name in LOSSES else {}
-    return build_loss(name, **own)
+    return build_loss(name, **(own_settings(cfg, LOSSES[name]) if name in LOSSES else {}))
 
 
 @as_config_error
@@ -170,7 +137,7 @@ def _build_mix(cfg: CfgNode) -> Mix | None:
 
 @as_config_error
 def build_train_transform(cfg: CfgNode) -> Callable:
-    """From a training image (PIL) to an augmented tensor (3, S, S)."""
+    """Build the augmentation of a PIL image to a tensor (3, S, S)."""
     timm, aug = cfg.AUG.TIMM_AUG, cfg.AUG
     by_timm = dict(
         use_timm=True,
@@ -200,7 +167,7 @@ def build_train_transform(cfg: CfgNode) -> Callable:
 
 @as_config_error
 def build_eval_transform(cfg: CfgNode) -> Callable[[Any], Tensor]:
-    """From an image (PIL) to the tensor (3, S, S) that is evaluated."""
+    """Build the evaluation transform of a PIL image to a tensor (3, S, S)."""
     return eval_transform(cfg.INPUT.IMAGE_SIZE, crop_pct=cfg.INPUT.CROP_PCT, **_normalization(cfg))
 
 

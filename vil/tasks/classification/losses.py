@@ -1,8 +1,8 @@
-"""Training losses of single-label classification, by name.
+"""Training losses of single-label classification.
 
-Letters: B images, K classes. Each takes logits (B, K) and targets, either classes (B,) int64, which
-it smooths, or soft targets (B, K), which it takes as they are, and returns a scalar; computed in
-float32 at least. Smoothing s gives the class 1 - s + s/K and every other class s/K.
+Shapes: B images, K classes. Each loss takes logits (B, K) and targets, either classes (B,) int64,
+which it smooths, or soft targets (B, K), and returns a scalar, computed in float32 or higher.
+Smoothing s gives the true class 1 - s + s/K and every other class s/K.
 """
 
 from collections.abc import Callable
@@ -22,20 +22,20 @@ NOT_SINGLE_LABEL = ("multisoftmax", "mse")
 
 def xentropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """Cross entropy with the softmax, mean over images."""
-    logits = wide(logits)
+    logits = widen(logits)
     if targets.is_floating_point():
         return -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1).mean()
     return F.cross_entropy(logits, targets, label_smoothing=smoothing)
 
 
 def bce(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """A yes or no for each class, mean over images and classes (DeiT III, arXiv:2204.07118)."""
-    return yes_or_no(logits, soft(targets, logits, smoothing)).mean()
+    """Binary cross entropy, mean over images and classes (DeiT III, arXiv:2204.07118)."""
+    return elementwise_bce(logits, soften(targets, logits, smoothing)).mean()
 
 
 def sigmoid(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """bce summed over classes: K times as large, so it needs no larger rate for more classes."""
-    return yes_or_no(logits, soft(targets, logits, smoothing)).sum(dim=-1).mean()
+    """Binary cross entropy summed over classes; the learning rate need not grow with K."""
+    return elementwise_bce(logits, soften(targets, logits, smoothing)).sum(dim=-1).mean()
 
 
 def focal(
@@ -47,17 +47,16 @@ def focal(
     gamma: float = 0.5,
     normalize: bool = True,
 ) -> Tensor:
-    """bce with easy answers weighted down by (1 - p_t)^gamma (arXiv:1708.02002, section 3).
+    """Focal loss: bce weighted by (1 - p_t)^gamma (arXiv:1708.02002, section 3).
 
-    p_t is the probability given to what is true, t p + (1 - t)(1 - p) for a soft t. `alpha` weighs
-    the positive part alone: the paper's alpha' for both is alpha = alpha' / (1 - alpha'), up to a
-    factor. normalize: summed over classes and divided by the images, whose targets have a mass of 1
-    each; else mean over images and classes.
+    p_t = t p + (1 - t)(1 - p), also for a soft target t. alpha weights the positive term only: the
+    paper's alpha' corresponds to alpha = alpha' / (1 - alpha'), up to a factor. normalize: sum over
+    classes and mean over images; else mean over both.
     """
-    targets = soft(targets, logits, smoothing).clamp(0, 1)  # mixing may round to above 1
-    logits = wide(logits)
-    # The logarithm of 1 - p_t: the difference itself is 0 for sure answers, where a power below 1
-    # has an infinite slope.
+    targets = soften(targets, logits, smoothing).clamp(0, 1)  # mixup may round to above 1
+    logits = widen(logits)
+    # log(1 - p_t): 1 - p_t itself rounds to 0 for confident predictions, where a power below 1 has
+    # an infinite slope
     log_miss = torch.logaddexp(
         targets.log() + F.logsigmoid(-logits), (1 - targets).log() + F.logsigmoid(logits)
     )
@@ -69,7 +68,7 @@ def focal(
 
 
 def build_loss(name: str, **own: Any) -> LossFunction:
-    """The loss `name` with its own settings. Raises ValueError for an unknown name."""
+    """Return the loss `name` with its settings. Raises ValueError for an unknown name."""
     if name in NOT_SINGLE_LABEL:
         raise ValueError(
             f"{name} is not a loss of single-label classification (choices: {', '.join(LOSSES)})"
@@ -79,7 +78,7 @@ def build_loss(name: str, **own: Any) -> LossFunction:
 
 
 def check_loss(loss: Any, entry: Entry) -> None:
-    """Raise ValueError unless the loss of two images is a scalar with a gradient."""
+    """Raise ValueError unless the loss returns a scalar with a gradient on two images."""
     own = {a: key.default for a, key in entry.keys.items() if isinstance(key, Key)}
     logits = torch.zeros(2, 3, requires_grad=True)
     for targets in (torch.tensor([0, 2]), torch.full((2, 3), 1 / 3)):
@@ -93,18 +92,18 @@ def check_loss(loss: Any, entry: Entry) -> None:
             raise ValueError(f"loss {entry.name!r} must return a scalar, not a tensor {shape}")
 
 
-def wide(logits: Tensor) -> Tensor:
+def widen(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def soft(targets: Tensor, logits: Tensor, smoothing: float) -> Tensor:
-    """Targets (B, K) in the precision of the loss."""
-    dtype, classes = wide(logits).dtype, logits.shape[-1]
+def soften(targets: Tensor, logits: Tensor, smoothing: float) -> Tensor:
+    """Convert targets to (B, K) in the precision of the loss."""
+    dtype, classes = widen(logits).dtype, logits.shape[-1]
     if targets.is_floating_point():
         return targets.to(dtype)
     return F.one_hot(targets, classes).to(dtype) * (1 - smoothing) + smoothing / classes
 
 
-def yes_or_no(logits: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross entropy of each image and class (B, K)."""
-    return F.binary_cross_entropy_with_logits(wide(logits), targets, reduction="none")
+def elementwise_bce(logits: Tensor, targets: Tensor) -> Tensor:
+    """Compute binary cross entropy per image and class, (B, K)."""
+    return F.binary_cross_entropy_with_logits(widen(logits), targets, reduction="none")

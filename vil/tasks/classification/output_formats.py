@@ -1,61 +1,64 @@
-"""What pictures show, as text: a table for people, JSON and CSV for programs.
+"""Output formats of `vil predict`: a table, JSON, CSV.
 
-Every row of FORMATS takes predictions and the names of the classes and gives the text piece by
-piece: JSON and CSV of a million pictures need no memory.
+Each takes an iterable of predictions and the class names and yields text in chunks; JSON and CSV
+are streamed.
 """
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
+
+from vil.tasks.base import format_json_array
 
 COLUMNS = ("file", "rank", "class", "index", "probability", "error")
 
 
 class Prediction(NamedTuple):
-    """What a picture shows: (class number, probability), the most probable first, or an error."""
+    """(class index, probability) of an image, the most probable first, or an error."""
 
     file: str
     classes: list[tuple[int, float]]
     error: str = ""
 
 
-def as_table(shown: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """A line per class, in columns, all at once: their widths are known at the end."""
+def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
+    """Format a line per class, in aligned columns, after the last image."""
     rows = [("file", "class", "probability")]
-    for file, classes, error in shown:
-        rows += [(file, names[index], f"{share:11.4f}") for index, share in classes]
+    for file, classes, error in predictions:
+        rows += [(file, names[index], f"{probability:11.4f}") for index, probability in classes]
         rows += [(file, "-", f"cannot be read: {error}")] if error else []
-    wide = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    yield from (f"{file:{wide[0]}}  {name:{wide[1]}}  {share}\n" for file, name, share in rows)
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    yield from (f"{file:{widths[0]}}  {name:{widths[1]}}  {last}\n" for file, name, last in rows)
 
 
-def as_json(shown: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """An array, one picture per line."""
-    before = "[\n"
-    for file, classes, error in shown:
-        ranked = [
-            {"class": names[index], "index": index, "probability": share}
-            for index, share in classes
-        ]
-        record = {"file": file, "classes": ranked} | ({"error": error} if error else {})
-        yield before + json.dumps(record)
-        before = ",\n"
-    yield "\n]\n"
+def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
+    """Format an array, one image per line."""
+    return format_json_array(map(partial(to_record, names=names), predictions))
 
 
-def as_csv(shown: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """A header, then a line per class; of a picture that cannot be read the file and the error."""
-    yield _csv(COLUMNS)
-    for file, classes, error in shown:
-        for rank, (index, share) in enumerate(classes, start=1):
-            yield _csv((file, rank, names[index], index, share, ""))
+def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
+    """Convert a prediction to {file, classes: [{class, index, probability}][, error]}."""
+    classes = [
+        {"class": names[index], "index": index, "probability": probability}
+        for index, probability in prediction.classes
+    ]
+    error = {"error": prediction.error} if prediction.error else {}
+    return {"file": prediction.file, "classes": classes, **error}
+
+
+def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
+    """Format a header, then a line per class, or one with the error of an unreadable image."""
+    yield _csv_line(COLUMNS)
+    for file, classes, error in predictions:
+        for rank, (index, probability) in enumerate(classes, start=1):
+            yield _csv_line((file, rank, names[index], index, probability, ""))
         if error:
-            yield _csv((file, "", "", "", "", error))
+            yield _csv_line((file, "", "", "", "", error))
 
 
-def _csv(cells: Iterable) -> str:
+def _csv_line(cells: Iterable) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(cells)
     return line.getvalue()

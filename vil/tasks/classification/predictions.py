@@ -1,72 +1,99 @@
-"""Predictions on a whole test set, image by image, and what stands out in them.
+"""Per-image predictions on a test set, for the run report.
 
-Letters: I images, C classes of the test set, K classes of the model.
+Shapes: I images, C classes of the test set, K classes of the model.
 """
 
 from typing import NamedTuple
 
 import numpy as np
+from torch import nn
 
-SHOWN = 12  # images of a kind
+from vil.engine.distributed import unwrap
+from vil.engine.evaluation import autocast, evaluating
+from vil.tasks.classification.task import ClassificationTask
+from vil.utils.errors import DataError
+
+SHOWN = 12  # images per group of `extremes`
 
 
 class Predictions(NamedTuple):
-    """One entry per image that was evaluated, all (I,).
+    """One entry per evaluated image, all (I,)."""
 
-    indices: the image's number in the test set. targets: its class. predicted: the most probable
-    class of the model. right: whether that is correct. five: whether one of its five best is.
-    probability: of the predicted class. loss: minus the logarithm of that of the true class.
-    judged: whether there is a loss.
-    """
-
-    indices: np.ndarray
-    targets: np.ndarray
-    predicted: np.ndarray
-    right: np.ndarray
-    five: np.ndarray
-    probability: np.ndarray
-    loss: np.ndarray
-    judged: np.ndarray
+    indices: np.ndarray  # the image's number in the test set
+    targets: np.ndarray  # its class
+    predicted: np.ndarray  # the model's most probable class
+    correct: np.ndarray  # bool: a top-1 hit
+    top5: np.ndarray  # bool: a top-5 hit
+    probability: np.ndarray  # of the predicted class
+    loss: np.ndarray  # cross entropy
+    has_loss: np.ndarray  # bool
 
     def metrics(self) -> dict[str, float]:
-        """loss, top1 and top5 in percent, count: as evaluation gives them."""
-        losses = self.loss[self.judged]
+        """Compute loss, top1 and top5 in percent, and count, as evaluation does."""
+        losses = self.loss[self.has_loss]
         return {
             "loss": float(losses.mean(dtype=np.float64)) if len(losses) else np.nan,
-            "top1": 100 * float(self.right.mean()),
-            "top5": 100 * float(self.five.mean()),
+            "top1": 100 * float(self.correct.mean()),
+            "top5": 100 * float(self.top5.mean()),
             "count": len(self.indices),
         }
 
-    def per_class(self, classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Correct predictions and images of each class of the test set, (C,) each."""
-        count = np.bincount(self.targets, minlength=classes)
-        return np.bincount(self.targets[self.right], minlength=classes), count
+    def per_class(self, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Count correct predictions and images of each class of the test set, (C,) each."""
+        targets = self.targets, self.targets[self.correct]
+        count, correct = (np.bincount(x, minlength=num_classes) for x in targets)
+        return correct, count
 
-    def confusion(self, classes: int) -> np.ndarray:
-        """(C, C): images of a class by their prediction. For few classes."""
-        pairs = self.targets * classes + self.predicted
-        return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+    def confusion(self, num_classes: int) -> np.ndarray:
+        """Count the images by (true class, predicted class), (C, C)."""
+        pairs = self.targets * num_classes + self.predicted
+        return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
 
     def mistakes(self, most: int) -> list[tuple[int, int, int]]:
-        """(true class, prediction, images) of the most frequent errors, for any number of
-        classes: no matrix of all pairs.
-        """
-        wrong = np.stack([self.targets[~self.right], self.predicted[~self.right]], axis=1)
+        """List (true class, predicted class, images) of the most frequent errors, without a matrix
+        of all pairs."""
+        wrong = np.stack([self.targets[~self.correct], self.predicted[~self.correct]], axis=1)
         pairs, counts = np.unique(wrong, axis=0, return_counts=True)
         order = np.argsort(-counts, kind="stable")[:most]
         return [(*map(int, pairs[n]), int(counts[n])) for n in order]
 
     def extremes(self, most: int = SHOWN) -> dict[str, np.ndarray]:
-        """Positions in the arrays of what to look at; no image twice."""
-        wrong, right = np.flatnonzero(~self.right), np.flatnonzero(self.right)
-        sure = wrong[np.argsort(-self.probability[wrong], kind="stable")[:most]]
-        others = np.setdiff1d(np.flatnonzero(self.judged), sure)
+        """Select positions in the arrays by {title: positions}; no image is selected twice."""
+        wrong, correct = np.flatnonzero(~self.correct), np.flatnonzero(self.correct)
+        confident = wrong[np.argsort(-self.probability[wrong], kind="stable")[:most]]
+        others = np.setdiff1d(np.flatnonzero(self.has_loss), confident)
         costly = others[np.argsort(-self.loss[others], kind="stable")[:most]]
-        right = np.setdiff1d(right, costly)
-        best = right[np.argsort(self.loss[right], kind="stable")[:most]]
+        correct = np.setdiff1d(correct, costly)
         return {
-            "Most confidently wrong": sure,
+            "Most confidently wrong": confident,
             "Highest loss of the others": costly,
-            "Most confidently right": best,
+            "Most confidently correct": correct[
+                np.argsort(self.loss[correct], kind="stable")[:most]
+            ],
         }
+
+
+def collect_predictions(task: ClassificationTask, model: nn.Module, name: str) -> Predictions:
+    """Predict the images of one test set and score them as `task.evaluate` does.
+
+    Keeps a few bytes per image. Raises DataError if no image can be read.
+    """
+    parts, mapping = [], task.class_mapping.get(name)
+    with evaluating(unwrap(model)) as plain:
+        for batch in task.test_sets[name]:
+            moved = batch.to(task.device, task.memory_format)
+            with autocast(task.device, task.amp_dtype):
+                logits = plain(moved.images)
+                scores = task.score(name, logits, moved.targets)
+            logits = logits.float()
+            if mapping is not None:  # unmapped classes are ignored
+                logits = logits.masked_fill(~mapping.any(dim=1), -float("inf"))
+            probability, predicted = logits.softmax(-1).max(-1)
+            fields = (
+                batch.indices, moved.targets, predicted, scores.top1, scores.top5, probability,
+                scores.losses.float(), scores.has_loss,
+            )  # fmt: skip
+            parts.append([field.cpu().numpy() for field in fields])
+    if not parts:
+        raise DataError("a test set without a readable image cannot be evaluated")
+    return Predictions(*map(np.concatenate, zip(*parts)))

@@ -1,13 +1,11 @@
-"""One class per image: the loss, evaluation by top-1 and top-5 accuracy, and inference.
+"""Classification: the loss, evaluation by top-1 and top-5 accuracy, inference.
 
-Shapes: B images, K classes of the model, C classes of a test set. A batch has `images`
-(B, 3, H, W), `targets`, either classes (B,) int64 or soft targets (B, K) float, `indices`, `epoch`,
-`step` and `to(device, memory_format)`, which returns the same type; it is a dataclass.
+Shapes: B images, K classes of the model, C classes of a test set. A `Batch` has `images`
+(B, 3, H, W) and `targets`, either classes (B,) int64 or soft targets (B, K) float.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +19,7 @@ from vil.engine.loop import Loss, Metric
 from vil.tasks.base import ImageMeta, Task
 from vil.tasks.classification.losses import LossFunction, xentropy
 from vil.tasks.classification.output_formats import FORMATS, Prediction
-from vil.tasks.classification.topk import score_by_class, score_by_mapping
+from vil.tasks.classification.topk import Scores, score_by_class, score_by_mapping
 from vil.utils.errors import DataError
 from vil.utils.lookup import lookup
 
@@ -29,11 +27,10 @@ from vil.utils.lookup import lookup
 class ClassificationTask(Task):
     """Cross entropy or another loss, top-1 and top-5 accuracy.
 
-    mix turns a training batch into one with soft targets (mixup). loss is one of LOSSES.
-    class_mapping {test set: bool (K, C)} says for a test set with C classes of its own which of the
-    model's K classes mean the same. per_class adds to the evaluation a table of correct predictions
-    and images per class of the test set. top: classes of a prediction, None: all. transform: from a
-    PIL image to the tensor (3, H, W) that is classified.
+    loss: one of LOSSES. mix: mixup of a training batch, returns soft targets. per_class: also count
+    correct predictions per class in evaluation. class_mapping: {test set: bool (K, C)}, see
+    `score_by_mapping`. transform: PIL image -> (3, H, W), for inference. top: classes per
+    prediction, None: all.
     """
 
     metric = Metric("top1", label="top-1", unit="%")
@@ -60,12 +57,12 @@ class ClassificationTask(Task):
         self.set_class_mapping(class_mapping or {})
 
     def set_class_mapping(self, class_mapping: Mapping[str, Tensor]) -> None:
-        """Keep the mappings. Raises ValueError for one of the wrong shape or without an entry."""
+        """Set the class mappings. Raises ValueError for a wrong shape or an empty mapping."""
         self.class_mapping = {name: m.to(self.device) for name, m in class_mapping.items()}
         for name, mapping in self.class_mapping.items():
             lookup(self.test_sets, name, "test set with mapped classes")
-            right_type = mapping.dtype == torch.bool and len(mapping) == self.num_classes
-            if not right_type or not mapping.any():
+            fits = mapping.dtype == torch.bool and len(mapping) == self.num_classes
+            if not fits or not mapping.any():
                 raise ValueError(
                     f"the class mapping of {name} must be booleans ({self.num_classes}, C) with at "
                     f"least one true, given {mapping.dtype} {tuple(mapping.shape)} with "
@@ -73,12 +70,12 @@ class ClassificationTask(Task):
                 )
 
     def prepare(self, batch: Batch) -> Batch:
-        """Move the batch to the device and mix it."""
+        """Move the batch to the device and apply mixup."""
         batch = super().prepare(batch)
         return self.mix(batch) if self.mix is not None else batch
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Compute the training loss and top-1 in percent; soft targets are not smoothed again."""
+        """Compute the training loss and top-1 in percent."""
         logits, targets = model(batch.images), batch.targets
         loss = self.criterion(logits, targets, self.label_smoothing)
         if targets.is_floating_point():
@@ -87,28 +84,27 @@ class ClassificationTask(Task):
         return Loss(loss, metrics={"top1": 100 * correct.float().mean()})
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
-        """{loss, top1, top5, count[, per_class]}, accuracies in percent.
+        """Compute {loss, top1, top5, count[, per_class]}, accuracies in percent.
 
-        The loss is plain cross entropy whatever the training loss was, so that runs with and
-        without mixup or smoothing compare, and a mean over images. Integers are counted and one sum
-        of losses is kept, so that the metrics do not depend on batches and ranks.
+        The loss is plain cross entropy, a mean over images, so that runs with and without mixup or
+        smoothing compare. Counts are integers and the losses one float64 sum, so that the metrics
+        do not depend on batch size and ranks.
         """
         mapping = self.class_mapping.get(name)
         num_classes = self.num_classes if mapping is None else mapping.shape[1]
-        score = self.scoring(name)
-        # float64: 50,000 losses add up without error; MPS has none and gets float32
-        wide = torch.float32 if self.device.type == "mps" else torch.float64
+        # MPS has no float64
+        dtype = torch.float32 if self.device.type == "mps" else torch.float64
         integers = dict(dtype=torch.int64, device=self.device)
-        loss_sum = torch.zeros((), dtype=wide, device=self.device)
-        counts = torch.zeros(4, **integers)  # images, top-1, top-5, those with a loss
+        loss_sum = torch.zeros((), dtype=dtype, device=self.device)
+        counts = torch.zeros(4, **integers)  # images, top-1, top-5, images with a loss
         table = torch.zeros(2, num_classes, **integers)
         for batch in iter_in_step(self.test_sets[name], between):
             batch = batch.to(self.device, self.memory_format)
             with autocast(self.device, self.amp_dtype):
-                scores = score(model(batch.images), batch.targets)
-            loss_sum += scores.losses.to(wide).sum()
-            everyone = torch.ones_like(scores.top1)
-            hits = torch.stack([everyone, scores.top1, scores.top5, scores.has_loss]).long()
+                scores = self.score(name, model(batch.images), batch.targets)
+            loss_sum += scores.losses.to(dtype).sum()
+            images = torch.ones_like(scores.top1)
+            hits = torch.stack([images, scores.top1, scores.top5, scores.has_loss]).long()
             counts += hits.sum(dim=-1)
             if self.per_class:
                 table[0].index_add_(0, batch.targets, hits[1])
@@ -127,15 +123,15 @@ class ClassificationTask(Task):
             metrics["per_class"] = {"right": correct_per_class, "count": per_class}
         return metrics
 
-    def scoring(self, name: str) -> Callable[[Tensor, Tensor], Any]:
-        """The function that scores logits (B, K) and targets (B,) of a test set."""
+    def score(self, name: str, logits: Tensor, targets: Tensor) -> Scores:
+        """Score logits (B, K) against targets (B,) of a test set."""
         mapping = self.class_mapping.get(name)
         if mapping is None:
-            return score_by_class
-        return partial(score_by_mapping, class_mapping=mapping)
+            return score_by_class(logits, targets)
+        return score_by_mapping(logits, targets, mapping)
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
-        """How many of each class are correct, if that was counted."""
+        """Format the correct predictions of each class, if counted."""
         table, classes = metrics.get("per_class"), self.test_sets[name].classes
         rows = zip(classes, table["right"], table["count"]) if table else ()
         return [f"  {label:20} {correct}/{count}" for label, correct, count in rows]
@@ -145,7 +141,7 @@ class ClassificationTask(Task):
         return self.transform(image)
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-        """Probabilities (B, K) float32 on the host."""
+        """Compute probabilities (B, K) float32 on the CPU."""
         images = torch.stack(list(inputs)).to(
             self.device, non_blocking=True, memory_format=self.memory_format
         )
@@ -154,8 +150,8 @@ class ClassificationTask(Task):
         return logits.float().softmax(dim=-1).cpu()
 
     def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:
-        """The most probable classes of each image."""
-        # stable: of equally probable classes the first comes first, on every device
+        """Select the most probable classes of each image."""
+        # stable: ties are in the order of classes on every device
         ranked = output.sort(descending=True, stable=True)
         columns = ranked.indices[:, : self.top].tolist(), ranked.values[:, : self.top].tolist()
         return [
@@ -164,5 +160,5 @@ class ClassificationTask(Task):
         ]
 
     def failed(self, name: str, reason: str) -> Prediction:
-        """The prediction of an image that cannot be read."""
+        """Return the prediction for an image that cannot be read."""
         return Prediction(name, [], reason)

@@ -1,19 +1,23 @@
-"""Detection: boxes and masks of objects, trained by the loop that classifiers use.
+"""Detection: boxes and masks of objects, trained by the same loop as classifiers.
 
-build.py            from a config to the task     task.py            losses, evaluation, inference
-data/               COCO annotations, data sets, transforms, batches, checks of a file
+build.py            config -> task                task.py            losses, evaluation, inference
+data/               COCO annotations, datasets, transforms, batches, checks of a file
 models/             backbone, feature pyramid, heads, detectors, their weights
-coco_eval.py        average precision             error_analysis.py  images with most mistakes
+coco_eval.py        average precision             error_analysis.py  images with most errors
 tiled_inference.py  very large images             cost.py            MACs of a detector
-output_formats.py   what `vil predict` prints     visualize.py       boxes and masks as an image
+output_formats.py   formats of `vil predict`      visualize.py       draw boxes and masks
+keys.py             config keys of detectors
 
-Here is what the registry of tasks holds about it.
+ENTRY describes the task to the registry (see `vil/tasks/__init__.py`).
 """
+
+from vil.tasks.detection import keys
 
 ENTRY = dict(
     home="vil.tasks.detection.build:Detection",
     about="boxes, and masks, of objects",
     noun="detector",
+    declares=keys.DECLARED,
     implied_by="DETECTION.MODEL",
     hint="set DETECTION.MODEL, or take one of configs/coco or configs/scenes",
     examples={

@@ -1,10 +1,10 @@
-"""What a detector found in one picture, on the host, with masks that are no larger than needed.
+"""A detector's output for one image, on the CPU, with masks cropped to their boxes.
 
-A detector of torchvision answers with float masks as large as the picture: of 4096 x 4096 pixels a
-hundred of them take 6.7 GB. Here a mask is the part of it around its box, as booleans; it is put
-into a picture one at a time, where it is drawn or encoded.
+torchvision's detectors return float masks of the image's size: a hundred take 6.7 GB for an image
+of 4096 x 4096 pixels. Here a mask is a boolean crop, pasted into an image when it is drawn or
+encoded.
 
-Letters: n detections, H W the picture's size, h w a mask's own.
+Shapes: n detections, H W the image's size, h w a mask's.
 """
 
 from dataclasses import dataclass, replace
@@ -14,70 +14,63 @@ import numpy as np
 import torch
 from torch import Tensor
 
-PROBABLE = 0.5  # a pixel belongs to the object from here on
-MARGIN = 2  # pixels around a box that its mask may reach into: torchvision rounds outwards
+THRESHOLD = 0.5  # probability of a mask's pixels
+MARGIN = 2  # pixels that a mask may exceed its box by: torchvision rounds outwards
 
 
 class Mask(NamedTuple):
-    """The pixels of one object; all others of the picture are none of it."""
+    """The pixels of an object in a crop of its image at (left, top)."""
 
     left: int
     top: int
     pixels: np.ndarray  # (h, w) bool
 
-    def whole(self, size: tuple[int, int]) -> np.ndarray:
-        """The picture's pixels (H, W) uint8."""
-        picture = np.zeros(size, np.uint8)
+    def paste(self, size: tuple[int, int]) -> np.ndarray:
+        """Return the mask in its image, (H, W) uint8."""
+        image = np.zeros(size, np.uint8)
         height, width = self.pixels.shape
-        picture[self.top : self.top + height, self.left : self.left + width] = self.pixels
-        return picture
+        image[self.top : self.top + height, self.left : self.left + width] = self.pixels
+        return image
 
     def runs(self, size: tuple[int, int]) -> list[int]:
-        """The run lengths of the picture's pixels, column after column, zeros first; in the time of
-        this part alone."""
+        """Return COCO run lengths of the mask in its image, at the cost of the crop."""
         height, width = self.pixels.shape
-        columns = np.zeros((width, height + 2), np.int8)  # each between two zeros
+        columns = np.zeros((width, height + 2), np.int8)  # padded by zeros
         columns[:, 1:-1] = self.pixels.T
         changes = np.diff(columns, axis=1)
-        first, end = (
+        start, end = (
             (self.left + column) * size[0] + self.top + row
             for column, row in (np.nonzero(changes == sign) for sign in (1, -1))
         )
-        apart = first[1:] != end[:-1]  # of a mask as high as the picture columns follow each other
-        first, end = first[np.r_[True, apart][: len(first)]], end[np.r_[apart, True][: len(end)]]
-        borders = np.stack([first, end], axis=1).ravel()
+        separate = start[1:] != end[:-1]  # runs of consecutive full columns are joined
+        start = start[np.r_[True, separate][: len(start)]]
+        end = end[np.r_[separate, True][: len(end)]]
+        borders = np.stack([start, end], axis=1).ravel()
         runs = np.diff(np.concatenate([[0], borders, [size[0] * size[1]]])).tolist()
         return runs if runs[-1] else runs[:-1]
 
 
 @dataclass(frozen=True)
 class Detections:
-    """Boxes x1 y1 x2 y2 in pixels, labels from 1, scores; the best first, as detectors give them.
+    """Detections of one image, or its true objects with scores of 1, best first."""
 
-    True objects are Detections with scores of 1.
-    """
-
-    boxes: Tensor  # (n, 4) float32
-    labels: Tensor  # (n,) int64
+    boxes: Tensor  # (n, 4) float32, x1 y1 x2 y2 in pixels
+    labels: Tensor  # (n,) int64, from 1
     scores: Tensor  # (n,) float32
-    masks: list[Mask] | None = None  # of a detector without a mask head
+    masks: list[Mask] | None = None  # None without a mask head
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def pick(self, indices: Tensor) -> "Detections":
-        """Those at the indices (int64), in that order, or those that are True."""
+    def select(self, indices: Tensor) -> "Detections":
+        """Select by indices (int64) or by a boolean mask."""
         if indices.dtype == torch.bool:
             indices = indices.nonzero().flatten()
-        return Detections(
-            self.boxes[indices],
-            self.labels[indices],
-            self.scores[indices],
-            None if self.masks is None else [self.masks[i] for i in indices.tolist()],
-        )
+        masks = None if self.masks is None else [self.masks[i] for i in indices.tolist()]
+        return Detections(self.boxes[indices], self.labels[indices], self.scores[indices], masks)
 
-    def shifted(self, left: int, top: int) -> "Detections":
-        """The same, in a picture that this one is cut out of at (left, top)."""
+    def shift(self, left: int, top: int) -> "Detections":
+        """Move from a crop at (left, top) into the coordinates of its image."""
         masks = self.masks
         if masks is not None:
             masks = [Mask(mask.left + left, mask.top + top, mask.pixels) for mask in masks]
@@ -85,34 +78,31 @@ class Detections:
 
 
 def from_output(output: dict[str, Tensor]) -> Detections:
-    """One picture's answer of a detector in evaluation; masks (n, 1, H, W) are probabilities."""
-    masks = None
-    if "masks" in output:
-        masks = cropped(output["masks"][:, 0] > PROBABLE, output["boxes"])
-    return _on_host(output, output["scores"], masks)
+    """Convert a detector's output; masks (n, 1, H, W) are probabilities."""
+    masks = output["masks"][:, 0] > THRESHOLD if "masks" in output else None
+    return _to_cpu(output, output["scores"], masks)
 
 
 def from_target(target: dict) -> Detections:
-    """The true objects of a picture; masks (n, H, W) are uint8."""
-    masks = cropped(target["masks"] > 0, target["boxes"]) if "masks" in target else None
-    return _on_host(target, torch.ones(len(target["labels"])), masks)
+    """Convert a target; masks (n, H, W) are uint8."""
+    masks = target["masks"] > 0 if "masks" in target else None
+    return _to_cpu(target, torch.ones(len(target["labels"])), masks)
 
 
-def _on_host(found: dict, scores: Tensor, masks: list[Mask] | None) -> Detections:
-    boxes, labels = found["boxes"].float().cpu(), found["labels"].cpu()
-    return Detections(boxes, labels, scores.float().cpu(), masks)
+def _to_cpu(output: dict, scores: Tensor, masks: Tensor | None) -> Detections:
+    crops = None if masks is None else crop_masks(masks, output["boxes"])
+    boxes, labels = output["boxes"].float().cpu(), output["labels"].cpu()
+    return Detections(boxes, labels, scores.float().cpu(), crops)
 
 
-def cropped(masks: Tensor, boxes: Tensor) -> list[Mask]:
-    """The parts of masks (n, H, W) bool around their boxes (n, 4), copied: a view would keep the
-    whole in memory."""
+def crop_masks(masks: Tensor, boxes: Tensor) -> list[Mask]:
+    """Copy the crops of masks (n, H, W) bool around their boxes (n, 4)."""
     height, width = masks.shape[-2:]
     low = (boxes[:, :2].float().cpu().floor().long() - MARGIN).clamp(min=0)
     high = boxes[:, 2:].float().cpu().ceil().long() + MARGIN
     high = torch.minimum(high, torch.tensor([width, height]))
-    low = torch.minimum(low, high)  # a box beyond the picture has an empty mask
-    corners = torch.cat([low, high], dim=1).tolist()
+    low = torch.minimum(low, high)  # a box outside of the image has an empty mask
     return [
         Mask(left, top, mask[top:bottom, left:right].cpu().numpy().copy())
-        for mask, (left, top, right, bottom) in zip(masks, corners)
+        for mask, (left, top, right, bottom) in zip(masks, torch.cat([low, high], dim=1).tolist())
     ]

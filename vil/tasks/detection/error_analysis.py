@@ -1,41 +1,44 @@
-"""The pictures of a test set in which a detector is most wrong, drawn beside their truth.
+"""Draw the images of a test set with most errors beside their ground truth.
 
-A mistake is an object that was not found, or a find that is no object: in the order of their
-scores, those of SURE and more are matched with the objects of their class of which they cover
-enough (IoU), each with one; crowds are neither missed nor found wrongly.
+An error is a missed object or a false positive: COCO's evaluation matches detections with a score
+of MIN_SCORE or more, best first, with objects of their class at an IoU of MIN_IOU, one each. Crowds
+are not missed, and detections inside of them are not false positives.
 """
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
-from torch import Tensor
-from torchvision.ops import box_area, box_iou
+from torchvision.transforms.v2.functional import to_pil_image
 
-from vil.tasks.detection.coco_eval import decoded, truth_of
-from vil.tasks.detection.data.coco_json import as_corners
+from vil.tasks.detection.coco_eval import (
+    decode_rle,
+    load_truth,
+    run_coco_eval,
+    select_results,
+    sort_results,
+)
+from vil.tasks.detection.data.coco_json import parse_boxes
 from vil.tasks.detection.data.datasets import CocoDataset
-from vil.tasks.detection.detections import Detections, cropped, from_target
-from vil.tasks.detection.visualize import beside, draw
+from vil.tasks.detection.detections import Detections, crop_masks, from_target
+from vil.tasks.detection.visualize import draw, stack_side_by_side
 
-SURE = 0.5  # scores from here on count, and are drawn
-ENOUGH = 0.5  # IoU of a find and its object
-TITLES = ("truth", f"found, score {SURE:g} and more")
+MIN_SCORE = MIN_IOU = 0.5
+TITLES = ("truth", f"detections, score {MIN_SCORE:g} and more")
 
 
 def draw_worst(
     dataset: CocoDataset, results: Iterable[dict], count: int, folder: Path, name: str
 ) -> list[Path]:
-    """`<name>-<n>-<image>.png` of the `count` pictures with most mistakes, the worst being the
-    first, those of an earlier call being removed; of equally wrong ones the first of the set. One
-    that cannot be read is left out."""
-    of_image = by_image(row for row in results if row["score"] >= SURE)
-    wrong = mistakes(truth_of(dataset.annotations, "bbox"), of_image)
+    """Write `<name>-<n>-<image>.png` of the `count` images with most errors, in descending order,
+    and remove those of an earlier call. Unreadable images are skipped."""
+    rows = [row for row in results if row["score"] >= MIN_SCORE]
+    truth = load_truth(dataset.annotations, "bbox")
+    errors = count_errors(truth, select_results(sort_results(rows), "bbox"))
     ids = dataset.image_ids.tolist()
-    worst = sorted(range(len(ids)), key=lambda index: -wrong[ids[index]])[:count]
+    worst = sorted(range(len(ids)), key=lambda index: -errors[ids[index]])[:count]
     folder.mkdir(exist_ok=True)
     for old in folder.glob(f"{name}-*.png"):
         old.unlink()
@@ -43,77 +46,36 @@ def draw_worst(
     for number, index in enumerate(worst, start=1):
         try:
             image, target = dataset[index]
-        except OSError:  # the loader has told of it
+        except OSError:  # reported by the loader
             continue
-        picture = Image.fromarray(image.permute(1, 2, 0).numpy())
-        found = from_rows(of_image[ids[index]], dataset.category_ids)
+        file = f"{name}-{number:0{len(str(count))}}-{Path(dataset.sample_name(index)).stem}.png"
+        found = [row for row in rows if row["image_id"] == ids[index]]
+        detections = from_results(found, dataset.category_ids)
+        image = to_pil_image(image)
         pair = (
-            draw(picture, from_target(target), dataset.classes, scores=False),
-            draw(picture, found, dataset.classes),
+            draw(image, from_target(target), dataset.classes, scores=False),
+            draw(image, detections, dataset.classes),
         )
-        stem = Path(dataset.sample_name(index)).stem
-        written.append(folder / f"{name}-{number:0{len(str(count))}}-{stem}.png")
-        beside(*pair, TITLES).save(written[-1])
+        written.append(folder / file)
+        stack_side_by_side(*pair, TITLES).save(written[-1])
     return written
 
 
-def by_image(rows: Iterable[dict]) -> dict[int, list[dict]]:
-    """{image id: its rows}, empty for others."""
-    found = defaultdict(list)
-    for row in rows:
-        found[row["image_id"]].append(row)
-    return found
+def count_errors(truth: dict[str, Any], rows: list[dict]) -> Counter[int]:
+    """Count the errors of each image id, given `load_truth` and sorted results."""
+    limits = dict(iouThrs=[MIN_IOU], areaRng=[[0, 1e10]], maxDets=[max(len(rows), 1)])
+    matches = run_coco_eval(truth, rows, "bbox", **limits)
+    missed = [row for row in matches.cocoGt.anns.values() if row.get("fn") and not row["iscrowd"]]
+    wrong = [row for row in matches.cocoDt.anns.values() if row.get("fp")]
+    return Counter(row["image_id"] for row in missed + wrong)
 
 
-def mistakes(truth: dict[str, Any], found: dict[int, list[dict]]) -> dict[int, int]:
-    """{image id: mistakes} of every image of the set; the best find of an image comes first."""
-    objects = by_image(truth["annotations"])
-    return {row["id"]: mistakes_in(objects[row["id"]], found[row["id"]]) for row in truth["images"]}
-
-
-def mistakes_in(objects: list[dict], found: list[dict]) -> int:
-    """Those of one image."""
-    single = [row for row in objects if not row["iscrowd"]]
-    crowds = [row for row in objects if row["iscrowd"]]
-    alike = box_iou(corners(found), corners(single)) * same_class(found, single)
-    within = covered(corners(found), corners(crowds)) * same_class(found, crowds)
-    missed, wrong = len(single), 0
-    for overlaps, in_crowds in zip(alike, within):
-        if len(single) and overlaps.max() >= ENOUGH:
-            alike[:, overlaps.argmax()] = 0  # each object once
-            missed -= 1
-        else:
-            wrong += not (len(crowds) and in_crowds.max() >= ENOUGH)
-    return missed + wrong
-
-
-def corners(rows: list[dict]) -> Tensor:
-    """(n, 4) float32."""
-    return torch.from_numpy(as_corners([row["bbox"] for row in rows]))
-
-
-def same_class(found: list[dict], objects: list[dict]) -> Tensor:
-    """(n, m) bool."""
-    ours, theirs = (
-        torch.tensor([row["category_id"] for row in rows], dtype=torch.long)
-        for rows in (found, objects)
-    )
-    return ours[:, None] == theirs
-
-
-def covered(found: Tensor, crowds: Tensor) -> Tensor:
-    """(n, m): the part of each find that lies in each crowd, as COCO measures it."""
-    low = torch.maximum(found[:, None, :2], crowds[:, :2])
-    high = torch.minimum(found[:, None, 2:], crowds[:, 2:])
-    return (high - low).clamp(min=0).prod(dim=2) / box_area(found)[:, None].clamp(min=1e-6)
-
-
-def from_rows(rows: list[dict], category_ids: list[int]) -> Detections:
-    """What `to_results` made of one picture's detections, back from it."""
-    boxes, masks = corners(rows), None
+def from_results(rows: list[dict], category_ids: list[int]) -> Detections:
+    """Convert one image's rows of `to_results` back to detections."""
+    boxes, masks = torch.from_numpy(parse_boxes([row["bbox"] for row in rows])), None
     if rows and "segmentation" in rows[0]:
-        whole = [torch.from_numpy(decoded(row["segmentation"])) > 0 for row in rows]
-        masks = cropped(torch.stack(whole), boxes)
+        pixels = [torch.from_numpy(decode_rle(row["segmentation"])) > 0 for row in rows]
+        masks = crop_masks(torch.stack(pixels), boxes)
     labels = [category_ids.index(row["category_id"]) + 1 for row in rows]
     scores = torch.tensor([row["score"] for row in rows])
     return Detections(boxes, torch.tensor(labels, dtype=torch.long), scores, masks)

@@ -22,12 +22,11 @@ from vil.ops.backends.triton.forward import (
     NOTHING,
     SIZES,
     bias_and_mask,
-    chunk_size,
     chunk_tokens,
     corner,
     exponential,
     global_scores,
-    program,
+    own_chunk,
     read,
     real_size,
     rect_tokens,
@@ -70,9 +69,7 @@ def query_kernel(
     Q: tl.constexpr, K: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
     """dq and DELTA (B, N, L) of one block of queries, with the loops of the forward kernel."""
-    image, head, chunk, part = program(parts, tl.cdiv(X, w) * tl.cdiv(Y, w), N)
-    x0, y0 = corner(chunk, w, Y)
-    height, width = chunk_size(x0, y0, w, X, Y)
+    image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
     if part * Q >= height * width:
         return
     row, col, exists = chunk_tokens(part * Q, height * width, width, x0, y0, Q)
@@ -135,9 +132,7 @@ def key_kernel(
     RECTS are mirrored: the chunks that have this one at one of their offsets. Padding has zero
     gradients.
     """
-    image, head, chunk, part = program(parts, tl.cdiv(X, w) * tl.cdiv(Y, w), N)
-    x0, y0 = corner(chunk, w, Y)
-    height, width = chunk_size(x0, y0, w, X, Y)
+    image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
     if part * K >= height * width:
         return
     key_row, key_col, exists = chunk_tokens(part * K, height * width, width, x0, y0, K)
@@ -178,7 +173,7 @@ def key_kernel(
     write(dv, image, head, G + key, exists, dvalues, D, D_PAD)
 
 
-@triton.jit(do_not_specialize=["splits", "N", "L", "G"])
+@triton.jit(do_not_specialize=SIZES)
 def global_kernel(
     q, k, v, dout, dk, dv, LSE, DELTA, TO_GLOBAL, DBIAS,
     splits, N, L, G, scale,
@@ -225,22 +220,7 @@ def global_kernel(
         tl.store(DBIAS + number.to(tl.int64) * G + lane, dbias, mask=lane < G)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "part",
-        "top",
-        "left",
-        "width",
-        "cells",
-        "splits",
-        "B",
-        "N",
-        "X",
-        "Y",
-        "w",
-        "G",
-    ]
-)
+@triton.jit(do_not_specialize=SIZES)
 def tile_kernel(
     q, k, v, dout, LSE, DELTA, TABLE, VALID_HW, TILE,
     part, top, left, width, cells, splits, B, N, X, Y, w, G, scale,
@@ -291,9 +271,7 @@ def tile_kernel(
     tl.store(TILE + line[:, None] * cells + cell[None, :], acc, mask=in_cells[None, :])
 
 
-@triton.jit(
-    do_not_specialize=["part", "top", "left", "height", "width", "cells", "splits", "N", "w"]
-)
+@triton.jit(do_not_specialize=SIZES)
 def table_kernel(
     TILE, DTABLE, part, top, left, height, width, cells, splits, N, w,
     Q: tl.constexpr, LINES: tl.constexpr, ENTRIES: tl.constexpr,

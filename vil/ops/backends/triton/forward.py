@@ -19,20 +19,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 NOTHING = tl.constexpr(float("-inf"))
 # sizes that vary between images: kernels do not specialize on them
-SIZES = ["num_rects", "N", "X", "Y", "w", "G", "parts"]
-
-
-@triton.jit
-def program(parts, chunks, N):
-    """(image, head, chunk, part) of this program.
-
-    Consecutive programs are neighbors in the grid, so that they share keys in the cache.
-    """
-    number = tl.program_id(0)
-    part = number % parts
-    chunk = number // parts % chunks
-    head = number // (parts * chunks) % N
-    return number // (parts * chunks * N), head, chunk, part
+SIZES = ["num_rects", "B", "N", "L", "X", "Y", "w", "G", "part", "parts", "splits"]
+SIZES += ["top", "left", "height", "width", "cells"]
 
 
 @triton.jit
@@ -80,9 +68,16 @@ def corner(chunk, w, Y):
 
 
 @triton.jit
-def chunk_size(x0, y0, w, X, Y):
-    """Rows and columns of a chunk; fewer than w at the end of the grid."""
-    return tl.minimum(w, X - x0), tl.minimum(w, Y - y0)
+def own_chunk(parts, N, X, Y, w):
+    """(image, head, part) of this program; first row and column, rows and columns of its chunk.
+
+    Consecutive programs are neighbors in the grid, so that they share keys in the cache. Chunks at
+    the end of the grid have fewer rows or columns than w.
+    """
+    number, chunks = tl.program_id(0), tl.cdiv(X, w) * tl.cdiv(Y, w)
+    x0, y0 = corner(number // parts % chunks, w, Y)
+    image, head = number // (parts * chunks * N), number // (parts * chunks) % N
+    return image, head, number % parts, x0, y0, tl.minimum(w, X - x0), tl.minimum(w, Y - y0)
 
 
 @triton.jit
@@ -209,9 +204,7 @@ def forward_kernel(
 
     K_GLOBAL: the number of global keys, padded for tl.dot; 0 for none.
     """
-    image, head, chunk, part = program(parts, tl.cdiv(X, w) * tl.cdiv(Y, w), N)
-    x0, y0 = corner(chunk, w, Y)
-    height, width = chunk_size(x0, y0, w, X, Y)
+    image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
     if part * Q >= height * width:  # the last chunks are smaller: this block has no query
         return
     row, col, exists = chunk_tokens(part * Q, height * width, width, x0, y0, Q)

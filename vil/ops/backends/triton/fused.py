@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from vil.ops.attention_case import Case
-from vil.ops.call_spec import CallSpec
+from vil.ops.call import Call
 from vil.ops.window import Window
 
 HEAD_DIMS = (16, 128)
@@ -119,23 +119,17 @@ def kernels() -> SimpleNamespace:
     return SimpleNamespace(**(vars(forward) | vars(backward)))
 
 
-class Call:
+class Launcher:
     """The arguments shared by all kernels of a call: sizes, float32 biases, launch parameters."""
 
-    def __init__(
-        self,
-        q: Tensor,
-        table: Tensor | None,
-        to_global: Tensor | None,
-        valid_hw: Tensor | None,
-        spec: CallSpec,
-    ) -> None:
-        self.window, self.scale, self.num_global = spec.window, spec.scale, spec.num_global
+    def __init__(self, call: Call) -> None:
+        q, valid_hw = call.q, call.valid_hw
+        self.window, self.scale, self.num_global = call.window, call.scale, call.num_global
         self.images, self.heads, self.length, self.channels = q.shape
         self.device, self.bytes = q.device, q.numel() * q.itemsize
         self.table, self.to_global = (
             None if bias is None or not bias.numel() else bias.float().contiguous()
-            for bias in (table, to_global)
+            for bias in call.bias
         )
         self.valid_hw = (
             None if valid_hw is None else valid_hw.to(q.device, torch.int64).contiguous()
@@ -176,61 +170,42 @@ class Call:
         )  # fmt: skip
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    to_global: Tensor | None,
-    valid_hw: Tensor | None,
-    spec: CallSpec,
-) -> tuple[Tensor, Tensor]:
+def forward(call: Call) -> tuple[Tensor, Tensor]:
     """See `vil.ops.custom_op`."""
-    call = Call(q, table, to_global, valid_hw, spec)
+    q, launcher = call.q, Launcher(call)
     out = torch.empty_like(q)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     with torch.cuda.device_of(q):
-        call.by_chunk(
+        launcher.by_chunk(
             kernels().forward_kernel, "forward", "queries",
-            *map(Tokens.of, (q, k, v, out)), lse, call.table, call.to_global, call.valid_hw,
-            K_GLOBAL=call.global_block,
+            *map(Tokens.of, (q, call.k, call.v, out)), lse,
+            launcher.table, launcher.to_global, launcher.valid_hw, K_GLOBAL=launcher.global_block,
         )  # fmt: skip
     return out, lse
 
 
 def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    to_global: Tensor | None,
-    valid_hw: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    spec: CallSpec,
+    call: Call, out: Tensor, lse: Tensor, dout: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """See `vil.ops.custom_op`."""
-    call = Call(q, table, to_global, valid_hw, spec)
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    launcher, (table, to_global) = Launcher(call), call.bias
+    dq, dk, dv = (torch.empty_like(x) for x in call[:3])
     lse, delta = lse.contiguous(), torch.empty_like(lse, memory_format=torch.contiguous_format)
-    inputs = [Tokens.of(x) for x in (q, k, v)]
-    grads = Tokens.of(dout)
-    with torch.cuda.device_of(q):
-        call.by_chunk(
+    inputs, grads = [Tokens.of(x) for x in call[:3]], Tokens.of(dout)
+    with torch.cuda.device_of(dq):
+        launcher.by_chunk(
             kernels().query_kernel, "backward", "queries",
             *inputs, Tokens.of(out), grads, Tokens.of(dq), lse, delta,
-            call.table, call.to_global, call.valid_hw, K_GLOBAL=call.global_block,
+            launcher.table, launcher.to_global, launcher.valid_hw, K_GLOBAL=launcher.global_block,
         )  # fmt: skip
-        call.by_chunk(
+        launcher.by_chunk(
             kernels().key_kernel, "backward", "keys",
-            *inputs, grads, Tokens.of(dk), Tokens.of(dv), lse, delta, call.table, call.valid_hw,
+            *inputs, grads, Tokens.of(dk), Tokens.of(dv), lse, delta,
+            launcher.table, launcher.valid_hw,
         )  # fmt: skip
         rest = (*inputs, grads, lse, delta)
-        dto_global = global_gradients(call, rest, dk, dv) if spec.num_global else None
-        dtable = None if table is None else table_gradient(call, rest)
-    if table is not None:
-        dtable = dtable.to(table.dtype)
+        dto_global = global_gradients(launcher, rest, dk, dv) if call.num_global else None
+        dtable = None if table is None else table_gradient(launcher, rest).to(table.dtype)
     if to_global is not None:  # without global tokens it has no elements
         dto_global = (
             torch.empty_like(to_global) if dto_global is None else dto_global.to(to_global.dtype)
@@ -238,47 +213,48 @@ def backward(
     return dq, dk, dv, dtable, dto_global
 
 
-def global_gradients(call: Call, tensors: tuple, dk: Tensor, dv: Tensor) -> Tensor | None:
+def global_gradients(launcher: Launcher, tensors: tuple, dk: Tensor, dv: Tensor) -> Tensor | None:
     """Write dk and dv of the global keys. Returns the gradient of their bias (N, G)."""
     q, k, v, dout, lse, delta = tensors
-    options = call.options("backward", "keys")
-    groups = max(1, call.images * call.heads)
-    fit = PROGRAMS // 2 * 16 // (call.global_block * groups)  # fewer if the parts are large
-    splits = max(1, min(fit, -(-call.length // options.pop("K"))))
-    lead = (call.images, call.heads)
+    options = launcher.options("backward", "keys")
+    groups = max(1, launcher.images * launcher.heads)
+    fit = PROGRAMS // 2 * 16 // (launcher.global_block * groups)  # fewer if the parts are large
+    splits = max(1, min(fit, -(-launcher.length // options.pop("K"))))
+    lead = (launcher.images, launcher.heads)
     parts = [
-        lse.new_empty(*lead, splits * call.num_global, call.channels) for _ in range(2)
+        lse.new_empty(*lead, splits * launcher.num_global, launcher.channels) for _ in range(2)
     ]  # of dk, dv
-    bias = None if call.to_global is None else lse.new_empty(*lead, splits, call.num_global)
-    kernels().global_kernel[(call.images * call.heads * splits,)](
-        q, k, v, dout, *map(Tokens.of, parts), lse, delta, call.to_global, bias,
-        splits, call.heads, call.length, call.num_global, call.scale,
-        K_GLOBAL=call.global_block, **options,
+    bias = None if launcher.to_global is None else lse.new_empty(*lead, splits, launcher.num_global)
+    kernels().global_kernel[(launcher.images * launcher.heads * splits,)](
+        q, k, v, dout, *map(Tokens.of, parts), lse, delta, launcher.to_global, bias,
+        splits, launcher.heads, launcher.length, launcher.num_global, launcher.scale,
+        K_GLOBAL=launcher.global_block, **options,
     )  # fmt: skip
     for grad, part in zip((dk, dv), parts):
-        grad[:, :, : call.num_global] = part.unflatten(2, (splits, -1)).sum(2)
+        grad[:, :, : launcher.num_global] = part.unflatten(2, (splits, -1)).sum(2)
     return None if bias is None else bias.sum((0, 2))
 
 
-def table_gradient(call: Call, tensors: tuple) -> Tensor:
+def table_gradient(launcher: Launcher, tensors: tuple) -> Tensor:
     """(N, (4w-1)**2) float32, summed through tiles (queries of a chunk, keys of a rectangle)."""
-    window, heads = call.window, call.heads
-    options = call.options("backward", "queries")
+    window, heads = launcher.window, launcher.heads
+    options = launcher.options("backward", "queries")
     side = 4 * window.size - 1
-    items = call.images * window.chunks[0] * window.chunks[1]
-    sums = torch.zeros(heads, side * side, device=call.device)
+    items = launcher.images * window.chunks[0] * window.chunks[1]
+    sums = torch.zeros(heads, side * side, device=launcher.device)
     for rect in rectangles(window):
         cells, (top, _, left, right) = area(rect), rect
         blocks = heads * -(-cells // options["K"])
         tile_bytes = 4 * heads * options["Q"] * cells
-        fit = 8 * call.bytes // TILE_SHARE // tile_bytes  # q, k, v, out and their gradients
+        fit = 8 * launcher.bytes // TILE_SHARE // tile_bytes  # q, k, v, out and their gradients
         splits = max(1, min(PROGRAMS // blocks, fit, items))
         tile = sums.new_empty(splits, heads, options["Q"], cells)
         for part in range(-(-window.tile // options["Q"])):
             kernels().tile_kernel[(blocks * splits,)](
-                *tensors, call.table, call.valid_hw, tile,
+                *tensors, launcher.table, launcher.valid_hw, tile,
                 part, top, left, right - left, cells, splits,
-                call.images, heads, *window.grid, window.size, call.num_global, call.scale,
+                launcher.images, heads, *window.grid, window.size, launcher.num_global,
+                launcher.scale,
                 MASK=int(window.mask), **options,
             )  # fmt: skip
             kernels().table_kernel[(heads * -(-side * side // ENTRIES),)](

@@ -1,1 +1,1 @@
-"""Detection data: COCO annotations, batches, transforms."""
+"""Detection data: COCO annotations, datasets, transforms, batches."""

@@ -1,38 +1,48 @@
-"""Segmentations as COCO's format has them: checked once, kept in few buffers, drawn as bitmaps.
+"""COCO segmentations: parsed once, kept in a few buffers, decoded to bitmaps.
 
-A segmentation is a list of polygons [x, y, x, y, ...] in pixels, or run lengths {size: [h, w],
-counts} as numbers or as a string (vil/data/rle.py). Each polygon, and each RLE, is a piece here.
+A segmentation is a list of polygons [x, y, x, y, ...] in pixels, or an RLE {size: [h, w], counts}
+with counts as numbers or as a string (vil/data/rle.py). Each polygon or RLE is called a piece.
 """
 
 from array import array
 from collections.abc import Iterable
+from types import ModuleType
 
 import numpy as np
 
 from vil.data.rle import decompress_runs, runs_to_mask
 from vil.utils.errors import DataError
 
-# Drawing takes time and memory in proportion to a polygon's length, and an RLE's to its size: what
-# lies or reaches further is a mistake that would fill the memory.
-FARTHEST = 100_000.0  # pixels
-LARGEST = 1 << 28  # pixels
+# Limits against mistakes in a file that would fill the memory when drawn.
+MAX_COORDINATE = 100_000.0  # pixels
+MAX_PIXELS = 1 << 28
 POLYGON = (0, 0)
 Piece = tuple[tuple[int, int], bytes]  # the size of an RLE, or POLYGON; its runs or coordinates
 
 
-class Segmentations:
-    """M segmentations, each any number of pieces, in buffers whose pages forked workers share.
+def import_faster_coco_eval() -> ModuleType:
+    """Import faster_coco_eval and its masks. Raises DataError if it is not installed."""
+    try:
+        import faster_coco_eval
+        import faster_coco_eval.core.mask
+    except ImportError as error:
+        raise DataError("detection needs faster-coco-eval: pip install 'vil[detection]'") from error
+    return faster_coco_eval
 
-    `usable` (M,) says which have a piece: a polygon of three points or more, or a whole RLE.
+
+class Segmentations:
+    """M segmentations of any number of pieces, in buffers whose pages forked workers share.
+
+    `usable` (M,) bool: which have a piece, a polygon of at least three points or a complete RLE.
     """
 
     def __init__(self, values: Iterable[object]):
-        """The values as they come out of the JSON; no content of theirs is an error."""
+        """values: as read from JSON; invalid ones are not usable."""
         data, ends, sizes, counts = bytearray(), array("q"), array("q"), array("q")
         for value in values:
-            found = pieces(value)
-            counts.append(len(found))
-            for size, content in found:
+            pieces = parse_segmentation(value)
+            counts.append(len(pieces))
+            for size, content in pieces:
                 data += content
                 ends.append(len(data))
                 sizes.extend(size)
@@ -43,7 +53,7 @@ class Segmentations:
         self.usable = np.diff(self.last) > 0
 
     def bitmap(self, index: int, height: int, width: int) -> np.ndarray:
-        """One of them (height, width) uint8, 0 or 1; an RLE of another size is cut or padded."""
+        """Decode one, (height, width) uint8; an RLE of another size is cropped or padded."""
         bitmap, polygons = np.zeros((height, width), np.uint8), []
         for piece in range(self.last[index], self.last[index + 1]):
             content = self.data[self.ends[piece] : self.ends[piece + 1]]
@@ -51,56 +61,47 @@ class Segmentations:
             if (h, w) == POLYGON:
                 polygons.append(content.view(np.float64).tolist())
             else:
-                drawn = runs_to_mask(content.view(np.uint32), h, w)[:height, :width]
-                bitmap[: drawn.shape[0], : drawn.shape[1]] |= drawn
-        return bitmap | polygon_bitmap(polygons, height, width) if polygons else bitmap
+                mask = runs_to_mask(content.view(np.uint32), h, w)[:height, :width]
+                bitmap[: mask.shape[0], : mask.shape[1]] |= mask
+        if polygons:
+            mask = import_faster_coco_eval().core.mask
+            bitmap |= mask.decode(mask.merge(mask.frPyObjects(polygons, height, width)))
+        return bitmap
 
 
-def pieces(value: object) -> list[Piece]:
-    """What of a segmentation can be drawn, which may be nothing."""
-    found = [runs_piece(value)] if isinstance(value, dict) else []
+def parse_segmentation(value: object) -> list[Piece]:
+    """Return the valid pieces of a segmentation."""
+    pieces = [parse_rle(value)] if isinstance(value, dict) else []
     if isinstance(value, list):
-        found = [polygon_piece(polygon) for polygon in value]
-    return [piece for piece in found if piece is not None]
+        pieces = [parse_polygon(polygon) for polygon in value]
+    return [piece for piece in pieces if piece is not None]
 
 
-def polygon_piece(polygon: object) -> Piece | None:
-    """Three points or more, no odd number left over, none out of reach."""
+def parse_polygon(polygon: object) -> Piece | None:
+    """Accept a list of three points or more, within MAX_COORDINATE."""
     try:
         numbers = array("d", polygon)
     except (TypeError, ValueError, OverflowError):
         return None
     if len(numbers) < 6 or len(numbers) % 2 or not isinstance(polygon, list):
         return None
-    if not -FARTHEST < min(numbers) <= max(numbers) < FARTHEST:
+    if not -MAX_COORDINATE < min(numbers) <= max(numbers) < MAX_COORDINATE:
         return None
     return POLYGON, numbers.tobytes()
 
 
-def runs_piece(value: dict) -> Piece | None:
-    """Runs that add up to the size that it names."""
+def parse_rle(value: dict) -> Piece | None:
+    """Accept runs that add up to the stated size."""
     try:
-        height, width = value["size"]
-        counts = value["counts"]
+        (height, width), counts = value["size"], value["counts"]
         runs = (
             decompress_runs(counts.encode("ascii"))
             if isinstance(counts, str)
             else np.array(counts, np.int64).reshape(-1)
         )
-        whole = min(height, width) > 0 and runs.sum() == height * width <= LARGEST
+        complete = min(height, width) > 0 and runs.sum() == height * width <= MAX_PIXELS
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    if not whole or runs.min() < 0 or not isinstance(height * width, int):
+    if not complete or runs.min() < 0 or not isinstance(height * width, int):
         return None
     return (height, width), runs.astype(np.uint32).tobytes()
-
-
-def polygon_bitmap(polygons: list[list[float]], height: int, width: int) -> np.ndarray:
-    """The pixels (height, width) uint8 inside of any of them, as COCO's own tools draw them."""
-    try:
-        from faster_coco_eval.core import mask
-    except ImportError as error:
-        raise DataError(
-            "polygons are drawn by faster-coco-eval: pip install 'vil[detection]'"
-        ) from error
-    return mask.decode(mask.merge(mask.frPyObjects(polygons, height, width)))

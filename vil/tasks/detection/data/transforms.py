@@ -1,7 +1,6 @@
-"""What a training picture goes through, with its boxes and masks. Evaluation has no transform: the
-detector itself resizes.
+"""Training transforms of images with boxes and masks; in evaluation the detector resizes.
 
-Pictures are uint8 tensors (3, H, W); targets are those of `vil/tasks/detection/data/batch.py`.
+Images are uint8 tensors (3, H, W), see `DetectionBatch` for targets.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,40 +14,34 @@ from torchvision.transforms import v2
 from vil.tasks.detection.data.batch import Target
 from vil.tasks.detection.data.coco_json import MIN_SIDE
 
-# Around pictures smaller than the crop of large-scale jitter: ImageNet's mean, which is 0 once it
-# has been subtracted.
+# Around images smaller than the crop of large-scale jitter: ImageNet's mean, 0 once normalized.
 PADDING = [124, 116, 104]
 
 
-class _NotTooSmall:
-    """A very long picture may not shrink to a side of no pixels, nor any to a single pixel, which
-    torch's antialiased resizing of uint8 cannot write."""
+class _AtLeastTwoPixels:
+    """Keep sides at 2 pixels or more: torch cannot resize uint8 with antialiasing to less."""
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        """The size (height, width) to resize to."""
+        """Return the size (height, width) to resize to."""
         return {"size": tuple(max(side, 2) for side in super().make_params(flat_inputs)["size"])}
 
 
-class ShortestSize(_NotTooSmall, v2.RandomShortestSize):
-    """The shorter side becomes one of `min_size`, the longer one `max_size` at most."""
+class ShortestSize(_AtLeastTwoPixels, v2.RandomShortestSize):
+    """Resize the shorter side to one of `min_size`, the longer one to at most `max_size`."""
 
 
-class ScaleJitter(_NotTooSmall, v2.ScaleJitter):
-    """A random factor of the size that fits `target_size`."""
+class ScaleJitter(_AtLeastTwoPixels, v2.ScaleJitter):
+    """Resize by a random factor of the size that fits `target_size`."""
 
 
 def train_transform(
-    *,
-    sizes: Sequence[int],
-    max_size: int,
-    flip: float = 0.5,
-    jitter: Sequence[float] = (),
+    *, sizes: Sequence[int], max_size: int, flip: float = 0.5, jitter: Sequence[float] = ()
 ) -> Callable[[Tensor, Target], tuple[Tensor, Target]]:
-    """Resize so that the shorter side is one of `sizes`, drawn, and the longer one max_size at
-    most; flip horizontally with probability `flip`.
+    """Build the resizing and horizontal flipping of images and targets.
 
-    jitter (low, high) instead of `sizes`: large-scale jitter (Ghiasi et al., arXiv:2012.07177), a
-    factor between them of the size that fits max_size x max_size, and a crop or padding to that.
+    sizes: of the shorter side, sampled. max_size: of the longer side. flip: probability. jitter:
+    (low, high) replaces `sizes` by large-scale jitter (Ghiasi et al., arXiv:2012.07177): a factor
+    between them of the size that fits max_size x max_size, cropped or padded to that.
     """
     if jitter:
         square, fill = (max_size, max_size), {tv_tensors.Image: PADDING, "others": 0}
@@ -56,34 +49,26 @@ def train_transform(
         resize = [ScaleJitter(square, tuple(jitter)), crop]
     else:
         resize = [ShortestSize(list(sizes), max_size)]
-    chain = v2.Compose([*resize, v2.RandomHorizontalFlip(flip)])
+    compose = v2.Compose([*resize, v2.RandomHorizontalFlip(flip)])
 
     def transform(image: Tensor, target: Target) -> tuple[Tensor, Target]:
-        image, target = chain(tv_tensors.Image(image), as_tv_tensors(image, target))
+        size = tuple(image.shape[-2:])
+        boxes = tv_tensors.BoundingBoxes(target["boxes"], format="XYXY", canvas_size=size)
+        masks = {"masks": tv_tensors.Mask(target["masks"])} if "masks" in target else {}
+        image, target = compose(tv_tensors.Image(image), {**target, "boxes": boxes, **masks})
         plain = {
             key: value.as_subclass(Tensor) if isinstance(value, Tensor) else value
             for key, value in target.items()
         }
-        return image.as_subclass(Tensor), clipped(plain, image.shape[-2:], cropped=bool(jitter))
+        return image.as_subclass(Tensor), clip_boxes(plain, image.shape[-2:], cropped=bool(jitter))
 
     return transform
 
 
-def as_tv_tensors(image: Tensor, target: Target) -> Target:
-    """The target with types that torchvision's transforms know."""
-    boxes = tv_tensors.BoundingBoxes(
-        target["boxes"], format="XYXY", canvas_size=tuple(image.shape[-2:])
-    )
-    typed = {**target, "boxes": boxes}
-    if "masks" in target:
-        typed["masks"] = tv_tensors.Mask(target["masks"])
-    return typed
+def clip_boxes(target: Target, size: Sequence[int], *, cropped: bool = False) -> Target:
+    """Clip boxes to an image of size (H, W); drop objects with a side below MIN_SIDE.
 
-
-def clipped(target: Target, size: Sequence[int], *, cropped: bool = False) -> Target:
-    """The target with boxes cut at the border of a picture of size (H, W), without the objects of
-    which less than MIN_SIDE is left; after a crop, also without those that have no pixel left of
-    their mask: the box of an L can be there when the L is not.
+    cropped: also drop objects without a pixel of their mask, whose box may remain after a crop.
     """
     height, width = size
     boxes = target["boxes"]
@@ -91,7 +76,7 @@ def clipped(target: Target, size: Sequence[int], *, cropped: bool = False) -> Ta
     boxes = boxes.clamp(min=0).minimum(limits)
     keep = (boxes[:, 2:] - boxes[:, :2] >= MIN_SIDE).all(dim=1)
     if cropped and "masks" in target:
-        keep &= target["masks"].flatten(1).any(dim=1).bool()  # of uint8 it is uint8
+        keep &= target["masks"].flatten(1).any(dim=1).bool()  # any() of uint8 returns uint8
     return {
         key: value[keep] if isinstance(value, Tensor) else value
         for key, value in {**target, "boxes": boxes}.items()

@@ -1,7 +1,7 @@
 """Anchors at known strides.
 
-torchvision divides an image's side by a map's, which is not the stride where a level was halved
-from an odd number of cells, nor where padding was cut off.
+torchvision computes strides as image size / map size, which is wrong for a level halved from an odd
+number of cells, and for levels cropped to an image without padding.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from torchvision.models.detection.image_list import ImageList
 
 
 class Anchors(AnchorGenerator):
-    """Boxes around the corners of each level's cells, at multiples of its stride.
+    """Anchors at multiples of each level's stride.
 
-    sides: of a level's square anchor in pixels, finest level first; octaves: sizes per level, from
-    side to (below) twice as large; ratios: height over width.
+    sides: of a level's square anchor in pixels, finest level first. octaves: sizes per level, from
+    side to below 2 * side. ratios: height / width.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Anchors(AnchorGenerator):
         self.strides = list(strides)
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        """(A, 4) float32 for each image, finest level first; the same for all of a batch."""
+        """Return anchors (A, 4) float32 per image, finest level first, equal for all images."""
         device = feature_maps[0].device
         self.set_cell_anchors(torch.float32, device)
         grids = [list(level.shape[-2:]) for level in feature_maps]
         strides = [[torch.tensor(stride, device=device)] * 2 for stride in self.strides]
-        every = torch.cat(self.grid_anchors(grids, strides))
-        return [every] * len(image_list.image_sizes)
+        anchors = torch.cat(self.grid_anchors(grids, strides))
+        return [anchors] * len(image_list.image_sizes)

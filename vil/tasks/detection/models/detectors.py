@@ -1,9 +1,9 @@
-"""torchvision's detectors on our backbone: from images of any sizes to losses or detections.
+"""torchvision's detectors on our backbone: images of any sizes -> losses or detections.
 
-After the pyramid every image is by itself: heads see its own maps, cut to its real cells. So what
-is found in an image does not depend on the sizes of the others in its batch.
+After the pyramid each image is processed by itself: the heads take its own levels, cropped to its
+valid cells, so that its detections do not depend on the other images of the batch.
 
-Letters: B images, n objects of an image, K categories.
+Shapes: B images, n objects of an image, K categories.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.mask_rcnn import MaskRCNNPredictor
 from torchvision.models.detection.retinanet import RetinaNet
 from torchvision.models.detection.roi_heads import RoIHeads
-from torchvision.models.detection.rpn import RegionProposalNetwork
+from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.transforms.v2.functional import resize
 
@@ -26,22 +28,21 @@ from vil.tasks.detection.models.anchors import Anchors
 from vil.tasks.detection.models.fpn import Backbone
 from vil.utils.lookup import lookup
 
-RPN_IOU = (0.7, 0.3)  # an anchor is an object from the first on, and background below the second
+RPN_IOU = (0.7, 0.3)  # an anchor is positive from the first on, negative below the second
 RPN_POSITIVE, RPN_NMS = 0.5, 0.7
 BOX_IOU = 0.5
 DENSE_IOU = (0.5, 0.4)
 
-BODY = "backbone.body."  # in names of parameters
-Targets = list[dict[str, Tensor]]
+BODY = "backbone.body."  # prefix of parameters
+Tensors = dict[str, Tensor]
+Targets = list[Tensors]
 
 
 class Transform(GeneralizedRCNNTransform):
-    """Normalises, and pads a batch to one size; resizes in evaluation only, without aliasing.
-    In training the images come resized, together with their boxes and masks."""
+    """Normalize and pad a batch; resize in evaluation only, with antialiasing. Training images come
+    resized, together with their boxes and masks."""
 
-    def resize(
-        self, image: Tensor, target: dict[str, Tensor] | None = None
-    ) -> tuple[Tensor, dict[str, Tensor] | None]:
+    def resize(self, image: Tensor, target: Tensors | None = None) -> tuple[Tensor, Tensors | None]:
         if self.training:
             return image, target
         height, width = image.shape[-2:]
@@ -51,21 +52,21 @@ class Transform(GeneralizedRCNNTransform):
 
 
 class PerImageDetector:
-    """What both kinds of detector do with a batch: each image is detected by itself."""
+    """Methods shared by R-CNN and RetinaNet: each image is processed by itself."""
 
     @property
     def attention_body(self) -> nn.Module:
-        """The network with the attention; it sees images of many sizes, padded to one."""
+        """The network with the attention; its batches have images of different sizes."""
         return self.backbone.body
 
     def compile(self, **options) -> None:
-        """Compile the backbone; what follows depends on what is found."""
+        """Compile the backbone; the shapes in the heads depend on the data."""
         self.backbone.compile(dynamic=True, **options)
 
     def preprocess(
         self, images: Sequence[Tensor], targets: Targets | None
-    ) -> tuple[list[ImageList], list[dict[str, Tensor]], Targets | None]:
-        """Each image as a list of its own, its levels without padding, and the targets.
+    ) -> tuple[list[ImageList], list[Tensors], Targets | None]:
+        """Return an image list and the levels without padding for each image, and the targets.
 
         Raises ValueError in training for images without targets, and for boxes without area.
         """
@@ -73,7 +74,7 @@ class PerImageDetector:
             check_targets(images, targets)
         batch, targets = self.transform(list(images), targets)
         sizes = torch.tensor(batch.image_sizes, device=batch.tensors.device)
-        levels = own_levels(self.backbone(batch.tensors, sizes), sizes, self.backbone.strides)
+        levels = crop_levels(self.backbone(batch.tensors, sizes), sizes, self.backbone.strides)
         single = [ImageList(x[None], [size]) for x, size in zip(batch.tensors, batch.image_sizes)]
         return single, levels, targets
 
@@ -83,220 +84,207 @@ class PerImageDetector:
         return self.backbone.body.num_layers
 
     def layer_of(self, name: str) -> int:
-        """The depth of a parameter, for learning rates that decay with it."""
+        """Return the depth of a parameter, for layer-wise learning rate decay."""
         inner = name.removeprefix(BODY)
         return self.num_layers if inner == name else self.backbone.body.layer_of(inner)
 
     def no_weight_decay(self) -> set[str]:
-        """What the body does not decay; of all else vectors are not."""
+        """Return the body's parameters without weight decay."""
         return {BODY + name for name in self.backbone.body.no_weight_decay()}
 
     def to_input_pixels(
-        self, found: list[dict[str, Tensor]], single: list[ImageList], images: Sequence[Tensor]
-    ) -> list[dict[str, Tensor]]:
-        """Detections in the pixels of the images as they came."""
-        shown = [one.image_sizes[0] for one in single]
-        return self.transform.postprocess(found, shown, [tuple(x.shape[-2:]) for x in images])
+        self, outputs: list[Tensors], single: list[ImageList], images: Sequence[Tensor]
+    ) -> list[Tensors]:
+        """Rescale detections to the input images."""
+        sizes = [one.image_sizes[0] for one in single]
+        return self.transform.postprocess(outputs, sizes, [tuple(x.shape[-2:]) for x in images])
 
 
 class RCNN(PerImageDetector, GeneralizedRCNN):
-    """Faster or Mask R-CNN. As torchvision's: `model(images, targets)` in training -> losses;
+    """Faster or Mask R-CNN. As in torchvision, `model(images, targets)` in training -> losses, and
     `model(images)` in evaluation -> a dict of `boxes` (n, 4), `labels` (n,), `scores` (n,) and
     `masks` (n, 1, H, W) for each image. Images (3, H, W) in 0..1; labels from 1 to K."""
 
     def get_classifier(self) -> list[nn.Module]:
-        """What has a row per category."""
+        """Return the layers with a row per category."""
         roi = self.roi_heads
         masks = [roi.mask_predictor.mask_fcn_logits] if roi.has_mask() else []
         return [roi.box_predictor.cls_score, roi.box_predictor.bbox_pred, *masks]
 
     def forward(
         self, images: Sequence[Tensor], targets: Targets | None = None
-    ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
+    ) -> Tensors | list[Tensors]:
         single, levels, targets = self.preprocess(images, targets)
         each = targets or [None] * len(single)
         proposed = [self.rpn(s, f, t and [t]) for s, f, t in zip(single, levels, each)]
-        boxes = [found for (found,), _ in proposed]
+        boxes = [boxes for (boxes,), _ in proposed]
         sizes = [one.image_sizes[0] for one in single]
-        found, losses = self.roi_heads(levels, boxes, sizes, targets)
+        outputs, losses = self.roi_heads(levels, boxes, sizes, targets)
         if self.training:
-            return losses | mean([losses for _, losses in proposed])
-        return self.to_input_pixels(found, single, images)
+            return losses | average([losses for _, losses in proposed])
+        return self.to_input_pixels(outputs, single, images)
 
 
 class RetinaNetDetector(PerImageDetector, RetinaNet):
     """RetinaNet, called like `RCNN`; detections have no masks."""
 
     def get_classifier(self) -> list[nn.Module]:
-        """What has a row per category."""
+        """Return the layers with a row per category."""
         return [self.head.classification_head.cls_logits]
 
     def forward(
         self, images: Sequence[Tensor], targets: Targets | None = None
-    ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
+    ) -> Tensors | list[Tensors]:
         single, levels, targets = self.preprocess(images, targets)
-        outputs = [self.head(list(maps.values())) for maps in levels]
-        anchors = [
-            self.anchor_generator(one, list(maps.values())) for one, maps in zip(single, levels)
-        ]
+        levels = [list(maps.values()) for maps in levels]
+        outputs = [self.head(maps) for maps in levels]
+        anchors = [self.anchor_generator(one, maps) for one, maps in zip(single, levels)]
         if self.training:
-            return mean([
+            return average([
                 self.compute_loss([target], output, boxes)
                 for target, output, boxes in zip(targets, outputs, anchors)
             ])  # fmt: skip
         per_cell = self.anchor_generator.num_anchors_per_location()[0]
-        found = []
-        for one, maps, output, boxes in zip(single, levels, outputs, anchors):
-            counts = [level[0, 0].numel() * per_cell for level in maps.values()]
-            output["cls_logits"] = without_background(output["cls_logits"])
+        detections = []
+        for one, maps, output, (boxes,) in zip(single, levels, outputs, anchors):
+            counts = [level[0, 0].numel() * per_cell for level in maps]
+            # (1, anchors, 1 + K): torchvision would report the first column as label 0
+            logits = F.pad(output["cls_logits"][..., 1:], (1, 0), value=-torch.inf)
+            output = {**output, "cls_logits": logits}
             split = {name: list(x.split(counts, dim=1)) for name, x in output.items()}
-            by_level = [list(box.split(counts)) for box in boxes]
-            found += self.postprocess_detections(split, by_level, one.image_sizes)
-        return self.to_input_pixels(found, single, images)
+            anchors_of = [list(boxes.split(counts))]
+            detections += self.postprocess_detections(split, anchors_of, one.image_sizes)
+        return self.to_input_pixels(detections, single, images)
 
 
-def without_background(logits: Tensor) -> Tensor:
-    """(1, anchors, 1 + K), the first column of which torchvision would report as label 0."""
-    return F.pad(logits[..., 1:], (1, 0), value=-torch.inf)
+def crop_levels(levels: Tensors, sizes: Tensor, strides: Sequence[int]) -> list[Tensors]:
+    """Crop levels (B, C, X, Y) of a padded batch to each image's valid cells, (1, C, x, y).
 
-
-def own_levels(
-    levels: dict[str, Tensor], sizes: Tensor, strides: Sequence[int]
-) -> list[dict[str, Tensor]]:
-    """Levels (B, C, X, Y) of a padded batch -> those of each image, (1, C, x, y), cut to its real
-    cells. sizes (B, 2): height and width in pixels."""
-    real = torch.stack([downsample_valid(sizes, stride) for stride in strides], dim=1).tolist()
-    each = [level.split(1) for level in levels.values()]  # whose gradients meet in one operation
+    sizes (B, 2): height and width in pixels.
+    """
+    valid = torch.stack([downsample_valid(sizes, stride) for stride in strides], dim=1).tolist()
+    each = [level.split(1) for level in levels.values()]  # one backward op for all images
     return [
         {name: level[:, :, :rows, :cols] for name, level, (rows, cols) in zip(levels, image, cells)}
-        for image, cells in zip(zip(*each), real)
+        for image, cells in zip(zip(*each), valid)
     ]
 
 
-def mean(losses: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Each loss as a mean over the images."""
+def average(losses: Sequence[Tensors]) -> Tensors:
+    """Average each loss over the images."""
     return {name: torch.stack([one[name] for one in losses]).mean() for name in losses[0]}
 
 
 def check_targets(images: Sequence[Tensor], targets: Targets | None) -> None:
+    """Raise ValueError for missing targets and boxes without area."""
     if targets is None or len(targets) != len(images):
-        given = "no" if targets is None else len(targets)
-        raise ValueError(f"in training each image has a target: {len(images)} and {given} given")
-    for number, target in enumerate(targets):
+        count = "none" if targets is None else len(targets)
+        raise ValueError(f"training takes a target per image: {len(images)} images, {count} given")
+    for i, target in enumerate(targets):
         boxes = target["boxes"]
-        flat = ~(boxes[:, 2:] > boxes[:, :2]).all(dim=1)
-        if flat.any():
-            raise ValueError(f"image {number}: box {boxes[flat][0].tolist()} has no area")
+        empty = ~(boxes[:, 2:] > boxes[:, :2]).all(dim=1)
+        if empty.any():
+            raise ValueError(f"image {i}: box {boxes[empty][0].tolist()} has no area")
 
 
 @dataclass(frozen=True)
 class DetectorConfig:
-    """What a detector is made of; pairs are for training and evaluation. Defaults: Mask R-CNN's on
-    COCO."""
+    """Settings of a detector, by default Mask R-CNN on COCO."""
 
-    classes: int  # K, without the background
+    classes: int  # K, without background
     version: str = "v1"  # of the heads: v1, v2
-    stages: Sequence[int] = (1, 2, 3, 4)  # of the body, whose maps enter the pyramid
-    channels: int = 256  # of each level of the pyramid
-    norm: bool = False  # a LayerNorm on each stage's map
-    anchor_sizes: Sequence[float] = (32, 64, 128, 256, 512)  # pixels, one for each level
-    anchor_octaves: int = 1
-    anchor_ratios: Sequence[float] = (0.5, 1.0, 2.0)
-    pre_nms: tuple[int, int] = (2000, 1000)  # proposals of a level before suppression
-    post_nms: tuple[int, int] = (1000, 1000)  # proposals of an image after it
+    fpn_stages: Sequence[int] = (1, 2, 3, 4)  # of the body, in the pyramid
+    fpn_channels: int = 256  # of each level of the pyramid
+    fpn_norm: bool = False  # LayerNorm on each stage's output
+    anchors_sizes: Sequence[float] = (32, 64, 128, 256, 512)  # pixels, one per level
+    anchors_octaves: int = 1
+    anchors_ratios: Sequence[float] = (0.5, 1.0, 2.0)
+    rpn_pre_nms_train: int = 2000  # proposals of a level before NMS
+    rpn_pre_nms_test: int = 1000
+    rpn_post_nms_train: int = 1000  # proposals of an image after NMS
+    rpn_post_nms_test: int = 1000
     rpn_samples: int = 256
     box_channels: int = 1024
     box_samples: int = 512
     box_positive: float = 0.25
-    box_sampling: int = 2  # points on a side of a pooled cell
+    box_sampling_ratio: int = 2  # points on a side of a pooled cell
     mask_channels: int = 256
     mask_layers: int = 4
-    mask_sampling: int = 2
-    score: float = 0.05  # of a detection at least
+    mask_sampling_ratio: int = 2
+    score: float = 0.05  # minimum
     nms: float = 0.5
     per_image: int = 100
     test_size: int = 800  # pixels of the shorter side in evaluation
-    max_size: int = 1333  # of the longer side at most
+    max_size: int = 1333  # limit of the longer side
     mean: Sequence[float] = (0.485, 0.456, 0.406)
     std: Sequence[float] = (0.229, 0.224, 0.225)
 
 
-def build_detector(kind: str, body: nn.Module, settings: DetectorConfig) -> nn.Module:
-    """A detector on `body` (see `Backbone`), its heads drawn at random; kind: a name of KINDS.
+def build_detector(name: str, body: nn.Module, config: DetectorConfig) -> nn.Module:
+    """Build a detector of DETECTORS on `body` (see `Backbone`), with random heads.
 
-    Raises ValueError for an unknown kind, and for what does not fit together.
+    Raises ValueError for an unknown name and for settings that do not match.
     """
-    return lookup(KINDS, kind, "detector")(body, settings)
+    return lookup(DETECTORS, name, "detector")(body, config)
 
 
 def mask_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
-    """arXiv:1703.06870."""
+    """Build Mask R-CNN (arXiv:1703.06870)."""
     model = faster_rcnn(body, s)
-    roi = model.roi_heads
-    strides = model.backbone.strides[:-1]
-    roi.mask_roi_pool = heads.Pooler(strides, heads.MASK_POOLED, s.mask_sampling)
-    roi.mask_head = heads.mask_head(s.version, s.channels, s.mask_channels, s.mask_layers)
-    roi.mask_predictor = heads.MaskPredictor(s.mask_channels, s.mask_channels, s.classes + 1)
+    roi, strides = model.roi_heads, model.backbone.strides[:-1]
+    roi.mask_roi_pool = heads.Pooler(strides, heads.MASK_POOLED, s.mask_sampling_ratio)
+    roi.mask_head = heads.mask_head(s.version, s.fpn_channels, s.mask_channels, s.mask_layers)
+    roi.mask_predictor = heads.to_float32(
+        MaskRCNNPredictor(s.mask_channels, s.mask_channels, s.classes + 1)
+    )
     return model
 
 
 def faster_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
-    """arXiv:1506.01497, on a pyramid."""
+    """Build Faster R-CNN on a feature pyramid (arXiv:1506.01497)."""
     backbone, anchors = _backbone(body, s, ("pool",))
     per_cell = anchors.num_anchors_per_location()[0]
     rpn = RegionProposalNetwork(
         anchors,
-        heads.ObjectnessHead(s.channels, per_cell, conv_depth={"v1": 1, "v2": 2}[s.version]),
+        heads.to_float32(
+            RPNHead(s.fpn_channels, per_cell, conv_depth={"v1": 1, "v2": 2}[s.version])
+        ),
         *RPN_IOU,
         s.rpn_samples,
         RPN_POSITIVE,
-        pre_nms_top_n=dict(zip(("training", "testing"), s.pre_nms)),
-        post_nms_top_n=dict(zip(("training", "testing"), s.post_nms)),
+        pre_nms_top_n=dict(training=s.rpn_pre_nms_train, testing=s.rpn_pre_nms_test),
+        post_nms_top_n=dict(training=s.rpn_post_nms_train, testing=s.rpn_post_nms_test),
         nms_thresh=RPN_NMS,
     )
-    roi = RoIHeads(
-        heads.Pooler(backbone.strides[:-1], heads.POOLED, s.box_sampling),
-        heads.box_head(s.version, s.channels, s.box_channels),
-        heads.BoxPredictor(s.box_channels, s.classes + 1),
-        BOX_IOU,
-        BOX_IOU,
-        s.box_samples,
-        s.box_positive,
-        None,
-        s.score,
-        s.nms,
-        s.per_image,
-    )
+    pooler = heads.Pooler(backbone.strides[:-1], heads.POOLED, s.box_sampling_ratio)
+    head = heads.box_head(s.version, s.fpn_channels, s.box_channels)
+    predictor = heads.to_float32(FastRCNNPredictor(s.box_channels, s.classes + 1))
+    sampling = (BOX_IOU, BOX_IOU, s.box_samples, s.box_positive, None)  # default box weights
+    roi = RoIHeads(pooler, head, predictor, *sampling, s.score, s.nms, s.per_image)
     return RCNN(backbone, rpn, roi, _transform(backbone, s))
 
 
 def retinanet(body: nn.Module, s: DetectorConfig) -> RetinaNetDetector:
-    """arXiv:1708.02002, with a level for each size of anchors: at most two more than stages."""
-    above = max(0, len(s.anchor_sizes) - len(s.stages))
-    backbone, anchors = _backbone(body, s, ("p6", "p7")[:above])
+    """Build RetinaNet (arXiv:1708.02002), a level per anchor size: at most two above stages."""
+    num_extra = max(0, len(s.anchors_sizes) - len(s.fpn_stages))
+    backbone, anchors = _backbone(body, s, ("p6", "p7")[:num_extra])
     per_cell = anchors.num_anchors_per_location()[0]
-    head = heads.dense_head(s.version, s.channels, per_cell, s.classes + 1)
+    head = heads.dense_head(s.version, s.fpn_channels, per_cell, s.classes + 1)
+    limits = dict(score_thresh=s.score, nms_thresh=s.nms, detections_per_img=s.per_image)
+    limits |= dict(zip(("fg_iou_thresh", "bg_iou_thresh"), DENSE_IOU))
     model = RetinaNetDetector(
-        backbone,
-        s.classes + 1,
-        anchor_generator=anchors,
-        head=head,
-        fg_iou_thresh=DENSE_IOU[0],
-        bg_iou_thresh=DENSE_IOU[1],
-        score_thresh=s.score,
-        nms_thresh=s.nms,
-        detections_per_img=s.per_image,
+        backbone, s.classes + 1, anchor_generator=anchors, head=heads.to_float32(head), **limits
     )
     model.transform = _transform(backbone, s)
     return model
 
 
-KINDS = {"mask_rcnn": mask_rcnn, "faster_rcnn": faster_rcnn, "retinanet": retinanet}
+DETECTORS = {"mask_rcnn": mask_rcnn, "faster_rcnn": faster_rcnn, "retinanet": retinanet}
 
 
 def _backbone(body: nn.Module, s: DetectorConfig, extra: Sequence[str]) -> tuple[Backbone, Anchors]:
-    backbone = Backbone(body, stages=s.stages, channels=s.channels, extra=extra, norm=s.norm)
-    anchors = Anchors(s.anchor_sizes, s.anchor_octaves, s.anchor_ratios, backbone.strides)
+    backbone = Backbone(body, s.fpn_stages, s.fpn_channels, extra, s.fpn_norm)
+    anchors = Anchors(s.anchors_sizes, s.anchors_octaves, s.anchors_ratios, backbone.strides)
     return backbone, anchors
 
 

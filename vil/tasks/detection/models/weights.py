@@ -1,7 +1,5 @@
-"""Weights for a detector: all of a detector of ours, or a classifier's for its body alone."""
+"""Load weights into a detector: of a detector, or of a classifier for its body."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -13,59 +11,54 @@ from vil.pretrained.state_dict_io import read_weights
 from vil.tasks.detection.models.detectors import BODY
 from vil.utils.errors import CheckpointError
 
-CLASSIFIER = ("norm.", "head.")  # what a classifier has and a body has not
+CLASSIFIER = ("norm.", "head.")  # parameters of a classifier that a body does not have
 
 
 def load_detector(
-    model: nn.Module, path: Path, *, head: str = "keep", rule: str = "linear", whole: bool = False
+    model: nn.Module, path: Path, *, head: str = "keep", rule: str = "linear", strict: bool = False
 ) -> Report:
-    """Load a file of weights and report every key.
+    """Load a weight file and report every key.
 
-    A detector of ours is loaded strictly; head "new" leaves what has a row per category as it was
-    initialised. Any other file is for the body: a classifier, ours or the 2021 reference's, or one
-    of its detectors, of which the rest is not used. The reference's rules of conversion hold:
-    positions are resized, full attention goes into longformer's, a single global token is repeated.
-    whole: refuse such a file, with which the heads would stay random.
-    Raises CheckpointError for weights that do not fit, and ValueError for rows of a head: of
-    several, whose rows are anchors and sides of boxes too.
+    The file of a detector is loaded strictly; head "new" skips parameters with a row per category.
+    Any other file is loaded into the body: a classifier, ours or the 2021 reference's, or the
+    reference's detector, whose other parameters are ignored. It is converted by the reference's
+    rules (`load_weights`).
+
+    strict: reject a file for the body only, which leaves the heads random. Raises CheckpointError
+    for weights that do not fit, and ValueError for head "rows": several heads have rows that are
+    anchors and sides of boxes too.
     """
     if head not in ("keep", "new"):
         raise ValueError(f"the heads of a detector are kept or new, they have no {head}")
     state = read_weights(path)
     if any(name.startswith(BODY) for name in state):
         return load_weights(model, state, head=head, rule=rule)
-    if whole:
+    if strict:
         raise CheckpointError(
-            f"{path} is not a detector of ours, so its heads would be random: vil detect train "
-            "makes one of it"
+            f"{path} is not a detector of vil, so its heads would be random: use it for training, "
+            "vil detect train"
         )
     return load_body(model.backbone.body, state, rule)
 
 
 def load_body(body: nn.Module, state: dict[str, Tensor], rule: str) -> Report:
-    """The weights of a classifier or of the reference's detector, without what a body has not.
+    """Load a classifier or the reference's detector without its head.
 
-    A classifier's positions are those of its whole picture: they are stretched over the largest
-    one, also where the body crops them for smaller ones.
+    A classifier's position embeddings cover its full image, so they are interpolated to the largest
+    image even if the body crops them for smaller ones.
     """
     detector = any(name.startswith(BACKBONE) for name in state)
-    surplus = tuple((BACKBONE if detector else "") + part for part in CLASSIFIER)
+    surplus = tuple((BACKBONE if detector else "") + name for name in CLASSIFIER)
     unused = [name for name in state if name.startswith(surplus)]
     kept = {name: value for name, value in state.items() if name not in unused}
-    with nullcontext() if detector else stretching(body):
+    modules = () if detector else body.modules()
+    embeddings = {m: m.resize for m in modules if isinstance(m, AbsoluteEmbedding)}
+    try:
+        for embedding in embeddings:
+            embedding.resize = "interpolate"
         report = load_weights(body, kept, rule=rule, convert=True)
+    finally:
+        for embedding, resize in embeddings.items():
+            embedding.resize = resize
     report.ignored += unused
     return report
-
-
-@contextmanager
-def stretching(body: nn.Module) -> Iterator[None]:
-    """Inside, absolute positions of another size are interpolated."""
-    rules = {m: m.resize for m in body.modules() if isinstance(m, AbsoluteEmbedding)}
-    for position in rules:
-        position.resize = "interpolate"
-    try:
-        yield
-    finally:
-        for position, rule in rules.items():
-            position.resize = rule

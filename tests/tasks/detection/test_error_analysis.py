@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.common.toy_detection import CPU, ToyDetector
+from tests.common.detection.toy_task import CPU, ToyDetector
 from vil.data.loader import EvalLoader
 from vil.tasks.detection.data.datasets import CocoDataset
-from vil.tasks.detection.error_analysis import draw_worst, from_rows, mistakes_in
+from vil.tasks.detection.error_analysis import count_errors, draw_worst, from_results
 from vil.tasks.detection.task import DetectionTask
 
 BOX, FAR = [10, 10, 20, 20], [60, 60, 20, 20]  # x y w h
@@ -36,8 +36,16 @@ def thing(box, category=1, crowd=0):
         ([thing([0, 0, 90, 90], crowd=1)], [thing(BOX, 2)], 1),
     ],
 )
-def test_mistakes(objects, found, count):
-    assert mistakes_in(objects, found) == count
+def test_errors(objects, found, count):
+    """Counted among the errors of other images."""
+    objects = [{**row, "image_id": image} for image in (1, 2) for row in objects]
+    results = [{**row, "image_id": image, "score": 0.9} for image in (1, 2) for row in found]
+    for number, row in enumerate(objects, start=1):
+        row.update(id=number, area=row["bbox"][2] * row["bbox"][3])
+    truth = {"images": [{"id": 1}, {"id": 2}], "annotations": objects}
+    truth["categories"] = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+    errors = count_errors(truth, results)
+    assert (errors[1], errors[2], errors[3]) == (count, count, 0)
 
 
 @pytest.fixture
@@ -93,9 +101,9 @@ def test_a_picture_that_is_gone_is_left_out(squares, tmp_path):
 
 def test_rows_become_detections_again(squares, tmp_path):
     rows = [row for row in results_of(squares, tmp_path) if row["image_id"] == 9]
-    found = from_rows(rows, squares.category_ids)
+    found = from_results(rows, squares.category_ids)
     image, target = squares[0]
     assert found.boxes.tolist() == target["boxes"].tolist()
     assert found.labels.tolist() == [1]  # of brightness 102: what the toy calls it
-    assert np.array_equal(found.masks[0].whole((60, 90)), (image[0] > 0).numpy())
-    assert len(from_rows([], squares.category_ids)) == 0
+    assert np.array_equal(found.masks[0].paste((60, 90)), (image[0] > 0).numpy())
+    assert len(from_results([], squares.category_ids)) == 0

@@ -5,12 +5,19 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageColor
 
-from tests.common.toy_detection import ToyDetector, picture
+from tests.common.detection.toy_task import ToyDetector, picture
 from vil.tasks.detection.detections import Detections, Mask
 from vil.tasks.detection.tiled_inference import detect
-from vil.tasks.detection.visualize import OKABE_ITO, SMALLEST, TINT, beside, colour_of, draw
+from vil.tasks.detection.visualize import (
+    MIN_SIZE,
+    OKABE_ITO,
+    TINT,
+    class_color,
+    draw,
+    stack_side_by_side,
+)
 
 CLASSES = ["red", "blue", "grün 猫"]
 GREY = (128, 128, 128)
@@ -30,7 +37,7 @@ def test_a_box_is_drawn_where_it_is():
     picture = draw(grey(600, 500), found([[100.0, 200, 300, 400]], [2]), CLASSES)
     assert picture.size == (600, 500)
     pixels = np.asarray(picture)
-    of_class = (pixels == colour_of(2)).all(axis=-1)
+    of_class = (pixels == class_color(2)).all(axis=-1)
     for x, y in [(100, 300), (299, 300), (200, 200), (200, 399)]:
         assert of_class[y, x]
     rest = (pixels != GREY).any(axis=-1)
@@ -45,7 +52,7 @@ def test_a_mask_tints_its_pixels():
     pixels = np.asarray(draw(grey(600, 500), found([[20.0, 300, 580, 480]], [1], [mask]), CLASSES))
     inside, beside_it = pixels[70, 50], pixels[70, 51]
     share = TINT / 255
-    wanted = [share * c + (1 - share) * g for c, g in zip(colour_of(1), GREY)]
+    wanted = [share * c + (1 - share) * g for c, g in zip(class_color(1), GREY)]
     assert inside.tolist() == pytest.approx(wanted, abs=1)
     assert beside_it.tolist() == list(GREY)
 
@@ -53,7 +60,7 @@ def test_a_mask_tints_its_pixels():
 def test_the_best_is_above_the_others():
     boxes = [[100.0, 200, 300, 400], [100.0, 200, 300, 400]]
     pixels = np.asarray(draw(grey(600, 500), found(boxes, [3, 1], scores=[0.9, 0.1]), CLASSES))
-    assert tuple(pixels[300, 100]) == colour_of(3)
+    assert tuple(pixels[300, 100]) == class_color(3)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (7, 8), (91, 83), (479, 3)])
@@ -62,7 +69,7 @@ def test_small_pictures_are_enlarged(size):
     drawn = draw(grey(*size), found(boxes, [1], masks), CLASSES)
     factor = drawn.width // size[0]
     assert drawn.size == (factor * size[0], factor * size[1])
-    assert SMALLEST <= max(drawn.size) < 2 * SMALLEST
+    assert MIN_SIZE <= max(drawn.size) < 2 * MIN_SIZE
     assert draw(grey(*size), found([], [], []), CLASSES).size == drawn.size
 
 
@@ -81,10 +88,10 @@ def test_without_scores_nothing_says_how_sure():
 
 
 def test_classes_have_colours_of_their_own():
-    colours = [colour_of(label) for label in range(1, 22)]
+    colours = [class_color(label) for label in range(1, 22)]
     assert len(set(colours)) == 21
-    assert colours[:7] == list(OKABE_ITO)
-    assert colour_of(1) == colour_of(22)
+    assert colours[:7] == list(map(ImageColor.getrgb, OKABE_ITO))
+    assert class_color(1) == class_color(22)
     distances = [np.abs(np.subtract(*pair)).sum() for pair in itertools.combinations(colours, 2)]
     assert min(distances) > 30
 
@@ -96,7 +103,7 @@ def test_truth_and_prediction_stand_side_by_side():
         detect(ToyDetector().eval(), image),
         CLASSES,
     )
-    both = beside(drawn, drawn, ("truth", "prediction"))
+    both = stack_side_by_side(drawn, drawn, ("truth", "prediction"))
     assert both.width == 1208
     pixels = np.asarray(both)
     assert np.array_equal(pixels[-200:, :600], pixels[-200:, 608:])

@@ -6,14 +6,16 @@ from torch import nn
 from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 from vil.tasks.detection.models.detectors import DetectorConfig, build_detector
-from vil.tasks.detection.models.fpn import body_of
+from vil.tasks.detection.models.fpn import strip_head
 
 ARCH = "l1,h1,d32,n1,s1,g1,p4,f4,a{a}_l2,h2,d64,n2,s1,g1,p2,f3,a{a}_l3,h4,d128,n1,s1,g0,p2,f3,a{a}"
 SMALL = dict(
-    channels=32,
-    anchor_sizes=(16, 32, 64, 128),
-    pre_nms=(60, 60),
-    post_nms=(40, 40),
+    fpn_channels=32,
+    anchors_sizes=(16, 32, 64, 128),
+    rpn_pre_nms_train=60,
+    rpn_pre_nms_test=60,
+    rpn_post_nms_train=40,
+    rpn_post_nms_test=40,
     rpn_samples=32,
     box_channels=48,
     box_samples=16,
@@ -45,8 +47,8 @@ def detector(
     """Drawn from seed 0; vectors too, so that biases matter."""
     torch.manual_seed(0)
     stages = (2, 3) if kind == "retinanet" else (1, 2, 3)
-    settings = DetectorConfig(classes, stages=stages, **SMALL | own)
-    model = build_detector(kind, body_of(small_body(absolute, attention=attention)), settings)
+    settings = DetectorConfig(classes, fpn_stages=stages, **SMALL | own)
+    model = build_detector(kind, strip_head(small_body(absolute, attention=attention)), settings)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

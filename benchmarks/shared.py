@@ -1,0 +1,65 @@
+"""Helpers of the benchmark scripts: parser, training by command line, timing in turns, results."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from vil.bench.interleaved_timer import Candidate, time_interleaved
+from vil.cli import main
+from vil.report.run_record import metrics
+
+MIB = 2**20
+CPU = torch.device("cpu")
+RESULTS = Path(__file__).parent / "results"
+
+
+def make_parser(doc: str) -> argparse.ArgumentParser:
+    """A parser that prints the script's docstring."""
+    return argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def add_json(parser: argparse.ArgumentParser, default: Path | None = None) -> None:
+    """Add --json, the file of the results."""
+    text = "write the results to this file" + (f" (default: {default.name})" if default else "")
+    parser.add_argument("--json", metavar="FILE", type=Path, default=default, help=text)
+
+
+def write_json(file: Path | None, result: dict) -> None:
+    """Write a result, if a file is given."""
+    if file:
+        file.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"\n{file}")
+
+
+def run_vil(command: str, config: str, folder: Path, *options: str) -> None:
+    """Run a command of vil into a folder. Ends the script if it fails."""
+    words = ["--config-file", config, "--output_dir", str(folder), "LOG_FREQ=1000"]
+    if main([command, *words, *options]):
+        raise SystemExit(f"vil {command} of {config} failed")
+
+
+def train(config: str, folder: Path, *options: str) -> list[float]:
+    """Train into a folder; return top-1 of every evaluation."""
+    run_vil("train", config, folder, *options)
+    return read_top1(folder)
+
+
+def read_top1(folder: Path) -> list[float]:
+    """Top-1 of every evaluation of a run."""
+    lines = metrics(folder / "metrics.jsonl")
+    return [line["top1"] for line in lines if line["split"].startswith("val")]
+
+
+def time_in_turns(
+    functions: Mapping[str, Callable[[], object]], rounds: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Seconds of each function in each round, after a warm-up."""
+    candidates = {name: Candidate(call, lambda out: ()) for name, call in functions.items()}
+    times, failed = time_interleaved(candidates, rounds, device, exempt=list(candidates))
+    assert not failed, failed
+    return {name: times[name].forward for name in functions}

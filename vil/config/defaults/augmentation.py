@@ -1,0 +1,81 @@
+"""Keys of augmentation."""
+
+from vil.config.rules import Conflict, Rule, at_least, is_range, matches, one_of, probability
+from vil.utils.registry import Key, Section
+
+DECLARED = (
+    Section("AUG", "Augmentation of training images."),
+    Key(
+        "SCALE",
+        (0.08, 1.0),
+        "Random resized crop: range of the area, as a fraction of the image.",
+        Rule(lambda v: is_range(v) and v[1] <= 1, "two numbers, 0 < low <= high <= 1"),
+    ),
+    Key(
+        "RATIO",
+        (3 / 4, 4 / 3),
+        "Random resized crop: range of the aspect ratio.",
+        Rule(is_range, "two numbers, 0 < low <= high"),
+    ),
+    Key(
+        "COLOR_JITTER",
+        [0.4, 0.4, 0.4, 0.1, 0.0],
+        "Brightness, contrast, saturation, hue, and the probability of all (not with timm's "
+        "transform).",
+        Rule(
+            lambda v: len(v) == 5 and min(v) >= 0 and v[3] <= 0.5 and v[4] <= 1,
+            "five numbers from 0; hue at most 0.5, probability at most 1",
+        ),
+    ),
+    Key("GRAY_SCALE", 0.0, "Probability of grayscale (not with timm's transform).", probability),
+    Key("GAUSSIAN_BLUR", 0.0, "Probability of a blur (not with timm's transform).", probability),
+    Key("DROPBLOCK_LAYERS", [3, 4], "no DropBlock was ever built", ignored=True),
+    Key("DROPBLOCK_KEEP_PROB", 1.0, "no DropBlock was ever built", ignored=True),
+    Key("DROPBLOCK_BLOCK_SIZE", 7, "no DropBlock was ever built", ignored=True),
+    Key("MIXUP_PROB", 0.0, "Probability of mixing a batch; 0: no mixup, no cutmix.", probability),
+    Key("MIXUP", 0.0, "Alpha of mixup; 0 disables it.", at_least(0)),
+    Key("MIXCUT", 0.0, "Alpha of cutmix; 0 disables it.", at_least(0)),
+    Key(
+        "MIXCUT_MINMAX",
+        [],
+        "Range of cutmix's ratio, instead of its alpha.",
+        Rule(lambda v: not v or (is_range(v) and v[1] <= 1), "empty, or 0 < low <= high <= 1"),
+    ),
+    Key("MIXUP_SWITCH_PROB", 0.5, "Probability of cutmix if both are enabled.", probability),
+    Key(
+        "MIXUP_MODE",
+        "batch",
+        "One mixing ratio per batch, per pair of images or per element.",
+        one_of("batch", "pair", "elem"),
+    ),
+    Key("MIXCUT_AND_MIXUP", False, "AUG.MIXUP_SWITCH_PROB decides", ignored=True),
+    Key("REPEATED_AUG", False, "Repeated augmentation: an epoch has N/3 images, three times each."),
+    Section("AUG.TIMM_AUG", "timm's training transform; accepts further names.", extensible=True),
+    Key("USE_TRANSFORM", False, "Use timm's training transform."),
+    Key("RE_PROB", 0.25, "Random erasing: probability.", probability),
+    Key(
+        "RE_MODE",
+        "pixel",
+        "Random erasing: fill with zeros, one color or pixel noise.",
+        one_of("const", "rand", "pixel"),
+    ),
+    Key("RE_COUNT", 1, "Random erasing: maximum number of boxes per image.", at_least(1)),
+    Key("HFLIP", 0.5, "Probability of a horizontal flip.", probability),
+    Key("VFLIP", 0.0, "Probability of a vertical flip.", probability),
+    Key("COLOR_JITTER", 0.4, "Color jitter; timm ignores it if AUTO_AUGMENT is set.", at_least(0)),
+    Key(
+        "AUTO_AUGMENT",
+        "rand-m9-mstd0.5-inc1",
+        "timm's policy; empty: none.",
+        matches(
+            r"|(rand|augmix|originalr?|v0r?|3a)(-.*)?",
+            "empty, or a policy: rand-..., augmix-..., v0",
+        ),
+    ),
+    Key("RE_SPLIT", False, "nothing hands it to timm", ignored=True),
+    Conflict(
+        ("AUG.MIXUP_PROB", "AUG.MIXUP", "AUG.MIXCUT", "AUG.MIXCUT_MINMAX"),
+        lambda prob, mixup, cutmix, minmax: prob > 0 and not (mixup or cutmix or minmax),
+        "there is nothing to mix with: set AUG.MIXUP or AUG.MIXCUT above 0",
+    ),
+)

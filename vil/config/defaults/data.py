@@ -1,0 +1,38 @@
+"""Keys of data sets, losses and batches."""
+
+from vil.config.rules import RegistryRule, at_least, below_one, not_empty, probability
+from vil.utils.registry import Key, Section
+
+DECLARED = (
+    Section("DATA", "Training and evaluation data."),
+    Key(
+        "TRAIN",
+        ("imagenet",),
+        "Training sets, concatenated: registered names, or the `x.yaml` of a TSV set.",
+        not_empty,
+    ),
+    Key(
+        "TEST", ("imagenet",), "Evaluation sets; the first selects the best checkpoint.", not_empty
+    ),
+    Key("NUM_CLASSES", 1000, "Number of classes of the head.", at_least(1)),
+    Key(
+        "TARGETMAP", "", "JSON map of the model's classes to the test set's, relative to DATA.PATH."
+    ),
+    Key("PATH", "./datasets", "Root folder of the data (--data).", not_empty),
+    Key("DATA_DIR", "./data", "Second folder to search for MODEL.MODEL_PATH."),
+    Key("MAX_BAD_FRACTION", 0.01, "Tolerated fraction of unreadable images.", probability),
+    Section("DATA.KWARGS", "Arguments of the datasets that take them; any name.", extensible=True),
+    Section("LOSS", "The training loss."),
+    Key(
+        "LOSS", "xentropy", "Name of the loss.", RegistryRule("loss", extra=("multisoftmax", "mse"))
+    ),
+    Key("LABEL_SMOOTHING", 0.0, "Target probability distributed over all classes.", below_one),
+    Section("LOSS.FOCAL", "The focal loss."),
+    Key("NORMALIZE", True, "Focal loss: normalize over the batch."),
+    Key("ALPHA", 1.0, "Focal loss: weight of the positives.", at_least(0)),
+    Key("GAMMA", 0.5, "Focal loss: exponent that weights down easy examples.", at_least(0)),
+    Section("DATALOADER", "Batches and loader processes."),
+    Key("BSZ", 128, "Images per batch over ALL processes; see OPTIM.ACCUMULATE.", at_least(1)),
+    Key("RE", "no", "nothing reads it", ignored=True),
+    Key("WORKERS", 0, "Loader processes per process; 0 loads in the process itself.", at_least(0)),
+)

@@ -1,0 +1,110 @@
+"""Keys of the optimizer and the learning-rate schedule."""
+
+from vil.config.registries import registry
+from vil.config.rules import (
+    Conflict,
+    RegistryRule,
+    Rule,
+    at_least,
+    below_one,
+    fraction,
+    one_of,
+    positive,
+    probability,
+)
+from vil.utils.registry import Key, Section
+
+DECLARED = (
+    Section("OPTIM", "The optimizer and the length of the run."),
+    Key("OPT", "adamw", "The optimizer; apex_* need NVIDIA apex.", RegistryRule("optimizer")),
+    Key("LR", 1.0, "Peak learning rate; not scaled by the batch size.", positive),
+    Key("MOM", 0.9, "Momentum of sgd, lars, larc and qhm.", below_one),
+    Key("NU", 1.0, "QHM's nu: weight of the momentum in the step.", probability),
+    Key("WD", 5e-4, "Weight decay.", at_least(0)),
+    Key("WD0", 0.0, "Weight decay of norms, embeddings and relative-bias tables.", at_least(0)),
+    Key("EPOCHS", 150, "Length of the run in epochs.", at_least(1)),
+    Key("CLIP_GRAD", 0.0, "Maximum norm of all gradients together; 0: no clipping.", at_least(0)),
+    Key(
+        "ACCUMULATE",
+        1,
+        "Batches of BSZ images whose gradients are accumulated per step. Equals one larger "
+        "batch, apart from random draws (dropout, drop path) and batch norms.",
+        at_least(1),
+    ),
+    Key("LAYER_DECAY", 1.0, "Learning-rate ratio of a layer to the next one.", fraction),
+    Key(
+        "EMA",
+        0.0,
+        "Decay of the weights' moving average; 0: none. The average is evaluated instead of "
+        "the weights, selects the best checkpoint, and is saved as ema.safetensors, which "
+        "evaluate, predict and MODEL_PATH prefer.",
+        below_one,
+    ),
+    Key("WARMUP", 0, "SOLVER.WARMUP_EPOCHS decides", ignored=True),
+    Key("DROP_FREQ", 50, "multistep: epochs between learning-rate drops.", at_least(1)),
+    Key(
+        "DROP_EPOCHS",
+        [],
+        "multistep: epochs of the drops, may be fractions; empty: use DROP_FREQ.",
+        Rule(
+            lambda v: list(v) == sorted(v) and all(n > 0 for n in v), "empty, or ascending epochs"
+        ),
+    ),
+    Key("DROP_FACTOR", 10.0, "multistep and VAL: divide the learning rate by this.", positive),
+    Key(
+        "VAL",
+        0,
+        "sgd and qhm without LR_POLICY: if non-zero, drop the learning rate after every "
+        "evaluation that is not the best so far.",
+        at_least(0),
+    ),
+    Key("TEST_FREQ", 1000, "RUN.EVAL_EVERY decides", ignored=True),
+    Section("OPTIM.ADAM", "The Adam family."),
+    Key("BETA1", 0.9, "Adam family: decay of the first moment.", below_one),
+    Key("BETA2", 0.999, "Adam family: decay of the second moment.", below_one),
+    Key("EPS", 1e-8, "Adam family: added to the denominator.", positive),
+    Section("SOLVER", "The learning-rate schedule."),
+    Key(
+        "LR_POLICY",
+        "",
+        "Shape of the schedule; empty: a constant learning rate, no warm-up.",
+        RegistryRule("schedule"),
+    ),
+    Key("WARMUP_FACTOR", 1.0 / 3, "The warm-up starts at this fraction of OPTIM.LR.", probability),
+    Key("WARMUP_EPOCHS", 5.0, "Length of the warm-up in epochs; may be a fraction.", at_least(0)),
+    Key(
+        "WARMUP_METHOD",
+        "linear",
+        "linear rises to OPTIM.LR, constant stays at WARMUP_FACTOR.",
+        one_of("linear", "constant"),
+    ),
+    Key("MIN_LR", 0.0, "Final learning rate of cosine and linear.", at_least(0)),
+    Key("DETECT_ANOMALY", False, "Enable torch's anomaly detection, which locates NaNs; slow."),
+    Key("EPOCH_BASED_SCHEDULE", False, "Update the learning rate per epoch, not per iteration."),
+    Key("USE_LARC", False, "Wrap sgd in LARC, layer-wise adaptive rate clipping."),
+    Conflict(
+        ("SOLVER.LR_POLICY", "SOLVER.WARMUP_EPOCHS", "OPTIM.EPOCHS"),
+        lambda policy, warmup, epochs: policy != "" and warmup > epochs,
+        "the warm-up is longer than the run",
+    ),
+    Conflict(
+        ("SOLVER.MIN_LR", "OPTIM.LR"),
+        lambda low, peak: low > peak,
+        "the schedule would end above its peak",
+    ),
+    Conflict(
+        ("SOLVER.USE_LARC", "OPTIM.OPT"),
+        lambda larc, name: larc and name not in ("sgd", "larc"),
+        "LARC wraps sgd only",
+    ),
+    Conflict(
+        ("OPTIM.VAL", "SOLVER.LR_POLICY"),
+        lambda drops, policy: drops != 0 and policy != "",
+        "the schedule would undo the drops: leave SOLVER.LR_POLICY empty",
+    ),
+    Conflict(
+        ("OPTIM.VAL", "OPTIM.OPT"),
+        lambda drops, name: drops and not registry("optimizer")[name].facts.get("drops_on_plateau"),
+        "only sgd and qhm drop their rate by evaluation",
+    ),
+)

@@ -1,0 +1,50 @@
+"""Is a key known, and if not, which one was meant?"""
+
+import difflib
+
+from vil.config.defaults import EXTENSIBLE, KEYS, SECTIONS
+
+# The same keys in Swin's and detectron2's trees, by the last name.
+ALIASES = {
+    "BASE_LR": "OPTIM.LR",
+    "WEIGHT_DECAY": "OPTIM.WD",
+    "BATCH_SIZE": "DATALOADER.BSZ",
+    "IMS_PER_BATCH": "DATALOADER.BSZ",
+    "NUM_WORKERS": "DATALOADER.WORKERS",
+    "IMG_SIZE": "INPUT.IMAGE_SIZE",
+    "DROP_PATH_RATE": "MODEL.VIT.DROP_PATH",
+    "CUTMIX": "AUG.MIXCUT",
+    "REPROB": "AUG.TIMM_AUG.RE_PROB",
+    "WEIGHTS": "MODEL.MODEL_PATH",
+    "ACCUMULATION_STEPS": "OPTIM.ACCUMULATE",
+}
+
+
+def is_known(key: str) -> bool:
+    """Whether a key is declared, or may be added to an extensible section. A new name there that is
+    much like a declared one counts as a typing error."""
+    if key in KEYS or key in SECTIONS:
+        return True
+    node, _, name = key.rpartition(".")
+    if node not in EXTENSIBLE or not name.isidentifier():
+        return False
+    declared = [last(key) for key in KEYS if key.startswith(f"{node}.")]
+    return not any(similarity(name, other) >= 0.8 for other in declared)
+
+
+def nearest(key: str) -> str | None:
+    """Return the declared key most like `key`, if one is: by full path and by last name, so that
+    `LR` finds OPTIM.LR."""
+    if last(key).upper() in ALIASES:
+        return ALIASES[last(key).upper()]
+    scores = {name: similarity(key, name) + similarity(last(key), last(name)) for name in KEYS}
+    best = max(scores, key=scores.__getitem__)
+    return best if scores[best] > 1 else None
+
+
+def last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def similarity(given: str, name: str) -> float:
+    return difflib.SequenceMatcher(None, given[:80].upper(), name, autojunk=False).ratio()

@@ -1,0 +1,86 @@
+"""Allowed values of keys, for the check and, in words, for messages and the manual."""
+
+import difflib
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from vil.config.registries import registry
+
+
+class Rule(NamedTuple):
+    """The allowed values of a key."""
+
+    holds: Callable[[Any], bool]
+    sentence: str
+    choices: tuple[str, ...] = ()
+
+    def proposal(self, value: Any) -> str | None:
+        """Return the choice most like the first word of the value that is not a choice."""
+        words = [word for word in names_in(str(value)) if word not in self.choices]
+        near = difflib.get_close_matches(words[0].lower(), self.choices, 1) if words else []
+        return next(iter(near), None)
+
+
+class RegistryRule:
+    """The names in a registry, including those registered at run time. Reads like a `Rule`."""
+
+    def __init__(self, kind: str, extra: tuple[str, ...] = (), *, several: bool = False):
+        """extra: additional names. several: a value may join names by , and /."""
+        self.kind, self.extra, self.several = kind, extra, several
+
+    def holds(self, value: str) -> bool:
+        return set(names_in(value) if self.several else [value]) <= set(self.choices)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return (*registry(self.kind), *self.extra)
+
+    @property
+    def sentence(self) -> str:
+        joined = ", or several joined by , and /" if self.several else ""
+        return one_of(*self.choices).sentence + joined
+
+    proposal = Rule.proposal
+
+
+def names_in(attention: str) -> list[str]:
+    """The names in a value of ATTN_TYPE."""
+    return re.split("[,/]", attention)
+
+
+def one_of(*choices: Any) -> Rule:
+    shown = ", ".join(str(choice) if choice != "" else "''" for choice in choices)
+    return Rule(lambda value: value in choices, f"one of {shown}", tuple(map(str, choices)))
+
+
+def at_least(low: float) -> Rule:
+    return Rule(lambda value: value >= low, f"at least {low}")
+
+
+def between(low: float, high: float) -> Rule:
+    return Rule(lambda value: low <= value <= high, f"between {low} and {high}")
+
+
+def matches(pattern: str, sentence: str) -> Rule:
+    return Rule(lambda value: re.fullmatch(pattern, value) is not None, sentence)
+
+
+def is_range(value: tuple[float, ...]) -> bool:
+    return len(value) == 2 and 0 < value[0] <= value[1]
+
+
+positive = Rule(lambda value: value > 0, "above 0")
+positive_numbers = Rule(lambda value: value and min(value) > 0, "numbers above 0")
+probability = between(0, 1)
+fraction = Rule(lambda value: 0 < value <= 1, "above 0 and at most 1")
+below_one = Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")
+not_empty = Rule(lambda value: len(value) > 0 and "" not in list(value), "not empty")
+
+
+class Conflict(NamedTuple):
+    """Keys whose values, each allowed alone, cannot be combined."""
+
+    keys: tuple[str, ...]
+    is_broken_by: Callable[..., bool]  # called with the keys' values in order
+    sentence: str

@@ -1,0 +1,38 @@
+"""The arguments of local attention as one object, which backends get."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from vil.ops.bias import NO_BIAS, LocalBias
+from vil.ops.window import Mask, Window
+
+
+class Call(NamedTuple):
+    """The arguments of `vil.ops.local_attention`, checked and with the default scale."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    window: Window
+    num_global: int = 0
+    bias: LocalBias = NO_BIAS
+    valid_hw: Tensor | None = None
+    scale: float = 1.0
+    dropout_p: float = 0.0
+
+
+def to_numbers(window: Window, num_global: int) -> list[int]:
+    """The window and the number of global tokens as a flat list, for torch operators."""
+    offsets = [step for offset in window.offsets for step in offset]
+    return [*window.grid, window.size, int(window.mask), num_global, *offsets]
+
+
+def from_numbers(numbers: Sequence[int]) -> tuple[Window, int]:
+    """The reverse of `to_numbers`."""
+    rows, cols, size, mask, num_global, *steps = numbers
+    offsets = tuple(zip(steps[::2], steps[1::2]))
+    return Window((rows, cols), size, Mask(mask), offsets), num_global
