@@ -154,7 +154,7 @@ class PatchedAttention(GlobalLocalAttention):
             first, local = k.split(lengths, dim=2)
             q_local, local = self.rotate(q_local, rope), self.rotate(local, rope)
             k = torch.cat([first, local], dim=2)
-        return self.project_out(self.attend_all(q_global, q_local, k, v, grid, None), x)
+        return self.project_out(self.attend_all([q_global, q_local], k, v, grid, None), x)
 
     def project_out(self, rows: list[Tensor], x: Tensor) -> Tensor:
         """Attention outputs (B, G, C), if G > 0, and (B, L, C); input x (B, T, C) -> (B, T, C).

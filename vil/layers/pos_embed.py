@@ -173,15 +173,14 @@ def replace_parameter(module: nn.Module, leaf: str, value: Tensor) -> None:
     module.register_parameter(leaf, new)
 
 
-def register_relative_bias(
-    module: nn.Module, table: Grid | None, num_heads: int, num_global: int
-) -> None:
+def register_relative_bias(module: nn.Module, table: Grid | None) -> None:
     """Register the relative position bias of an attention module.
 
     local_relative_position_bias_table (rows*cols, N), unless `table` is None. With global tokens:
     g2l_relative_position_bias (2, N, G): [0] from global queries to local keys, [1] from local
     queries to global keys. g2g_relative_position_bias (N, G, G): among global tokens.
     """
+    num_heads, num_global = module.num_heads, module.num_global
     if table is not None:
         module.local_relative_position_bias_table = small_normal(table[0] * table[1], num_heads)
     if num_global:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vil.layers.padding import Grid, real_cells
+from vil.layers.padding import Grid, Valid, real_cells
 from vil.layers.pos_embed import resize_table, square_side
 from vil.ops import Case
 from vil.utils.train_step import TrainStep
@@ -48,6 +48,7 @@ class Attention(nn.Module):
     Raises ValueError if num_heads does not divide dim.
     """
 
+    shown: tuple[str, ...] = ("dim", "num_heads", "num_global")  # by print(model)
     has_relative_bias = True  # False: the model uses the absolute position embedding instead
     backend: str | None = None  # of `vil.ops`, for classes that use local attention
     # entries that the attention has in files of the 2021 reference, and that nothing reads
@@ -101,15 +102,13 @@ class Attention(nn.Module):
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         return reduce(torch.add, [x for x in added if x is not None], scores)
 
-    def real_tokens(self, valid_hw: Tensor | None, grid: Grid) -> Tensor | None:
+    def real_tokens(self, valid_hw: Valid, grid: Grid) -> Tensor | None:
         """(B, G+L) bool: global tokens, and local tokens that are not padding."""
         if valid_hw is None:
             return None
         return F.pad(real_cells(valid_hw, grid).flatten(1), (self.num_global, 0), value=True)
 
-    def padding_mask(
-        self, valid_hw: Tensor | None, grid: Grid, dtype: torch.dtype
-    ) -> Tensor | None:
+    def padding_mask(self, valid_hw: Valid, grid: Grid, dtype: torch.dtype) -> Tensor | None:
         """(B, 1, 1, G+L): 0 for global and real keys, -inf for padding."""
         real = self.real_tokens(valid_hw, grid)
         if real is None:
@@ -152,7 +151,7 @@ class Attention(nn.Module):
         yield from ()
 
     def attention_weights(
-        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None = None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
         """The weights of tokens `queries` (Q,) in `self(x, grid, valid_hw)`, without dropout.
 
@@ -178,7 +177,7 @@ class Attention(nn.Module):
         return None
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, num_heads={self.num_heads}, num_global={self.num_global}"
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown)
 
 
 class GlobalLocalAttention(Attention):
@@ -187,6 +186,8 @@ class GlobalLocalAttention(Attention):
     share_weights: global tokens use the projections of local tokens. If False they have their own:
     query_global, kv_global and proj_global. rel_pos: global queries have a learned bias.
     """
+
+    shown = (*Attention.shown, "rel_pos")
 
     def __init__(
         self,
@@ -210,7 +211,7 @@ class GlobalLocalAttention(Attention):
             self.query_global, self.kv_global = self.linear(1), self.linear(2)
             self.proj_global = nn.Linear(self.dim, self.dim)
 
-    def forward(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
         """x (B, G+L, C), global tokens first -> (B, G+L, C)."""
         lengths = (self.num_global, x.shape[1] - self.num_global)
         k, v = self.split_parts(self.kv(x), 2)  # (B, N, G+L, D) each
@@ -223,35 +224,25 @@ class GlobalLocalAttention(Attention):
             first = self.merge_heads(self.attend_global(q, k, v, grid, valid_hw))
             return self.proj_drop(torch.cat([self.proj_global(first), local], dim=1))
         # one projection of all tokens: a slice of them would be copied for it
-        q_global, q_local = map(self.split_heads, self.query(x).split(lengths, dim=1))
-        out = self.attend_all(q_global, q_local, k, v, grid, valid_hw)
+        q = [self.split_heads(part) for part in self.query(x).split(lengths, dim=1)]
+        out = self.attend_all(q, k, v, grid, valid_hw)
         out = torch.cat(out, dim=1) if self.num_global else out[0]
         return self.proj_drop(self.proj(out))
 
     def attend_all(
-        self,
-        q_global: Tensor,
-        q_local: Tensor,
-        k: Tensor,
-        v: Tensor,
-        grid: Grid,
-        valid_hw: Tensor | None,
+        self, q: list[Tensor], k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid
     ) -> list[Tensor]:
         """q (B, N, G, D) and (B, N, L, D), k, v (B, N, G+L, D) -> [(B, G, C) if G, (B, L, C)]."""
-        out = [self.merge_heads(self.attend_local(q_local, k, v, grid, valid_hw))]
+        out = [self.merge_heads(self.attend_local(q[1], k, v, grid, valid_hw))]
         if self.num_global:
-            out.insert(0, self.merge_heads(self.attend_global(q_global, k, v, grid, valid_hw)))
+            out.insert(0, self.merge_heads(self.attend_global(q[0], k, v, grid, valid_hw)))
         return out
 
-    def attend_local(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Tensor | None
-    ) -> Tensor:
+    def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
         """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
         raise NotImplementedError
 
-    def attend_global(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Tensor | None
-    ) -> Tensor:
+    def attend_global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
         """q (B, N, G, D), k, v (B, N, G+L, D) -> (B, N, G, D): full attention to all tokens."""
         bias = self.global_bias(grid)[None] if self.rel_pos else None
         return self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
@@ -263,7 +254,7 @@ class GlobalLocalAttention(Attention):
         return torch.cat([self.g2g_relative_position_bias, to_local], dim=-1)
 
     def attention_weights(
-        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None = None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
         """See `Attention.attention_weights`."""
         is_global = queries < self.num_global
@@ -278,9 +269,7 @@ class GlobalLocalAttention(Attention):
         )
         return AttentionWeights(weights, self.num_global, grid, grid)
 
-    def _global_weights(
-        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None
-    ) -> Tensor:
+    def _global_weights(self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid) -> Tensor:
         """(B, N, Q, T) of global tokens."""
         query, kv = (self.query_global, self.kv_global) if self.separate else (self.query, self.kv)
         q, k = self.split_heads(query(x[:, queries])), self.split_parts(kv(x), 2)[0]
@@ -289,7 +278,7 @@ class GlobalLocalAttention(Attention):
         return self.scores(q, k, bias, mask).softmax(-1)
 
     def local_weights(
-        self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None
+        self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid
     ) -> Tensor:
         """q (B, N, Q, D) of local tokens `queries`, k (B, N, T, D) -> weights (B, N, Q, T)."""
         raise NotImplementedError

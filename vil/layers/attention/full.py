@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import TABLE, Attention, AttentionWeights
-from vil.layers.padding import Grid
+from vil.layers.padding import Grid, Valid
 from vil.layers.pos_embed import (
     dense_bias,
     register_relative_bias,
@@ -25,6 +25,8 @@ class FullAttention(Attention):
     for other grids in the forward pass.
     """
 
+    shown = (*Attention.shown, "rel_pos")
+
     def __init__(self, dim: int, num_heads: int, *, rel_pos: bool = False, **common) -> None:
         super().__init__(dim, num_heads, **common)
         self.rel_pos = rel_pos
@@ -35,9 +37,9 @@ class FullAttention(Attention):
                     "full attention with rel_pos needs the grid that its bias table is made for"
                 )
             self.table_size = table_size(self.grid)
-            register_relative_bias(self, self.table_size, num_heads, self.num_global)
+            register_relative_bias(self, self.table_size)
 
-    def forward(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
         """x (B, G+L, C), global tokens first -> (B, G+L, C).
 
         With `valid_hw` the bias of each image is that of its size without padding.
@@ -47,7 +49,7 @@ class FullAttention(Attention):
         out = self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
         return self.proj_drop(self.proj(self.merge_heads(out)))
 
-    def bias(self, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
+    def bias(self, grid: Grid, valid_hw: Valid = None) -> Tensor:
         """(1, N, G+L, G+L), or (B, N, G+L, G+L) with `valid_hw`."""
         bias = self.local_bias(grid, valid_hw)
         if not self.num_global:
@@ -59,7 +61,7 @@ class FullAttention(Attention):
         right = torch.cat([to_local[:, :, None].expand(batch, -1, -1, length), bias], dim=2)
         return torch.cat([left, right], dim=3)
 
-    def local_bias(self, grid: Grid, valid_hw: Tensor | None) -> Tensor:
+    def local_bias(self, grid: Grid, valid_hw: Valid) -> Tensor:
         """(1 or B, N, L, L)."""
         table, size = self.local_relative_position_bias_table, table_size(grid)
         if valid_hw is not None:
@@ -91,7 +93,7 @@ class FullAttention(Attention):
         return (rows + 1) // 2, (cols + 1) // 2
 
     def attention_weights(
-        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None = None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
         """See `Attention.attention_weights`."""
         q, k, _ = self.split_parts(self.qkv(x), 3)
@@ -104,9 +106,6 @@ class FullAttention(Attention):
         """The projections, the scores and the values of all tokens."""
         tokens = self.num_global + grid[0] * grid[1]
         return 4 * tokens * self.dim**2 + 2 * tokens**2 * self.dim
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, rel_pos={self.rel_pos}"
 
 
 def table_size(grid: Grid) -> Grid:

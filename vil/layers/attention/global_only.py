@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vil.layers.attention.base import TABLE, GlobalLocalAttention
-from vil.layers.padding import Grid
+from vil.layers.padding import Grid, Valid
 from vil.layers.pos_embed import register_relative_bias
 
 
@@ -26,16 +26,14 @@ class GlobalOnlyAttention(GlobalLocalAttention):
         if self.num_global < 1:
             raise ValueError("global attention needs at least one global token")
         if self.rel_pos:
-            register_relative_bias(self, None, num_heads, self.num_global)
+            register_relative_bias(self, None)
 
-    def attend_local(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Tensor | None
-    ) -> Tensor:
+    def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
         """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
         return self.sdpa(q, k[:, :, : self.num_global], v[:, :, : self.num_global])
 
     def local_weights(
-        self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None
+        self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid
     ) -> Tensor:
         """q (B, N, Q, D), k (B, N, T, D) -> (B, N, Q, T), 0 for local keys."""
         weights = self.scores(q, k[:, :, : self.num_global]).softmax(-1)
@@ -44,6 +42,3 @@ class GlobalOnlyAttention(GlobalLocalAttention):
     def local_macs(self, grid: Grid) -> int:
         """Scores and values of the global tokens."""
         return 2 * grid[0] * grid[1] * self.num_global * self.dim
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, rel_pos={self.rel_pos}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, AttentionWeights
-from vil.layers.padding import Grid
+from vil.layers.padding import Grid, Valid
 from vil.layers.pos_embed import (
     replace_parameter,
     resize_table,
@@ -32,6 +32,7 @@ class LinformerAttention(Attention):
     pass. Raises ValueError without a grid.
     """
 
+    shown = (*Attention.shown, "num_features", "share_kv", "grid")
     has_relative_bias = False
 
     def __init__(
@@ -53,7 +54,7 @@ class LinformerAttention(Attention):
         """The names of the projections along the token axis."""
         return ("proj_k",) if self.share_kv else ("proj_k", "proj_v")
 
-    def forward(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
         """x (B, G+L, C), global tokens first -> (B, G+L, C).
 
         With `valid_hw` the projections of each image are those of its size without padding.
@@ -65,7 +66,7 @@ class LinformerAttention(Attention):
         k, v = map(self.split_heads, self.project(kv, grid, valid_hw))  # (B, N, f, D) each
         return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v))))
 
-    def project(self, kv: Tensor, grid: Grid, valid_hw: Tensor | None) -> tuple[Tensor, Tensor]:
+    def project(self, kv: Tensor, grid: Grid, valid_hw: Valid) -> tuple[Tensor, Tensor]:
         """kv (B, T, 2C), zero in the padding -> projected keys and values (B, f, C)."""
         proj_k = self.fit(self.proj_k, grid, valid_hw).mT
         if self.share_kv:
@@ -73,7 +74,7 @@ class LinformerAttention(Attention):
         k, v = kv.chunk(2, dim=-1)
         return proj_k @ k, self.fit(self.proj_v, grid, valid_hw).mT @ v
 
-    def fit(self, table: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
+    def fit(self, table: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
         """Resize a projection to a grid: (T, f), or (B, T, f) with `valid_hw`."""
         if valid_hw is not None:
             return resize_projections(table, self.grid, grid, valid_hw, self.num_global)
@@ -106,7 +107,7 @@ class LinformerAttention(Attention):
         return self.grid
 
     def attention_weights(
-        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None = None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
         """Raises ValueError: the keys are no tokens."""
         raise ValueError(
@@ -118,12 +119,6 @@ class LinformerAttention(Attention):
         """The linear layers, the projections along the token axis, the scores and the values."""
         tokens = self.num_global + grid[0] * grid[1]
         return 4 * tokens * self.dim**2 + 4 * tokens * self.num_features * self.dim
-
-    def extra_repr(self) -> str:
-        return (
-            f"{super().extra_repr()}, num_features={self.num_features}, "
-            f"share_kv={self.share_kv}, grid={self.grid}"
-        )
 
 
 def resize_projection(

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from vil.layers.attention.base import GlobalLocalAttention
-from vil.layers.padding import Grid
+from vil.layers.padding import Grid, Valid
 from vil.layers.pos_embed import register_relative_bias
 from vil.ops import BACKENDS, Case, LocalBias, Window, local_attention
 from vil.ops.reference import attended_keys
-from vil.ops.window import NEIGHBORS, mode_offsets
+from vil.ops.window import mode_offsets
 from vil.utils.lookup import lookup
 from vil.utils.train_step import TrainStep
 
@@ -59,11 +59,9 @@ class LongformerAttention(GlobalLocalAttention):
         self.progress: TrainStep | None = None
         self.index = 0
         if self.rel_pos:
-            register_relative_bias(self, (4 * window - 1,) * 2, num_heads, self.num_global)
+            register_relative_bias(self, (4 * window - 1,) * 2)
 
-    def attend_local(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Tensor | None
-    ) -> Tensor:
+    def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
         """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
         if self.mode > 0 and self.training and torch.compiler.is_exporting():
             raise ValueError(
@@ -73,17 +71,14 @@ class LongformerAttention(GlobalLocalAttention):
         attend = self._attend_shifted if self.mode > 0 else self._attend
         return attend(q, k, v, grid, valid_hw)
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Tensor | None
-    ) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
         dropout_p = self.attn_drop if self.training else 0.0
         options = dict(num_global=self.num_global, bias=self.bias(), valid_hw=valid_hw)
         options |= dict(scale=self.scale, dropout_p=dropout_p, backend=self.backend)
         return local_attention(q, k, v, self.window(grid), **options)
 
-    @torch.compiler.disable  # the window changes at each step, and each would be compiled
-    def _attend_shifted(self, *args) -> Tensor:
-        return self._attend(*args)
+    # the window of random shift changes at each step, and each would be compiled
+    _attend_shifted = torch.compiler.disable(_attend)
 
     def bias(self) -> LocalBias | None:
         """The learned bias of local queries, None without rel_pos."""
@@ -91,10 +86,6 @@ class LongformerAttention(GlobalLocalAttention):
             return None
         to_global = self.g2l_relative_position_bias[1] if self.num_global else None
         return LocalBias(self.local_relative_position_bias_table.mT, to_global)
-
-    def modes(self) -> tuple[int, ...]:
-        """The neighbor modes of training: 0 (all nine chunks) to 8 with random shift."""
-        return tuple(range(9)) if self.mode > 0 else (self.mode,)
 
     def window(self, grid: Grid, mode: int | None = None) -> Window:
         """The window of a neighbor mode, by default of the current one."""
@@ -123,10 +114,9 @@ class LongformerAttention(GlobalLocalAttention):
 
     def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
         """See `Attention.backend_cases`. One neighbor of random shift represents all eight."""
-        for mode in self.modes() if training else ():
-            case = self.case(grid, mode, training=True, **call)
-            if len(case.window.offsets) != 2 or case.window.offsets[1] == NEIGHBORS[0]:
-                yield case
+        modes = (0, 1) if self.mode > 0 else (self.mode,)
+        for mode in modes if training else ():
+            yield self.case(grid, mode, training=True, **call)
         yield self.case(grid, min(self.mode, 0), training=False, **call)
 
     def current_mode(self) -> int:
@@ -140,10 +130,9 @@ class LongformerAttention(GlobalLocalAttention):
                 "random shift samples a neighbor from the step: call "
                 "vil.layers.attention.set_progress(model, TrainStep(...)) before each training step"
             )
-        return 0 if self.shift_ended(self.progress) else self.sample_mode()
-
-    def sample_mode(self) -> int:
-        """Sample a neighbor 1..8, a function of (seed, step, module) that recomputation repeats."""
+        if self.shift_ended(self.progress):
+            return 0
+        # a function of (seed, step, module), which recomputation repeats
         rng = random.Random(f"random shift {self.progress.seed} {self.progress.step} {self.index}")
         return rng.randint(1, 8)
 
@@ -160,7 +149,7 @@ class LongformerAttention(GlobalLocalAttention):
         return f"random shift is over, all nine chunks from epoch {first}"
 
     def local_weights(
-        self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None
+        self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid
     ) -> Tensor:
         """q (B, N, Q, D), k (B, N, T, D) -> (B, N, Q, T)."""
         scores = self.scores(q, k)
@@ -170,9 +159,7 @@ class LongformerAttention(GlobalLocalAttention):
         ]
         return torch.stack(rows, dim=2) if rows else scores
 
-    def _window_weights(
-        self, scores: Tensor, grid: Grid, query: int, valid_hw: Tensor | None
-    ) -> Tensor:
+    def _window_weights(self, scores: Tensor, grid: Grid, query: int, valid_hw: Valid) -> Tensor:
         """scores (B, N, T) of one local token -> its weights (B, N, T).
 
         A small cyclic grid offers a key several times, each time with another bias: its weights are
@@ -207,8 +194,6 @@ class LongformerAttention(GlobalLocalAttention):
         return 2 * grid[0] * grid[1] * keys * self.dim
 
     def extra_repr(self) -> str:
-        return (
-            f"{super().extra_repr()}, rel_pos={self.rel_pos}, window={self.window_size}, "
-            f"sw_exact={self.sw_exact}, mode={self.mode}, mode_switch={self.mode_switch}, "
-            f"backend={self.backend}"
-        )
+        names = ("sw_exact", "mode", "mode_switch", "backend")
+        own = ", ".join(f"{name}={getattr(self, name)}" for name in names)
+        return f"{super().extra_repr()}, window={self.window_size}, {own}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, AttentionWeights
-from vil.layers.padding import Grid
+from vil.layers.padding import Grid, Valid
 from vil.utils.precision import autocast_off
 from vil.utils.train_step import TrainStep
 
@@ -43,7 +43,7 @@ class PerformerAttention(Attention):
         self.fast_attention = RandomFeatureAttention(dim // num_heads, num_features, batch_max)
         self.last_redraw: tuple[int, int, int] | None = None  # seed, index and step
 
-    def forward(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
         """x (B, G+L, C), global tokens first -> (B, G+L, C)."""
         q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, T, D) each
         real = self.real_tokens(valid_hw, grid)
@@ -67,7 +67,7 @@ class PerformerAttention(Attention):
             self.last_redraw = key
 
     def attention_weights(
-        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None = None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
         """The normalized products of random features. See `Attention.attention_weights`."""
         q, k, _ = self.split_parts(self.qkv(x), 3)

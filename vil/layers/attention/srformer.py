@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, AttentionWeights
-from vil.layers.padding import Grid, real_cells
+from vil.layers.padding import Grid, Valid, real_cells
 from vil.utils.lookup import lookup
 
 RAGGED = {"pad": "zero-pad incomplete cells", "drop": "drop the tokens of incomplete cells"}
@@ -29,6 +29,7 @@ class SRAttention(Attention):
     The instance norm is skipped for a single cell, which it would make zero.
     """
 
+    shown = (*Attention.shown, "ratio", "ragged")
     has_relative_bias = False
 
     def __init__(
@@ -43,23 +44,21 @@ class SRAttention(Attention):
         self.proj = nn.Linear(dim, dim)
         self.proj_sr = nn.Conv2d(dim, dim, ratio, ratio, bias=False)
 
-    def forward(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
         """x (B, G+L, C), global tokens first -> (B, G+L, C)."""
         q = self.split_heads(self.query(x))  # (B, N, T, D)
         k, v, mask = self.keys_and_values(x, grid, valid_hw)
         return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v, mask))))
 
     def keys_and_values(
-        self, x: Tensor, grid: Grid, valid_hw: Tensor | None
+        self, x: Tensor, grid: Grid, valid_hw: Valid
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """x (B, G+L, C) -> k, v (B, N, G+R, D), mask of padding (B, 1, 1, G+R) or None."""
         reduced, mask = self.reduce(x[:, self.num_global :], grid, valid_hw)
         kv = self.kv(torch.cat([x[:, : self.num_global], reduced.to(x.dtype)], dim=1))
         return *self.split_parts(kv, 2), mask
 
-    def reduce(
-        self, x: Tensor, grid: Grid, valid_hw: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def reduce(self, x: Tensor, grid: Grid, valid_hw: Valid) -> tuple[Tensor, Tensor | None]:
         """Local tokens (B, L, C) -> (B, R, C), mask of cells that are all padding or None."""
         if valid_hw is not None:
             x = x.masked_fill(~real_cells(valid_hw, grid).flatten(1)[..., None], 0.0)
@@ -86,7 +85,7 @@ class SRAttention(Attention):
         return rows, cols
 
     def attention_weights(
-        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Tensor | None = None
+        self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
         """See `Attention.attention_weights`. A key is a cell of `ratio` x `ratio` tokens."""
         q = self.split_heads(self.query(x[:, queries]))
@@ -115,9 +114,6 @@ class SRAttention(Attention):
         keys = self.num_global + reduced
         linears = (2 * tokens + 2 * keys + reduced * self.ratio**2) * self.dim**2
         return linears + 2 * tokens * keys * self.dim
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, ratio={self.ratio}, ragged={self.ragged}"
 
 
 def spatial_norm(x: Tensor, real: Tensor) -> Tensor:
