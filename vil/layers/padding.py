@@ -4,10 +4,12 @@ Shapes: B batch, C channels, X Y rows and columns. `valid_hw` (B, 2) int64 count
 columns of each image that are not padding, from the top left.
 """
 
-import torch
 from torch import Tensor
 
+from vil.ops.window import real_cells
+
 Grid = tuple[int, int]  # rows and columns
+Valid = Tensor | None  # `valid_hw`; None if no image is padded
 
 
 def downsample_valid(valid_hw: Tensor, factor: int) -> Tensor:
@@ -15,13 +17,6 @@ def downsample_valid(valid_hw: Tensor, factor: int) -> Tensor:
     return -(-valid_hw // factor)
 
 
-def real_cells(valid_hw: Tensor, size: Grid) -> Tensor:
-    """(B, 1, X, Y) bool: the cells of a map of that size that are not padding."""
-    rows, cols = (torch.arange(n, device=valid_hw.device) for n in size)
-    inside = (rows < valid_hw[:, :1])[:, :, None] & (cols < valid_hw[:, 1:])[:, None]
-    return inside[:, None]
-
-
-def zero_padding(x: Tensor, valid_hw: Tensor | None) -> Tensor:
+def zero_padding(x: Tensor, valid_hw: Valid) -> Tensor:
     """x (B, C, X, Y) with zeros in the padding; x itself if `valid_hw` is None."""
     return x if valid_hw is None else x.masked_fill(~real_cells(valid_hw, x.shape[-2:]), 0.0)

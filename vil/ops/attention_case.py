@@ -35,21 +35,11 @@ class Case:
     @classmethod
     def of(cls, call: Call) -> Case:
         """The case of a call."""
-        batch, heads, _, head_dim = call.q.shape
-        return cls(
-            call.window,
-            batch,
-            heads,
-            head_dim,
-            call.num_global,
-            call.q.dtype,
-            call.q.device.type,
-            table_bias=call.bias.table is not None,
-            global_bias=call.bias.to_global is not None,
-            valid=call.valid_hw is not None,
-            dropout=call.dropout_p > 0,
-            needs_grad=torch.is_grad_enabled(),
-        )
+        q, _, _, window, num_global, (table, to_global), valid_hw, _, dropout_p = call
+        batch, heads, _, head_dim = q.shape
+        sizes = (batch, heads, head_dim, num_global, q.dtype, q.device.type)
+        has = (table is not None, to_global is not None, valid_hw is not None, dropout_p > 0)
+        return cls(window, *sizes, *has, needs_grad=torch.is_grad_enabled())
 
     @property
     def symbolic(self) -> bool:
@@ -66,11 +56,7 @@ class Case:
         window = self.window
         rows, cols = (_round_up(chunks, exact_to=4) for chunks in window.chunks)
         batch = min(_round_up(self.batch), LARGE_BATCH)
-        bias = "+".join(
-            word
-            for word, present in (("table", self.table_bias), ("globals", self.global_bias))
-            if present
-        )
+        bias = "+".join(["table"] * self.table_bias + ["globals"] * self.global_bias)
         words = [
             f"{rows}x{cols} chunks of {window.size}x{window.size} {window.mask.name.lower()}",
             f"{len(window.offsets)} offsets",

@@ -52,6 +52,13 @@ def mode_offsets(mode: int) -> tuple[tuple[int, int], ...]:
     )
 
 
+def real_cells(valid_hw: Tensor, size: tuple[int, int]) -> Tensor:
+    """(B, 1, X, Y) bool: the cells of a map of that size that are not padding."""
+    rows, cols = (torch.arange(n, device=valid_hw.device) for n in size)
+    inside = (rows < valid_hw[:, :1])[:, :, None] & (cols < valid_hw[:, 1:])[:, None]
+    return inside[:, None]
+
+
 @dataclass(frozen=True)
 class Window:
     """The window of every token of a grid.
@@ -173,16 +180,13 @@ class Window:
         (qx, qy), (kx, ky) = self._tile_positions(device)
         return ((qx - kx).abs() <= self.size) & ((qy - ky).abs() <= self.size)
 
-    def _tile_positions(
-        self, device: torch.device | str
-    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def _tile_positions(self, device: torch.device | str) -> tuple[list[Tensor], list[Tensor]]:
         """Rows and columns of queries (W, 1) and keys (1, K*W), relative to the query's chunk."""
         inside = torch.arange(self.size, device=device)
-        query = [a.reshape(-1, 1) for a in torch.meshgrid(inside, inside, indexing="ij")]
+        lines = [x.flatten() for x in torch.meshgrid(inside, inside, indexing="ij")]  # (W,) each
         shifts = torch.tensor(self.offsets, device=device) * self.size  # (K, 2)
-        key_rows = (shifts[:, 0, None, None] + inside[:, None]).expand(-1, self.size, self.size)
-        key_cols = (shifts[:, 1, None, None] + inside).expand(-1, self.size, self.size)
-        return (query[0], query[1]), (key_rows.reshape(1, -1), key_cols.reshape(1, -1))
+        keys = [(shifts[:, axis, None] + line).reshape(1, -1) for axis, line in enumerate(lines)]
+        return [line[:, None] for line in lines], keys
 
     def _real(self, axis: int, valid_hw: Tensor | None, device: torch.device | str) -> Tensor:
         """bool (B or 1, R, K, w): which of `_lines` are inside the grid and not padding."""

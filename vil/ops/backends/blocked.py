@@ -44,12 +44,11 @@ softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout
 
 def unsupported(case: Case) -> list[str]:
     """The reasons why it cannot compute a case."""
-    reasons = []
-    if case.dropout:
-        reasons.append("dropout: the backward pass would recompute the weights with another mask")
-    if case.window.symbolic:
-        reasons.append("the size of the grid is open: its chunks are counted in advance")
-    return reasons
+    checks = {
+        "dropout: the backward pass would recompute the weights with another mask": case.dropout,
+        "the size of the grid is open: its chunks are counted in advance": case.window.symbolic,
+    }
+    return [text for text, applies in checks.items() if applies]
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:

@@ -3,15 +3,17 @@
 Shapes: B batch, N heads, L tokens of a grid of X x Y, R x C chunks of W = w*w tokens, D channels.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vil.ops.call import Call
 from vil.ops.window import SELF_CHUNK, Window
 
 Offsets = tuple[tuple[int, int], ...]
+Values = Callable[[Tensor], Tensor]
 
 
 def is_even(window: Window) -> bool:
@@ -95,6 +97,26 @@ def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tenso
     scores = scores if scores.dtype == torch.float64 else scores.float()
     weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
     return weights.masked_fill(~visible, 0.0) if may_be_empty else weights
+
+
+def attend_jointly(first: Call, scores: Tensor, visible: Tensor, values: Values) -> Tensor:
+    """Attention under one softmax over global and local keys, of queries in any layout.
+
+    first: the call with scaled q (B, N, .., D) and only the global tokens of k and v. scores,
+    visible (B, N or 1, .., K) of local keys. values: multiplies their weights with v.
+    """
+    num_global, unit = first.num_global, (1,) * (first.q.ndim - 4)
+    if num_global:
+        k_global, v_global = (x.unflatten(1, (-1, *unit)) for x in (first.k, first.v))
+        to_global = first.q @ k_global.mT  # (B, N, .., G)
+        if first.bias.to_global is not None:
+            to_global = to_global + first.bias.to_global.unflatten(0, (-1, 1, *unit))
+        scores = torch.cat([to_global, scores], dim=-1)
+        visible = F.pad(visible, (num_global, 0), value=True)
+    weights = masked_softmax(scores, visible, can_be_empty(num_global, first.valid_hw))
+    weights = F.dropout(weights, first.dropout_p).to(first.v.dtype)
+    out = values(weights[..., num_global:])
+    return out + weights[..., :num_global] @ v_global if num_global else out
 
 
 def can_be_empty(num_global: int, valid_hw: Tensor | None) -> bool:

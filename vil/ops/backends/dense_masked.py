@@ -10,7 +10,7 @@ from torch import Tensor
 from vil.ops.attention_case import Case
 from vil.ops.backends.chunk_layout import can_be_empty, masked_softmax
 from vil.ops.call import Call
-from vil.ops.window import Mask, Window
+from vil.ops.window import Mask, Window, real_cells
 
 MAX_MASKED_LENGTH = 8192  # tokens; above it the scores of a head exceed 256 MiB
 
@@ -31,11 +31,9 @@ def run(call: Call) -> Tensor:
     """See `vil.ops.local_attention`."""
     q, k, v, window, num_global, bias, valid_hw, scale, dropout_p = call
     visible, index = dense_window(window, q.device)
-    visible = (
-        visible[None]
-        if valid_hw is None
-        else visible & _real_keys(window, valid_hw.to(q.device))[:, None]
-    )
+    visible = visible[None]
+    if valid_hw is not None:
+        visible = visible & real_cells(valid_hw.to(q.device), window.grid).flatten(2)
     scores = (q * scale) @ k.mT
     scores = scores if scores.dtype == torch.float64 else scores.float()
     if bias.table is not None:
@@ -76,12 +74,3 @@ def _along(
     if window.mask == Mask.EXACT:
         visible = visible & (distance.abs() <= w)
     return visible, distance + 2 * w - 1
-
-
-def _real_keys(window: Window, valid_hw: Tensor) -> Tensor:
-    """(B, L) bool: the tokens that are not padding."""
-    rows = (
-        torch.arange(window.grid[0], device=valid_hw.device)[:, None] < valid_hw[:, 0, None, None]
-    )
-    cols = torch.arange(window.grid[1], device=valid_hw.device) < valid_hw[:, 1, None, None]
-    return (rows & cols).flatten(1)

@@ -39,7 +39,7 @@ from vil.ops.attention_case import Case
 from vil.ops.backends.chunk_layout import from_chunks, to_chunks
 from vil.ops.bias import LocalBias
 from vil.ops.call import Call
-from vil.ops.window import Mask, Window
+from vil.ops.window import Mask, Window, real_cells
 from vil.utils.machine import has_compiler
 
 try:
@@ -125,25 +125,20 @@ def _reasons(case: Case, lse: bool) -> list[str]:
         reasons.append("dropout: FlexAttention has none")
     if case.symbolic:
         return [*reasons, "the batch or the grid is open: their blocks are listed in advance"]
-    if window.repeats():
-        reasons.append("keys repeat: a list has every key block once")
-    if case.dtype == torch.float64:
-        reasons.append("float64: FlexAttention computes in float32")
-    if case.device == "cuda" and case.head_dim < 16:
-        reasons.append(f"{case.head_dim} channels per head: on GPUs FlexAttention needs 16")
-    if case.device == "cuda" and case.batch * case.heads > MAX_GRID:
-        reasons.append(f"{case.batch * case.heads} images times heads: more than {MAX_GRID}")
-    if math.prod(window.chunks) > MAX_BLOCKS:
-        reasons.append(
-            f"{math.prod(window.chunks)} chunks are more than {MAX_BLOCKS}: "
-            "the lists of blocks grow with the square"
-        )
-    if not _has_room(_shape(case, lse)):
-        reasons.append(
-            f"{MAX_SHAPES} shapes are compiled and this is another: "
-            "each takes seconds to compile and stays in memory"
-        )
-    return reasons
+    lanes, chunks = case.batch * case.heads, math.prod(window.chunks)
+    on_gpu, has_room = case.device == "cuda", _has_room(_shape(case, lse))
+    few, many = case.head_dim < 16, lanes > MAX_GRID
+    checks = {
+        "keys repeat: a list has every key block once": window.repeats(),
+        "float64: FlexAttention computes in float32": case.dtype == torch.float64,
+        f"{case.head_dim} channels per head: on GPUs FlexAttention needs 16": on_gpu and few,
+        f"{lanes} images times heads: more than {MAX_GRID}": on_gpu and many,
+        f"{chunks} chunks are more than {MAX_BLOCKS}: "
+        "the lists of blocks grow with the square": chunks > MAX_BLOCKS,
+        f"{MAX_SHAPES} shapes are compiled and this is another: "
+        "each takes seconds to compile and stays in memory": not has_room,
+    }
+    return reasons + [text for text, applies in checks.items() if applies]
 
 
 @torch.compiler.assume_constant_result
@@ -365,11 +360,9 @@ def _base(window: Window, num_global: int, size: int, device: torch.device) -> T
 def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) -> Tensor:
     """bool (h, (S+M)*P): global tokens, and local tokens inside the grid that are not padding."""
     window = case.window
-    limit = torch.tensor([window.grid], device=device)
-    limit = limit if valid_hw is None else limit.minimum(valid_hw.to(device))
-    row, col = (torch.arange(n, device=device) for n in window.grid)
-    tokens = (row[:, None] < limit[:, 0, None, None]) & (col < limit[:, 1, None, None])
-    local = _to_blocks(tokens.flatten(1)[:, None, :, None], window, size)[:, 0, :, 0]
+    limit = torch.tensor([window.grid]) if valid_hw is None else valid_hw
+    tokens = real_cells(limit.to(device), window.grid).flatten(2)[..., None]
+    local = _to_blocks(tokens, window, size)[:, 0, :, 0]
     first = torch.arange(_widths(case.num_global, size)[0], device=device) < case.num_global
     real = torch.cat([first.expand(len(local), -1), local], dim=1)
     return real.expand(case.batch, -1).repeat_interleave(case.heads, dim=0)

@@ -32,7 +32,9 @@ def run(call: Call) -> Tensor:
     keys, values = _gather(k, window, num_global), _gather(v, window, num_global)
     visible = F.pad(window.visible(valid_hw, q.device), (num_global, 0), value=True)
     visible = visible.flatten(1, 2)[:, None]  # (B or 1, 1, R*C, W or 1, G + K*W)
-    mask = _score_mask(visible, joined_bias(bias, window, num_global), q.dtype)
+    bias = joined_bias(bias, window, num_global)
+    added = q.new_zeros(()) if bias is None else bias.to(q.dtype)[:, None]
+    mask = torch.where(visible, added, torch.finfo(q.dtype).min)
     mask = mask.expand(-1, heads, -1, -1, -1).flatten(1, 2)
     out = F.scaled_dot_product_attention(queries, keys, values, mask, dropout_p, scale=scale)
     if can_be_empty(num_global, valid_hw):
@@ -51,13 +53,3 @@ def _gather(x: Tensor, window: Window, num_global: int) -> Tensor:
     else:
         parts += roll_neighbors(to_chunks(local, window), window.offsets)
     return torch.cat(parts, dim=4).flatten(1, 3)
-
-
-def _score_mask(visible: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Added to the scores: (B or 1, N or 1, R*C, W or 1, G + K*W).
-
-    The bias (N, W, G + K*W), or 0, for visible keys; the smallest finite number for others.
-    """
-    base = torch.zeros((), dtype=dtype, device=visible.device)
-    base = base if bias is None else bias.to(dtype)[:, None]
-    return torch.where(visible, base, torch.finfo(dtype).min)

@@ -11,16 +11,14 @@ channels.
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
 from vil.ops.backends.chunk_layout import (
     Offsets,
-    can_be_empty,
+    attend_jointly,
     from_chunks,
-    masked_softmax,
     roll_neighbors,
     sum_neighbors,
     to_chunks,
@@ -80,24 +78,19 @@ def run_handgrad(call: Call) -> Tensor:
 
 
 def _run(call: Call, scores: Product, values: Product) -> Tensor:
-    q, k, v, window, num_global, bias, valid_hw, scale, dropout_p = call
-    q = to_chunks(q * scale, window)
-    k_global, k_local = k.split([num_global, window.length], dim=2)
-    v_global, v_local = v.split([num_global, window.length], dim=2)
+    window, lengths = call.window, [call.num_global, call.window.length]
+    q = to_chunks(call.q * call.scale, window)
+    k_global, k_local = call.k.split(lengths, dim=2)
+    v_global, v_local = call.v.split(lengths, dim=2)
+    first = call._replace(q=q, k=k_global, v=v_global)
     logits = scores(q, to_chunks(k_local, window), window.offsets)  # (B, N, R, C, W, K*W)
-    table = tile_bias(bias, window)
+    table = tile_bias(call.bias, window)
     if table is not None:
         logits = logits + table[:, None, None]
-    visible = window.visible(valid_hw, q.device)[:, None]
-    if num_global:
-        to_global = q @ k_global[:, :, None, None].mT  # (B, N, R, C, W, G)
-        if bias.to_global is not None:
-            to_global = to_global + bias.to_global[:, None, None, None]
-        logits = torch.cat([to_global, logits], dim=-1)
-        visible = F.pad(visible, (num_global, 0), value=True)
-    weights = masked_softmax(logits, visible, can_be_empty(num_global, valid_hw))
-    weights = F.dropout(weights, dropout_p).to(v.dtype)
-    out = values(weights[..., num_global:], to_chunks(v_local, window), window.offsets)
-    if num_global:
-        out = out + weights[..., :num_global] @ v_global[:, :, None, None]
+    visible = window.visible(call.valid_hw, q.device)[:, None]
+
+    def weigh(weights: Tensor) -> Tensor:
+        return values(weights, to_chunks(v_local, window), window.offsets)
+
+    out = attend_jointly(first, logits, visible, weigh)
     return from_chunks(out, window)

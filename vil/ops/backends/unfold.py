@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vil.ops.attention_case import Case
-from vil.ops.backends.chunk_layout import can_be_empty, masked_softmax
+from vil.ops.backends.chunk_layout import attend_jointly
 from vil.ops.call import Call
 from vil.ops.window import Mask, Window
 
@@ -55,27 +55,23 @@ def run_tensor(call: Call) -> Tensor:
 
 
 def _run(call: Call, unfold: Callable[[Tensor, tuple[int, int]], Tensor]) -> Tensor:
-    q, k, v, window, num_global, bias, valid_hw, scale, dropout_p = call
+    window, lengths = call.window, [call.num_global, call.window.length]
     reach = tuple(min(window.size, n - 1) for n in window.grid)  # the grid has no farther neighbor
-    q = q * scale
-    k_global, k_local = k.split([num_global, window.length], dim=2)
-    v_global, v_local = v.split([num_global, window.length], dim=2)
+    q = call.q * call.scale
+    k_global, k_local = call.k.split(lengths, dim=2)
+    v_global, v_local = call.v.split(lengths, dim=2)
+    first = call._replace(q=q, k=k_global, v=v_global)
     keys = unfold(k_local.unflatten(2, window.grid), reach)
     logits = (q[:, :, :, None] @ keys).squeeze(3)  # (B, N, L, K)
-    if bias.table is not None:
-        logits = logits + _neighbor_bias(bias.table, window, reach)[:, None]
-    visible = _visible(window, reach, valid_hw, q.device)[:, None]
-    if num_global:
-        to_global = q @ k_global.mT  # (B, N, L, G)
-        if bias.to_global is not None:
-            to_global = to_global + bias.to_global[:, None]
-        logits = torch.cat([to_global, logits], dim=-1)
-        visible = F.pad(visible, (num_global, 0), value=True)
-    weights = masked_softmax(logits, visible, can_be_empty(num_global, valid_hw))
-    weights = F.dropout(weights, dropout_p).to(v.dtype)
-    values = unfold(v_local.unflatten(2, window.grid), reach)
-    out = (weights[..., None, num_global:] @ values.mT).squeeze(3)
-    return out + weights[..., :num_global] @ v_global if num_global else out
+    if call.bias.table is not None:
+        logits = logits + _neighbor_bias(call.bias.table, window, reach)[:, None]
+    visible = _visible(window, reach, call.valid_hw, q.device)[:, None]
+
+    def weigh(weights: Tensor) -> Tensor:
+        values = unfold(v_local.unflatten(2, window.grid), reach)
+        return (weights[..., None, :] @ values.mT).squeeze(3)
+
+    return attend_jointly(first, logits, visible, weigh)
 
 
 def _steps(reach: int, device: torch.device) -> Tensor:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from vil.ops.attention_case import Case
+from vil.ops.backends import blocked
 from vil.ops.call import Call
 from vil.ops.window import Window
 
@@ -77,29 +78,21 @@ class Tokens(NamedTuple):
 
 def unsupported(case: Case) -> list[str]:
     """The reasons why it cannot compute a case."""
-    reasons = []
-    if find_spec("triton") is None:
-        reasons.append("triton is not installed")
-    if case.device != "cuda" and not interpreted():
-        reasons.append(f"it needs a CUDA device, not {case.device}")
     has_gpu = case.device == "cuda" and torch.cuda.is_available()
-    if has_gpu and torch.cuda.get_device_capability() < MIN_CAPABILITY:
-        reasons.append(
-            f"it needs a GPU of compute capability {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or newer"
-        )
-    if case.dtype not in DTYPES:
-        reasons.append(f"it computes in 16 or 32 bits, not in {str(case.dtype)[6:]}")
-    if not HEAD_DIMS[0] <= case.head_dim <= HEAD_DIMS[1]:
-        reasons.append(f"heads must have {HEAD_DIMS[0]} to {HEAD_DIMS[1]} channels")
-    if not WINDOWS[0] <= case.window.size <= WINDOWS[1]:
-        reasons.append(f"the window must be {WINDOWS[0]} to {WINDOWS[1]}, not {case.window.size}")
-    if case.num_global > MAX_GLOBAL:
-        reasons.append(f"{case.num_global} global tokens are more than {MAX_GLOBAL}")
-    if case.dropout:
-        reasons.append("dropout: the backward pass would recompute the weights with another mask")
-    if case.window.symbolic:
-        reasons.append("the size of the grid is open: its chunks are counted in advance")
-    return reasons
+    too_old = has_gpu and torch.cuda.get_device_capability() < MIN_CAPABILITY
+    channels_fit = HEAD_DIMS[0] <= case.head_dim <= HEAD_DIMS[1]
+    window_fits, size = WINDOWS[0] <= case.window.size <= WINDOWS[1], case.window.size
+    checks = {
+        "triton is not installed": find_spec("triton") is None,
+        f"it needs a CUDA device, not {case.device}": case.device != "cuda" and not interpreted(),
+        "it needs a GPU of compute capability {}.{} or newer".format(*MIN_CAPABILITY): too_old,
+        f"it computes in 16 or 32 bits, not in {str(case.dtype)[6:]}": case.dtype not in DTYPES,
+        "heads must have {} to {} channels".format(*HEAD_DIMS): not channels_fit,
+        "the window must be {} to {}, not {}".format(*WINDOWS, size): not window_fits,
+        f"{case.num_global} global tokens are more than {MAX_GLOBAL}": case.num_global > MAX_GLOBAL,
+    }
+    # recomputing the scores of chunks has the limits of the blocked backend
+    return [text for text, applies in checks.items() if applies] + blocked.unsupported(case)
 
 
 def interpreted() -> bool:
