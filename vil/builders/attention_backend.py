@@ -183,7 +183,8 @@ def _read_tuned(requests: list[BackendRequest]) -> dict[str, str]:
     """What `vil tune` found for this user, for these requests."""
     if requests:
         tuning_cache.load(requests[0].case.device)
-    return tuning_cache.for_cases(request.case.bucket() for request in requests)
+    buckets = (request.case.bucket() for request in requests)
+    return {bucket: CHOICES[bucket] for bucket in buckets if bucket in CHOICES}
 
 
 def _tune_missing(requests: list[BackendRequest], say: Callable[[str], None]) -> None:

@@ -83,10 +83,7 @@ def resize_tables(
 
 
 def interp_matrix(lengths: Tensor, old: int, new: int, centered: bool) -> Tensor:
-    """(B,) -> (B, new, old): linear interpolation of `old` points to `lengths` of `new` points.
-
-    Corners are not aligned.
-    """
+    """(B,) -> (B, new, old): linear interpolation of `old` points to `lengths` of `new` points."""
     lengths = lengths[:, None]
     index = torch.arange(new, device=lengths.device)
     index = index - (new - lengths) // 2 if centered else index

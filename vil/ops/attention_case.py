@@ -54,8 +54,8 @@ class Case:
         offsets only, so that the eight neighbors of random shift share a bucket.
         """
         window = self.window
-        rows, cols = (_round_up(chunks, exact_to=4) for chunks in window.chunks)
-        batch = min(_round_up(self.batch), LARGE_BATCH)
+        rows, cols = (next_power_of_2(chunks, exact_to=4) for chunks in window.chunks)
+        batch = min(next_power_of_2(self.batch), LARGE_BATCH)
         bias = "+".join(["table"] * self.table_bias + ["globals"] * self.global_bias)
         words = [
             f"{rows}x{cols} chunks of {window.size}x{window.size} {window.mask.name.lower()}",
@@ -69,6 +69,6 @@ class Case:
         return ", ".join(words)
 
 
-def _round_up(n: int, exact_to: int = 1) -> int:
+def next_power_of_2(n: int, exact_to: int = 1) -> int:
     """n up to `exact_to`, above it the next power of two."""
     return n if n <= exact_to else 1 << (n - 1).bit_length()

@@ -10,6 +10,8 @@ from torch import Tensor
 from vil.ops.bias import NO_BIAS, LocalBias
 from vil.ops.window import Mask, Window
 
+Gradients = tuple[Tensor | None, ...]  # of q, k, v, the table and to_global
+
 
 class Call(NamedTuple):
     """The arguments of `vil.ops.local_attention`, checked and with the default scale."""

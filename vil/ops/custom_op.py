@@ -52,10 +52,7 @@ def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
 
 
 def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
-    """Join a forward and a backward pass into a backend.
-
-    Declares torch operators: call it once per pair, before anything is compiled.
-    """
+    """Join two passes into a backend. Declares torch operators: call it once per pair."""
     operator = _operator(forward, backward)
 
     def run(call: Call) -> Tensor:
@@ -140,10 +137,7 @@ def _register_flops(name: str, num_matmuls: int, direction: str) -> None:
 
 
 def num_pairs(window: Window, num_global: int, halo: int) -> int:
-    """Pairs of a query and a key that are multiplied, including the padding of chunks.
-
-    halo: see `chunk_groups`.
-    """
+    """Pairs of query and key that are multiplied, with padding of chunks; see `chunk_groups`."""
     return sum(
         group.num_blocks * group.num_queries * window.tile
         * (num_global + len(group.keys) * window.tile)

@@ -148,30 +148,20 @@ class Window:
         return replace(self, offsets=offsets)
 
     def bias_index(self, device: torch.device | str = "cpu") -> Tensor:
-        """(W, K*W) int64: the entry of each query and key in a bias table of (4w-1)**2.
-
-        Table rows are query row minus key row plus 2w-1, columns likewise, as in the 2021
-        reference.
-        """
+        """(W, K*W) int64: the entry of each pair in a bias table, by query minus key plus 2w-1."""
         (qx, qy), (kx, ky) = self._tile_positions(device)
         side = 4 * self.size - 1
         return (qx - kx + 2 * self.size - 1) * side + (qy - ky + 2 * self.size - 1)
 
     def visible(self, valid_hw: Tensor | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """bool (B or 1, R, C, W or 1, K*W): the keys that the queries of each chunk attend to.
-
-        valid_hw (B, 2): rows and columns of each image that are not padding.
-        """
+        """bool (B or 1, R, C, W or 1, K*W): the keys that the queries of each chunk attend to."""
         rows, cols = self._real(0, valid_hw, device), self._real(1, valid_hw, device)
         real = rows[:, :, None, :, :, None] & cols[:, None, :, :, None, :]
         real = real.flatten(3).unsqueeze(3)
         return real & self.reach(device) if self.mask == Mask.EXACT else real
 
     def neighbor_tokens(self, device: torch.device | str = "cpu") -> Tensor:
-        """(R, C, K*W) int64: the tokens of the chunks at `offsets`.
-
-        Positions outside the grid have the nearest token; `visible` masks them.
-        """
+        """(R, C, K*W) int64: the tokens at `offsets`; the nearest token outside the grid."""
         rows, cols = (self._lines(axis, device).clamp(0, self.grid[axis] - 1) for axis in range(2))
         return (rows[:, None, :, :, None] * self.grid[1] + cols[:, :, None]).flatten(2)
 

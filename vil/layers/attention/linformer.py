@@ -137,10 +137,7 @@ def resize_projection(
 def resize_projections(
     table: Tensor, old: Grid, new: Grid, valid_hw: Tensor, num_global: int
 ) -> Tensor:
-    """(G + old X*Y, f) -> (B, G + new X*Y, f): `resize_projection` to the size of each image.
-
-    Images start at the top left of the new grid. Values in the padding are undefined.
-    """
+    """(G + old X*Y, f) -> (B, G + new X*Y, f): resized to each image; undefined in the padding."""
     local = resize_tables(table[num_global:], old, new, valid_hw)
     scale = (old[0] * old[1] / valid_hw.prod(1)).to(table)
     shared = table[:num_global].expand(len(valid_hw), -1, -1)

@@ -92,13 +92,8 @@ class LongformerAttention(GlobalLocalAttention):
         mode = self.current_mode() if mode is None else mode
         return Window.from_mode(grid, self.window_size, self.sw_exact, mode)
 
-    def case(
-        self, grid: Grid, mode: int, *, training: bool, padded: bool = False, **call: Any
-    ) -> Case:
-        """The call of local attention in a neighbor mode.
-
-        padded: images of several sizes. call: batch, dtype and device.
-        """
+    def case(self, grid: Grid, mode: int, *, training: bool, padded: bool = False, **call) -> Case:
+        """The call of local attention in a neighbor mode. call: batch, dtype and device."""
         return Case(
             self.window(grid, mode),
             heads=self.num_heads,
@@ -160,11 +155,7 @@ class LongformerAttention(GlobalLocalAttention):
         return torch.stack(rows, dim=2) if rows else scores
 
     def _window_weights(self, scores: Tensor, grid: Grid, query: int, valid_hw: Valid) -> Tensor:
-        """scores (B, N, T) of one local token -> its weights (B, N, T).
-
-        A small cyclic grid offers a key several times, each time with another bias: its weights are
-        summed. A query without keys has all zeros, like its output.
-        """
+        """scores (B, N, T) of one local token -> its weights, summed over repeated keys."""
         bias, num_global = self.bias(), self.num_global
         local = attended_keys(self.window(grid), *divmod(query, grid[1]))
         row, col, index = torch.tensor(local, device=scores.device).reshape(-1, 3).unbind(1)

@@ -96,10 +96,7 @@ class PerformerAttention(Attention):
 
 
 class RandomFeatureAttention(nn.Module):
-    """Linear attention by random features, with one projection for all heads.
-
-    projection_matrix (f, D) is a persistent buffer: results depend on it.
-    """
+    """Linear attention by random features, with one persistent projection (f, D) of all heads."""
 
     def __init__(self, head_dim: int, num_features: int, batch_max: bool) -> None:
         super().__init__()

@@ -117,10 +117,7 @@ class SRAttention(Attention):
 
 
 def spatial_norm(x: Tensor, real: Tensor) -> Tensor:
-    """Instance norm of x (B, R, C) over positions real (B or 1, R, 1); a single one is unchanged.
-
-    Biased variance, no scale and shift. Statistics in float32 (float64 for float64 input).
-    """
+    """Instance norm of x (B, R, C) over positions real (B or 1, R, 1), in float32 at least."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     count = real.sum(1, keepdim=True)
     mean = (wide * real).sum(1, keepdim=True) / count

@@ -84,10 +84,6 @@ class Backend(Implementation):
         super().resolve()
         _ = self.attend
 
-    @property
-    def compiles(self) -> bool:
-        return self.facts.get("compiles", False)
-
 
 FORWARDS = Registry("forward pass", entry_type=Implementation)
 BACKWARDS = Registry("backward pass", entry_type=Implementation)

@@ -35,8 +35,8 @@ from vil.ops.backends.chunk_groups import (
 )
 from vil.ops.backends.chunk_layout import can_be_empty, from_tiles, is_even, to_tiles
 from vil.ops.bias import LocalBias, tile_bias
-from vil.ops.call import Call
-from vil.ops.window import Mask, Window
+from vil.ops.call import Call, Gradients
+from vil.ops.window import Mask, Window, real_cells
 
 BATCH_BYTES = 1 << 22  # scores of a batch: a part of the last-level cache
 softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout out)) out
@@ -76,9 +76,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     return out, lse[..., 0]
 
 
-def backward(
-    call: Call, out: Tensor, lse: Tensor, dout: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
     """See `vil.ops.custom_op`. `out` is not used, and `lse` only for rows without keys.
 
     Normalizing by `lse` would scale a row by its rounding error, and a softmax in the cache is
@@ -302,14 +300,9 @@ class Scores:
         window, valid_hw = self.window, self.call.valid_hw
         if valid_hw is None and is_even(window) and (window.cyclic or not self.halo):
             return None
-        limit = torch.tensor([window.grid], device=self.q.device)
-        limit = limit if valid_hw is None else limit.minimum(valid_hw.to(limit.device))
-        lines = []
-        for axis, count in enumerate(window.chunks):
-            token = torch.arange(count * window.size, device=self.q.device)
-            lines.append((token < limit[:, axis, None]).unflatten(1, (count, window.size)))
-        rows, cols = lines
-        real = rows[:, None, :, None, :, None, None] & cols[:, None, None, :, None, :, None]
+        limit = torch.tensor([window.grid]) if valid_hw is None else valid_hw
+        real = real_cells(limit.to(self.q.device), window.grid).flatten(2)[..., None]
+        real = to_tiles(real, window)
         real = add_halo(real, window) if self.halo else real
         return real.expand(*self.call.q.shape[:2], -1, -1, -1, -1, -1)
 

@@ -79,12 +79,7 @@ def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
 
 
 def halo_size(window: Window, lanes: int) -> int:
-    """The chunks to add on each side of the grid, so that it is one group: 1, or 0 for none.
-
-    A cyclic grid gets the chunks of its other side. Others get empty chunks if these add fewer than
-    MAX_EMPTY_SCORES scores for all `lanes` (heads of all images): the time of a small call is
-    proportional to the number of groups.
-    """
+    """Chunks to add on each side for one group: 1 in cyclic grids and if few are empty, else 0."""
     if window.cyclic:
         return 1
     groups = chunk_groups(window, 0)
@@ -117,10 +112,7 @@ def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span
 
 
 def batches(group: ChunkGroup, images: int, heads: slice, limit: int) -> Iterator[Batch]:
-    """At most `limit` blocks at a time: part of the group, or all of it for some images and heads.
-
-    A batch has at least one block.
-    """
+    """At most `limit` blocks, and at least one, at a time, of some images and heads."""
     across = even_share(group.count[1], limit)
     down = even_share(group.count[0], limit // group.count[1])
     b = even_share(images, limit // group.num_blocks)
@@ -148,10 +140,7 @@ def even_share(count: int, limit: int) -> int:
 
 
 def add_halo(x: Tensor, window: Window) -> Tensor:
-    """(.., R, C, w, w, D) -> (.., R+2, C+2, w, w, D).
-
-    The added chunks are those of the other side in a cyclic grid, else zeros.
-    """
+    """Add a chunk on each side (dims 2, 3): that of the other side in a cyclic grid, else zeros."""
     if not window.cyclic:
         return F.pad(x, (0,) * 6 + (1,) * 4)
     x = torch.cat([x[:, :, -1:], x, x[:, :, :1]], 2)
@@ -170,10 +159,7 @@ def sum_halo(x: Tensor, window: Window) -> Tensor:
 
 
 def query_tiles(x: Tensor, batch: Batch) -> Tensor:
-    """(B, N, R, C, w, w, D) -> a view of the batch's query chunks.
-
-    (b, n, blocks down, blocks across, chunks down, chunks across, w, w, D).
-    """
+    """The batch's query chunks: a view (b, n, blocks down, across, chunks down, across, w, w, D)"""
     (row, col), count, side = batch.group.first, batch.group.count, batch.group.side
     rows, cols = slice(row, row + count[0] * side[0]), slice(col, col + count[1] * side[1])
     x = x[batch.images, batch.heads, rows, cols]
@@ -181,18 +167,12 @@ def query_tiles(x: Tensor, batch: Batch) -> Tensor:
 
 
 def key_tiles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
-    """(B, N, R, C, w, w, D) -> J views (b, n, blocks down, blocks across, w, w, D).
-
-    x includes the halo.
-    """
+    """(B, N, R, C, w, w, D) with the halo -> J views (b, n, blocks down, across, w, w, D)."""
     return [_key_view(x, batch, (dx + halo, dy + halo)) for dx, dy in batch.group.keys]
 
 
 def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
-    """`key_tiles` to read only, (b, n, blocks down, blocks across, chunks down, across, w, w, D).
-
-    One overlapping view if the key chunks of a block fill a rectangle.
-    """
+    """`key_tiles` to read only, as one overlapping view if the chunks fill a rectangle."""
     keys = batch.group.keys
     down, across = (1 + max(axis) - min(axis) for axis in zip(*keys))
     if down * across > len(keys):

@@ -68,10 +68,7 @@ def _chunk_index(window: Window, device: torch.device) -> Tensor:
 
 
 def roll_neighbors(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
-    """Roll x (B, N, R, C, ...) by each offset, so that a chunk has its neighbor at the offset.
-
-    Consecutive offsets with the same row, as in row-major order, share the roll of rows.
-    """
+    """Roll x (B, N, R, C, ...) by each offset; consecutive offsets of one row share its roll."""
     rows, shifted = 0, x
     for dx, dy in offsets:
         if dx != rows:

@@ -46,7 +46,7 @@ def run(call: Call) -> Tensor:
     return F.dropout(weights, dropout_p).to(v.dtype) @ v
 
 
-def dense_window(window: Window, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+def dense_window(window: Window, device: torch.device) -> tuple[Tensor, Tensor]:
     """(L, L) bool: the keys of each query; (L, L) int64: the index into the bias table."""
     side = 4 * window.size - 1
     visible = torch.zeros(*window.grid, *window.grid, dtype=torch.bool, device=device)
@@ -61,9 +61,7 @@ def dense_window(window: Window, device: torch.device | str = "cpu") -> tuple[Te
     return visible.flatten(2).flatten(0, 1), index.flatten(2).flatten(0, 1)
 
 
-def _along(
-    window: Window, axis: int, step: int, device: torch.device | str
-) -> tuple[Tensor, Tensor]:
+def _along(window: Window, axis: int, step: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """For chunks `step` apart along an axis of n: (n, n) visible, (n, n) index into the table."""
     w, count = window.size, window.chunks[axis]
     token = torch.arange(window.grid[axis], device=device)

@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from vil.ops.attention_case import Case
+from vil.ops.attention_case import Case, next_power_of_2
 from vil.ops.backends.chunk_layout import from_chunks, to_chunks
 from vil.ops.bias import LocalBias
 from vil.ops.call import Call
@@ -195,7 +195,7 @@ def _block_size(window: Window, device: str, backward: bool) -> int:
 
 def _num_blocks(window: Window) -> int:
     """M: the number of chunks, rounded up to a power of two. The kernels skip empty blocks."""
-    return max(FEWEST_BLOCKS, 1 << (math.prod(window.chunks) - 1).bit_length())
+    return max(FEWEST_BLOCKS, next_power_of_2(math.prod(window.chunks)))
 
 
 def _num_first(num_global: int, block: int) -> int:

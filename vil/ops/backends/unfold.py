@@ -20,10 +20,7 @@ from vil.ops.window import Mask, Window
 
 
 def unfold_nnf(x: Tensor, reach: tuple[int, int]) -> Tensor:
-    """x (B, N, X, Y, D) -> (B, N, L, D, K): the tokens at most `reach` rows and columns away.
-
-    Neighbors are in row-major order, and 0 outside the grid.
-    """
+    """x (B, N, X, Y, D) -> (B, N, L, D, K): the neighbors of each token, 0 outside the grid."""
     sides = tuple(2 * n + 1 for n in reach)
     maps = x.permute(0, 1, 4, 2, 3).flatten(0, 1)  # (B*N, D, X, Y)
     copies = F.unfold(maps, sides, padding=reach)  # (B*N, D*K, L)

@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -121,8 +120,3 @@ def _read() -> dict[str, dict[str, Any]]:
         error = "it is not a tuning cache"
     log.warning("%s is ignored, run vil tune again: %s", path(), error)
     return {}
-
-
-def for_cases(buckets: Iterable[str]) -> dict[str, str]:
-    """The current choices of some buckets, which a run stores with its config."""
-    return {bucket: CHOICES[bucket] for bucket in buckets if bucket in CHOICES}

@@ -276,10 +276,7 @@ def table_kernel(
     TILE, DTABLE, part, top, left, height, width, cells, splits, N, w,
     Q: tl.constexpr, LINES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Add the splits of a tile to DTABLE (N, (4w-1)**2) float32.
-
-    Each entry sums over the queries of the tile the key at its relative position.
-    """
+    """Add the splits of a tile to DTABLE (N, (4w-1)**2) float32, by relative position."""
     side = 4 * w - 1
     blocks = tl.cdiv(side * side, ENTRIES)
     block, head = tl.program_id(0) % blocks, tl.program_id(0) // blocks

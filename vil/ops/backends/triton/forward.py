@@ -114,10 +114,7 @@ def rectangle(RECTS, number, x0, y0, row, col, w, rows, cols, MASK: tl.constexpr
 
 @triton.jit
 def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
-    """Row and column of the tokens of a rectangle from number `first` on, and whether they exist.
-
-    Others repeat its first token.
-    """
+    """Row, column and existence of a rectangle's tokens from `first` on; the first for others."""
     number = first + tl.arange(0, BLOCK)
     exists = number < count
     number = tl.where(exists, number, 0)
@@ -126,10 +123,7 @@ def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
 
 @triton.jit
 def resolve_token(row, col, exists, X, Y, w, rows, cols, MASK: tl.constexpr):
-    """The token at (row, col), and whether it is inside `rows` and `cols`.
-
-    A cyclic grid wraps around after the padding of its last chunk.
-    """
+    """The token at (row, col), wrapped in a cyclic grid, and whether it is in `rows` and `cols`."""
     if MASK == -1:
         high, wide = tl.cdiv(X, w) * w, tl.cdiv(Y, w) * w
         row = tl.where(row < 0, row + high, tl.where(row >= high, row - high, row))

@@ -24,9 +24,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vil.ops.attention_case import Case
+from vil.ops.attention_case import Case, next_power_of_2
 from vil.ops.backends import blocked
-from vil.ops.call import Call
+from vil.ops.call import Call, Gradients
 from vil.ops.window import Window
 
 HEAD_DIMS = (16, 128)
@@ -135,10 +135,7 @@ class Launcher:
         self.global_block = max(16, next_power_of_2(self.num_global)) if self.num_global else 0
 
     def options(self, direction: str, owned: str) -> dict[str, int]:
-        """The constants and launch options of a kernel whose programs own "queries" or "keys".
-
-        Small chunks and windows have small blocks. tl.dot needs at least 16.
-        """
+        """The constants and launch options of a kernel whose programs own "queries" or "keys"."""
         launch, cells = self.launches[direction], max(map(area, rectangles(self.window)))
         own, walked = (max(16, next_power_of_2(n)) for n in (self.window.tile, cells))
         owns_queries = owned == "queries"
@@ -177,9 +174,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def backward(
-    call: Call, out: Tensor, lse: Tensor, dout: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
     """See `vil.ops.custom_op`."""
     launcher, (table, to_global) = Launcher(call), call.bias
     dq, dk, dv = (torch.empty_like(x) for x in call[:3])
@@ -283,7 +278,3 @@ def area(rect: Rectangle) -> int:
 def on_device(rects: tuple[Rectangle, ...], device: torch.device) -> Tensor:
     """(R, 4) int32. Cached: a copy to the device synchronizes and cannot be in a CUDA graph."""
     return torch.tensor(rects, dtype=torch.int32, device=device)
-
-
-def next_power_of_2(n: int) -> int:
-    return 1 << (n - 1).bit_length()
