@@ -44,7 +44,7 @@ setup(
     packages=find_packages(include=["vil", "vil.*"]) + CONFIGS,
     package_dir={"vil.configs": "configs"},
     package_data={name: ["*.yaml"] for name in CONFIGS}
-    | {"vil": ["weights/*", "pretrained/*.csv", "report/*.j2"]},
+    | {"vil": ["weights/*", "pretrained/*.csv", "report/*.j2", "tasks/*/*.j2"]},
     install_requires=[
         "torch>=2.6",
         "torchvision>=0.21",
