@@ -1,9 +1,8 @@
 """Classification: one class per image.
 
-build.py        config -> task                    task.py    loss, evaluation, inference
-losses.py       training losses                   topk.py    loss and top-1, top-5 hits per image
-predictions.py  per-image predictions             report.py  their part of the run report
-output_formats.py  formats of `vil predict`
+build.py        config -> task                  task.py            loss, evaluation, inference
+losses.py       training losses                 output_formats.py  formats of `vil predict`
+predictions.py  per-image predictions           report.py          their part of the run report
 
 ENTRY describes the task to the registry (see `vil/tasks/__init__.py`).
 """

@@ -138,30 +138,21 @@ def _build_mix(cfg: CfgNode) -> Mix | None:
 @as_config_error
 def build_train_transform(cfg: CfgNode) -> Callable:
     """Build the augmentation of a PIL image to a tensor (3, S, S)."""
-    timm, aug = cfg.AUG.TIMM_AUG, cfg.AUG
-    by_timm = dict(
-        use_timm=True,
-        hflip=timm.HFLIP,
-        vflip=timm.VFLIP,
-        color_jitter=timm.COLOR_JITTER,
-        auto_augment=timm.AUTO_AUGMENT or None,
-        re_prob=timm.RE_PROB,
-        re_mode=timm.RE_MODE,
-        re_count=timm.RE_COUNT,
-    )
-    plain = dict(
-        finetune=cfg.FINETUNE.FINETUNE and not cfg.FINETUNE.USE_TRAIN_AUG,
-        crop_pct=cfg.INPUT.CROP_PCT,
-        color_jitter=aug.COLOR_JITTER,
-        gray_scale=aug.GRAY_SCALE,
-        gaussian_blur=aug.GAUSSIAN_BLUR,
-    )
+    aug = cfg.AUG
+    if aug.TIMM_AUG.USE_TRANSFORM:
+        names = ("HFLIP", "VFLIP", "COLOR_JITTER", "RE_PROB", "RE_MODE", "RE_COUNT")
+        own = {name.lower(): aug.TIMM_AUG[name] for name in names}
+        own |= dict(use_timm=True, auto_augment=aug.TIMM_AUG.AUTO_AUGMENT or None)
+    else:
+        own = {name.lower(): aug[name] for name in ("COLOR_JITTER", "GRAY_SCALE", "GAUSSIAN_BLUR")}
+        own["crop_pct"] = cfg.INPUT.CROP_PCT
+        own["finetune"] = cfg.FINETUNE.FINETUNE and not cfg.FINETUNE.USE_TRAIN_AUG
     return train_transform(
         cfg.INPUT.IMAGE_SIZE,
         scale=tuple(aug.SCALE),
         ratio=tuple(aug.RATIO),
         **_normalization(cfg),
-        **(by_timm if timm.USE_TRANSFORM else plain),
+        **own,
     )
 
 
@@ -172,8 +163,5 @@ def build_eval_transform(cfg: CfgNode) -> Callable[[Any], Tensor]:
 
 
 def _normalization(cfg: CfgNode) -> dict[str, Any]:
-    return dict(
-        mean=cfg.INPUT.MEAN,
-        std=cfg.INPUT.STD,
-        interpolation=INTERPOLATIONS[cfg.INPUT.INTERPOLATION],
-    )
+    interpolation = INTERPOLATIONS[cfg.INPUT.INTERPOLATION]
+    return dict(mean=cfg.INPUT.MEAN, std=cfg.INPUT.STD, interpolation=interpolation)
