@@ -171,7 +171,7 @@ def test_no_image_stands_twice():
 def evaluated(found, classes, data):
     places = [int(n) for part in found.extremes().values() for n in part]
     thumbnails = dict.fromkeys(places, ("x" * 5000, data))
-    return Evaluated("val", "best", found, classes, classes, True, thumbnails)
+    return Evaluated("val", found, classes, classes, True, thumbnails)
 
 
 def page_of(folder, title, settings, shown):

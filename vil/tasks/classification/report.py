@@ -21,10 +21,9 @@ Thumbnails = dict[int, tuple[str, bytes | None]]  # {index in the predictions: (
 
 
 class Evaluated(NamedTuple):
-    """A checkpoint's predictions on a test set."""
+    """A model's predictions on a test set."""
 
     test_set: str
-    checkpoint: str
     predictions: Predictions
     classes: list[str]  # of the test set
     predicted_names: list[str]  # of the model's classes
@@ -39,15 +38,9 @@ def report_test_set(
     test_set, loader = next(iter(task.test_sets.items()))
     predictions = collect_predictions(task, model, test_set)
     same, classes = test_set not in task.class_mapping, loader.classes
-    evaluated = Evaluated(
-        test_set,
-        checkpoint,
-        predictions,
-        classes,
-        classes if same else list(class_names),
-        same,
-        make_thumbnails(loader.dataset, predictions),
-    )
+    predicted_names = classes if same else list(class_names)
+    thumbnails = make_thumbnails(loader.dataset, predictions)
+    evaluated = Evaluated(test_set, predictions, classes, predicted_names, same, thumbnails)
     metrics = predictions.metrics()
     remark = f"of the same, on {test_set}, {metrics['count']:,} images"
     cards = [

@@ -151,11 +151,9 @@ class ClassificationTask(Task):
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
         """Compute probabilities (B, K) float32 on the CPU."""
-        images = torch.stack(list(inputs)).to(
-            self.device, non_blocking=True, memory_format=self.memory_format
-        )
+        placement = dict(device=self.device, memory_format=self.memory_format)
         with autocast(self.device, self.amp_dtype):
-            logits = model(images)
+            logits = model(torch.stack(list(inputs)).to(**placement, non_blocking=True))
         return logits.float().softmax(dim=-1).cpu()
 
     def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from vil.data.batch import BadSample, Batch
 
@@ -44,11 +45,8 @@ class DetectionBatch(Batch):
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> "DetectionBatch":
         """Apply a function to every tensor of images and targets."""
-        targets = [
-            {k: function(v) if isinstance(v, Tensor) else v for k, v in target.items()}
-            for target in self.targets
-        ]
-        return replace(self, images=[function(image) for image in self.images], targets=targets)
+        images, targets = tree_map_only(Tensor, function, (self.images, self.targets))
+        return replace(self, images=images, targets=targets)
 
 
 def to_unit_range(image: Tensor) -> Tensor:
