@@ -15,6 +15,7 @@ from vil.report.run_record import RunRecord
 MAX_EVALUATIONS, MAX_SETS = 100, 12
 NOT_METRICS = ("step", "epoch", "split", "wall", "count")
 Card = tuple[str, str, str]  # title, value, remark
+Table = tuple[str, list[str], list[list[str]]]  # caption, names of columns, rows
 
 
 class ModelCost(NamedTuple):
@@ -120,9 +121,7 @@ def _make_charts(record: RunRecord) -> list[Chart]:
     return charts
 
 
-def _evaluation_table(
-    test_set: str, points: list[dict], columns: Sequence[str]
-) -> tuple[str, list[str], list[list[str]]]:
+def _evaluation_table(test_set: str, points: list[dict], columns: Sequence[str]) -> Table:
     """Return the caption, names of columns, and rows of the evaluations on a test set."""
     logged = list(dict.fromkeys(key for point in points for key in point))
     keys = [key for key in columns or logged if key in logged and key not in NOT_METRICS]

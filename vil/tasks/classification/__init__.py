@@ -29,11 +29,7 @@ LOSSES.add(
     "focal",
     f"{_HERE}.losses:focal",
     "binary cross entropy with easy predictions weighted down",
-    keys={
-        "alpha": "LOSS.FOCAL.ALPHA",
-        "gamma": "LOSS.FOCAL.GAMMA",
-        "normalize": "LOSS.FOCAL.NORMALIZE",
-    },
+    keys={name: f"LOSS.FOCAL.{name.upper()}" for name in ("alpha", "gamma", "normalize")},
 )
 
 

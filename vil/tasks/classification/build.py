@@ -41,15 +41,9 @@ class Classification(ConfigTask, ClassificationTask):
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
         warn_unused(cfg, "TASK is classification", ("DETECTION",))
-        super().__init__(
-            cfg,
-            device,
-            num_classes=cfg.DATA.NUM_CLASSES,
-            loss=_build_loss(cfg),
-            label_smoothing=cfg.LOSS.LABEL_SMOOTHING,
-            per_class=cfg.OUTPUT_PERCLASS_ACC,
-            transform=build_eval_transform(cfg),
-        )
+        loss = dict(loss=_build_loss(cfg), label_smoothing=cfg.LOSS.LABEL_SMOOTHING)
+        classes = dict(num_classes=cfg.DATA.NUM_CLASSES, per_class=cfg.OUTPUT_PERCLASS_ACC)
+        super().__init__(cfg, device, transform=build_eval_transform(cfg), **loss, **classes)
 
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
         return build_network(self.cfg, self.num_classes, load_pretrained=load_pretrained)
@@ -120,19 +114,14 @@ def _build_loss(cfg: CfgNode) -> LossFunction:
 
 @as_config_error
 def _build_mix(cfg: CfgNode) -> Mix | None:
-    if cfg.AUG.MIXUP_PROB <= 0:
+    aug = cfg.AUG
+    if aug.MIXUP_PROB <= 0:
         return None
-    return Mix(
-        cfg.DATA.NUM_CLASSES,
-        mixup_alpha=cfg.AUG.MIXUP,
-        cutmix_alpha=cfg.AUG.MIXCUT,
-        cutmix_minmax=tuple(cfg.AUG.MIXCUT_MINMAX) or None,
-        prob=cfg.AUG.MIXUP_PROB,
-        switch_prob=cfg.AUG.MIXUP_SWITCH_PROB,
-        mode=cfg.AUG.MIXUP_MODE,
-        label_smoothing=cfg.LOSS.LABEL_SMOOTHING,
-        seed=cfg.SEED,
-    )
+    mixup = dict(mixup_alpha=aug.MIXUP, prob=aug.MIXUP_PROB, mode=aug.MIXUP_MODE)
+    cutmix = dict(cutmix_alpha=aug.MIXCUT, cutmix_minmax=tuple(aug.MIXCUT_MINMAX) or None)
+    common = dict(label_smoothing=cfg.LOSS.LABEL_SMOOTHING, seed=cfg.SEED)
+    switch = aug.MIXUP_SWITCH_PROB
+    return Mix(cfg.DATA.NUM_CLASSES, **mixup, **cutmix, switch_prob=switch, **common)
 
 
 @as_config_error
@@ -147,13 +136,8 @@ def build_train_transform(cfg: CfgNode) -> Callable:
         own = {name.lower(): aug[name] for name in ("COLOR_JITTER", "GRAY_SCALE", "GAUSSIAN_BLUR")}
         own["crop_pct"] = cfg.INPUT.CROP_PCT
         own["finetune"] = cfg.FINETUNE.FINETUNE and not cfg.FINETUNE.USE_TRAIN_AUG
-    return train_transform(
-        cfg.INPUT.IMAGE_SIZE,
-        scale=tuple(aug.SCALE),
-        ratio=tuple(aug.RATIO),
-        **_normalization(cfg),
-        **own,
-    )
+    crop = dict(scale=tuple(aug.SCALE), ratio=tuple(aug.RATIO))
+    return train_transform(cfg.INPUT.IMAGE_SIZE, **crop, **_normalization(cfg), **own)
 
 
 @as_config_error

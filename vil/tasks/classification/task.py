@@ -167,7 +167,6 @@ class ClassificationTask(Task):
         ]
 
     def failed(self, name: str, reason: str) -> Prediction:
-        """Return the prediction for an image that cannot be read."""
         return Prediction(name, [], reason)
 
 

@@ -143,14 +143,9 @@ def load_truth(
     tables["annotations"] = []
     for i in np.flatnonzero(usable).tolist():
         row = rows[i]
-        annotation = {
-            "id": i + 1,
-            "image_id": row["image_id"],
-            "category_id": row["category_id"],
-            "bbox": coco_json.parse_box(row["bbox"]),
-            "area": areas[i],
-            "iscrowd": int(row.get("iscrowd") == 1),
-        }
+        annotation = {key: row[key] for key in ("image_id", "category_id")}
+        annotation |= dict(id=i + 1, area=areas[i], iscrowd=int(row.get("iscrowd") == 1))
+        annotation["bbox"] = coco_json.parse_box(row["bbox"])
         if iou_type == "segm":
             size = image_sizes[row["image_id"]]
             annotation["segmentation"] = normalize_segmentation(row["segmentation"], size)
@@ -171,9 +166,6 @@ def normalize_segmentation(segmentation: dict | list, size: tuple[int, int]) -> 
 
 def class_names(categories: list[dict]) -> list[str]:
     """Return names sorted by id, as in COCO's evaluation; repeated names get their id appended."""
-    categories = sorted(categories, key=lambda row: row["id"])
-    count = Counter(row["name"] for row in categories)
-    return [
-        row["name"] if count[row["name"]] == 1 else f"{row['name']} ({row['id']})"
-        for row in categories
-    ]
+    names = {row["id"]: row["name"] for row in sorted(categories, key=lambda row: row["id"])}
+    count = Counter(names.values())
+    return [name if count[name] == 1 else f"{name} ({id_})" for id_, name in names.items()]

@@ -42,10 +42,7 @@ class DetectionTask(Task):
     """
 
     output_formats = FORMATS
-    columns = (
-        "loss",
-        *(f"{prefix}_{name}" for prefix in IOU_TYPES.values() for name in ("ap", "ap50", "ap75")),
-    )
+    columns = ("loss", "box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75")
 
     def __init__(
         self,
@@ -169,7 +166,6 @@ class DetectionTask(Task):
         return [Prediction(*meta, detections) for meta, detections in zip(metas, output)]
 
     def failed(self, name: str, reason: str) -> Prediction:
-        """Return the prediction for an image that cannot be read."""
         return Prediction(name, error=reason)
 
     def visualize(self, image: Image.Image, prediction: Prediction) -> Image.Image:

@@ -28,6 +28,7 @@ from vil.utils.lookup import lookup
 BODY = "backbone.body."  # prefix of parameters
 Tensors = dict[str, Tensor]
 Targets = list[Tensors]
+Output = Tensors | list[Tensors]  # losses in training, detections in evaluation
 
 
 class Transform(GeneralizedRCNNTransform):
@@ -103,9 +104,7 @@ class RCNN(PerImageDetector, FasterRCNN):
         masks = [roi.mask_predictor.mask_fcn_logits] if roi.has_mask() else []
         return [roi.box_predictor.cls_score, roi.box_predictor.bbox_pred, *masks]
 
-    def forward(
-        self, images: Sequence[Tensor], targets: Targets | None = None
-    ) -> Tensors | list[Tensors]:
+    def forward(self, images: Sequence[Tensor], targets: Targets | None = None) -> Output:
         single, levels, targets = self.preprocess(images, targets)
         each = targets or [None] * len(single)
         proposed = [self.rpn(s, f, t and [t]) for s, f, t in zip(single, levels, each)]
@@ -124,9 +123,7 @@ class RetinaNetDetector(PerImageDetector, RetinaNet):
         """Return the layers with a row per category."""
         return [self.head.classification_head.cls_logits]
 
-    def forward(
-        self, images: Sequence[Tensor], targets: Targets | None = None
-    ) -> Tensors | list[Tensors]:
+    def forward(self, images: Sequence[Tensor], targets: Targets | None = None) -> Output:
         single, levels, targets = self.preprocess(images, targets)
         levels = [list(maps.values()) for maps in levels]
         outputs = [self.head(maps) for maps in levels]

@@ -6,6 +6,7 @@ version v2 of the heads, arXiv:2111.11429.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -120,10 +121,7 @@ def dense_head(version: str, channels: int, anchors: int, classes: int) -> nn.Mo
         raise ValueError(
             f"retinanet's heads v2 need a multiple of {PER_GROUP} channels, given {channels}"
         )
-
-    def norm_layer(channels: int) -> nn.GroupNorm:
-        return nn.GroupNorm(channels // PER_GROUP, channels)
-
+    norm_layer = partial(nn.GroupNorm, channels // PER_GROUP)
     head = RetinaNetHead(channels, anchors, classes, norm_layer=norm_layer)
     head.regression_head._loss_type = "giou"
     return head
