@@ -53,7 +53,7 @@ def config_arguments(
         nargs="*",
         action="extend",
         metavar="KEY VALUE",
-        help="set any key, as KEY VALUE or KEY=VALUE; docs/config.md lists them",
+        help="set any key, as KEY VALUE or KEY=VALUE; docs/reference/config.md lists them",
     )
 
 
@@ -65,7 +65,7 @@ def import_argument(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         action="append",
         default=[],
-        help="run a Python file first, which may register components (docs/plugins.md)",
+        help="run a Python file first, which may register components (docs/guides/plugins.md)",
     )
 
 
