@@ -44,8 +44,7 @@ class TsvFile:
         return self.file.read(begin, size).rstrip(b"\r\n")
 
     def key(self, number: int) -> str:
-        """The first column of a row, if possible without reading all of a long row. Raises
-        OSError."""
+        """The first column of a row, if possible without reading all of it. Raises OSError."""
         head = self.row(number, KEY_BYTES)
         if b"\t" not in head:
             head = self.row(number)
@@ -58,17 +57,16 @@ class TsvFile:
         """
         with (
             open(self.path, "rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
+            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as text,
         ):
             for number in numbers:
                 begin, end = self.offsets[number : number + 2].tolist()
                 first = text.find(b"\t", begin, end)
                 second = text.find(b"\t", first + 1, end)
                 if first < 0 or (second < 0 and before_image):
-                    needed = "key, label and image" if before_image else "key and label"
-                    raise DataError(
-                        f"{self.path}, line {number + 1}: no label; expected the columns {needed}"
-                    )
+                    columns = "key, label and image" if before_image else "key and label"
+                    problem = f"no label; expected the columns {columns}"
+                    raise DataError(f"{self.path}, line {number + 1}: {problem}")
                 label = text[first + 1 : end if second < 0 else second]
                 yield label.decode("utf-8", "surrogateescape").rstrip("\r\n")
 
