@@ -5,7 +5,7 @@ datasets    DATASETS below: one file each, subclasses of ImageDataset (`dataset.
 formats     zip, tar and TSV files, read in place by any number of processes
 synthetic   rendered scenes for object detection
 transforms  PIL image -> normalized tensor
-samplers    the order of the samples; seed_sequence: the random numbers that each sample gets
+samplers    the order of the samples, and the random numbers that each sample gets
 loader      TrainLoader and EvalLoader, which yield a `Batch` (batch.py)
 mixup       Mix: Mixup and CutMix of a batch on the model's device
 """

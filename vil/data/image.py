@@ -51,8 +51,7 @@ def check_header(image: Image.Image) -> None:
     """
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and image.width * image.height > limit:
-        raise Image.DecompressionBombError(
-            f"{image.width} x {image.height} pixels, more than PIL's limit of {limit}"
-        )
+        size = f"{image.width} x {image.height} pixels"
+        raise Image.DecompressionBombError(f"{size}, more than PIL's limit of {limit}")
     if image.format == "EPS":  # under any file name
         raise UnidentifiedImageError

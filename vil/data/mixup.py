@@ -10,7 +10,7 @@ import torch
 from timm.data.mixup import Mixup, mixup_target
 
 from vil.data.batch import Batch
-from vil.data.seed_sequence import fork_rng
+from vil.data.samplers import fork_rng
 from vil.utils.lookup import lookup
 
 # Sample the mixing ratio and the box once per batch, per pair of samples, or per sample.

@@ -31,21 +31,17 @@ def build_data_loader(
     context: str | None = None,
     persistent: bool = False,
 ) -> DataLoader:
-    """A DataLoader over lists of Position that does not advance the global generators.
-
-    The generator given to it only seeds the workers, where each sample is seeded again. `context`
-    is the start method of multiprocessing.
-    """
+    """A DataLoader over lists of Position. `context` is the start method of multiprocessing."""
     return DataLoader(
         samples,
         batch_sampler=batches,
         num_workers=workers,
-        collate_fn=samples.dataset.collate,
+        collate_fn=samples.collate,
         pin_memory=pin_memory,
         worker_init_fn=ignore_signals,
         multiprocessing_context=context if workers else None,
         persistent_workers=persistent and workers > 0,
-        generator=torch.Generator(),
+        generator=torch.Generator(),  # the global one would advance; each sample is seeded again
     )
 
 
@@ -63,7 +59,7 @@ def iter_batches(loader: DataLoader) -> Iterator:
         raise
     finally:
         if not loader.persistent_workers:
-            stop_workers(iterator)
+            stop_workers([iterator])
 
 
 def start_workers(loader: DataLoader) -> Iterator:
@@ -85,8 +81,8 @@ def start_workers(loader: DataLoader) -> Iterator:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     STARTED.add(iterator)
-    atexit.unregister(stop_all_workers)
-    atexit.register(stop_all_workers)  # to run before torch's handler, which waits 5 s per worker
+    atexit.unregister(stop_workers)
+    atexit.register(stop_workers)  # to run before torch's handler, which waits 5 s per worker
     return iterator
 
 
@@ -101,22 +97,15 @@ def ignore_signals(worker_id: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def stop_workers(iterator: object) -> None:
-    """Stop the workers of a DataLoader iterator now.
+def stop_workers(iterators: Iterable[object] = STARTED) -> None:
+    """Stop the workers of DataLoader iterators now, by default of all: at exit, multiprocessing
+    would send one SIGTERM, which they ignore, and wait forever.
 
     Deleting the last reference does the same, but a kept traceback holds a reference.
     """
-    if hasattr(iterator, "_shutdown_workers"):
-        iterator._shutdown_workers()
-
-
-def stop_all_workers() -> None:
-    """Stop all workers when the program exits with an error.
-
-    multiprocessing would send one SIGTERM, which they ignore, and wait forever.
-    """
-    for iterator in list(STARTED):
-        stop_workers(iterator)
+    for iterator in list(iterators):
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vil.data.datasets.demo_digits import read_demo_digits
+from vil.data.datasets.digits import read_demo_digits
 from vil.data.datasets.folder import EXTENSIONS
 from vil.data.datasets.image_list import STDIN, ImageList, ImageListLoader, ImageSource
 from vil.data.datasets.image_list import find_images as list_images

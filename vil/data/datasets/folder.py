@@ -47,7 +47,6 @@ class Folder(ImageDataset):
         self.names = np.array([os.fsencode(path) for path in paths])
 
     def image(self, index: int) -> Image.Image:
-        """The decoded file. Raises UnreadableImage."""
         return read_image(self.root / self.sample_name(index))
 
     def sample_name(self, index: int) -> str:
@@ -73,9 +72,8 @@ def image_files(folder: Path) -> list[str]:
         if entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith(".")
     )
     if not files:
-        extensions = " ".join(EXTENSIONS)
-        text = f"the class folder {folder} has no images ({extensions}): remove it or add some"
-        raise DataError(text)
+        problem = f"has no images ({' '.join(EXTENSIONS)}): remove it or add some"
+        raise DataError(f"the class folder {folder} {problem}")
     return files
 
 
