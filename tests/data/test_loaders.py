@@ -123,7 +123,7 @@ def test_evaluation_is_exact(n, world, workers):
     for rank in range(world):
         loader = EvalLoader(dataset, batch_size=32, rank=rank, world=world, workers=workers)
         batches = list(loader)
-        assert len(loader.dataset) == n
+        assert loader.num_samples == n
         assert len(loader) == len(batches)
         for batch in batches:
             assert torch.equal(batch.targets, batch.indices % 10)

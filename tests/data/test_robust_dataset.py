@@ -123,7 +123,7 @@ def test_evaluation_leaves_them_out_and_counts_them_once(five_percent, workers, 
     assert sum(passes[0], []) == list(range(171))
     assert all(passes[0])  # 180 samples are 45 batches, of which the last two are empty
     assert len(caplog.records) == len(loader.bad_samples.seen) == len(BAD)
-    assert (len(loader.dataset), len(loader)) == (180, 45)
+    assert (loader.num_samples, len(loader)) == (180, 45)
 
 
 def test_a_file_that_disappears_is_unreadable(tmp_path):

@@ -56,7 +56,7 @@ def test_workers_survive_a_signal_to_the_process_group():
     assert ready == "ready"
     assert len(children) == 3
     os.killpg(process.pid, signal.SIGTERM)
-    output, errors = process.communicate()
+    output, errors = process.communicate(timeout=300)
     assert output == "saved\n0 alive at exit\n"
     assert "uncaught" in errors
     assert process.returncode == 1

@@ -96,6 +96,7 @@ class EvalLoader:
         **options: Any,
     ):
         """The arguments are those of TrainLoader."""
+        self.num_samples = len(dataset)
         self.dataset, self.classes = dataset, dataset.classes
         self.order = eval_batches(len(dataset), batch_size=batch_size, rank=rank, world=world)
         samples = RobustDataset(dataset)

@@ -56,21 +56,21 @@ class BadSampleLog:
             if index in self.seen:
                 continue
             self.seen.add(index)
-            self.write(f"{name}\t{reason}")
+            count, line = f"{len(self.seen)} of {self.total}", f"{name}\t{reason}"
+            logger.warning("unreadable image (%s so far): %s", count, line)
+            if self.file is not None:
+                self.append(f"{line}\n")
             if len(self.seen) > self.max_fraction * self.total:
                 raise DataError(
-                    f"{len(self.seen)} of {self.total} images cannot be read, more than the "
+                    f"{count} images cannot be read, more than the "
                     f"allowed fraction of {self.max_fraction} (DATA.MAX_BAD_FRACTION): repair or "
                     "remove them (the run's bad_samples.txt lists them), or allow more; "
                     f"the last: {name} ({reason})"
                 )
 
-    def write(self, line: str) -> None:
-        """Log a warning; append the line to the file, unless another rank or run already did."""
-        logger.warning("unreadable image (%d of %d so far): %s", len(self.seen), self.total, line)
-        if self.file is None:
-            return
+    def append(self, line: str) -> None:
+        """Add a line to the file, unless another rank or run already did."""
         with open(self.file, "a+", encoding="utf-8", errors="surrogateescape") as file:
             file.seek(0)
-            if f"{line}\n" not in file:
-                file.write(f"{line}\n")
+            if line not in file:
+                file.write(line)

@@ -111,24 +111,19 @@ class ImageList(Dataset):
         return self.transform(image), (image.height, image.width)
 
 
-class ImageListLoader:
-    """Batches of images in order. Any number may be unreadable: a batch can be empty."""
+def iter_image_batches(
+    images: list[ImageSource], transform: Callable, *, batch_size: int, **options: Any
+) -> Iterator[PredictionBatch]:
+    """Yield images in order, a batch at a time. Any number may be unreadable, which is logged.
 
-    def __init__(
-        self, images: list[ImageSource], transform: Callable, *, batch_size: int, **options: Any
-    ):
-        """options: those of `build_data_loader`."""
-        order = eval_batches(len(images), batch_size=batch_size)
-        if len(order) <= 1:
-            options["workers"] = 0
-        samples = RobustDataset(ImageList(images, transform))
-        self.loader = build_data_loader(samples, order, **options)
-        self.names = [image.name for image in images]
-        self.bad_samples = BadSampleLog(len(images), max_fraction=1.0)
-
-    def __iter__(self) -> Iterator[PredictionBatch]:
-        """One pass; close() on it stops the workers. Logs a warning for each unreadable image."""
-        with closing(iter_batches(self.loader)) as batches:
-            for batch in batches:
-                self.bad_samples.record(batch.bad_samples)
-                yield batch
+    options: those of `build_data_loader`. close() stops the workers.
+    """
+    order = eval_batches(len(images), batch_size=batch_size)
+    if len(order) <= 1:
+        options["workers"] = 0
+    loader = build_data_loader(RobustDataset(ImageList(images, transform)), order, **options)
+    bad_samples = BadSampleLog(len(images), max_fraction=1.0)
+    with closing(iter_batches(loader)) as batches:
+        for batch in batches:
+            bad_samples.record(batch.bad_samples)
+            yield batch
