@@ -24,10 +24,8 @@ MILLI = 1e3
 
 @dataclass(frozen=True)
 class Candidate:
-    """`forward` returns the output, from which `backward` returns the gradients.
-
-    least: a lower bound of the seconds of both, if one is known before they run.
-    """
+    """`forward` returns the output, from which `backward` returns the gradients. least: a lower
+    bound of the seconds of both, if one is known before they run."""
 
     forward: Callable[[], Any]
     backward: Callable[[Any], Sequence[Tensor]]
@@ -83,9 +81,7 @@ def warm_up(
     candidates: Mapping[str, Candidate], device: torch.device, exempt: Iterable[str]
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Seconds of one call of each candidate that is fast enough, and reasons against the others.
-
-    Candidates with a known lower bound run last, and not at all if it is too high.
-    """
+    Candidates with a known lower bound run last, and not at all if it is too high."""
     first, dropped = {}, {}
     more = f"over {TOO_SLOW:.0f} times the fastest"
     for name in sorted(candidates, key=lambda name: candidates[name].least):

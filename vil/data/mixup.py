@@ -34,10 +34,8 @@ class Mix:
         self.mixup = Mixup(mode=mode, num_classes=num_classes, **options)
 
     def __call__(self, batch: Batch, rank: int = 0) -> Batch:
-        """Mix sample i with sample B - 1 - i. The last sample of an odd batch is not mixed.
-
-        timm does not support odd batches: its pairs leave the middle sample without a ratio.
-        """
+        """Mix sample i with sample B - 1 - i. The last sample of an odd batch is not mixed: timm's
+        pairs would leave the middle one without a ratio."""
         even = len(batch) - len(batch) % 2
         images = batch.images.clone()  # timm mixes in place
         with fork_rng("mix", self.seed, batch.epoch, batch.step, rank):

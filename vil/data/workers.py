@@ -63,10 +63,7 @@ def iter_batches(loader: DataLoader) -> Iterator:
 
 
 def start_workers(loader: DataLoader) -> Iterator:
-    """iter(loader) with signals blocked while the workers start.
-
-    Before a worker reaches `ignore_signals`, a signal would kill it or run the parent's handler.
-    """
+    """iter(loader) with signals blocked until the workers have reached `ignore_signals`."""
     others = multiprocessing.active_children()
     context = loader.multiprocessing_context or multiprocessing.get_context()
     if loader.num_workers and context.get_start_method() != "fork":
@@ -87,10 +84,8 @@ def start_workers(loader: DataLoader) -> Iterator:
 
 
 def ignore_signals(worker_id: int) -> None:
-    """Ignore signals to the process group, so that the parent can still load data and save.
-
-    The second SIGTERM ends the worker, so that a stuck one can be stopped.
-    """
+    """Ignore signals to the process group, so that the parent can still load data and save; the
+    second SIGTERM ends a stuck worker."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
@@ -110,11 +105,8 @@ def stop_workers(iterators: Iterable[object] = STARTED) -> None:
 
 @contextmanager
 def worker_errors() -> Iterator[None]:
-    """Turn torch's error for a dead worker into a DataError with advice.
-
-    Wrap all code that runs while workers are alive: torch raises from a signal handler, at any line
-    of the main thread.
-    """
+    """Turn torch's error for a dead worker into a DataError with advice. Wrap all code that runs
+    while workers are alive: torch raises from a signal handler, at any line."""
     try:
         yield
     except RuntimeError as error:

@@ -22,10 +22,8 @@ TIMESTAMP = (2026, 1, 1, 0, 0, 0)  # fixed, so that writing it again gives the s
 
 
 class Digits(ImageDataset):
-    """1,437 training digits and 360 validation digits, the same for every run and seed.
-
-    They are enlarged to `size` x `size` RGB before any augmentation.
-    """
+    """1,437 training digits and 360 validation digits, the same for every run and seed, enlarged to
+    `size` x `size` RGB before any augmentation."""
 
     def __init__(
         self,
@@ -36,9 +34,7 @@ class Digits(ImageDataset):
         size: int = 64,
         num_classes: int = 10,
     ):
-        """root is not used. Digits from num_classes up are left out of both splits; num_classes
-        must be 2 to 10.
-        """
+        """root is not used. Digits from num_classes (2 to 10) up are left out of both splits."""
         super().__init__(split, transform)
         if not 2 <= num_classes <= 10:
             raise ValueError(f"digits: num_classes must be 2 to 10, given {num_classes}")

@@ -28,10 +28,8 @@ LAYOUT = """{problem}. Expected:
 
 
 class Folder(ImageDataset):
-    """The classes are train's subfolders in sorted order; val may not have others.
-
-    Without a train folder (evaluation only) val's own subfolders are the classes.
-    """
+    """The classes are train's subfolders in sorted order; val may not have others. Without a train
+    folder (evaluation only) val's own subfolders are the classes."""
 
     def __init__(self, root: Root, split: str, transform: Transform = None):
         super().__init__(split, transform)

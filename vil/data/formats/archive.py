@@ -36,10 +36,8 @@ ENCRYPTED = 99  # as a method: the zip format's own number for AES
 
 
 class Archive:
-    """The M members for which wanted(name, size) is true, in the order of the archive.
-
-    `names` (M,) bytes; `fields` (M,), a structured array of what a subclass needs to read them.
-    """
+    """The M members for which wanted(name, size) is true, in the order of the archive: `names` (M,)
+    bytes, and `fields` (M,), a structured array of what a subclass needs to read them."""
 
     dtype: list[tuple]
 

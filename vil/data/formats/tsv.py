@@ -32,9 +32,7 @@ JSON_LABELS = "imagenet_22k"  # in the yaml's name: the label is a JSON list of 
 
 class Tsv(ImageDataset):
     """The rows of root/{split}.yaml, or of another `yaml` below root, in the order of its linelist.
-
-    Labels are integers, or names if there is a labelmap.
-    """
+    Labels are integers, or names if there is a labelmap."""
 
     def __init__(
         self,

@@ -21,11 +21,8 @@ KEY_BYTES = 256  # read first to find the first column of a row
 
 
 class TsvFile:
-    """Rows of TAB-separated columns, by number from 0. Uses 8 bytes of memory per row.
-
-    A missing .lineidx is written. Raises DataError for a file that is missing, empty or does not
-    match its .lineidx.
-    """
+    """Rows of TAB-separated columns, by number from 0. Uses 8 bytes of memory per row. A missing
+    .lineidx is written. Raises DataError for a missing or empty file, or another .lineidx."""
 
     def __init__(self, path: Path):
         if not path.is_file():
@@ -132,10 +129,8 @@ def find_rows(path: Path) -> np.ndarray:
 
 
 def write_index(index: Path, offsets: np.ndarray) -> None:
-    """Write the index atomically, as other processes may read or write it at the same time.
-
-    If it cannot be written, a warning is logged and the offsets are kept in memory.
-    """
+    """Write the index atomically, as other processes may use it at the same time. Warns if it
+    cannot be written: the offsets are then in memory only."""
     temporary = index.with_name(f".{index.name}.{uuid.uuid4().hex}")
     try:
         with open(temporary, "wb") as file:
