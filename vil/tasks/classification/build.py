@@ -14,7 +14,7 @@ from vil.builders.cost import model_cost
 from vil.builders.model import build_network
 from vil.config.access import own_settings, warn_unused
 from vil.data import build_dataset, is_numbered, own_arguments
-from vil.data.class_mapping import read_class_mapping
+from vil.data.classes import read_class_mapping
 from vil.data.dataset import ImageDataset
 from vil.data.datasets.concat import ConcatImageDataset
 from vil.data.loader import EvalLoader, TrainLoader
