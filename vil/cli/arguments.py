@@ -5,7 +5,9 @@ from Swin, timm and detectron2.
 """
 
 import argparse
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from yacs.config import CfgNode
 
@@ -133,14 +135,48 @@ def import_files(args: argparse.Namespace) -> None:
     run_imports(args.imports, ())
 
 
+# Parsers of one argument. As an argparse `type`, or by `convert`, which reports in one line.
+
+
 def at_least(smallest: int) -> Callable[[str], int]:
-    """An argparse `type` for integers of at least `smallest`."""
+    """Return a parser of integers of at least `smallest`."""
 
     def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < smallest:
+        if not re.fullmatch(r"[+-]?\d+", text) or int(text) < smallest:
             raise argparse.ArgumentTypeError(
                 f"expected a whole number from {smallest} up, got {text!r}"
             )
         return int(text)
 
     return number
+
+
+def listed(item: Callable[[str], Any] = str) -> Callable[[str], list]:
+    """Return a parser of items joined by commas, each once: 'a,b' -> ['a', 'b']."""
+
+    def items(text: str) -> list:
+        words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+        if not words:
+            raise ValueError(f"expected names or numbers joined by commas, got {text!r}")
+        return [item(word) for word in words]
+
+    return items
+
+
+def height_width(text: str) -> tuple[int, int]:
+    """Parse '14' -> (14, 14), '14x20' -> (14, 20)."""
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
+        raise argparse.ArgumentTypeError(f"expected 14 or 14x20, from 1 up, got {text!r}")
+    return int(sides[0]), int(sides[-1])
+
+
+def convert(args: argparse.Namespace, parsers: Mapping[str, Callable[[str], Any]]) -> dict:
+    """Parse arguments that are still text; return {name: value}, None for those not given."""
+    values = vars(args)
+    for name, parse in parsers.items():
+        try:
+            values[name] = None if values[name] is None else parse(values[name])
+        except (ValueError, argparse.ArgumentTypeError) as error:
+            raise ConfigError(f"--{name.replace('_', '-')}: {error}") from None
+    return {name: values[name] for name in parsers}
