@@ -91,26 +91,24 @@ def resolve(args: argparse.Namespace) -> CfgNode:
 
 def resolve_with_sources(args: argparse.Namespace) -> tuple[CfgNode, dict[str, str]]:
     """The config and {key: where its value was given}."""
-    found = configure.resolve(
-        args.config_file, args.opts or (), flags_of(args), imports=args.imports
-    )
+    found = configure.resolve(args.config_file, options_of(args))
     check_task(args, found[0])
     return found
 
 
 def with_weights(args: argparse.Namespace) -> configure.ConfigWithClasses:
     """The config of --run, of --config-file, or of a file of weights that describes itself, and the
-    names of the classes that the weights were trained on."""
-    opts, flags = args.opts or (), flags_of(args)
+    names of the classes: of --classes, else those that the weights were trained on."""
     if args.run and args.config_file:
         raise ConfigError(f"--run {args.run}: leave --config-file out, the run has its own")
     if args.run:
-        found = configure.run_config(
-            args.run, opts, flags, checkpoint=args.checkpoint, imports=args.imports
-        )
+        found = configure.run_config(args.run, options_of(args), checkpoint=args.checkpoint)
     else:
-        found = configure.weights_config(args.config_file, opts, flags, imports=args.imports)
+        found = configure.weights_config(args.config_file, options_of(args))
     check_task(args, found.cfg)
+    if getattr(args, "classes", None):
+        names = configure.read_class_file(args.classes, found.cfg.DATA.NUM_CLASSES)
+        found = found._replace(class_names=names)
     return found
 
 
@@ -124,10 +122,10 @@ def check_task(args: argparse.Namespace, cfg: CfgNode) -> None:
     raise ConfigError(f"this config is a {noun}'s: {wanted.facts['hint']}")
 
 
-def flags_of(args: argparse.Namespace) -> dict[str, str]:
-    """{key: value} of the flags that were given."""
-    given = {key: getattr(args, name) for name, key in FLAGS.items()}
-    return {key: value for key, value in given.items() if value is not None}
+def options_of(args: argparse.Namespace) -> configure.Options:
+    """KEY VALUE, the flags that set a key, and --import."""
+    flags = {key: getattr(args, name) for name, key in FLAGS.items()}
+    return configure.Options(args.opts or (), flags, args.imports)
 
 
 def import_files(args: argparse.Namespace) -> None:

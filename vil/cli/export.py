@@ -64,7 +64,7 @@ def _open(text: str) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vil.workflows import export, inference
+    from vil.workflows import export
 
     choose_format(args)
     # the file is float32 for CPUs; a file of one image is evaluated image by image
@@ -77,8 +77,6 @@ def run(args: argparse.Namespace) -> int:
             f"--check: the test images are {cfg.INPUT.IMAGE_SIZE} pixels (INPUT.IMAGE_SIZE), which "
             f"a file fixed to {'x'.join(map(str, size))} does not take"
         )
-    if args.classes:
-        class_names = inference.read_class_file(args.classes, cfg.DATA.NUM_CLASSES)
     result = export.export_config(
         cfg,
         args.out,

@@ -104,8 +104,6 @@ def run(args: argparse.Namespace) -> int:
     use_shipped_weights(args)
     cfg, class_names = config_for_task(args)
     inference.refuse_random_weights(cfg)
-    if args.classes:
-        class_names = inference.read_class_file(args.classes, cfg.DATA.NUM_CLASSES)
     images, truth = predict.find_images(words, sys.stdin.buffer.read, sample=args.sample)
     drawing = predict.PredictionFolder(folder, images) if folder else None
     model = inference.load_model(cfg, class_names)

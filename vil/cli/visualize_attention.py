@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vil.workflows import inference
     from vil.workflows.visualize_attention import visualize_attention
 
     if is_known(args.image.partition("=")[0]) and not os.path.exists(args.image):
@@ -52,8 +51,6 @@ def run(args: argparse.Namespace) -> int:
     path = output_file(args.out, endings=IMAGE_SUFFIXES)
     use_shipped_weights(args)
     cfg, class_names = with_weights(args)
-    if args.classes:
-        class_names = inference.read_class_file(args.classes, cfg.DATA.NUM_CLASSES)
     stdin = sys.stdin.buffer.read() if args.image == "-" else None
     drawn = visualize_attention(
         cfg,

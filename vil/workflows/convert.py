@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -18,9 +18,9 @@ from vil.pretrained.load_weights import load_weights, select_classes
 from vil.pretrained.model_card import build_from_card, make_model_card
 from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weights
 from vil.tasks import refuse_without, task_for
-from vil.tasks.classification.build import INTERPOLATIONS
+from vil.tasks.classification.build import transform_settings
 from vil.utils.errors import ConfigError
-from vil.workflows.inference import read_class_file
+from vil.workflows.configure import read_class_file
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,10 @@ def convert(
     names = list(class_names) or select_classes(head, known.get("classes"))
     if class_file:
         names = read_class_file(class_file, getattr(model.head, "out_features", 0))
-    notes = {"transform": _transform(cfg) or known.get("transform"), "classes": names}
+    notes = {
+        "transform": transform_settings(cfg) if cfg else known.get("transform"),
+        "classes": names,
+    }
     if target.suffix == ".safetensors":
         write_weights(target, model.state_dict(), make_model_card(model, **notes, source=path))
     else:
@@ -107,15 +110,3 @@ def _named(model_name: str) -> nn.Module:
         return get_model(name.removesuffix("_Weights").lower() if member else name, **settings)
     except ValueError as error:
         raise ConfigError(f"--model: {error}") from None
-
-
-def _transform(cfg: CfgNode | None) -> dict[str, Any] | None:
-    """How images become the model's input, by timm's names."""
-    if cfg is None:
-        return None
-    return {
-        "mean": list(cfg.INPUT.MEAN),
-        "std": list(cfg.INPUT.STD),
-        "crop_pct": cfg.INPUT.CROP_PCT,
-        "interpolation": INTERPOLATIONS[cfg.INPUT.INTERPOLATION],
-    }

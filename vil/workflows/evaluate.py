@@ -16,10 +16,9 @@ from vil.builders.process_group import process_group
 from vil.data.workers import worker_errors
 from vil.tasks import refuse_without, task_for
 from vil.utils.atomic_write import replace_text
-from vil.utils.errors import ConfigError
 from vil.utils.global_state import preserve_global_state
-from vil.utils.output_paths import refuse_failed_writes
-from vil.workflows.configure import Overrides, as_options, run_config, weights_config
+from vil.utils.output_paths import make_folder, refuse_failed_writes
+from vil.workflows.configure import Options, Overrides, as_options, run_config, weights_config
 from vil.workflows.inference import build_with_weights, refuse_random_weights
 
 
@@ -50,13 +49,12 @@ def evaluate(
     ["folder"]}. data: DATA.PATH. Results are also written to OUTPUT_DIR/eval. Under torchrun every
     process calls it and gets the same metrics.
     """
-    flags = {"DATA.PATH": data, "OUTPUT_DIR": output_dir}
-    flags = {key: str(value) for key, value in flags.items() if value is not None}
-    options = as_options(overrides)
+    options = Options(as_options(overrides), {"DATA.PATH": data, "OUTPUT_DIR": output_dir})
     if Path(source).is_dir():
-        found = run_config(source, options, flags, checkpoint=checkpoint)
+        found = run_config(source, options, checkpoint=checkpoint)
     else:
-        found = weights_config(None, [f"MODEL.MODEL_PATH={source}", *options], flags)
+        words = [f"MODEL.MODEL_PATH={source}", *options.words]
+        found = weights_config(None, options._replace(words=words))
     return evaluate_config(found.cfg, found.class_names).metrics
 
 
@@ -81,8 +79,9 @@ def evaluate_config(
             select_attention_backends(model, cfg, device, dist, training=False)
             task.test_loaders(dist)
             task.check_test_classes(class_names)
-            folder = _results_folder(cfg) if dist.is_main else None
-            task.results_folder = folder
+            if dist.is_main:
+                task.results_folder = make_folder(Path(cfg.OUTPUT_DIR, "eval"), "OUTPUT_DIR")
+            folder = task.results_folder
             metrics = task.evaluate(model)
         result = EvaluationResult(metrics, report, folder=folder)
         if folder is None:
@@ -106,13 +105,3 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nan(inner) for key, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _results_folder(cfg: CfgNode) -> Path:
-    """OUTPUT_DIR/eval, created before hours of evaluation and not after them."""
-    folder = Path(cfg.OUTPUT_DIR, "eval")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"OUTPUT_DIR {cfg.OUTPUT_DIR}: {error.strerror}") from error
-    return folder

@@ -14,7 +14,7 @@ from vil.data.workers import worker_errors
 from vil.engine.distributed import DistInfo
 from vil.export import export_model, load_exported, quantize_linears
 from vil.tasks import refuse_without, task_for
-from vil.tasks.classification.build import INTERPOLATIONS
+from vil.tasks.classification.build import transform_settings
 from vil.utils.errors import ConfigError
 from vil.workflows.inference import build_with_weights, refuse_random_weights
 
@@ -69,14 +69,9 @@ def export_config(
 
 def metadata(cfg: CfgNode, class_names: Sequence[str]) -> dict[str, str]:
     """What a program that runs the file must know, as text; lists are JSON."""
-    notes = {
-        "model": cfg.MODEL.ARCH,
-        "mean": json.dumps(list(cfg.INPUT.MEAN)),
-        "std": json.dumps(list(cfg.INPUT.STD)),
-        "crop_pct": str(cfg.INPUT.CROP_PCT),
-        "interpolation": INTERPOLATIONS[cfg.INPUT.INTERPOLATION],
-    }
-    return notes | ({"classes": json.dumps(list(class_names))} if class_names else {})
+    notes = {"model": cfg.MODEL.ARCH, **transform_settings(cfg)}
+    notes |= {"classes": list(class_names)} if class_names else {}
+    return {key: json.dumps(x) if type(x) is list else str(x) for key, x in notes.items()}
 
 
 def compare_on_test_sets(

@@ -17,8 +17,8 @@ from vil.data.datasets.image_list import find_images as list_images
 from vil.data.workers import worker_errors
 from vil.engine.evaluation import evaluating
 from vil.tasks.base import ImageMeta
-from vil.utils.errors import ConfigError, DataError
-from vil.utils.output_paths import refuse_failed_writes
+from vil.utils.errors import DataError
+from vil.utils.output_paths import make_folder, refuse_failed_writes
 from vil.workflows.configure import Overrides
 from vil.workflows.inference import InferenceModel, load_for_inference
 
@@ -78,12 +78,8 @@ class PredictionFolder:
     """A folder for images with predictions drawn in; never writes over one of the originals."""
 
     def __init__(self, folder: str | Path, images: Sequence[ImageSource]):
-        self.folder, self.used = Path(folder), set()
+        self.folder, self.used = make_folder(folder, "--output"), set()
         self.originals = {Path(image.name).resolve() for image in images}
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--output {folder}: {error.strerror}") from error
 
     def save(self, name: str, image: Image.Image) -> Path:
         """Write NAME.png, or NAME-2.png where that is taken."""

@@ -151,7 +151,6 @@ def build_train_transform(cfg: CfgNode) -> Callable:
     )
     plain = dict(
         finetune=cfg.FINETUNE.FINETUNE and not cfg.FINETUNE.USE_TRAIN_AUG,
-        crop_pct=cfg.INPUT.CROP_PCT,
         color_jitter=aug.COLOR_JITTER,
         gray_scale=aug.GRAY_SCALE,
         gaussian_blur=aug.GAUSSIAN_BLUR,
@@ -160,7 +159,7 @@ def build_train_transform(cfg: CfgNode) -> Callable:
         cfg.INPUT.IMAGE_SIZE,
         scale=tuple(aug.SCALE),
         ratio=tuple(aug.RATIO),
-        **_normalization(cfg),
+        **transform_settings(cfg),
         **(by_timm if timm.USE_TRANSFORM else plain),
     )
 
@@ -168,12 +167,14 @@ def build_train_transform(cfg: CfgNode) -> Callable:
 @as_config_error
 def build_eval_transform(cfg: CfgNode) -> Callable[[Any], Tensor]:
     """Build the evaluation transform of a PIL image to a tensor (3, S, S)."""
-    return eval_transform(cfg.INPUT.IMAGE_SIZE, crop_pct=cfg.INPUT.CROP_PCT, **_normalization(cfg))
+    return eval_transform(cfg.INPUT.IMAGE_SIZE, **transform_settings(cfg))
 
 
-def _normalization(cfg: CfgNode) -> dict[str, Any]:
+def transform_settings(cfg: CfgNode) -> dict[str, Any]:
+    """How images become the model's input, by timm's names."""
     return dict(
-        mean=cfg.INPUT.MEAN,
-        std=cfg.INPUT.STD,
+        mean=list(cfg.INPUT.MEAN),
+        std=list(cfg.INPUT.STD),
+        crop_pct=cfg.INPUT.CROP_PCT,
         interpolation=INTERPOLATIONS[cfg.INPUT.INTERPOLATION],
     )
