@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 def evaluate(cfg: CfgNode, class_names: Sequence[str] = (), num_worst: int = 0) -> int:
     """Evaluate MODEL.MODEL_PATH, print and write the metrics."""
+    from vil.utils.metric_format import format_pairs
     from vil.workflows.evaluate import evaluate_config
 
     result = evaluate_config(cfg, class_names, num_worst=num_worst)
@@ -55,16 +56,10 @@ def evaluate(cfg: CfgNode, class_names: Sequence[str] = (), num_worst: int = 0) 
         return 0
     print(result.report)
     for name, metrics in result.metrics.items():
-        print_metrics(name, metrics)
+        shown = {key: value for key, value in metrics.items() if key != "per_class"}
+        print(f"val set {name} {format_pairs(shown)}")
         for line in result.lines[name]:
             print(line)
     for images in result.images.values():
         print(f"{len(images)} images in {result.folder / 'pictures'}")
     return 0
-
-
-def print_metrics(name: str, metrics: dict) -> None:
-    """One line of a test set's metrics, as in the log of training."""
-    from vil.utils.metric_format import format_pairs
-
-    print(f"val set {name} {format_pairs({k: v for k, v in metrics.items() if k != 'per_class'})}")

@@ -15,7 +15,7 @@ model, the class names, and the mean, standard deviation and size of the images 
 import argparse
 from pathlib import Path
 
-from vil.cli.arguments import config_arguments, run_arguments, with_weights
+from vil.cli.arguments import config_arguments, height_width, run_arguments, with_weights
 from vil.utils.errors import ConfigError
 
 FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", choices=FORMATS, help="default: what the name of --out ends with")
     add(
         "--size",
-        type=_size,
+        type=height_width,
         metavar="N or HxW",
         help="of images (INPUT.IMAGE_SIZE); with a dynamic size only that of the check",
     )
@@ -46,14 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--opset", type=int, metavar="N", help="of ONNX; torch's choice by default")
     add("--check", action="store_true", help="evaluate model and files on the config's test sets")
     add("--classes", metavar="FILE", help="names of the classes; by default the run's classes.txt")
-
-
-def _size(text: str) -> tuple[int, int]:
-    """Height and width of `224` or `224x320`."""
-    parts = text.lower().split("x")
-    if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
-        raise argparse.ArgumentTypeError(f"expected pixels, as 224 or 224x320, got {text!r}")
-    return int(parts[0]), int(parts[-1])
 
 
 def _open(text: str) -> tuple[str, ...]:

@@ -42,20 +42,16 @@ def run(args: argparse.Namespace) -> int:
     if args.resume and args.output_dir and not args.config_file:
         saved = Path(args.output_dir, "config.yaml")
         args.config_file = str(saved) if saved.is_file() else None
-    return train(resolve(args), resume=args.resume, trial=args.dry_run)
-
-
-def train(cfg: CfgNode, *, resume: bool, trial: bool) -> int:
-    """Train, resume, evaluate (EVALUATE True, as the 2021 code had it) or try one step."""
-    if trial:
+    cfg = resolve(args)
+    if args.dry_run:
         return print_dry_run(cfg)
-    if cfg.EVALUATE:
+    if cfg.EVALUATE:  # as the 2021 code had it
         from vil.cli.evaluate import evaluate
 
         return evaluate(cfg)
     from vil.workflows.train import train_config
 
-    result = train_config(cfg, resume=resume)
+    result = train_config(cfg, resume=args.resume)
     return INTERRUPTED if result.status == "interrupted" else 0
 
 

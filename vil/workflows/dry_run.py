@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from yacs.config import CfgNode
 
+from vil.config import override
 from vil.engine.logger import memory_mb
 from vil.tasks import task_for
 from vil.utils.errors import DataError
@@ -30,15 +31,11 @@ def dry_run(cfg: CfgNode) -> DryRun:
     """
     check_data(cfg)
     num_images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
-    trial = cfg.clone()
-    trial.defrost()
-    trial.MODEL.VIT.MSVIT.TUNE = False  # which may take minutes
     with tempfile.TemporaryDirectory() as folder:
-        trial.OUTPUT_DIR = folder
+        changes = [f"OUTPUT_DIR={folder}", "MODEL.VIT.MSVIT.TUNE=False"]  # which may take minutes
+        trial = override(cfg, changes)
         task = task_for(trial, torch.device("cpu"))
-        synthetic = {
-            split: task.synthetic(num_images, Path(folder), split) for split in ("train", "val")
-        }
+        synthetic = {s: task.synthetic(num_images, Path(folder), s) for s in ("train", "val")}
         run_training(trial, max_steps=1, synthetic=synthetic)
     return DryRun(num_images, memory_mb())
 

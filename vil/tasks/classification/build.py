@@ -103,10 +103,9 @@ class Classification(ConfigTask, ClassificationTask):
 
     def _open(self, name: str, split: str, transform: Callable) -> ImageDataset:
         cfg = self.cfg
-        own = data.dataset_arguments(cfg, self.own_arguments(name))
-        if is_numbered(name) and not (split == "val" and cfg.DATA.TARGETMAP):
-            own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
-        with data.refused_arguments(cfg, name):
+        with data.dataset_arguments(cfg, name, self.own_arguments(name)) as own:
+            if is_numbered(name) and not (split == "val" and cfg.DATA.TARGETMAP):
+                own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
             return build_dataset(name, cfg.DATA.PATH, split, transform, **own)
 
 
