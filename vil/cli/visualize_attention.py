@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vil.workflows.visualize_attention import visualize_attention
+    from vil.workflows.visualize_attention import Selection, visualize_attention
 
     if is_known(args.image.partition("=")[0]) and not os.path.exists(args.image):
         raise ConfigError(f"{args.image}: IMAGE comes before KEY VALUE pairs")
@@ -52,17 +52,9 @@ def run(args: argparse.Namespace) -> int:
     use_shipped_weights(args)
     cfg, class_names = with_weights(args)
     stdin = sys.stdin.buffer.read() if args.image == "-" else None
-    drawn = visualize_attention(
-        cfg,
-        args.image,
-        path,
-        class_names=class_names,
-        stdin=stdin,
-        token=args.token,
-        stage=args.stage,
-        block=args.block,
-        only=args.only,
-    )
+    selection = Selection(args.token, args.stage, args.block, args.only)
+    notes = dict(class_names=class_names, stdin=stdin)
+    drawn = visualize_attention(cfg, args.image, path, selection, **notes)
     print(drawn.report, file=sys.stderr)
     for refusal in drawn.left_out:
         print(f"left out: {refusal}", file=sys.stderr)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from PIL import Image
+from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from vil.data.image import UnreadableImage, read_image
@@ -35,36 +36,47 @@ class AttentionDrawing(NamedTuple):
     left_out: list[str]
 
 
+class Selection(NamedTuple):
+    """What to draw. token: "row,col" in pixels of the image as the model sees it, by default its
+    middle. stage, block: from 1, by default all stages and the last block of each. only: "token" or
+    "global"."""
+
+    token: str | None = None
+    stage: int | None = None
+    block: int | None = None
+    only: str | None = None
+
+
 def visualize_attention(
     cfg: CfgNode,
     image: str,
     out: Path,
+    selection: Selection = Selection(),  # noqa: B008
     *,
     class_names: Sequence[str] = (),
     stdin: bytes | None = None,
-    token: str | None = None,
-    stage: int | None = None,
-    block: int | None = None,
-    only: str | None = None,
 ) -> AttentionDrawing:
-    """Draw to `out`.
-
-    image: a file, "test:N", or anything with its content as `stdin`. token: "row,col" in pixels of
-    the image as the model sees it, by default its middle. stage, block: from 1, by default all
-    stages and the last block of each. only: "token" or "global".
-    """
+    """Draw to `out`. image: a file, "test:N", or anything with its content as `stdin`."""
     refuse_without(cfg, "visualize attention")
     inference = load_model(cfg, class_names)
     task = inference.task
     original = _read(task, image, stdin)
     tensor = inference.transform(original)
     size = tuple(tensor.shape[-2:])
-    pixel = parse_token(token, size, "pixels") if token else (size[0] // 2, size[1] // 2)
-    places = blocks_of(inference.model, stage, block)
+    pixel = (size[0] // 2, size[1] // 2)
+    if selection.token:
+        pixel = parse_token(selection.token, size, "pixels")
+    rows, left_out = [], []
     with evaluating(inference.model) as model:
         batch = tensor[None].to(task.device)
         probability, number = model(batch).float().softmax(-1)[0].max(-1)
-        rows, left_out = all_rows(model, batch, places, pixel, only)
+        for stage, block in blocks_of(model, selection):
+            try:
+                rows += rows_of(model, batch, stage, block, pixel, selection.only)
+            except ValueError as error:
+                left_out.append(f"stage {stage + 1}: {error}")
+    if not rows:
+        raise ConfigError(left_out[0] if left_out else "--only global: there are no global tokens")
     title = f"{image}: class {inference.classes[number.item()]}, {probability:.1%}"
     mean, std = (torch.tensor(x).view(3, 1, 1) for x in (cfg.INPUT.MEAN, cfg.INPUT.STD))
     shown = (tensor * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()
@@ -87,11 +99,12 @@ def _read(task: Task, word: str, stdin: bytes | None) -> Image.Image:
         raise DataError(f"{word} cannot be read: {error}") from error
 
 
-def blocks_of(model, stage: int | None, block: int | None) -> list[tuple[int, int]]:
+def blocks_of(model: nn.Module, selection: Selection) -> list[tuple[int, int]]:
     """(stage, block) of each attention to draw, from 0. ConfigError for one that there is not."""
     if not isinstance(model, MsViT):
         raise ConfigError("MODEL.ARCH is an external model, whose attention cannot be drawn")
     depths = [len(each.blocks) for each in model.stages]
+    stage, block = selection.stage, selection.block
     if stage is not None and not 1 <= stage <= len(depths):
         raise ConfigError(f"--stage {stage}: the model has stages 1 to {len(depths)}")
     stages = range(len(depths)) if stage is None else [stage - 1]
@@ -107,49 +120,30 @@ def blocks_of(model, stage: int | None, block: int | None) -> list[tuple[int, in
     return [(number, block - 1) for number in stages]
 
 
-def all_rows(model, batch, places: list[tuple[int, int]], token, only: str | None):
-    """The rows of all blocks, and why an attention without maps is left out."""
-    rows, refusals = [], []
-    for stage, block in places:
-        try:
-            rows += rows_of(model, batch, stage, block, token, only)
-        except ValueError as error:
-            refusals.append(f"stage {stage + 1}: {error}")
-    if not rows:
-        raise ConfigError(refusals[0] if refusals else "--only global: there are no global tokens")
-    return rows, refusals
-
-
-def rows_of(model, batch, stage: int, block: int, token: tuple[int, int], only: str | None) -> list:
+def rows_of(
+    model: MsViT, batch: Tensor, stage: int, block: int, pixel: tuple[int, int], only: str | None
+) -> list[Row]:
     """The rows of one block: the token, then each global token. ValueError for a pixel that no
     token holds, and for an attention without maps."""
     num_global, asked = model.specs[stage].num_global, {}
     where = f"stage {stage + 1}, block {block + 1}"
     side = math.prod(each.embed.patch for each in model.stages[: stage + 1])
     if only != "global":
-        grid = model.grids(batch.shape[-2:])[stage]
-        row, col = place_of(token, side, grid)
-        title = f"{where}\ntoken {row},{col} of {grid[0]} x {grid[1]}"
-        asked[num_global + row * grid[1] + col] = title, (row * side, col * side, side)
+        (x, y), row, col = model.grids(batch.shape[-2:])[stage], pixel[0] // side, pixel[1] // side
+        if not (row < x and col < y):
+            raise ValueError(
+                f"no token holds pixel {pixel[0]},{pixel[1]}: {x} x {y} tokens of {side} pixels "
+                "leave the last rows or columns of the picture out"
+            )
+        title = f"{where}\ntoken {row},{col} of {x} x {y}"
+        asked[num_global + row * y + col] = title, (row * side, col * side, side)
     if only != "token":
         asked |= {n: (f"{where}\nglobal token {n + 1}", None) for n in range(num_global)}
     if not asked:
         return []
     found = attention_maps(model, batch, stage, block, list(asked))
     weights = found.weights[0].cpu().double().numpy()
-    facts = dict(num_global=num_global, cells=found.cells, side=side * found.ratio)
     return [
-        Row(title, weights[:, n], square=square, **facts)
+        Row(title, weights[:, n], num_global, found.cells, side * found.ratio, square)
         for n, (title, square) in enumerate(asked.values())
     ]
-
-
-def place_of(token: tuple[int, int], side: int, grid: tuple[int, int]) -> tuple[int, int]:
-    """Row and column of the token that holds a pixel. ValueError where none does."""
-    row, col = token[0] // side, token[1] // side
-    if not (row < grid[0] and col < grid[1]):
-        raise ValueError(
-            f"no token holds pixel {token[0]},{token[1]}: {grid[0]} x {grid[1]} tokens of "
-            f"{side} pixels leave the last rows or columns of the picture out"
-        )
-    return row, col
