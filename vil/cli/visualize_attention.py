@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vil.workflows.visualize_attention import Selection, visualize_attention
+    from vil.workflows.visualize import Selection, visualize_attention
 
     if is_known(args.image.partition("=")[0]) and not os.path.exists(args.image):
         raise ConfigError(f"{args.image}: IMAGE comes before KEY VALUE pairs")

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vil.workflows.visualize_pattern import visualize_pattern
+    from vil.workflows.visualize import visualize_pattern
 
     path = output_file(args.out, endings=IMAGE_SUFFIXES)
     masks, modes, tokens = args.sw_exact, args.mode, args.token or []

@@ -10,9 +10,8 @@ from typing import Any
 from yacs.config import CfgNode
 
 from vil.builders.attention_backend import select_attention_backends
-from vil.builders.device import configure_device
+from vil.builders.device import configure_device, process_group
 from vil.builders.model import prepare_for_evaluation
-from vil.builders.process_group import process_group
 from vil.data.workers import worker_errors
 from vil.tasks import refuse_without, task_for
 from vil.utils.atomic_write import replace_text
