@@ -69,16 +69,8 @@ def run(args: argparse.Namespace) -> int:
             f"--check: the test images are {cfg.INPUT.IMAGE_SIZE} pixels (INPUT.IMAGE_SIZE), which "
             f"a file fixed to {'x'.join(map(str, size))} does not take"
         )
-    result = export.export_config(
-        cfg,
-        args.out,
-        format=args.format,
-        class_names=class_names,
-        size=size,
-        dynamic=args.dynamic,
-        opset=args.opset,
-        int8=args.int8,
-    )
+    options = dict(format=args.format, size=size, dynamic=args.dynamic, opset=args.opset)
+    result = export.export_config(cfg, args.out, class_names, int8=args.int8, **options)
     print_files(result)
     if args.check:
         from vil.utils.metric_format import format_pairs

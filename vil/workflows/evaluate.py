@@ -9,16 +9,14 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.builders.attention_backend import select_attention_backends
 from vil.builders.device import configure_device, process_group
-from vil.builders.model import prepare_for_evaluation
 from vil.data.workers import worker_errors
-from vil.tasks import refuse_without, task_for
+from vil.tasks import refuse_without
 from vil.utils.atomic_write import replace_text
 from vil.utils.global_state import preserve_global_state
 from vil.utils.output_paths import make_folder, refuse_failed_writes
 from vil.workflows.configure import Options, Overrides, as_options, run_config, weights_config
-from vil.workflows.inference import build_with_weights, refuse_random_weights
+from vil.workflows.inference import load_for_evaluation, refuse_random_weights
 
 
 @dataclass
@@ -72,10 +70,7 @@ def evaluate_config(
     with preserve_global_state():
         device = configure_device(cfg)
         with process_group(cfg, device) as dist, worker_errors():
-            task = task_for(cfg, device)
-            model, report = build_with_weights(cfg, task)
-            model = prepare_for_evaluation(cfg, task.inference_model(model), device)
-            select_attention_backends(model, cfg, device, dist, training=False)
+            task, model, report = load_for_evaluation(cfg, device, dist)
             task.test_loaders(dist)
             task.check_test_classes(class_names)
             if dist.is_main:

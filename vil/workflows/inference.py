@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from PIL import Image
 from torch import Tensor, nn
 from torchvision.models import WeightsEnum
@@ -80,14 +81,21 @@ def load_model(cfg: CfgNode, class_names: Sequence[str] = ()) -> InferenceModel:
     CheckpointError where the model, or its head, would stay as it was initialized.
     """
     refuse_random_weights(cfg)
-    device = configure_device(cfg)
-    task = task_for(cfg, device)
-    model, report = build_with_weights(cfg, task)
-    model = prepare_for_evaluation(cfg, task.inference_model(model), device)
-    select_attention_backends(model, cfg, device, DistInfo(), training=False)
+    task, model, report = load_for_evaluation(cfg, configure_device(cfg), DistInfo())
     names = list(class_names) or [str(number) for number in range(cfg.DATA.NUM_CLASSES)]
     task.class_names = names
     return InferenceModel(model.eval(), task.preprocess, names, task, report, cfg)
+
+
+def load_for_evaluation(
+    cfg: CfgNode, device: torch.device, dist: DistInfo
+) -> tuple[Task, nn.Module, str]:
+    """The config's task, its model on its device, and which weights it has."""
+    task = task_for(cfg, device)
+    model, report = build_with_weights(cfg, task)
+    model = prepare_for_evaluation(cfg, task.inference_model(model), device)
+    select_attention_backends(model, cfg, device, dist, training=False)
+    return task, model, report
 
 
 def build_with_weights(cfg: CfgNode, task: Task) -> tuple[nn.Module, str]:

@@ -48,7 +48,7 @@ def predict(
     sources = [picture for each in images for picture in _open(each)]
     if not sources:
         raise DataError("there are no images to predict")
-    return iter_predictions(model, sources, batch_size=batch_size, num_workers=num_workers)
+    return iter_predictions(model, sources, batch_size, num_workers)
 
 
 def _open(image: str | Path | Image.Image | np.ndarray) -> list[ImageSource]:
@@ -100,7 +100,7 @@ def predict_files(
 ) -> Iterator[Any]:
     """Yield a prediction for each image; with `drawing`, draw each into a copy of its image."""
     cfg, originals = inference.cfg, ImageList(list(images))
-    predictions = iter_predictions(inference, images, num_workers=cfg.DATALOADER.WORKERS)
+    predictions = iter_predictions(inference, images, cfg.DATALOADER.BSZ, cfg.DATALOADER.WORKERS)
     for index, prediction in enumerate(predictions):
         if drawing and not prediction.error:
             image = originals.image(index)
@@ -111,9 +111,8 @@ def predict_files(
 def iter_predictions(
     inference: InferenceModel,
     images: Sequence[ImageSource],
-    *,
-    batch_size: int | None = None,
-    num_workers: int = 0,
+    batch_size: int | None,
+    num_workers: int,
 ) -> Iterator[Any]:
     """Yield a prediction for each image; decoding, workers and the treatment of unreadable files
     are those of the data sets."""
@@ -128,8 +127,7 @@ def iter_predictions(
     with worker_errors(), closing(iter(loader)) as batches:
         for batch in batches:
             predictions = {
-                report.index: task.failed(report.name, report.reason)
-                for report in batch.bad_samples
+                bad.index: task.failed(bad.name, bad.reason) for bad in batch.bad_samples
             }
             if batch.samples:
                 tensors, sizes, indices = zip(*batch.samples)
