@@ -28,59 +28,33 @@ def config_arguments(
     output: what a command that makes no run has --output for.
     """
     add = parser.add_argument
-    add(
-        "--config-file",
-        "--config_file",
-        "--cfg",
-        metavar="FILE",
-        help="YAML file; also the path of a packaged one, such as imagenet/vil_tiny.yaml",
-    )
-    add(
-        "--data",
-        "--data-path",
-        "--data_path",
-        "--data-dir",
-        "--data_dir",
-        metavar="DIR",
-        help="root folder of the data (DATA.PATH)",
-    )
+    text = "YAML file; also the path of a packaged one, such as imagenet/vil_tiny.yaml"
+    add("--config-file", "--config_file", "--cfg", metavar="FILE", help=text)
+    names = ("--data", "--data-path", "--data_path", "--data-dir", "--data_dir")
+    add(*names, metavar="DIR", help="root folder of the data (DATA.PATH)")
     add("--output_dir", "--output-dir", "--output", metavar="DIR", help=output)
     add("--seed", metavar="N", help="seed of every random draw (SEED)")
     import_argument(parser)
     # Old launchers pass the rank as a flag; it is read from the environment instead.
     add("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     add("--opts", nargs="*", action="extend", dest="opts", help=argparse.SUPPRESS)
-    add(
-        "opts",
-        nargs="*",
-        action="extend",
-        metavar="KEY VALUE",
-        help="set any key, as KEY VALUE or KEY=VALUE; docs/config.md lists them",
-    )
+    text = "set any key, as KEY VALUE or KEY=VALUE; docs/config.md lists them"
+    add("opts", nargs="*", action="extend", metavar="KEY VALUE", help=text)
 
 
 def import_argument(parser: argparse.ArgumentParser) -> None:
     """Add --import."""
-    parser.add_argument(
-        "--import",
-        dest="imports",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="run a Python file first, which may register components (docs/plugins.md)",
-    )
+    text = "run a Python file first, which may register components (docs/plugins.md)"
+    names = dict(dest="imports", metavar="FILE", help=text)
+    parser.add_argument("--import", action="append", default=[], **names)
 
 
 def run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --run and --checkpoint, which `with_weights` reads."""
     add = parser.add_argument
     # torchrun takes --run for an abbreviation of its own --run-path
-    add(
-        "--run",
-        "--run-dir",
-        metavar="DIR",
-        help="the folder of a run: its config and one of its checkpoints",
-    )
+    text = "the folder of a run: its config and one of its checkpoints"
+    add("--run", "--run-dir", metavar="DIR", help=text)
     add("--checkpoint", default="best", choices=["best", "last"], help="which one of --run")
 
 

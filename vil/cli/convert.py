@@ -30,13 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     add("--model", metavar="NAME", help="the name of a model, or of published weights")
     add("--checkpoint", default="best", choices=["best", "last"], help="which one of a run")
-    add(
-        "--resize",
-        choices=["linear", "bicubic", "extend"],
-        dest="rule",
-        help="how positions of another size are resized: as in 2021 (default), bicubic, or, for "
-        "another window alone, relative ones kept at their distance",
+    text = (
+        "how positions of another size are resized: as in 2021 (default), bicubic, or, for "
+        "another window alone, relative ones kept at their distance"
     )
+    add("--resize", choices=["linear", "bicubic", "extend"], dest="rule", help=text)
     add("--classes", metavar="FILE", help="the names of the classes, one per line")
 
 

@@ -32,13 +32,8 @@ from vil.cli.arguments import at_least, config_arguments, run_arguments, with_we
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     run_arguments(parser)
-    parser.add_argument(
-        "--pictures",
-        type=at_least(0),
-        default=0,
-        metavar="N",
-        help="draw the N images of each test set with the most errors (0); detectors only",
-    )
+    text = "draw the N images of each test set with the most errors (0); detectors only"
+    parser.add_argument("--pictures", type=at_least(0), default=0, metavar="N", help=text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -29,19 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", required=True, metavar="FILE", help="the file to write: .onnx, or .pt2 of torch")
     add("--format", choices=FORMATS, help="default: what the name of --out ends with")
-    add(
-        "--size",
-        type=height_width,
-        metavar="N or HxW",
-        help="of images (INPUT.IMAGE_SIZE); with a dynamic size only that of the check",
-    )
-    add(
-        "--dynamic",
-        type=_open,
-        default=OPEN,
-        metavar="LIST",
-        help="dynamic axes: batch,size (default), batch, size, none; others are 1 and --size",
-    )
+    text = "of images (INPUT.IMAGE_SIZE); with a dynamic size only that of the check"
+    add("--size", type=height_width, metavar="N or HxW", help=text)
+    text = "dynamic axes: batch,size (default), batch, size, none; others are 1 and --size"
+    add("--dynamic", type=_open, default=OPEN, metavar="LIST", help=text)
     add("--int8", action="store_true", help="ONNX with linears in int8 too, as FILE.int8.onnx")
     add("--opset", type=int, metavar="N", help="of ONNX; torch's choice by default")
     add("--check", action="store_true", help="evaluate model and files on the config's test sets")

@@ -58,22 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tasks = registry("task").values()
     formats = [name for task in tasks for name in task.facts.get("formats", ())]
     add = parser.add_argument
-    add(
-        "--images",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="PATH",
-        help="files, folders, or - for standard input",
-    )
+    text = "files, folders, or - for standard input"
+    add("--images", nargs="+", action="extend", default=[], metavar="PATH", help=text)
     add("--sample", action="store_true", help="the digits that ship with the package")
-    add(
-        "--top",
-        type=_number_or_all,
-        default=5,
-        metavar="K",
-        help="classes to give for each image, or all (5)",
-    )
+    text = "classes to give for each image, or all (5)"
+    add("--top", type=_number_or_all, default=5, metavar="K", help=text)
     add("--format", choices=list(dict.fromkeys(formats)), help="of what is printed, by the task")
     add("--output-file", metavar="FILE", help="write there instead of to standard output")
     add("--classes", metavar="FILE", help="the names of the classes, one per line")

@@ -24,18 +24,10 @@ from vil.utils.errors import INTERRUPTED
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue from the newest checkpoint in the folder, if any; without --config-file by "
-        "the folder's own",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="build everything, run one step on synthetic data, print the memory it took and the "
-        "resolved config",
-    )
+    text = "continue from the newest checkpoint in the folder, if any; by default with its config"
+    parser.add_argument("--resume", action="store_true", help=text)
+    text = "build everything, run one step on synthetic data, print its memory and the config"
+    parser.add_argument("--dry-run", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
