@@ -100,14 +100,20 @@ def select_attention_backends(
     CHOICES.clear()
     if dist.is_main:
         kept = _read_kept(folder) if resuming else None
-        CHOICES.update(_read_tuned(automatic) if kept is None else kept)
+        if kept is None and automatic:
+            tuning_cache.load(device.type)
+            kept = tuning_cache.for_cases(request.case.bucket() for request in automatic)
+        CHOICES.update(kept or {})
         if tune:
             _tune_missing(automatic, say)
     selected = distributed.broadcast_object(dict(CHOICES))
     CHOICES.clear()
     CHOICES.update(selected)
     if folder and dist.is_main:
-        _write_kept(folder)
+        try:
+            replace_text(folder / FILE, json.dumps(CHOICES, indent=1) + "\n")
+        except OSError as error:
+            log.warning("%s cannot be written: %s", folder / FILE, error.strerror or error)
     _report(requests, say)
     if attention_network(model) is not model:  # a detector, which sees images of many sizes
         pin_for_all_sizes(attention_network(model), requests)
@@ -143,13 +149,6 @@ def _report(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
         say(f"{request}: {name}{how}")
 
 
-def _write_kept(folder: Path) -> None:
-    try:
-        replace_text(folder / FILE, json.dumps(CHOICES, indent=1) + "\n")
-    except OSError as error:
-        log.warning("%s cannot be written: %s", folder / FILE, error.strerror or error)
-
-
 def _read_kept(folder: Path) -> dict[str, str] | None:
     """The choices that a run started with; None if it has none that can be read."""
     file = folder / FILE
@@ -164,13 +163,6 @@ def _read_kept(folder: Path) -> dict[str, str] | None:
         return kept
     log.warning("%s is ignored: it is not a table of backends", file)
     return None
-
-
-def _read_tuned(requests: list[BackendRequest]) -> dict[str, str]:
-    """What `vil tune` found for this user, for these requests."""
-    if requests:
-        tuning_cache.load(requests[0].case.device)
-    return tuning_cache.for_cases(request.case.bucket() for request in requests)
 
 
 def _tune_missing(requests: list[BackendRequest], say: Callable[[str], None]) -> None:

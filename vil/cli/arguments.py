@@ -11,7 +11,6 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.config.plugins import run_imports
 from vil.config.registries import registry
 from vil.utils.errors import ConfigError
 from vil.workflows import configure
@@ -100,11 +99,6 @@ def options_of(args: argparse.Namespace) -> configure.Options:
     """KEY VALUE, the flags that set a key, and --import."""
     flags = {key: getattr(args, name) for name, key in FLAGS.items()}
     return configure.Options(args.opts or (), flags, args.imports)
-
-
-def import_files(args: argparse.Namespace) -> None:
-    """Run the files of --import, for a command without a config."""
-    run_imports(args.imports, ())
 
 
 # Parsers of one argument. As an argparse `type`, or by `convert`, which reports in one line.

@@ -17,7 +17,8 @@ of forward plus backward time to that of chunk_handgrad, sdpa and floor. A star 
 import argparse
 from contextlib import suppress
 
-from vil.cli.arguments import at_least, convert, height_width, import_argument, import_files, listed
+from vil.cli.arguments import at_least, convert, height_width, import_argument, listed
+from vil.config.plugins import run_imports
 
 # flag: (default, parser, help)
 LISTS = {
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         for file in workflow.draw_again(args.plot, args.out):
             print(file)
         return 0
-    import_files(args)
+    run_imports(args.imports, ())
     parsers = {flag: listed(parse) for flag, (_, parse, _) in LISTS.items()}
     parsers |= {flag.replace("-", "_"): parse for flag, (_, parse, _) in NUMBERS.items()}
     parsers |= {"backends": listed(), "max_bytes": number_of_bytes}

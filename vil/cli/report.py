@@ -18,7 +18,8 @@ import argparse
 import logging
 from pathlib import Path
 
-from vil.cli.arguments import config_arguments, import_files, options_of
+from vil.cli.arguments import config_arguments, options_of
+from vil.config.plugins import run_imports
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import output_file
 
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     path = output_file(args.out or str(folder / PAGE), endings=ENDINGS)
     if args.no_eval and args.opts:
         log.warning("--no-eval, so without effect: %s", " ".join(args.opts))
-    import_files(args)
+    run_imports(args.imports, ())
     options = None if args.no_eval else options_of(args)
     write_report(folder, path, options, checkpoint=args.checkpoint)
     print(path)

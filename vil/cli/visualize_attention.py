@@ -54,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
     stdin = sys.stdin.buffer.read() if args.image == "-" else None
     selection = Selection(args.token, args.stage, args.block, args.only)
     notes = dict(class_names=class_names, stdin=stdin)
-    drawn = visualize_attention(cfg, args.image, path, selection, **notes)
-    print(drawn.report, file=sys.stderr)
-    for refusal in drawn.left_out:
+    report, left_out = visualize_attention(cfg, args.image, path, selection, **notes)
+    print(report, file=sys.stderr)
+    for refusal in left_out:
         print(f"left out: {refusal}", file=sys.stderr)
     print(path)
     return 0

@@ -97,9 +97,9 @@ def _build(
     windows = ", ".join(str(spec.attn_size) for spec in model.specs)
     lines = [f"this is {name}, {model.settings['img_size']} px, windows {windows}"]
     if any(spec.absolute for spec in model.specs):
-        lines.append(
+        lines += [
             "  (windows leave no trace in weights with absolute positions: these are the usual)"
-        )
+        ]
     return model, lines
 
 

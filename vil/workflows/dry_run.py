@@ -29,7 +29,12 @@ def dry_run(cfg: CfgNode) -> DryRun:
 
     Raises what the real data would raise; data that are not there are only a warning.
     """
-    check_data(cfg)
+    try:
+        task_for(cfg, torch.device("cpu")).check_data()
+    except DataError as error:
+        if Path(cfg.DATA.PATH).is_dir():
+            raise
+        log.warning("the data are not checked: %s", str(error).splitlines()[0])
     num_images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
     with tempfile.TemporaryDirectory() as folder:
         changes = [f"OUTPUT_DIR={folder}", "MODEL.VIT.MSVIT.TUNE=False"]  # which may take minutes
@@ -38,13 +43,3 @@ def dry_run(cfg: CfgNode) -> DryRun:
         synthetic = {s: task.synthetic(num_images, Path(folder), s) for s in ("train", "val")}
         run_training(trial, max_steps=1, synthetic=synthetic)
     return DryRun(num_images, memory_mb())
-
-
-def check_data(cfg: CfgNode) -> None:
-    """Raise what training would raise about the config's data."""
-    try:
-        task_for(cfg, torch.device("cpu")).check_data()
-    except DataError as error:
-        if Path(cfg.DATA.PATH).is_dir():
-            raise
-        log.warning("the data are not checked: %s", str(error).splitlines()[0])

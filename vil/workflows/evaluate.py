@@ -81,7 +81,9 @@ def evaluate_config(
         if folder is None:
             return result
         result.lines = {name: task.format_metrics(name, m) for name, m in metrics.items()}
-        write_results(folder, metrics)
+        text = json.dumps(_without_nan(metrics), indent=1)
+        with refuse_failed_writes(folder / "results.json", "OUTPUT_DIR"):
+            replace_text(folder / "results.json", text + "\n")
         for name in metrics if num_worst else ():
             images = folder / "pictures"
             with refuse_failed_writes(images, "OUTPUT_DIR"):
@@ -89,13 +91,8 @@ def evaluate_config(
         return result
 
 
-def write_results(folder: Path, metrics: dict[str, dict[str, Any]]) -> None:
-    """Write results.json, with null for NaN and infinity."""
-    with refuse_failed_writes(folder / "results.json", "OUTPUT_DIR"):
-        replace_text(folder / "results.json", json.dumps(_without_nan(metrics), indent=1) + "\n")
-
-
 def _without_nan(value: Any) -> Any:
+    """Replace NaN and infinity by None, which JSON has."""
     if isinstance(value, dict):
         return {key: _without_nan(inner) for key, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -34,13 +34,6 @@ MOST = 1024  # tokens along a side: beyond, a token is smaller than a pixel
 WIDEST = 256  # the side of a chunk: its pairs are walked one by one
 
 
-class AttentionDrawing(NamedTuple):
-    """report: which weights. left_out: stages whose attention cannot be drawn, and why."""
-
-    report: str
-    left_out: list[str]
-
-
 class Selection(NamedTuple):
     """What to draw. token: "row,col" in pixels of the image as the model sees it, by default its
     middle. stage, block: from 1, by default all stages and the last block of each. only: "token" or
@@ -60,8 +53,11 @@ def visualize_attention(
     *,
     class_names: Sequence[str] = (),
     stdin: bytes | None = None,
-) -> AttentionDrawing:
-    """Draw to `out`. image: a file, "test:N", or anything with its content as `stdin`."""
+) -> tuple[str, list[str]]:
+    """Draw to `out`; return which weights were loaded, and why a stage is left out.
+
+    image: a file, "test:N", or anything with its content as `stdin`.
+    """
     refuse_without(cfg, "visualize attention")
     inference = load_model(cfg, class_names)
     task = inference.task
@@ -87,7 +83,7 @@ def visualize_attention(
     shown = (tensor * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()
     with refuse_failed_writes(out):
         draw_attention(shown, rows, title, out)
-    return AttentionDrawing(inference.report, left_out)
+    return inference.report, left_out
 
 
 def _read(task: Task, word: str, stdin: bytes | None) -> Image.Image:
