@@ -6,7 +6,7 @@
 Prints top-1 on the run's test set of the model, its ONNX file and that file with int8 linears; and
 the time per image of the three in turns: medians of the rounds, and each file's speed-up over the
 model, as the median of the rounds' ratios. The model computes attention with the backends that
-torch selects untuned on a CPU (docs/attention.md). vil_tiny's weights are random.
+torch selects untuned on a CPU (docs/internals/backends.md). vil_tiny's weights are random.
 """
 
 import argparse

@@ -45,8 +45,8 @@ page; do not edit it by hand.
 - **measured**: the outcome of a run of this code, with the command that prints it.
 
 `vil.get_model(NAME, weights=MEMBER)` takes the weights that a row names, in Python and in timm:
-[docs/weights.md](docs/weights.md). `vil_nano`, trained on the digits, is the model whose weights
-ship with the package (`ViL_Nano_Weights.DIGITS`).
+[docs/guides/weights.md](docs/guides/weights.md). `vil_nano`, trained on the digits, is the model
+whose weights ship with the package (`ViL_Nano_Weights.DIGITS`).
 
 The host of the published weights is gone. `folder` is where they lay, so that who has a copy finds
 them: `msvit/<folder>/model_best.pth`, with a `config.yaml` beside it. "22K" means pre-trained on

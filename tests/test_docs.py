@@ -1,34 +1,109 @@
-"""The README is true, its examples run, and every config key does something."""
+"""Pages are short, every link leads somewhere, and what they name exists. The README's numbers are
+those published or measured, and every config key does something.
 
+tests/test_doc_blocks.py runs the code blocks.
+"""
+
+import csv
+import json
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from yacs.config import CfgNode
 
-from vil.cli import COMMANDS, command_of, main
-from vil.config.defaults import KEYS
+import vil
+from tests.common.doc_commands import ROOT
+from tests.common.doc_pages import PAGES, read, without_code
+from vil.cli import COMMANDS, main
+from vil.config.defaults import EXTENSIBLE, KEYS, SECTIONS
 from vil.config.registries import HOMES, registry
-from vil.data import build_dataset
 
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = read("README.md")
+GENERATED = {"docs/reference/config.md"}
+RESULTS = ROOT / "benchmarks/results"
 
-
-def blocks(language: str, section: str = "") -> list[str]:
-    """The code blocks of a language, in the section of that title or in the whole README."""
-    text = README.split(f"## {section}\n")[1].split("\n## ")[0] if section else README
-    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+# ------------------------------------------------------------------------------- pages and links
 
 
-def test_the_file_tree_exists():
-    tree = README.split("## Files")[1]
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 120
+    assert len(README.split()) <= 900
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.startswith("docs/") and p not in GENERATED])
+def test_a_page_has_at_most_900_words(page):
+    assert len(read(page).split()) <= 900
+
+
+def anchors(page: str) -> set[str]:
+    """The anchors of a page's headings: lower case, dashes for spaces, no other punctuation."""
+    titles = re.findall(r"^#+ (.*)$", without_code(page), flags=re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", title)) for title in titles)
+    return {title.strip().lower().replace(" ", "-") for title in plain}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page)):
+        if ":" in target:
+            assert target.startswith("https://"), target
+            continue
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent.joinpath(path).resolve() if path else ROOT / page
+        assert file.exists(), target
+        if anchor:
+            assert anchor in anchors(str(file.relative_to(ROOT))), target
+
+
+def test_the_index_lists_every_page():
+    listed = set(re.findall(r"\]\((\w+/\w+\.md)\)", read("docs/index.md")))
+    assert {f"docs/{path}" for path in listed} == {p for p in PAGES if p.count("/") == 2}
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert all(f" {path}\n" in site for path in listed)
+
+
+def test_pages_that_code_and_pages_name_exist():
+    files = subprocess.run(
+        ["git", "grep", "-hoE", r"docs/[a-z_/0-9]+\.(md|png)", "--", "vil", "benchmarks", "scripts",
+         "configs", "tools", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for path in set(files.stdout.split()):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.long
+def test_the_site_builds(tmp_path):
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+    build = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run([sys.executable, *build], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr.strip(), done.stderr
+    text = (tmp_path / "internals/attention_speed/index.html").read_text(encoding="utf-8")
+    (image,) = re.findall(r'src="([^"]*attention-cpu/[^"]*png)"', text)
+    assert (tmp_path / "internals/attention_speed" / image).resolve().exists()
+    assert (tmp_path / "MODEL_ZOO/index.html").exists()
+
+
+# ------------------------------------------------------------------------------ what pages name
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if "/from_" not in p and p not in GENERATED])
+def test_config_keys_exist(page):
+    """In code; the pages for users of other code name its keys, too."""
+    pattern = r"`[^`\n]*?\b([A-Z][A-Z_0-9]*(?:\.[A-Z][A-Z_0-9]*)+)\b[^`\n]*`"
+    for key in re.findall(pattern, without_code(page)):
+        sections = {*SECTIONS, *EXTENSIBLE, "OPTIM.NESTEROV.DAMPING"}
+        known = {*KEYS, *sections, "DATA.KWARGS"}
+        assert {key, f"DETECTION.{key}"} & known or key.startswith("ViL_"), key
+
+
+def test_the_package_page_has_every_file_of_its_tree():
+    tree = read("docs/internals/package.md").split("```")[1].removeprefix("text\n")
     folders = []
-    for line in tree.split("```")[1].strip().splitlines():
+    for line in tree.rstrip().splitlines():
         indent = (len(line) - len(line.lstrip())) // 2
         names = (
             re.match(r" *((?:[\w.]+/?(?:  )?)+)", line)[1].split()
@@ -38,70 +113,99 @@ def test_the_file_tree_exists():
         for name in names:
             folders[indent:] = [name]
             assert (ROOT / "/".join(folders)).exists(), "/".join(folders)
-
-
-def test_the_tree_names_every_room():
     for path in [*(ROOT / "vil").iterdir(), *ROOT.iterdir()]:
         tracked = subprocess.run(
             ["git", "ls-files", str(path)], cwd=ROOT, capture_output=True, text=True
         )
         if path.is_dir() and not path.name.startswith((".", "_")) and tracked.stdout:
-            assert f"{path.name}/" in README.split("## Files")[1], path.name
+            assert f"{path.name}/" in tree, path.name
 
 
-def test_commands_exist():
-    lines = [line.split("#")[0] for block in blocks("bash") for line in block.splitlines()]
-    assert len(lines) > 8
-    for line in filter(None, map(str.strip, lines)):
-        words = shlex.split(line)
-        if words[0] == "vil":
-            assert command_of(words[1:])[0] in COMMANDS
-        elif words[0] == "torchrun":
-            assert (ROOT / next(word for word in words if word.endswith(".py"))).exists()
-        else:
-            assert (ROOT / words[0]).exists(), words[0]
-        for at, word in enumerate(words[:-1]):
-            if word == "--config-file":
-                assert (ROOT / "configs" / words[at + 1]).exists(), words[at + 1]
-            elif re.fullmatch(r"[A-Z_]+(\.[A-Z_0-9]+)+", word):
-                assert word in KEYS, word
+def test_the_reference_names_every_command_error_and_python_name():
+    commands = re.findall(
+        r"^\| `vil ([\w ]+)` \| (.*) \|$", read("docs/reference/commands.md"), re.M
+    )
+    assert dict(commands) == COMMANDS
+    codes = read("docs/reference/exit_codes.md")
+    rows = re.findall(r"^\| (\d+) \|.*\| (.*) \|$", codes, flags=re.MULTILINE)
+    listed = {name: int(code) for code, names in rows for name in re.findall(r"`(\w+)`", names)}
+    for name in vil.errors.__all__:
+        error = getattr(vil.errors, name)
+        assert listed[name] == getattr(error, "exit_code", 75), name
+    names = read("docs/reference/python_api.md")
+    for name in vil.__all__:
+        assert re.search(rf"`(vil\.)?{name}\b", names), name
 
 
-PAGES = ["README.md", "docs/weights.md", "docs/migrating.md", "docs/detection.md"]
+# ------------------------------------------------------------------------------------- numbers
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_library_examples_run(page, tmp_path):
-    """All of a page in one process: a later one may use what an earlier one made."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    code = "\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
-    assert len(code) > 200
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=tmp_path)
+def result_rows() -> dict[str, str]:
+    """{model and what: result} of the README's table, without the column of sources."""
+    rows = re.findall(r"^\| (.*?) \| (.*?) \| ([\d.]+) \| (\w+)", README, flags=re.MULTILINE)
+    assert {kind for *_, kind in rows} == {"published", "measured"}
+    return {f"{model}: {what}": float(value) for model, what, value, _ in rows}
 
 
-@pytest.mark.long
-def test_training_on_a_folder_of_images(tmp_path):
-    """The walk-through, word for word but for fewer epochs, on a generated folder."""
-    for split, count in (("train", 40), ("val", 5)):
-        images = build_dataset("fake", ".", split, n=3 * count, size=48, num_classes=3)
-        for number in range(len(images)):
-            image, target = images[number]
-            path = tmp_path / "photos" / split / f"class{target}" / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            assert isinstance(image, Image.Image)
-            image.save(path)
-    commands = blocks("bash", "Train on my own folder of images")[0].strip().splitlines()
-    assert len(commands) == 3
-    for command in commands:
-        words = shlex.split(command.replace("OPTIM.EPOCHS 10", "OPTIM.EPOCHS 2"))
-        done = subprocess.run(
-            [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    assert (tmp_path / "runs/photos/plots/accuracy.png").exists()
-    assert re.search(r"val set folder loss .* count 15", done.stdout)
-    assert re.search(r"class2 +\d/5", done.stdout)
+def test_the_readme_s_results_are_those_published_and_measured():
+    found = iter(result_rows().values())
+    with (ROOT / "vil/pretrained/published.csv").open(newline="") as file:
+        top1 = {Path(row["config"]).stem: row["top1"] for row in csv.DictReader(file)}
+    with (ROOT / "docs/published_detectors.csv").open(newline="") as file:
+        box_ap = {row["config"]: row["box_ap"] for row in csv.DictReader(file)}
+    published = (
+        top1["vil_small_rpb"],
+        top1["vil_base_deep_384_rpb"],
+        box_ap["mask_rcnn_vil_small_3x"],
+    )
+    assert [next(found) for _ in range(3)] == [float(value) for value in published]
+    metrics = vil.ViL_Nano_Weights.DIGITS.meta["metrics"]
+    assert next(found) == round(next(iter(metrics.values()))["acc@1"], 2)
+    scenes = json.loads((RESULTS / "scenes-cpu.json").read_text())
+    assert next(found) == round(scenes["mask_rcnn"]["box_ap"], 1)
+    engine = json.loads((RESULTS / "attention-engine-cpu.json").read_text())["ratios"]
+    ratios = {row["name"].partition(" ")[2]: row["value"] for row in engine}
+    for other in ("full sdpa", "chunk_handgrad"):
+        assert next(found) == round(ratios[f"56x56 with bias, blocked: x faster than {other}"], 2)
+    with (RESULTS / "model-cpu/model.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["way"] == "fp32"]
+    ours = next(row for row in rows if row["model"] == "vil_tiny")
+    swin = next(row for row in rows if "swin_tiny" in row["model"])
+    assert next(found) == round(float(ours["training"]) / float(swin["training"]), 1)
+    assert next(found, None) is None
 
+
+def test_the_detectors_page_has_the_measured_numbers():
+    page = read("docs/internals/detectors.md")
+    steps = json.loads((RESULTS / "detection-cpu.json").read_text())
+    for row in steps["steps"].values():
+        cells = f"| {row['parameters'] / 1e6:.1f}M | {row['seconds']:.1f} | {row['MiB']:,.0f} |"
+        assert cells in page, cells
+    for row in steps["large"].values():
+        assert f"{row['seconds']:.0f} s and {row['GiB']:.1f} GiB" in page
+    for row in json.loads((RESULTS / "scenes-cpu.json").read_text()).values():
+        values = [f"{row[key]:.1f}" if key in row else "" for key in
+                  ("box_ap50", "box_ap", "mask_ap50", "mask_ap")]  # fmt: skip
+        assert f"| {' | '.join(values)} |" in page, values
+
+
+def test_the_fine_tuning_page_has_the_measured_numbers():
+    rows = json.loads((RESULTS / "finetune-cpu.json").read_text())["rows"]
+    page = read("docs/tutorials/fine_tuning.md")
+    for curves in rows.values():
+        last = sorted(curve[-1] for curve in curves)
+        assert f"| {last[len(last) // 2]:.2f} |" in page
+
+
+def test_the_models_page_has_the_measured_numbers():
+    rows = json.loads((RESULTS / "attentions-cpu.json").read_text())["rows"]
+    page = read("docs/tutorials/models.md")
+    for name, row in rows.items():
+        step, memory = row["step / longformer"], row["peak MiB"]
+        assert f"| {name} | {row['top1']:.2f} | {step:.2f} | {memory:.0f} MiB |" in page
+
+
+# ----------------------------------------------------------------------------------------- keys
 
 DETECTOR = (
     "DETECTION.MODEL=mask_rcnn", "DETECTION.FPN.STAGES=[1]", "DETECTION.ANCHORS.SIZES=[32,64]",
@@ -139,12 +243,3 @@ def test_every_key_is_read_or_said_to_do_nothing(tmp_path, monkeypatch):
     theirs = {key for entry in components for key in entry.key_names.values()}
     unread = {key for key in KEYS if key not in asked} - {"VERSION", "IMPORTS"} - theirs
     assert unread == {name for name, key in KEYS.items() if key.ignored}
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["docs/attention.md", "docs/config.md", "docs/pattern.png", "CONTRIBUTING.md", "LICENSE"],
-)
-def test_linked_files_exist(path):
-    assert (ROOT / path).exists()
-    assert path in README or path in ("CONTRIBUTING.md", "LICENSE")

@@ -316,15 +316,16 @@ def test_the_defaults_are_the_original_s_but_for_three():
     assert changed == {ARCH, "MODEL.VIT.MSVIT.ATTN_TYPE", "OUTPUT_DIR"}
 
 
-# docs/migrating.md
+# docs/guides/from_*.md
 
 
-def test_the_page_names_only_what_exists():
+def test_the_pages_name_only_what_exists():
     """In its prose, and in the last column of its tables: the keys and the flags."""
     helps = vil("train", "--help").out + vil("evaluate", "--help").out
     flags = {*re.findall(r"--[a-z_-]+", helps), "--local_rank", "--opts", "--nproc_per_node"}
     count = 0
-    for line in (ROOT / "docs/migrating.md").read_text().splitlines():
+    pages = sorted((ROOT / "docs/guides").glob("from_*.md"))
+    for line in "\n".join(page.read_text("utf-8") for page in pages).splitlines():
         shown = line.split("|")[-2] if line.startswith("|") else line
         for word in re.findall(r"--[a-z_][a-z_-]+|[A-Z][A-Z_0-9]*(?:\.[A-Z][A-Z_0-9]*)+", shown):
             known = flags if word.startswith("--") else {*KEYS, *SECTIONS}

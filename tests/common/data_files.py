@@ -126,6 +126,6 @@ def write_all_formats(root, monkeypatch):
 
 
 def describe_arguments(dataset):
-    """A dataset's own arguments and defaults, as in the table of docs/data.md."""
+    """A dataset's own arguments and defaults, as in the table of docs/guides/data_formats.md."""
     own = [p for p in inspect.signature(dataset).parameters.values() if p.kind is p.KEYWORD_ONLY]
     return ", ".join(f"`{p.name}`" + ("" if p.default is None else f" {p.default}") for p in own)

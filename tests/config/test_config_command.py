@@ -14,7 +14,7 @@ from vil.cli.arguments import config_arguments, resolve
 from vil.config import ConfigError, defaults, get_config
 
 BASE = "_base_/classification.yaml"
-DOCS = Path(__file__).parents[2] / "docs/config.md"
+DOCS = Path(__file__).parents[2] / "docs/reference/config.md"
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def test_diff_prints_a_config_too(capsys, tmp_path):
 def test_manual_is_up_to_date(tmp_path, capsys):
     printed(capsys, "--docs", str(tmp_path / "config.md"))
     assert (tmp_path / "config.md").read_text() == DOCS.read_text(), (
-        "run: vil config --docs docs/config.md"
+        "run: vil config --docs docs/reference/config.md"
     )
 
 

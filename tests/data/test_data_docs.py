@@ -1,4 +1,4 @@
-"""The commands of docs/data.md write valid datasets, and its table lists every dataset."""
+"""docs/guides/data_archives.md writes valid data sets, data_formats.md lists every set."""
 
 import re
 import subprocess
@@ -10,7 +10,9 @@ import pytest
 from tests.common.data_files import describe_arguments, samples, write_folder
 from vil.data import DATASETS, build_dataset
 
-PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+GUIDES = Path(__file__).parents[2] / "docs/guides"
+ARCHIVES = (GUIDES / "data_archives.md").read_text(encoding="utf-8")
+FORMATS = (GUIDES / "data_formats.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["tar", "imagenet", "tsv"])
@@ -18,9 +20,9 @@ def test_the_commands_write_the_same_dataset_as_the_folder(name, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     for split in ("train", "val"):
         write_folder(tmp_path / "pictures", split, samples(split, per_class=2))
-    zips, tsvs = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    zips, tsvs = re.findall(r"```python\n(.*?)```", ARCHIVES, flags=re.DOTALL)
     if name == "tar":
-        (command,) = re.findall(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL)
+        (command,) = re.findall(r"```bash\n(.*?)```", ARCHIVES, flags=re.DOTALL)
         subprocess.run(["bash", "-ec", command], check=True)
     else:
         exec({"imagenet": zips, "tsv": tsvs}[name], {})
@@ -34,7 +36,7 @@ def test_the_commands_write_the_same_dataset_as_the_folder(name, tmp_path, monke
 
 
 def test_the_table_has_every_dataset_and_its_own_arguments():
-    rows = dict(re.findall(r"^\| `([\w<>.]+)` \|.*\| (.*?) ?\|$", PAGE, flags=re.MULTILINE))
-    assert rows.keys() >= DATASETS.keys() | {"<path>.yaml"}
+    rows = dict(re.findall(r"^\| `([\w<>.]+)` \|.*\| (.*?) ?\|$", FORMATS, flags=re.MULTILINE))
+    assert rows.keys() == DATASETS.keys() | {"<path>.yaml"}
     for name, entry in DATASETS.items():
         assert rows[name] == describe_arguments(entry.load()), name

@@ -85,8 +85,8 @@ def test_a_run_of_one_step_epochs_goes_on():
 
 
 def test_adamw_is_torch_s():
-    """Section "Numbers that changed" of docs/migrating.md: the original added epsilon before the
-    bias correction, and shrank the weight after the step.
+    """Section "Numbers that changed" of docs/guides/from_2021.md: the original added epsilon before
+    the bias correction, and shrank the weight after the step.
     """
     weight = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
     slope = torch.tensor([0.3, -0.1, 1e-7], dtype=torch.float64)

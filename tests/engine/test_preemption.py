@@ -1,9 +1,9 @@
 """A signal stops a run in good order on every rank. A run that hangs is ended and says where."""
 
-import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.common.toy_engine import CPU, ToyLoader, held_out, launch, metrics, run, toy_train
+from tests.common.toy_engine import CPU, ToyLoader, held_out, launch, metrics, start, toy_train
 from vil.engine.checkpoint.save_load import newest_step, resolve_link
 from vil.engine.distributed import DistInfo
 from vil.engine.preemption import REPEAT_SECONDS, PreemptionGuard
@@ -148,54 +148,35 @@ def test_nothing_is_noted_outside_of_the_main_thread(tmp_path):
 # ------------------------------------------------------------------------------------ what hangs
 
 
-class Fork:
-    """A function in a fork of this process, which has torch already; its output is in a file."""
-
-    def __init__(self, file, function, *args):
-        self.file, self.pid = file, os.fork()
-        if self.pid == 0:
-            output = os.open(file, os.O_WRONLY | os.O_CREAT)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-            code = 99
-            try:
-                code = function(*args)
-            finally:
-                os._exit(code)
-
-    def wait(self):
-        """Return the exit code and the output."""
-        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return code, self.file.read_text()
-
-
 def hang(folder, **options):
-    return Fork(folder / "output", run, str(folder), {"sleep_step": 3, **options})
+    return start((str(folder), {"sleep_step": 3, **options}))
 
 
 def test_a_step_that_hangs_ends_the_process_and_names_the_line(tmp_path):
-    code, output = hang(tmp_path, hang_seconds=1.0).wait()
-    assert code == 6, output
+    process = hang(tmp_path, hang_seconds=1.0)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 6, output
     assert "rank 0: no step in 1 s; it is in fall_asleep" in output
     assert "fall_asleep" in (tmp_path / "crash/stacks-rank0.txt").read_text()
     assert (status(tmp_path)["state"], status(tmp_path)["code"]) == ("hung", 6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_hanging_process_that_is_asked_to_stop_goes_within_its_grace(signals, tmp_path):
     """Or at once, when it is asked again."""
     process = hang(tmp_path, grace_seconds=1.0 if signals == 1 else 60.0)
     deadline = time.monotonic() + 60
     while not (tmp_path / "asleep").exists():
+        assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    os.kill(process.pid, signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
     if signals == 2:
         time.sleep(REPEAT_SECONDS + 0.2)
-        os.kill(process.pid, signal.SIGTERM)
-    code, output = process.wait()
-    assert code == 75, output
+        process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 75, output
     assert ("no step within 1 s of it" if signals == 1 else "a second SIGTERM") in output
 
 
@@ -207,18 +188,20 @@ def test_of_two_ranks_the_one_that_hangs_is_named(tmp_path):
     assert "rank 1: no step in 3 s; it is in fall_asleep" in outputs[1]
 
 
-def hold_the_gil(folder):
-    with PreemptionGuard(DistInfo(), hang_seconds=0.5) as guard:
-        guard.watch(folder, lambda *_: None)
-        ctypes.PyDLL(None).sleep(60)
-
-
+@pytest.mark.long
 def test_a_hang_that_holds_pythons_lock_is_ended_too(tmp_path):
-    began = time.monotonic()
-    code, output = Fork(tmp_path / "output", hold_the_gil, tmp_path).wait()
-    assert code == 1
-    assert "Timeout" in output
-    assert time.monotonic() - began < 30
+    code = (
+        "import ctypes, sys; from pathlib import Path\n"
+        "from vil.engine.preemption import PreemptionGuard\n"
+        "from vil.engine.distributed import DistInfo\n"
+        "with PreemptionGuard(DistInfo(), hang_seconds=1.0) as guard:\n"
+        "    guard.watch(Path(sys.argv[1]), lambda *_: None)\n"
+        "    ctypes.PyDLL(None).sleep(60)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr
 
 
 def test_steps_keep_a_process_alive(tmp_path):

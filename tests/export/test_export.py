@@ -1,7 +1,6 @@
 """Exported files give the model's logits at any dynamic size; unsupported settings raise."""
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -303,15 +302,3 @@ def test_a_file_without_linear_layers_is_not_quantized(tmp_path):
     with pytest.raises(ValueError, match="has no linear layers"):
         quantize_linears(tmp_path / "m.onnx", tmp_path / "int8.onnx")
     assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
-
-
-@pytest.mark.long
-def test_examples_of_the_page_run(tmp_path, monkeypatch):
-    """In order, in one folder."""
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs/export.md").read_text(encoding="utf-8")
-    examples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    assert len(examples) == 2
-    for example in examples:
-        exec(example, {})
-    assert {path.name for path in tmp_path.iterdir()} == {"small.onnx", "small.int8.onnx"}

@@ -25,7 +25,7 @@ from vil.ops import Window
 from vil.ops.reference import attended_keys
 from vil.utils.train_step import TrainStep
 
-PAGE = Path(__file__).parent.parent.parent / "docs/patch_attention.md"
+PAGE = Path(__file__).parent.parent.parent / "docs/guides/patch_attention.md"
 FEW = dict(img_size=96, embed_dim=32, depth=2, num_heads=2, num_classes=5)  # 6x6 patches
 vit, eva = partial(VisionTransformer, **FEW), partial(Eva, **FEW, head_init_scale=1.0)
 

@@ -37,13 +37,13 @@ def config_arguments(
     # Old launchers pass the rank as a flag; it is read from the environment instead.
     add("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     add("--opts", nargs="*", action="extend", dest="opts", help=argparse.SUPPRESS)
-    text = "set any key, as KEY VALUE or KEY=VALUE; docs/config.md lists them"
+    text = "set any key, as KEY VALUE or KEY=VALUE; docs/reference/config.md lists them"
     add("opts", nargs="*", action="extend", metavar="KEY VALUE", help=text)
 
 
 def import_argument(parser: argparse.ArgumentParser) -> None:
     """Add --import."""
-    text = "run a Python file first, which may register components (docs/plugins.md)"
+    text = "run a Python file first, which may register components (docs/guides/plugins.md)"
     names = dict(dest="imports", metavar="FILE", help=text)
     parser.add_argument("--import", action="append", default=[], **names)
 

@@ -3,7 +3,7 @@
   vil config --config-file imagenet/vil_tiny.yaml OPTIM.LR 1e-3    the full tree, as YAML
   vil config --config-file imagenet/vil_tiny.yaml --diff           what differs from the defaults
   vil config --config-file mine.yaml --diff=imagenet/vil_tiny.yaml what differs from another config
-  vil config --docs docs/config.md                                 write the manual of all keys
+  vil config --docs docs/reference/config.md                       write the manual of all keys
 
 Both outputs are configs themselves: redirect one to a file and pass it to --config-file.
 """
@@ -64,7 +64,7 @@ def differences(cfg: CfgNode, sources: dict[str, str], other: CfgNode) -> str:
 
 HEAD = """# Every key of the config
 
-<!-- Written by `vil config --docs docs/config.md` from vil/config/defaults. Edit those files. -->
+<!-- Written by `vil config --docs docs/reference/config.md` from vil/config/defaults. -->
 
 Set a key in a YAML file (`OPTIM:` and below it `LR: 1e-3`) or on the command line, as
 `OPTIM.LR 1e-3` or `OPTIM.LR=1e-3`. `vil config` prints what a command line amounts to.
@@ -72,7 +72,7 @@ Set a key in a YAML file (`OPTIM:` and below it `LR: 1e-3`) or on the command li
 
 
 def manual() -> str:
-    """docs/config.md: a table per section, the combinations refused, and the dead keys."""
+    """docs/reference/config.md: a table per section, combinations refused, and dead keys."""
     sections: dict[str, list[str]] = {}
     for name, key in defaults.KEYS.items():
         if not key.ignored:

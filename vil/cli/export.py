@@ -9,7 +9,8 @@ Input: images (B, 3, H, W), normalized as in training; output: logits (B, classe
 are dynamic unless --dynamic restricts them. The file computes in float32 on the CPU, regardless of
 the precision of training. Before a file gets its name, it is loaded and compared with the model;
 --check also evaluates it, which an int8 file needs, since its outputs differ. Its metadata has the
-model, the class names, and the mean, standard deviation and size of the images (docs/export.md).
+model, the class names, and the mean, standard deviation and size of the images; see
+docs/guides/exported_files.md.
 """
 
 import argparse

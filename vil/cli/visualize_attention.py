@@ -16,7 +16,7 @@ The weights are the model's exact attention weights, computed without mixed prec
 window and global tokens for longformer, over all tokens for full, over the global tokens for
 global, over reduced cells for srformer, and normalized random-feature products for performer.
 linformer is refused: it mixes all tokens with weights of both signs, so single tokens have no
-weight. docs/visualize.md explains the plot.
+weight. docs/guides/visualize.md explains the plot.
 """
 
 import argparse

@@ -9,7 +9,7 @@
 
 For several panels give lists of equal length, or one value for all panels. --token: row and column
 of the query, from 0 (the center by default). Queries also attend to all global tokens, which are
-not part of the grid. docs/attention.md explains masks and modes.
+not part of the grid. docs/internals/operation.md explains masks and modes.
 """
 
 import argparse

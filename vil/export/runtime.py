@@ -22,7 +22,7 @@ METADATA = "metadata.json"  # entry of a torch.export program
 class ExportedModel(nn.Module):
     """An exported file as a module: images (B, c, H, W) float32 on the CPU -> logits (B, K).
 
-    metadata: the file's metadata, see docs/export.md.
+    metadata: the file's metadata, see docs/guides/exported_files.md.
     """
 
     def __init__(self, run: Callable[[Tensor], Tensor], metadata: Mapping[str, str]) -> None:

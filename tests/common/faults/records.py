@@ -1,4 +1,4 @@
-"""What the faults' tests found, one line per fault, kept for docs/reliability.md.
+"""What the faults' tests found, one line per fault, kept for docs/reference/faults_*.md.
 
 `record` asserts and remembers; at the end of a session conftest.py writes all to $VIL_FAULTS_JSON.
 """

@@ -3,7 +3,7 @@
 A key has a name, a default, whose type is the key's type, a meaning, and the rule for its values.
 The tree contains that of the 2021 original, so that its YAML files and command lines work.
 Components, such as a task, declare further keys in their registry. `vil config --docs
-docs/config.md` prints all keys as a page.
+docs/reference/config.md` prints all keys as a page.
 """
 
 import functools

@@ -1,0 +1,142 @@
+"""Command lines of documentation: what they hand to `vil`, smaller settings, and their files.
+
+A command is understood if a wrong key behind its words is all that is wrong with it.
+"""
+
+import json
+import re
+import shlex
+import shutil
+from glob import glob
+from pathlib import Path
+
+import torch
+from fixtures.old_edition import FOLDER
+from PIL import Image
+
+import vil
+
+ROOT = Path(__file__).parents[2]
+LEGACY = ROOT / "tests/legacy"
+# These take no keys, or ignore wrong ones: they are quick and run at once.
+WITHOUT_KEYS = (
+    "visualize pattern", "benchmark attention", "detect check", "config",
+    "report runs/nano --no-eval",
+)  # fmt: skip
+WRONG = "NO.SUCH_KEY"
+
+TINY = (
+    "INPUT.IMAGE_SIZE=32", "DATALOADER.BSZ=8", "DATALOADER.WORKERS=0", "OPTIM.EPOCHS=1",
+    "SOLVER.WARMUP_EPOCHS=0", "DEVICE=cpu", "DATA.NUM_CLASSES=10", "AMP.ENABLED=False",
+    "MODEL.VIT.MSVIT.ARCH=l1,h1,d8,n1,s1,g1,p4,f3,a0_l2,h2,d16,n1,s1,g1,p2,f3,a0",
+)  # fmt: skip
+# The model of the weights under the names that commands use.
+NANO = (
+    *TINY, "INPUT.IMAGE_SIZE=64",
+    "MODEL.VIT.MSVIT.ARCH=l1,h1,d32,n1,s1,g1,p4,f4,a0_l2,h2,d64,n2,s1,g1,p2,f3,a0"
+    "_l3,h4,d128,n1,s0,g1,p2,f3,a0",
+)  # fmt: skip
+FAKE = ("DATA.TRAIN=fake", "DATA.TEST=fake", "DATA.KWARGS={n: 16, size: 32, num_classes: 10}")
+BENCHMARK = ("--grids", "6", "--window", "3", "--heads", "1", "--batch", "1", "--rounds", "1")
+DETECTOR = (
+    "DETECTION.INPUT.TRAIN_SIZES=[64]", "DETECTION.INPUT.MAX_SIZE=96", "DETECTION.FPN.STAGES=[2,3]",
+    "DETECTION.ANCHORS.SIZES=[16,32,64]", "DETECTION.RPN.POST_NMS_TRAIN=20",
+    "DETECTION.BOX.CHANNELS=16", *NANO, "DATALOADER.BSZ=1",
+)  # fmt: skip
+SCENES = ("DATA.KWARGS={train: 4, val: 2}", "OPTIM.EPOCHS=1", "DATALOADER.WORKERS=0")
+OF_MINE = ("DATA.KWARGS={images: '{split}', annotations: '{split}.json'}",)
+PHOTOS = (*TINY[:6], TINY[8])
+# {start of a command: words to append}; the longest start that fits counts.
+SMALLER: dict[str, tuple[str, ...]] = {
+    "train --config-file digits": ("OPTIM.EPOCHS=1", *TINY[:3], *TINY[4:6]),
+    "train --config-file digits/vil_nano.yaml --data photos": PHOTOS,
+    "train --config-file digits/vil_nano_96.yaml": (*TINY, "DATA.NUM_CLASSES=5"),
+    "train --config-file imagenet": (*TINY, *FAKE, "MODEL.VIT.MSVIT.TUNE=False"),
+    "train --config-file imagenet/vil_tiny_rpb.yaml --data photos": PHOTOS,
+    "train --config-file scenes": SCENES,
+    "train --config-file mine.yaml --data mine": DETECTOR,
+    "tune": (*TINY, "--backends", "blocked", "--rounds", "1"),
+    "benchmark attention": BENCHMARK,
+    "benchmark model": (*TINY, "--rounds", "1", "--beside", "none", "--out", "runs/model"),
+    "analyze --config-file imagenet/vil_small.yaml --layout": TINY,
+    "export --config-file": NANO,
+    "visualize attention": ("--token", "20,16"),  # the run's images have 32 pixels, not 64
+    "visualize attention photo.jpg --config-file": NANO,
+    "evaluate --config-file": (*NANO, *FAKE),
+    "convert model_best.pth at_384": (NANO[-1], "INPUT.IMAGE_SIZE=96", "DATA.NUM_CLASSES=10"),
+    "detect train --config-file scenes": SCENES,
+    "detect train --config-file mine.yaml": DETECTOR,
+    "train --config-file coco": (*DETECTOR, "--data", "mine", *OF_MINE),
+}  # fmt: skip
+
+
+def vil_words(line: str) -> list[str] | None:
+    """What a line hands to `vil`; None of one that starts something else."""
+    words = [word for word in shlex.split(line) if not re.fullmatch(r"[A-Z_]+=\S+", word)]
+    if words[0] == "vil":
+        return words[1:]
+    if "-m" in words and words[words.index("-m") + 1] == "vil":
+        return words[words.index("-m") + 2 :]
+    ends = ("tools/train.py", "train_slurm.sh")
+    at = next((at for at, word in enumerate(words) if word.endswith(ends)), None)
+    return None if at is None else ["train", *words[at + 1 :]]
+
+
+def has_keys(words: list[str]) -> bool:
+    return not " ".join(words).startswith(WITHOUT_KEYS)
+
+
+def smaller(words: list[str]) -> tuple[str, ...]:
+    text = " ".join(words)
+    fits = [start for start in SMALLER if text.startswith(start)]
+    return SMALLER[max(fits, key=len)] if fits else ()
+
+
+def expanded(words: list[str], place: Path) -> list[str]:
+    """As the shell does it in the folder."""
+    return [
+        found
+        for word in words
+        for found in (sorted(glob(word, root_dir=place)) if "*" in word else [word])
+    ]
+
+
+def write_files(place: Path) -> None:
+    """Write what the commands name: runs, weights, images, annotations, configs."""
+    for name in ("runs/nano", "runs/photos"):
+        shutil.copytree(FOLDER / "classifier", place / name)
+    shutil.copytree(FOLDER / "detector", place / "runs/scenes")
+    for folder, count in (("photos/train", 8), ("photos/val", 2)):
+        for number in range(3 * count):
+            path = place / folder / f"class{number % 3}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (40, 36), (80 * (number % 3), number, 50)).save(path)
+    shutil.copytree(place / "photos", place / "pictures")
+    photo = Image.open(FOLDER / "three.png")
+    for name in ("photo.jpg", "photo.png", "data/scenes1/val/1.png", "mine/train/1.png"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        photo.save(place / name)
+    photo.resize((300, 200)).convert("RGB").save(place / "map.png")
+    annotation = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [4, 4, 20, 20], "area": 400,
+                  "iscrowd": 0, "segmentation": [[4, 4, 24, 4, 24, 24, 4, 24]]}  # fmt: skip
+    table = {
+        "images": [{"id": 1, "file_name": "1.png", "width": 48, "height": 48}],
+        "annotations": [annotation],
+        "categories": [{"id": number, "name": f"kind {number}"} for number in range(1, 11)],
+    }
+    for name in ("train", "val"):
+        (place / f"mine/{name}.json").write_text(json.dumps(table))
+    shutil.copytree(place / "mine/train", place / "mine/val")
+    (place / "mine.yaml").write_text(
+        "_BASE_: coco/mask_rcnn_vil_tiny_1x.yaml\nDATA:\n  NUM_CLASSES: 10\n"
+        '  KWARGS: {images: "{split}", annotations: "{split}.json"}\n'
+    )
+    (place / "docs/images").mkdir(parents=True)
+    (place / "docs/reference").mkdir()
+    state = vil.get_model("vil_nano", img_size=64, num_classes=10).state_dict()
+    (place / "their").mkdir()
+    shutil.copy(LEGACY / "config.yaml", place / "their")
+    for name in ("model_best.pth", "best.pth", "their/model_best.pth"):
+        torch.save({"net": state, "arch": "msvit", "epoch": 3}, place / name)
+    detector = {f"backbone.bottom_up.{name}": tensor for name, tensor in state.items()}
+    torch.save({"model": detector}, place / "model_final.pth")
