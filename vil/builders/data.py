@@ -54,14 +54,20 @@ def build_train_loader(
     )
 
 
+@as_config_error
 def build_test_loaders(
     cfg: CfgNode,
     dist: DistInfo,
     device: torch.device,
-    datasets: Mapping[str, LoadableDataset],
+    open_dataset: Callable[[str], LoadableDataset],
     bad_file: Path | None = None,
+    datasets: Mapping[str, LoadableDataset] | None = None,
 ) -> dict[str, EvalLoader]:
-    """Build the loader of one rank's part of each test set."""
+    """Build a loader for each set in DATA.TEST, or in `datasets`, each rank its own part."""
+    if datasets is None:
+        if len(set(cfg.DATA.TEST)) < len(cfg.DATA.TEST):
+            raise ConfigError(f"DATA.TEST names a set twice: {', '.join(cfg.DATA.TEST)}")
+        datasets = {name: open_dataset(name) for name in cfg.DATA.TEST}
     options = _loader_options(cfg, dist, device, bad_file)
     options["batch_size"] = -(-cfg.DATALOADER.BSZ // dist.world)
     return {name: EvalLoader(dataset, **options) for name, dataset in datasets.items()}
@@ -78,15 +84,6 @@ def _loader_options(
         pin_memory=device.type == "cuda",
         max_bad_fraction=cfg.DATA.MAX_BAD_FRACTION,
     )
-
-
-def open_test_sets(
-    cfg: CfgNode, open_dataset: Callable[[str], LoadableDataset]
-) -> dict[str, LoadableDataset]:
-    """Open each set in DATA.TEST."""
-    if len(set(cfg.DATA.TEST)) < len(cfg.DATA.TEST):
-        raise ConfigError(f"DATA.TEST names a set twice: {', '.join(cfg.DATA.TEST)}")
-    return {name: open_dataset(name) for name in cfg.DATA.TEST}
 
 
 def check_dataset_arguments(cfg: CfgNode, arguments_of: Callable[[str], list[str]]) -> None:

@@ -229,8 +229,9 @@ class ConfigTask(Task):
         cfg = self.cfg
         if datasets is None:
             data.check_dataset_arguments(cfg, self.own_arguments)
-            datasets = data.open_test_sets(cfg, self.open_test_set)
-        self.test_sets = data.build_test_loaders(cfg, dist, self.device, datasets, bad_file)
+        self.test_sets = data.build_test_loaders(
+            cfg, dist, self.device, self.open_test_set, bad_file, datasets
+        )
         return self.test_sets
 
 
