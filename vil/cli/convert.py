@@ -55,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
         cfg = resolve(args)
     classes = dict(class_names=class_names, class_file=args.classes)
     words = args.source, args.target, cfg
-    conversion = convert(*words, model_name=args.model, rule=args.rule, **classes)
-    print("\n".join(conversion.lines))
-    print(f"written to {conversion.target}")
+    lines = convert(*words, model_name=args.model, rule=args.rule, **classes)
+    print(*lines, f"written to {Path(args.target)}", sep="\n")
     return 0

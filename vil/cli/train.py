@@ -51,11 +51,8 @@ def print_dry_run(cfg: CfgNode) -> int:
     """Run one step on synthetic data, print the config and the memory."""
     from vil.workflows.dry_run import dry_run
 
-    done = dry_run(cfg)
+    num_images, peak = dry_run(cfg)
     if os.environ.get("RANK", "0") == "0":
         print(dump(cfg))
-        print(
-            f"dry run: one step of {done.num_images} synthetic images took "
-            f"{done.peak_memory_mb:.0f} MB at its peak"
-        )
+        print(f"dry run: one step of {num_images} synthetic images took {peak:.0f} MB at its peak")
     return 0

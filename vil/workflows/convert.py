@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -25,13 +24,6 @@ from vil.workflows.configure import read_class_file
 log = logging.getLogger(__name__)
 
 
-class Conversion(NamedTuple):
-    """lines: what was found and what became of each key. target: the file or folder written."""
-
-    lines: list[str]
-    target: Path
-
-
 def convert(
     source: str | Path,
     target: str | Path,
@@ -41,8 +33,9 @@ def convert(
     class_names: Sequence[str] = (),
     class_file: str | None = None,
     rule: str | None = None,
-) -> Conversion:
-    """Read the weights at `source` and write them with a description of their model.
+) -> list[str]:
+    """Read the weights at `source` and write them with a description of their model; return lines
+    on what was found and what became of each key.
 
     cfg: the config of the model; without one, `model_name`, the file's own description or its
     tensors say which model it is. class_names, class_file: of what it predicts. rule: how positions
@@ -73,7 +66,7 @@ def convert(
         write_weights(target, model.state_dict(), make_model_card(model, **notes, source=path))
     else:
         save_pretrained(model, target, **notes, source=path)
-    return Conversion(lines, target)
+    return lines
 
 
 def _build(

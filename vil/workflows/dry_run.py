@@ -3,7 +3,6 @@
 import logging
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from yacs.config import CfgNode
@@ -17,15 +16,9 @@ from vil.workflows.train import run_training
 log = logging.getLogger(__name__)
 
 
-class DryRun(NamedTuple):
-    """The images of the step, and the peak memory in MB."""
-
-    num_images: int
-    peak_memory_mb: float
-
-
-def dry_run(cfg: CfgNode) -> DryRun:
-    """Run one step on synthetic images, in a folder that is removed again.
+def dry_run(cfg: CfgNode) -> tuple[int, float]:
+    """Run one step on synthetic images, in a folder that is removed again; return their number and
+    the peak memory in MB.
 
     Raises what the real data would raise; data that are not there are only a warning.
     """
@@ -42,4 +35,4 @@ def dry_run(cfg: CfgNode) -> DryRun:
         task = task_for(trial, torch.device("cpu"))
         synthetic = {s: task.synthetic(num_images, Path(folder), s) for s in ("train", "val")}
         run_training(trial, max_steps=1, synthetic=synthetic)
-    return DryRun(num_images, memory_mb())
+    return num_images, memory_mb()
