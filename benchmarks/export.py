@@ -24,7 +24,7 @@ import vil
 from vil.engine.distributed import DistInfo
 from vil.export import export_model, load_exported, quantize_linears
 from vil.utils.machine import machine
-from vil.workflows.configure import run_config
+from vil.workflows.configure import Options, run_config
 from vil.workflows.inference import load_model
 
 BATCHES = (1, 16)
@@ -68,7 +68,7 @@ def measure_speed(
 def measure_run(args: argparse.Namespace, folder: Path) -> dict:
     """Accuracy, sizes and speeds of a run's model."""
     options = ["DEVICE=cpu", "AMP.ENABLED=False", "MODEL.COMPILE=False"]
-    cfg, class_names = run_config(args.run, options, checkpoint=args.checkpoint)
+    cfg, class_names = run_config(args.run, Options(options), checkpoint=args.checkpoint)
     inference = load_model(cfg, class_names)
     models = export_files(inference.model, cfg.INPUT.IMAGE_SIZE, folder)
     inference.task.test_loaders(DistInfo())

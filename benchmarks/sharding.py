@@ -23,9 +23,9 @@ from safetensors.torch import load_file, save_file
 from shared import CPU, MIB, make_parser
 
 import vil
+from vil.builders.device import process_group
 from vil.builders.model import prepare_for_training
 from vil.builders.optim import build_optimizer
-from vil.builders.process_group import process_group
 from vil.config import get_config
 from vil.engine.distributed import DistInfo, unwrap, wrap
 from vil.engine.fsdp import full_tensor, local

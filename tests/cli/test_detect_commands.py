@@ -262,22 +262,13 @@ def on_a_full_disk(*words, allowed=0):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
         (["predict", "PHOTOS", "--output", "drawn"], USAGE, "--output drawn/000001.png: File too"),
-        pytest.param(
-            ["predict", "PHOTOS", "--output-file", "a"],
-            USAGE,
-            "--output-file a: File too large",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            ["evaluate", "--output_dir", "there"],
-            4,
-            "there/eval/scenes_bbox.json cannot be written",
-            marks=pytest.mark.long,
-        ),
+        (["predict", "PHOTOS", "--output-file", "a"], USAGE, "--output-file a: File too large"),
+        (["evaluate", "--output_dir", "there"], 4, "there/eval/scenes_bbox.json cannot be written"),
     ],
     ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
 )

@@ -95,7 +95,7 @@ def test_a_program_of_torch_from_a_config_and_weights(run):
         ("--out m.pt2 --int8", USAGE, r"--int8 is for --format onnx, not torch"),
         ("--out m.pt2 --opset 20", USAGE, r"--opset is for --format onnx, not torch"),
         ("--out m.onnx --opset 5", USAGE, r"opset 5 is not supported, only 18 to \d+"),
-        ("--out m.onnx --size 32x", USAGE, r"--size: expected pixels, as 224 or 224x320"),
+        ("--out m.onnx --size 32x", USAGE, r"--size: expected 14 or 14x20"),
         ("--out m.onnx --size 7", USAGE, r"images of 7x7 leave the last stage no token: 8 pixels"),
         ("--out m.pt2 --size 8", USAGE, r"images of 16 pixels a side and more, not 8x8"),
         ("--out m.onnx --dynamic width", USAGE, r"--dynamic: expected batch, size, .* 'width'"),

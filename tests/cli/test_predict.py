@@ -181,6 +181,7 @@ def test_any_name_of_a_file_is_written(run, photos):
         assert r"\udcff" in Path("shown").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_a_reader_that_has_enough_is_no_error(run, photos):
     """`vil predict ... | head -0`."""
     words = command("predict", "--run", run, "--format", "csv", "--images", photos)

@@ -241,9 +241,16 @@ def test_answers_are_judged_as_evaluation_judges_them(linked):
         assert not found.has_loss.all()
 
 
-def test_a_few_classes_have_a_matrix():
-    words = [*TINY, "OPTIM.EPOCHS=1", "--output_dir", "run"]
-    assert vil("train", *words).code == 0
+@pytest.fixture(scope="module")
+def tiny_run(tmp_path_factory):
+    """A run of four classes, to be copied."""
+    folder = tmp_path_factory.mktemp("tiny") / "run"
+    assert vil("train", *TINY, "OPTIM.EPOCHS=1", "--output_dir", folder).code == 0
+    return folder
+
+
+def test_a_few_classes_have_a_matrix(tiny_run):
+    shutil.copytree(tiny_run, "run", symlinks=True)
     assert vil("report", "run").code == 0
     found = Page("run/report.html")
     cells = [a for a in found.all("td") if a.get("class") in ("right", "wrong", "none")]
@@ -259,7 +266,10 @@ def data(tmp_path_factory):
         yield write_all_formats(tmp_path_factory.mktemp("data"), monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["imagenet", "tar", "tsv", "val.yaml", "cifar", "mnist"])
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("tar", "tsv", "cifar", "mnist")]
+
+
+@pytest.mark.parametrize("name", ["imagenet", "val.yaml", *LONG])
 def test_pictures_are_read_again_from_every_format(name, data):
     """By their number in the set, here after a loader's worker has read them in its process."""
     train = name.replace("val", "train")
@@ -274,11 +284,11 @@ def test_pictures_are_read_again_from_every_format(name, data):
     assert "cannot be read" not in found.said
 
 
-def test_a_test_set_of_other_classes():
+def test_a_test_set_of_other_classes(tiny_run):
     """DATA.TARGETMAP: true classes are the set's, answers the model's; no matrix of the two."""
     draw_pictures("pets", {"train/cat": 8, "train/dog": 8, "val/cat": 2, "val/dog": 3})
     Path("pets/map.json").write_text(json.dumps({"0": "cat(n1)", "2": "dog(n2)"}))
-    assert vil("train", *TINY, "OPTIM.EPOCHS=1", "--output_dir", "run").code == 0
+    shutil.copytree(tiny_run, "run", symlinks=True)
     words = ["DATA.TEST=[folder]", "DATA.TARGETMAP=map.json", "DATA.KWARGS={}"]
     ended = vil("report", "run", "--data", "pets", *words)
     assert ended.code == 0, ended.err

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -140,13 +141,29 @@ def test_a_table_of_a_run_that_never_began_does_not_count(tmp_path):
     assert json.loads((tmp_path / "run/autotune.json").read_text()) == {}
 
 
-def test_a_choice_that_is_gone_is_named(tmp_path):
-    vil("train", "--output_dir", "run", *TINY, "OPTIM.EPOCHS=1")
-    kept = {a.case.bucket(): "mine" for a in asked(*TINY)}
-    (tmp_path / "run/autotune.json").write_text(json.dumps(kept))
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of one epoch, to be copied."""
+    folder = tmp_path_factory.mktemp("tune") / "run"
+    assert vil("train", "--output_dir", folder, *TINY, "OPTIM.EPOCHS=1").code == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (None, "mine was chosen, but there is no such backend now"),
+        ("{", "autotune.json is ignored"),
+    ],
+    ids=["gone", "damaged"],
+)
+def test_a_choice_of_a_run_that_cannot_be_used_is_a_warning(run, table, message):
+    shutil.copytree(run, "run", symlinks=True)
+    kept = json.dumps({a.case.bucket(): "mine" for a in asked(*TINY)})
+    Path("run/autotune.json").write_text(table or kept)
     outcome = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")
     assert outcome.code == 0
-    assert "mine was chosen, but there is no such backend now" in outcome.out + outcome.err
+    assert message in outcome.out + outcome.err
 
 
 def test_a_process_is_asked_for_its_share_of_the_batch():
@@ -160,13 +177,8 @@ def test_evaluation_asks_for_evaluation_only():
 
 
 def test_tuning_with_a_pinned_backend_says_that_it_has_no_effect():
-    words = (
-        *TINY,
-        "OPTIM.EPOCHS=1",
-        "MODEL.VIT.MSVIT.TUNE=True",
-        "MODEL.VIT.MSVIT.BACKEND=gathered",
-    )
-    outcome = vil("train", "--output_dir", "run", *words)
+    pinned = ("MODEL.VIT.MSVIT.TUNE=True", "MODEL.VIT.MSVIT.BACKEND=gathered")
+    outcome = vil("train", "--output_dir", "run", *TINY, "OPTIM.EPOCHS=1", *pinned)
     assert outcome.code == 0
     assert "TUNE has no effect: the backend gathered is pinned" in outcome.out + outcome.err
 
@@ -174,14 +186,6 @@ def test_tuning_with_a_pinned_backend_says_that_it_has_no_effect():
 def asked(*words, **facts):
     cfg = get_config(None, words)
     return backend_requests(package.build_model(cfg), cfg, torch.device("cpu"), **facts)
-
-
-def test_a_damaged_table_of_a_run_is_a_warning(tmp_path):
-    vil("train", "--output_dir", "run", *TINY, "OPTIM.EPOCHS=1")
-    (tmp_path / "run/autotune.json").write_text("{")
-    outcome = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2")
-    assert outcome.code == 0
-    assert "autotune.json is ignored" in outcome.out + outcome.err
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from vil.cli.visualize_pattern import __doc__ as pattern_help
 
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 ARCH = "MODEL.VIT.MSVIT.ARCH="
+FEW = (*TINY, "DATA.KWARGS.n=16")
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_another_token_sees_something_else(run, photo):
 
 def test_an_attention_without_maps_is_left_out(photo):
     """Where all have none, it is refused."""
-    mixed = [*TINY, "MODEL.VIT.MSVIT.ATTN_TYPE=linformer"]
+    mixed = [*FEW, "MODEL.VIT.MSVIT.ATTN_TYPE=linformer"]
     assert vil("train", *mixed, "OPTIM.EPOCHS=1", "--output_dir", "mixed").code == 0
     _, said = drawn("attention", photo, "--run", "mixed")
     assert "left out: stage 1: linformer attention has no map" in said
@@ -90,7 +91,7 @@ def test_an_attention_without_maps_is_left_out(photo):
 
 def test_pixels_beyond_the_last_whole_patch(photo):
     arch = ARCH + "l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s0,g0,p3,f3,a0"
-    assert vil("train", *TINY, arch, "OPTIM.EPOCHS=1", "--output_dir", "cut").code == 0
+    assert vil("train", *FEW, arch, "OPTIM.EPOCHS=1", "--output_dir", "cut").code == 0
     _, said = drawn("attention", photo, "--run", "cut", "--token", "31,31")
     assert "left out: stage 2: no token holds pixel 31,31: 2 x 2 tokens of 12 pixels" in said
     ended = vil("visualize", "attention", photo, "--run", "cut", "--stage=2", "--only=global")
@@ -128,7 +129,7 @@ def test_runs_that_are_none_and_models_of_others(photo):
     Path("empty/config.yaml").write_text("VERSION: 1\n")
     refused(vil(*show, "--run", "empty"), CHECKPOINT, "no best checkpoint yet")
     refused(vil(*show, *TINY), CHECKPOINT, "set MODEL.MODEL_PATH, or give --run DIR")
-    foreign = [*TINY, "MODEL.ARCH=timm/resnet10t", "OPTIM.EPOCHS=1"]
+    foreign = [*FEW, "MODEL.ARCH=timm/resnet10t", "OPTIM.EPOCHS=1"]
     assert vil("train", *foreign, "--output_dir", "foreign").code == 0
     refused(vil(*show, "--run", "foreign"), USAGE, "an external model")
 

@@ -64,19 +64,27 @@ def global_state():
     }
 
 
-def test_two_runs_in_one_process_are_those_of_two_processes(trained, tmp_path):
+def test_a_second_run_is_as_the_first_and_leaves_no_global_state(trained, tmp_path):
     before = global_state()
     second = vil.train(None, [*TINY, "DETERMINISTIC=True"], output_dir=tmp_path / "two")
     assert global_state() == before
+    assert_same_weights(final(second), final(trained))
+
+
+@pytest.mark.long
+def test_a_run_in_this_process_is_that_of_a_process_of_its_own(trained, tmp_path):
     words = [sys.executable, "-m", "vil", "train", "--output_dir", "three", *TINY]
     subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
     checkpoints = tmp_path / "three/checkpoints"
     alone = load_file(
         checkpoints / (checkpoints / "last").read_text().strip() / "model.safetensors"
     )
-    for weights in (final(trained), final(second)):
-        assert alone.keys() == weights.keys()
-        assert all(alone[name].equal(weights[name]) for name in alone)
+    assert_same_weights(alone, final(trained))
+
+
+def assert_same_weights(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name].equal(theirs[name]) for name in ours)
 
 
 def test_a_result_has_metrics_paths_and_the_model(trained):

@@ -6,7 +6,7 @@ the backends it started with, whatever was tuned meanwhile.
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -56,31 +56,23 @@ def backend_requests(
     model: nn.Module, cfg: CfgNode, device: torch.device, *, training: bool = True, world: int = 1
 ) -> list[BackendRequest]:
     """The cases that one of `world` processes computes: in evaluation and, with `training`, in
-    training by neighbor mode.
-
-    Of the eight neighbors of random shift one stands for all.
-    """
-    return list(_iter_requests(model, cfg, device, training=training, world=world))
-
-
-def _iter_requests(
-    model: nn.Module, cfg: CfgNode, device: torch.device, *, training: bool, world: int
-) -> Iterator[BackendRequest]:
+    training by neighbor mode, where one neighbor of random shift stands for all eight."""
     network = attention_network(model)
     if not isinstance(network, MsViT):
-        return
+        return []
     spec = dict(
         batch=max(1, cfg.DATALOADER.BSZ // world),
         dtype=amp_dtype(cfg) or torch.float32,
         device=device.type,
         padded=network is not model,
     )
-    grids = network.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
+    requests, grids = [], network.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
     for number, (stage, grid) in enumerate(zip(network.stages, grids), start=1):
         kinds = {type(block.attn): block.attn for block in stage.blocks}
         for attention in kinds.values():
             for case in attention.backend_cases(grid, training=training, **spec):
-                yield BackendRequest(number, case, attention.backend)
+                requests.append(BackendRequest(number, case, attention.backend))
+    return requests
 
 
 @as_config_error
@@ -108,22 +100,24 @@ def select_attention_backends(
     CHOICES.clear()
     if dist.is_main:
         kept = _read_kept(folder) if resuming else None
-        CHOICES.update(_read_tuned(automatic) if kept is None else kept)
+        if kept is None and automatic:
+            tuning_cache.load(device.type)
+            buckets = {request.case.bucket() for request in automatic}
+            kept = {bucket: name for bucket, name in CHOICES.items() if bucket in buckets}
+        CHOICES.update(kept or {})
         if tune:
             _tune_missing(automatic, say)
     selected = distributed.broadcast_object(dict(CHOICES))
     CHOICES.clear()
     CHOICES.update(selected)
     if folder and dist.is_main:
-        _write_kept(folder)
+        try:
+            replace_text(folder / FILE, json.dumps(CHOICES, indent=1) + "\n")
+        except OSError as error:
+            log.warning("%s cannot be written: %s", folder / FILE, error.strerror or error)
     _report(requests, say)
-    if network_varies_size(model):
+    if attention_network(model) is not model:  # a detector, which sees images of many sizes
         pin_for_all_sizes(attention_network(model), requests)
-
-
-def network_varies_size(model: nn.Module) -> bool:
-    """Whether the network sees images of many sizes."""
-    return attention_network(model) is not model
 
 
 def pin_for_all_sizes(network: nn.Module, requests: list[BackendRequest]) -> None:
@@ -156,13 +150,6 @@ def _report(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
         say(f"{request}: {name}{how}")
 
 
-def _write_kept(folder: Path) -> None:
-    try:
-        replace_text(folder / FILE, json.dumps(CHOICES, indent=1) + "\n")
-    except OSError as error:
-        log.warning("%s cannot be written: %s", folder / FILE, error.strerror or error)
-
-
 def _read_kept(folder: Path) -> dict[str, str] | None:
     """The choices that a run started with; None if it has none that can be read."""
     file = folder / FILE
@@ -177,14 +164,6 @@ def _read_kept(folder: Path) -> dict[str, str] | None:
         return kept
     log.warning("%s is ignored: it is not a table of backends", file)
     return None
-
-
-def _read_tuned(requests: list[BackendRequest]) -> dict[str, str]:
-    """What `vil tune` found for this user, for these requests."""
-    if requests:
-        tuning_cache.load(requests[0].case.device)
-    buckets = (request.case.bucket() for request in requests)
-    return {bucket: CHOICES[bucket] for bucket in buckets if bucket in CHOICES}
 
 
 def _tune_missing(requests: list[BackendRequest], say: Callable[[str], None]) -> None:

@@ -43,15 +43,14 @@ def msvit_cost(model: MsViT, size: tuple[int, int]) -> list[CostRow]:
 
 
 def external_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-    """One row; MACs are half of the FLOPs that torch counts."""
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model.eval()(torch.empty(1, 3, *size, device="meta"))
-    macs = counter.get_total_flops() // 2
+    """One row."""
+    with sdpa_kernel(SDPBackend.MATH):
+        _, macs = count_macs(model, torch.empty(1, 3, *size, device="meta"))
     return [CostRow("model", "", "", "", num_params(model), macs)]
 
 
 def count_macs(module: nn.Module, *arguments: Any) -> tuple[Any, int]:
-    """The output of a module on the meta device, and its MACs."""
+    """The output of a module on the meta device, and its MACs, half of torch's FLOPs."""
     with FlopCounterMode(display=False) as counter:
         output = module.eval()(*arguments)
     return output, counter.get_total_flops() // 2

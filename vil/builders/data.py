@@ -3,7 +3,7 @@
 A task opens its own data sets; what they have in common is checked and loaded here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,8 @@ def build_train_loader(
         dataset,
         batch_size=size // dist.world * cfg.OPTIM.ACCUMULATE,
         seed=cfg.SEED,
-        rank=dist.rank,
-        world=dist.world,
         repeats=REPEATS if cfg.AUG.REPEATED_AUG else 1,
-        bad_file=bad_file,
-        **_loader_options(cfg, device),
+        **_loader_options(cfg, dist, device, bad_file),
     )
 
 
@@ -64,37 +61,25 @@ def build_test_loaders(
     device: torch.device,
     open_dataset: Callable[[str], LoadableDataset],
     bad_file: Path | None = None,
+    datasets: Mapping[str, LoadableDataset] | None = None,
 ) -> dict[str, EvalLoader]:
-    """Build a loader for each set in DATA.TEST, each rank its own part."""
-    if len(set(cfg.DATA.TEST)) < len(cfg.DATA.TEST):
-        raise ConfigError(f"DATA.TEST names a set twice: {', '.join(cfg.DATA.TEST)}")
-    sets = {name: open_dataset(name) for name in cfg.DATA.TEST}
-    return {
-        name: build_eval_loader(cfg, dist, device, dataset, bad_file)
-        for name, dataset in sets.items()
-    }
+    """Build a loader for each set in DATA.TEST, or in `datasets`, each rank its own part."""
+    if datasets is None:
+        if len(set(cfg.DATA.TEST)) < len(cfg.DATA.TEST):
+            raise ConfigError(f"DATA.TEST names a set twice: {', '.join(cfg.DATA.TEST)}")
+        datasets = {name: open_dataset(name) for name in cfg.DATA.TEST}
+    options = _loader_options(cfg, dist, device, bad_file)
+    options["batch_size"] = -(-cfg.DATALOADER.BSZ // dist.world)
+    return {name: EvalLoader(dataset, **options) for name, dataset in datasets.items()}
 
 
-def build_eval_loader(
-    cfg: CfgNode,
-    dist: DistInfo,
-    device: torch.device,
-    dataset: LoadableDataset,
-    bad_file: Path | None,
-) -> EvalLoader:
-    """Build the loader of one rank's part of a test set."""
-    return EvalLoader(
-        dataset,
-        batch_size=-(-cfg.DATALOADER.BSZ // dist.world),
+def _loader_options(
+    cfg: CfgNode, dist: DistInfo, device: torch.device, bad_file: Path | None
+) -> dict[str, Any]:
+    return dict(
         rank=dist.rank,
         world=dist.world,
         bad_file=bad_file,
-        **_loader_options(cfg, device),
-    )
-
-
-def _loader_options(cfg: CfgNode, device: torch.device) -> dict[str, Any]:
-    return dict(
         workers=cfg.DATALOADER.WORKERS,
         pin_memory=device.type == "cuda",
         max_bad_fraction=cfg.DATA.MAX_BAD_FRACTION,
@@ -102,31 +87,22 @@ def _loader_options(cfg: CfgNode, device: torch.device) -> dict[str, Any]:
 
 
 def check_dataset_arguments(cfg: CfgNode, arguments_of: Callable[[str], list[str]]) -> None:
-    """Raise ConfigError for an argument in DATA.KWARGS that no set takes.
-
-    Each set gets the arguments that it takes: `arguments_of` names them.
-    """
+    """Raise ConfigError for an argument in DATA.KWARGS that no set takes by `arguments_of`."""
     sets = list(dict.fromkeys([*cfg.DATA.TRAIN, *cfg.DATA.TEST]))
     names = ", ".join(sets)
     known = {argument: name for name in sets for argument in arguments_of(name)}
     for argument in cfg.DATA.KWARGS:
         if not known:
-            raise ConfigError(
-                f"DATA.KWARGS.{argument}: {names} takes no arguments (DATA.KWARGS {{}})"
-            )
+            why = f"{names} takes no arguments (DATA.KWARGS {{}})"
+            raise ConfigError(f"DATA.KWARGS.{argument}: {why}")
         lookup(known, argument, f"argument (DATA.KWARGS) of {names}")
 
 
-def dataset_arguments(cfg: CfgNode, taken: list[str]) -> dict[str, Any]:
-    """Those of DATA.KWARGS that a set takes."""
-    return {key: value for key, value in cfg.DATA.KWARGS.items() if key in taken}
-
-
 @contextmanager
-def refused_arguments(cfg: CfgNode, name: str):
-    """Raise ConfigError for a value of DATA.KWARGS whose type the set does not take."""
+def dataset_arguments(cfg: CfgNode, name: str, taken: list[str]) -> Iterator[dict[str, Any]]:
+    """Those of DATA.KWARGS that a set takes; a TypeError inside is due to their values."""
     try:
-        yield
+        yield {key: value for key, value in cfg.DATA.KWARGS.items() if key in taken}
     except TypeError as error:
         raise ConfigError(f"DATA.KWARGS {dict(cfg.DATA.KWARGS)} for {name}: {error}") from error
 

@@ -1,10 +1,14 @@
-"""The device of a run, its precision, and torch's global switches."""
+"""The device of a run, its processes, its precision, and torch's global switches."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from yacs.config import CfgNode
 
+from vil.engine import distributed
+from vil.engine.distributed import DistInfo
 from vil.utils.errors import ConfigError, as_config_error
 
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -47,6 +51,23 @@ def _find_device(name: str) -> torch.device:
     if (device.index or 0) >= max(torch.cuda.device_count(), 1):
         raise ConfigError(f"DEVICE {name} is not there ({torch.cuda.device_count()} CUDA devices)")
     return device
+
+
+@contextmanager
+def process_group(cfg: CfgNode, device: torch.device) -> Iterator[DistInfo]:
+    """Join the other processes, if there are any, and leave their group at the end.
+
+    A group that the caller has initialized is used and stays.
+    """
+    if torch.distributed.is_initialized():
+        yield distributed.current()
+        return
+    backend = {"cuda": cfg.DISTRIBUTED_BACKEND}.get(device.type)  # gloo on a CPU
+    dist = as_config_error(distributed.start)(backend, device)
+    try:
+        yield dist
+    finally:
+        distributed.stop()
 
 
 def amp_dtype(cfg: CfgNode) -> torch.dtype | None:

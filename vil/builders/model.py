@@ -2,7 +2,6 @@
 
 import logging
 import re
-from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from vil.builders.attention_backend import attention_network, backend_requests
 from vil.builders.device import memory_format
 from vil.builders.optim import optimizer_name
 from vil.config import LEGACY_ATTN_BACKENDS
-from vil.config.access import warn_unused
+from vil.config.access import own_settings, warn_unused
 from vil.config.defaults import leaves
 from vil.config.rules import names_in
 from vil.engine.checkpoint.manifest import find_corruption
@@ -82,11 +81,7 @@ def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
     for names, keys in _keys_by_attention().items():
         if present.isdisjoint(names):
             warn_unused(cfg, f"no stage has {' or '.join(names)} attention", keys)
-    arguments = {
-        name: {argument: _value(cfg, key) for argument, key in entry.key_names.items()}
-        for name, entry in ATTENTIONS.items()
-        if entry.keys
-    }
+    arguments = {name: own_settings(cfg, e) for name, e in ATTENTIONS.items() if e.keys}
     arguments["longformer"]["backend"] = backend  # a legacy ATTN_TYPE may pin it
     model = MsViT(
         stages,
@@ -111,10 +106,6 @@ def _keys_by_attention() -> dict[tuple[str, ...], list[str]]:
     for key, names in readers.items():
         keys.setdefault(tuple(names), []).append(key)
     return keys
-
-
-def _value(cfg: CfgNode, key: str) -> Any:
-    return reduce(getattr, key.split("."), cfg)
 
 
 def _attention_names(msvit: CfgNode) -> tuple[str, str]:

@@ -12,14 +12,14 @@ bytes, and share of the time of all operators. Attention backends are not profil
 
 import argparse
 
-from vil.cli.arguments import config_arguments, resolve
+from vil.cli.arguments import at_least, config_arguments, resolve
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     add = parser.add_argument
     add("--layout", action="store_true", help="list the copies that change a tensor's layout")
-    add("--batch", type=int, default=4, metavar="B", help="images, for --layout (4)")
+    add("--batch", type=at_least(1), default=4, metavar="B", help="images, for --layout (4)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,11 +5,12 @@ from Swin, timm and detectron2.
 """
 
 import argparse
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.config.plugins import run_imports
 from vil.config.registries import registry
 from vil.utils.errors import ConfigError
 from vil.workflows import configure
@@ -26,59 +27,33 @@ def config_arguments(
     output: what a command that makes no run has --output for.
     """
     add = parser.add_argument
-    add(
-        "--config-file",
-        "--config_file",
-        "--cfg",
-        metavar="FILE",
-        help="YAML file; also the path of a packaged one, such as imagenet/vil_tiny.yaml",
-    )
-    add(
-        "--data",
-        "--data-path",
-        "--data_path",
-        "--data-dir",
-        "--data_dir",
-        metavar="DIR",
-        help="root folder of the data (DATA.PATH)",
-    )
+    text = "YAML file; also the path of a packaged one, such as imagenet/vil_tiny.yaml"
+    add("--config-file", "--config_file", "--cfg", metavar="FILE", help=text)
+    names = ("--data", "--data-path", "--data_path", "--data-dir", "--data_dir")
+    add(*names, metavar="DIR", help="root folder of the data (DATA.PATH)")
     add("--output_dir", "--output-dir", "--output", metavar="DIR", help=output)
     add("--seed", metavar="N", help="seed of every random draw (SEED)")
     import_argument(parser)
     # Old launchers pass the rank as a flag; it is read from the environment instead.
     add("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     add("--opts", nargs="*", action="extend", dest="opts", help=argparse.SUPPRESS)
-    add(
-        "opts",
-        nargs="*",
-        action="extend",
-        metavar="KEY VALUE",
-        help="set any key, as KEY VALUE or KEY=VALUE; docs/reference/config.md lists them",
-    )
+    text = "set any key, as KEY VALUE or KEY=VALUE; docs/reference/config.md lists them"
+    add("opts", nargs="*", action="extend", metavar="KEY VALUE", help=text)
 
 
 def import_argument(parser: argparse.ArgumentParser) -> None:
     """Add --import."""
-    parser.add_argument(
-        "--import",
-        dest="imports",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="run a Python file first, which may register components (docs/guides/plugins.md)",
-    )
+    text = "run a Python file first, which may register components (docs/guides/plugins.md)"
+    names = dict(dest="imports", metavar="FILE", help=text)
+    parser.add_argument("--import", action="append", default=[], **names)
 
 
 def run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --run and --checkpoint, which `with_weights` reads."""
     add = parser.add_argument
     # torchrun takes --run for an abbreviation of its own --run-path
-    add(
-        "--run",
-        "--run-dir",
-        metavar="DIR",
-        help="the folder of a run: its config and one of its checkpoints",
-    )
+    text = "the folder of a run: its config and one of its checkpoints"
+    add("--run", "--run-dir", metavar="DIR", help=text)
     add("--checkpoint", default="best", choices=["best", "last"], help="which one of --run")
 
 
@@ -89,26 +64,24 @@ def resolve(args: argparse.Namespace) -> CfgNode:
 
 def resolve_with_sources(args: argparse.Namespace) -> tuple[CfgNode, dict[str, str]]:
     """The config and {key: where its value was given}."""
-    found = configure.resolve(
-        args.config_file, args.opts or (), flags_of(args), imports=args.imports
-    )
+    found = configure.resolve(args.config_file, options_of(args))
     check_task(args, found[0])
     return found
 
 
 def with_weights(args: argparse.Namespace) -> configure.ConfigWithClasses:
     """The config of --run, of --config-file, or of a file of weights that describes itself, and the
-    names of the classes that the weights were trained on."""
-    opts, flags = args.opts or (), flags_of(args)
+    names of the classes: of --classes, else those that the weights were trained on."""
     if args.run and args.config_file:
         raise ConfigError(f"--run {args.run}: leave --config-file out, the run has its own")
     if args.run:
-        found = configure.run_config(
-            args.run, opts, flags, checkpoint=args.checkpoint, imports=args.imports
-        )
+        found = configure.run_config(args.run, options_of(args), checkpoint=args.checkpoint)
     else:
-        found = configure.weights_config(args.config_file, opts, flags, imports=args.imports)
+        found = configure.weights_config(args.config_file, options_of(args))
     check_task(args, found.cfg)
+    if getattr(args, "classes", None):
+        names = configure.read_class_file(args.classes, found.cfg.DATA.NUM_CLASSES)
+        found = found._replace(class_names=names)
     return found
 
 
@@ -122,25 +95,54 @@ def check_task(args: argparse.Namespace, cfg: CfgNode) -> None:
     raise ConfigError(f"this config is a {noun}'s: {wanted.facts['hint']}")
 
 
-def flags_of(args: argparse.Namespace) -> dict[str, str]:
-    """{key: value} of the flags that were given."""
-    given = {key: getattr(args, name) for name, key in FLAGS.items()}
-    return {key: value for key, value in given.items() if value is not None}
+def options_of(args: argparse.Namespace) -> configure.Options:
+    """KEY VALUE, the flags that set a key, and --import."""
+    flags = {key: getattr(args, name) for name, key in FLAGS.items()}
+    return configure.Options(args.opts or (), flags, args.imports)
 
 
-def import_files(args: argparse.Namespace) -> None:
-    """Run the files of --import, for a command without a config."""
-    run_imports(args.imports, ())
+# Parsers of one argument. As an argparse `type`, or by `convert`, which reports in one line.
 
 
 def at_least(smallest: int) -> Callable[[str], int]:
-    """An argparse `type` for integers of at least `smallest`."""
+    """Return a parser of integers of at least `smallest`."""
 
     def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < smallest:
+        if not re.fullmatch(r"[+-]?\d+", text) or int(text) < smallest:
             raise argparse.ArgumentTypeError(
                 f"expected a whole number from {smallest} up, got {text!r}"
             )
         return int(text)
 
     return number
+
+
+def listed(item: Callable[[str], Any] = str) -> Callable[[str], list]:
+    """Return a parser of items joined by commas, each once: 'a,b' -> ['a', 'b']."""
+
+    def items(text: str) -> list:
+        words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+        if not words:
+            raise ValueError(f"expected names or numbers joined by commas, got {text!r}")
+        return [item(word) for word in words]
+
+    return items
+
+
+def height_width(text: str) -> tuple[int, int]:
+    """Parse '14' -> (14, 14), '14x20' -> (14, 20)."""
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
+        raise argparse.ArgumentTypeError(f"expected 14 or 14x20, from 1 up, got {text!r}")
+    return int(sides[0]), int(sides[-1])
+
+
+def convert(args: argparse.Namespace, parsers: Mapping[str, Callable[[str], Any]]) -> dict:
+    """Parse arguments that are still text; return {name: value}, None for those not given."""
+    values = vars(args)
+    for name, parse in parsers.items():
+        try:
+            values[name] = None if values[name] is None else parse(values[name])
+        except (ValueError, argparse.ArgumentTypeError) as error:
+            raise ConfigError(f"--{name.replace('_', '-')}: {error}") from None
+    return {name: values[name] for name in parsers}

@@ -15,29 +15,35 @@ of forward plus backward time to that of chunk_handgrad, sdpa and floor. A star 
 """
 
 import argparse
-from dataclasses import fields
+from contextlib import suppress
 
-from vil.cli.arguments import import_argument, import_files
+from vil.cli.arguments import at_least, convert, height_width, import_argument, listed
+from vil.config.plugins import run_imports
+
+# flag: (default, parser, help)
+LISTS = {
+    "grids": ("14,28,56,112", height_width, "feature maps, 14 or 14x20"),
+    "window": ("7", at_least(1), "w, the side of a chunk and the radius of the exact window"),
+    "heads": ("3", at_least(1), "number of heads"),
+    "dtype": ("float32", str, "of float32, bfloat16, float16, float64"),
+    "masks": ("chunks", str, "of exact, chunks, cyclic"),
+    "modes": ("0", at_least(-1), "0 all nine chunks, 1 to 8 self and a neighbor, -1 self: 0,1,-1"),
+}
+NUMBERS = {
+    "head-dim": ("32", at_least(1), "channels of a head"),
+    "batch": ("2", at_least(1), "images"),
+    "num-global": ("1", at_least(0), "global tokens"),
+    "rounds": ("9", at_least(1), "measurements of each, one more warms up"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    lists = [
-        ("--grids", "14,28,56,112", "feature maps, 14 or 14x20"),
-        ("--window", "7", "w, the side of a chunk and the radius of the exact window"),
-        ("--heads", "3", "number of heads"),
-        ("--dtype", "float32", "of float32, bfloat16, float16, float64"),
-        ("--masks", "chunks", "of exact, chunks, cyclic"),
-        ("--modes", "0", "0 all nine chunks, 1 to 8 self and a neighbor, -1 self: 0,1,-1"),
-    ]
-    for flag, default, meaning in lists:
-        add(flag, default=default, metavar="A,B", help=f"{meaning} ({default})")
-    add("--head-dim", default="32", metavar="D", help="channels of a head (32)")
-    add("--batch", default="2", metavar="B", help="images (2)")
-    add("--num-global", default="1", metavar="G", help="global tokens (1)")
+    for flag, (default, _, meaning) in {**LISTS, **NUMBERS}.items():
+        metavar = "A,B" if flag in LISTS else "N"
+        add(f"--{flag}", default=default, metavar=metavar, help=f"{meaning} ({default})")
     add("--bias", action=argparse.BooleanOptionalAction, default=True, help="learned biases")
     add("--backends", metavar="A,B", help="the candidates, sdpa and natten too, by default all")
-    add("--rounds", default="9", metavar="N", help="measurements of each, one more warms up (9)")
     add("--device", default="auto", help="auto, cpu or cuda")
     add("--out", metavar="DIR", help="benchmarks/results/attention-<machine>-<time> by default")
     add("--max-bytes", metavar="N", help="most that one may hold, as 4e9 (0.8 of what is free)")
@@ -52,15 +58,28 @@ def run(args: argparse.Namespace) -> int:
         for file in workflow.draw_again(args.plot, args.out):
             print(file)
         return 0
-    import_files(args)
-    settings = {field.name: getattr(args, field.name) for field in fields(workflow.Settings)}
-    benchmark = workflow.AttentionBenchmark(workflow.Settings(**settings))
+    run_imports(args.imports, ())
+    parsers = {flag: listed(parse) for flag, (_, parse, _) in LISTS.items()}
+    parsers |= {flag.replace("-", "_"): parse for flag, (_, parse, _) in NUMBERS.items()}
+    parsers |= {"backends": listed(), "max_bytes": number_of_bytes}
+    values = convert(args, parsers)
+    benchmark = workflow.AttentionBenchmark(
+        **values, bias=args.bias, device=args.device, out=args.out
+    )
     print(benchmark.title)
     for rows in benchmark.run():
         print(table(rows), flush=True)
     for file in benchmark.draw():
         print(file)
     return 0
+
+
+def number_of_bytes(text: str) -> float:
+    """Parse a positive number, such as 4e9."""
+    with suppress(ValueError):
+        if float(text) > 0:
+            return float(text)
+    raise ValueError(f"expected a number above 0, got {text!r}")
 
 
 def table(rows: list) -> str:

@@ -16,7 +16,7 @@ module, and writes costs-<way>.csv with all of them and trace-<way>.json.gz for 
 import argparse
 from pathlib import Path
 
-from vil.cli.arguments import config_arguments, resolve
+from vil.cli.arguments import at_least, config_arguments, convert, listed, resolve
 
 DEFAULT = "imagenet/vil_tiny.yaml"
 BATCH = 16
@@ -45,15 +45,12 @@ def run(args: argparse.Namespace) -> int:
     if args.config_file is None:
         args.config_file = DEFAULT
         args.opts = [f"DATALOADER.BSZ={BATCH}", *(args.opts or ())]
-    benchmark = ModelBenchmark(
-        resolve(args),
-        Path(args.config_file).stem,
-        ways=args.ways,
-        backends=args.backends,
-        beside=args.beside,
-        rounds=args.rounds,
-        out=args.out,
-    )
+    parsers = dict.fromkeys(("ways", "backends", "beside"), listed()) | {"rounds": at_least(1)}
+    values = convert(args, parsers)
+    values["backends"] = {("all",): None, ("none",): ()}.get(tuple(args.backends), args.backends)
+    values["beside"] = () if args.beside == ["none"] else args.beside
+    name = Path(args.config_file).stem
+    benchmark = ModelBenchmark(resolve(args), name, **values, out=args.out)
     print(benchmark.title)
     print(table(benchmark.run()), flush=True)
     for way, trace, costs in benchmark.profile() if args.profile else ():

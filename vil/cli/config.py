@@ -22,13 +22,8 @@ from vil.config.coercion import kind
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
-    parser.add_argument(
-        "--diff",
-        nargs="?",
-        const="",
-        metavar="FILE",
-        help="print only what differs from the defaults, or from another config",
-    )
+    text = "print only what differs from the defaults, or from another config"
+    parser.add_argument("--diff", nargs="?", const="", metavar="FILE", help=text)
     parser.add_argument("--docs", metavar="PATH", help="write the manual of all keys to PATH")
 
 

@@ -19,7 +19,7 @@ MODEL.MODEL_PATH and timm take the result.
 import argparse
 from pathlib import Path
 
-from vil.cli.arguments import config_arguments, flags_of, import_files, resolve
+from vil.cli.arguments import config_arguments, options_of, resolve
 from vil.utils.errors import ConfigError
 
 
@@ -30,13 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     add("--model", metavar="NAME", help="the name of a model, or of published weights")
     add("--checkpoint", default="best", choices=["best", "last"], help="which one of a run")
-    add(
-        "--resize",
-        choices=["linear", "bicubic", "extend"],
-        dest="rule",
-        help="how positions of another size are resized: as in 2021 (default), bicubic, or, for "
-        "another window alone, relative ones kept at their distance",
+    text = (
+        "how positions of another size are resized: as in 2021 (default), bicubic, or, for "
+        "another window alone, relative ones kept at their distance"
     )
+    add("--resize", choices=["linear", "bicubic", "extend"], dest="rule", help=text)
     add("--classes", metavar="FILE", help="the names of the classes, one per line")
 
 
@@ -50,21 +48,13 @@ def run(args: argparse.Namespace) -> int:
     if not args.model and Path(args.source, "config.yaml").is_file():
         if args.config_file:
             raise ConfigError(f"{args.source}: leave --config-file out, the run has its own")
-        import_files(args)
-        options = dict(checkpoint=args.checkpoint)
-        cfg, class_names = run_config(args.source, args.opts or (), flags_of(args), **options)
+        options = options_of(args)
+        cfg, class_names = run_config(args.source, options, checkpoint=args.checkpoint)
     elif args.config_file or args.opts:
         args.opts = [f"MODEL.MODEL_PATH={args.source}", *(args.opts or ())]
         cfg = resolve(args)
-    conversion = convert(
-        args.source,
-        args.target,
-        cfg,
-        model_name=args.model,
-        class_names=class_names,
-        class_file=args.classes,
-        rule=args.rule,
-    )
-    print("\n".join(conversion.lines))
-    print(f"written to {conversion.target}")
+    classes = dict(class_names=class_names, class_file=args.classes)
+    words = args.source, args.target, cfg
+    lines = convert(*words, model_name=args.model, rule=args.rule, **classes)
+    print(*lines, f"written to {Path(args.target)}", sep="\n")
     return 0

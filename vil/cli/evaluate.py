@@ -32,13 +32,8 @@ from vil.cli.arguments import at_least, config_arguments, run_arguments, with_we
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     run_arguments(parser)
-    parser.add_argument(
-        "--pictures",
-        type=at_least(0),
-        default=0,
-        metavar="N",
-        help="draw the N images of each test set with the most errors (0); detectors only",
-    )
+    text = "draw the N images of each test set with the most errors (0); detectors only"
+    parser.add_argument("--pictures", type=at_least(0), default=0, metavar="N", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 def evaluate(cfg: CfgNode, class_names: Sequence[str] = (), num_worst: int = 0) -> int:
     """Evaluate MODEL.MODEL_PATH, print and write the metrics."""
+    from vil.utils.metric_format import format_pairs
     from vil.workflows.evaluate import evaluate_config
 
     result = evaluate_config(cfg, class_names, num_worst=num_worst)
@@ -55,16 +51,10 @@ def evaluate(cfg: CfgNode, class_names: Sequence[str] = (), num_worst: int = 0) 
         return 0
     print(result.report)
     for name, metrics in result.metrics.items():
-        print_metrics(name, metrics)
+        shown = {key: value for key, value in metrics.items() if key != "per_class"}
+        print(f"val set {name} {format_pairs(shown)}")
         for line in result.lines[name]:
             print(line)
     for images in result.images.values():
         print(f"{len(images)} images in {result.folder / 'pictures'}")
     return 0
-
-
-def print_metrics(name: str, metrics: dict) -> None:
-    """One line of a test set's metrics, as in the log of training."""
-    from vil.utils.metric_format import format_pairs
-
-    print(f"val set {name} {format_pairs({k: v for k, v in metrics.items() if k != 'per_class'})}")

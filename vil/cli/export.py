@@ -16,7 +16,7 @@ docs/guides/exported_files.md.
 import argparse
 from pathlib import Path
 
-from vil.cli.arguments import config_arguments, run_arguments, with_weights
+from vil.cli.arguments import config_arguments, height_width, run_arguments, with_weights
 from vil.utils.errors import ConfigError
 
 FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
@@ -30,31 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", required=True, metavar="FILE", help="the file to write: .onnx, or .pt2 of torch")
     add("--format", choices=FORMATS, help="default: what the name of --out ends with")
-    add(
-        "--size",
-        type=_size,
-        metavar="N or HxW",
-        help="of images (INPUT.IMAGE_SIZE); with a dynamic size only that of the check",
-    )
-    add(
-        "--dynamic",
-        type=_open,
-        default=OPEN,
-        metavar="LIST",
-        help="dynamic axes: batch,size (default), batch, size, none; others are 1 and --size",
-    )
+    text = "of images (INPUT.IMAGE_SIZE); with a dynamic size only that of the check"
+    add("--size", type=height_width, metavar="N or HxW", help=text)
+    text = "dynamic axes: batch,size (default), batch, size, none; others are 1 and --size"
+    add("--dynamic", type=_open, default=OPEN, metavar="LIST", help=text)
     add("--int8", action="store_true", help="ONNX with linears in int8 too, as FILE.int8.onnx")
     add("--opset", type=int, metavar="N", help="of ONNX; torch's choice by default")
     add("--check", action="store_true", help="evaluate model and files on the config's test sets")
     add("--classes", metavar="FILE", help="names of the classes; by default the run's classes.txt")
-
-
-def _size(text: str) -> tuple[int, int]:
-    """Height and width of `224` or `224x320`."""
-    parts = text.lower().split("x")
-    if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
-        raise argparse.ArgumentTypeError(f"expected pixels, as 224 or 224x320, got {text!r}")
-    return int(parts[0]), int(parts[-1])
 
 
 def _open(text: str) -> tuple[str, ...]:
@@ -65,7 +48,7 @@ def _open(text: str) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vil.workflows import export, inference
+    from vil.workflows import export
 
     choose_format(args)
     # the file is float32 for CPUs; a file of one image is evaluated image by image
@@ -78,18 +61,8 @@ def run(args: argparse.Namespace) -> int:
             f"--check: the test images are {cfg.INPUT.IMAGE_SIZE} pixels (INPUT.IMAGE_SIZE), which "
             f"a file fixed to {'x'.join(map(str, size))} does not take"
         )
-    if args.classes:
-        class_names = inference.read_class_file(args.classes, cfg.DATA.NUM_CLASSES)
-    result = export.export_config(
-        cfg,
-        args.out,
-        format=args.format,
-        class_names=class_names,
-        size=size,
-        dynamic=args.dynamic,
-        opset=args.opset,
-        int8=args.int8,
-    )
+    options = dict(format=args.format, size=size, dynamic=args.dynamic, opset=args.opset)
+    result = export.export_config(cfg, args.out, class_names, int8=args.int8, **options)
     print_files(result)
     if args.check:
         from vil.utils.metric_format import format_pairs

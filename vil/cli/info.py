@@ -15,15 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from vil.workflows.backends import explain_backends
-    from vil.workflows.environment import describe_backend, describe_environment
 
     report = explain_backends(resolve(args))
-    for line in describe_environment(report.device):
-        print(line)
-    for request, verdicts in zip(report.requests, report.verdicts):
+    print("\n".join(report.environment))
+    for request, verdicts in report.verdicts:
         print(request)
-        for name, verdict in verdicts.items():
-            print(f"  {name:16} {verdict:14} ({describe_backend(name)})")
-    if report.requests:
-        print(f"{report.num_tuned} of {len(report.requests)} tuned, in {report.file}")
+        for name, verdict, about in verdicts:
+            print(f"  {name:16} {verdict:14} ({about})")
+    if report.verdicts:
+        print(f"{report.num_tuned} of {len(report.verdicts)} tuned, in {report.file}")
     return 0

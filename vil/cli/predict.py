@@ -58,29 +58,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tasks = registry("task").values()
     formats = [name for task in tasks for name in task.facts.get("formats", ())]
     add = parser.add_argument
-    add(
-        "--images",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="PATH",
-        help="files, folders, or - for standard input",
-    )
+    text = "files, folders, or - for standard input"
+    add("--images", nargs="+", action="extend", default=[], metavar="PATH", help=text)
     add("--sample", action="store_true", help="the digits that ship with the package")
-    add(
-        "--top",
-        type=_number_or_all,
-        default=5,
-        metavar="K",
-        help="classes to give for each image, or all (5)",
-    )
+    text = "classes to give for each image, or all (5)"
+    add("--top", type=_number_or_all, default=5, metavar="K", help=text)
     add("--format", choices=list(dict.fromkeys(formats)), help="of what is printed, by the task")
     add("--output-file", metavar="FILE", help="write there instead of to standard output")
     add("--classes", metavar="FILE", help="the names of the classes, one per line")
-    for flag, key in {
-        f: k for task in tasks for f, k in task.facts.get("flags", {}).items()
-    }.items():
+    for flag, key in task_flags().items():
         add(f"--{flag}", metavar="X", help=f"sets {key}")
+
+
+def task_flags() -> dict[str, str]:
+    """{flag: the key that it sets} of all tasks."""
+    tasks = registry("task").values()
+    return {f: key for task in tasks for f, key in task.facts.get("flags", {}).items()}
 
 
 def _number_or_all(text: str) -> int | None:
@@ -95,7 +88,9 @@ def _number_or_all(text: str) -> int | None:
 def run(args: argparse.Namespace) -> int:
     from vil.workflows import inference, predict
 
-    refuse_late_keys(args.images)
+    for word in args.images:
+        if is_known(word.partition("=")[0]) and not os.path.exists(word):
+            raise ConfigError(f"--images {word}: KEY VALUE pairs come before --images")
     args.opts, words = sort_words(args.opts or [], predict.IMAGE_SUFFIXES)
     words = [*words, *args.images]
     if bool(words) == args.sample:
@@ -104,30 +99,18 @@ def run(args: argparse.Namespace) -> int:
     use_shipped_weights(args)
     cfg, class_names = config_for_task(args)
     inference.refuse_random_weights(cfg)
-    if args.classes:
-        class_names = inference.read_class_file(args.classes, cfg.DATA.NUM_CLASSES)
     images, truth = predict.find_images(words, sys.stdin.buffer.read, sample=args.sample)
     drawing = predict.PredictionFolder(folder, images) if folder else None
     model = inference.load_model(cfg, class_names)
     print(model.report, file=sys.stderr)
     model.task.top = args.top
-    predictions = count_errors(predict.predict_files(model, images, drawing), failed := [])
-    if truth:
-        predictions = count_correct(predictions, model.classes, truth)
-    name = args.format or next(iter(model.task.output_formats))
-    write_pieces(
-        model.task.output_formats[name](predictions, list(model.classes)), args.output_file
-    )
-    if len(failed) == len(images):
+    predictions, tally = predict.predict_files(model, images, drawing), Tally()
+    write = model.task.output_formats[args.format or next(iter(model.task.output_formats))]
+    predictions = tally.count(predictions, model.classes, truth)
+    write_pieces(write(predictions, list(model.classes)), args.output_file)
+    if tally.failed == len(images):
         raise DataError(f"none of the {len(images)} images could be read")
     return 0
-
-
-def refuse_late_keys(images: list[str]) -> None:
-    """Raise ConfigError for settings that --images took for images."""
-    for word in images:
-        if is_known(word.partition("=")[0]) and not os.path.exists(word):
-            raise ConfigError(f"--images {word}: KEY VALUE pairs come before --images")
 
 
 def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
@@ -169,8 +152,7 @@ def config_for_task(args: argparse.Namespace) -> tuple[CfgNode, list[str]]:
     if args.format and args.format not in formats:
         raise ConfigError(f"--format {args.format}: a {noun} has {', '.join(formats)}")
     own = entry.facts.get("flags", {})
-    flags = {f for task in registry("task").values() for f in task.facts.get("flags", {})}
-    given = {flag: getattr(args, flag) for flag in flags if getattr(args, flag) is not None}
+    given = {f: getattr(args, f) for f in task_flags() if getattr(args, f) is not None}
     for flag in given:
         if flag not in own:
             raise ConfigError(f"--{flag}: this config is a {noun}'s, which has no such flag")
@@ -181,19 +163,18 @@ def config_for_task(args: argparse.Namespace) -> tuple[CfgNode, list[str]]:
     return cfg, class_names
 
 
-def count_errors(predictions: Iterable[Any], failed: list[str]) -> Iterator[Any]:
-    """The predictions; names of images that cannot be read go to `failed`."""
-    for prediction in predictions:
-        if prediction.error:
-            failed.append(prediction.file)
-        yield prediction
+class Tally:
+    """Counts the images that cannot be read and, where classes are known, correct predictions."""
 
+    failed = correct = 0
 
-def count_correct(predictions: Iterable[Any], names: list[str], truth: list[str]) -> Iterator[Any]:
-    """The predictions; and, once all are out, how many are correct."""
-    correct = 0
-    for prediction, wanted in zip(predictions, truth):
-        correct += bool(prediction.classes) and names[prediction.classes[0][0]] == wanted
-        yield prediction
-    share = 100 * correct / len(truth)
-    print(f"{correct} of {len(truth)} right, {share:.2f} %", file=sys.stderr)
+    def count(self, predictions: Iterable[Any], names: list[str], truth: list[str]) -> Iterator:
+        """Yield the predictions; once all are out, print how many are correct."""
+        for prediction, wanted in itertools.zip_longest(predictions, truth):
+            self.failed += bool(prediction.error)
+            if wanted and prediction.classes:
+                self.correct += names[prediction.classes[0][0]] == wanted
+            yield prediction
+        if truth:
+            share = 100 * self.correct / len(truth)
+            print(f"{self.correct} of {len(truth)} right, {share:.2f} %", file=sys.stderr)

@@ -18,7 +18,8 @@ import argparse
 import logging
 from pathlib import Path
 
-from vil.cli.arguments import config_arguments, flags_of, import_files
+from vil.cli.arguments import config_arguments, options_of
+from vil.config.plugins import run_imports
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import output_file
 
@@ -47,14 +48,8 @@ def run(args: argparse.Namespace) -> int:
     path = output_file(args.out or str(folder / PAGE), endings=ENDINGS)
     if args.no_eval and args.opts:
         log.warning("--no-eval, so without effect: %s", " ".join(args.opts))
-    import_files(args)
-    write_report(
-        folder,
-        path,
-        args.opts or (),
-        flags_of(args),
-        checkpoint=args.checkpoint,
-        evaluate=not args.no_eval,
-    )
+    run_imports(args.imports, ())
+    options = None if args.no_eval else options_of(args)
+    write_report(folder, path, options, checkpoint=args.checkpoint)
     print(path)
     return 0

@@ -24,38 +24,26 @@ from vil.utils.errors import INTERRUPTED
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue from the newest checkpoint in the folder, if any; without --config-file by "
-        "the folder's own",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="build everything, run one step on synthetic data, print the memory it took and the "
-        "resolved config",
-    )
+    text = "continue from the newest checkpoint in the folder, if any; by default with its config"
+    parser.add_argument("--resume", action="store_true", help=text)
+    text = "build everything, run one step on synthetic data, print its memory and the config"
+    parser.add_argument("--dry-run", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.resume and args.output_dir and not args.config_file:
         saved = Path(args.output_dir, "config.yaml")
         args.config_file = str(saved) if saved.is_file() else None
-    return train(resolve(args), resume=args.resume, trial=args.dry_run)
-
-
-def train(cfg: CfgNode, *, resume: bool, trial: bool) -> int:
-    """Train, resume, evaluate (EVALUATE True, as the 2021 code had it) or try one step."""
-    if trial:
+    cfg = resolve(args)
+    if args.dry_run:
         return print_dry_run(cfg)
-    if cfg.EVALUATE:
+    if cfg.EVALUATE:  # as the 2021 code had it
         from vil.cli.evaluate import evaluate
 
         return evaluate(cfg)
     from vil.workflows.train import train_config
 
-    result = train_config(cfg, resume=resume)
+    result = train_config(cfg, resume=args.resume)
     return INTERRUPTED if result.status == "interrupted" else 0
 
 
@@ -63,11 +51,8 @@ def print_dry_run(cfg: CfgNode) -> int:
     """Run one step on synthetic data, print the config and the memory."""
     from vil.workflows.dry_run import dry_run
 
-    done = dry_run(cfg)
+    num_images, peak = dry_run(cfg)
     if os.environ.get("RANK", "0") == "0":
         print(dump(cfg))
-        print(
-            f"dry run: one step of {done.num_images} synthetic images took "
-            f"{done.peak_memory_mb:.0f} MB at its peak"
-        )
+        print(f"dry run: one step of {num_images} synthetic images took {peak:.0f} MB at its peak")
     return 0

@@ -44,30 +44,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from vil.workflows import inference
-    from vil.workflows.visualize_attention import visualize_attention
+    from vil.workflows.visualize import Selection, visualize_attention
 
     if is_known(args.image.partition("=")[0]) and not os.path.exists(args.image):
         raise ConfigError(f"{args.image}: IMAGE comes before KEY VALUE pairs")
     path = output_file(args.out, endings=IMAGE_SUFFIXES)
     use_shipped_weights(args)
     cfg, class_names = with_weights(args)
-    if args.classes:
-        class_names = inference.read_class_file(args.classes, cfg.DATA.NUM_CLASSES)
     stdin = sys.stdin.buffer.read() if args.image == "-" else None
-    drawn = visualize_attention(
-        cfg,
-        args.image,
-        path,
-        class_names=class_names,
-        stdin=stdin,
-        token=args.token,
-        stage=args.stage,
-        block=args.block,
-        only=args.only,
-    )
-    print(drawn.report, file=sys.stderr)
-    for refusal in drawn.left_out:
+    selection = Selection(args.token, args.stage, args.block, args.only)
+    notes = dict(class_names=class_names, stdin=stdin)
+    report, left_out = visualize_attention(cfg, args.image, path, selection, **notes)
+    print(report, file=sys.stderr)
+    for refusal in left_out:
         print(f"left out: {refusal}", file=sys.stderr)
     print(path)
     return 0

@@ -21,29 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--grid", required=True, metavar="XxY", help="rows and columns of tokens, 12x17 or 14")
     add("--window", required=True, type=int, metavar="W", help="w, the side of a chunk")
-    add(
-        "--sw-exact",
-        "--sw_exact",
-        nargs="+",
-        type=int,
-        default=[0],
-        metavar="N",
-        help="0 chunks cut at the border, 1 the exact window, -1 cyclic (0)",
-    )
-    add(
-        "--mode",
-        nargs="+",
-        type=int,
-        default=[0],
-        metavar="N",
-        help="0 all nine chunks, -1 the self chunk, 1 to 8 it and a neighbor (0)",
-    )
+    numbers = dict(nargs="+", type=int, default=[0], metavar="N")
+    text = "0 chunks cut at the border, 1 the exact window, -1 cyclic (0)"
+    add("--sw-exact", "--sw_exact", help=text, **numbers)
+    text = "0 all nine chunks, -1 the self chunk, 1 to 8 it and a neighbor (0)"
+    add("--mode", help=text, **numbers)
     add("--token", nargs="+", metavar="ROW,COL", help="the query (the center)")
     add("--out", default="pattern.png", metavar="FILE", help="of the image (pattern.png)")
 
 
 def run(args: argparse.Namespace) -> int:
-    from vil.workflows.visualize_pattern import visualize_pattern
+    from vil.workflows.visualize import visualize_pattern
 
     path = output_file(args.out, endings=IMAGE_SUFFIXES)
     masks, modes, tokens = args.sw_exact, args.mode, args.token or []

@@ -27,3 +27,10 @@ def output_file(given: str, flag: str = "--out", endings: tuple[str, ...] = ()) 
 def refuse_failed_writes(path: Path, flag: str = "--out") -> AbstractContextManager:
     """Raise ConfigError if writing fails inside, such as on a full disk."""
     return os_error_as(ConfigError, f"{flag} {path}")
+
+
+def make_folder(path: str | Path, flag: str) -> Path:
+    """Make a folder and its parents, before hours of work rather than after them."""
+    with os_error_as(ConfigError, f"{flag} {path}"):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    return Path(path)

@@ -11,7 +11,6 @@ from vil.builders.device import amp_dtype, configure_device, memory_format
 from vil.builders.model import move_to_device
 from vil.layers.attention import set_progress
 from vil.tasks import refuse_without, task_for
-from vil.utils.errors import ConfigError
 from vil.utils.train_step import TrainStep
 
 
@@ -39,8 +38,6 @@ def find_layout_copies(cfg: CfgNode, batch_size: int) -> list:
     """The copies of one training step on noise that bring a tensor's numbers into another order in
     memory, by module."""
     refuse_without(cfg, "analyze --layout")
-    if batch_size < 1:
-        raise ConfigError(f"--batch must be at least 1, got {batch_size}")
     device = configure_device(cfg)
     task = task_for(cfg, device)
     model = move_to_device(cfg, task.build_model(), device).train()

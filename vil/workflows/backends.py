@@ -1,5 +1,6 @@
 """Which attention backend runs in each stage of a config, and which is fastest."""
 
+import platform
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ from yacs.config import CfgNode
 
 from vil.builders.attention_backend import BackendRequest, backend_requests
 from vil.builders.device import configure_device
+from vil.engine.run_dir import PACKAGES, version
 from vil.ops import BACKENDS, explain
 from vil.ops.dispatch import CHOICES
 from vil.ops.tuning import tuner, tuning_cache
@@ -17,12 +19,12 @@ from vil.utils.lookup import lookup
 
 
 class BackendReport(NamedTuple):
-    """device: where the config runs. verdicts: for each request and backend whether it is chosen,
-    could run, or why not. num_tuned: requests with a tuned choice, kept in `file`."""
+    """environment: lines with versions, device and threads. verdicts: (request, [(backend, whether
+    it is chosen, could run, or why not, what it is)]). num_tuned: requests with a tuned choice,
+    kept in `file`."""
 
-    device: torch.device
-    requests: list[BackendRequest]
-    verdicts: list[dict[str, str]]
+    environment: list[str]
+    verdicts: list[tuple[BackendRequest, list[tuple[str, str, str]]]]
     num_tuned: int
     file: str
 
@@ -39,9 +41,21 @@ def explain_backends(cfg: CfgNode) -> BackendReport:
     device = configure_device(cfg)
     requests = requests_of(cfg, device)
     tuning_cache.load(device.type)
-    verdicts = [explain(request.case, request.backend) for request in requests]
+    verdicts = [
+        (r, [(name, why, BACKENDS[name].about) for name, why in explain(r.case, r.backend).items()])
+        for r in requests
+    ]
     tuned = sum(request.case.bucket() in CHOICES for request in requests)
-    return BackendReport(device, requests, verdicts, tuned, str(tuning_cache.path()))
+    return BackendReport(_environment(device), verdicts, tuned, str(tuning_cache.path()))
+
+
+def _environment(device: torch.device) -> list[str]:
+    cards = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return [
+        f"python {platform.python_version()} on {platform.platform()}",
+        "  ".join(f"{name} {version(name)}" for name in PACKAGES),
+        f"device {device}, {torch.get_num_threads()} threads, CUDA: {', '.join(cards) or 'none'}",
+    ]
 
 
 class Tuning:
@@ -82,10 +96,10 @@ class Tuning:
         """The request, and what of it is timed."""
         timed, batch = tuner.timed_batch(request.case), request.case.batch
         cut = "" if timed == batch else f", timed with {timed} of {batch} images"
-        pinned = (
-            "" if request.backend == "auto" else (f" (without effect: {request.backend} is pinned)")
+        is_auto = request.backend == "auto"
+        return f"{request}{cut}" + (
+            "" if is_auto else f" (without effect: {request.backend} is pinned)"
         )
-        return f"{request}{cut}{pinned}"
 
     def save(self) -> str | None:
         """Keep the choices for this machine; return the file, None if it cannot be written."""

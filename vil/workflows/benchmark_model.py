@@ -1,8 +1,7 @@
 """Images per second and peak memory of whole models, and a profile of a training step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from yacs.config import CfgNode
@@ -13,6 +12,7 @@ from vil.builders.attention_backend import backend_requests
 from vil.builders.device import amp_dtype, configure_device, memory_format
 from vil.builders.model import prepare_for_training
 from vil.builders.optim import build_optimizer, build_scaler
+from vil.config import override
 from vil.engine.distributed import DistInfo
 from vil.layers.attention import set_progress
 from vil.ops import BACKENDS, choose
@@ -20,26 +20,25 @@ from vil.ops.tuning import tuning_cache
 from vil.tasks import refuse_without, task_for
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.lookup import lookup
-from vil.utils.machine import machine
 from vil.utils.train_step import TrainStep
-from vil.workflows.benchmark_results import number, result_folder, split, write_csv, write_results
+from vil.workflows.benchmark_results import ResultFolder
 
 WAYS = {  # parts of a way; what it does not name is as the config has it
-    "fp32": {"AMP.ENABLED": False, "AMP.TF32": False},
-    "tf32": {"AMP.ENABLED": False, "AMP.TF32": True},
-    "bf16": {"AMP.ENABLED": True, "AMP.DTYPE": "bfloat16"},
-    "fp16": {"AMP.ENABLED": True, "AMP.DTYPE": "float16"},
-    "nchw": {"AMP.MEMORY_FORMAT": "nchw"},
-    "nhwc": {"AMP.MEMORY_FORMAT": "nhwc"},
-    "compile": {"MODEL.COMPILE": True},
-    "checkpoint": {"MODEL.GRAD_CHECKPOINT": True},
+    "fp32": ["AMP.ENABLED=False", "AMP.TF32=False"],
+    "tf32": ["AMP.ENABLED=False", "AMP.TF32=True"],
+    "bf16": ["AMP.ENABLED=True", "AMP.DTYPE=bfloat16"],
+    "fp16": ["AMP.ENABLED=True", "AMP.DTYPE=float16"],
+    "nchw": ["AMP.MEMORY_FORMAT=nchw"],
+    "nhwc": ["AMP.MEMORY_FORMAT=nhwc"],
+    "compile": ["MODEL.COMPILE=True"],
+    "checkpoint": ["MODEL.GRAD_CHECKPOINT=True"],
 }
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
 class ModelBenchmark:
     """A config's model in each of `ways`, with each of `backends` in the first way, and the models
-    of `beside` in those ways that name a precision only; lists as on the command line.
+    of `beside` in those ways that name a precision only.
 
     Raises ConfigError for an unknown way or backend.
     """
@@ -50,33 +49,28 @@ class ModelBenchmark:
         cfg: CfgNode,
         name: str,
         *,
-        ways: str,
-        backends: str = "all",
-        beside: str = "none",
-        rounds: str = "9",
+        ways: Sequence[str],
+        backends: Sequence[str] | None = None,
+        beside: Sequence[str] = (),
+        rounds: int = 9,
         out: str | None = None,
     ):
         refuse_without(cfg, "benchmark model")
-        self.rounds = number(rounds, "--rounds")
+        self.rounds = rounds
         self.name = name if cfg.MODEL.ARCH == "msvit" else cfg.MODEL.ARCH
-        trials = list_trials(cfg, self.name, ways, backends, beside)
+        self.trials = list_trials(cfg, self.name, ways, backends, beside)
         device = configure_device(cfg)
         tuning_cache.load(device.type)
-        self.machine = machine(device)
-        self.folder = result_folder(out, self.machine, "model")
-        self.title = (
-            f"{self.machine['name']}, {self.machine['threads']} threads, "
-            f"torch {self.machine['torch']}; {len(trials)} rows, {cfg.DATALOADER.BSZ} images of "
-            f"{cfg.INPUT.IMAGE_SIZE} px, {self.rounds} rounds -> {self.folder}"
-        )
-        self.trials = trials
+        self.results = ResultFolder(out, "model", device)
+        images = f"{cfg.DATALOADER.BSZ} images of {cfg.INPUT.IMAGE_SIZE} px"
+        self.title = self.results.title(f"{len(self.trials)} rows, {images}", rounds)
         self.entries: list[tuple[Row, Contender | None]] = []
 
     def run(self) -> list[Row]:
         """Measure all in turns and write the results."""
         self.entries = [make_entry(*trial) for trial in self.trials]
         rows = measure(self.entries, self.rounds)
-        write_results(self.folder, "model", plain(rows), self.machine)
+        self.results.write(plain(rows))
         return rows
 
     def profile(self) -> Iterator[tuple[str, Path, list]]:
@@ -87,44 +81,35 @@ class ModelBenchmark:
             pinned = "pinned" in row.attention
             if row.model != own or one is None or pinned or "compile" in row.way:
                 continue
-            trace = self.folder / f"trace-{row.way}.json.gz"
+            trace = self.results.folder / f"trace-{row.way}.json.gz"
             costs = profiled(one.train, one.network, one.images.device, trace)
-            write_csv(self.folder / f"costs-{row.way}.csv", [cost._asdict() for cost in costs])
+            self.results.write_csv(f"costs-{row.way}", [cost._asdict() for cost in costs])
             yield row.way, trace, costs
 
 
 def list_trials(
-    cfg: CfgNode, name: str, ways: str, backends: str, beside: str
+    cfg: CfgNode,
+    name: str,
+    ways: Sequence[str],
+    backends: Sequence[str] | None,
+    beside: Sequence[str],
 ) -> list[tuple[str, str, CfgNode]]:
     """(model, way, config) of each row. Raises ValueError for an unknown way or backend."""
-    names = split(ways, "--ways")
-    keys = {
-        way: {
-            key: value
-            for part in way.split("+")
-            for key, value in lookup(WAYS, part, "way").items()
-        }
-        for way in names
-    }
-    trials = [(name, way, changed(cfg, keys[way])) for way in names]
-    pinned = {"all": list(BACKENDS), "none": []}.get(backends)
-    for backend in split(backends, "--backends") if pinned is None else pinned:
+    keys = {way: keys_of(way) for way in ways}
+    trials = [(name, way, override(cfg, keys[way])) for way in ways]
+    for backend in BACKENDS if backends is None else backends:
         lookup(BACKENDS, backend, "backend")
-        pin = keys[names[0]] | {"MODEL.VIT.MSVIT.BACKEND": backend}
-        trials.append((name, names[0], changed(cfg, pin)))
-    for other in [] if beside == "none" else split(beside, "--beside"):
-        for way in (way for way in names if way in PRECISIONS):
-            trials.append((other, way, changed(cfg, keys[way] | {"MODEL.ARCH": other})))
+        pinned = [*keys[ways[0]], f"MODEL.VIT.MSVIT.BACKEND={backend}"]
+        trials.append((name, ways[0], override(cfg, pinned)))
+    for other in beside:
+        for way in (way for way in ways if way in PRECISIONS):
+            trials.append((other, way, override(cfg, [*keys[way], f"MODEL.ARCH={other}"])))
     return trials
 
 
-def changed(cfg: CfgNode, keys: dict[str, Any]) -> CfgNode:
-    """The config with other values for some keys."""
-    trial = cfg.clone()
-    trial.defrost()
-    trial.merge_from_list([word for pair in keys.items() for word in pair])
-    trial.freeze()
-    return trial
+def keys_of(way: str) -> list[str]:
+    """KEY=VALUE of a way's parts."""
+    return [option for part in way.split("+") for option in lookup(WAYS, part, "way")]
 
 
 def make_entry(name: str, way: str, cfg: CfgNode) -> tuple[Row, Contender | None]:

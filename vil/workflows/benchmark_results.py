@@ -1,55 +1,44 @@
-"""What the benchmarks share: lists given as text, and the folder of the results."""
+"""The folder of a benchmark's results, with the machine they were measured on."""
 
 import csv
 import json
 import re
-from pathlib import Path
+
+import torch
 
 from vil.utils.atomic_write import replace_text
-from vil.utils.errors import ConfigError
-from vil.utils.machine import slug
+from vil.utils.machine import machine, slug
+from vil.utils.output_paths import make_folder
 
 
-def split(text: str, flag: str) -> list[str]:
-    """'a,b' -> ['a', 'b'], each once."""
-    found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not found:
-        raise ValueError(f"{flag}: expected names or numbers joined by commas, got {text!r}")
-    return found
+class ResultFolder:
+    """Made before anything is measured; by default named after the machine and the time."""
 
+    def __init__(self, out: str | None, what: str, device: torch.device):
+        self.what, self.machine = what, machine(device)
+        moment = re.sub(r"\D", "", self.machine["date"])[:12]
+        default = f"benchmarks/results/{what}-{slug(self.machine['name'])}-{moment}"
+        self.folder = make_folder(out or default, "--out")
 
-def number(text: str, flag: str, least: int = 1) -> int:
-    """A whole number, not below `least`."""
-    if not re.fullmatch(r"[+-]?\d+", text) or int(text) < least:
-        raise ValueError(f"{flag}: expected a whole number from {least} on, got {text!r}")
-    return int(text)
+    def title(self, extent: str, rounds: int) -> str:
+        """The machine, and how much is measured."""
+        return (
+            f"{self.machine['name']}, {self.machine['threads']} threads, "
+            f"torch {self.machine['torch']}; {extent}, {rounds} rounds -> {self.folder}"
+        )
 
+    def write(self, rows: list[dict]) -> None:
+        """Write <what>.json, with the machine, and <what>.csv."""
+        text = json.dumps({"machine": self.machine, "rows": rows}, indent=1)
+        replace_text(self.folder / f"{self.what}.json", text + "\n")
+        self.write_csv(self.what, rows)
 
-def result_folder(out: str | None, about: dict, what: str) -> Path:
-    """The folder of the results, made before anything is measured."""
-    moment = re.sub(r"\D", "", about["date"])[:12]
-    default = f"benchmarks/results/{what}-{slug(about['name'])}-{moment}"
-    folder = Path(out or default)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {folder}: {error.strerror}") from error
-    return folder
-
-
-def write_results(folder: Path, what: str, rows: list[dict], about: dict) -> None:
-    """<what>.json, with the machine, and <what>.csv."""
-    text = json.dumps({"machine": about, "rows": rows}, indent=1)
-    replace_text(folder / f"{what}.json", text + "\n")
-    write_csv(folder / f"{what}.csv", rows)
-
-
-def write_csv(file: Path, rows: list[dict]) -> None:
-    """A line per row; a list becomes 56x56."""
-    with file.open("w", newline="") as stream:
-        lines = csv.DictWriter(stream, list(rows[0]))
-        lines.writeheader()
-        for row in rows:
-            lines.writerow(
-                {k: "x".join(map(str, v)) if type(v) is list else v for k, v in row.items()}
-            )
+    def write_csv(self, name: str, rows: list[dict]) -> None:
+        """A line per row; a list becomes 56x56."""
+        with (self.folder / f"{name}.csv").open("w", newline="") as stream:
+            lines = csv.DictWriter(stream, list(rows[0]))
+            lines.writeheader()
+            for row in rows:
+                lines.writerow(
+                    {k: "x".join(map(str, v)) if type(v) is list else v for k, v in row.items()}
+                )

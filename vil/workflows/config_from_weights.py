@@ -54,21 +54,15 @@ def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
     model = {**model, "img_size": sides[0]}
     own = model["attention_args"] or {}
     found = {key: model[name] for name, key in SETTINGS.items()}
-    found |= {
-        key: own[kind][name] for (kind, name), key in ATTENTION.items() if name in own.get(kind, {})
-    }
     present = model["attention"].replace("/", ",").split(",")
-    found = {k: v for k, v in found.items() if _concerns(k, present)}
+    read = {key for (kind, _), key in ATTENTION.items() if kind in present}
+    for (kind, name), key in ATTENTION.items():
+        if key in read and name in own.get(kind, {}):
+            found[key] = own[kind][name]
     found |= {key: transform[name] for name, key in TRANSFORM.items() if name in transform}
     if "interpolation" in transform:
         found["INPUT.INTERPOLATION"] = INTERPOLATION[transform["interpolation"]]
     return [f"{key}={value}" for key, value in found.items()], about["classes"]
-
-
-def _concerns(key: str, present: Sequence[str]) -> bool:
-    """Whether a key is read by an attention that is there, or by the model itself."""
-    kinds = [kind for (kind, _), other in ATTENTION.items() if other == key]
-    return not kinds or bool(set(kinds) & set(present))
 
 
 def weights_in(opts: Sequence[str]) -> str | None:

@@ -16,6 +16,15 @@ ENVIRONMENT = {"DATA.PATH": "PT_DATA_DIR", "OUTPUT_DIR": "PT_OUTPUT_DIR"}
 Overrides = Mapping[str, Any] | Iterable[str]
 
 
+class Options(NamedTuple):
+    """What changes a config: KEY VALUE or KEY=VALUE words, {key: value} of flags, which win over
+    them (None: not set), and Python files to run first, which may register components."""
+
+    words: Sequence[str] = ()
+    flags: Mapping[str, str | Path | None] = {}
+    imports: Sequence[str] = ()
+
+
 class ConfigWithClasses(NamedTuple):
     """A config, and the names of the classes that its weights were trained on, if known."""
 
@@ -43,34 +52,26 @@ def make_config(
     imports: Sequence[str] = (),
 ) -> CfgNode:
     """The frozen config of a file, or of another config, with overrides."""
-    flags = {"OUTPUT_DIR": output_dir, "DATA.PATH": data}
-    flags = {key: str(value) for key, value in flags.items() if value is not None}
+    options = Options(as_options(overrides), {"OUTPUT_DIR": output_dir, "DATA.PATH": data}, imports)
     if isinstance(config, CfgNode):
-        return override(config, as_options(overrides), flags)
-    return resolve(None if config is None else str(config), as_options(overrides), flags, imports)[
-        0
-    ]
+        return override(config, options.words, set_flags(options))
+    return resolve(None if config is None else str(config), options)[0]
 
 
-def resolve(
-    config_file: str | None,
-    opts: Sequence[str],
-    flags: Mapping[str, str],
-    imports: Sequence[str] = (),
-) -> tuple[CfgNode, dict[str, str]]:
-    """The frozen config of a file, KEY VALUE words, flags and the environment, and {key: where its
-    value was given}."""
+def resolve(config_file: str | None, options: Options) -> tuple[CfgNode, dict[str, str]]:
+    """The frozen config of a file, options and the environment, and {key: where its value was
+    given}."""
     found = {key: os.environ[name] for key, name in ENVIRONMENT.items() if os.environ.get(name)}
-    return load_config(config_file, opts, found, flags, imports)
+    return load_config(config_file, options.words, found, set_flags(options), options.imports)
+
+
+def set_flags(options: Options) -> dict[str, str]:
+    """The flags that were given."""
+    return {key: str(value) for key, value in options.flags.items() if value is not None}
 
 
 def run_config(
-    folder: str | Path,
-    opts: Sequence[str] = (),
-    flags: Mapping[str, str] | None = None,
-    *,
-    checkpoint: str = "best",
-    imports: Sequence[str] = (),
+    folder: str | Path, options: Options, *, checkpoint: str = "best"
 ) -> ConfigWithClasses:
     """The config of a run, with one of its checkpoints as MODEL.MODEL_PATH.
 
@@ -86,27 +87,22 @@ def run_config(
     if path is None:
         raise CheckpointError(f"{folder} has no {checkpoint} checkpoint yet")
     # the checkpoint's head is the run's own, whatever was done to the one that the run began with
-    opts = [f"MODEL.MODEL_PATH={path}", "FINETUNE.HEAD=keep", *opts]
-    flags = {"OUTPUT_DIR": str(folder), **(flags or {})}
-    cfg = resolve(str(folder / "config.yaml"), opts, flags, imports)[0]
+    words = [f"MODEL.MODEL_PATH={path}", "FINETUNE.HEAD=keep", *options.words]
+    flags = {"OUTPUT_DIR": str(folder), **set_flags(options)}
+    cfg, _ = resolve(str(folder / "config.yaml"), Options(words, flags, options.imports))
     return ConfigWithClasses(cfg, read_class_names(folder / "classes.txt"))
 
 
-def weights_config(
-    config_file: str | None,
-    opts: Sequence[str],
-    flags: Mapping[str, str],
-    imports: Sequence[str] = (),
-) -> ConfigWithClasses:
+def weights_config(config_file: str | None, options: Options) -> ConfigWithClasses:
     """The config of a file or, without one, of what the weights in MODEL.MODEL_PATH say of
     themselves."""
     class_names = None
     if not config_file:
         from vil.workflows.config_from_weights import describe_weights
 
-        own, class_names = describe_weights(opts)
-        opts = [*own, *opts]
-    return ConfigWithClasses(resolve(config_file, opts, flags, imports)[0], class_names or ())
+        own, class_names = describe_weights(options.words)
+        options = options._replace(words=[*own, *options.words])
+    return ConfigWithClasses(resolve(config_file, options)[0], class_names or ())
 
 
 def read_class_names(file: Path) -> list[str]:
@@ -114,3 +110,15 @@ def read_class_names(file: Path) -> list[str]:
     if not file.is_file():
         return []
     return file.read_text("utf-8", "surrogateescape").split("\n")[:-1]
+
+
+def read_class_file(file: str | Path, num_classes: int) -> list[str]:
+    """The names of the classes, one per line. Raises ConfigError for another number of them."""
+    try:
+        with open(file, encoding="utf-8", errors="surrogateescape") as lines:
+            names = [line.rstrip("\n") for line in lines]
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    if len(names) != num_classes:
+        raise ConfigError(f"{file} has {len(names)} lines, but DATA.NUM_CLASSES is {num_classes}")
+    return names

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,18 +17,11 @@ from vil.pretrained.load_weights import load_weights, select_classes
 from vil.pretrained.model_card import build_from_card, make_model_card
 from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weights
 from vil.tasks import refuse_without, task_for
-from vil.tasks.classification.build import INTERPOLATIONS
+from vil.tasks.classification.build import transform_settings
 from vil.utils.errors import ConfigError
-from vil.workflows.inference import read_class_file
+from vil.workflows.configure import read_class_file
 
 log = logging.getLogger(__name__)
-
-
-class Conversion(NamedTuple):
-    """lines: what was found and what became of each key. target: the file or folder written."""
-
-    lines: list[str]
-    target: Path
 
 
 def convert(
@@ -41,8 +33,9 @@ def convert(
     class_names: Sequence[str] = (),
     class_file: str | None = None,
     rule: str | None = None,
-) -> Conversion:
-    """Read the weights at `source` and write them with a description of their model.
+) -> list[str]:
+    """Read the weights at `source` and write them with a description of their model; return lines
+    on what was found and what became of each key.
 
     cfg: the config of the model; without one, `model_name`, the file's own description or its
     tensors say which model it is. class_names, class_file: of what it predicts. rule: how positions
@@ -65,12 +58,15 @@ def convert(
     names = list(class_names) or select_classes(head, known.get("classes"))
     if class_file:
         names = read_class_file(class_file, getattr(model.head, "out_features", 0))
-    notes = {"transform": _transform(cfg) or known.get("transform"), "classes": names}
+    notes = {
+        "transform": transform_settings(cfg) if cfg else known.get("transform"),
+        "classes": names,
+    }
     if target.suffix == ".safetensors":
         write_weights(target, model.state_dict(), make_model_card(model, **notes, source=path))
     else:
         save_pretrained(model, target, **notes, source=path)
-    return Conversion(lines, target)
+    return lines
 
 
 def _build(
@@ -94,9 +90,9 @@ def _build(
     windows = ", ".join(str(spec.attn_size) for spec in model.specs)
     lines = [f"this is {name}, {model.settings['img_size']} px, windows {windows}"]
     if any(spec.absolute for spec in model.specs):
-        lines.append(
+        lines += [
             "  (windows leave no trace in weights with absolute positions: these are the usual)"
-        )
+        ]
     return model, lines
 
 
@@ -107,15 +103,3 @@ def _named(model_name: str) -> nn.Module:
         return get_model(name.removesuffix("_Weights").lower() if member else name, **settings)
     except ValueError as error:
         raise ConfigError(f"--model: {error}") from None
-
-
-def _transform(cfg: CfgNode | None) -> dict[str, Any] | None:
-    """How images become the model's input, by timm's names."""
-    if cfg is None:
-        return None
-    return {
-        "mean": list(cfg.INPUT.MEAN),
-        "std": list(cfg.INPUT.STD),
-        "crop_pct": cfg.INPUT.CROP_PCT,
-        "interpolation": INTERPOLATIONS[cfg.INPUT.INTERPOLATION],
-    }

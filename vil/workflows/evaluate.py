@@ -9,18 +9,14 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.builders.attention_backend import select_attention_backends
-from vil.builders.device import configure_device
-from vil.builders.model import prepare_for_evaluation
-from vil.builders.process_group import process_group
+from vil.builders.device import configure_device, process_group
 from vil.data.workers import worker_errors
-from vil.tasks import refuse_without, task_for
+from vil.tasks import refuse_without
 from vil.utils.atomic_write import replace_text
-from vil.utils.errors import ConfigError
 from vil.utils.global_state import preserve_global_state
-from vil.utils.output_paths import refuse_failed_writes
-from vil.workflows.configure import Overrides, as_options, run_config, weights_config
-from vil.workflows.inference import build_with_weights, refuse_random_weights
+from vil.utils.output_paths import make_folder, refuse_failed_writes
+from vil.workflows.configure import Options, Overrides, as_options, run_config, weights_config
+from vil.workflows.inference import load_for_evaluation, refuse_random_weights
 
 
 @dataclass
@@ -50,13 +46,12 @@ def evaluate(
     ["folder"]}. data: DATA.PATH. Results are also written to OUTPUT_DIR/eval. Under torchrun every
     process calls it and gets the same metrics.
     """
-    flags = {"DATA.PATH": data, "OUTPUT_DIR": output_dir}
-    flags = {key: str(value) for key, value in flags.items() if value is not None}
-    options = as_options(overrides)
+    options = Options(as_options(overrides), {"DATA.PATH": data, "OUTPUT_DIR": output_dir})
     if Path(source).is_dir():
-        found = run_config(source, options, flags, checkpoint=checkpoint)
+        found = run_config(source, options, checkpoint=checkpoint)
     else:
-        found = weights_config(None, [f"MODEL.MODEL_PATH={source}", *options], flags)
+        words = [f"MODEL.MODEL_PATH={source}", *options.words]
+        found = weights_config(None, options._replace(words=words))
     return evaluate_config(found.cfg, found.class_names).metrics
 
 
@@ -75,20 +70,20 @@ def evaluate_config(
     with preserve_global_state():
         device = configure_device(cfg)
         with process_group(cfg, device) as dist, worker_errors():
-            task = task_for(cfg, device)
-            model, report = build_with_weights(cfg, task)
-            model = prepare_for_evaluation(cfg, task.inference_model(model), device)
-            select_attention_backends(model, cfg, device, dist, training=False)
+            task, model, report = load_for_evaluation(cfg, device, dist)
             task.test_loaders(dist)
             task.check_test_classes(class_names)
-            folder = _results_folder(cfg) if dist.is_main else None
-            task.results_folder = folder
+            if dist.is_main:
+                task.results_folder = make_folder(Path(cfg.OUTPUT_DIR, "eval"), "OUTPUT_DIR")
+            folder = task.results_folder
             metrics = task.evaluate(model)
         result = EvaluationResult(metrics, report, folder=folder)
         if folder is None:
             return result
         result.lines = {name: task.format_metrics(name, m) for name, m in metrics.items()}
-        write_results(folder, metrics)
+        text = json.dumps(_without_nan(metrics), indent=1)
+        with refuse_failed_writes(folder / "results.json", "OUTPUT_DIR"):
+            replace_text(folder / "results.json", text + "\n")
         for name in metrics if num_worst else ():
             images = folder / "pictures"
             with refuse_failed_writes(images, "OUTPUT_DIR"):
@@ -96,23 +91,8 @@ def evaluate_config(
         return result
 
 
-def write_results(folder: Path, metrics: dict[str, dict[str, Any]]) -> None:
-    """Write results.json, with null for NaN and infinity."""
-    with refuse_failed_writes(folder / "results.json", "OUTPUT_DIR"):
-        replace_text(folder / "results.json", json.dumps(_without_nan(metrics), indent=1) + "\n")
-
-
 def _without_nan(value: Any) -> Any:
+    """Replace NaN and infinity by None, which JSON has."""
     if isinstance(value, dict):
         return {key: _without_nan(inner) for key, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _results_folder(cfg: CfgNode) -> Path:
-    """OUTPUT_DIR/eval, created before hours of evaluation and not after them."""
-    folder = Path(cfg.OUTPUT_DIR, "eval")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"OUTPUT_DIR {cfg.OUTPUT_DIR}: {error.strerror}") from error
-    return folder

@@ -1,7 +1,8 @@
 """Export a trained model, and compare the files with it on the test sets."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,8 @@ from vil.data.workers import worker_errors
 from vil.engine.distributed import DistInfo
 from vil.export import export_model, load_exported, quantize_linears
 from vil.tasks import refuse_without, task_for
-from vil.tasks.classification.build import INTERPOLATIONS
-from vil.utils.errors import ConfigError
+from vil.tasks.classification.build import transform_settings
+from vil.utils.errors import ConfigError, os_error_as
 from vil.workflows.inference import build_with_weights, refuse_random_weights
 
 
@@ -31,52 +32,42 @@ class ExportResult(NamedTuple):
 
 
 def export_config(
-    cfg: CfgNode,
-    out: str | Path,
-    *,
-    format: str,
-    class_names: Sequence[str] = (),
-    size: tuple[int, int] | None = None,
-    dynamic: Sequence[str] = ("batch", "size"),
-    opset: int | None = None,
-    int8: bool = False,
+    cfg: CfgNode, out: str | Path, class_names: Sequence[str] = (), *, int8: bool = False, **options
 ) -> ExportResult:
     """Load the config's weights and write the file, with int8 a second one beside it.
 
-    format: "onnx" or "torch". dynamic: what stays open. Raises ConfigError for what the library
-    refuses, ExportError for a file that does not compute what the model does.
+    options: format, size, dynamic and opset of `vil.export.export_model`. Raises ConfigError for
+    what the library refuses, ExportError for a file that does not compute what the model does.
     """
     refuse_without(cfg, "export")
     refuse_random_weights(cfg)
     model, report = build_with_weights(cfg, task_for(cfg, torch.device("cpu")))
-    out = Path(out)
-    differences = _as_config_error(
-        export_model,
-        model,
-        out,
-        size=size or (cfg.INPUT.IMAGE_SIZE,) * 2,
-        format=format,
-        dynamic=dynamic,
-        opset=opset,
-        metadata=metadata(cfg, class_names),
-    )
-    files, count = [out], 0
+    files, count = [out := Path(out)], 0
+    with _as_config_error(out):
+        notes = metadata(cfg, class_names)
+        differences = export_model(model, out, metadata=notes, **options)
     if int8:
         files.append(out.with_name(f"{out.stem}.int8{out.suffix or '.onnx'}"))
-        count = _as_config_error(quantize_linears, out, files[-1])
+        with _as_config_error(files[-1]):
+            count = quantize_linears(out, files[-1])
     return ExportResult(report, differences, files, count, model)
+
+
+@contextmanager
+def _as_config_error(out: Path) -> Iterator[None]:
+    """What the library refuses is a fault of the command line."""
+    try:
+        with os_error_as(ConfigError, f"--out {out}"):
+            yield
+    except (ValueError, ImportError) as error:
+        raise ConfigError(str(error)) from error
 
 
 def metadata(cfg: CfgNode, class_names: Sequence[str]) -> dict[str, str]:
     """What a program that runs the file must know, as text; lists are JSON."""
-    notes = {
-        "model": cfg.MODEL.ARCH,
-        "mean": json.dumps(list(cfg.INPUT.MEAN)),
-        "std": json.dumps(list(cfg.INPUT.STD)),
-        "crop_pct": str(cfg.INPUT.CROP_PCT),
-        "interpolation": INTERPOLATIONS[cfg.INPUT.INTERPOLATION],
-    }
-    return notes | ({"classes": json.dumps(list(class_names))} if class_names else {})
+    notes = {"model": cfg.MODEL.ARCH, **transform_settings(cfg)}
+    notes |= {"classes": list(class_names)} if class_names else {}
+    return {key: json.dumps(x) if type(x) is list else str(x) for key, x in notes.items()}
 
 
 def compare_on_test_sets(
@@ -92,13 +83,3 @@ def compare_on_test_sets(
         for name, model in models.items():
             for test, metrics in task.evaluate(model).items():
                 yield test, name, metrics
-
-
-def _as_config_error(function: Callable, *arguments: Any, **named: Any) -> Any:
-    """Call a function of the library; what it refuses is a fault of the command line."""
-    try:
-        return function(*arguments, **named)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(str(error)) from error
-    except OSError as error:
-        raise ConfigError(f"--out {arguments[1]}: {error.strerror or error}") from error

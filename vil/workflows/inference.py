@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from PIL import Image
 from torch import Tensor, nn
 from torchvision.models import WeightsEnum
@@ -17,9 +18,9 @@ from vil.models.registry import ARCHS
 from vil.pretrained.catalog import DIGITS, get_model_weights
 from vil.tasks import task_for
 from vil.tasks.base import Task
-from vil.utils.errors import CheckpointError, ConfigError
+from vil.utils.errors import CheckpointError
 from vil.utils.global_state import preserve_global_state
-from vil.workflows.configure import Overrides, as_options, run_config, weights_config
+from vil.workflows.configure import Options, Overrides, as_options, run_config, weights_config
 
 
 @dataclass
@@ -51,18 +52,18 @@ def load_for_inference(
     overrides: {"DEVICE": "cpu"}. checkpoint: of a run, "best" or "last".
     Raises ConfigError for any other source, CheckpointError for damaged weights.
     """
-    options = as_options(overrides)
+    words = as_options(overrides)
     if str(source) in ARCHS:
         source = get_model_weights(str(source)).DEFAULT
     if isinstance(source, WeightsEnum):
         recipe = source.meta["recipe"].removeprefix("configs/")
         name = f"MODEL.MODEL_PATH={type(source).__name__}.{source.name}"
-        found = weights_config(recipe, [name, *options], {})
+        found = weights_config(recipe, Options([name, *words]))
         found = found._replace(class_names=source.meta["categories"] or ())
     elif Path(source, "config.yaml").is_file():
-        found = run_config(source, options, checkpoint=checkpoint)
+        found = run_config(source, Options(words), checkpoint=checkpoint)
     else:
-        found = weights_config(None, [f"MODEL.MODEL_PATH={source}", *options], {})
+        found = weights_config(None, Options([f"MODEL.MODEL_PATH={source}", *words]))
     with preserve_global_state():
         return load_model(found.cfg, found.class_names)
 
@@ -80,14 +81,21 @@ def load_model(cfg: CfgNode, class_names: Sequence[str] = ()) -> InferenceModel:
     CheckpointError where the model, or its head, would stay as it was initialized.
     """
     refuse_random_weights(cfg)
-    device = configure_device(cfg)
-    task = task_for(cfg, device)
-    model, report = build_with_weights(cfg, task)
-    model = prepare_for_evaluation(cfg, task.inference_model(model), device)
-    select_attention_backends(model, cfg, device, DistInfo(), training=False)
+    task, model, report = load_for_evaluation(cfg, configure_device(cfg), DistInfo())
     names = list(class_names) or [str(number) for number in range(cfg.DATA.NUM_CLASSES)]
     task.class_names = names
     return InferenceModel(model.eval(), task.preprocess, names, task, report, cfg)
+
+
+def load_for_evaluation(
+    cfg: CfgNode, device: torch.device, dist: DistInfo
+) -> tuple[Task, nn.Module, str]:
+    """The config's task, its model on its device, and which weights it has."""
+    task = task_for(cfg, device)
+    model, report = build_with_weights(cfg, task)
+    model = prepare_for_evaluation(cfg, task.inference_model(model), device)
+    select_attention_backends(model, cfg, device, dist, training=False)
+    return task, model, report
 
 
 def build_with_weights(cfg: CfgNode, task: Task) -> tuple[nn.Module, str]:
@@ -107,15 +115,3 @@ def refuse_random_weights(cfg: CfgNode) -> None:
         raise CheckpointError(
             "FINETUNE.HEAD new would evaluate a random head: keep it, or rows:FILE"
         )
-
-
-def read_class_file(file: str | Path, num_classes: int) -> list[str]:
-    """The names of the classes, one per line. Raises ConfigError for another number of them."""
-    try:
-        with open(file, encoding="utf-8", errors="surrogateescape") as lines:
-            names = [line.rstrip("\n") for line in lines]
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    if len(names) != num_classes:
-        raise ConfigError(f"{file} has {len(names)} lines, but DATA.NUM_CLASSES is {num_classes}")
-    return names

@@ -17,8 +17,8 @@ from vil.data.datasets.image_list import find_images as list_images
 from vil.data.workers import worker_errors
 from vil.engine.evaluation import evaluating
 from vil.tasks.base import ImageMeta
-from vil.utils.errors import ConfigError, DataError
-from vil.utils.output_paths import refuse_failed_writes
+from vil.utils.errors import DataError
+from vil.utils.output_paths import make_folder, refuse_failed_writes
 from vil.workflows.configure import Overrides
 from vil.workflows.inference import InferenceModel, load_for_inference
 
@@ -48,7 +48,7 @@ def predict(
     sources = [picture for each in images for picture in _open(each)]
     if not sources:
         raise DataError("there are no images to predict")
-    return iter_predictions(model, sources, batch_size=batch_size, num_workers=num_workers)
+    return iter_predictions(model, sources, batch_size, num_workers)
 
 
 def _open(image: str | Path | Image.Image | np.ndarray) -> list[ImageSource]:
@@ -78,12 +78,8 @@ class PredictionFolder:
     """A folder for images with predictions drawn in; never writes over one of the originals."""
 
     def __init__(self, folder: str | Path, images: Sequence[ImageSource]):
-        self.folder, self.used = Path(folder), set()
+        self.folder, self.used = make_folder(folder, "--output"), set()
         self.originals = {Path(image.name).resolve() for image in images}
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--output {folder}: {error.strerror}") from error
 
     def save(self, name: str, image: Image.Image) -> Path:
         """Write NAME.png, or NAME-2.png where that is taken."""
@@ -104,7 +100,7 @@ def predict_files(
 ) -> Iterator[Any]:
     """Yield a prediction for each image; with `drawing`, draw each into a copy of its image."""
     cfg, originals = inference.cfg, ImageList(list(images))
-    predictions = iter_predictions(inference, images, num_workers=cfg.DATALOADER.WORKERS)
+    predictions = iter_predictions(inference, images, cfg.DATALOADER.BSZ, cfg.DATALOADER.WORKERS)
     for index, prediction in enumerate(predictions):
         if drawing and not prediction.error:
             image = originals.image(index)
@@ -115,9 +111,8 @@ def predict_files(
 def iter_predictions(
     inference: InferenceModel,
     images: Sequence[ImageSource],
-    *,
-    batch_size: int | None = None,
-    num_workers: int = 0,
+    batch_size: int | None,
+    num_workers: int,
 ) -> Iterator[Any]:
     """Yield a prediction for each image; decoding, workers and the treatment of unreadable files
     are those of the data sets."""
@@ -132,8 +127,7 @@ def iter_predictions(
     with worker_errors(), closing(loader) as batches:
         for batch in batches:
             predictions = {
-                report.index: task.failed(report.name, report.reason)
-                for report in batch.bad_samples
+                bad.index: task.failed(bad.name, bad.reason) for bad in batch.bad_samples
             }
             if batch.samples:
                 tensors, sizes, indices = zip(*batch.samples)

@@ -1,7 +1,6 @@
 """Make one HTML page of a run: metrics, curves, the task's sections, config, machine."""
 
 import logging
-from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -22,31 +21,25 @@ from vil.utils.atomic_write import replace_text
 from vil.utils.errors import CheckpointError, ConfigError
 from vil.utils.output_paths import refuse_failed_writes
 from vil.workflows.analyze import analyze_cost
-from vil.workflows.configure import run_config
+from vil.workflows.configure import Options, run_config
 from vil.workflows.inference import load_model
 
 log = logging.getLogger(__name__)
 
 
 def write_report(
-    folder: Path,
-    out: Path,
-    opts: Sequence[str] = (),
-    flags: Mapping[str, str] | None = None,
-    *,
-    checkpoint: str = "best",
-    evaluate: bool = True,
+    folder: Path, out: Path, options: Options | None, *, checkpoint: str = "best"
 ) -> None:
     """Write the page of the run in `folder` to `out`.
 
-    evaluate: a checkpoint on the first test set, with `opts` and `flags` changing that evaluation.
+    With `options`, which change only this, a checkpoint is evaluated on the first test set.
     """
     cfg = get_config(folder / "config.yaml")
     task = task_for(cfg, torch.device("cpu"))
-    if evaluate and (why := task_entry(cfg).facts.get("lacks", {}).get("report")):
+    if options and (why := task_entry(cfg).facts.get("lacks", {}).get("report")):
         log.warning("%s", why)
-        evaluate = False
-    own = _evaluate(folder, opts, flags or {}, checkpoint) if evaluate else TaskReport()
+        options = None
+    own = _evaluate(folder, options, checkpoint) if options else TaskReport()
     moment = datetime.now().astimezone().isoformat(timespec="seconds")
     with refuse_failed_writes(folder, "RUN"):
         record = RunRecord.read(folder)
@@ -69,12 +62,10 @@ def write_report(
         replace_text(out, render(page))
 
 
-def _evaluate(
-    folder: Path, opts: Sequence[str], flags: Mapping[str, str], checkpoint: str
-) -> TaskReport:
+def _evaluate(folder: Path, options: Options, checkpoint: str) -> TaskReport:
     """The task's part of the page."""
     try:
-        cfg, class_names = run_config(folder, opts, flags, checkpoint=checkpoint)
+        cfg, class_names = run_config(folder, options, checkpoint=checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{error}: see --no-eval") from error
     step = step_of(Path(cfg.MODEL.MODEL_PATH))

@@ -1,8 +1,6 @@
 """Config differences allowed or rejected on resume."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from yacs.config import CfgNode
 
@@ -46,11 +44,11 @@ def check_changes(cfg: CfgNode) -> list[str]:
     if not file.is_file():
         return []
     changed = diff(config_to_keep(cfg), get_config(file))
-    fixed = {key: values for key, values in changed.items() if within(key, FIXED)}
-    fixed = {key: values for key, values in fixed.items() if not within(key, FREE)}
+    fixed = [key for key in changed if within(key, FIXED) and not within(key, FREE)]
     if fixed and not insists:
+        values = ", ".join(f"{key} {changed[key][1]!r} (now {changed[key][0]!r})" for key in fixed)
         raise CheckpointError(
-            f"the run in {cfg.OUTPUT_DIR} was started with {listed(fixed)}: go back to it, start "
+            f"the run in {cfg.OUTPUT_DIR} was started with {values}: go back to it, start "
             "another run with MODEL.MODEL_PATH from this one, or try RUN.ALLOW_CHANGES True"
         )
     return [f"{key} is {now!r} from here, was {was!r}" for key, (now, was) in changed.items()]
@@ -58,10 +56,6 @@ def check_changes(cfg: CfgNode) -> list[str]:
 
 def within(key: str, names: tuple[str, ...]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
-
-
-def listed(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    return ", ".join(f"{key} {was!r} (now {now!r})" for key, (now, was) in changed.items())
 
 
 def config_to_keep(cfg: CfgNode) -> CfgNode:

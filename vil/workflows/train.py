@@ -12,10 +12,9 @@ from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
 from vil.builders.attention_backend import select_attention_backends
-from vil.builders.device import configure_device
+from vil.builders.device import configure_device, process_group
 from vil.builders.model import find_weights, prepare_for_training
 from vil.builders.optim import build_optimization
-from vil.builders.process_group import process_group
 from vil.config import dump
 from vil.config.defaults import leaves
 from vil.data.loader import TrainLoader

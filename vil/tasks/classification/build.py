@@ -97,10 +97,9 @@ class Classification(ConfigTask, ClassificationTask):
 
     def _open(self, name: str, split: str, transform: Callable) -> ImageDataset:
         cfg = self.cfg
-        own = data.dataset_arguments(cfg, self.own_arguments(name))
-        if is_numbered(name) and not (split == "val" and cfg.DATA.TARGETMAP):
-            own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
-        with data.refused_arguments(cfg, name):
+        with data.dataset_arguments(cfg, name, self.own_arguments(name)) as own:
+            if is_numbered(name) and not (split == "val" and cfg.DATA.TARGETMAP):
+                own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
             return build_dataset(name, cfg.DATA.PATH, split, transform, **own)
 
 
@@ -134,18 +133,22 @@ def build_train_transform(cfg: CfgNode) -> Callable:
         own |= dict(use_timm=True, auto_augment=aug.TIMM_AUG.AUTO_AUGMENT or None)
     else:
         own = {name.lower(): aug[name] for name in ("COLOR_JITTER", "GRAY_SCALE", "GAUSSIAN_BLUR")}
-        own["crop_pct"] = cfg.INPUT.CROP_PCT
         own["finetune"] = cfg.FINETUNE.FINETUNE and not cfg.FINETUNE.USE_TRAIN_AUG
     crop = dict(scale=tuple(aug.SCALE), ratio=tuple(aug.RATIO))
-    return train_transform(cfg.INPUT.IMAGE_SIZE, **crop, **_normalization(cfg), **own)
+    return train_transform(cfg.INPUT.IMAGE_SIZE, **crop, **transform_settings(cfg), **own)
 
 
 @as_config_error
 def build_eval_transform(cfg: CfgNode) -> Callable[[Any], Tensor]:
     """Build the evaluation transform of a PIL image to a tensor (3, S, S)."""
-    return eval_transform(cfg.INPUT.IMAGE_SIZE, crop_pct=cfg.INPUT.CROP_PCT, **_normalization(cfg))
+    return eval_transform(cfg.INPUT.IMAGE_SIZE, **transform_settings(cfg))
 
 
-def _normalization(cfg: CfgNode) -> dict[str, Any]:
-    interpolation = INTERPOLATIONS[cfg.INPUT.INTERPOLATION]
-    return dict(mean=cfg.INPUT.MEAN, std=cfg.INPUT.STD, interpolation=interpolation)
+def transform_settings(cfg: CfgNode) -> dict[str, Any]:
+    """How images become the model's input, by timm's names."""
+    return dict(
+        mean=list(cfg.INPUT.MEAN),
+        std=list(cfg.INPUT.STD),
+        crop_pct=cfg.INPUT.CROP_PCT,
+        interpolation=INTERPOLATIONS[cfg.INPUT.INTERPOLATION],
+    )

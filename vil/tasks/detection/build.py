@@ -103,9 +103,8 @@ class Detection(ConfigTask, DetectionTask):
         cfg = self.cfg
         if cfg.DATA.TARGETMAP:
             raise ConfigError("DATA.TARGETMAP is for classifiers: leave it empty for detectors")
-        own = data.dataset_arguments(cfg, self.own_arguments(name))
-        own |= dict(masks="segm" in self.iou_types, keep_empty=cfg.DETECTION.INPUT.KEEP_EMPTY)
-        with data.refused_arguments(cfg, name):
+        with data.dataset_arguments(cfg, name, self.own_arguments(name)) as own:
+            own |= dict(masks="segm" in self.iou_types, keep_empty=cfg.DETECTION.INPUT.KEEP_EMPTY)
             dataset = build_detection_set(name, cfg.DATA.PATH, split, transform, **own)
         if not cfg.DETECTION.INPUT.GROUP_ASPECTS:
             dataset.groups = None
