@@ -125,7 +125,7 @@ def _make_charts(record: RunRecord) -> list[Chart]:
         is_single = len({metric for _, metric in chosen}) == 1
         lines = {split if is_single else f"{split} {m}": v for (split, m), v in chosen.items()}
         if lines:
-            charts.append(make_chart(lines, label, title))
+            charts.append(make_chart(lines, title, label))
     return charts
 
 
