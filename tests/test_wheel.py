@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vil.data.datasets.demo_digits import read_demo_digits
+from vil.data.datasets.digits import read_demo_digits
 
 pytestmark = pytest.mark.long
 

@@ -159,7 +159,7 @@ def test_settings_that_nothing_reads_are_told(words, told, caplog):
 def test_categories_of_other_names_are_told(names, told, tmp_path, caplog):
     """Their ids may be others."""
     for split, called, first in (("train", "abc", 1), ("val", names, 5)):
-        write_fake(tmp_path, split, n=4, size=64, num_classes=3)
+        write_fake(tmp_path, split, 4, (48, 64), num_classes=3)
         file = tmp_path / f"annotations/instances_{split}.json"
         table = json.loads(file.read_text())
         for number, (row, name) in enumerate(zip(table["categories"], called)):

@@ -23,8 +23,7 @@ from tests.common.small_runs import (
     vil,
 )
 from vil.data import build_dataset
-from vil.data.datasets.demo_digits import read_demo_digits
-from vil.data.datasets.digits import Digits
+from vil.data.datasets.digits import Digits, read_demo_digits
 from vil.pretrained.catalog import DIGITS
 from vil.tasks.classification.output_formats import FORMATS
 

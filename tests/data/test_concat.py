@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vil.data import build_dataset
-from vil.data.class_mapping import read_class_mapping
+from vil.data.classes import read_class_mapping
 from vil.data.datasets.concat import ConcatImageDataset
 from vil.utils.errors import DataError
 

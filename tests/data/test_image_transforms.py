@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from vil.data import build_dataset
-from vil.data.seed_sequence import fork_rng
+from vil.data.samplers import fork_rng
 from vil.data.transforms import eval_transform, train_transform
 
 DIGITS = {"use_timm": True, "scale": (0.7, 1.0), "hflip": 0.0}

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from vil.data.samplers import epoch_order, eval_batches, train_batches
-from vil.data.seed_sequence import fork_rng
+from vil.data.samplers import epoch_order, eval_batches, fork_rng, train_batches
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 1000])

@@ -89,7 +89,7 @@ def strange(tmp_path_factory):
 
     root = tmp_path_factory.mktemp("strange")
     for split in ("train", "val"):
-        write_fake(root, split, n=16, size=96, num_classes=3)
+        write_fake(root, split, 16, (72, 96), num_classes=3)
         file = root / f"annotations/instances_{split}.json"
         table = json.loads(file.read_text())
         kept = [a for a in table["annotations"] if a["image_id"] % 2]

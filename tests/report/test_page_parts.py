@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vil.report.charts import MAX_POINTS, downsample
-from vil.report.html import Html, element, name, table, text
+from vil.report.html import Html, name, text
 from vil.report.page import Page, Setting, render
 from vil.report.run_record import RunRecord, metrics
 from vil.tasks.classification.predictions import Predictions
@@ -35,10 +35,19 @@ class Text(HTMLParser):
 # Markup
 
 
-def test_text_never_becomes_markup():
-    page = Text(element("p", HOSTILE, title=HOSTILE, onclick=None))
-    assert page.tags == [("p", {"title": HOSTILE})]
-    assert page.said == HOSTILE
+def page_with(folder, test_set, settings=()):
+    """A page of a run with one evaluation, on `test_set`."""
+    point = {"split": f"val/{test_set}", "step": 1, "epoch": 1, "top1": 1.0}
+    record = RunRecord(folder, {}, [], [], [point])
+    return Text(render(Page("run", record, settings, "none", 1.0, "now", "top1")))
+
+
+def test_text_never_becomes_markup(tmp_path):
+    page = page_with(tmp_path, HOSTILE)
+    labels = [a["aria-label"] for tag, a in page.tags if a.get("class") == "wide"]
+    assert labels[0] == f"Evaluations on {HOSTILE}"
+    assert page.said.count(f"Evaluations on {HOSTILE}") == 2
+    assert not [tag for tag, a in page.tags if tag in ("script", "img") or "onerror" in a]
     assert text(Html("<b>")) == "<b>"
 
 
@@ -47,11 +56,12 @@ def test_what_html_forbids_is_spelled_out():
     assert len(name("x" * 10**6)) < 300
 
 
-def test_heads_of_tables_have_a_scope():
-    tags = Text(table(["a", "b"], [["x", 1], ["y", 2]], "what")).tags
+def test_heads_of_tables_have_a_scope(tmp_path):
+    tags = page_with(tmp_path, "a", [Setting("X", "1", "2"), Setting("Y", "1")]).tags
     scopes = [attributes["scope"] for tag, attributes in tags if tag == "th"]
-    assert scopes == ["col", "col", "row", "row"]
-    assert ("caption", {}) in tags
+    evaluations, changed = ["col", "col", "row"], ["col", "col", "col", "row"]
+    assert scopes == [*evaluations, *changed, "col", "col", "row", "row"]
+    assert tags.count(("caption", {})) == 3
 
 
 # Charts
@@ -162,7 +172,7 @@ def test_no_image_stands_twice():
 def evaluated(found, classes, data):
     places = [int(n) for part in found.extremes().values() for n in part]
     thumbnails = dict.fromkeys(places, ("x" * 5000, data))
-    return Evaluated("val", "best", found, classes, classes, True, thumbnails)
+    return Evaluated("val", found, classes, classes, True, thumbnails)
 
 
 def page_of(folder, title, settings, shown):

@@ -9,7 +9,7 @@ the gradient of the output.
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -30,28 +30,16 @@ ROUNDS = 9
 ALL_PAIRS = ("masked", "sdpa")  # they multiply every query with every key
 
 
-@dataclass(frozen=True)
+@dataclass
 class Row:
     """A backend on a case: its measurements, or the reason why there are none.
 
-    pairs: visited pairs of query and key, of all images and heads. forward_ms, backward_ms:
-    medians. over_*: forward plus backward, divided by another row's. auto: the choice of `auto`.
-    note: what limits the comparison.
+    forward_ms, backward_ms: medians. over_*: forward plus backward, divided by another row's. auto:
+    the choice of `auto`. note: what limits the comparison.
     """
 
     backend: str
-    grid: tuple[int, int]
-    window: int
-    mask: str
-    mode: int | None
-    batch: int
-    heads: int
-    head_dim: int
-    num_global: int
-    dtype: str
-    bias: bool
-    device: str
-    pairs: int
+    case: Case
     auto: bool = False
     rounds: int = 0
     forward_ms: float | None = None
@@ -69,8 +57,21 @@ class Row:
         """Forward plus backward; None if the row has a reason instead."""
         return None if self.forward_ms is None else self.forward_ms + self.backward_ms
 
-
-COLUMNS = [field.name for field in fields(Row)]
+    @property
+    def spec(self) -> dict:
+        """The case's columns. pairs: visited pairs of query and key, of all images and heads."""
+        case, window = self.case, self.case.window
+        return dict(
+            grid=list(window.grid),
+            window=window.size,
+            mask=window.mask.name.lower(),
+            mode=mode_of(window),
+            **{name: getattr(case, name) for name in ("batch", "heads", "head_dim", "num_global")},
+            dtype=str(case.dtype).removeprefix("torch."),
+            bias=case.table_bias,
+            device=case.device,
+            pairs=case.batch * case.heads * count_pairs(window, case.num_global),
+        )
 
 
 def measure(
@@ -101,46 +102,19 @@ def measure(
             candidates[name] = replace(candidates[name], least=least)
     times, dropped = time_interleaved(candidates, rounds, device, exempt=[FLOOR])
     reasons |= dropped
-    bases = {base: times[base].total_ms for base in BASES if base in times}
     rows = []
     for name in (*names, FLOOR):
-        row = describe(name, case, reasons.get(name, ""))
+        note = BESIDE[name].note if name in BESIDE else ""
+        row = Row(name, case, name == choose(case), note=note, reason=reasons.get(name, ""))
         if name in times:
-            measured = times[name]
-            row = replace(
-                row,
-                rounds=len(measured.forward),
-                forward_ms=measured.forward_ms,
-                backward_ms=measured.backward_ms,
-                **{f"over_{base}": measured.total_ms / ms for base, ms in bases.items()},
-            )
+            row.rounds = len(times[name].forward)
+            row.forward_ms, row.backward_ms = times[name].forward_ms, times[name].backward_ms
+            for base in times.keys() & set(BASES):
+                setattr(row, f"over_{base}", row.total_ms / times[base].total_ms)
             if name != FLOOR:  # which allocates nothing that is needed
-                row = add_memory(row, candidates[name], device)
+                add_memory(row, candidates[name], device)
         rows.append(row)
     return rows
-
-
-def describe(name: str, case: Case, reason: str) -> Row:
-    """The row of a backend on a case without measurements."""
-    window = case.window
-    return Row(
-        backend=name,
-        grid=tuple(window.grid),
-        window=window.size,
-        mask=window.mask.name.lower(),
-        mode=mode_of(window),
-        batch=case.batch,
-        heads=case.heads,
-        head_dim=case.head_dim,
-        num_global=case.num_global,
-        dtype=str(case.dtype).removeprefix("torch."),
-        bias=case.table_bias,
-        device=case.device,
-        pairs=case.batch * case.heads * count_pairs(window, case.num_global),
-        auto=name == choose(case),
-        note=BESIDE[name].note if name in BESIDE else "",
-        reason=reason,
-    )
 
 
 def mode_of(window: Window) -> int | None:
@@ -153,15 +127,18 @@ def mode_of(window: Window) -> int | None:
     return NEIGHBORS.index(others[0]) + 1 if len(others) == 1 else None
 
 
-def add_memory(row: Row, candidate: Candidate, device: torch.device) -> Row:
-    """The row with its memory, or with a note why it cannot be measured."""
+def add_memory(row: Row, candidate: Candidate, device: torch.device) -> None:
+    """Measure the row's memory, or note why it cannot be measured."""
     try:
-        peak, extra = peak_bytes(candidate, device)
+        row.peak_mib, row.extra_mib = (size / MIB for size in peak_bytes(candidate, device))
     except Exception as error:
-        return replace(row, note="; ".join(filter(None, [row.note, f"memory: {one_line(error)}"])))
-    return replace(row, peak_mib=peak / MIB, extra_mib=extra / MIB)
+        row.note = "; ".join(filter(None, [row.note, f"memory: {one_line(error)}"]))
 
 
 def plain(rows: Iterable[Row]) -> list[dict]:
     """The rows as dicts for JSON and CSV."""
-    return [asdict(row) | {"grid": list(row.grid)} for row in rows]
+    return [
+        {"backend": row.backend, **row.spec}
+        | {name: value for name, value in vars(row).items() if name != "case"}
+        for row in rows
+    ]

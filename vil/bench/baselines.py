@@ -37,13 +37,10 @@ class Baseline(NamedTuple):
     note: str
 
 
-def differentiate(
-    compute: Callable[[], Tensor], leaves: list[Tensor], cotangent: Tensor
-) -> Candidate:
+def differentiate(compute: Callable[[], Tensor], leaves: list[Tensor], dout: Tensor) -> Candidate:
     """The candidate that computes an output, and its gradients with respect to all leaves."""
-    return Candidate(
-        compute, lambda out: torch.autograd.grad(out, leaves, cotangent, materialize_grads=True)
-    )
+    grad = torch.autograd.grad
+    return Candidate(compute, lambda out: grad(out, leaves, dout, materialize_grads=True))
 
 
 def sdpa(case: Case, inputs: Inputs) -> Candidate:
@@ -71,9 +68,8 @@ def natten(case: Case, inputs: Inputs) -> Candidate:
     leaves = [leaf.requires_grad_() for leaf in leaves]
     extra = dict(zip(("additional_keys", "additional_values"), leaves[3:]))
     side = 2 * case.window.size + 1
-    return differentiate(
-        lambda: na2d(*leaves[:3], kernel_size=side, **extra), leaves, to_grid(inputs.cotangent)
-    )
+    dout = to_grid(inputs.cotangent)
+    return differentiate(lambda: na2d(*leaves[:3], kernel_size=side, **extra), leaves, dout)
 
 
 def natten_reasons(case: Case) -> list[str]:
@@ -101,9 +97,8 @@ def make_candidate(name: str, case: Case, inputs: Inputs) -> Candidate:
     if name in BESIDE:
         return BESIDE[name].candidate(case, inputs)
     leaves, attend = leaves_of(inputs), BACKENDS[name].attend
-    return differentiate(
-        lambda: forward(attend, case, inputs, leaves), list(leaves.values()), inputs.cotangent
-    )
+    tensors, dout = list(leaves.values()), inputs.cotangent
+    return differentiate(lambda: forward(attend, case, inputs, leaves), tensors, dout)
 
 
 def reasons_against(name: str, case: Case, max_bytes: float) -> list[str]:
@@ -112,10 +107,8 @@ def reasons_against(name: str, case: Case, max_bytes: float) -> list[str]:
         return BESIDE[name].reasons(case)
     if reasons := BACKENDS[name].unsupported(case):
         return reasons
-    size = expected_bytes(name, case)
-    if size > max_bytes:
-        return [f"would hold {size / MIB:.0f} MiB, the limit is {max_bytes / MIB:.0f}"]
-    return []
+    size, problem = expected_bytes(name, case), "would hold {:.0f} MiB, the limit is {:.0f}"
+    return [problem.format(size / MIB, max_bytes / MIB)] if size > max_bytes else []
 
 
 def count_pairs(window: Window, num_global: int) -> int:
@@ -123,11 +116,8 @@ def count_pairs(window: Window, num_global: int) -> int:
 
     Padding is not counted; a key that a query attends twice counts twice.
     """
-    local = sum(
-        prod(count_axis_pairs(window, axis, offset[axis]) for axis in (0, 1))
-        for offset in window.offsets
-    )
-    return local + num_global * window.length
+    axes = [[count_axis_pairs(window, axis, o[axis]) for axis in (0, 1)] for o in window.offsets]
+    return sum(map(prod, axes)) + num_global * window.length
 
 
 def count_axis_pairs(window: Window, axis: int, step: int) -> int:
@@ -148,13 +138,11 @@ def find_floor(case: Case) -> tuple[Candidate, float]:
     Two forward and five backward (scores again, and the gradients of weights, v, q, k) of as many
     pairs as are visited, by torch.bmm on operands that stay in place.
     """
-    device = torch.device(case.device)
     trials = []
-    for tile in TILES:
-        candidate = matmuls(case, tile)
-        trials.append((min(sum(candidate.time(device)) for _ in range(TRIES)), candidate))
-    seconds, fastest = min(trials, key=lambda trial: trial[0])
-    return fastest, seconds
+    for candidate in (matmuls(case, tile) for tile in TILES):
+        times = [sum(candidate.time(torch.device(case.device))) for _ in range(TRIES)]
+        trials.append((candidate, min(times)))
+    return min(trials, key=lambda trial: trial[1])
 
 
 def matmuls(case: Case, tile: tuple[int, int]) -> Candidate:

@@ -24,10 +24,8 @@ MILLI = 1e3
 
 @dataclass(frozen=True)
 class Candidate:
-    """`forward` returns the output, from which `backward` returns the gradients.
-
-    least: a lower bound of the seconds of both, if one is known before they run.
-    """
+    """`forward` returns the output, from which `backward` returns the gradients. least: a lower
+    bound of the seconds of both, if one is known before they run."""
 
     forward: Callable[[], Any]
     backward: Callable[[Any], Sequence[Tensor]]
@@ -42,23 +40,14 @@ class Candidate:
 
 @dataclass
 class Times:
-    """Seconds of each timed round."""
+    """Seconds of each timed round, and the medians in milliseconds."""
 
     forward: list[float] = field(default_factory=list)
     backward: list[float] = field(default_factory=list)
 
-    @property
-    def forward_ms(self) -> float:
-        return statistics.median(self.forward) * MILLI
-
-    @property
-    def backward_ms(self) -> float:
-        return statistics.median(self.backward) * MILLI
-
-    @property
-    def total_ms(self) -> float:
-        """The sum of the two medians."""
-        return self.forward_ms + self.backward_ms
+    forward_ms = property(lambda self: statistics.median(self.forward) * MILLI)
+    backward_ms = property(lambda self: statistics.median(self.backward) * MILLI)
+    total_ms = property(lambda self: self.forward_ms + self.backward_ms)
 
 
 def time_interleaved(
@@ -80,12 +69,11 @@ def time_interleaved(
                 continue
             try:
                 forward, backward = candidates[name].time(device)
+                times[name].forward.append(forward)
+                times[name].backward.append(backward)
             except Exception as error:
                 dropped[name] = one_line(error)
                 del times[name]
-                continue
-            times[name].forward.append(forward)
-            times[name].backward.append(backward)
     return times, dropped
 
 
@@ -93,11 +81,8 @@ def warm_up(
     candidates: Mapping[str, Candidate], device: torch.device, exempt: Iterable[str]
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Seconds of one call of each candidate that is fast enough, and reasons against the others.
-
-    Candidates with a known lower bound run last, and not at all if it is too high.
-    """
-    first: dict[str, float] = {}
-    dropped = {}
+    Candidates with a known lower bound run last, and not at all if it is too high."""
+    first, dropped = {}, {}
     more = f"over {TOO_SLOW:.0f} times the fastest"
     for name in sorted(candidates, key=lambda name: candidates[name].least):
         least, most = candidates[name].least, limit(first, exempt)
@@ -124,11 +109,8 @@ def limit(first: Mapping[str, float], exempt: Iterable[str], times: float = TOO_
 
 
 def peak_bytes(candidate: Candidate, device: torch.device) -> tuple[int, int]:
-    """Peak bytes of the tensors that one forward and backward pass allocate.
-
-    The second number leaves out the output and the gradients. If the peak comes before the last
-    gradient is allocated, it is a lower bound.
-    """
+    """Peak bytes of the tensors that one forward and backward pass allocate; the same without the
+    output and the gradients, a lower bound if the peak comes before the last gradient."""
     results: list[Tensor] = []
 
     def run() -> None:

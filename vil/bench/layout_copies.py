@@ -85,9 +85,8 @@ class CopyRecorder(TorchDispatchMode):
 
 def changes_layout(source: Any, result: Tensor) -> bool:
     """Whether the result has the values of the source in another memory order, or without gaps."""
-    if not isinstance(source, Tensor) or source.shape != result.shape:
-        return False
-    return memory_order(source) != memory_order(result)
+    is_same = isinstance(source, Tensor) and source.shape == result.shape
+    return is_same and memory_order(source) != memory_order(result)
 
 
 def memory_order(x: Tensor) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ beyond weights, optimizer state and images.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +60,7 @@ class Contender:
         return torch.autocast(device_type, self.amp_dtype, enabled=self.amp_dtype is not None)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Row:
     """A model with its settings (`way`): its measurements, or the reason why there are none.
 
@@ -84,7 +84,7 @@ class Row:
 
 def measure(entries: Sequence[tuple[Row, Contender | None]], rounds: int) -> list[Row]:
     """The rows with their measurements. Rows without a contender already have a reason."""
-    contenders = {f"{number}": one for number, (_, one) in enumerate(entries) if one is not None}
+    contenders = {str(number): one for number, (_, one) in enumerate(entries) if one is not None}
     candidates = {
         name: Candidate(one.evaluate, lambda _, one=one: one.train())
         for name, one in contenders.items()
@@ -93,39 +93,24 @@ def measure(entries: Sequence[tuple[Row, Contender | None]], rounds: int) -> lis
     times, dropped = time_interleaved(candidates, rounds, next(iter(devices), torch.device("cpu")))
     rows = [row for row, _ in entries]
     for name, one in contenders.items():
-        number, batch = int(name), len(one.images)
+        row, batch = rows[int(name)], len(one.images)
         if name in dropped:
-            rows[number] = replace(rows[number], reason=dropped[name])
+            row.reason = dropped[name]
             continue
-        rows[number] = replace(
-            rows[number],
-            batch=batch,
-            rounds=len(times[name].forward),
-            evaluation=batch * MILLI / times[name].forward_ms,
-            training=batch * MILLI / times[name].backward_ms,
-            **measure_memory(one),
-        )
+        row.batch, row.rounds = batch, len(times[name].forward)
+        row.evaluation = batch * MILLI / times[name].forward_ms
+        row.training = batch * MILLI / times[name].backward_ms
         if rows[0].training:
-            rows[number] = replace(
-                rows[number],
-                over_evaluation=rows[number].evaluation / rows[0].evaluation,
-                over_training=rows[number].training / rows[0].training,
-            )
+            row.over_evaluation = row.evaluation / rows[0].evaluation
+            row.over_training = row.training / rows[0].training
+        try:
+            row.evaluation_mib = peak_tensor_bytes(one.evaluate, devices[0]) / MIB
+            row.training_mib = peak_tensor_bytes(one.train, devices[0]) / MIB
+        except Exception as error:
+            row.evaluation_mib, row.reason = None, f"memory: {one_line(error)}"
     return rows
-
-
-def measure_memory(one: Contender) -> dict:
-    """Its memory, or the reason why it cannot be measured."""
-    device = one.images.device
-    try:
-        return {
-            "evaluation_mib": peak_tensor_bytes(one.evaluate, device) / MIB,
-            "training_mib": peak_tensor_bytes(one.train, device) / MIB,
-        }
-    except Exception as error:
-        return {"reason": f"memory: {one_line(error)}"}
 
 
 def plain(rows: Sequence[Row]) -> list[dict]:
     """The rows as dicts for JSON and CSV."""
-    return [asdict(row) for row in rows]
+    return [vars(row) for row in rows]

@@ -14,11 +14,8 @@ OUTSIDE = "(model)"  # operations outside of any submodule
 
 
 class ModuleScopes:
-    """`with ModuleScopes(model) as scopes:` tracks which module runs.
-
-    Block numbers are replaced by *, so that equal blocks of a stage are added up:
-    `stages.2.blocks.*.mlp.fc1`.
-    """
+    """`with ModuleScopes(model) as scopes:` tracks which module runs. Block numbers are replaced by
+    *, so that equal blocks of a stage are added up: `stages.2.blocks.*.mlp.fc1`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -52,10 +49,8 @@ class ModuleScopes:
         return next(inside, OUTSIDE), "backward"
 
     def enter(self, name: str) -> None:
-        """Called before a module's forward."""
         self.stack.append((name, torch.autograd._get_sequence_nr()))
 
     def leave(self) -> None:
-        """Called after a module's forward."""
         name, begin = self.stack.pop()
         self.spans.append((begin, torch.autograd._get_sequence_nr(), name))

@@ -65,13 +65,16 @@ def run(args: argparse.Namespace) -> int:
 
 def table(rows: list) -> str:
     """A case and a line per candidate."""
-    first = rows[0]
-    across, mode = "{} x {}".format(*first.grid), "" if first.mode == 0 else f", mode {first.mode}"
+    spec = rows[0].spec
+    across, mode = (
+        "{} x {}".format(*spec["grid"]),
+        f", mode {spec['mode']}" if spec["mode"] != 0 else "",
+    )
     taken = [row.backend for row in rows if row.auto]
+    shape = "B {batch}, N {heads}, D {head_dim}, G {num_global}, {dtype}".format(**spec)
     head = (
-        f"\n{across} tokens, w {first.window}, {first.mask}{mode}, B {first.batch}, "
-        f"N {first.heads}, D {first.head_dim}, G {first.num_global}, {first.dtype}, "
-        f"{'bias' if first.bias else 'no bias'}; auto: {', '.join(taken) or 'not measured'}"
+        f"\n{across} tokens, w {spec['window']}, {spec['mask']}{mode}, {shape}, "
+        f"{'bias' if spec['bias'] else 'no bias'}; auto: {', '.join(taken) or 'not measured'}"
     )
     titles = ("forward ms", "backward ms", "MiB", "/ handgrad", "/ sdpa", "/ floor")
     lines = [head, f"  {'':20}" + "".join(f"{title:>12}" for title in titles)]

@@ -5,7 +5,7 @@ datasets    DATASETS below: one file each, subclasses of ImageDataset (`dataset.
 formats     zip, tar and TSV files, read in place by any number of processes
 synthetic   rendered scenes for object detection
 transforms  PIL image -> normalized tensor
-samplers    the order of the samples; seed_sequence: the random numbers that each sample gets
+samplers    the order of the samples, and the random numbers that each sample gets
 loader      TrainLoader and EvalLoader, which yield a `Batch` (batch.py)
 mixup       Mix: Mixup and CutMix of a batch on the model's device
 """
@@ -32,7 +32,10 @@ __getattr__, __dir__, __all__ = lazy_exports(
 __all__ += ["DATASETS", "build_dataset", "is_numbered", "own_arguments", "register_dataset"]
 
 
-def check_dataset(dataset: Callable[..., "ImageDataset"], entry: Entry) -> None:
+DatasetType = Callable[..., "ImageDataset"]  # dataset(root, split, transform, **own)
+
+
+def check_dataset(dataset: DatasetType, entry: Entry) -> None:
     """Raise ValueError unless dataset(root, split, transform, **own) can be called and, for a
     class, is a complete subclass of ImageDataset."""
     name = entry.name
@@ -52,12 +55,11 @@ def check_dataset(dataset: Callable[..., "ImageDataset"], entry: Entry) -> None:
         return
     from vil.data.dataset import ImageDataset
 
+    subject = f"dataset {name!r}: {dataset.__name__}"
     if not issubclass(dataset, ImageDataset):
-        raise ValueError(
-            f"dataset {name!r}: {dataset.__name__} must subclass vil.data.ImageDataset"
-        )
+        raise ValueError(f"{subject} must subclass vil.data.ImageDataset")
     if missing := sorted(dataset.__abstractmethods__):
-        raise ValueError(f"dataset {name!r}: {dataset.__name__} must define {', '.join(missing)}")
+        raise ValueError(f"{subject} must define {', '.join(missing)}")
 
 
 # A `numbered` dataset has plain numbers for labels and takes num_classes: how many there are.
@@ -75,11 +77,7 @@ DATASETS.add("fake", "vil.data.datasets.fake:Fake", "generated images, for tests
 
 
 def register_dataset(
-    name: str,
-    dataset: Callable[..., "ImageDataset"] | str,
-    *,
-    about: str = "",
-    numbered: bool = False,
+    name: str, dataset: DatasetType | str, *, about: str = "", numbered: bool = False
 ) -> None:
     """Add a dataset for DATA.TRAIN and DATA.TEST: a subclass of ImageDataset, a function that
     returns one, or the "module:attribute" of either, which is imported when it is first used.
@@ -106,9 +104,8 @@ def build_dataset(
         own = {"yaml": name, **own}
     dataset = DATASETS.load(registered_name(name))(root, split, transform, **own)
     if not isinstance(dataset, ImageDataset):
-        raise ValueError(
-            f"dataset {name!r} must return a vil.data.ImageDataset, not {type(dataset).__name__}"
-        )
+        given = type(dataset).__name__
+        raise ValueError(f"dataset {name!r} must return a vil.data.ImageDataset, not {given}")
     return dataset
 
 

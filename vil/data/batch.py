@@ -44,11 +44,8 @@ class Batch:
         return replace(self, images=images, targets=self.targets.to(device, non_blocking=True))
 
 
-def collate(rows: list[tuple[tuple | None, list[BadSample]]]) -> Batch:
-    """Collate rows (sample, reports), where a sample is (image, target, index) or None; rows
-    without a sample only add their reports."""
-    samples = [sample for sample, _ in rows if sample is not None]
-    bad_samples = tuple(report for _, reports in rows for report in reports)
+def collate(samples: list[tuple], bad_samples: tuple[BadSample, ...]) -> Batch:
+    """Collate any number of samples (image, target, index)."""
     if not samples:
         empty = torch.empty(0, dtype=torch.int64)
         return Batch(torch.empty(0), empty, empty, bad_samples=bad_samples)

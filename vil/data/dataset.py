@@ -27,7 +27,7 @@ class LoadableDataset(Protocol):
     """
 
     classes: list[str]
-    collate: Callable[[list], Any]  # rows of `RobustDataset` -> a batch
+    collate: Callable[[list, tuple], Any]  # (sample, index)s and `BadSample`s -> a batch
 
     def __len__(self) -> int: ...
 

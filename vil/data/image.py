@@ -32,7 +32,13 @@ def open_image(source: str | Path | BinaryIO) -> Iterator[Image.Image]:
     """Open an image and check its header; turn any exception of PIL into UnreadableImage."""
     try:
         with Image.open(source) as image:
-            check_header(image)
+            limit = Image.MAX_IMAGE_PIXELS
+            # PIL only warns here; a warnings filter per image would reset all shown warnings.
+            if limit is not None and image.width * image.height > limit:
+                size = f"{image.width} x {image.height} pixels"
+                raise Image.DecompressionBombError(f"{size}, more than PIL's limit of {limit}")
+            if image.format == "EPS":  # under any file name: PIL lets Ghostscript execute it
+                raise UnidentifiedImageError
             yield image
     except StoppedError:  # a signal that came while the main process decodes
         raise
@@ -42,17 +48,3 @@ def open_image(source: str | Path | BinaryIO) -> Iterator[Image.Image]:
         # PIL has no common type for a broken file (OSError, SyntaxError, ValueError, struct.error,
         # zlib.error, EOFError, DecompressionBombError, ...), and only PIL runs inside this try.
         raise UnreadableImage(f"{type(error).__name__}: {error}") from error
-
-
-def check_header(image: Image.Image) -> None:
-    """Reject PostScript, which PIL lets Ghostscript execute, and sizes at which PIL only warns.
-
-    A warnings filter would do the latter too, but setting one per image resets all shown warnings.
-    """
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None and image.width * image.height > limit:
-        raise Image.DecompressionBombError(
-            f"{image.width} x {image.height} pixels, more than PIL's limit of {limit}"
-        )
-    if image.format == "EPS":  # under any file name
-        raise UnidentifiedImageError

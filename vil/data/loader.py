@@ -48,14 +48,13 @@ class TrainLoader:
             raise ValueError(f"repeats must be at least 1, given {repeats}")
         self.steps_per_epoch = len(dataset) // (batch_size * world)
         if self.steps_per_epoch == 0:
-            raise DataError(
-                f"a batch of {batch_size} x {world} processes needs {batch_size * world} samples, "
-                f"and the training set has {len(dataset)}"
-            )
+            needed = f"a batch of {batch_size} x {world} processes needs {batch_size * world}"
+            raise DataError(f"{needed} samples, and the training set has {len(dataset)}")
         self.classes = dataset.classes
         self.batch_size = batch_size
         self.samples = RobustDataset(dataset, seed=seed, tries=TRIES)
-        self.order = {"seed": seed, "rank": rank, "world": world, "repeats": repeats}
+        self.order = dict(batch_size=batch_size, seed=seed, rank=rank, world=world, repeats=repeats)
+        self.order["groups"] = getattr(dataset, "groups", None)
         self.options = options
         self.bad_samples = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
 
@@ -64,15 +63,8 @@ class TrainLoader:
 
         Raises DataError if too many images cannot be read.
         """
-        dataset = self.samples.dataset
-        order = train_batches(
-            len(dataset),
-            batch_size=self.batch_size,
-            start=start_step,
-            stop=stop_step,
-            groups=getattr(dataset, "groups", None),
-            **self.order,
-        )
+        total = len(self.samples.dataset)
+        order = train_batches(total, start=start_step, stop=stop_step, **self.order)
         loader = build_data_loader(self.samples, order, **self.options)
         with closing(iter_batches(loader)) as batches:
             for step, batch in enumerate(batches, start_step):
@@ -105,8 +97,7 @@ class EvalLoader:
     ):
         """The arguments are those of TrainLoader."""
         self.num_samples = len(dataset)
-        self.dataset = dataset
-        self.classes = dataset.classes
+        self.dataset, self.classes = dataset, dataset.classes
         self.order = eval_batches(len(dataset), batch_size=batch_size, rank=rank, world=world)
         samples = RobustDataset(dataset)
         self.loader = build_data_loader(samples, self.order, persistent=True, **options)

@@ -10,7 +10,7 @@ import torch
 from timm.data.mixup import Mixup, mixup_target
 
 from vil.data.batch import Batch
-from vil.data.seed_sequence import fork_rng
+from vil.data.samplers import fork_rng
 from vil.utils.lookup import lookup
 
 # Sample the mixing ratio and the box once per batch, per pair of samples, or per sample.
@@ -34,10 +34,8 @@ class Mix:
         self.mixup = Mixup(mode=mode, num_classes=num_classes, **options)
 
     def __call__(self, batch: Batch, rank: int = 0) -> Batch:
-        """Mix sample i with sample B - 1 - i. The last sample of an odd batch is not mixed.
-
-        timm does not support odd batches: its pairs leave the middle sample without a ratio.
-        """
+        """Mix sample i with sample B - 1 - i. The last sample of an odd batch is not mixed: timm's
+        pairs would leave the middle one without a ratio."""
         even = len(batch) - len(batch) % 2
         images = batch.images.clone()  # timm mixes in place
         with fork_rng("mix", self.seed, batch.epoch, batch.step, rank):

@@ -5,10 +5,8 @@ the fourth on as its difference to the number two before it, in groups of five b
 Bit 5 of a group marks that another follows, bit 4 of the last group is the sign, and 48 is added to
 make an ASCII character.
 
-pycocotools and faster-coco-eval encode valid masks to the same strings, but neither is a required
-dependency, so this code would remain as their fallback. They also do not detect what
-`decompress_runs` rejects: pycocotools 2.0.11 returns uninitialized pixels for a string that is too
-short, and faster-coco-eval 1.8.0 accepts characters outside of the format.
+pycocotools and faster-coco-eval are optional, and do not detect what `decompress_runs` rejects:
+pycocotools 2.0.11 returns uninitialized pixels for a string that is too short.
 """
 
 from collections.abc import Iterable

@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from torch.utils.data import Dataset
 
 from vil.data.batch import BadSample
 from vil.data.dataset import LoadableDataset
-from vil.data.samplers import Position
-from vil.data.seed_sequence import fork_rng
+from vil.data.samplers import Position, fork_rng
 from vil.utils.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -23,9 +23,7 @@ class RobustDataset(Dataset):
     """
 
     def __init__(self, dataset: LoadableDataset, *, seed: int = 0, tries: int = 1):
-        self.dataset = dataset
-        self.seed = seed
-        self.tries = tries
+        self.dataset, self.seed, self.tries = dataset, seed, tries
 
     def __getitem__(self, at: Position) -> tuple[tuple | None, list[BadSample]]:
         reports = []
@@ -39,14 +37,17 @@ class RobustDataset(Dataset):
                 reports.append(BadSample(index, self.dataset.sample_name(index), reason))
         return None, reports
 
+    def collate(self, rows: list[tuple[tuple | None, list[BadSample]]]) -> Any:
+        """The dataset's batch of the samples and reports of all rows."""
+        samples = [sample for sample, _ in rows if sample is not None]
+        return self.dataset.collate(samples, tuple(bad for _, reports in rows for bad in reports))
+
 
 class BadSampleLog:
     """Count and log the unreadable images of one dataset, over all workers of this process."""
 
     def __init__(self, total: int, max_fraction: float, file: str | Path | None = None):
-        self.total = total
-        self.max_fraction = max_fraction
-        self.file = file
+        self.total, self.max_fraction, self.file = total, max_fraction, file
         self.seen: set[int] = set()
 
     def record(self, reports: Iterable[BadSample]) -> None:
@@ -55,22 +56,21 @@ class BadSampleLog:
             if index in self.seen:
                 continue
             self.seen.add(index)
-            self.write(f"{name}\t{reason}")
+            count, line = f"{len(self.seen)} of {self.total}", f"{name}\t{reason}"
+            logger.warning("unreadable image (%s so far): %s", count, line)
+            if self.file is not None:
+                self.append(f"{line}\n")
             if len(self.seen) > self.max_fraction * self.total:
                 raise DataError(
-                    f"{len(self.seen)} of {self.total} images cannot be read, more than the "
+                    f"{count} images cannot be read, more than the "
                     f"allowed fraction of {self.max_fraction} (DATA.MAX_BAD_FRACTION): repair or "
                     "remove them (the run's bad_samples.txt lists them), or allow more; "
                     f"the last: {name} ({reason})"
                 )
 
-    def write(self, line: str) -> None:
-        """Log a warning and append the line to the file, unless the file already has it from
-        another rank or from before the run resumed."""
-        logger.warning("unreadable image (%d of %d so far): %s", len(self.seen), self.total, line)
-        if self.file is None:
-            return
+    def append(self, line: str) -> None:
+        """Add a line to the file, unless another rank or run already did."""
         with open(self.file, "a+", encoding="utf-8", errors="surrogateescape") as file:
             file.seek(0)
-            if f"{line}\n" not in file:
-                file.write(f"{line}\n")
+            if line not in file:
+                file.write(line)

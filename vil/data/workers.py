@@ -31,21 +31,17 @@ def build_data_loader(
     context: str | None = None,
     persistent: bool = False,
 ) -> DataLoader:
-    """A DataLoader over lists of Position that does not advance the global generators.
-
-    The generator given to it only seeds the workers, where each sample is seeded again. `context`
-    is the start method of multiprocessing.
-    """
+    """A DataLoader over lists of Position. `context` is the start method of multiprocessing."""
     return DataLoader(
         samples,
         batch_sampler=batches,
         num_workers=workers,
-        collate_fn=samples.dataset.collate,
+        collate_fn=samples.collate,
         pin_memory=pin_memory,
         worker_init_fn=ignore_signals,
         multiprocessing_context=context if workers else None,
         persistent_workers=persistent and workers > 0,
-        generator=torch.Generator(),
+        generator=torch.Generator(),  # the global one would advance; each sample is seeded again
     )
 
 
@@ -63,14 +59,11 @@ def iter_batches(loader: DataLoader) -> Iterator:
         raise
     finally:
         if not loader.persistent_workers:
-            stop_workers(iterator)
+            stop_workers([iterator])
 
 
 def start_workers(loader: DataLoader) -> Iterator:
-    """iter(loader) with signals blocked while the workers start.
-
-    Before a worker reaches `ignore_signals`, a signal would kill it or run the parent's handler.
-    """
+    """iter(loader) with signals blocked until the workers have reached `ignore_signals`."""
     others = multiprocessing.active_children()
     context = loader.multiprocessing_context or multiprocessing.get_context()
     if loader.num_workers and context.get_start_method() != "fork":
@@ -85,47 +78,35 @@ def start_workers(loader: DataLoader) -> Iterator:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     STARTED.add(iterator)
-    atexit.unregister(stop_all_workers)
-    atexit.register(stop_all_workers)  # to run before torch's handler, which waits 5 s per worker
+    atexit.unregister(stop_workers)
+    atexit.register(stop_workers)  # to run before torch's handler, which waits 5 s per worker
     return iterator
 
 
 def ignore_signals(worker_id: int) -> None:
-    """Ignore signals to the process group, so that the parent can still load data and save.
-
-    The second SIGTERM ends the worker, so that a stuck one can be stopped.
-    """
+    """Ignore signals to the process group, so that the parent can still load data and save; the
+    second SIGTERM ends a stuck worker."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def stop_workers(iterator: object) -> None:
-    """Stop the workers of a DataLoader iterator now.
+def stop_workers(iterators: Iterable[object] = STARTED) -> None:
+    """Stop the workers of DataLoader iterators now, by default of all: at exit, multiprocessing
+    would send one SIGTERM, which they ignore, and wait forever.
 
     Deleting the last reference does the same, but a kept traceback holds a reference.
     """
-    if hasattr(iterator, "_shutdown_workers"):
-        iterator._shutdown_workers()
-
-
-def stop_all_workers() -> None:
-    """Stop all workers when the program exits with an error.
-
-    multiprocessing would send one SIGTERM, which they ignore, and wait forever.
-    """
-    for iterator in list(STARTED):
-        stop_workers(iterator)
+    for iterator in list(iterators):
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
 
 
 @contextmanager
 def worker_errors() -> Iterator[None]:
-    """Turn torch's error for a dead worker into a DataError with advice.
-
-    Wrap all code that runs while workers are alive: torch raises from a signal handler, at any line
-    of the main thread.
-    """
+    """Turn torch's error for a dead worker into a DataError with advice. Wrap all code that runs
+    while workers are alive: torch raises from a signal handler, at any line."""
     try:
         yield
     except RuntimeError as error:

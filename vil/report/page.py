@@ -9,14 +9,13 @@ from typing import NamedTuple
 
 from vil.report.charts import Chart, make_chart
 from vil.report.curves import group_curves
-from vil.report.html import Html, element, name, number, render_template, table
+from vil.report.html import Html, render_template
 from vil.report.run_record import RunRecord
 
 MAX_EVALUATIONS, MAX_SETS = 100, 12
-LONGEST_VALUE = 2000  # characters of a config value
 NOT_METRICS = ("step", "epoch", "split", "wall", "count")
-MODEL_HEAD = ["part", "attention", "tokens", "width", "parameters", "multiply-accumulates"]
 Card = tuple[str, str, str]  # title, value, remark
+Table = tuple[str, list[str], list[list[str]]]  # caption, names of columns, rows
 
 
 class ModelCost(NamedTuple):
@@ -60,26 +59,19 @@ class Page(NamedTuple):
 
 def render(page: Page) -> str:
     """Return the page's HTML."""
-    changed = [
-        [element("span", s.key, class_="key"), *(name(v, LONGEST_VALUE) for v in s[1:])]
-        for s in page.settings
-        if s.default is not None
-    ]
-    caption = f"{len(changed)} keys differ from the defaults"
     evaluations = list(page.record.evaluations().items())[:MAX_SETS]
     cards = [*page.cards, *_logged_cards(page), *_progress_cards(page)]
     if isinstance(model := page.model, ModelCost):
         cards.append(("Parameters", f"{model.parameters:,}", ""))
         cards.append(("Multiply-accumulates", short(model.macs), "for one image"))
     return render_template(
-        "page.html.j2",
+        "report/page.html.j2",
         page=page,
         status=page.record.status,
         cards=cards,
         charts=_make_charts(page.record),
-        evaluations=[(test, _evaluation_table(test, p, page.columns)) for test, p in evaluations],
-        model_table=None if isinstance(model, str) else _model_table(model),
-        changed_table=table(["key", "value", "default"], changed, caption),
+        evaluations=[(test, *_evaluation_table(test, p, page.columns)) for test, p in evaluations],
+        changed=[setting for setting in page.settings if setting.default is not None],
     )
 
 
@@ -117,26 +109,16 @@ def _make_charts(record: RunRecord) -> list[Chart]:
     return [make_chart(curves, *plot) for *plot, curves in group_curves(record.points)]
 
 
-def _evaluation_table(test_set: str, points: list[dict], columns: Sequence[str]) -> Html:
-    """Return the metrics of each evaluation on a test set, at most the last MAX_EVALUATIONS."""
+def _evaluation_table(test_set: str, points: list[dict], columns: Sequence[str]) -> Table:
+    """Return the caption, names of columns, and rows of the evaluations on a test set."""
     logged = list(dict.fromkeys(key for point in points for key in point))
     keys = [key for key in columns or logged if key in logged and key not in NOT_METRICS]
     rows = [
-        [f"{p['epoch']:g}", *(number(f"{p[key]:.4f}" if key in p else "-") for key in keys)]
+        [f"{p['epoch']:g}", *(f"{p[key]:.4f}" if key in p else "-" for key in keys)]
         for p in points[-MAX_EVALUATIONS:]
     ]
     more = f", the last {len(rows)} of {len(points)}" if len(points) > len(rows) else ""
-    return table(["epoch", *keys], rows, f"Evaluations on {test_set}{more}")
-
-
-def _model_table(cost: ModelCost) -> Html:
-    """Return the stages and their cost."""
-    stages = [*cost.stages, ("total", "", "", "", cost.parameters, cost.macs)]
-    rows = [
-        [part, *(number(f"{v:,}" if isinstance(v, int) else v) for v in values)]
-        for part, *values in stages
-    ]
-    return table(MODEL_HEAD, rows, "The model, for one image")
+    return f"Evaluations on {test_set}{more}", ["epoch", *keys], rows
 
 
 def short(count: float) -> str:

@@ -229,9 +229,8 @@ class ConfigTask(Task):
         cfg = self.cfg
         if datasets is None:
             data.check_dataset_arguments(cfg, self.own_arguments)
-            self.test_sets = data.build_test_loaders(
-                cfg, dist, self.device, self.open_test_set, bad_file
-            )
+            open_set = self.open_test_set
+            self.test_sets = data.build_test_loaders(cfg, dist, self.device, open_set, bad_file)
         else:
             self.test_sets = {
                 name: data.build_eval_loader(cfg, dist, self.device, dataset, bad_file)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vil.data.datasets.demo_digits import read_demo_digits
+from vil.data.datasets.digits import read_demo_digits
 from vil.data.datasets.folder import EXTENSIONS
-from vil.data.datasets.image_list import STDIN, ImageList, ImageListLoader, ImageSource
+from vil.data.datasets.image_list import STDIN, ImageList, ImageSource, iter_image_batches
 from vil.data.datasets.image_list import find_images as list_images
 from vil.data.workers import worker_errors
 from vil.engine.evaluation import evaluating
@@ -122,14 +122,14 @@ def iter_predictions(
     """Yield a prediction for each image; decoding, workers and the treatment of unreadable files
     are those of the data sets."""
     task = inference.task
-    loader = ImageListLoader(
+    loader = iter_image_batches(
         images,
         inference.transform,
         batch_size=batch_size or inference.cfg.DATALOADER.BSZ,
         workers=num_workers,
         pin_memory=task.device.type == "cuda",
     )
-    with worker_errors(), closing(iter(loader)) as batches:
+    with worker_errors(), closing(loader) as batches:
         for batch in batches:
             predictions = {
                 report.index: task.failed(report.name, report.reason)
@@ -137,7 +137,7 @@ def iter_predictions(
             }
             if batch.samples:
                 tensors, sizes, indices = zip(*batch.samples)
-                metas = [ImageMeta(loader.names[i], size) for i, size in zip(indices, sizes)]
+                metas = [ImageMeta(images[i].name, size) for i, size in zip(indices, sizes)]
                 with evaluating(inference.model) as model:
                     output = task.run(model, tensors)
                 predictions |= zip(indices, task.postprocess(output, metas))

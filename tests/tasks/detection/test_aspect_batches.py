@@ -109,8 +109,8 @@ def test_a_batch_is_sent_in_few_buffers():
     """One for images, boxes, labels and masks each, whatever the number of pictures."""
     target = {"boxes": torch.rand(3, 4), "labels": torch.ones(3, dtype=torch.int64), "image_id": 1}
     target["masks"] = torch.ones(3, 5, 6, dtype=torch.uint8)
-    rows = [((torch.ones(3, 5, 6 + n, dtype=torch.uint8), target, n), []) for n in range(20)]
-    batch = collate(rows)
+    samples = [(torch.ones(3, 5, 6 + n, dtype=torch.uint8), target, n) for n in range(20)]
+    batch = collate(samples, ())
     tensors = batch.images + [t[k] for t in batch.targets for k in ("boxes", "labels", "masks")]
     assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 4
     assert [image.shape for image in batch.images] == [(3, 5, 6 + n) for n in range(20)]

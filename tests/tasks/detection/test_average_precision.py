@@ -13,6 +13,7 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from tests.common.detection.masks import paste
 from vil.data.rle import compress_runs
 from vil.tasks.detection.coco_eval import (
     IOU_TYPES,
@@ -270,8 +271,10 @@ def test_run_lengths_are_those_of_coco(place, part, share):
     pixels = np.random.default_rng(0).random(part) < share
     mask = Mask(*place, pixels)
     rle = {"size": [40, 31], "counts": compress_runs(mask.runs((40, 31)))}
-    assert rle["counts"] == masks.encode(np.asfortranarray(mask.paste((40, 31))))["counts"].decode()
-    assert np.array_equal(decode_rle(rle), mask.paste((40, 31)))
+    assert (
+        rle["counts"] == masks.encode(np.asfortranarray(paste(mask, (40, 31))))["counts"].decode()
+    )
+    assert np.array_equal(decode_rle(rle), paste(mask, (40, 31)))
 
 
 def test_a_picture_without_detections_has_no_rows():
@@ -288,4 +291,4 @@ def test_detections_are_picked_and_shifted():
     second = found.select(torch.tensor([False, True])).shift(5, 7)
     assert second.boxes.tolist() == [[6, 8, 9, 10]]
     assert second.labels.tolist() == [2]
-    assert np.argwhere(second.masks[0].paste((20, 20))).tolist() == [[8, 6], [9, 7], [10, 8]]
+    assert np.argwhere(paste(second.masks[0], (20, 20))).tolist() == [[8, 6], [9, 7], [10, 8]]

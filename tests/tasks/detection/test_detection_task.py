@@ -29,7 +29,7 @@ def toy(tmp_path):
 
 
 def batch(toy, count=4):
-    return collate([((*toy[index], index), []) for index in range(count)])
+    return collate([(*toy[index], index) for index in range(count)], ())
 
 
 def no_scaling():

@@ -9,10 +9,9 @@ from torchvision.ops.poolers import initLevelMapper
 
 from tests.common.detection.detectors import detector, pictures, target
 from vil.layers.attention import ATTENTIONS
-from vil.tasks.detection.models.anchors import Anchors
 from vil.tasks.detection.models.detectors import DETECTORS, DetectorConfig, build_detector
 from vil.tasks.detection.models.fpn import strip_head
-from vil.tasks.detection.models.heads import LevelMapper, Pooler, dense_head
+from vil.tasks.detection.models.heads import Anchors, LevelMapper, Pooler, dense_head
 
 SIZES = ((64, 96), (131, 70), (90, 120))
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.common.detection.masks import paste
 from tests.common.detection.toy_task import CPU, ToyDetector
 from vil.data.loader import EvalLoader
 from vil.tasks.detection.data.datasets import CocoDataset
@@ -105,5 +106,5 @@ def test_rows_become_detections_again(squares, tmp_path):
     image, target = squares[0]
     assert found.boxes.tolist() == target["boxes"].tolist()
     assert found.labels.tolist() == [1]  # of brightness 102: what the toy calls it
-    assert np.array_equal(found.masks[0].paste((60, 90)), (image[0] > 0).numpy())
+    assert np.array_equal(paste(found.masks[0], (60, 90)), (image[0] > 0).numpy())
     assert len(from_results([], squares.category_ids)) == 0

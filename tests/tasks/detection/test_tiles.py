@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.common.detection.masks import paste
 from tests.common.detection.toy_task import ToyDetector, picture
 from vil.tasks.detection.detections import Detections
 from vil.tasks.detection.tiled_inference import detect, detect_tiled, make_tiles, merge
@@ -63,7 +64,7 @@ def test_masks_keep_their_place(model):
     image = picture((150, 203), [(30, 30, 50, 44), (58, 90, 77, 109)])
     found = tiled(model, image)
     assert len(found) == 2
-    total = sum(mask.paste((150, 203)) for mask in found.masks)
+    total = sum(paste(mask, (150, 203)) for mask in found.masks)
     assert np.array_equal(total, (image[0] > 0).numpy())
     assert sum(mask.pixels.size for mask in found.masks) < 2000
 

@@ -23,8 +23,8 @@ class ConcatImageDataset(ImageDataset):
         super().__init__(datasets[0].split)
         if len({len(dataset.classes) for dataset in datasets}) > 1:
             counts = ", ".join(f"{n} {len(d.classes)}" for n, d in zip(names, datasets))
-            text = f"datasets with different numbers of classes cannot be concatenated: {counts}"
-            raise DataError(text)
+            problem = "datasets with different numbers of classes cannot be concatenated"
+            raise DataError(f"{problem}: {counts}")
         differing = [n for n, d in zip(names, datasets) if d.classes != datasets[0].classes]
         if differing:
             text = "%s: the class names differ from those of %s; classes are matched by number"
@@ -44,7 +44,6 @@ class ConcatImageDataset(ImageDataset):
         return self.datasets[number][local]
 
     def image(self, index: int) -> Image.Image:
-        """The image of the dataset at this index."""
         number, local = self.locate(index)
         return self.datasets[number].image(local)
 

@@ -1,20 +1,29 @@
 """1,797 scanned digits of 8 x 8 pixels, which come with scikit-learn: real data without a download.
 
 E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
+
+The package ships digits_sample.zip for `vil predict --sample`: the 360 validation digits as
+<class>/<index in the table>.png. `python -m vil.data.datasets.digits` writes it again.
 """
+
+import io
+import zipfile
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from vil.data.dataset import ImageDataset, Transform
+from vil.data.datasets.image_list import ImageSource
 from vil.utils.errors import DataError
+
+ARCHIVE = Path(__file__).parents[2] / "weights/digits_sample.zip"
+TIMESTAMP = (2026, 1, 1, 0, 0, 0)  # fixed, so that writing it again gives the same bytes
 
 
 class Digits(ImageDataset):
-    """1,437 training digits and 360 validation digits, the same for every run and seed.
-
-    They are enlarged to `size` x `size` RGB before any augmentation.
-    """
+    """1,437 training digits and 360 validation digits, the same for every run and seed, enlarged to
+    `size` x `size` RGB before any augmentation."""
 
     def __init__(
         self,
@@ -25,22 +34,17 @@ class Digits(ImageDataset):
         size: int = 64,
         num_classes: int = 10,
     ):
-        """root is not used. Digits from num_classes up are left out of both splits; num_classes
-        must be 2 to 10.
-        """
+        """root is not used. Digits from num_classes (2 to 10) up are left out of both splits."""
         super().__init__(split, transform)
         if not 2 <= num_classes <= 10:
             raise ValueError(f"digits: num_classes must be 2 to 10, given {num_classes}")
         pixels, targets = load()
-        self.size = size
         indices = split_indices(targets, split)
-        self.indices = indices[targets[indices] < num_classes]
-        self.pixels = pixels[self.indices]
-        self.targets = targets[self.indices]
+        self.size, self.indices = size, indices[targets[indices] < num_classes]
+        self.pixels, self.targets = pixels[self.indices], targets[self.indices]
         self.classes = [str(digit) for digit in range(num_classes)]
 
     def image(self, index: int) -> Image.Image:
-        """The digit with size x size pixels."""
         small = Image.fromarray(self.pixels[index])
         return small.resize((self.size, self.size), Image.Resampling.BICUBIC).convert("RGB")
 
@@ -69,3 +73,26 @@ def split_indices(targets: np.ndarray, split: str) -> np.ndarray:
     by_class = shuffle[np.argsort(targets[shuffle], kind="stable")]
     is_val = np.arange(len(targets)) % 5 == 0
     return np.sort(by_class[is_val if split == "val" else ~is_val])
+
+
+def read_demo_digits() -> tuple[list[ImageSource], list[str]]:
+    """The images, and the class name of each."""
+    with zipfile.ZipFile(ARCHIVE) as archive:
+        names = sorted(archive.namelist())
+        images = [ImageSource(name, archive.read(name)) for name in names]
+    return images, [name.split("/")[0] for name in names]
+
+
+def write_demo_digits() -> None:
+    """Write the archive. Needs scikit-learn."""
+    held_out = Digits(None, "val")
+    with zipfile.ZipFile(ARCHIVE, "w") as archive:
+        for number, pixels, target in zip(held_out.indices, held_out.pixels, held_out.targets):
+            data = io.BytesIO()
+            Image.fromarray(pixels).save(data, "png")
+            entry = zipfile.ZipInfo(f"{target}/{number:04}.png", TIMESTAMP)
+            archive.writestr(entry, data.getvalue())
+
+
+if __name__ == "__main__":
+    write_demo_digits()

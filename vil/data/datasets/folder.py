@@ -28,10 +28,8 @@ LAYOUT = """{problem}. Expected:
 
 
 class Folder(ImageDataset):
-    """The classes are train's subfolders in sorted order; val may not have others.
-
-    Without a train folder (evaluation only) val's own subfolders are the classes.
-    """
+    """The classes are train's subfolders in sorted order; val may not have others. Without a train
+    folder (evaluation only) val's own subfolders are the classes."""
 
     def __init__(self, root: Root, split: str, transform: Transform = None):
         super().__init__(split, transform)
@@ -47,7 +45,6 @@ class Folder(ImageDataset):
         self.names = np.array([os.fsencode(path) for path in paths])
 
     def image(self, index: int) -> Image.Image:
-        """The decoded file. Raises UnreadableImage."""
         return read_image(self.root / self.sample_name(index))
 
     def sample_name(self, index: int) -> str:
@@ -73,9 +70,8 @@ def image_files(folder: Path) -> list[str]:
         if entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith(".")
     )
     if not files:
-        extensions = " ".join(EXTENSIONS)
-        text = f"the class folder {folder} has no images ({extensions}): remove it or add some"
-        raise DataError(text)
+        problem = f"has no images ({' '.join(EXTENSIONS)}): remove it or add some"
+        raise DataError(f"the class folder {folder} {problem}")
     return files
 
 

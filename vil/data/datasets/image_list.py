@@ -11,11 +11,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from PIL import Image
+from torch.utils.data import Dataset
 
 from vil.data.batch import BadSample
-from vil.data.dataset import ImageDataset, Transform
 from vil.data.datasets.folder import EXTENSIONS
 from vil.data.image import read_image
 from vil.data.robust_dataset import BadSampleLog, RobustDataset
@@ -43,12 +42,10 @@ def find_images(words: Iterable[str], read_stdin: Callable[[], bytes]) -> list[I
     """
     images = []
     for word in words:
-        lines = [word]
-        if word == STDIN:
-            data = read_stdin()
-            lines = split_lines(data)
-            if lines is None:
-                images.append(ImageSource(STDIN, data))
+        data = read_stdin() if word == STDIN else None
+        lines = [word] if data is None else split_lines(data)
+        if lines is None:
+            images.append(ImageSource(STDIN, data))
         for line in lines or ():
             images += images_at(line)
     return images
@@ -81,14 +78,24 @@ def images_at(path: str) -> list[ImageSource]:
     return [ImageSource(str(file)) for file in files]
 
 
-class ImageList(ImageDataset):
-    """Images as a dataset with unknown classes."""
+class PredictionBatch(NamedTuple):
+    """samples: (tensor, (height, width) before the transform, index) of each readable image."""
 
-    def __init__(self, images: list[ImageSource], transform: Transform = None):
-        super().__init__("val", transform)
-        self.images = images
-        self.classes = []
-        self.targets = np.zeros(len(images), np.int64)
+    samples: list[tuple]
+    bad_samples: tuple[BadSample, ...]
+
+
+class ImageList(Dataset):
+    """[i] -> (tensor, (height, width) before the transform); images of a batch may differ in
+    size."""
+
+    collate = PredictionBatch
+
+    def __init__(self, images: list[ImageSource], transform: Callable | None = None):
+        self.images, self.transform = images, transform
+
+    def __len__(self) -> int:
+        return len(self.images)
 
     def image(self, index: int) -> Image.Image:
         """The decoded image. Raises UnreadableImage."""
@@ -99,46 +106,24 @@ class ImageList(ImageDataset):
         """The path as it was given or found; "-" for standard input."""
         return self.images[index].name
 
-
-class PredictionBatch(NamedTuple):
-    """samples: (tensor, (height, width) before the transform, index) of each readable image."""
-
-    samples: list[tuple]
-    bad_samples: tuple[BadSample, ...]
-
-
-class SizedImageList(ImageList):
-    """[i] -> (tensor, (height, width) before the transform); images of a batch may differ in
-    size."""
-
     def __getitem__(self, index: int) -> tuple:
         image = self.image(index)
         return self.transform(image), (image.height, image.width)
 
-    @staticmethod
-    def collate(rows: list[tuple[tuple | None, list[BadSample]]]) -> PredictionBatch:
-        samples = [sample for sample, _ in rows if sample is not None]
-        return PredictionBatch(samples, tuple(report for _, reports in rows for report in reports))
 
+def iter_image_batches(
+    images: list[ImageSource], transform: Callable, *, batch_size: int, **options: Any
+) -> Iterator[PredictionBatch]:
+    """Yield images in order, a batch at a time. Any number may be unreadable, which is logged.
 
-class ImageListLoader:
-    """Batches of images in order. Any number may be unreadable: a batch can be empty."""
-
-    def __init__(
-        self, images: list[ImageSource], transform: Callable, *, batch_size: int, **options: Any
-    ):
-        """options: those of `build_data_loader`."""
-        order = eval_batches(len(images), batch_size=batch_size)
-        if len(order) <= 1:
-            options["workers"] = 0
-        samples = RobustDataset(SizedImageList(images, transform))
-        self.loader = build_data_loader(samples, order, **options)
-        self.names = [image.name for image in images]
-        self.bad_samples = BadSampleLog(len(images), max_fraction=1.0)
-
-    def __iter__(self) -> Iterator[PredictionBatch]:
-        """One pass; close() on it stops the workers. Logs a warning for each unreadable image."""
-        with closing(iter_batches(self.loader)) as batches:
-            for batch in batches:
-                self.bad_samples.record(batch.bad_samples)
-                yield batch
+    options: those of `build_data_loader`. close() stops the workers.
+    """
+    order = eval_batches(len(images), batch_size=batch_size)
+    if len(order) <= 1:
+        options["workers"] = 0
+    loader = build_data_loader(RobustDataset(ImageList(images, transform)), order, **options)
+    bad_samples = BadSampleLog(len(images), max_fraction=1.0)
+    with closing(iter_batches(loader)) as batches:
+        for batch in batches:
+            bad_samples.record(batch.bad_samples)
+            yield batch

@@ -19,7 +19,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -36,20 +35,9 @@ MAX_BYTES = 1 << 30
 ENCRYPTED = 99  # as a method: the zip format's own number for AES
 
 
-class Member(NamedTuple):
-    """An entry of an archive. `is_plain`: a regular file, not a link, folder or device."""
-
-    name: str
-    size: int
-    is_plain: bool
-    row: tuple  # of `Archive.fields`
-
-
 class Archive:
-    """The M members for which wanted(name, size) is true, in the order of the archive.
-
-    `names` (M,) bytes; `fields` (M,), a structured array of what a subclass needs to read them.
-    """
+    """The M members for which wanted(name, size) is true, in the order of the archive: `names` (M,)
+    bytes, and `fields` (M,), a structured array of what a subclass needs to read them."""
 
     dtype: list[tuple]
 
@@ -77,8 +65,9 @@ class Archive:
         """Archive and member: train.zip@cat/1.jpg."""
         return f"{Path(self.file.path).name}@{os.fsdecode(self.names[index])}"
 
-    def members(self, path: Path) -> Iterator[Member]:
-        """Yield all members. Raises DataError if the file is not a complete archive."""
+    def members(self, path: Path) -> Iterator[tuple[str, int, bool, tuple]]:
+        """Yield (name, size, is_plain, row of `fields`) of all members. Links, folders and devices
+        are not plain. Raises DataError if the file is not a complete archive."""
         raise NotImplementedError
 
     def read(self, index: int) -> bytes:
@@ -95,15 +84,13 @@ class ZipArchive(Archive):
         super().__init__(path, wanted)
         methods = self.fields["method"]
         unsupported = ~np.isin(methods, (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
-        if unsupported.any():
-            index = unsupported.argmax()
+        for index in np.flatnonzero(unsupported)[:1]:
             raise DataError(
                 f"{path}: {os.fsdecode(self.names[index])} is encrypted or compressed by method "
                 f"{methods[index]}; only stored (0) and deflated (8) members are supported"
             )
 
-    def members(self, path: Path) -> Iterator[Member]:
-        """In the order of the central directory."""
+    def members(self, path: Path) -> Iterator[tuple[str, int, bool, tuple]]:
         try:
             with zipfile.ZipFile(path) as archive:
                 directory = archive.infolist()
@@ -114,7 +101,7 @@ class ZipArchive(Archive):
             is_plain = not stat.S_ISLNK(entry.external_attr >> 16)
             method = ENCRYPTED if entry.flag_bits & 1 else entry.compress_type
             row = entry.header_offset, entry.compress_size, entry.file_size, method, entry.CRC
-            yield Member(entry.filename, entry.file_size, is_plain, row)
+            yield entry.filename, entry.file_size, is_plain, row
 
     def read(self, index: int) -> bytes:
         """Decompress and verify. The length of the local header is stated only in itself."""
@@ -125,7 +112,10 @@ class ZipArchive(Archive):
             raise UnreadableImage("no member at the offset in the zip's directory")
         data = self.file.read(offset + 30 + sum(struct.unpack("<HH", header[26:30])), packed)
         if method == zipfile.ZIP_DEFLATED:
-            data = inflate(data, size)
+            try:
+                data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, max(size, 1))
+            except zlib.error as error:
+                raise UnreadableImage(f"zlib.error: {error}") from error
         if len(data) != size or zlib.crc32(data) != crc:
             raise UnreadableImage("wrong checksum in the zip")
         return data
@@ -136,15 +126,15 @@ class TarArchive(Archive):
 
     dtype = [("offset", "i8"), ("size", "i8")]
 
-    def members(self, path: Path) -> Iterator[Member]:
-        """In the order of the archive. Sparse files are not plain: their data are scattered."""
+    def members(self, path: Path) -> Iterator[tuple[str, int, bool, tuple]]:
+        """Sparse files are not plain: their data are scattered."""
         try:
             with tarfile.open(path, "r:") as archive:
                 while (entry := archive.next()) is not None:
                     archive.members.clear()  # a million of them would take a gigabyte
+                    name, size = entry.name.removeprefix("./"), entry.size
                     is_plain = entry.isreg() and not entry.issparse()
-                    row = (entry.offset_data, entry.size)
-                    yield Member(entry.name.removeprefix("./"), entry.size, is_plain, row)
+                    yield name, size, is_plain, (entry.offset_data, size)
                 end = archive.offset
         except (tarfile.TarError, OSError) as error:
             raise DataError(
@@ -156,7 +146,6 @@ class TarArchive(Archive):
                 raise DataError(f"{path} is corrupt: no header at byte {end}")
 
     def read(self, index: int) -> bytes:
-        """The bytes of the member."""
         offset, size = self.fields[index].tolist()
         check_size(size)
         return self.file.read(offset, size)
@@ -168,11 +157,9 @@ class ArchiveDataset(ImageDataset):
     archive: Archive
 
     def image(self, index: int) -> Image.Image:
-        """The decoded member. Raises UnreadableImage."""
         return read_image(io.BytesIO(self.archive.read(index)))
 
     def sample_name(self, index: int) -> str:
-        """Archive and member: train.zip@cat/1.jpg."""
         return self.archive.name(index)
 
 
@@ -180,14 +167,6 @@ def check_size(size: int) -> None:
     """Raise UnreadableImage above MAX_BYTES."""
     if size > MAX_BYTES:
         raise UnreadableImage(f"{size} bytes are too many for an image")
-
-
-def inflate(data: bytes, size: int) -> bytes:
-    """Decompress at most `size` bytes. Raises UnreadableImage."""
-    try:
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, max(size, 1))
-    except zlib.error as error:
-        raise UnreadableImage(f"zlib.error: {error}") from error
 
 
 def warn(path: Path, problem: str, names: list[str]) -> None:

@@ -61,15 +61,23 @@ class ImageNetZip(ArchiveDataset):
         super().__init__(split, transform)
         root = Path(root)
         zip_file, map_file = root / f"{split}.zip", root / f"{split}_map.txt"
-        check_pair(zip_file, map_file)
+        for other, missing in ((zip_file, map_file), (map_file, zip_file)):
+            if not missing.is_file():
+                raise DataError(
+                    f"there is no {missing}, which {other} needs: the map has a line "
+                    f"'{zip_file.name}@<member><TAB><class number>' for each image of the zip"
+                )
         if num_classes is None and split != "train" and (root / "train_map.txt").exists():
             num_classes = max(read_map(root / "train_map.txt").values()) + 1
         labels = read_map(map_file, num_classes)
         num_classes = num_classes or max(labels.values()) + 1
         self.classes = [str(number) for number in range(num_classes)]
-        self.archive = ZipArchive(
-            zip_file, lambda name, size: name in labels and size > 0 and is_image(name)
-        )
+
+        def wanted(name: str, size: int) -> bool:
+            is_image = name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+            return is_image and size > 0 and name in labels
+
+        self.archive = ZipArchive(zip_file, wanted)
         numbers = [labels.pop(os.fsdecode(name)) for name in self.archive.names]
         self.targets = np.array(numbers, np.int64)
         if not len(self.targets):
@@ -79,24 +87,8 @@ class ImageNetZip(ArchiveDataset):
             logger.warning(text, map_file, len(labels), zip_file, next(iter(labels)))
 
 
-def is_image(name: str) -> bool:
-    """Whether a member is an image, by its name."""
-    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
-
-
-def check_pair(zip_file: Path, map_file: Path) -> None:
-    """Raise DataError, in one line, if one of the two files is missing."""
-    for other, missing in ((zip_file, map_file), (map_file, zip_file)):
-        if not missing.is_file():
-            raise DataError(
-                f"there is no {missing}, which {other} needs: the map has a line "
-                f"'{zip_file.name}@<member><TAB><class number>' for each image of the zip"
-            )
-
-
 def read_map(file: Path, num_classes: int | None = None) -> dict[str, int]:
-    """{member: class}; further fields of a line are ignored. Raises DataError, with file and line,
-    for an invalid map."""
+    """{member: class}. Raises DataError, with file and line, for an invalid map."""
     labels = {}
     with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
         for number, line in enumerate(lines, start=1):

@@ -20,23 +20,17 @@ class SharedFile:
 
     def read(self, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from `offset`. Raises OSError, UnreadableImage."""
-        file = self.open_file()
+        pid, opened = os.getpid(), self.opened  # read once: another thread may assign it
+        if opened is None or opened[0] != pid:
+            opened = self.opened = pid, io.FileIO(self.path)  # closed with its last reference
         chunks, missing = [], size
         while missing:
-            chunk = os.pread(file.fileno(), missing, offset + size - missing)
+            chunk = os.pread(opened[1].fileno(), missing, offset + size - missing)
             if not chunk:
                 raise UnreadableImage(f"{self.path} ends {missing} bytes too early")
             chunks.append(chunk)
             missing -= len(chunk)
         return b"".join(chunks)
-
-    def open_file(self) -> io.FileIO:
-        """This process's open file, closed when its last reference is deleted."""
-        pid = os.getpid()
-        opened = self.opened  # read once: another thread may assign it
-        if opened is None or opened[0] != pid:
-            opened = self.opened = pid, io.FileIO(self.path)
-        return opened[1]
 
     def __getstate__(self) -> dict:
         return {"path": self.path, "opened": None}

@@ -21,10 +21,8 @@ LAYOUT = """{problem}. Expected:
 
 
 class Tar(ArchiveDataset):
-    """Classes and the order of samples are those of `Folder` on the extracted tars.
-
-    Names may have a leading ./ or a folder around all classes.
-    """
+    """Classes and the order of samples are those of `Folder` on the extracted tars. Names may have
+    a leading ./ or a folder around all classes."""
 
     def __init__(self, root: Root, split: str, transform: Transform = None):
         super().__init__(split, transform)
@@ -42,14 +40,12 @@ def open_tar(file: Path) -> tuple[TarArchive, list[str]]:
         raise DataError(layout(file.parent, f"there is no {file}", LAYOUT))
     archive = TarArchive(file, is_image)
     parts = [os.fsdecode(name).split("/") for name in archive.names]
-    if not parts:
-        raise DataError(layout(file.parent, f"{file} has no images", LAYOUT))
     if all(len(p) > 2 and p[0] == parts[0][0] for p in parts):
         parts = [p[1:] for p in parts]
-    for index, path in enumerate(parts):
-        if len(path) != 2:
-            problem = f"{archive.name(index)} is not <class>/<image>"
-            raise DataError(layout(file.parent, problem, LAYOUT))
+    misplaced = [archive.name(index) for index, path in enumerate(parts) if len(path) != 2]
+    if misplaced or not parts:
+        problem = f"{misplaced[0]} is not <class>/<image>" if parts else f"{file} has no images"
+        raise DataError(layout(file.parent, problem, LAYOUT))
     order = sorted(range(len(parts)), key=parts.__getitem__)
     archive.names, archive.fields = archive.names[order], archive.fields[order]
     return archive, [parts[i][0] for i in order]

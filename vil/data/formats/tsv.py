@@ -32,9 +32,7 @@ JSON_LABELS = "imagenet_22k"  # in the yaml's name: the label is a JSON list of 
 
 class Tsv(ImageDataset):
     """The rows of root/{split}.yaml, or of another `yaml` below root, in the order of its linelist.
-
-    Labels are integers, or names if there is a labelmap.
-    """
+    Labels are integers, or names if there is a labelmap."""
 
     def __init__(
         self,
@@ -72,13 +70,18 @@ class Tsv(ImageDataset):
         texts = labels.labels(self.rows, before_image=labels is self.images)
         if as_json:
             texts = json_classes(texts, labels.path, self.rows)
-        self.targets = read_targets(labels.path, self.rows, texts, labelmap, num_classes)
+        expected = "a name of the labelmap or an integer" if labelmap else "an integer"
+        self.targets = np.empty(len(self.rows), np.int64)
+        for sample, (row, text) in enumerate(zip(self.rows, texts)):
+            number = labelmap.get(text)
+            if number is None:
+                number = parse_class(text, num_classes, labels.path, row + 1, expected)
+            self.targets[sample] = number
         names = {number: name for name, number in labelmap.items()}
         num_classes = int(self.targets.max()) + 1 if num_classes is None else num_classes
         self.classes = [names.get(number, str(number)) for number in range(num_classes)]
 
     def image(self, index: int) -> Image.Image:
-        """The image in the last column. Raises UnreadableImage."""
         text = self.images.row(self.rows[index]).rsplit(b"\t", 1)[-1]
         try:
             content = binascii.a2b_base64(text, strict_mode=True)
@@ -123,9 +126,8 @@ def open_files(files: dict[str, Path]) -> tuple[TsvFile, TsvFile, TsvFile]:
     keys = TsvFile(files["hw"]) if "hw" in files else labels
     for other in (labels, keys):
         if len(other) != len(images):
-            raise DataError(
-                f"{other.path} has {len(other)} rows and {images.path} has {len(images)}"
-            )
+            counts = f"{len(other)} rows and {images.path} has {len(images)}"
+            raise DataError(f"{other.path} has {counts}")
     return images, labels, keys
 
 
@@ -134,11 +136,9 @@ def read_rows(linelist: Path | None, count: int) -> np.ndarray:
     if linelist is None:
         return np.arange(count)
     rows = read_integers(linelist)
-    invalid = np.flatnonzero((rows < 0) | (rows >= count))
-    if len(invalid):
-        raise DataError(
-            f"{linelist}, line {invalid[0] + 1}: row {rows[invalid[0]]} is outside 0..{count - 1}"
-        )
+    for line in np.flatnonzero((rows < 0) | (rows >= count))[:1]:
+        problem = f"row {rows[line]} is outside 0..{count - 1}"
+        raise DataError(f"{linelist}, line {line + 1}: {problem}")
     if not len(rows):
         raise DataError(f"{linelist} is empty")
     return rows
@@ -156,24 +156,6 @@ def read_labelmap(file: Path) -> dict[str, int]:
         labelmap[name] = number
         numbers.add(number)
     return labelmap
-
-
-def read_targets(
-    file: Path,
-    rows: np.ndarray,
-    texts: Iterable[str],
-    labelmap: dict[str, int],
-    num_classes: int | None,
-) -> np.ndarray:
-    """The class (N,) int64 of each row's label. Raises DataError with file and line."""
-    targets = np.empty(len(rows), np.int64)
-    expected = "a name of the labelmap or an integer" if labelmap else "an integer"
-    for sample, (row, text) in enumerate(zip(rows, texts)):
-        number = labelmap.get(text)
-        if number is None:
-            number = parse_class(text, num_classes, file, row + 1, expected)
-        targets[sample] = number
-    return targets
 
 
 def json_classes(texts: Iterable[str], file: Path, rows: np.ndarray) -> Iterator[str]:

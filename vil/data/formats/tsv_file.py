@@ -21,11 +21,8 @@ KEY_BYTES = 256  # read first to find the first column of a row
 
 
 class TsvFile:
-    """Rows of TAB-separated columns, by number from 0. Uses 8 bytes of memory per row.
-
-    A missing .lineidx is written. Raises DataError for a file that is missing, empty or does not
-    match its .lineidx.
-    """
+    """Rows of TAB-separated columns, by number from 0. Uses 8 bytes of memory per row. A missing
+    .lineidx is written. Raises DataError for a missing or empty file, or another .lineidx."""
 
     def __init__(self, path: Path):
         if not path.is_file():
@@ -44,8 +41,7 @@ class TsvFile:
         return self.file.read(begin, size).rstrip(b"\r\n")
 
     def key(self, number: int) -> str:
-        """The first column of a row, if possible without reading all of a long row. Raises
-        OSError."""
+        """The first column of a row, if possible without reading all of it. Raises OSError."""
         head = self.row(number, KEY_BYTES)
         if b"\t" not in head:
             head = self.row(number)
@@ -58,17 +54,16 @@ class TsvFile:
         """
         with (
             open(self.path, "rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
+            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as text,
         ):
             for number in numbers:
                 begin, end = self.offsets[number : number + 2].tolist()
                 first = text.find(b"\t", begin, end)
                 second = text.find(b"\t", first + 1, end)
                 if first < 0 or (second < 0 and before_image):
-                    needed = "key, label and image" if before_image else "key and label"
-                    raise DataError(
-                        f"{self.path}, line {number + 1}: no label; expected the columns {needed}"
-                    )
+                    columns = "key, label and image" if before_image else "key and label"
+                    problem = f"no label; expected the columns {columns}"
+                    raise DataError(f"{self.path}, line {number + 1}: {problem}")
                 label = text[first + 1 : end if second < 0 else second]
                 yield label.decode("utf-8", "surrogateescape").rstrip("\r\n")
 
@@ -134,10 +129,8 @@ def find_rows(path: Path) -> np.ndarray:
 
 
 def write_index(index: Path, offsets: np.ndarray) -> None:
-    """Write the index atomically, as other processes may read or write it at the same time.
-
-    If it cannot be written, a warning is logged and the offsets are kept in memory.
-    """
+    """Write the index atomically, as other processes may use it at the same time. Warns if it
+    cannot be written: the offsets are then in memory only."""
     temporary = index.with_name(f".{index.name}.{uuid.uuid4().hex}")
     try:
         with open(temporary, "wb") as file:

@@ -15,7 +15,6 @@ import json
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,17 +76,17 @@ class SceneDataset:
         return file.getvalue(), (height, width), [annotate(digit) for digit in placed]
 
 
-def find_scenes(root: str | Path, *, seed: int, train: int, val: int, low: int, high: int) -> Path:
-    """The folder below root with the scenes of these settings, which are rendered if missing.
+def find_scenes(root: str | Path, **settings: int) -> Path:
+    """The folder below root with the scenes of all `write_scenes` settings, rendered if missing.
 
     Processes that start at the same time all render; the first to finish provides the folder.
     """
-    folder = Path(root, f"scenes{VERSION}-{train}-{val}-{low}to{high}-seed{seed}")
+    name = "scenes{version}-{train}-{val}-{low}to{high}-seed{seed}"
+    folder = Path(root, name.format(version=VERSION, **settings))
     if not folder.is_dir():
         threads = torch.get_num_threads()  # this process's share of the cores
         single = threads == 1 or multiprocessing.current_process().daemon
         try:
-            settings = {"seed": seed, "train": train, "val": val, "low": low, "high": high}
             write_scenes(folder, workers=0 if single else threads, **settings)
         except OSError as error:
             if not folder.is_dir():
@@ -144,7 +143,9 @@ def write_split(root: Path, scenes: SceneDataset, workers: int) -> None:
     """Write the images and the annotation file of a split."""
     (root / scenes.split).mkdir()
     images, annotations = [], []
-    for number, (data, (height, width), rows) in enumerate(iter_scenes(scenes, workers), 1):
+    options = dict(num_workers=workers, worker_init_fn=init_worker, generator=torch.Generator())
+    loader = DataLoader(scenes, batch_size=None, collate_fn=tuple, **options)
+    for number, (data, (height, width), rows) in enumerate(iter_batches(loader), 1):
         name = f"{number:06}.png"
         (root / scenes.split / name).write_bytes(data)
         images.append({"id": number, "file_name": name, "width": width, "height": height})
@@ -154,19 +155,6 @@ def write_split(root: Path, scenes: SceneDataset, workers: int) -> None:
     content = {"info": info, "licenses": [], "images": images, "annotations": annotations}
     text = json.dumps({**content, "categories": CATEGORIES}, separators=(",", ":"))
     (root / f"annotations/instances_{scenes.split}.json").write_text(text, "utf-8")
-
-
-def iter_scenes(scenes: SceneDataset, workers: int) -> Iterator[tuple]:
-    """All scenes in order, rendered by worker processes, or by this process if workers is 0."""
-    loader = DataLoader(
-        scenes,
-        batch_size=None,
-        collate_fn=tuple,
-        num_workers=workers,
-        worker_init_fn=init_worker,
-        generator=torch.Generator(),
-    )
-    return iter_batches(loader)
 
 
 def init_worker(worker_id: int) -> None:
@@ -182,19 +170,13 @@ def annotate(placed: Digit) -> dict:
     mask = placed.visible
     rows, columns = (np.flatnonzero(mask.any(axis=axis)).tolist() for axis in (1, 0))
     x, y = columns[0], rows[0]
+    box = [x, y, columns[-1] + 1 - x, rows[-1] + 1 - y]
     runs = {"size": list(mask.shape), "counts": compress_runs(mask_to_runs(mask))}
-    return {
-        "category_id": placed.digit + 1,
-        "bbox": [x, y, columns[-1] + 1 - x, rows[-1] + 1 - y],
-        "area": int(mask.sum()),
-        "iscrowd": 0,
-        "segmentation": runs,
-    }
+    row = {"category_id": placed.digit + 1, "bbox": box, "area": int(mask.sum())}
+    return {**row, "iscrowd": 0, "segmentation": runs}
 
 
-def render_scene(
-    random: RandomState, height: int, width: int, scans: tuple
-) -> tuple[np.ndarray, list[Digit]]:
+def render_scene(random: RandomState, height: int, width: int, scans: tuple) -> tuple:
     """Render an image (H, W, 3) uint8 with at least one digit, and return its digits."""
     image = render.background(random, height, width)
     render.add_clutter(random, image)

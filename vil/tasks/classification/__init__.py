@@ -1,9 +1,8 @@
 """Classification: one class per image.
 
-build.py        config -> task                    task.py    loss, evaluation, inference
-losses.py       training losses                   topk.py    loss and top-1, top-5 hits per image
-predictions.py  per-image predictions             report.py  their part of the run report
-output_formats.py  formats of `vil predict`
+build.py        config -> task                  task.py            loss, evaluation, inference
+losses.py       training losses                 output_formats.py  formats of `vil predict`
+predictions.py  per-image predictions           report.py          their part of the run report
 
 ENTRY describes the task to the registry (see `vil/tasks/__init__.py`).
 """
@@ -30,11 +29,7 @@ LOSSES.add(
     "focal",
     f"{_HERE}.losses:focal",
     "binary cross entropy with easy predictions weighted down",
-    keys={
-        "alpha": "LOSS.FOCAL.ALPHA",
-        "gamma": "LOSS.FOCAL.GAMMA",
-        "normalize": "LOSS.FOCAL.NORMALIZE",
-    },
+    keys={name: f"LOSS.FOCAL.{name.upper()}" for name in ("alpha", "gamma", "normalize")},
 )
 
 

@@ -14,7 +14,7 @@ from vil.builders.cost import model_cost
 from vil.builders.model import build_network
 from vil.config.access import own_settings, warn_unused
 from vil.data import build_dataset, is_numbered, own_arguments
-from vil.data.class_mapping import read_class_mapping
+from vil.data.classes import read_class_mapping
 from vil.data.dataset import ImageDataset
 from vil.data.datasets.concat import ConcatImageDataset
 from vil.data.loader import EvalLoader, TrainLoader
@@ -41,15 +41,9 @@ class Classification(ConfigTask, ClassificationTask):
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
         warn_unused(cfg, "TASK is classification", ("DETECTION",))
-        super().__init__(
-            cfg,
-            device,
-            num_classes=cfg.DATA.NUM_CLASSES,
-            loss=_build_loss(cfg),
-            label_smoothing=cfg.LOSS.LABEL_SMOOTHING,
-            per_class=cfg.OUTPUT_PERCLASS_ACC,
-            transform=build_eval_transform(cfg),
-        )
+        loss = dict(loss=_build_loss(cfg), label_smoothing=cfg.LOSS.LABEL_SMOOTHING)
+        classes = dict(num_classes=cfg.DATA.NUM_CLASSES, per_class=cfg.OUTPUT_PERCLASS_ACC)
+        super().__init__(cfg, device, transform=build_eval_transform(cfg), **loss, **classes)
 
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
         return build_network(self.cfg, self.num_classes, load_pretrained=load_pretrained)
@@ -120,49 +114,30 @@ def _build_loss(cfg: CfgNode) -> LossFunction:
 
 @as_config_error
 def _build_mix(cfg: CfgNode) -> Mix | None:
-    if cfg.AUG.MIXUP_PROB <= 0:
+    aug = cfg.AUG
+    if aug.MIXUP_PROB <= 0:
         return None
-    return Mix(
-        cfg.DATA.NUM_CLASSES,
-        mixup_alpha=cfg.AUG.MIXUP,
-        cutmix_alpha=cfg.AUG.MIXCUT,
-        cutmix_minmax=tuple(cfg.AUG.MIXCUT_MINMAX) or None,
-        prob=cfg.AUG.MIXUP_PROB,
-        switch_prob=cfg.AUG.MIXUP_SWITCH_PROB,
-        mode=cfg.AUG.MIXUP_MODE,
-        label_smoothing=cfg.LOSS.LABEL_SMOOTHING,
-        seed=cfg.SEED,
-    )
+    mixup = dict(mixup_alpha=aug.MIXUP, prob=aug.MIXUP_PROB, mode=aug.MIXUP_MODE)
+    cutmix = dict(cutmix_alpha=aug.MIXCUT, cutmix_minmax=tuple(aug.MIXCUT_MINMAX) or None)
+    common = dict(label_smoothing=cfg.LOSS.LABEL_SMOOTHING, seed=cfg.SEED)
+    switch = aug.MIXUP_SWITCH_PROB
+    return Mix(cfg.DATA.NUM_CLASSES, **mixup, **cutmix, switch_prob=switch, **common)
 
 
 @as_config_error
 def build_train_transform(cfg: CfgNode) -> Callable:
     """Build the augmentation of a PIL image to a tensor (3, S, S)."""
-    timm, aug = cfg.AUG.TIMM_AUG, cfg.AUG
-    by_timm = dict(
-        use_timm=True,
-        hflip=timm.HFLIP,
-        vflip=timm.VFLIP,
-        color_jitter=timm.COLOR_JITTER,
-        auto_augment=timm.AUTO_AUGMENT or None,
-        re_prob=timm.RE_PROB,
-        re_mode=timm.RE_MODE,
-        re_count=timm.RE_COUNT,
-    )
-    plain = dict(
-        finetune=cfg.FINETUNE.FINETUNE and not cfg.FINETUNE.USE_TRAIN_AUG,
-        crop_pct=cfg.INPUT.CROP_PCT,
-        color_jitter=aug.COLOR_JITTER,
-        gray_scale=aug.GRAY_SCALE,
-        gaussian_blur=aug.GAUSSIAN_BLUR,
-    )
-    return train_transform(
-        cfg.INPUT.IMAGE_SIZE,
-        scale=tuple(aug.SCALE),
-        ratio=tuple(aug.RATIO),
-        **_normalization(cfg),
-        **(by_timm if timm.USE_TRANSFORM else plain),
-    )
+    aug = cfg.AUG
+    if aug.TIMM_AUG.USE_TRANSFORM:
+        names = ("HFLIP", "VFLIP", "COLOR_JITTER", "RE_PROB", "RE_MODE", "RE_COUNT")
+        own = {name.lower(): aug.TIMM_AUG[name] for name in names}
+        own |= dict(use_timm=True, auto_augment=aug.TIMM_AUG.AUTO_AUGMENT or None)
+    else:
+        own = {name.lower(): aug[name] for name in ("COLOR_JITTER", "GRAY_SCALE", "GAUSSIAN_BLUR")}
+        own["crop_pct"] = cfg.INPUT.CROP_PCT
+        own["finetune"] = cfg.FINETUNE.FINETUNE and not cfg.FINETUNE.USE_TRAIN_AUG
+    crop = dict(scale=tuple(aug.SCALE), ratio=tuple(aug.RATIO))
+    return train_transform(cfg.INPUT.IMAGE_SIZE, **crop, **_normalization(cfg), **own)
 
 
 @as_config_error
@@ -172,8 +147,5 @@ def build_eval_transform(cfg: CfgNode) -> Callable[[Any], Tensor]:
 
 
 def _normalization(cfg: CfgNode) -> dict[str, Any]:
-    return dict(
-        mean=cfg.INPUT.MEAN,
-        std=cfg.INPUT.STD,
-        interpolation=INTERPOLATIONS[cfg.INPUT.INTERPOLATION],
-    )
+    interpolation = INTERPOLATIONS[cfg.INPUT.INTERPOLATION]
+    return dict(mean=cfg.INPUT.MEAN, std=cfg.INPUT.STD, interpolation=interpolation)

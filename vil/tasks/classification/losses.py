@@ -70,9 +70,8 @@ def focal(
 def build_loss(name: str, **own: Any) -> LossFunction:
     """Return the loss `name` with its settings. Raises ValueError for an unknown name."""
     if name in NOT_SINGLE_LABEL:
-        raise ValueError(
-            f"{name} is not a loss of single-label classification (choices: {', '.join(LOSSES)})"
-        )
+        names = ", ".join(LOSSES)
+        raise ValueError(f"{name} is not a loss of single-label classification (choices: {names})")
     loss = LOSSES.load(name)
     return partial(loss, **own) if own else loss
 

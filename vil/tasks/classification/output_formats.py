@@ -5,9 +5,8 @@ are streamed.
 """
 
 import csv
-import io
 from collections.abc import Iterable, Iterator
-from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from vil.tasks.base import format_json_array
@@ -35,7 +34,7 @@ def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[st
 
 def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format an array, one image per line."""
-    return format_json_array(map(partial(to_record, names=names), predictions))
+    return format_json_array(to_record(prediction, names) for prediction in predictions)
 
 
 def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
@@ -50,18 +49,14 @@ def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
 
 def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format a header, then a line per class, or one with the error of an unreadable image."""
-    yield _csv_line(COLUMNS)
+    # writerow returns what `write` does: the line
+    format_line = csv.writer(SimpleNamespace(write=str), lineterminator="\n").writerow
+    yield format_line(COLUMNS)
     for file, classes, error in predictions:
         for rank, (index, probability) in enumerate(classes, start=1):
-            yield _csv_line((file, rank, names[index], index, probability, ""))
+            yield format_line((file, rank, names[index], index, probability, ""))
         if error:
-            yield _csv_line((file, "", "", "", "", error))
-
-
-def _csv_line(cells: Iterable) -> str:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(cells)
-    return line.getvalue()
+            yield format_line((file, "", "", "", "", error))
 
 
 FORMATS = {"table": as_table, "json": as_json, "csv": as_csv}

@@ -59,17 +59,17 @@ class Predictions(NamedTuple):
 
     def extremes(self, most: int = SHOWN) -> dict[str, np.ndarray]:
         """Select positions in the arrays by {title: positions}; no image is selected twice."""
-        wrong, correct = np.flatnonzero(~self.correct), np.flatnonzero(self.correct)
-        confident = wrong[np.argsort(-self.probability[wrong], kind="stable")[:most]]
-        others = np.setdiff1d(np.flatnonzero(self.has_loss), confident)
-        costly = others[np.argsort(-self.loss[others], kind="stable")[:most]]
-        correct = np.setdiff1d(correct, costly)
+
+        def first(candidates: np.ndarray, key: np.ndarray) -> np.ndarray:
+            return candidates[np.argsort(key[candidates], kind="stable")[:most]]
+
+        confident = first(np.flatnonzero(~self.correct), -self.probability)
+        costly = first(np.setdiff1d(np.flatnonzero(self.has_loss), confident), -self.loss)
+        correct = first(np.setdiff1d(np.flatnonzero(self.correct), costly), self.loss)
         return {
             "Most confidently wrong": confident,
             "Highest loss of the others": costly,
-            "Most confidently correct": correct[
-                np.argsort(self.loss[correct], kind="stable")[:most]
-            ],
+            "Most confidently correct": correct,
         }
 
 

@@ -53,16 +53,10 @@ class Detection(ConfigTask, DetectionTask):
         warn_unused(cfg, f"{model} has no such part", UNUSED_BY.get(model, ()))
         if cfg.DETECTION.INPUT.JITTER:
             warn_unused(cfg, "DETECTION.INPUT.JITTER is set", ("DETECTION.INPUT.TRAIN_SIZES",))
-        super().__init__(
-            cfg,
-            device,
-            masks=model == "mask_rcnn",
-            tile=test.TILE,
-            overlap=test.TILE // 4 if test.OVERLAP < 0 else test.OVERLAP,
-            nms=test.NMS,
-            per_image=test.PER_IMAGE,
-            print_classes=cfg.OUTPUT_PERCLASS_ACC,
-        )
+        overlap = test.TILE // 4 if test.OVERLAP < 0 else test.OVERLAP
+        tiling = dict(tile=test.TILE, overlap=overlap, nms=test.NMS, per_image=test.PER_IMAGE)
+        options = dict(masks=model == "mask_rcnn", print_classes=cfg.OUTPUT_PERCLASS_ACC)
+        super().__init__(cfg, device, **options, **tiling)
 
     @as_config_error
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
@@ -98,9 +92,8 @@ class Detection(ConfigTask, DetectionTask):
     def open_train_set(self) -> CocoDataset:
         names = self.cfg.DATA.TRAIN
         if len(names) > 1:
-            raise ConfigError(
-                f"DATA.TRAIN {', '.join(names)}: a detector trains on one set; join the files"
-            )
+            sets = ", ".join(names)
+            raise ConfigError(f"DATA.TRAIN {sets}: a detector trains on one set; join the files")
         return self._open(names[0], "train", build_train_transform(self.cfg))
 
     def open_test_set(self, name: str) -> CocoDataset:

@@ -14,15 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from torchvision.ops import box_convert
 
 from vil.data.rle import compress_runs, decompress_runs, mask_to_runs, runs_to_mask
-from vil.tasks.detection.data.coco_json import find, parse_areas, parse_box, parse_boxes
-from vil.tasks.detection.data.coco_tables import read_tables
-from vil.tasks.detection.data.masks import (
-    Segmentations,
-    import_faster_coco_eval,
-    parse_segmentation,
-)
+from vil.tasks.detection.data import coco_json, masks
 from vil.tasks.detection.detections import Detections
 
 IOU_TYPES = {"bbox": "box", "segm": "mask"}  # COCO's iouType: prefix of our metrics
@@ -38,18 +33,11 @@ def to_results(
 
     size: the image's (H, W).
     """
-    boxes = detections.boxes
-    bboxes = zip(boxes[:, :2].tolist(), (boxes[:, 2:] - boxes[:, :2]).tolist())
+    boxes = box_convert(detections.boxes, "xyxy", "xywh")
+    columns = (column.tolist() for column in (detections.labels, boxes, detections.scores))
     rows = [
-        {
-            "image_id": image_id,
-            "category_id": category_ids[label - 1],
-            "bbox": [*corner, *extent],
-            "score": score,
-        }
-        for label, (corner, extent), score in zip(
-            detections.labels.tolist(), bboxes, detections.scores.tolist()
-        )
+        dict(image_id=image_id, category_id=category_ids[label - 1], bbox=bbox, score=score)
+        for label, bbox, score in zip(*columns)
     ]
     for row, mask in zip(rows, detections.masks or ()):
         row["segmentation"] = {"size": list(size), "counts": compress_runs(mask.runs(size))}
@@ -88,9 +76,8 @@ def average_precision(
     detection 0.
     """
     metrics, per_class = {}, {}
-    sizes = {
-        row["image_id"]: row["segmentation"]["size"] for row in results if "segmentation" in row
-    }
+    masked = [row for row in results if "segmentation" in row]
+    sizes = {row["image_id"]: row["segmentation"]["size"] for row in masked}
     for iou_type in iou_types:
         prefix, truth = IOU_TYPES[iou_type], load_truth(annotations, iou_type, sizes)
         names = class_names(truth["categories"])
@@ -113,7 +100,7 @@ def run_coco_eval(truth: dict, rows: list[dict], iou_type: str, **params: Any) -
 
     params: replace its parameters, and mark false positives and missed objects (`fp`, `fn`).
     """
-    library, silent = import_faster_coco_eval(), dict(print_function=lambda *_: None)
+    library, silent = masks.import_faster_coco_eval(), dict(print_function=lambda *_: None)
     coco = library.COCO(truth, **silent)
     evaluation = library.COCOeval_faster(
         coco, coco.loadRes(rows), iouType=iou_type, extra_calc=bool(params), **silent
@@ -140,30 +127,25 @@ def load_truth(
     segmentation are dropped; others that training drops are evaluated, as usual. Adds the area (of
     the box) and iscrowd (0) where missing, and distinct ids from 1: COCO takes 0 for "not found".
     """
-    tables = read_tables(Path(path))
+    tables = coco_json.read_tables(Path(path))
     rows = tables["annotations"]
-    boxes = parse_boxes([row.get("bbox") for row in rows])
+    boxes = coco_json.parse_boxes([row.get("bbox") for row in rows])
     usable = np.isfinite(boxes).all(axis=1)
     for key, name in (("images", "image_id"), ("categories", "category_id")):
         known = {row["id"]: True for row in tables[key]}
-        usable &= np.array([find(known, row.get(name), False) for row in rows], bool)
+        usable &= np.array([coco_json.find(known, row.get(name), False) for row in rows], bool)
     if iou_type == "segm":
-        usable &= Segmentations(row.get("segmentation") for row in rows).usable
-    areas = parse_areas([row.get("area") for row in rows], boxes).tolist()
+        usable &= masks.Segmentations(row.get("segmentation") for row in rows).usable
+    areas = coco_json.parse_areas([row.get("area") for row in rows], boxes).tolist()
     for row in tables["images"]:
         row["height"], row["width"] = sizes.get(row["id"], (row["height"], row["width"]))
     image_sizes = {row["id"]: (row["height"], row["width"]) for row in tables["images"]}
     tables["annotations"] = []
     for i in np.flatnonzero(usable).tolist():
         row = rows[i]
-        annotation = {
-            "id": i + 1,
-            "image_id": row["image_id"],
-            "category_id": row["category_id"],
-            "bbox": parse_box(row["bbox"]),
-            "area": areas[i],
-            "iscrowd": int(row.get("iscrowd") == 1),
-        }
+        annotation = {key: row[key] for key in ("image_id", "category_id")}
+        annotation |= dict(id=i + 1, area=areas[i], iscrowd=int(row.get("iscrowd") == 1))
+        annotation["bbox"] = coco_json.parse_box(row["bbox"])
         if iou_type == "segm":
             size = image_sizes[row["image_id"]]
             annotation["segmentation"] = normalize_segmentation(row["segmentation"], size)
@@ -175,18 +157,15 @@ def normalize_segmentation(segmentation: dict | list, size: tuple[int, int]) -> 
     """Drop invalid polygons, which COCO's tools may take for boxes; crop or pad an RLE to the
     image's size, as in training."""
     if isinstance(segmentation, list):
-        return [polygon for polygon in segmentation if parse_segmentation([polygon])]
+        return [polygon for polygon in segmentation if masks.parse_segmentation([polygon])]
     if tuple(segmentation["size"]) == size:
         return segmentation
-    bitmap = Segmentations([segmentation]).bitmap(0, *size)
+    bitmap = masks.Segmentations([segmentation]).bitmap(0, *size)
     return {"size": list(size), "counts": compress_runs(mask_to_runs(bitmap))}
 
 
 def class_names(categories: list[dict]) -> list[str]:
     """Return names sorted by id, as in COCO's evaluation; repeated names get their id appended."""
-    categories = sorted(categories, key=lambda row: row["id"])
-    count = Counter(row["name"] for row in categories)
-    return [
-        row["name"] if count[row["name"]] == 1 else f"{row['name']} ({row['id']})"
-        for row in categories
-    ]
+    names = {row["id"]: row["name"] for row in sorted(categories, key=lambda row: row["id"])}
+    count = Counter(names.values())
+    return [name if count[name] == 1 else f"{name} ({id_})" for id_, name in names.items()]

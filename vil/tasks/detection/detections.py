@@ -25,13 +25,6 @@ class Mask(NamedTuple):
     top: int
     pixels: np.ndarray  # (h, w) bool
 
-    def paste(self, size: tuple[int, int]) -> np.ndarray:
-        """Return the mask in its image, (H, W) uint8."""
-        image = np.zeros(size, np.uint8)
-        height, width = self.pixels.shape
-        image[self.top : self.top + height, self.left : self.left + width] = self.pixels
-        return image
-
     def runs(self, size: tuple[int, int]) -> list[int]:
         """Return COCO run lengths of the mask in its image, at the cost of the crop."""
         height, width = self.pixels.shape

@@ -13,13 +13,7 @@ from typing import Any
 import torch
 from torchvision.transforms.v2.functional import to_pil_image
 
-from vil.tasks.detection.coco_eval import (
-    decode_rle,
-    load_truth,
-    run_coco_eval,
-    select_results,
-    sort_results,
-)
+from vil.tasks.detection import coco_eval
 from vil.tasks.detection.data.coco_json import parse_boxes
 from vil.tasks.detection.data.datasets import CocoDataset
 from vil.tasks.detection.detections import Detections, crop_masks, from_target
@@ -35,8 +29,8 @@ def draw_worst(
     """Write `<name>-<n>-<image>.png` of the `count` images with most errors, in descending order,
     and remove those of an earlier call. Unreadable images are skipped."""
     rows = [row for row in results if row["score"] >= MIN_SCORE]
-    truth = load_truth(dataset.annotations, "bbox")
-    errors = count_errors(truth, select_results(sort_results(rows), "bbox"))
+    truth = coco_eval.load_truth(dataset.annotations, "bbox")
+    errors = count_errors(truth, coco_eval.select_results(coco_eval.sort_results(rows), "bbox"))
     ids = dataset.image_ids.tolist()
     worst = sorted(range(len(ids)), key=lambda index: -errors[ids[index]])[:count]
     folder.mkdir(exist_ok=True)
@@ -64,7 +58,7 @@ def draw_worst(
 def count_errors(truth: dict[str, Any], rows: list[dict]) -> Counter[int]:
     """Count the errors of each image id, given `load_truth` and sorted results."""
     limits = dict(iouThrs=[MIN_IOU], areaRng=[[0, 1e10]], maxDets=[max(len(rows), 1)])
-    matches = run_coco_eval(truth, rows, "bbox", **limits)
+    matches = coco_eval.run_coco_eval(truth, rows, "bbox", **limits)
     missed = [row for row in matches.cocoGt.anns.values() if row.get("fn") and not row["iscrowd"]]
     wrong = [row for row in matches.cocoDt.anns.values() if row.get("fp")]
     return Counter(row["image_id"] for row in missed + wrong)
@@ -74,7 +68,7 @@ def from_results(rows: list[dict], category_ids: list[int]) -> Detections:
     """Convert one image's rows of `to_results` back to detections."""
     boxes, masks = torch.from_numpy(parse_boxes([row["bbox"] for row in rows])), None
     if rows and "segmentation" in rows[0]:
-        pixels = [torch.from_numpy(decode_rle(row["segmentation"])) > 0 for row in rows]
+        pixels = [torch.from_numpy(coco_eval.decode_rle(row["segmentation"])) > 0 for row in rows]
         masks = crop_masks(torch.stack(pixels), boxes)
     labels = [category_ids.index(row["category_id"]) + 1 for row in rows]
     scores = torch.tensor([row["score"] for row in rows])

@@ -6,7 +6,6 @@ are streamed.
 
 import json
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 from vil.tasks.base import format_json_array
@@ -22,42 +21,39 @@ class Prediction(NamedTuple):
     detections: Detections | None = None
     error: str = ""
 
-    def objects(self) -> Iterable[tuple[int, float, list[float]]]:
-        """Iterate over label, score, box."""
-        if (d := self.detections) is None:
-            return ()
-        return zip(d.labels.tolist(), d.scores.tolist(), d.boxes.tolist())
-
 
 def as_text(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format a line per image and one per object: class, score, x1 y1 x2 y2 in pixels."""
     width = max(map(len, names))
     for prediction in predictions:
-        file, _, detections, error = prediction
-        if detections is None:
-            yield f"{file}: cannot be read: {error}\n"
+        record = to_record(prediction, names)
+        file, objects = record["file"], record["objects"]
+        if "error" in record:
+            yield f"{file}: cannot be read: {record['error']}\n"
             continue
-        yield f"{file}: {len(detections)} object{'' if len(detections) == 1 else 's'}\n"
-        for label, score, box in prediction.objects():
-            sides = " ".join(f"{side:7.1f}" for side in box)
-            yield f"  {names[label - 1]:{width}} {score:6.3f} {sides}\n"
+        yield f"{file}: {len(objects)} object{'' if len(objects) == 1 else 's'}\n"
+        for row in objects:
+            sides = " ".join(f"{side:7.1f}" for side in row["box"])
+            yield f"  {row['class']:{width}} {row['score']:6.3f} {sides}\n"
 
 
 def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format an array, one image per line."""
-    return format_json_array(map(partial(to_record, names=names), predictions))
+    return format_json_array(to_record(prediction, names) for prediction in predictions)
 
 
 def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
     """Convert to {file, width, height, objects: [{class, label, score, box}]}, or {file, error,
     objects}."""
     file, (height, width), detections, error = prediction
+    if detections is None:
+        return {"file": file, "error": error, "objects": []}
+    columns = (x.tolist() for x in (detections.labels, detections.scores, detections.boxes))
     objects = [
         {"class": names[label - 1], "label": label, "score": score, "box": box}
-        for label, score, box in prediction.objects()
+        for label, score, box in zip(*columns)
     ]
-    image = {"error": error} if detections is None else {"width": width, "height": height}
-    return {"file": file, **image, "objects": objects}
+    return {"file": file, "width": width, "height": height, "objects": objects}
 
 
 def as_coco(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:

@@ -18,13 +18,8 @@ from vil.engine.distributed import broadcast_object, gather_objects
 from vil.engine.evaluation import autocast, iter_in_step
 from vil.engine.loop import Loss, Metric
 from vil.tasks.base import ImageMeta, Task
-from vil.tasks.detection.coco_eval import (
-    IOU_TYPES,
-    average_precision,
-    select_results,
-    sort_results,
-    to_results,
-)
+from vil.tasks.detection import coco_eval
+from vil.tasks.detection.coco_eval import IOU_TYPES
 from vil.tasks.detection.data.masks import import_faster_coco_eval
 from vil.tasks.detection.detections import Detections, from_output
 from vil.tasks.detection.error_analysis import draw_worst
@@ -47,10 +42,7 @@ class DetectionTask(Task):
     """
 
     output_formats = FORMATS
-    columns = (
-        "loss",
-        *(f"{prefix}_{name}" for prefix in IOU_TYPES.values() for name in ("ap", "ap50", "ap75")),
-    )
+    columns = ("loss", "box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75")
 
     def __init__(
         self,
@@ -76,9 +68,8 @@ class DetectionTask(Task):
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         """Sum the detector's losses in fp32."""
         losses = {name: loss.float() for name, loss in model(batch.images, batch.targets).items()}
-        return Loss(
-            sum(losses.values()), metrics={name: loss.detach() for name, loss in losses.items()}
-        )
+        metrics = {name: loss.detach() for name, loss in losses.items()}
+        return Loss(sum(losses.values()), metrics=metrics)
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
         """Compute `average_precision` and count, the number of images.
@@ -89,9 +80,9 @@ class DetectionTask(Task):
         all_results = gather_objects(self.collect_results(model, name, between))
         metrics = None
         if all_results:
-            results = sort_results(chain.from_iterable(all_results))
+            results = coco_eval.sort_results(chain.from_iterable(all_results))
             self.write_results(name, results)
-            metrics = average_precision(dataset.annotations, results, self.iou_types)
+            metrics = coco_eval.average_precision(dataset.annotations, results, self.iou_types)
         return {**broadcast_object(metrics), "count": len(dataset)}
 
     def collect_results(
@@ -99,16 +90,15 @@ class DetectionTask(Task):
     ) -> list[dict]:
         """Return this rank's results, on the CPU."""
         loader, results = self.test_sets[name], []
+        category_ids = loader.dataset.category_ids
         for batch in iter_in_step(loader, between):
             batch = batch.to(self.device, self.memory_format)
             with autocast(self.device, self.amp_dtype):
                 outputs = model(batch.images)
             for image, target, output in zip(batch.images, batch.targets, outputs):
-                results += to_results(
-                    from_output(output),
-                    image_id=target["image_id"],
-                    size=tuple(image.shape[-2:]),
-                    category_ids=loader.dataset.category_ids,
+                size, detections = tuple(image.shape[-2:]), from_output(output)
+                results += coco_eval.to_results(
+                    detections, image_id=target["image_id"], size=size, category_ids=category_ids
                 )
         return results
 
@@ -120,7 +110,9 @@ class DetectionTask(Task):
             file = self.results_folder / f"{name}_{iou_type}.json"
             try:
                 with write_aside(file) as aside:
-                    aside.write_text(json.dumps(select_results(results, iou_type)), "utf-8")
+                    aside.write_text(
+                        json.dumps(coco_eval.select_results(results, iou_type)), "utf-8"
+                    )
             except OSError as error:
                 raise SaveError(f"{file} cannot be written: {error.strerror or error}") from error
 
@@ -130,11 +122,10 @@ class DetectionTask(Task):
             pairs = zip(test.classes, learned)
             other = next((pair for pair in pairs if pair[0] != pair[1]), None)
             if other:
+                there, here = other
                 log.warning(
-                    "the categories of %s are not called as those of training, the first %r there "
-                    "and %r here: they are matched by the order of their ids",
-                    name,
-                    *other,
+                    f"the categories of {name} are not called as those of training, the first "
+                    f"{there!r} there and {here!r} here: they are matched by the order of their ids"
                 )
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
@@ -144,11 +135,10 @@ class DetectionTask(Task):
         per_class = metrics["per_class"]
         classes = next(iter(per_class.values()))
         width = max(map(len, [*classes, "class"]))
-        lines = [" ".join([f"  {'class':{width}}", *(f"{name:>8}" for name in per_class)])]
+        rows = {"class": [f"{name:>8}" for name in per_class]}
         for label in classes:
-            values = (f"{values[label]:8.2f}" for values in per_class.values())
-            lines.append(" ".join([f"  {label:{width}}", *values]))
-        return lines
+            rows[label] = [f"{values[label]:8.2f}" for values in per_class.values()]
+        return [" ".join([f"  {label:{width}}", *cells]) for label, cells in rows.items()]
 
     def draw_worst(self, name: str, count: int, folder: Path) -> list[Path]:
         """Draw the images of a test set with most errors, from the results of `evaluate`."""
@@ -176,7 +166,6 @@ class DetectionTask(Task):
         return [Prediction(*meta, detections) for meta, detections in zip(metas, output)]
 
     def failed(self, name: str, reason: str) -> Prediction:
-        """Return the prediction for an image that cannot be read."""
         return Prediction(name, error=reason)
 
     def visualize(self, image: Image.Image, prediction: Prediction) -> Image.Image:

@@ -26,9 +26,8 @@ def class_color(label: int) -> Color:
     """Return the color of a label (from 1)."""
     shade, index = divmod(label - 1, len(OKABE_ITO))
     factor, offset = SHADES[shade % len(SHADES)]
-    return tuple(
-        round(factor * channel + offset) for channel in ImageColor.getrgb(OKABE_ITO[index])
-    )
+    channels = ImageColor.getrgb(OKABE_ITO[index])
+    return tuple(round(factor * channel + offset) for channel in channels)
 
 
 def draw(

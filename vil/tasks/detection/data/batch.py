@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from vil.data.batch import BadSample, Batch
 
@@ -44,11 +45,8 @@ class DetectionBatch(Batch):
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> "DetectionBatch":
         """Apply a function to every tensor of images and targets."""
-        targets = [
-            {k: function(v) if isinstance(v, Tensor) else v for k, v in target.items()}
-            for target in self.targets
-        ]
-        return replace(self, images=[function(image) for image in self.images], targets=targets)
+        images, targets = tree_map_only(Tensor, function, (self.images, self.targets))
+        return replace(self, images=images, targets=targets)
 
 
 def to_unit_range(image: Tensor) -> Tensor:
@@ -56,11 +54,8 @@ def to_unit_range(image: Tensor) -> Tensor:
     return image if image.is_floating_point() else image.float() / 255
 
 
-def collate(rows: list[tuple[tuple | None, list[BadSample]]]) -> DetectionBatch:
-    """Collate rows (sample, reports), where a sample is (image, target, index) or None; rows
-    without a sample only add their reports."""
-    samples = [sample for sample, _ in rows if sample is not None]
-    bad_samples = tuple(report for _, reports in rows for report in reports)
+def collate(samples: list[tuple], bad_samples: tuple[BadSample, ...]) -> DetectionBatch:
+    """Collate any number of samples (image, target, index)."""
     targets = [dict(target) for _, target, _ in samples]
     for key in {k for target in targets for k, v in target.items() if isinstance(v, Tensor)}:
         for target, value in zip(targets, share_buffer([target[key] for target in targets])):

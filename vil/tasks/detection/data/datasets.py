@@ -21,7 +21,7 @@ from vil.data.image import read_image
 from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL, find_scenes
 from vil.tasks.detection.data.batch import Target, collate
 from vil.tasks.detection.data.coco_json import Annotations, read_annotations
-from vil.tasks.detection.data.fake import write_fake
+from vil.tasks.detection.data.fake import Files, fake_boxes
 from vil.tasks.detection.data.transforms import clip_boxes
 from vil.utils.errors import DataError
 from vil.utils.lookup import lookup
@@ -59,7 +59,12 @@ class CocoDataset(Dataset):
         table = read_annotations(annotations, masks=masks)
         self.classes, self.category_ids = table.classes, table.category_ids
         self.dropped = table.dropped
-        warn_dropped(table)
+        if table.dropped:
+            counts = format_counts(table.count_dropped())
+            logger.warning(
+                f"{table.path}: {len(table.dropped)} of {len(table.reasons)} annotations are "
+                f"dropped ({counts}); vil detect check lists them"
+            )
         self.segmentations = table.segmentations
         # the usable annotations by image: those of image i are rows[first[i]:last[i]]
         rows = np.flatnonzero((table.reasons == 0) & ~table.crowd)
@@ -131,18 +136,6 @@ def missing_images(folder: Path, names: Iterable[str]) -> list[str]:
     return missing
 
 
-def warn_dropped(table: Annotations) -> None:
-    """Log one warning for all dropped annotations."""
-    if counts := table.count_dropped():
-        logger.warning(
-            "%s: %d of %d annotations are dropped (%s); vil detect check lists them",
-            table.path,
-            sum(counts.values()),
-            len(table.reasons),
-            format_counts(counts),
-        )
-
-
 def explain_none(table: Annotations) -> str:
     """Explain why a file has no usable box."""
     if not len(table.reasons):
@@ -157,8 +150,6 @@ def format_counts(counts: dict[str, int]) -> str:
 
 
 # Each dataset is a function (root, split, **own) -> the image folder, the annotation file.
-Files = tuple[Path, Path]
-RENDERED = dict(images="{split}", annotations="annotations/instances_{split}.json")
 
 
 def coco(
@@ -185,26 +176,7 @@ def scenes(
 ) -> Files:
     """Scenes of scanned digits, rendered below root on first use."""
     folder = find_scenes(root, seed=seed, train=train, val=val, low=low, high=high)
-    return coco(folder, split, **RENDERED)
-
-
-def fake_boxes(
-    root: str | Path,
-    split: str,
-    *,
-    n: int = 8,
-    size: int = 128,
-    height: int | None = None,
-    num_classes: int = 3,
-) -> Files:
-    """Rectangles on noise, `size` wide and `height` (3/4 of it) high, rendered each time."""
-    folder = Path(root, "fake_boxes")
-    try:
-        write_fake(folder, split, n=n, size=size, height=height, num_classes=num_classes)
-    except OSError as error:
-        reason = error.strerror or error
-        raise DataError(f"synthetic images cannot be written to {folder}: {reason}") from error
-    return coco(folder, split, **RENDERED)
+    return folder / split, folder / f"annotations/instances_{split}.json"
 
 
 DETECTION_SETS = {"coco": coco, "scenes": scenes, "fake_boxes": fake_boxes}

@@ -7,19 +7,37 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vil.data.dataset import SPLITS
+from vil.utils.errors import DataError
 
 OBJECTS = 8  # per image
+Files = tuple[Path, Path]  # the image folder, the annotation file
+
+
+def fake_boxes(
+    root: str | Path,
+    split: str,
+    *,
+    n: int = 8,
+    size: int = 128,
+    height: int | None = None,
+    num_classes: int = 3,
+) -> Files:
+    """Render n images, `size` wide and `height` (3/4 of it) high, below root each time."""
+    folder = Path(root, "fake_boxes")
+    try:
+        return write_fake(folder, split, n, (height or max(1, 3 * size // 4), size), num_classes)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"synthetic images cannot be written to {folder}: {reason}") from error
 
 
 def write_fake(
-    root: str | Path, split: str, *, n: int, size: int, num_classes: int, height: int | None = None
-) -> None:
-    """Write n images of height (3/4 size) x size pixels with filled rectangles on noise to
-    root/<split>, and root/annotations/instances_<split>.json. They only depend on (split, index).
-    """
-    folder = Path(root, split)
+    root: str | Path, split: str, n: int, size: tuple[int, int], num_classes: int
+) -> Files:
+    """Write n images of `size` (H, W) with filled rectangles on noise to root/<split>, and
+    root/annotations/instances_<split>.json. They only depend on (split, index)."""
+    folder, (height, width) = Path(root, split), size
     folder.mkdir(parents=True, exist_ok=True)
-    height, width = height or max(1, 3 * size // 4), size
     images, annotations = [], []
     for index in range(n):
         random = np.random.default_rng((SPLITS[split], index))
@@ -31,9 +49,8 @@ def write_fake(
             x, y = (int(random.integers(0, n // 2 + 1)) for n in (width, height))
             w, h = (int(random.integers(2, max(n // 2, 3))) for n in (width, height))
             w, h = min(w, width - x), min(h, height - y)
-            ImageDraw.Draw(image).rectangle(
-                (x, y, x + w - 1, y + h - 1), fill=tuple(random.integers(64, 256, 3).tolist())
-            )
+            color = tuple(random.integers(64, 256, 3).tolist())
+            ImageDraw.Draw(image).rectangle((x, y, x + w - 1, y + h - 1), fill=color)
             annotations.append({
                 "id": len(annotations) + 1, "image_id": index, "category_id": label + 1,
                 "bbox": [x, y, w, h], "area": w * h, "iscrowd": 0,
@@ -43,6 +60,6 @@ def write_fake(
     categories = [{"id": c + 1, "name": f"category {c + 1}"} for c in range(num_classes)]
     file = Path(root, "annotations", f"instances_{split}.json")
     file.parent.mkdir(exist_ok=True)
-    file.write_text(
-        json.dumps({"images": images, "annotations": annotations, "categories": categories})
-    )
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    file.write_text(json.dumps(content))
+    return folder, file

@@ -17,6 +17,7 @@ SHOWN = 12  # faults listed per kind
 AREAS = {"small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, float("inf"))}
 MISSING, UNREADABLE = "is not in the folder", "cannot be opened"
 WRONG_SIZE = "{} x {} px in the file, {} x {} in the image, which counts"
+NO_MASKS = "none: mask_rcnn needs them"
 NO_MASK = REASONS[-1]  # only matters to detectors with masks
 MAX_BAD_FRACTION = 0.01  # default of DATA.MAX_BAD_FRACTION: training stops above it
 
@@ -91,9 +92,7 @@ def summarize(table: Annotations, masks: bool) -> list[str]:
         "images": f"{len(table.names)}, {empty} of them without a usable box",
         "boxes": f"{good.sum()} usable, {crowds} crowds (left out of training)",
         "by area": ", ".join(f"{name} {count}" for name, count in sizes.items()),
-        "masks": f"{with_mask} of the usable boxes have one"
-        if masks
-        else "none: mask_rcnn needs them",
+        "masks": f"{with_mask} of the usable boxes have one" if masks else NO_MASKS,
         "categories": f"{len(names)}: {', '.join(names)}",
     }
     lines = [str(table.path)]

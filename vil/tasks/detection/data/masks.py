@@ -93,12 +93,10 @@ def parse_polygon(polygon: object) -> Piece | None:
 def parse_rle(value: dict) -> Piece | None:
     """Accept runs that add up to the stated size."""
     try:
-        (height, width), counts = value["size"], value["counts"]
-        runs = (
-            decompress_runs(counts.encode("ascii"))
-            if isinstance(counts, str)
-            else np.array(counts, np.int64).reshape(-1)
-        )
+        (height, width), runs = value["size"], value["counts"]
+        if isinstance(runs, str):
+            runs = decompress_runs(runs.encode("ascii"))
+        runs = np.array(runs, np.int64).reshape(-1)
         complete = min(height, width) > 0 and runs.sum() == height * width <= MAX_PIXELS
     except (KeyError, TypeError, ValueError, OverflowError):
         return None

@@ -6,9 +6,10 @@ Images are uint8 tensors (3, H, W), see `DetectionBatch` for targets.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torchvision import tv_tensors
+from torchvision.ops import clip_boxes_to_image
 from torchvision.transforms import v2
 
 from vil.tasks.detection.data.batch import Target
@@ -56,10 +57,7 @@ def train_transform(
         boxes = tv_tensors.BoundingBoxes(target["boxes"], format="XYXY", canvas_size=size)
         masks = {"masks": tv_tensors.Mask(target["masks"])} if "masks" in target else {}
         image, target = compose(tv_tensors.Image(image), {**target, "boxes": boxes, **masks})
-        plain = {
-            key: value.as_subclass(Tensor) if isinstance(value, Tensor) else value
-            for key, value in target.items()
-        }
+        plain = tree_map_only(Tensor, lambda value: value.as_subclass(Tensor), target)
         return image.as_subclass(Tensor), clip_boxes(plain, image.shape[-2:], cropped=bool(jitter))
 
     return transform
@@ -70,14 +68,8 @@ def clip_boxes(target: Target, size: Sequence[int], *, cropped: bool = False) ->
 
     cropped: also drop objects without a pixel of their mask, whose box may remain after a crop.
     """
-    height, width = size
-    boxes = target["boxes"]
-    limits = torch.tensor([width, height, width, height], dtype=boxes.dtype)
-    boxes = boxes.clamp(min=0).minimum(limits)
+    boxes = clip_boxes_to_image(target["boxes"], tuple(size))
     keep = (boxes[:, 2:] - boxes[:, :2] >= MIN_SIDE).all(dim=1)
     if cropped and "masks" in target:
         keep &= target["masks"].flatten(1).any(dim=1).bool()  # any() of uint8 returns uint8
-    return {
-        key: value[keep] if isinstance(value, Tensor) else value
-        for key, value in {**target, "boxes": boxes}.items()
-    }
+    return tree_map_only(Tensor, lambda value: value[keep], {**target, "boxes": boxes})

@@ -12,30 +12,23 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
-from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
+from torchvision.models.detection.faster_rcnn import FasterRCNN, FastRCNNPredictor
 from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.mask_rcnn import MaskRCNNPredictor
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.retinanet import RetinaNet
-from torchvision.models.detection.roi_heads import RoIHeads
-from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
+from torchvision.models.detection.rpn import RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.transforms.v2.functional import resize
 
 from vil.layers.padding import downsample_valid
 from vil.tasks.detection.models import heads
-from vil.tasks.detection.models.anchors import Anchors
 from vil.tasks.detection.models.fpn import Backbone
 from vil.utils.lookup import lookup
-
-RPN_IOU = (0.7, 0.3)  # an anchor is positive from the first on, negative below the second
-RPN_POSITIVE, RPN_NMS = 0.5, 0.7
-BOX_IOU = 0.5
-DENSE_IOU = (0.5, 0.4)
 
 BODY = "backbone.body."  # prefix of parameters
 Tensors = dict[str, Tensor]
 Targets = list[Tensors]
+Output = Tensors | list[Tensors]  # losses in training, detections in evaluation
 
 
 class Transform(GeneralizedRCNNTransform):
@@ -100,7 +93,7 @@ class PerImageDetector:
         return self.transform.postprocess(outputs, sizes, [tuple(x.shape[-2:]) for x in images])
 
 
-class RCNN(PerImageDetector, GeneralizedRCNN):
+class RCNN(PerImageDetector, FasterRCNN):
     """Faster or Mask R-CNN. As in torchvision, `model(images, targets)` in training -> losses, and
     `model(images)` in evaluation -> a dict of `boxes` (n, 4), `labels` (n,), `scores` (n,) and
     `masks` (n, 1, H, W) for each image. Images (3, H, W) in 0..1; labels from 1 to K."""
@@ -111,9 +104,7 @@ class RCNN(PerImageDetector, GeneralizedRCNN):
         masks = [roi.mask_predictor.mask_fcn_logits] if roi.has_mask() else []
         return [roi.box_predictor.cls_score, roi.box_predictor.bbox_pred, *masks]
 
-    def forward(
-        self, images: Sequence[Tensor], targets: Targets | None = None
-    ) -> Tensors | list[Tensors]:
+    def forward(self, images: Sequence[Tensor], targets: Targets | None = None) -> Output:
         single, levels, targets = self.preprocess(images, targets)
         each = targets or [None] * len(single)
         proposed = [self.rpn(s, f, t and [t]) for s, f, t in zip(single, levels, each)]
@@ -132,9 +123,7 @@ class RetinaNetDetector(PerImageDetector, RetinaNet):
         """Return the layers with a row per category."""
         return [self.head.classification_head.cls_logits]
 
-    def forward(
-        self, images: Sequence[Tensor], targets: Targets | None = None
-    ) -> Tensors | list[Tensors]:
+    def forward(self, images: Sequence[Tensor], targets: Targets | None = None) -> Output:
         single, levels, targets = self.preprocess(images, targets)
         levels = [list(maps.values()) for maps in levels]
         outputs = [self.head(maps) for maps in levels]
@@ -233,10 +222,9 @@ def mask_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
     model = faster_rcnn(body, s)
     roi, strides = model.roi_heads, model.backbone.strides[:-1]
     roi.mask_roi_pool = heads.Pooler(strides, heads.MASK_POOLED, s.mask_sampling_ratio)
-    roi.mask_head = heads.mask_head(s.version, s.fpn_channels, s.mask_channels, s.mask_layers)
-    roi.mask_predictor = heads.to_float32(
-        MaskRCNNPredictor(s.mask_channels, s.mask_channels, s.classes + 1)
-    )
+    norm, channels = nn.BatchNorm2d if s.version == "v2" else None, s.mask_channels
+    roi.mask_head = MaskRCNNHeads(s.fpn_channels, [channels] * s.mask_layers, 1, norm_layer=norm)
+    roi.mask_predictor = heads.to_float32(MaskRCNNPredictor(channels, channels, s.classes + 1))
     return model
 
 
@@ -244,24 +232,25 @@ def faster_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
     """Build Faster R-CNN on a feature pyramid (arXiv:1506.01497)."""
     backbone, anchors = _backbone(body, s, ("pool",))
     per_cell = anchors.num_anchors_per_location()[0]
-    rpn = RegionProposalNetwork(
-        anchors,
-        heads.to_float32(
-            RPNHead(s.fpn_channels, per_cell, conv_depth={"v1": 1, "v2": 2}[s.version])
-        ),
-        *RPN_IOU,
-        s.rpn_samples,
-        RPN_POSITIVE,
-        pre_nms_top_n=dict(training=s.rpn_pre_nms_train, testing=s.rpn_pre_nms_test),
-        post_nms_top_n=dict(training=s.rpn_post_nms_train, testing=s.rpn_post_nms_test),
-        nms_thresh=RPN_NMS,
+    rpn_head = RPNHead(s.fpn_channels, per_cell, conv_depth={"v1": 1, "v2": 2}[s.version])
+    model = RCNN(
+        backbone,
+        rpn_anchor_generator=anchors,
+        rpn_head=heads.to_float32(rpn_head),
+        rpn_pre_nms_top_n_train=s.rpn_pre_nms_train,
+        rpn_pre_nms_top_n_test=s.rpn_pre_nms_test,
+        rpn_post_nms_top_n_train=s.rpn_post_nms_train,
+        rpn_post_nms_top_n_test=s.rpn_post_nms_test,
+        rpn_batch_size_per_image=s.rpn_samples,
+        box_roi_pool=heads.Pooler(backbone.strides[:-1], heads.POOLED, s.box_sampling_ratio),
+        box_head=heads.box_head(s.version, s.fpn_channels, s.box_channels),
+        box_predictor=heads.to_float32(FastRCNNPredictor(s.box_channels, s.classes + 1)),
+        box_batch_size_per_image=s.box_samples,
+        box_positive_fraction=s.box_positive,
+        **dict(box_score_thresh=s.score, box_nms_thresh=s.nms, box_detections_per_img=s.per_image),
     )
-    pooler = heads.Pooler(backbone.strides[:-1], heads.POOLED, s.box_sampling_ratio)
-    head = heads.box_head(s.version, s.fpn_channels, s.box_channels)
-    predictor = heads.to_float32(FastRCNNPredictor(s.box_channels, s.classes + 1))
-    sampling = (BOX_IOU, BOX_IOU, s.box_samples, s.box_positive, None)  # default box weights
-    roi = RoIHeads(pooler, head, predictor, *sampling, s.score, s.nms, s.per_image)
-    return RCNN(backbone, rpn, roi, _transform(backbone, s))
+    model.transform = _transform(backbone, s)
+    return model
 
 
 def retinanet(body: nn.Module, s: DetectorConfig) -> RetinaNetDetector:
@@ -270,10 +259,12 @@ def retinanet(body: nn.Module, s: DetectorConfig) -> RetinaNetDetector:
     backbone, anchors = _backbone(body, s, ("p6", "p7")[:num_extra])
     per_cell = anchors.num_anchors_per_location()[0]
     head = heads.dense_head(s.version, s.fpn_channels, per_cell, s.classes + 1)
-    limits = dict(score_thresh=s.score, nms_thresh=s.nms, detections_per_img=s.per_image)
-    limits |= dict(zip(("fg_iou_thresh", "bg_iou_thresh"), DENSE_IOU))
     model = RetinaNetDetector(
-        backbone, s.classes + 1, anchor_generator=anchors, head=heads.to_float32(head), **limits
+        backbone,
+        s.classes + 1,
+        anchor_generator=anchors,
+        head=heads.to_float32(head),
+        **dict(score_thresh=s.score, nms_thresh=s.nms, detections_per_img=s.per_image),
     )
     model.transform = _transform(backbone, s)
     return model
@@ -282,9 +273,11 @@ def retinanet(body: nn.Module, s: DetectorConfig) -> RetinaNetDetector:
 DETECTORS = {"mask_rcnn": mask_rcnn, "faster_rcnn": faster_rcnn, "retinanet": retinanet}
 
 
-def _backbone(body: nn.Module, s: DetectorConfig, extra: Sequence[str]) -> tuple[Backbone, Anchors]:
+def _backbone(
+    body: nn.Module, s: DetectorConfig, extra: Sequence[str]
+) -> tuple[Backbone, heads.Anchors]:
     backbone = Backbone(body, s.fpn_stages, s.fpn_channels, extra, s.fpn_norm)
-    anchors = Anchors(s.anchors_sizes, s.anchors_octaves, s.anchors_ratios, backbone.strides)
+    anchors = heads.Anchors(s.anchors_sizes, s.anchors_octaves, s.anchors_ratios, backbone.strides)
     return backbone, anchors
 
 

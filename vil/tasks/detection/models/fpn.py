@@ -9,18 +9,12 @@ from collections.abc import Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.models.convnext import LayerNorm2d
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
 from vil.layers.padding import downsample_valid, zero_padding
 from vil.models.vision_longformer import MsViT
-
-
-class LayerNorm2d(nn.LayerNorm):
-    """LayerNorm over the channels of (B, C, X, Y)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class Pyramid(FeaturePyramidNetwork):

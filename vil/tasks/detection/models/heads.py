@@ -1,4 +1,4 @@
-"""The heads of torchvision's detectors, on levels of any strides.
+"""The anchors and heads of torchvision's detectors, on levels of any strides.
 
 Shapes: C channels of the pyramid, P pooled boxes.
 Sources: Faster R-CNN, arXiv:1506.01497; Mask R-CNN, arXiv:1703.06870; Focal Loss, arXiv:1708.02002;
@@ -6,13 +6,15 @@ version v2 of the heads, arXiv:2111.11429.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, TwoMLPHead
-from torchvision.models.detection.mask_rcnn import MaskRCNNHeads
+from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops import MultiScaleRoIAlign, box_area
 
@@ -20,6 +22,41 @@ POOLED, MASK_POOLED = 7, 14  # output size of RoI pooling for boxes, for masks
 PER_GROUP = 8  # channels per group of retinanet's v2 norms: 32 groups of the published 256
 BOX_CONVS = 4  # convolutions of the v2 box head
 CANONICAL_SIDE, CANONICAL_OCTAVE = 224, 4  # a box of that side is pooled at stride 2^4
+
+
+class Anchors(AnchorGenerator):
+    """Anchors at multiples of each level's stride.
+
+    torchvision computes strides as image size / map size, which is wrong for a level halved from an
+    odd number of cells, and for levels cropped to an image without padding.
+
+    sides: of a level's square anchor in pixels, finest level first. octaves: sizes per level, from
+    side to below 2 * side. ratios: height / width.
+    """
+
+    def __init__(
+        self, sides: Sequence[float], octaves: int, ratios: Sequence[float], strides: Sequence[int]
+    ) -> None:
+        if len(sides) != len(strides):
+            raise ValueError(
+                f"sizes of anchors: {len(sides)} for {len(strides)} levels, of strides "
+                f"{', '.join(map(str, strides))}"
+            )
+        scales = [2 ** (i / octaves) for i in range(octaves)]
+        super().__init__(
+            tuple(tuple(side * scale for scale in scales) for side in sides),
+            (tuple(ratios),) * len(sides),
+        )
+        self.strides = list(strides)
+
+    def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
+        """Return anchors (A, 4) float32 per image, finest level first, equal for all images."""
+        device = feature_maps[0].device
+        self.set_cell_anchors(torch.float32, device)
+        grids = [list(level.shape[-2:]) for level in feature_maps]
+        strides = [[torch.tensor(stride, device=device)] * 2 for stride in self.strides]
+        anchors = torch.cat(self.grid_anchors(grids, strides))
+        return [anchors] * len(image_list.image_sizes)
 
 
 def to_float32(head: nn.Module) -> nn.Module:
@@ -76,12 +113,6 @@ def box_head(version: str, channels: int, hidden: int) -> nn.Module:
     return FastRCNNConvFCHead(size, convs, [hidden], norm_layer=nn.BatchNorm2d)
 
 
-def mask_head(version: str, channels: int, hidden: int, layers: int) -> nn.Module:
-    """(P, C, 14, 14) -> (P, hidden, 14, 14)."""
-    norm = nn.BatchNorm2d if version == "v2" else None
-    return MaskRCNNHeads(channels, [hidden] * layers, 1, norm_layer=norm)
-
-
 def dense_head(version: str, channels: int, anchors: int, classes: int) -> nn.Module:
     """Build RetinaNet's two towers; v2 adds group norms and the GIoU loss."""
     if version == "v1":
@@ -90,10 +121,7 @@ def dense_head(version: str, channels: int, anchors: int, classes: int) -> nn.Mo
         raise ValueError(
             f"retinanet's heads v2 need a multiple of {PER_GROUP} channels, given {channels}"
         )
-
-    def norm_layer(channels: int) -> nn.GroupNorm:
-        return nn.GroupNorm(channels // PER_GROUP, channels)
-
+    norm_layer = partial(nn.GroupNorm, channels // PER_GROUP)
     head = RetinaNetHead(channels, anchors, classes, norm_layer=norm_layer)
     head.regression_head._loss_type = "giou"
     return head
