@@ -284,7 +284,7 @@ OTHER_LINES: dict[str, tuple[Callable[[str, Commands, Path], None], str]] = {
     "./scripts/gpu_check.sh": (script_syntax, "wants a GPU"),
     "./scripts/test.sh": (suite, "runs this suite"),
     "python benchmarks/": (benchmark, "measures for minutes on an idle machine"),
-    "python -m vil.report.reliability": (other_program, "test_reliability_page.py runs it"),
+    "python docs/reliability_table.py": (other_program, "test_reliability_page.py runs it"),
     "pip install": (installation, "downloads 5 GB; .ci/run installs"),
     "for split in": (other_program, "tests/data/test_data_docs.py runs it"),
     "seq ": (other_program, "writes a list of numbers"),

@@ -181,7 +181,8 @@ def test_precision_is_written_like_accuracy_and_parts_of_a_loss_like_the_loss():
 
 def test_the_curves_of_a_detector(tmp_path):
     """A metric that is null has no point."""
-    from vil.report.curves import draw, read_series
+    from vil.report.curves import draw, group_curves
+    from vil.report.run_record import metrics as read_metrics
 
     lines = [
         {"step": 1, "epoch": 0.5, "split": "train", "loss": 2.0, "loss_mask": 0.5, "lr": 0.1},
@@ -190,7 +191,9 @@ def test_the_curves_of_a_detector(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     files = draw(tmp_path)
     assert [file.name for file in files] == ["loss.png", "precision.png", "losses.png", "lr.png"]
-    assert read_series(tmp_path / "metrics.jsonl")["val/scenes", "box_ap"] == [(1.0, 3.0)]
+    points = read_metrics(tmp_path / "metrics.jsonl")
+    plots = {plot: curves for plot, _, curves in group_curves(points)}
+    assert plots["precision"]["val/scenes"] == [(1.0, 3.0)]
 
 
 def test_the_curves_are_drawn_from_what_a_run_logged(tmp_path):

@@ -85,21 +85,17 @@ class DelayedFlags:
         self.copied: tuple[Tensor, Any] | None = None
 
     def read(self, flags: Tensor) -> Flags:
-        if not self.is_delayed:
-            return as_flags(flags)
-        previous, host, done = self.copied, torch.empty(2, pin_memory=True), torch.cuda.Event()
-        host.copy_(flags, non_blocking=True)
-        done.record()
-        self.copied = host, done
-        if previous is None:
-            return Flags()
-        previous[1].synchronize()
-        return as_flags(previous[0])
-
-
-def as_flags(flags: Tensor) -> Flags:
-    bad, signal = flags.tolist()
-    return Flags(bool(bad), int(signal))
+        if self.is_delayed:
+            previous, host, done = self.copied, torch.empty(2, pin_memory=True), torch.cuda.Event()
+            host.copy_(flags, non_blocking=True)
+            done.record()
+            self.copied = host, done
+            if previous is None:
+                return Flags()
+            flags, done = previous
+            done.synchronize()
+        bad, signal = flags.tolist()
+        return Flags(bool(bad), int(signal))
 
 
 class NonFiniteSteps:

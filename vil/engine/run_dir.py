@@ -26,13 +26,7 @@ from vil.engine.checkpoint.save_load import resolve_link
 from vil.engine.distributed import DistInfo
 from vil.engine.logger import RunLogger
 from vil.utils.atomic_write import TEXT, replace_text
-from vil.utils.errors import (
-    INTERRUPTED,
-    RunFolderError,
-    RunInUseError,
-    StoppedError,
-    os_error_as,
-)
+from vil.utils.errors import INTERRUPTED, RunFolderError, RunInUseError, StoppedError, os_error_as
 
 PACKAGES = ("vil", "torch", "torchvision", "timm", "yacs", "numpy", "safetensors", "triton")
 
@@ -76,14 +70,9 @@ class RunDir:
         """Replace status.json. `code` is the exit code, None during the run. A full disk is
         reported and does not end the run."""
         last = resolve_link(self.checkpoints, "last")
-        status = {
-            "state": state,
-            "code": code,
-            "step": self.step,
-            "checkpoint": str(last) if last else None,
-            "reason": reason,
-            "time": now(),
-        }
+        checkpoint = str(last) if last else None
+        status = dict(state=state, code=code, step=self.step, checkpoint=checkpoint)
+        status |= dict(reason=reason, time=now())
         try:
             self.write("status.json", json.dumps(status, indent=1) + "\n")
         except RunFolderError as error:
@@ -159,14 +148,13 @@ def append(file: Path, text: str) -> None:
 def environment(dist: DistInfo, device: torch.device) -> str:
     """All that the results may depend on, one item per line."""
     name = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
-    lines = [
-        f"python {platform.python_version()} on {platform.platform()}, {socket.gethostname()}",
-        *(f"{package} {version(package)}" for package in PACKAGES),
-        f"device {device.type} {name}, cuda {torch.version.cuda}",
-        f"ranks {dist.world}, threads {torch.get_num_threads()}, cores {os.cpu_count()}",
-        f"git {git_commit()}",
-    ]
-    return "\n".join(lines)
+    versions = "\n".join(f"{package} {version(package)}" for package in PACKAGES)
+    return (
+        f"python {platform.python_version()} on {platform.platform()}, {socket.gethostname()}\n"
+        f"{versions}\ndevice {device.type} {name}, cuda {torch.version.cuda}\n"
+        f"ranks {dist.world}, threads {torch.get_num_threads()}, cores {os.cpu_count()}\n"
+        f"git {git_commit()}"
+    )
 
 
 def version(package: str) -> str:

@@ -71,7 +71,7 @@ def export_model(
     """
     path, model = Path(path), copy.deepcopy(model).to("cpu", torch.float32).eval()
     spec = ExportSpec(size, dynamic, opset)
-    format = format or infer_format(path)
+    format = format or lookup(SUFFIXES, path.suffix, "ending")
     write = lookup(WRITERS, format, "format")
     for name in dynamic:
         lookup(dict.fromkeys(DYNAMIC), name, "dimension to leave open")
@@ -82,11 +82,6 @@ def export_model(
         with quiet():
             write(model, spec, aside, metadata)
         return _compare(aside, format, expected, path)
-
-
-def infer_format(path: Path) -> str:
-    """Return the format for a file's suffix. ValueError for an unknown suffix."""
-    return lookup(SUFFIXES, path.suffix, "ending")
 
 
 def _check_settings(model: nn.Module, format: str, spec: ExportSpec) -> None:
@@ -153,9 +148,8 @@ def _compare(
             ) from error
         if not largest <= TOLERANCE * max(1.0, logits.abs().max().item()):  # also if NaN
             raise ExportError(
-                f"{path} is not written, its logits for {shape} images "
-                f"differ from the model's by {largest:.1e}, more than {TOLERANCE:.0e} of the "
-                "largest"
+                f"{path} is not written, its logits for {shape} images differ from the model's by "
+                f"{largest:.1e}, more than {TOLERANCE:.0e} of the largest"
             )
         differences.append(Difference(tuple(images.shape), largest))
     return differences
@@ -163,11 +157,8 @@ def _compare(
 
 def _make_metadata(model: nn.Module, spec: ExportSpec) -> dict[str, str]:
     """Return the metadata that every file has."""
-    metadata = {
-        "vil_version": vil.__version__,
-        "input_size": _format_size(spec.size),
-        "dynamic": ",".join(spec.dynamic) or "none",
-    }
+    metadata = {"vil_version": vil.__version__, "input_size": _format_size(spec.size)}
+    metadata["dynamic"] = ",".join(spec.dynamic) or "none"
     if isinstance(model, MsViT):
         metadata |= {"arch": format_arch(model.specs), "attention": format_attention(model.specs)}
     return metadata

@@ -173,7 +173,9 @@ class PatchedAttention(GlobalLocalAttention):
         """x (B, T, C) -> q, k, v (B, N, T, D), normalized."""
         if self.qkv is None:
             projected = (linear(x) for linear in (self.q_proj, self.k_proj, self.v_proj))
-            q, k, v = map(self.split_any_heads, projected)
+            # (B, T, M*D) -> (B, M, T, D): keys and values may have M < N heads
+            sizes = (-1, self.dim // self.num_heads)
+            q, k, v = (part.unflatten(-1, sizes).transpose(1, 2) for part in projected)
         elif self.q_bias is None:
             q, k, v = self.split_parts(self.qkv(x), 3)
         else:
@@ -184,10 +186,6 @@ class PatchedAttention(GlobalLocalAttention):
         if q.shape[1] > k.shape[1]:  # grouped-query attention
             k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for part in (k, v))
         return q, k, v
-
-    def split_any_heads(self, x: Tensor) -> Tensor:
-        """(B, T, M*D) -> (B, M, T, D): keys and values may have M < N heads."""
-        return x.unflatten(-1, (-1, self.dim // self.num_heads)).transpose(1, 2)
 
     def rotate(self, x: Tensor, rope: Tensor) -> Tensor:
         """Apply the rotary embedding to x (B, N, L, D)."""

@@ -68,7 +68,7 @@ def format_arch(stages: Sequence[StageSpec]) -> str:
     """Return the ARCH string of stages. See `format_attention` for their attention."""
     return "_".join(
         f"l{number},h{s.num_heads},d{s.dim},n{len(s.attention)},"
-        f"s{int(not _all_full(s))},g{s.num_global},"
+        f"s{int({*s.attention} != {'full'})},g{s.num_global},"
         f"p{s.patch},f{s.attn_size},a{int(s.absolute)}"
         for number, s in enumerate(stages, start=1)
     )
@@ -85,10 +85,6 @@ def format_attention(stages: Sequence[StageSpec]) -> str:
     while len(parts) > 1 and parts[-1] == parts[-2]:
         parts.pop()
     return "/".join(parts)
-
-
-def _all_full(stage: StageSpec) -> bool:
-    return set(stage.attention) == {"full"}
 
 
 def _shortest_cycle(names: tuple[str, ...]) -> str:

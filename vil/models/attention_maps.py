@@ -34,9 +34,14 @@ def attention_maps(
     Raises ValueError for a missing stage, block or token, for a model that is not an MsViT, and for
     an attention without token weights.
     """
-    module = attention_at(model, stage, block)
-    x, grid, tokens = module_input(model, module, images, valid)
-    return token_weights(module, x, grid, queries, tokens)
+    module, calls = attention_at(model, stage, block), []
+    hook = module.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
+    try:
+        model.forward_intermediates(images, intermediates_only=True, valid=valid)
+    finally:
+        hook.remove()
+    x, grid, valid_hw = calls[0]
+    return token_weights(module, x, grid, queries, valid_hw)
 
 
 def attention_at(model: nn.Module, stage: int, block: int) -> Attention:
@@ -49,19 +54,6 @@ def attention_at(model: nn.Module, stage: int, block: int) -> Attention:
     if not -depths[stage] <= block < depths[stage]:
         raise ValueError(f"there is no block of index {block}: the stage has {depths[stage]}")
     return model.stages[stage].blocks[block].attn
-
-
-def module_input(
-    model: MsViT, module: Attention, images: Tensor, valid: Tensor | None = None
-) -> tuple[Tensor, tuple[int, int], Tensor | None]:
-    """Return the arguments of `module`: tokens (B, T, C), grid, valid in tokens (B, 2) or None."""
-    calls: list[tuple] = []
-    hook = module.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
-    try:
-        model.forward_intermediates(images, intermediates_only=True, valid=valid)
-    finally:
-        hook.remove()
-    return calls[0]
 
 
 def token_weights(

@@ -8,29 +8,20 @@ from dataclasses import replace
 
 from vil.models.arch import StageSpec
 
-TINY = (
-    "l1,h1,d48,n1,s1,g1,p4,f7,a{a}_l2,h3,d96,n1,s1,g1,p2,f7,a{a}_"
-    "l3,h3,d192,n9,s0,g1,p2,f7,a{a}_l4,h6,d384,n1,s0,g0,p2,f7,a{a}"
-)
 DEEP = (
     "l1,h3,d96,n1,s1,g1,p4,f7,a{{a}}_l2,h3,d192,n{},s1,g1,p2,f7,a{{a}}_"
     "l3,h6,d384,n{},s0,g1,p2,f7,a{{a}}_l4,h12,d768,n1,s0,g0,p2,f7,a{{a}}"
 )
-MEDIUM_WIDE = (
-    "l1,h3,d192,n1,s1,g1,p4,f7,a{a}_l2,h6,d384,n2,s1,g1,p2,f7,a{a}_"
-    "l3,h8,d512,n8,s0,g1,p2,f7,a{a}_l4,h12,d768,n1,s0,g0,p2,f7,a{a}"
-)
-BASE_WIDE = (
-    "l1,h3,d192,n1,s1,g1,p4,f8,a{a}_l2,h6,d384,n2,s1,g1,p2,f8,a{a}_"
-    "l3,h12,d768,n8,s0,g1,p2,f7,a{a}_l4,h16,d1024,n1,s0,g0,p2,f7,a{a}"
-)
 FAMILY = {
-    "vil_tiny": TINY,
+    "vil_tiny": "l1,h1,d48,n1,s1,g1,p4,f7,a{a}_l2,h3,d96,n1,s1,g1,p2,f7,a{a}_"
+    "l3,h3,d192,n9,s0,g1,p2,f7,a{a}_l4,h6,d384,n1,s0,g0,p2,f7,a{a}",
     "vil_small": DEEP.format(2, 8),
     "vil_medium_deep": DEEP.format(4, 16),
     "vil_base_deep": DEEP.format(8, 24),
-    "vil_medium_wide": MEDIUM_WIDE,
-    "vil_base_wide": BASE_WIDE,
+    "vil_medium_wide": "l1,h3,d192,n1,s1,g1,p4,f7,a{a}_l2,h6,d384,n2,s1,g1,p2,f7,a{a}_"
+    "l3,h8,d512,n8,s0,g1,p2,f7,a{a}_l4,h12,d768,n1,s0,g0,p2,f7,a{a}",
+    "vil_base_wide": "l1,h3,d192,n1,s1,g1,p4,f8,a{a}_l2,h6,d384,n2,s1,g1,p2,f8,a{a}_"
+    "l3,h12,d768,n8,s0,g1,p2,f7,a{a}_l4,h16,d1024,n1,s0,g0,p2,f7,a{a}",
 }
 SWIN = (
     "l1,h3,d96,n2,s1,g1,p4,f7,a0_l2,h6,d192,n2,s1,g1,p2,f7,a0_"

@@ -5,7 +5,7 @@ d width.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,21 +19,11 @@ from vil.layers.pos_embed import AbsoluteEmbedding
 from vil.models.arch import StageSpec
 
 
-class StageSettings(NamedTuple):
-    """Arguments of MsViT that all of its stages share."""
-
-    qkv_bias: bool
-    drop_rate: float
-    attn_drop_rate: float
-    norm_embed: bool
-    norm_eps: float
-    pos_resize: str
-    attention_args: Mapping[str, Mapping] | None
-    grad_checkpoint: bool
-
-
 class Stage(nn.Module):
-    """A patch embedding and its blocks. Position parameters are made for `grid`."""
+    """A patch embedding and its blocks.
+
+    grid: the one that position parameters are made for. settings: keyword arguments of MsViT.
+    """
 
     def __init__(
         self,
@@ -41,39 +31,40 @@ class Stage(nn.Module):
         in_chans: int,
         grid: tuple[int, int],
         drop_path_rates: Sequence[float],
-        settings: StageSettings,
+        settings: Mapping[str, Any],
     ) -> None:
         super().__init__()
-        drop, norm_eps, position = settings.drop_rate, settings.norm_eps, None
+        drop, norm_eps, num_global = settings["drop_rate"], settings["norm_eps"], spec.num_global
+        position, resize = None, settings["pos_resize"]
         if spec.absolute:
-            position = AbsoluteEmbedding(
-                spec.dim, grid, spec.num_global, resize=settings.pos_resize
-            )
+            position = AbsoluteEmbedding(spec.dim, grid, num_global, resize=resize)
         self.embed = PatchEmbed(
             in_chans,
             spec.dim,
             spec.patch,
-            num_global=spec.num_global,
+            num_global=num_global,
             position=position,
-            norm_eps=norm_eps if settings.norm_embed else None,
+            norm_eps=norm_eps if settings["norm_embed"] else None,
             drop=drop,
         )
         common = dict(
             dim=spec.dim,
             num_heads=spec.num_heads,
-            num_global=spec.num_global,
+            num_global=num_global,
             grid=grid,
             rel_pos=not spec.absolute,
-            qkv_bias=settings.qkv_bias,
-            attn_drop=settings.attn_drop_rate,
+            qkv_bias=settings["qkv_bias"],
+            attn_drop=settings["attn_drop_rate"],
             proj_drop=drop,
         )
         self.blocks = nn.ModuleList()
         for name, rate in zip(spec.attention, drop_path_rates):
-            own = _attention_args(name, spec, settings.attention_args)
+            argument = ATTENTIONS.entry(name).facts.get("feature")  # its name for the stage's size
+            own = {argument: spec.attn_size} if argument else {}
+            own |= (settings["attention_args"] or {}).get(name, {})
             attn = build_attention(name, **common, **own)
             self.blocks.append(Block(attn, drop=drop, drop_path=rate, norm_eps=norm_eps))
-        self.grad_checkpoint = settings.grad_checkpoint  # recompute each block in backward
+        self.grad_checkpoint = settings["grad_checkpoint"]  # recompute each block in backward
 
     def forward(
         self, x: Tensor, valid: Tensor | None = None
@@ -89,15 +80,6 @@ class Stage(nn.Module):
             else:
                 tokens = block(tokens, grid, valid)
         return tokens, grid, valid
-
-
-def _attention_args(
-    name: str, spec: StageSpec, attention_args: Mapping[str, Mapping] | None
-) -> dict[str, Any]:
-    """The stage's size under the attention's name for it, then the caller's arguments."""
-    argument = ATTENTIONS.entry(name).facts.get("feature")
-    size = {argument: spec.attn_size} if argument else {}
-    return size | dict((attention_args or {}).get(name, {}))
 
 
 def to_map(

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from vil.layers.attention import ATTENTIONS
 from vil.models.arch import StageSpec
-from vil.models.stage import Stage, StageSettings, to_map
+from vil.models.stage import Stage, to_map
 from vil.utils.lookup import lookup
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,6 @@ class MsViT(nn.Module):
         rates = torch.linspace(0, drop_path_rate, max(sum(depths), 1), device="cpu").split(depths)
         self.specs = tuple(stages)
         self.num_classes, self.in_chans = num_classes, in_chans
-        shared = StageSettings(**{name: settings[name] for name in StageSettings._fields})
         self.stages, map_size = nn.ModuleList(), to_2tuple(img_size)
         for spec, stage_rates in zip(stages, rates):
             grid = (map_size[0] // spec.patch, map_size[1] // spec.patch)
@@ -86,7 +85,7 @@ class MsViT(nn.Module):
                 raise ValueError(
                     f"stage {len(self.stages) + 1} has no token left of a map of {min(map_size)}"
                 )
-            self.stages.append(Stage(spec, in_chans, grid, stage_rates.tolist(), shared))
+            self.stages.append(Stage(spec, in_chans, grid, stage_rates.tolist(), settings))
             in_chans, map_size = spec.dim, grid
         self.num_features = self.head_hidden_size = in_chans
         self.norm = nn.LayerNorm(in_chans, eps=norm_eps)
@@ -229,10 +228,7 @@ class MsViT(nn.Module):
         return chosen, max(chosen)
 
     def prune_intermediate_layers(
-        self,
-        indices: int | Sequence[int] = 1,
-        prune_norm: bool = False,
-        prune_head: bool = True,
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Remove what the maps of the chosen stages do not need. Return the stages."""
         chosen, last = self._select_stages(indices)
@@ -305,10 +301,7 @@ class MsViT(nn.Module):
             (r"^stages\.(\d+)\.blocks\.(\d+)", None),
             (r"^norm|^head", (99999,)),
         ]
-        return {
-            "stem": r"^stages\.0\.embed",
-            "blocks": r"^stages\.(\d+)" if coarse else fine,
-        }
+        return {"stem": r"^stages\.0\.embed", "blocks": r"^stages\.(\d+)" if coarse else fine}
 
     @property
     def num_layers(self) -> int:

@@ -64,12 +64,11 @@ def _overlap(name: str, state: Mapping[str, Tensor]) -> float:
     """Intersection over union of tensor names. Unequal shapes count only if resizable."""
     model = _build_on_meta(tuple(_infer_attention(name, state)))
     names, target = map_names(model, state), model.state_dict()
-    common = [
-        name
+    common = sum(
+        key in state and (name.endswith(RESIZABLE) or state[key].shape == target[name].shape)
         for name, key in names.items()
-        if key in state and (name.endswith(RESIZABLE) or state[key].shape == target[name].shape)
-    ]
-    return len(common) / (len(names) + len(state) - len(common))
+    )
+    return common / (len(names) + len(state) - common)
 
 
 def _build_fitting(name: str, state: Mapping[str, Tensor], pos_resize: str) -> MsViT:

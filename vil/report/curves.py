@@ -5,7 +5,7 @@ Each plot shows the training and test sets. Plots of metrics that the run did no
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -31,7 +31,7 @@ PLOTS = {
     ),
     "lr": ("learning rate", ("lr",)),
 }
-Series = dict[tuple[str, str], list[tuple[float, float]]]  # (split, metric) -> [(epoch, value)]
+Curves = dict[str, list[tuple[float, float]]]  # split, and metric if several -> (epoch, value)
 log = logging.getLogger(__name__)
 
 
@@ -40,44 +40,40 @@ def draw(folder: Path) -> list[Path]:
 
     Failures to write are logged as warnings, not raised: the plots can be drawn again later.
     """
-    series = read_series(Path(folder) / "metrics.jsonl")
+    groups = list(group_curves(metrics(Path(folder) / "metrics.jsonl")))
     plots, files = Path(folder) / "plots", []
     try:
         plots.mkdir(exist_ok=True)
-        for plot, (label, names) in PLOTS.items():
-            curves = {key: points for key, points in series.items() if key[1] in names}
-            if curves:
-                plot_curves(curves, label).savefig(plots / f"{plot}.png", dpi=120)
-                files.append(plots / f"{plot}.png")
+        for plot, label, curves in groups:
+            plot_curves(curves, label).savefig(plots / f"{plot}.png", dpi=120)
+            files.append(plots / f"{plot}.png")
     except OSError as error:
         log.warning("no plots in %s: %s", plots, error.strerror or error)
     return files
 
 
-def read_series(file: Path) -> Series:
-    """Read the series of a metrics.jsonl."""
-    return group_series(metrics(file))
-
-
-def group_series(points: Iterable[dict]) -> Series:
-    """Group logged points by split and metric."""
-    series, names = defaultdict(list), [name for _, plot in PLOTS.values() for name in plot]
-    for point in points:
-        for name in names:
-            if name in point:
+def group_curves(points: Iterable[dict]) -> Iterator[tuple[str, str, Curves]]:
+    """Yield the name, the label and the curves of each plot with any logged points."""
+    points = list(points)
+    for plot, (label, names) in PLOTS.items():
+        series = defaultdict(list)
+        for point in points:
+            for name in (name for name in names if name in point):
                 series[point["split"], name].append((point["epoch"], point[name]))
-    return series
+        is_single = len({name for _, name in series}) == 1
+        if series:
+            curves = {split if is_single else f"{split} {n}": v for (split, n), v in series.items()}
+            yield plot, label, curves
 
 
-def plot_curves(curves: Series, label: str) -> Figure:
+def plot_curves(curves: Curves, label: str) -> Figure:
     """Plot curves: training as thin lines, since it is noisy, test sets with a mark per point."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot(xlabel="epoch", ylabel=label)
-    is_single = len({name for _, name in curves}) == 1
-    for (split, name), points in curves.items():
-        style = {"linewidth": 1} if split == "train" else {"linewidth": 2, "marker": "o"}
-        text = split if is_single else f"{split} {name}"
-        axes.plot(*zip(*points), label=text, markersize=3, **style)
+    for name, points in curves.items():
+        is_training = name.split(" ")[0] == "train"
+        style = {"linewidth": 1} if is_training else {"linewidth": 2, "marker": "o"}
+        axes.plot(*zip(*points), label=name, markersize=3, **style)
     axes.grid(alpha=0.3)
     axes.margins(x=0.02)
     if len(curves) > 1:

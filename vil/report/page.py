@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from vil.report.charts import Chart, make_chart
-from vil.report.curves import PLOTS, group_series
+from vil.report.curves import group_curves
 from vil.report.html import Html, render_template
 from vil.report.run_record import RunRecord
 
@@ -60,11 +60,15 @@ class Page(NamedTuple):
 def render(page: Page) -> str:
     """Return the page's HTML."""
     evaluations = list(page.record.evaluations().items())[:MAX_SETS]
+    cards = [*page.cards, *_logged_cards(page), *_progress_cards(page)]
+    if isinstance(model := page.model, ModelCost):
+        cards.append(("Parameters", f"{model.parameters:,}", ""))
+        cards.append(("Multiply-accumulates", short(model.macs), "for one image"))
     return render_template(
         "report/page.html.j2",
         page=page,
         status=page.record.status,
-        cards=[*page.cards, *_logged_cards(page), *_progress_cards(page), *_cost_cards(page.model)],
+        cards=cards,
         charts=_make_charts(page.record),
         evaluations=[(test, *_evaluation_table(test, p, page.columns)) for test, p in evaluations],
         changed=[setting for setting in page.settings if setting.default is not None],
@@ -100,25 +104,9 @@ def _progress_cards(page: Page) -> list[Card]:
     return cards
 
 
-def _cost_cards(model: ModelCost | str) -> list[Card]:
-    if isinstance(model, str):
-        return []
-    return [
-        ("Parameters", f"{model.parameters:,}", ""),
-        ("Multiply-accumulates", short(model.macs), "for one image"),
-    ]
-
-
 def _make_charts(record: RunRecord) -> list[Chart]:
-    """Return a chart per kind of metric."""
-    series, charts = group_series(record.points), []
-    for title, (label, metrics) in PLOTS.items():
-        chosen = {key: points for key, points in series.items() if key[1] in metrics}
-        is_single = len({metric for _, metric in chosen}) == 1
-        lines = {split if is_single else f"{split} {m}": v for (split, m), v in chosen.items()}
-        if lines:
-            charts.append(make_chart(lines, label, title))
-    return charts
+    """Return a chart per plot."""
+    return [make_chart(curves, *plot) for *plot, curves in group_curves(record.points)]
 
 
 def _evaluation_table(test_set: str, points: list[dict], columns: Sequence[str]) -> Table:

@@ -65,7 +65,6 @@ def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
 def initial_state(known: list[dict], parameter: Tensor) -> dict:
     """State of a new parameter among `known` ones: torch's fused SGD needs momentum buffers for
     all parameters of a group or for none."""
-    has_momentum = any(
-        state.keys() == {MOMENTUM} and state[MOMENTUM] is not None for state in known
-    )
-    return {MOMENTUM: torch.zeros_like(parameter)} if has_momentum else {}
+    if any(state.keys() == {MOMENTUM} and state[MOMENTUM] is not None for state in known):
+        return {MOMENTUM: torch.zeros_like(parameter)}
+    return {}

@@ -1,7 +1,7 @@
 """The tables of docs/reference/faults_*.md, from what the tests in tests/faults found.
 
 VIL_FAULTS_JSON=benchmarks/results/faults.json ./scripts/test.sh tests/faults -m faults
-python -m vil.report.reliability benchmarks/results/faults.json docs/reference/faults_*.md
+python docs/reliability_table.py benchmarks/results/faults.json docs/reference/faults_*.md
 """
 
 import json
