@@ -29,8 +29,7 @@ MIB = 2**20
 
 
 class Baseline(NamedTuple):
-    """An attention outside of BACKENDS, the reasons why it cannot run a case, and what limits the
-    comparison."""
+    """An attention outside of BACKENDS: what it cannot run, and what it does differently."""
 
     candidate: Callable[[Case, Inputs], Candidate]
     reasons: Callable[[Case], list[str]]

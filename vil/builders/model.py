@@ -195,8 +195,7 @@ def move_to_device(
 
 
 def _compile(cfg: CfgNode, models: list[nn.Module], device: torch.device) -> None:
-    """With MODEL.COMPILE: let torch compile each model, in place, at its first call. Parameters
-    keep their names."""
+    """With MODEL.COMPILE, compile each model in place at its first call."""
     if not cfg.MODEL.COMPILE:
         return
     if not has_compiler(device.type):

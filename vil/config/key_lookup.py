@@ -33,8 +33,7 @@ def is_known(key: str) -> bool:
 
 
 def nearest(key: str) -> str | None:
-    """Return the declared key most like `key`, if one is: by full path and by last name, so that
-    `LR` finds OPTIM.LR."""
+    """Return the declared key most like `key`, by full path and last name, if one is."""
     if last(key).upper() in ALIASES:
         return ALIASES[last(key).upper()]
     scores = {name: similarity(key, name) + similarity(last(key), last(name)) for name in KEYS}

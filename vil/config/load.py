@@ -139,8 +139,7 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
 
 
 def _infer_task(cfg: CfgNode, settings: Sequence[Setting]) -> None:
-    """Set TASK to the task that another key implies, unless the source that sets that key, or a
-    later one, sets TASK too."""
+    """Set TASK to the task that another key implies, unless the same or a later source sets it."""
     explicit = next((s for s in reversed(settings) if s.key == "TASK"), None)
     for name, entry in registry("task").items():
         key = entry.facts.get("implied_by")

@@ -49,8 +49,7 @@ class Meter:
                 iterator.close()
 
     def add(self, metrics: dict[str, Tensor], bad: Tensor) -> None:
-        """Add the scalars of one step, with the same names at every step. Those of a skipped step
-        (`bad` is 1) are left out."""
+        """Add the scalars of a step, unless it was skipped (`bad` is 1)."""
         self.steps += 1
         good = 1 - bad.detach()
         self.good_steps = self.good_steps.to(good.device) + good

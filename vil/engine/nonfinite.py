@@ -106,8 +106,7 @@ class NonFiniteSteps:
         self.in_a_row = 0
 
     def count(self, flags: Flags, model: nn.Module, **record: Any) -> int:
-        """Return 1 for a skipped step. Before the error, write `record` and the model's largest
-        values to crash/."""
+        """Return 1 for a skipped step. Write crash/ before raising DivergedError."""
         self.in_a_row = self.in_a_row + 1 if flags.bad else 0
         if self.in_a_row > self.limit:
             dump(self.file, model, record | {"samples": record["samples"].tolist()})

@@ -89,8 +89,7 @@ def _build_torchvision(name: str, num_classes: int, img_size: int, pretrained: b
 
 
 def find_no_decay_params(model: nn.Module) -> set[str]:
-    """Return the parameters without weight decay: vectors and scalars (norms, biases), and those
-    that the model names."""
+    """Return the vectors, scalars and named parameters that have no weight decay."""
     named = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
     return {name for name, p in model.named_parameters() if p.ndim <= 1} | set(named)
 

@@ -5,8 +5,6 @@ vil.patch_attention(model, window=8)                      # every block
 vil.patch_attention(model, "full", blocks=[-2, -1])       # restore the last two
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 from timm.layers import Attention, AttentionRope

@@ -4,8 +4,6 @@ Shapes: B batch, N heads, D head dim, C = N*D width, X Y grid of patches, L = X*
 G prefix tokens (class, distillation, registers), which are the global tokens, T = G+L.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from timm.layers import apply_rot_embed_cat

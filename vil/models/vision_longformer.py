@@ -329,8 +329,7 @@ class MsViT(nn.Module):
     # Image size and cost
 
     def set_input_size(self, img_size: int | tuple[int, int], rule: str = "linear") -> None:
-        """Resize position parameters to another image size once, by one of `RULES`, not in each
-        forward pass."""
+        """Resize position parameters to another image size, by one of `RULES`."""
         self.settings["img_size"] = img_size
         for stage, grid in zip(self.stages, self.grids(to_2tuple(img_size))):
             if stage.embed.position is not None:

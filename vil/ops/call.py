@@ -1,7 +1,5 @@
 """The arguments of local attention as one object, which backends get."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ A backend never changes the result. It refuses a case with reasons, in sentences
 here.
 """
 
-from __future__ import annotations
-
 from vil.ops.attention_case import Case
 from vil.ops.backends import BACKENDS
 from vil.ops.window import ALL_NINE

@@ -72,8 +72,7 @@ def lamb(groups: list[dict], s: Settings) -> Optimizer:
 
 
 def lars(groups: list[dict], s: Settings) -> Optimizer:
-    """LARS (arXiv:1708.03888): a layer's learning rate is
-    lr * 0.001 |p| / (|g| + weight_decay |p|)."""
+    """LARS (arXiv:1708.03888): learning rate lr * 0.001 |p| / (|g| + weight_decay |p|)."""
     warn_without_decay(groups, "lars is SGD")
     return Lars(groups, lr=s.lr, momentum=s.momentum, eps=s.eps)
 

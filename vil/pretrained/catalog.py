@@ -139,8 +139,7 @@ def _published(row: Row) -> Weights:
 
 
 def image_transform(**settings: Any) -> Compose:
-    """Build timm's evaluation transform (resize the shorter side, center crop, normalize), preceded
-    by a conversion to RGB."""
+    """Build timm's evaluation transform, preceded by a conversion to RGB."""
     return Compose([to_rgb, create_transform(**settings)])
 
 

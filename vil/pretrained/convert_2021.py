@@ -37,8 +37,7 @@ def has_2021_names(state: Iterable[str]) -> bool:
 
 
 def extract_backbone(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the backbone of a detector's state dict, and the other keys. Other state dicts are
-    returned unchanged."""
+    """Return the backbone of a detector's state dict (or all of another), and the other keys."""
     backbone = {k.removeprefix(BACKBONE): v for k, v in state.items() if k.startswith(BACKBONE)}
     if not backbone:
         return dict(state), []

@@ -89,8 +89,7 @@ def from_pretrained(
 
 
 def find_model_name(model: MsViT) -> str:
-    """Return the name of the model's architecture, ignoring windows. `msvit`, which timm does not
-    know, if it has none."""
+    """Return the name of the model's architecture, ignoring windows; else `msvit`."""
     attention = format_attention(model.specs)
     wanted = replace_windows("", model.specs, 1)
     named = {name: parse_arch(arch, attention) for name, arch in ARCHS.items()}

@@ -5,8 +5,6 @@ model card (vil/pretrained/model_card.py). The format itself has no checksum, so
 this one.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -5,8 +5,6 @@ axes: a line per backend, the lower bound by GEMMs alone dashed, linear and quad
 There is one plot per dtype, window and number of heads, with a row of panels per mask and mode.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from pathlib import Path

@@ -21,9 +21,7 @@ FINEST = 64  # most tokens of a side with lines between tokens
 def seen_from(
     attended: Iterable[tuple[int, int]], grid: tuple[int, int], token: tuple[int, int]
 ) -> np.ndarray:
-    """Count the (row, column) of the keys that a token attends to -> (X, Y) of UNSEEN, SEEN, TWICE
-    or QUERY.
-    """
+    """Classify each token of the grid -> (X, Y) of UNSEEN, SEEN, TWICE or QUERY."""
     counts = np.zeros(grid, dtype=int)
     for key in attended:
         counts[key] += 1

@@ -10,8 +10,7 @@ IMAGE_SUFFIXES = (".png", ".svg", ".pdf", ".jpg")
 
 
 def output_file(given: str, flag: str = "--out", endings: tuple[str, ...] = ()) -> Path:
-    """Return the path to write to. Raises ConfigError if it cannot be written or has a suffix that
-    is not one of `endings`."""
+    """Return the path. Raises ConfigError if it cannot be written or has another suffix."""
     path = Path(given)
     if endings and path.suffix.lower() not in endings:
         raise ConfigError(f"{flag} {given}: expected a name that ends in {', '.join(endings)}")

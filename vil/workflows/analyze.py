@@ -35,8 +35,7 @@ def analyze_cost(cfg: CfgNode) -> Cost:
 
 
 def find_layout_copies(cfg: CfgNode, batch_size: int) -> list:
-    """The copies of one training step on noise that bring a tensor's numbers into another order in
-    memory, by module."""
+    """List the copies of a training step that change a tensor's memory layout, by module."""
     refuse_without(cfg, "analyze --layout")
     device = configure_device(cfg)
     task = task_for(cfg, device)

@@ -113,8 +113,7 @@ def keys_of(way: str) -> list[str]:
 
 
 def make_entry(name: str, way: str, cfg: CfgNode) -> tuple[Row, Contender | None]:
-    """The row of a trial, and the model that fills it; None, and the reason, where it cannot be
-    built."""
+    """The row of a trial and its model; None, and the reason in the row, if it cannot be built."""
     backend = cfg.MODEL.VIT.MSVIT.BACKEND
     try:
         device = configure_device(cfg)

@@ -94,8 +94,7 @@ def run_config(
 
 
 def weights_config(config_file: str | None, options: Options) -> ConfigWithClasses:
-    """The config of a file or, without one, of what the weights in MODEL.MODEL_PATH say of
-    themselves."""
+    """The config of a file or, without one, of the description in the weights' file."""
     class_names = None
     if not config_file:
         from vil.workflows.config_from_weights import describe_weights

@@ -114,8 +114,7 @@ def iter_predictions(
     batch_size: int | None,
     num_workers: int,
 ) -> Iterator[Any]:
-    """Yield a prediction for each image; decoding, workers and the treatment of unreadable files
-    are those of the data sets."""
+    """Yield a prediction for each image, decoded in the loader's workers."""
     task = inference.task
     loader = iter_image_batches(
         images,

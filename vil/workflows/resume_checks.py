@@ -59,8 +59,7 @@ def within(key: str, names: tuple[str, ...]) -> bool:
 
 
 def config_to_keep(cfg: CfgNode) -> CfgNode:
-    """The config that a run saves: with an absolute DATA.PATH, and without RUN.ALLOW_CHANGES, which
-    holds for one start."""
+    """The config that a run saves: absolute DATA.PATH, RUN.ALLOW_CHANGES back to False."""
     kept = cfg.clone()
     kept.defrost()
     if Path(kept.DATA.PATH).is_dir():

@@ -86,8 +86,7 @@ class PredictionBatch(NamedTuple):
 
 
 class ImageList(Dataset):
-    """[i] -> (tensor, (height, width) before the transform); images of a batch may differ in
-    size."""
+    """[i] -> (tensor, (height, width) before the transform)."""
 
     collate = PredictionBatch
 

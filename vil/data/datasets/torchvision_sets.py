@@ -19,8 +19,7 @@ from vil.utils.errors import DataError
 
 
 class TorchvisionSet(ImageDataset):
-    """A dataset of torchvision's class `source`, with its files in `folder` below root; val is its
-    test set."""
+    """A dataset class of torchvision, with its files in `folder` below root."""
 
     def __init__(
         self,

@@ -156,8 +156,7 @@ def opacity(values: np.ndarray, middle: float = INK) -> np.ndarray:
 
 
 def paint(random: RandomState, image: np.ndarray, layers: list[np.ndarray]) -> None:
-    """Paint layers of opacity (h, w) into an image (h, w, 3), in colors that contrast with those
-    under them."""
+    """Paint layers of opacity (h, w) into an image (h, w, 3), in contrasting colors."""
     for layer in layers:
         color = contrasting_color(random, image[layer > 0.5])
         shade = 1 + 0.3 * (noise(random, *layer.shape, 20) - 0.5)

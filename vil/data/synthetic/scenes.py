@@ -53,8 +53,7 @@ class Digit:
 
 @dataclass
 class SceneDataset:
-    """The scenes of a split: PNG bytes, (height, width) and annotations. `scans` are the enlarged
-    digits and their classes."""
+    """The scenes of a split: PNG bytes, (height, width) and annotations."""
 
     seed: int
     split: str

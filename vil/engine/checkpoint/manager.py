@@ -50,8 +50,7 @@ class CheckpointManager:
         self.saved_step = broadcast_object(newest)
 
     def save(self, state: TrainState, *, required: bool = False) -> None:
-        """Save a checkpoint of this step. Raises SaveError if that fails and is `required`, or has
-        failed too often."""
+        """Save a checkpoint. Raises SaveError if a `required` one fails, or too many in a row."""
         if self.saved_step == state.step:
             return
         run, policy = self.run, self.policy

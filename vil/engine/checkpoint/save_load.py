@@ -70,8 +70,7 @@ class TrainState:
     def after_eval(
         self, value: float, *, drop: bool = False, higher_is_better: bool = True
     ) -> "TrainState":
-        """Return the state after an evaluation: with a new best or, if `drop`, one more drop of the
-        learning rate."""
+        """Return the state with a new best or, if `drop`, one more drop of the learning rate."""
         state = replace(self, evaluated=self.step)
         if self.best is None or (value > self.best if higher_is_better else value < self.best):
             return replace(state, best=value, best_step=self.step)

@@ -9,8 +9,6 @@ fit into memory, if its output or a gradient differs from the reference on a sma
 from a plain backend on the full grid. The others are timed in turns.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

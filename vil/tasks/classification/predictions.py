@@ -50,8 +50,7 @@ class Predictions(NamedTuple):
         return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
 
     def mistakes(self, most: int) -> list[tuple[int, int, int]]:
-        """List (true class, predicted class, images) of the most frequent errors, without a matrix
-        of all pairs."""
+        """List (true class, predicted class, images) of the most frequent errors."""
         wrong = np.stack([self.targets[~self.correct], self.predicted[~self.correct]], axis=1)
         pairs, counts = np.unique(wrong, axis=0, return_counts=True)
         order = np.argsort(-counts, kind="stable")[:most]

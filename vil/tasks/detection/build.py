@@ -127,8 +127,7 @@ def detector_config(cfg: CfgNode) -> DetectorConfig:
 
 
 def check_positions(cfg: CfgNode, network: MsViT) -> None:
-    """Raise ConfigError if cropped absolute position embeddings, built for INPUT.IMAGE_SIZE, do not
-    cover the largest image."""
+    """Raise ConfigError if cropped position embeddings do not cover the largest image."""
     stride, largest = network.strides[-1], cfg.DETECTION.INPUT.MAX_SIZE
     needed = -(-largest // stride) * stride
     cropped = cfg.MODEL.VIT.POS_RESIZE == "crop" and any(s.absolute for s in network.specs)

@@ -43,8 +43,7 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
 
 
 def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
-    """Convert to {file, width, height, objects: [{class, label, score, box}]}, or {file, error,
-    objects}."""
+    """Convert to {file, width, height, objects: [..]} or {file, error, objects}."""
     file, (height, width), detections, error = prediction
     if detections is None:
         return {"file": file, "error": error, "objects": []}
