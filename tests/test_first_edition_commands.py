@@ -40,7 +40,6 @@ for file in sorted((LEGACY / "first_edition_python").glob("*.py")):
     PAGES.setdefault(re.sub(r"^\d+_|_\d+$", "", file.stem), []).append(file)
 
 NOT_OURS = ("chromium", "seq", "for")
-SLOW_PAGES = {"export", "attention", "patch_attention"}
 COMMANDS = {line: words for line in LINES if (words := vil_words(line))}
 KEYED = [line for line, words in COMMANDS.items() if has_keys(words)]
 
@@ -123,10 +122,8 @@ for path in sys.argv[1:]:
 """
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=pytest.mark.long if page in SLOW_PAGES else ()) for page in PAGES],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("page", PAGES)
 def test_python_examples_run(page, place):
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", RUN_ALL, *PAGES[page]]
     ended = subprocess.run(command, cwd=place, capture_output=True, text=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.smoke
+
 PACKAGE = Path(__file__).parent.parent / "vil"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # room -> the rooms it may use; what these may use, it may use too

@@ -16,6 +16,8 @@ from tests.common.small_runs import FOLDER, SMALL, TINY, draw_pictures, vil
 from vil.config import get_config
 from vil.workflows import train as training
 
+pytestmark = pytest.mark.smoke
+
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 ARCH = "MODEL.VIT.MSVIT.ARCH"
 MSVIT = "MODEL.VIT.MSVIT"

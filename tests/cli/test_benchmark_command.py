@@ -40,6 +40,7 @@ def result(tmp_path_factory):
     return folder, ended.out
 
 
+@pytest.mark.long
 def test_each_case_is_a_table_of_every_candidate(result):
     _, out = result
     heads = re.findall(r"^(\d+ x \d+) tokens, w 2, (\w+), .*; auto: (\w+)$", out, re.MULTILINE)
@@ -52,6 +53,7 @@ def test_each_case_is_a_table_of_every_candidate(result):
     assert out.count("unfolding computes the exact window only") == 8
 
 
+@pytest.mark.long
 def test_json_and_csv_hold_the_same_rows_and_json_the_machine(result):
     folder, _ = result
     found = json.loads((folder / "attention.json").read_text())
@@ -70,6 +72,7 @@ def test_json_and_csv_hold_the_same_rows_and_json_the_machine(result):
     assert all(float(line["forward_ms"]) == row["forward_ms"] for row, line in timed)
 
 
+@pytest.mark.long
 def test_there_is_a_picture_and_it_can_be_drawn_anew(result, tmp_path):
     folder, out = result
     picture = folder / "attention-float32-w2-n3.png"

@@ -176,6 +176,7 @@ def test_the_log_says_what_metrics_says(run):
         assert tuple(shown.values()) == wanted
 
 
+@pytest.mark.smoke
 @pytest.mark.defect("B30")
 def test_the_same_command_gives_the_same_numbers(run, tmp_path):
     words = [*TINY, "OPTIM.EPOCHS=3", "OPTIM.LR=0.1"]

@@ -73,6 +73,7 @@ def test_the_file_needs_nothing_else(run, written):
             assert shares[row["index"]].item() == pytest.approx(row["probability"], abs=1e-4)
 
 
+@pytest.mark.long
 def test_a_program_of_torch_from_a_config_and_weights(run):
     words = ("--dynamic", "none", "--size", "32x32", "--check", SHIFT)
     ended = vil("export", *TINY, "MODEL.MODEL_PATH", checkpoint(run), "--out", "m.pt2", *words)

@@ -116,6 +116,7 @@ def test_a_model_without_windows_has_nothing_to_tune():
     assert (code, out) == (0, "no stage has longformer attention: nothing to tune\n")
 
 
+@pytest.mark.long
 def test_a_run_tunes_at_its_start_and_keeps_what_it_chose(tmp_path):
     BACKENDS.remove("flex")  # a minute of compiling; the test of every stage tries it
     words = (*TINY, "OPTIM.EPOCHS=1", "MODEL.VIT.MSVIT.TUNE=True")

@@ -147,6 +147,7 @@ def test_weights_of_a_file(run, photo):
 # Patterns
 
 
+@pytest.mark.long
 def test_every_example_of_the_pattern_s_help_is_drawn():
     examples = re.sub(r"\\\n *", "", pattern_help).splitlines()[2:8]
     lines = [re.split(r"   +", line.strip())[0] for line in examples if "vil visualize" in line]

@@ -13,6 +13,8 @@ from vil.cli import config as command
 from vil.cli.arguments import config_arguments, resolve
 from vil.config import ConfigError, defaults, get_config
 
+pytestmark = pytest.mark.smoke
+
 BASE = "_base_/classification.yaml"
 DOCS = Path(__file__).parents[2] / "docs/reference/config.md"
 

@@ -10,6 +10,8 @@ import pytest
 from vil.config import ConfigError, dump, get_config
 from vil.config.yaml_source import packaged_root
 
+pytestmark = pytest.mark.smoke
+
 
 @pytest.fixture
 def write(tmp_path):

@@ -7,6 +7,8 @@ import pytest
 
 from vil.config import LEGACY_ATTN_BACKENDS, diff, get_config
 
+pytestmark = pytest.mark.smoke
+
 OLD = Path(__file__).parents[1] / "legacy"
 
 

@@ -17,6 +17,8 @@ from vil.data.formats.archive import TarArchive, ZipArchive
 from vil.data.image import UnreadableImage
 from vil.utils.errors import DataError
 
+pytestmark = pytest.mark.smoke
+
 BLOBS = {f"{i}.bin": bytes([i]) * i * 97 + os.urandom(500) for i in range(60)}
 
 

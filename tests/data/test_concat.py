@@ -10,6 +10,8 @@ from vil.data.classes import read_class_mapping
 from vil.data.datasets.concat import ConcatImageDataset
 from vil.utils.errors import DataError
 
+pytestmark = pytest.mark.smoke
+
 
 def fake(n, classes=3, transform=None):
     return build_dataset("fake", "", "train", transform, n=n, size=4, num_classes=classes)

@@ -9,6 +9,8 @@ from PIL import Image
 from vil.data import build_dataset
 from vil.utils.errors import DataError
 
+pytestmark = pytest.mark.smoke
+
 
 def save(path):
     path.parent.mkdir(parents=True, exist_ok=True)

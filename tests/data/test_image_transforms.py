@@ -9,6 +9,8 @@ from vil.data import build_dataset
 from vil.data.samplers import fork_rng
 from vil.data.transforms import eval_transform, train_transform
 
+pytestmark = pytest.mark.smoke
+
 DIGITS = {"use_timm": True, "scale": (0.7, 1.0), "hflip": 0.0}
 CHAINS = {
     "plain": {"color_jitter": (0.4, 0.4, 0.4, 0.1, 0.8), "gray_scale": 0.2, "gaussian_blur": 0.5},

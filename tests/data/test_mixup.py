@@ -14,6 +14,8 @@ import torch
 from vil.data.batch import Batch
 from vil.data.mixup import MODES, Mix
 
+pytestmark = pytest.mark.smoke
+
 CLASSES = 3
 RECIPES = {
     "mixup": {"mixup_alpha": 0.8},

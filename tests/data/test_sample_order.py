@@ -9,6 +9,8 @@ import torch
 
 from vil.data.samplers import epoch_order, eval_batches, fork_rng, train_batches
 
+pytestmark = pytest.mark.smoke
+
 
 @pytest.mark.parametrize("n", [1, 2, 7, 1000])
 def test_an_epoch_is_a_permutation(n):

@@ -12,6 +12,8 @@ from vil.data.formats.tsv_file import TsvFile
 from vil.data.image import UnreadableImage
 from vil.utils.errors import DataError
 
+pytestmark = pytest.mark.smoke
+
 FILES = samples("train")
 KEYS = list(FILES)
 

@@ -17,6 +17,8 @@ from vil.ops import BACKENDS, Case, Window, local_attention
 from vil.pretrained.load_weights import get_2021_names, load_2021_weights
 from vil.utils.errors import CheckpointError
 
+pytestmark = pytest.mark.smoke
+
 CPU = torch.device("cpu")
 ARCH = "l1,h1,d8,n1,s1,g1,p4,f3,a0_l2,h2,d16,n1,s1,g1,p2,f3,a0"
 SMALL = (f"MODEL.VIT.MSVIT.ARCH={ARCH}", "INPUT.IMAGE_SIZE=40", "DATA.NUM_CLASSES=5")

@@ -74,6 +74,7 @@ def test_importing_the_commands_does_nothing():
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.defect("B7", "B24")
 def test_a_run_of_one_step_epochs_goes_on():
     """B7 and B24. Resuming read the epoch out of checkpoint_last.pth; one-step epochs broke it."""

@@ -33,6 +33,8 @@ from vil.optim import build_optimizer, decay_groups
 from vil.utils.atomic_write import replace_text
 from vil.utils.errors import CheckpointError, DivergedError
 
+pytestmark = pytest.mark.smoke
+
 SCALER = torch.amp.GradScaler("cpu", enabled=False)
 FILES = ("model.safetensors", "state.pt", MANIFEST, MANIFEST_HASH)
 

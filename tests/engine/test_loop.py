@@ -14,6 +14,8 @@ from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import CheckpointError, DivergedError
 from vil.utils.train_step import TrainStep
 
+pytestmark = pytest.mark.smoke
+
 
 def final_weights(folder):
     return load_file(resolve_link(folder / "checkpoints", "last") / "model.safetensors")

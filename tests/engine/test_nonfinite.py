@@ -28,6 +28,8 @@ from vil.engine.nonfinite import (
 from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import DivergedError
 
+pytestmark = pytest.mark.smoke
+
 BAD = torch.tensor(1.0)
 TEST_SETS = {"train": list(ToyLoader().batches(0, 2))}
 

@@ -12,6 +12,8 @@ from vil.engine.distributed import DistInfo
 from vil.engine.loop import set_lr
 from vil.optim import OPTIMIZERS, build_optimizer, decay_groups
 
+pytestmark = pytest.mark.smoke
+
 OURS = [name for name in OPTIMIZERS if not name.startswith("apex")]
 SCALER = torch.amp.GradScaler("cpu", enabled=False)
 

@@ -16,6 +16,8 @@ from vil.engine.run_dir import RunDir
 from vil.utils.errors import DataError, RunFolderError
 from vil.utils.metric_format import format_pairs
 
+pytestmark = pytest.mark.smoke
+
 METRICS = {"loss": 2.30259, "top1": 12.5, "time": 0.25, "data": 0.01}
 
 

@@ -18,6 +18,8 @@ from vil.engine.loop import set_lr
 from vil.optim import build_optimizer, decay_groups
 from vil.tasks.classification.task import ClassificationTask
 
+pytestmark = pytest.mark.smoke
+
 SCALER = torch.amp.GradScaler("cpu", enabled=False)
 
 

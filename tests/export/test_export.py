@@ -175,6 +175,7 @@ def test_training_with_random_shift_cannot_be_exported():
         torch.export.export(model, (torch.zeros(2, 3, 32, 32),))
 
 
+@pytest.mark.long
 def test_random_shift_is_exported_as_it_is_evaluated(tmp_path):
     """A model in training mode is not changed."""
     own = {"longformer": {"mode": 1, "backend": "chunk_handgrad"}}

@@ -22,6 +22,8 @@ from vil.models.vision_longformer import MsViT
 from vil.ops import BACKENDS, Case, Window
 from vil.pretrained.load_weights import load_2021_weights
 
+pytestmark = pytest.mark.smoke
+
 CASES = sorted(path.stem for path in GOLDEN.glob("*.safetensors") if "model_" not in path.stem)
 OWN = {  # the required arguments of each attention
     "longformer": {"window": 3},

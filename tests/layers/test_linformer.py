@@ -1,10 +1,13 @@
 """Projections of linformer attention on other grids."""
 
+import pytest
 import torch
 
 import vil
 from vil.layers.attention.linformer import resize_projection
 from vil.layers.pos_embed import resize_table
+
+pytestmark = pytest.mark.smoke
 
 
 def test_resized_projections_keep_sums_and_global_rows():

@@ -9,6 +9,8 @@ from vil.layers.attention import set_progress
 from vil.layers.attention.performer import orthogonal_gaussian
 from vil.utils.train_step import TrainStep
 
+pytestmark = pytest.mark.smoke
+
 
 def build(**own) -> nn.Module:
     return vil.build_attention("performer", dim=8, num_heads=2, **({"num_features": 6} | own))

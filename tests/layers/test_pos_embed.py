@@ -5,6 +5,8 @@ import torch
 
 from vil.layers.pos_embed import AbsoluteEmbedding, dense_bias, resize_line, resize_table
 
+pytestmark = pytest.mark.smoke
+
 
 def test_resizing_a_line_is_the_reference():
     line = resize_line(torch.tensor([0.0, 1.0, 4.0, 9.0]).view(1, 4, 1), 6)

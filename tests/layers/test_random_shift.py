@@ -7,6 +7,8 @@ import vil
 from vil.layers.attention import set_progress
 from vil.utils.train_step import TrainStep
 
+pytestmark = pytest.mark.smoke
+
 
 def test_random_shift_needs_the_step():
     """Without it every step would silently sample the same neighbor."""

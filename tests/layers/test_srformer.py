@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 import vil
 
+pytestmark = pytest.mark.smoke
+
 
 def build(**own) -> nn.Module:
     torch.manual_seed(0)

@@ -8,6 +8,8 @@ from vil.layers.attention import ATTENTIONS
 from vil.models.arch import StageSpec, format_arch, format_attention, parse_arch
 from vil.models.registry import ARCHS
 
+pytestmark = pytest.mark.smoke
+
 
 @st.composite
 def stages(draw) -> StageSpec:

@@ -11,6 +11,8 @@ from vil.models.vision_longformer import MsViT
 from vil.ops import Window
 from vil.ops.reference import attended_keys
 
+pytestmark = pytest.mark.smoke
+
 DIM, HEADS = 12, 3
 OWN = {"longformer": {"window": 3}, "performer": {"num_features": 5}, "srformer": {"ratio": 3}}
 VALID = torch.tensor([[5, 8], [3, 2]])  # the second image is padded

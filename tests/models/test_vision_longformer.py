@@ -14,6 +14,8 @@ from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 from vil.utils.train_step import TrainStep
 
+pytestmark = pytest.mark.smoke
+
 SMALL = "l1,h1,d8,n1,s1,g1,p4,f3,a0_l2,h2,d16,n2,s1,g2,p2,f2,a1_l3,h2,d16,n1,s0,g0,p2,f2,a0"
 
 

@@ -17,6 +17,8 @@ from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.load_weights import get_2021_names
 
+pytestmark = pytest.mark.smoke
+
 NUMBERS = json.loads(
     (Path(__file__).parent.parent / "golden" / "worked_numbers.json").read_text(encoding="utf-8")
 )

@@ -238,6 +238,7 @@ def test_deterministic_algorithms_refuse_the_gradient_of_the_bias():
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.long
 def test_a_machine_without_a_compiler_is_a_reason():
     code = (
         "import torch; from vil.ops import Case, Window; from vil.ops.backends import flex;"

@@ -6,6 +6,8 @@ from torch import nn
 
 from vil.optim import Ema
 
+pytestmark = pytest.mark.smoke
+
 GOOD, BAD = torch.tensor([0.0, 1.0], dtype=torch.float64)  # flags of a good and a skipped step
 
 

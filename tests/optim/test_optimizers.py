@@ -8,6 +8,8 @@ from torch import nn
 
 from vil.optim import OPTIMIZERS, build_optimizer, decay_groups
 
+pytestmark = pytest.mark.smoke
+
 INSTALLED = [name for name in OPTIMIZERS if not name.startswith("apex")]
 FIRST_STEP = {"qhm": 0.01}  # all others: the learning rate of 0.1
 

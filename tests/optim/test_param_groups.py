@@ -9,6 +9,8 @@ from torch import nn
 
 from vil.optim import decay_groups
 
+pytestmark = pytest.mark.smoke
+
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "weight_decay_groups.json").read_text())
 
 

@@ -15,6 +15,8 @@ from vil.optim import (
 )
 from vil.utils.registry import Key
 
+pytestmark = pytest.mark.smoke
+
 
 @pytest.fixture(autouse=True)
 def unregister():

@@ -7,6 +7,8 @@ import pytest
 
 from vil.optim import SCHEDULES, Schedule
 
+pytestmark = pytest.mark.smoke
+
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "lr_schedules.json").read_text())
 
 

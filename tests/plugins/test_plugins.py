@@ -101,6 +101,7 @@ def forget_the_end(folder):
         (folder / "checkpoints" / link).write_text(f"{checkpoints[-2].name}\n")
 
 
+@pytest.mark.long
 def test_the_docs_of_the_config_have_its_keys(tmp_path):
     words = ("-m", "vil", "config", "--import", FILE, "--docs", "page.md")
     done = run(*words, cwd=tmp_path, VIL_CACHE=str(tmp_path))
@@ -128,6 +129,7 @@ def test_a_config_of_somebody_else_runs_no_code(tmp_path):
     assert (tmp_path / "ran").exists()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -152,6 +154,7 @@ def test_the_command_refuses_a_broken_component_in_one_line(tmp_path):
     assert "must be a subclass of" in ended.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("version", "code"), [("1", 0), ("2", 2)])
 def test_an_installed_plugin(version, code, tmp_path):
     """Found by its entry point; of another version of the interface it is refused."""

@@ -6,6 +6,8 @@ from vil.models.arch import parse_arch
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.load_weights import get_2021_names, load_weights
 
+pytestmark = pytest.mark.smoke
+
 
 @pytest.mark.parametrize(
     ("attention", "argument", "value"),

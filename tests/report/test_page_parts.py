@@ -14,6 +14,8 @@ from vil.report.run_record import RunRecord, metrics
 from vil.tasks.classification.predictions import Predictions
 from vil.tasks.classification.report import Evaluated, sections_of, thumbnail
 
+pytestmark = pytest.mark.smoke
+
 HOSTILE = "</td><script>alert(1)</script><img src=x onerror='alert(\"2\")'>&amp;"
 
 

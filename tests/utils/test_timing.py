@@ -5,6 +5,8 @@ import torch
 
 from vil.utils.timing import peak_tensor_bytes, seconds
 
+pytestmark = pytest.mark.smoke
+
 CPU = torch.device("cpu")
 MIB = 2**20
 

@@ -18,7 +18,16 @@ from torch import Tensor, nn
 from vil.layers.pos_embed import RULES
 from vil.models.head_names import find_head_names
 from vil.models.vision_longformer import MsViT
-from vil.pretrained import convert_2021
+from vil.pretrained.convert_2021 import (
+    PROJECTION,
+    convert_projections,
+    extract_backbone,
+    find_unused_tables,
+    get_2021_names,
+    has_2021_names,
+    is_redundant,
+    warn_changed_defaults,
+)
 from vil.pretrained.state_dict_io import read_weights, unwrap
 from vil.utils.errors import CheckpointError
 from vil.utils.lookup import lookup
@@ -78,8 +87,8 @@ def load_2021_weights(
     distance in tokens, for another window on images of the same size.
     strict: raise CheckpointError, with the report, if a key is missing, unexpected or mismatched.
     """
-    state, ignored = convert_2021.extract_backbone(state_dict)
-    fitted, report = _fit(module, state, convert_2021.get_2021_names(module), rule)
+    state, ignored = extract_backbone(state_dict)
+    fitted, report = _fit(module, state, get_2021_names(module), rule)
     _copy(module, fitted, report, strict)
     report.ignored += ignored
     return report
@@ -108,7 +117,7 @@ def load_weights(
     model = getattr(model, "_orig_mod", model)  # wrapped by torch.compile
     is_msvit, ignored = isinstance(model, MsViT), []
     if is_msvit:
-        state, ignored = convert_2021.extract_backbone(state)
+        state, ignored = extract_backbone(state)
     names = map_names(model, state)
     heads = HEAD if is_msvit else find_head_names(model)
     state, fresh = _fit_head(dict(state), head, heads)
@@ -118,8 +127,8 @@ def load_weights(
     report.fresh = fresh
     report.ignored += ignored
     log.debug("weights: %s", report)
-    if is_msvit and convert_2021.has_2021_names(state):
-        convert_2021.warn_changed_defaults(model)
+    if is_msvit and has_2021_names(state):
+        warn_changed_defaults(model)
     if report.converted:
         log.warning("projections converted from another attention: to be fine-tuned")
     if any("proj_k" in line for line in report.resized):
@@ -131,7 +140,7 @@ def load_weights(
 
 def compare(module: nn.Module, state_dict: Mapping[str, Tensor]) -> Report:
     """Return what `load_weights` would report, without loading anything or raising."""
-    state, _ = convert_2021.extract_backbone(state_dict)
+    state, _ = extract_backbone(state_dict)
     return _fit(module, state, map_names(module, state), "linear")[1]
 
 
@@ -140,7 +149,7 @@ def translate(
 ) -> dict[str, Tensor]:
     """Rename a state dict to the model's names and resize it where there is a rule. Other entries
     are left as they are, for the caller to fit or to reject."""
-    state, _ = convert_2021.extract_backbone(state_dict)
+    state, _ = extract_backbone(state_dict)
     names = map_names(model, state)
     fitted, report = _fit(model, state, names, rule)
     to_model = {key: name for name, key in names.items()}
@@ -150,8 +159,8 @@ def translate(
 
 def map_names(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, str]:
     """Map the model's names to the keys of the state: the reference's names, or the same."""
-    if isinstance(model, MsViT) and convert_2021.has_2021_names(state):
-        return convert_2021.get_2021_names(model)
+    if isinstance(model, MsViT) and has_2021_names(state):
+        return get_2021_names(model)
     return {name: name for name in model.state_dict()}
 
 
@@ -184,7 +193,7 @@ def _fit(
     """Return the values that fit, by the module's names, and the report."""
     report, target, fitted, original = Report(), module.state_dict(), {}, state
     if convert:
-        state, report.converted = convert_2021.convert_projections(state, names.values())
+        state, report.converted = convert_projections(state, names.values())
     for name, key in names.items():
         if key not in state:
             report.missing.append(key)
@@ -204,10 +213,9 @@ def _fit(
         report.loaded.append(key)
         if value.shape != state[key].shape:
             report.resized.append(shapes)
-    unused = convert_2021.find_unused_tables(module)
+    unused = find_unused_tables(module)
     for key in state.keys() - set(names.values()):
-        redundant = convert_2021.is_redundant(key, original, unused)
-        (report.ignored if redundant else report.unexpected).append(key)
+        (report.ignored if is_redundant(key, original, unused) else report.unexpected).append(key)
     report.unexpected.sort()
     report.ignored.sort()
     return fitted, report
@@ -267,7 +275,7 @@ def _hint(report: Report, heads: Sequence[str]) -> str:
     nothing = "" if report.loaded else ", not one name fits"
     other_arch = f"\n  (another architecture{nothing}: MODEL.ARCH, MSVIT.ARCH or ATTN_TYPE?)"
     names = report.missing + report.unexpected
-    if names and all(map(convert_2021.PROJECTION.fullmatch, names)):
+    if names and all(map(PROJECTION.fullmatch, names)):
         other_arch += "\n  (vil convert converts between full and longformer attention)"
     if len(report.missing) > len(HEAD) < len(report.unexpected):
         return other_arch

@@ -9,6 +9,8 @@ from torch import nn
 from tests.common.toy_engine import CPU, Batch, samples, toy_model
 from vil.tasks.classification.task import ClassificationTask
 
+pytestmark = pytest.mark.smoke
+
 # Model classes 0 .. 6 and the test set's cat, dog, fish: 0 and 1 are cats, 3 a dog, 5 a cat or dog.
 LINKS = torch.zeros(7, 3, dtype=torch.bool)
 LINKS[[0, 1, 3, 5, 5], [0, 0, 1, 0, 1]] = True

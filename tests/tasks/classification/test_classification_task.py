@@ -11,6 +11,8 @@ from tests.common.toy_engine import CLASSES, CPU, Batch, pick, samples, toy_mode
 from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import DataError
 
+pytestmark = pytest.mark.smoke
+
 
 def task_on(*batches, num_classes=CLASSES, **settings):
     return ClassificationTask(

@@ -9,6 +9,8 @@ from tests.common.toy_engine import CPU, samples, toy_model
 from vil.tasks.classification.losses import LOSSES, build_loss
 from vil.tasks.classification.task import ClassificationTask
 
+pytestmark = pytest.mark.smoke
+
 B, K = 7, 5
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS = 3 * torch.randn(B, K, generator=GENERATOR, dtype=torch.float64)

@@ -34,6 +34,8 @@ from vil.tasks.detection.data.datasets import (
 )
 from vil.utils.errors import DataError
 
+pytestmark = pytest.mark.smoke
+
 NO_MASK = REASONS[-1]
 
 

@@ -6,6 +6,8 @@ from torch import Tensor
 
 from vil.tasks.detection.data.transforms import PADDING, clip_boxes, train_transform
 
+pytestmark = pytest.mark.smoke
+
 SIZES = [(1, 1), (7, 31), (40, 30), (33, 33)]  # height, width
 
 

@@ -9,6 +9,8 @@ from tests.common.detection.toy_task import ToyDetector, picture
 from vil.tasks.detection.detections import Detections
 from vil.tasks.detection.tiled_inference import detect, detect_tiled, make_tiles, merge
 
+pytestmark = pytest.mark.smoke
+
 
 @pytest.fixture
 def model():
