@@ -1,5 +1,7 @@
 """The exceptions that vil raises for what a user can mend; `exit_code` is that of a command."""
 
+# ruff: noqa: F401
+
 from vil.utils.errors import (
     CheckpointError,
     ConfigError,
@@ -11,15 +13,3 @@ from vil.utils.errors import (
     SaveError,
     StoppedError,
 )
-
-__all__ = [
-    "CheckpointError",
-    "ConfigError",
-    "DataError",
-    "DivergedError",
-    "ExportError",
-    "RunFolderError",
-    "RunInUseError",
-    "SaveError",
-    "StoppedError",
-]

@@ -89,8 +89,7 @@ def print_files(result) -> None:
 
 
 def choose_format(args: argparse.Namespace) -> None:
-    """Set --format from --out where it is not given. Raises ConfigError for flags that exclude each
-    other."""
+    """Infer --format from --out. Raises ConfigError for flags that exclude each other."""
     if Path(args.out).is_dir():
         raise ConfigError(f"--out {args.out}: is a folder")
     endings = {ending: name for name, ending in FORMATS.items()}

@@ -18,8 +18,7 @@ def own_settings(cfg: CfgNode, entry: Entry) -> dict[str, Any]:
 
 
 def warn_unused(cfg: CfgNode, why: str, names: Iterable[str]) -> None:
-    """Warn once about those of the keys, or of all keys below the sections, that are not at their
-    defaults. why: what does not read them."""
+    """Warn once about changed keys among `names`, keys or sections that `why` does not read."""
     prefixes = tuple(f"{name}." for name in names)
     changed = [
         key

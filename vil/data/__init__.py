@@ -36,8 +36,7 @@ DatasetType = Callable[..., "ImageDataset"]  # dataset(root, split, transform, *
 
 
 def check_dataset(dataset: DatasetType, entry: Entry) -> None:
-    """Raise ValueError unless dataset(root, split, transform, **own) can be called and, for a
-    class, is a complete subclass of ImageDataset."""
+    """Raise ValueError if a dataset has other arguments or misses methods of ImageDataset."""
     name = entry.name
     if not callable(dataset):
         raise ValueError(f"dataset {name!r} must be a class or a function, given {dataset!r}")

@@ -111,7 +111,6 @@ def group_batches(order: np.ndarray, groups: np.ndarray, global_batch: int) -> n
 
 
 def eval_batches(n: int, *, batch_size: int, rank: int = 0, world: int = 1) -> list[list[Position]]:
-    """This process's share in batches of B; the last one may be smaller. Over all processes every
-    index comes once, without padding."""
+    """This process's share of all indices, in batches of B without padding."""
     share = [Position(0, index, index) for index in range(rank, n, world)]
     return [share[first : first + batch_size] for first in range(0, len(share), batch_size)]

@@ -84,8 +84,7 @@ def start_workers(loader: DataLoader) -> Iterator:
 
 
 def ignore_signals(worker_id: int) -> None:
-    """Ignore signals to the process group, so that the parent can still load data and save; the
-    second SIGTERM ends a stuck worker."""
+    """Ignore signals to the process group, so that the parent can still load and save."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))

@@ -38,8 +38,7 @@ class DistInfo:
 
 
 def read_environment(environment: Mapping[str, str]) -> DistInfo:
-    """Read torchrun's variables. Raises ValueError if some are missing or invalid, or if another
-    launcher started several processes."""
+    """Read torchrun's variables. Raises ValueError if they are incomplete or invalid."""
     if not any(name in environment for name in RANK_VARIABLES):
         if (tasks := environment.get(SLURM_TASKS, "1")) != "1":
             raise ValueError(

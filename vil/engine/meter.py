@@ -17,8 +17,7 @@ from vil.engine.distributed import all_reduce_sum
 
 
 class Meter:
-    """Sums since the last `read`. The clock starts with the request for the next batch, so that
-    evaluation and checkpoints do not count as training time."""
+    """Sums since the last `read`. Evaluation and checkpoints do not count as training time."""
 
     def __init__(self):
         self.reset()

@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TextIO
 
@@ -27,6 +26,7 @@ from vil.engine.distributed import DistInfo
 from vil.engine.logger import RunLogger
 from vil.utils.atomic_write import TEXT, replace_text
 from vil.utils.errors import INTERRUPTED, RunFolderError, RunInUseError, StoppedError, os_error_as
+from vil.utils.machine import version
 
 PACKAGES = ("vil", "torch", "torchvision", "timm", "yacs", "numpy", "safetensors", "triton")
 
@@ -155,13 +155,6 @@ def environment(dist: DistInfo, device: torch.device) -> str:
         f"ranks {dist.world}, threads {torch.get_num_threads()}, cores {os.cpu_count()}\n"
         f"git {git_commit()}"
     )
-
-
-def version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def git_commit() -> str:

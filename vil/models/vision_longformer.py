@@ -294,8 +294,7 @@ class MsViT(nn.Module):
         }
 
     def group_matcher(self, coarse: bool = False) -> dict:
-        """timm's layer groups. They agree with `layer_of`: the embedding of a later stage belongs
-        to the first block of that stage."""
+        """timm's layer groups, which agree with `layer_of`."""
         fine = [
             (r"^stages\.(\d+)\.embed", (0,)),
             (r"^stages\.(\d+)\.blocks\.(\d+)", None),

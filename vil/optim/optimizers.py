@@ -65,8 +65,7 @@ def qhm(groups: list[dict], s: Settings) -> Optimizer:
 
 
 def lamb(groups: list[dict], s: Settings) -> Optimizer:
-    """LAMB (arXiv:1904.00962) with Adam's bias correction, without timm's clipping of all gradients
-    to norm 1, which is not in the paper."""
+    """LAMB (arXiv:1904.00962) with bias correction, without timm's clipping of all gradients."""
     warn_without_decay(groups, "lamb is Adam")
     return Lamb(groups, lr=s.lr, betas=s.betas, eps=s.eps, max_grad_norm=None)
 

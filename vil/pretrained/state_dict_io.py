@@ -60,8 +60,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def find_weights(path: Path) -> Path:
-    """Return the weight file of a path: a run's best checkpoint, the checkpoint that `best` or
-    `last` names, the file in a folder, or the path itself."""
+    """Return the weight file of a run, of `best` or `last`, of a folder, or the path itself."""
     if (path / "config.yaml").is_file():
         path = path / "checkpoints/best"
     if path.name in POINTERS and path.is_file():

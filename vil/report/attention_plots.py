@@ -143,8 +143,7 @@ def format_axes(axes: Axes, grids: dict[int, str]) -> None:
 
 
 def style(name: str) -> tuple[str, str]:
-    """Return color and mark. A pair has its forward's color and its backward's mark; those of
-    unknown backends are hashed from the name."""
+    """Return color and mark; a pair has its forward's color and its backward's mark."""
     if name in STYLES:
         return STYLES[name]
     forward, joined, backward = name.partition("+")

@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -61,6 +62,14 @@ def free_bytes(device: torch.device) -> int:
         search_file(r"^(\d+)", f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")
     )  # a limit of "max" is none
     return min(int(free) * 1024, int(limit) - int(used) if limit and used else sys.maxsize)
+
+
+def version(package: str) -> str:
+    """The version of an installed package, or "none"."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 @functools.cache

@@ -36,7 +36,6 @@ class TensorMemory(TorchDispatchMode):
 
 @contextmanager
 def fake_memory() -> Iterator[TensorMemory]:
-    """Inside, tensors have shapes but no values; `peak` is the memory they would have taken. Custom
-    operators count with their results only."""
+    """Inside, tensors have no values; `peak` is the memory they would have taken."""
     with FakeTensorMode(), TensorMemory() as memory:
         yield memory

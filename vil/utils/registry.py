@@ -14,8 +14,7 @@ from vil.utils.lookup import lookup
 
 
 class Key(NamedTuple):
-    """A config key. One that a component adds has its full name, one of a list of `Section`s and
-    keys a name relative to its section."""
+    """A config key, by its full name or, after a `Section`, its name in the section."""
 
     name: str
     default: Any  # its type is the key's type

@@ -14,8 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def seconds(function: Callable[[], Any], device: torch.device) -> float:
-    """Time of one call, including the kernels that it launches. timeit switches off the garbage
-    collector, of which one run takes tens of milliseconds."""
+    """Time of one call with its kernels. timeit switches off the garbage collector."""
 
     def call() -> None:
         function()
@@ -31,8 +30,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_tensor_bytes(function: Callable[[], Any], device: torch.device) -> int:
-    """The largest tensor memory during one call, beyond what was allocated before it. On the CPU it
-    is the sum of the profiler's allocation events."""
+    """The peak of tensor memory during a call, beyond what was allocated before it."""
     if device.type == "cuda":
         synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -9,13 +9,14 @@ from yacs.config import CfgNode
 
 from vil.builders.attention_backend import BackendRequest, backend_requests
 from vil.builders.device import configure_device
-from vil.engine.run_dir import PACKAGES, version
+from vil.engine.run_dir import PACKAGES
 from vil.ops import BACKENDS, explain
 from vil.ops.dispatch import CHOICES
 from vil.ops.tuning import tuner, tuning_cache
 from vil.tasks import task_for
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.lookup import lookup
+from vil.utils.machine import version
 
 
 class BackendReport(NamedTuple):

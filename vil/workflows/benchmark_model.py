@@ -74,8 +74,7 @@ class ModelBenchmark:
         return rows
 
     def profile(self) -> Iterator[tuple[str, Path, list]]:
-        """Yield (way, trace file, costs) of a training step of the config's model in each way. A
-        compiled model has no modules left and is passed over."""
+        """Yield (way, trace file, costs) of a training step in each way, except compiled ones."""
         own = self.entries[0][0].model
         for row, one in self.entries:
             pinned = "pinned" in row.attention

@@ -32,8 +32,7 @@ WEIGHTS = "MODEL.MODEL_PATH"
 
 
 def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """KEY=VALUE of the file that `opts` give as MODEL.MODEL_PATH, to stand before them, and the
-    names of its classes; nothing for other files."""
+    """KEY=VALUE and class names of the described file in `opts`; nothing for others."""
     from vil.pretrained.state_dict_io import find_weights, read_metadata
 
     given = weights_in(opts)

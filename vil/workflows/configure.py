@@ -59,8 +59,7 @@ def make_config(
 
 
 def resolve(config_file: str | None, options: Options) -> tuple[CfgNode, dict[str, str]]:
-    """The frozen config of a file, options and the environment, and {key: where its value was
-    given}."""
+    """The frozen config of a file, options and the environment, and {key: source}."""
     found = {key: os.environ[name] for key, name in ENVIRONMENT.items() if os.environ.get(name)}
     return load_config(config_file, options.words, found, set_flags(options), options.imports)
 

@@ -64,8 +64,7 @@ def _open(image: str | Path | Image.Image | np.ndarray) -> list[ImageSource]:
 def find_images(
     words: Sequence[str], read_stdin: Callable[[], bytes], *, sample: bool = False
 ) -> tuple[list[ImageSource], list[str]]:
-    """The images that a command line names, or those that ship with the package, and for these
-    their classes. Raises DataError where there are none."""
+    """The images of a command line, or the shipped ones with their classes."""
     if sample:
         return read_demo_digits()
     images = list_images(words, read_stdin)

@@ -22,8 +22,7 @@ TIMESTAMP = (2026, 1, 1, 0, 0, 0)  # fixed, so that writing it again gives the s
 
 
 class Digits(ImageDataset):
-    """1,437 training digits and 360 validation digits, the same for every run and seed, enlarged to
-    `size` x `size` RGB before any augmentation."""
+    """1,437 training and 360 validation digits, enlarged to `size` x `size` RGB."""
 
     def __init__(
         self,

@@ -21,8 +21,7 @@ LAYOUT = """{problem}. Expected:
 
 
 class Tar(ArchiveDataset):
-    """Classes and the order of samples are those of `Folder` on the extracted tars. Names may have
-    a leading ./ or a folder around all classes."""
+    """Classes and order of samples are those of `Folder` on the extracted tars."""
 
     def __init__(self, root: Root, split: str, transform: Transform = None):
         super().__init__(split, transform)

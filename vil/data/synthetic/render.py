@@ -134,8 +134,7 @@ def enlarge(pixels: np.ndarray) -> np.ndarray:
 
 
 def render_ink(fine: np.ndarray, size: float, angle: float, slant: float) -> np.ndarray:
-    """The ink (S, S) in 0..1 of an enlarged digit, scaled to a height of `size` pixels, rotated by
-    `angle`, slanted, and with a margin."""
+    """The ink (S, S) in 0..1 of a digit, scaled to `size` pixels, rotated and slanted."""
     side = int(1.7 * size) + 4
     y, x = np.mgrid[:side, :side] - (side - 1) / 2
     x, y = rotate(x, y, angle)

@@ -63,8 +63,7 @@ def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
 
 
 def initial_state(known: list[dict], parameter: Tensor) -> dict:
-    """State of a new parameter among `known` ones: torch's fused SGD needs momentum buffers for
-    all parameters of a group or for none."""
+    """State of a new parameter; torch's fused SGD needs momentum for all of a group or none."""
     if any(state.keys() == {MOMENTUM} and state[MOMENTUM] is not None for state in known):
         return {MOMENTUM: torch.zeros_like(parameter)}
     return {}

@@ -87,8 +87,7 @@ def check_attention(name: str, cls: Any) -> None:
 
 
 def check_entry(cls: Any, entry: Entry) -> None:
-    """Raise ValueError if a class breaks the contract of `Attention`, or lacks an argument that its
-    entry declares."""
+    """Raise ValueError if a class breaks `Attention`'s contract or lacks a declared argument."""
     check_attention(entry.name, cls)
     feature = entry.facts.get("feature")
     for argument in (*entry.keys, *([feature] if feature else ())):

@@ -17,7 +17,6 @@ import logging
 import os
 import sys
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ import torch
 from vil.ops.dispatch import BACKENDS, CHOICES
 from vil.ops.tuning.tuner import Trial
 from vil.utils.atomic_write import replace_text
-from vil.utils.machine import processor
+from vil.utils.machine import processor, version
 
 log = logging.getLogger(__name__)
 
@@ -47,14 +46,6 @@ def machine(device: str) -> str:
     precision = torch.get_float32_matmul_precision()  # "high" allows TF32
     versions = f"torch {torch.__version__}, triton {version('triton')}, code {fingerprint()}"
     return f"{device} {name}{threads}, products {precision}, {versions}"
-
-
-def version(package: str) -> str:
-    """The version of an installed package, or "none"."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "none"
 
 
 def fingerprint() -> str:

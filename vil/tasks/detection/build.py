@@ -147,8 +147,7 @@ def build_train_transform(cfg: CfgNode, sizes: list[int] | None = None) -> Calla
 
 
 def _render_few(cfg: CfgNode, folder: str) -> CfgNode:
-    """Move rendered datasets to `folder`, with no more images than a training step takes; return
-    the config unchanged if it has others."""
+    """Move rendered datasets to `folder`, with the images of one training step."""
     sets = {*cfg.DATA.TRAIN, *cfg.DATA.TEST}
     if not sets <= datasets.SYNTHETIC_SETS:
         return cfg

@@ -154,8 +154,7 @@ def load_truth(
 
 
 def normalize_segmentation(segmentation: dict | list, size: tuple[int, int]) -> dict | list:
-    """Drop invalid polygons, which COCO's tools may take for boxes; crop or pad an RLE to the
-    image's size, as in training."""
+    """Drop invalid polygons; crop or pad an RLE to the image's size, as in training."""
     if isinstance(segmentation, list):
         return [polygon for polygon in segmentation if masks.parse_segmentation([polygon])]
     if tuple(segmentation["size"]) == size:

@@ -7,8 +7,7 @@ from vil.builders.cost import CostRow, count_macs, msvit_cost, num_params
 
 
 def detector_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-    """Count the stages, the feature pyramid, and the heads at their upper limits: all proposals of
-    evaluation, and masks for the most objects of an image."""
+    """Count the stages, the feature pyramid, and the heads at their upper limits."""
     backbone = model.backbone
     rows = msvit_cost(backbone.body, size)[:-1]  # a body has no head
     sides = [backbone.divisor * -(-side // backbone.divisor) for side in size]

@@ -32,8 +32,7 @@ Output = Tensors | list[Tensors]  # losses in training, detections in evaluation
 
 
 class Transform(GeneralizedRCNNTransform):
-    """Normalize and pad a batch; resize in evaluation only, with antialiasing. Training images come
-    resized, together with their boxes and masks."""
+    """Normalize and pad a batch; in evaluation also resize, with antialiasing."""
 
     def resize(self, image: Tensor, target: Tensors | None = None) -> tuple[Tensor, Tensors | None]:
         if self.training:
