@@ -18,8 +18,10 @@ import vil
 from tests.common.doc_commands import ROOT
 from tests.common.doc_pages import PAGES, read, without_code
 from vil.cli import COMMANDS, main
+from vil.config import get_config
 from vil.config.defaults import EXTENSIBLE, KEYS, SECTIONS
 from vil.config.registries import HOMES, registry
+from vil.tasks.classification.build import build_train_transform
 
 README = read("README.md")
 GENERATED = {"docs/reference/config.md"}
@@ -218,10 +220,12 @@ DETECTOR = (
 @pytest.mark.long
 def test_every_key_is_read_or_said_to_do_nothing(tmp_path, monkeypatch):
     """Train and evaluate once, noting which keys are asked for: the rest is dead."""
-    names, asked, kept, plain = {}, set(), [], CfgNode.__getattr__
+    names, asked, kept = {}, set(), []
 
     def watched(node: CfgNode, name: str):
-        value = plain(node, name)
+        if name not in node:
+            raise AttributeError(name)
+        value = dict.__getitem__(node, name)
         key = names.get(id(node), "") + name
         asked.add(key)
         if isinstance(value, CfgNode):
@@ -230,6 +234,7 @@ def test_every_key_is_read_or_said_to_do_nothing(tmp_path, monkeypatch):
         return value
 
     monkeypatch.setattr(CfgNode, "__getattr__", watched)
+    monkeypatch.setattr(CfgNode, "__getitem__", watched, raising=False)
     data = ["DATA.TRAIN=fake", "DATA.TEST=fake", "DATA.NUM_CLASSES=10", "DATALOADER.BSZ=8"]
     data += ["DATA.KWARGS={n: 16, size: 32, num_classes: 10}"]
     model = ["INPUT.IMAGE_SIZE=32", "MODEL.VIT.MSVIT.ARCH=l1,d8,h1,p8", "OPTIM.EPOCHS=1"]
@@ -239,6 +244,7 @@ def test_every_key_is_read_or_said_to_do_nothing(tmp_path, monkeypatch):
     assert main(["evaluate", "--run", str(tmp_path)]) == 0
     found = ["--output_dir", str(tmp_path / "found"), f"DATA.PATH={tmp_path}"]
     assert main([*words, *found, *DETECTOR]) == 0
+    build_train_transform(get_config(opts=["AUG.TIMM_AUG.USE_TRANSFORM=True"]))
     components = (entry for kind in HOMES for entry in registry(kind).values())
     theirs = {key for entry in components for key in entry.key_names.values()}
     unread = {key for key in KEYS if key not in asked} - {"VERSION", "IMPORTS"} - theirs

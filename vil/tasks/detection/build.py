@@ -116,9 +116,9 @@ def detector_config(cfg: CfgNode) -> DetectorConfig:
     """Collect the settings of the detector; the field box_samples is DETECTION.BOX.SAMPLES."""
     c = cfg.DETECTION
     settings = {
-        f"{section}_{key}".lower(): value
+        f"{section}_{key}".lower(): c[section][key]
         for section in ("FPN", "ANCHORS", "RPN", "BOX", "MASK")
-        for key, value in c[section].items()
+        for key in c[section]
     }
     settings |= dict(score=c.TEST.SCORE, nms=c.TEST.NMS, per_image=c.TEST.PER_IMAGE)
     settings |= dict(test_size=c.INPUT.TEST_SIZE, max_size=c.INPUT.MAX_SIZE)
