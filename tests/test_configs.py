@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import vil
+from tests.common.marks import cases
 from vil.builders.optim import build_optimizer, build_schedule
 from vil.config import diff, get_config
 from vil.models.arch import StageSpec, parse_arch
@@ -37,7 +38,7 @@ def model_of(path: Path) -> torch.nn.Module:
         return vil.build_model(get_config(path))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", cases(FILES), ids=lambda path: str(path.relative_to(ROOT)))
 def test_it_loads_and_builds(path):
     model, cfg = model_of(path), get_config(path)
     assert build_optimizer(cfg, model).param_groups

@@ -31,6 +31,7 @@ from tests.common.doc_commands import (
     write_files,
 )
 from tests.common.doc_pages import PAGES, PythonBlocks, blocks, command_lines, read
+from tests.common.marks import cases
 from vil.config import get_config
 from vil.data import build_dataset
 
@@ -42,7 +43,9 @@ ELSEWHERE = {
     "docs/guides/patch_attention.md": "tests/integrations/test_patch_attention.py",
     "docs/guides/visualize.md": "tests/cli/test_visualize.py",  # and compares the output
 }
-LONG = {"docs/guides/export.md", "docs/guides/exported_files.md", "docs/guides/tuning.md"}
+LONG = {
+    "README.md", "docs/guides/export.md", "docs/guides/exported_files.md", "docs/guides/tuning.md",
+}  # fmt: skip
 PYTHON = [
     page for page in PAGES
     if page not in ELSEWHERE and any(block.language == "python" for block in blocks(page))
@@ -56,6 +59,7 @@ VIL_LINES = {
 NEW_LINES = {line: words for line, words in VIL_LINES.items() if line not in FIRST_EDITION}
 IMPORTING = [line for line in NEW_LINES if "--import" in line]
 KEYED = [line for line, words in NEW_LINES.items() if has_keys(words) and line not in IMPORTING]
+UNKEYED = [line for line, words in NEW_LINES.items() if not has_keys(words)]
 PLUGINS = {"nesterov": "optimizer", "mine": "backend"}  # files that pages ask to save
 
 
@@ -104,9 +108,7 @@ def test_every_block_has_a_known_language():
 # --------------------------------------------------------------------------------------- Python
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(p, marks=pytest.mark.long if p in LONG else ()) for p in PYTHON]
-)
+@pytest.mark.parametrize("page", cases(PYTHON, LONG))
 def test_python_blocks_run(page, python_blocks, place):
     answer = python_blocks(page, place)
     assert answer == "done", answer
@@ -139,7 +141,7 @@ def test_the_notebook_runs(tmp_path):
 
 @pytest.mark.parametrize(
     "block",
-    [b for page in PAGES for b in blocks(page) if b.language in ("yaml", "json")],
+    cases([b for page in PAGES for b in blocks(page) if b.language in ("yaml", "json")]),
     ids=lambda block: f"{block.page}:{block.line}",
 )
 def test_configs_and_maps_load(block, tmp_path):
@@ -159,7 +161,7 @@ def understood(commands: Commands, place: Path, words: list[str]) -> None:
     assert f"{WRONG}: unknown key" in ended.err, ended.err
 
 
-@pytest.mark.parametrize("line", KEYED)
+@pytest.mark.parametrize("line", cases(KEYED))
 def test_commands_are_understood(line, commands, place):
     understood(commands, place, NEW_LINES[line])
 
@@ -193,11 +195,7 @@ def test_commands_with_imports_run(line, python_blocks, place):
 
 @pytest.mark.parametrize(
     "line",
-    [
-        pytest.param(line, marks=pytest.mark.long if "benchmark" in line else ())  # compiles flex
-        for line in NEW_LINES
-        if not has_keys(NEW_LINES[line])
-    ],
+    cases(UNKEYED, [line for line in UNKEYED if "benchmark" in line]),  # compiles flex
 )
 def test_commands_without_keys_run(line, commands, place):
     words = NEW_LINES[line]
@@ -205,7 +203,7 @@ def test_commands_without_keys_run(line, commands, place):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("line", KEYED)
+@pytest.mark.parametrize("line", cases(KEYED))
 def test_commands_run(line, commands, place):
     words = expanded(NEW_LINES[line], place)
     if "train" in words[:2] and "--resume" not in words and "--output_dir" in words:
@@ -307,7 +305,7 @@ def test_every_line_has_a_check_and_every_check_a_line():
     assert len(VIL_LINES) > 60
 
 
-@pytest.mark.parametrize("line", OTHERS)
+@pytest.mark.parametrize("line", cases(OTHERS))
 def test_lines_of_other_programs(line, commands, place):
     check, _ = OTHER_LINES[start_of(line)]
     check(line, commands, place)

@@ -17,6 +17,7 @@ from yacs.config import CfgNode
 import vil
 from tests.common.doc_commands import ROOT
 from tests.common.doc_pages import PAGES, read, without_code
+from tests.common.marks import cases
 from vil.cli import COMMANDS, main
 from vil.config import get_config
 from vil.config.defaults import EXTENSIBLE, KEYS, SECTIONS
@@ -92,7 +93,13 @@ def test_the_site_builds(tmp_path):
 # ------------------------------------------------------------------------------ what pages name
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if "/from_" not in p and p not in GENERATED])
+@pytest.mark.parametrize(
+    "page",
+    cases(
+        [page for page in PAGES if "/from_" not in page and page not in GENERATED],
+        text=lambda page: "".join(re.findall(r"DETECTION\.", read(page))),
+    ),
+)
 def test_config_keys_exist(page):
     """In code; the pages for users of other code name its keys, too."""
     pattern = r"`[^`\n]*?\b([A-Z][A-Z_0-9]*(?:\.[A-Z][A-Z_0-9]*)+)\b[^`\n]*`"
@@ -123,11 +130,15 @@ def test_the_package_page_has_every_file_of_its_tree():
             assert f"{path.name}/" in tree, path.name
 
 
-def test_the_reference_names_every_command_error_and_python_name():
+@pytest.mark.detection
+def test_the_reference_names_every_command():
     commands = re.findall(
         r"^\| `vil ([\w ]+)` \| (.*) \|$", read("docs/reference/commands.md"), re.M
     )
     assert dict(commands) == COMMANDS
+
+
+def test_the_reference_names_every_error_and_python_name():
     codes = read("docs/reference/exit_codes.md")
     rows = re.findall(r"^\| (\d+) \|.*\| (.*) \|$", codes, flags=re.MULTILINE)
     listed = {name: int(code) for code, names in rows for name in re.findall(r"`(\w+)`", names)}

@@ -28,6 +28,7 @@ from tests.common.doc_commands import (
     vil_words,
     write_files,
 )
+from tests.common.marks import cases
 
 LINES = list(
     dict.fromkeys(
@@ -61,7 +62,7 @@ def place(tmp_path) -> Path:
 # ------------------------------------------------------------------------------------- commands
 
 
-@pytest.mark.parametrize("line", KEYED)
+@pytest.mark.parametrize("line", cases(KEYED))
 def test_every_word_is_understood(line, commands, place):
     ended = commands(place, *expanded(COMMANDS[line], place), WRONG, "1")
     assert ended.code == 2, ended.err
@@ -92,14 +93,14 @@ def test_every_line_is_checked():
     assert len(COMMANDS) > 50
 
 
-@pytest.mark.parametrize("line", [line for line in COMMANDS if line not in KEYED])
+@pytest.mark.parametrize("line", cases(line for line in COMMANDS if line not in KEYED))
 def test_commands_without_keys(line, commands, place):
     words = COMMANDS[line]
     output(partial(commands, place), *words, *smaller(words))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("line", KEYED)
+@pytest.mark.parametrize("line", cases(KEYED))
 def test_every_command_runs(line, commands, place):
     words = expanded(COMMANDS[line], place)
     if "train" in words[:2] and "--resume" not in words and "--output_dir" in words:
@@ -123,7 +124,7 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", cases(PAGES))
 def test_python_examples_run(page, place):
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", RUN_ALL, *PAGES[page]]
     ended = subprocess.run(command, cwd=place, capture_output=True, text=True)

@@ -108,6 +108,7 @@ def test_the_config_says_what_the_table_says(row):
 @pytest.mark.parametrize(
     ("text", "code"), [(None, 1), ("# Model zoo\n", 1), ("up to date", 0)], ids=str
 )
+@pytest.mark.detection
 def test_check_says_whether_the_file_is_up_to_date(text, code, tmp_path, monkeypatch, capsys):
     file = tmp_path / "MODEL_ZOO.md"
     monkeypatch.setattr(zoo, "PAGE", file)

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 
+from tests.common.marks import cases
 from vil.utils.moved import MODULES
 
 DOCUMENTED = [  # old module, name in it, and the new place that the last warning gives
@@ -39,9 +40,9 @@ def forget(module):
     vars(importlib.import_module(parent)).pop(leaf, None)
 
 
-@pytest.mark.parametrize(("module", "name", "new"), DOCUMENTED)
-def test_old_names_work_and_warn_with_the_new_place(module, name, new):
-    scope = {}
+@pytest.mark.parametrize("row", cases(DOCUMENTED))
+def test_old_names_work_and_warn_with_the_new_place(row):
+    (module, name, new), scope = row, {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         forget(module)
@@ -68,6 +69,7 @@ def test_documented_names_that_did_not_move(module, name):
         assert callable(getattr(importlib.import_module(module), name))
 
 
+@pytest.mark.long
 def test_an_old_submodule_can_be_imported_from_its_package():
     code = (
         "from vil import build; from vil.ops import autotune, choices\n"

@@ -6,12 +6,14 @@ The files lie in fixtures/old_edition, what the first edition made of them in it
 
 import json
 import math
-import shutil
 from functools import partial
 from pathlib import Path
 
 import pytest
 from fixtures.old_edition import CHECKS, EXPECTED, FOLDER, Commands, as_json
+
+from tests.common.marks import cases
+from tests.common.old_runs import copy_old
 
 # Another processor sums in another order: relative errors of 1e-6 in the logits. An evaluation of
 # the same weights keeps its loss, and its top-1 to the picture. The steps after a resume keep their
@@ -22,7 +24,7 @@ TRAINED_LOSS, TRAINED_TOP = 3e-4, 100 * 1.5 / 360  # of 360 pictures one may cha
 # Average precision jumps when two boxes with almost the same score change places.
 PRECISION = {"evaluate_detector": 0.1, "resume_detector": 0.1}
 EXACT = {"step", "count", "tuned", "others", "taken", "tensors", "index"}
-SLOW = {"export"}
+SLOW = {"evaluate_best", "export", "tuned", "visualize"}
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +79,9 @@ def same(check: str, found: object, wanted: object, name: str = "") -> None:
         assert found == wanted, name
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(c, marks=pytest.mark.long if c in SLOW else ()) for c in CHECKS]
-)
+@pytest.mark.parametrize("name", cases(CHECKS, SLOW))
 def test_as_the_first_edition_did(name, commands, tmp_path):
-    copy = shutil.copytree(FOLDER, tmp_path / "old")
+    copy = copy_old("", tmp_path / "old")
     found = as_json(CHECKS[name](partial(commands, copy), copy))
     same(name, found, json.loads(EXPECTED.read_text())[name])
 

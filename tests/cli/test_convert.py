@@ -120,6 +120,7 @@ def test_what_is_written_needs_no_config(model):
         assert shown[name] == pytest.approx(probability, abs=1e-5)
 
 
+@pytest.mark.long
 def test_a_run(tmp_path):
     assert vil("train", *TINY, "OPTIM.EPOCHS=1", "OPTIM.EMA=0.9", "--output_dir", "run").code == 0
     ended = vil("convert", "run", "run.safetensors")

@@ -319,6 +319,7 @@ def test_the_defaults_are_the_original_s_but_for_three():
 # docs/guides/from_*.md
 
 
+@pytest.mark.detection
 def test_the_pages_name_only_what_exists():
     """In its prose, and in the last column of its tables: the keys and the flags."""
     helps = vil("train", "--help").out + vil("evaluate", "--help").out

@@ -15,6 +15,7 @@ from fixtures.old_edition import FOLDER
 from PIL import Image
 
 import vil
+from tests.common.old_runs import copy_old
 
 ROOT = Path(__file__).parents[2]
 LEGACY = ROOT / "tests/legacy"
@@ -104,8 +105,8 @@ def expanded(words: list[str], place: Path) -> list[str]:
 def write_files(place: Path) -> None:
     """Write what the commands name: runs, weights, images, annotations, configs."""
     for name in ("runs/nano", "runs/photos"):
-        shutil.copytree(FOLDER / "classifier", place / name)
-    shutil.copytree(FOLDER / "detector", place / "runs/scenes")
+        copy_old("classifier", place / name)
+    copy_old("detector", place / "runs/scenes")
     for folder, count in (("photos/train", 8), ("photos/val", 2)):
         for number in range(3 * count):
             path = place / folder / f"class{number % 3}" / f"{number}.png"

@@ -53,6 +53,13 @@ def vil(*words) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
+def succeeds(*words) -> str:
+    """What the command printed; fails if it did."""
+    ended = vil(*words)
+    assert ended.code == 0, ended.err
+    return ended.out
+
+
 def command(*words) -> list[str]:
     """The command as a process."""
     return [sys.executable, "-m", "vil", *map(str, words)]

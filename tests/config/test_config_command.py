@@ -112,6 +112,7 @@ def test_diff_prints_a_config_too(capsys, tmp_path):
     assert out == "OPTIM.OPT: sgd  # not 'adamw'; from command line\n"
 
 
+@pytest.mark.detection
 def test_manual_is_up_to_date(tmp_path, capsys):
     printed(capsys, "--docs", str(tmp_path / "config.md"))
     assert (tmp_path / "config.md").read_text() == DOCS.read_text(), (

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.common.marks import cases
 from vil.config import ConfigError, defaults, dump, get_config, load_config
 from vil.config.legacy import SPELLINGS
 from vil.config.yaml_source import find, packaged_root
@@ -154,7 +155,7 @@ def shipped():
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*.yaml"))
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", cases(shipped()))
 def test_dump_of_every_shipped_config_loads_back(tmp_path, name):
     cfg = get_config(name)
     first = tmp_path / "first.yaml"

@@ -115,6 +115,7 @@ def test_a_saved_config_is_its_own_copy():
     assert dump(found) == Path("again/config.yaml").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.defect("B24")
 def test_clipping_averaging_and_accumulation_take_effect():
     """B24. The 2021 loop had none of them. Two halves of a batch equal the full batch."""

@@ -67,7 +67,8 @@ def test_a_backward_inside_autocast_keeps_its_precision():
     assert all(torch.equal(a, b) for a, b in zip(plain, cast))
 
 
-@pytest.mark.parametrize("biased", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("biased", [False, True])
 def test_scores_are_never_stored(biased):
     """Peak memory is less than a quarter of that with stored scores."""
     grid, inputs = (48, 48), make((48, 48))

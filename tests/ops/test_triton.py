@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.common.attention_cases import PAIRWISE, make_case, name_of
+from tests.common.marks import cases
 from vil.ops import Case, LocalBias, Window
 from vil.ops.backends.triton import fused
 from vil.ops.call import Call
@@ -71,6 +72,7 @@ SIZES = [  # head dims with different padding, small and large windows
         (128, 8, (9, 15), -1, SINGLE), (128, 7, (8, 13), 1, HALF),
     ]
 ]  # fmt: skip
+QUICK = [case for case in CASES if case.window.size == 2][:3]
 TABLE_OF_PAIRS = [
     replace(case, head_dim=16, dtype=HALF if case.dtype == torch.float64 else case.dtype)
     for case in PAIRWISE
@@ -131,7 +133,7 @@ def check(found: dict[str, tuple[float, float]]) -> None:
 @needs_triton
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, marks=pytest.mark.long if c.window.size > 2 else ()) for c in CASES],
+    cases(CASES, long=[c for c in CASES if c not in QUICK], text=name_of),
     ids=name_of,
 )
 def test_the_kernels_equal_the_reference(interpreter, case):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.common.backends import restored_backends
+from tests.common.marks import cases
 from vil.ops import (
     BACKENDS,
     Case,
@@ -91,7 +92,9 @@ def dropped(q, k, v, window, **rest):
     return correct(q.detach(), k, v, window, **rest)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", cases([torch.float32, torch.bfloat16], long=[torch.bfloat16]), ids=str
+)
 @pytest.mark.parametrize(
     ("attend", "complaint"),
     [

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import vil
+from tests.common.marks import cases
 from vil.models.arch import parse_arch
 from vil.models.registry import ARCHS
 from vil.models.vision_longformer import MsViT
@@ -129,7 +130,7 @@ def test_tables_are_resized_to_rectangular_grids():
     assert len(attn.local_relative_position_bias_table) == 7 * 15
 
 
-@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize("name", cases(ARCHS, long=[name for name in ARCHS if "tiny" not in name]))
 def test_named_models_are_inferred(name):
     """With other classes, size and windows, under either names, from either repository; by the
     tensors' names and shapes alone."""

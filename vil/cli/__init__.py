@@ -18,15 +18,12 @@ import vil
 from vil.cli.text_output import discard_stdout
 from vil.config.registries import registry
 from vil.utils.errors import INTERRUPTED
+from vil.utils.registry import Entry
 
 COMMANDS = {
     "train": "train from a config, or resume a run",
     "evaluate": "evaluate weights on the test sets",
     "predict": "predict what images show",
-    "detect train": "as train, of a detector",
-    "detect evaluate": "as evaluate, of a detector",
-    "detect predict": "as predict, of a detector; also in very large images",
-    "detect check": "check an annotation file: what it has, and what training would not use",
     "convert": "convert a checkpoint to a self-describing safetensors file",
     "export": "export a model as ONNX, int8 ONNX or a program of torch.export",
     "tune": "find the fastest attention backend of each stage, by trying all",
@@ -39,8 +36,20 @@ COMMANDS = {
     "report": "a run as one HTML page: metrics, curves, confusions, images, config",
     "analyze": "parameters and multiply-accumulates of each stage; copies that change layouts",
 }
-# A task's spelling of the commands that serve every task: {group: (task, commands)}.
-SPELLINGS = {"detect": ("detection", ("train", "evaluate", "predict"))}
+# Commands that a task spells in its own words: {"detect train": ("train", entry of the task)}.
+SPELLINGS = {
+    f"{task.facts['spelling']} {command}": (command, task)
+    for task in registry("task").values()
+    for command in task.facts.get("examples", ())
+}
+COMMANDS |= {
+    name: f"as {command}, of a {task.facts['noun']}" for name, (command, task) in SPELLINGS.items()
+}
+COMMANDS |= {
+    name: about
+    for task in registry("task").values()
+    for name, about in task.facts.get("commands", {}).items()
+}
 
 HELP = ("-h", "--help")
 
@@ -67,19 +76,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # names that the locale cannot spell are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
-    group, _, command = name.partition(" ")
-    task, shared = SPELLINGS.get(group, (None, ()))
-    is_spelling = command in shared
-    module = importlib.import_module(
-        f"vil.cli.{command if is_spelling else name.replace(' ', '_')}"
-    )
+    command, task = SPELLINGS.get(name, (name, None))
+    module = importlib.import_module(f"vil.cli.{command.replace(' ', '_')}")
     parser = argparse.ArgumentParser(
         f"vil {name}",
-        description=describe_spelling(task, command, module) if is_spelling else module.__doc__,
+        description=describe_spelling(command, task, module) if task else module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    parser.set_defaults(required_task=task if is_spelling else None)
+    parser.set_defaults(required_task=task.name if task else None)
     try:
         return module.run(parser.parse_intermixed_args(words))
     except KeyboardInterrupt:
@@ -95,13 +100,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
-def describe_spelling(task: str, command: str, module: ModuleType) -> str:
+def describe_spelling(command: str, task: Entry, module: ModuleType) -> str:
     """The help of a command as a task spells it: the task's examples, then that of the command."""
-    entry = registry("task")[task]
-    examples = "\n".join(f"  {line}" for line in entry.facts["examples"][command])
+    examples = "\n".join(f"  {line}" for line in task.facts["examples"][command])
     first, _, rest = module.__doc__.partition("\n")
     return (
-        f"{first}\n\n{examples}\n\nThe same as `vil {command}`, of a {entry.facts['noun']}.\n{rest}"
+        f"{first}\n\n{examples}\n\nThe same as `vil {command}`, of a {task.facts['noun']}.\n{rest}"
     )
 
 

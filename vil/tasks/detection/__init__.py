@@ -20,6 +20,7 @@ ENTRY = dict(
     declares=keys.DECLARED,
     implied_by="DETECTION.MODEL",
     hint="set DETECTION.MODEL, or take one of configs/coco or configs/scenes",
+    spelling="detect",
     examples={
         "train": (
             "vil detect train --config-file scenes/mask_rcnn_vil_nano.yaml --output_dir runs/boxes",
@@ -34,6 +35,9 @@ ENTRY = dict(
             "vil detect predict --run runs/scenes photo.jpg --output drawn/",
             "vil detect predict --run runs/scenes map.png --tile 1024 --overlap 256 --format json",
         ),
+    },
+    commands={
+        "detect check": "check an annotation file: what it has, and what training would not use",
     },
     formats=("text", "json", "coco"),
     flags={
