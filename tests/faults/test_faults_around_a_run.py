@@ -205,7 +205,7 @@ def test_f25_by_real_runs(tmp_path, monkeypatch):
         tries.append((line, {}, "fixed/run cannot be .*; choose another --output_dir"))
     right = sum(refused(alone(line, **given), USAGE, said) for line, given, said in tries)
     assert not Path("out").exists()
-    what = "launcher, device and read-only folder: refused in a line with the fix"
+    what = "launcher, device and read-only folder: refused in one line with the fix"
     record("F25", what, right, len(tries))
 
 
@@ -232,7 +232,7 @@ def test_f25_in_this_process(tmp_path, monkeypatch):
     ended = vil(*train, "DEVICE=mps")
     right += refused(ended, USAGE, r"DEVICE mps is not there \(available: .*cpu\)")
     assert not Path("out").exists()
-    record("F25", "variables, folders, checkpoints: refused in a line with the fix", right, 6)
+    record("F25", "variables, folders, checkpoints: refused in one line with the fix", right, 6)
 
 
 def test_f25_a_batch_that_does_not_divide(tmp_path):

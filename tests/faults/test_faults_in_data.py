@@ -152,7 +152,7 @@ def test_f14_a_worker_dies(tmp_path):
         orphans += len(left_over(process.pid))
         end_all(process)
     slowest = round(max(seconds), 1)
-    record("F14", "of 5 deaths, told in a line that names the worker, exit code 3", named, 5)
+    record("F14", "of 5 deaths, reported in one line that names the worker, exit code 3", named, 5)
     record("F14", "seconds from the death to the run's end", slowest, "< 10", kept=slowest < 10)
     record("F14", "processes left behind", orphans, 0)
 

@@ -30,7 +30,7 @@ FAKE = (
 )  # fmt: skip
 PER_EPOCH, EPOCHS = 6, 3
 END = PER_EPOCH * EPOCHS
-DIGESTS = "a detector: SHA-256 of weights, average, momenta and position equal, of 4"
+DIGESTS = "a detector: SHA-256 of weights, average, optimizer and position equal, of 4"
 
 
 def start(folder, *words, **options):

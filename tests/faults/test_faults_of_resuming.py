@@ -13,7 +13,7 @@ IMAGES, PER_EPOCH, EPOCHS = 96, 6, 5
 END = PER_EPOCH * EPOCHS
 LONG = (*EVERYTHING, f"DATA.KWARGS.n={IMAGES}", f"OPTIM.EPOCHS={EPOCHS}")
 STRATEGIES = {"DDP": "DISTRIBUTED.STRATEGY=ddp", "FSDP2": "DISTRIBUTED.STRATEGY=fsdp"}
-DIGESTS = "SHA-256 of weights, average, momenta and position equal to the unbroken run's, of 4"
+DIGESTS = "SHA-256 of weights, average, optimizer and position equal to the unbroken run's, of 4"
 
 
 def steps_in_mid_epoch(seed):

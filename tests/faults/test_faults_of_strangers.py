@@ -47,7 +47,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 
 
 class Tally:
-    """Counts what was tried and what was refused in a line, and tells of what was not."""
+    """Counts what was tried and what was refused in one line, and reports of what was not."""
 
     def __init__(self):
         self.tried = self.refused = 0

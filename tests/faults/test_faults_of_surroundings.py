@@ -72,7 +72,7 @@ def test_f32_the_same_run_everywhere(runs):
     logged = [figures(metrics(folder)) == figures(metrics(first)) for folder in others]
     names = {Path(folder, "classes.txt").read_text(encoding="utf-8") for folder in runs.values()}
     assert names == {"Äpfel\n犬\n"}
-    what = "of 5 runs, one per setting, those with the same SHA-256 of weights, average, momenta"
+    what = "of 5 runs, one per setting, those with the same SHA-256 of weights, average, optimizer"
     record("F32", what, 1 + same.count(DIGESTS), 5)
     record("F32", "of 5 runs, those that log the same figures", 1 + sum(logged), 5)
 

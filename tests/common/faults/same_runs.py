@@ -25,7 +25,7 @@ WITNESS = str(Path(__file__).with_name("witness.py"))
 
 def fingerprint(checkpoint: Path) -> dict[str, str]:
     """SHA-256 of a checkpoint's weights and their average (the files), and of what its state.pt
-    holds, by type, shape and bytes: momenta, position, in float16 the loss scale too."""
+    holds, by type, shape and bytes: optimizer, position, in float16 the loss scale too."""
     saved = torch.load(checkpoint / "state.pt", weights_only=True)
     parts = {name: as_bytes(part) for name, part in saved.items() if part}
     parts |= {file.stem: file.read_bytes() for file in checkpoint.glob("*.safetensors")}
