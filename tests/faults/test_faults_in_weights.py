@@ -106,7 +106,7 @@ def test_f20_resuming_with_another_model(trained):
         ended = vil("train", *words)
         refused += ended.code == CHECKPOINT and "try RUN.ALLOW_CHANGES True" in ended.err
         ended = vil("train", *words, "RUN.ALLOW_CHANGES=True")
-        refused += ended.code == CHECKPOINT and "is of another model: restore its config" in ended.err
+        refused += ended.code == CHECKPOINT and "of another model: restore its config" in ended.err
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(trained).items())
     record("F20", "of 3 changes, twice, refused when a run is resumed", refused, 6)
 

@@ -52,7 +52,7 @@ def runs(tmp_path_factory):
 
 
 def still(folder, last):
-    """The steps 1 .. last - 1 that moved neither weights nor their average nor optimizer state; and 0, if
+    """The steps 1 .. last - 1 that moved neither weights nor average nor optimizer state; and 0, if
     weights and average are the same after it, as before."""
     steps = range(1, last + 1)
     prints = [fingerprint(folder / f"checkpoints/step-{step:08d}") for step in steps]

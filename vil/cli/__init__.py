@@ -36,19 +36,13 @@ COMMANDS = {
     "report": "a run as one HTML page: metrics, curves, confusions, images, config",
     "analyze": "parameters and multiply-accumulates of each stage; copies that change layouts",
 }
-# Commands that a task spells in its own words: {"detect train": ("train", entry of the task)}.
+for task in registry("task").values():
+    COMMANDS |= task.facts.get("commands", {})
+# {"detect train": ("train", the task)}: a task's spelling of a command
 SPELLINGS = {
     f"{task.facts['spelling']} {command}": (command, task)
     for task in registry("task").values()
     for command in task.facts.get("examples", ())
-}
-COMMANDS |= {
-    name: f"as {command}, of a {task.facts['noun']}" for name, (command, task) in SPELLINGS.items()
-}
-COMMANDS |= {
-    name: about
-    for task in registry("task").values()
-    for name, about in task.facts.get("commands", {}).items()
 }
 
 HELP = ("-h", "--help")

@@ -6,9 +6,9 @@ declares    sections, keys and conflicts of the config, as in vil/config/default
 noun        the name of its models
 implied_by  a config key that selects this task if TASK is empty
 hint        how to write a config of the task
-spelling    the first word of its own spelling of commands: `vil detect train`
-examples    {command: command lines} of the commands that it spells so
-commands    {name: one line} of commands of its own, each a file of vil/cli
+commands    {name: one line} of its commands and its spellings of others: `vil detect train`
+spelling    the first word of these
+examples    {command: command lines} of its spellings
 formats     of `vil predict --format`, the default first
 flags       {flag: config key} of `vil predict`
 defaults    {config key: value} of `vil predict`

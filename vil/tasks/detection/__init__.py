@@ -37,6 +37,9 @@ ENTRY = dict(
         ),
     },
     commands={
+        "detect train": "as train, of a detector",
+        "detect evaluate": "as evaluate, of a detector",
+        "detect predict": "as predict, of a detector; also in very large images",
         "detect check": "check an annotation file: what it has, and what training would not use",
     },
     formats=("text", "json", "coco"),
