@@ -14,11 +14,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
-from fixtures.old_edition import Commands, output
+from fixtures.old_edition import Commands
 from test_first_edition_commands import LINES as FIRST_EDITION
 
 from tests.common.doc_commands import (
@@ -26,6 +25,7 @@ from tests.common.doc_commands import (
     WRONG,
     expanded,
     has_keys,
+    run_line,
     smaller,
     vil_words,
     write_files,
@@ -198,17 +198,13 @@ def test_commands_with_imports_run(line, python_blocks, place):
     cases(UNKEYED, [line for line in UNKEYED if "benchmark" in line]),  # compiles flex
 )
 def test_commands_without_keys_run(line, commands, place):
-    words = NEW_LINES[line]
-    output(partial(commands, place), *words, *smaller(words))
+    run_line(commands, NEW_LINES[line], place)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("line", cases(KEYED))
 def test_commands_run(line, commands, place):
-    words = expanded(NEW_LINES[line], place)
-    if "train" in words[:2] and "--resume" not in words and "--output_dir" in words:
-        shutil.rmtree(place / words[words.index("--output_dir") + 1], ignore_errors=True)
-    output(partial(commands, place), *words, *smaller(words))
+    run_line(commands, NEW_LINES[line], place)
 
 
 # ------------------------------------------------------------------------- lines of other programs

@@ -9,14 +9,12 @@ each is run as well, in a folder with the files it names, its words followed by 
 
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
-from fixtures.old_edition import Commands, output
+from fixtures.old_edition import Commands
 
 from tests.common.doc_commands import (
     LEGACY,
@@ -24,7 +22,7 @@ from tests.common.doc_commands import (
     WRONG,
     expanded,
     has_keys,
-    smaller,
+    run_line,
     vil_words,
     write_files,
 )
@@ -95,19 +93,14 @@ def test_every_line_is_checked():
 
 @pytest.mark.parametrize("line", cases(line for line in COMMANDS if line not in KEYED))
 def test_commands_without_keys(line, commands, place):
-    words = COMMANDS[line]
-    output(partial(commands, place), *words, *smaller(words))
+    run_line(commands, COMMANDS[line], place)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("line", cases(KEYED))
 def test_every_command_runs(line, commands, place):
-    words = expanded(COMMANDS[line], place)
-    if "train" in words[:2] and "--resume" not in words and "--output_dir" in words:
-        shutil.rmtree(place / words[words.index("--output_dir") + 1], ignore_errors=True)
-    if "/shared/runs/small" in words:
-        words[words.index("/shared/runs/small")] = "runs/small"
-    output(partial(commands, place), *words, *smaller(words))
+    shared = {"/shared/runs/small": "runs/small"}
+    run_line(commands, [shared.get(word, word) for word in COMMANDS[line]], place)
 
 
 # --------------------------------------------------------------------------------------- Python

@@ -7,11 +7,12 @@ import json
 import re
 import shlex
 import shutil
+from functools import partial
 from glob import glob
 from pathlib import Path
 
 import torch
-from fixtures.old_edition import FOLDER
+from fixtures.old_edition import FOLDER, Commands, output
 from PIL import Image
 
 import vil
@@ -100,6 +101,14 @@ def expanded(words: list[str], place: Path) -> list[str]:
         for word in words
         for found in (sorted(glob(word, root_dir=place)) if "*" in word else [word])
     ]
+
+
+def run_line(commands: Commands, words: list[str], place: Path) -> None:
+    """Run a line in the folder, with smaller settings. A new run gets an empty folder."""
+    words = expanded(words, place)
+    if "train" in words[:2] and "--resume" not in words and "--output_dir" in words:
+        shutil.rmtree(place / words[words.index("--output_dir") + 1], ignore_errors=True)
+    output(partial(commands, place), *words, *smaller(words))
 
 
 def write_files(place: Path) -> None:
