@@ -136,9 +136,11 @@ def last_checkpoint(run: Path) -> Path:
 def read_checkpoint(folder: Path) -> dict[str, Any]:
     """{file/name: tensor} of weights, averaged weights and optimizer state."""
     state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)["optimizer"]
-    tensors = {"state.pt/param_groups": repr(state["param_groups"])}
-    for number, row in state["state"].items():
-        tensors |= {f"state.pt/{number}/{name}": value for name, value in row.items()}
+    tensors = {
+        f"state.pt/{parameter}/{name}": value
+        for parameter, row in state.items()
+        for name, value in row.items()
+    }
     for file in sorted(folder.glob("*.safetensors")):
         tensors |= {f"{file.name}/{name}": tensor for name, tensor in load_file(file).items()}
     return tensors
