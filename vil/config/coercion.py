@@ -11,6 +11,7 @@ from typing import Any
 
 MAX_LITERAL = 10_000  # characters of one value on the command line, or written as (1, 2)
 TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+BRACKETS = ("(", "[")
 NOTHING = ("None", "null", "Null", "NULL", "~")
 
 
@@ -22,8 +23,9 @@ def coerce(value: Any, default: Any) -> Any:
     """Convert a value as written to the type of `default`; raise ValueError if it is none."""
     if isinstance(default, tuple | list):
         element = default[0] if default else 0.0  # an empty default is a list of numbers
-        items = value if isinstance(value, list) else _list(value)
-        return type(default)(coerce(item, element) for item in items)
+        if not isinstance(value, list):  # on the command line `a,b` and `0.5` are lists too
+            value = _items(value) if value[:1] in BRACKETS else value.split(",")
+        return type(default)(coerce(item, element) for item in value)
     if isinstance(value, list):
         raise ValueError("a list")
     return READERS[type(default)](value)
@@ -75,14 +77,9 @@ def _text(text: str) -> str:
     return text[1:-1] if quoted else text
 
 
-def _list(text: str) -> list[Any]:
-    """A list on the command line, which needs no brackets: `a,b` and `0.5` are lists too."""
-    return _items(text) if text[:1] in ("(", "[") else text.split(",")
-
-
 def _items(text: str) -> list[Any]:
     """The items of (1, 2) or [1, 2] written as text."""
-    if text[:1] not in ("(", "[") or len(text) > MAX_LITERAL:
+    if text[:1] not in BRACKETS or len(text) > MAX_LITERAL:
         raise ValueError(text)
     try:
         return as_written(list(ast.literal_eval(text)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
-from vil.report.charts import Chart, make_chart
+from vil.report.charts import make_chart
 from vil.report.curves import group_curves
 from vil.report.html import Html, render_template
 from vil.report.run_record import RunRecord
@@ -69,7 +69,7 @@ def render(page: Page) -> str:
         page=page,
         status=page.record.status,
         cards=cards,
-        charts=_make_charts(page.record),
+        charts=[make_chart(curves, *plot) for *plot, curves in group_curves(page.record.points)],
         evaluations=[(test, *_evaluation_table(test, p, page.columns)) for test, p in evaluations],
         changed=[setting for setting in page.settings if setting.default is not None],
     )
@@ -102,11 +102,6 @@ def _progress_cards(page: Page) -> list[Card]:
     if "img/s" in last:
         cards.append(("Images per second", f"{last['img/s']:,.0f}", "at the end"))
     return cards
-
-
-def _make_charts(record: RunRecord) -> list[Chart]:
-    """Return a chart per plot."""
-    return [make_chart(curves, *plot) for *plot, curves in group_curves(record.points)]
 
 
 def _evaluation_table(test_set: str, points: list[dict], columns: Sequence[str]) -> Table:
