@@ -277,7 +277,7 @@ def test_bad_folders_raise(tmp_path):
     torch.save({"a": torch.ones(1)}, tmp_path / "bare.pth")
     with pytest.raises(CheckpointError, match="does not name its model: run vil convert"):
         vil.from_pretrained(tmp_path / "bare.pth")
-    with pytest.raises(ValueError, match=r"transform has mean, .*, not size"):
+    with pytest.raises(ValueError, match=r"transform can have mean, .*: not size"):
         vil.save_pretrained(vil.get_model("vil_nano"), tmp_path / "x", transform={"size": 3})
 
 

@@ -44,7 +44,7 @@ class ModuleScopes:
         return (OUTSIDE, "forward") if node is None else self.of_backward(node._sequence_nr())
 
     def of_backward(self, number: int) -> tuple[str, str]:
-        """The module whose call recorded the operation of that number, and `backward`."""
+        """Return the module whose forward recorded autograd sequence `number`, and "backward"."""
         inside = (name for begin, end, name in self.spans if begin <= number < end)
         return next(inside, OUTSIDE), "backward"
 

@@ -113,7 +113,7 @@ def _attention_names(msvit: CfgNode) -> tuple[str, str]:
     legacy = LEGACY_ATTN_BACKENDS
     pinned = {legacy[name] for name in names_in(msvit.ATTN_TYPE) if name in legacy}
     if len(pinned) > 1:
-        raise ConfigError(f"ATTN_TYPE {msvit.ATTN_TYPE} pins several backends: {sorted(pinned)}")
+        raise ConfigError(f"ATTN_TYPE {msvit.ATTN_TYPE} selects several backends: {sorted(pinned)}")
     longformer = "global" if msvit.ONLY_GLOBAL else "longformer"
     current = {**dict.fromkeys(legacy, longformer), "longformer": longformer}
     attention = re.sub(r"[^,/]+", lambda name: current.get(name[0], name[0]), msvit.ATTN_TYPE)

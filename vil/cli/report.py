@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("leave --config-file out: the run has its own")
     path = output_file(args.out or str(folder / PAGE), endings=ENDINGS)
     if args.no_eval and args.opts:
-        log.warning("--no-eval, so without effect: %s", " ".join(args.opts))
+        log.warning("--no-eval is given, so these have no effect: %s", " ".join(args.opts))
     run_imports(args.imports, ())
     options = None if args.no_eval else options_of(args)
     write_report(folder, path, options, checkpoint=args.checkpoint)

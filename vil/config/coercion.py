@@ -16,7 +16,7 @@ NOTHING = ("None", "null", "Null", "NULL", "~")
 
 
 class Quoted(str):
-    """Quoted text, which stays text where no type is declared."""
+    """Text that was quoted: where no type is declared, it is not converted to a number."""
 
 
 def coerce(value: Any, default: Any) -> Any:

@@ -55,8 +55,8 @@ def _respell(setting: Setting) -> Setting:
 
 
 def warn_revived(cfg: CfgNode, sources: dict[str, str]) -> None:
-    """LN_EPS did nothing in the original, so a file of its time may hold any value."""
+    """Warn if an old file sets LN_EPS, which the original ignored and vil applies."""
     key = "MODEL.VIT.MSVIT.LN_EPS"
     if "VERSION" not in sources and cfg.MODEL.VIT.MSVIT.LN_EPS != 1e-6:
-        note = "the original ignored LN_EPS and used 1e-6; it is honoured here"
+        note = "the original ignored LN_EPS and used 1e-6; vil applies it"
         log.warning("%s: %s: %s", sources[key], key, note)

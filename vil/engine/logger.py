@@ -27,7 +27,7 @@ REDRAW_SECONDS = 0.2
 
 
 class RunLogger:
-    """The text log is open from the start, the others after `begin`."""
+    """Writes log.txt and, after `begin`, metrics.jsonl, TensorBoard and a progress bar."""
 
     def __init__(self, folder: Path, *, enabled: bool):
         self.folder, self.enabled = folder, enabled

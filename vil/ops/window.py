@@ -154,7 +154,7 @@ class Window:
         return (qx - kx + 2 * self.size - 1) * side + (qy - ky + 2 * self.size - 1)
 
     def visible(self, valid_hw: Tensor | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """bool (B or 1, R, C, W or 1, K*W): the keys that the queries of each chunk attend to."""
+        """Return bool (B or 1, R, C, W or 1, K*W): whether a query of a chunk attends to a key."""
         rows, cols = self._real(0, valid_hw, device), self._real(1, valid_hw, device)
         real = rows[:, :, None, :, :, None] & cols[:, None, :, :, None, :]
         real = real.flatten(3).unsqueeze(3)

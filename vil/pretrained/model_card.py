@@ -35,7 +35,7 @@ def make_model_card(
     transform = transform or model.notes.get("transform")
     classes = classes or model.notes.get("classes")
     if unknown := set(transform or {}) - set(TRANSFORM):
-        raise ValueError(f"transform has {', '.join(TRANSFORM)}, not {', '.join(sorted(unknown))}")
+        raise ValueError(f"transform can have {', '.join(TRANSFORM)}: not {', '.join(unknown)}")
     if not isinstance(model.head, nn.Linear | nn.Identity):
         raise ValueError(f"the head must be one linear layer or none: {type(model.head).__name__}")
     num_classes = model.head.out_features if isinstance(model.head, nn.Linear) else 0

@@ -36,6 +36,6 @@ class TensorMemory(TorchDispatchMode):
 
 @contextmanager
 def fake_memory() -> Iterator[TensorMemory]:
-    """Inside, tensors have no values; `peak` is the memory they would have taken."""
+    """Run the block on fake tensors, without values; `peak` counts the bytes they would take."""
     with FakeTensorMode(), TensorMemory() as memory:
         yield memory

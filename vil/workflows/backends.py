@@ -31,7 +31,7 @@ class BackendReport(NamedTuple):
 
 
 def requests_of(cfg: CfgNode, device: torch.device) -> list[BackendRequest]:
-    """What the config's model requests, in training and in evaluation."""
+    """List the attention calls of the config's model, in training and in evaluation."""
     with torch.device("meta"):
         model = task_for(cfg, device).build_model()
     return backend_requests(model, cfg, device)

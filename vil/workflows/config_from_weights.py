@@ -47,8 +47,8 @@ def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
         raise ConfigError(f"{file} is of a model for {sides} px: give a config")
     if transform.get("interpolation", "bicubic") not in INTERPOLATION:
         raise ConfigError(
-            f"{file} wants pictures resized by {transform['interpolation']!r}, which is none of "
-            f"{', '.join(INTERPOLATION)}: give a config"
+            f"{file} needs images resized by {transform['interpolation']!r}, but a config can name "
+            f"only {', '.join(INTERPOLATION)}: give a config"
         )
     model = {**model, "img_size": sides[0]}
     own = model["attention_args"] or {}

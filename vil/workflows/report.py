@@ -78,7 +78,7 @@ def _evaluate(folder: Path, options: Options, checkpoint: str) -> TaskReport:
 
 
 def settings(cfg: CfgNode) -> list[Setting]:
-    """Every key with its value as a file has it, and its default where that differs."""
+    """List every key with its value as YAML, and its default where the value differs."""
     changed = diff(cfg, get_config())
     return [
         Setting(key, as_yaml(value), as_yaml(changed[key][1]) if key in changed else None)

@@ -150,7 +150,7 @@ def render_ink(fine: np.ndarray, size: float, angle: float, slant: float) -> np.
 
 
 def opacity(values: np.ndarray, middle: float = INK) -> np.ndarray:
-    """The alpha 0..1 of a stroke from its ink, with a soft edge at `middle`."""
+    """Return the opacity, 0 to 1, of ink `values`: a soft step around `middle`."""
     return np.clip((values - middle) / (2 * SOFT) + 0.5, 0, 1)
 
 

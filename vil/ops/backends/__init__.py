@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def no_limits(case: Case) -> list[str]:
-    """No reason against any case."""
+    """Return no reasons: the backend supports every case."""
     return []
 
 

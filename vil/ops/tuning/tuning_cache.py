@@ -33,7 +33,7 @@ FORMAT = 1
 
 
 def path() -> Path:
-    """The file of the current user."""
+    """Return the path of the current user's file of tuned choices."""
     if folder := os.environ.get("VIL_CACHE"):
         return Path(folder, "attention.json")
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vil/attention.json").expanduser()
@@ -68,7 +68,7 @@ def load(device: str) -> int:
     machines, here = _read(), machine(device)
     if machines and here not in machines:
         log.warning(
-            "%s has choices, but none for this machine, code and --import (run vil tune): %s",
+            "%s has choices, but none for this machine, code and --import: %s (run vil tune)",
             path(),
             here,
         )

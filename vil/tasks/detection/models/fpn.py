@@ -72,8 +72,8 @@ class Backbone(nn.Module):
         count = len(body.channels)
         if max(stages) != count:
             raise ValueError(
-                f"a pyramid on stages {', '.join(map(str, stages))} of a network with {count}: "
-                "the last one must be among them"
+                f"pyramid of stages {', '.join(map(str, stages))}: the last must be that of the "
+                f"network, {count}"
             )
         self.body, self.stages = body, [number - 1 for number in stages]
         widths = [body.channels[i] for i in self.stages]

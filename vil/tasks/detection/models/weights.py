@@ -29,7 +29,7 @@ def load_detector(
     anchors and sides of boxes too.
     """
     if head not in ("keep", "new"):
-        raise ValueError(f"the heads of a detector are kept or new, they have no {head}")
+        raise ValueError(f"the heads of a detector can be kept or new, not {head}")
     state = read_weights(path)
     if any(name.startswith(BODY) for name in state):
         return load_weights(model, state, head=head, rule=rule)
