@@ -259,3 +259,11 @@ def test_broken_base64_and_deleted_files_are_unreadable(root):
     with pytest.raises(OSError, match=r"train\.tsv"):
         reopened[1]
     assert reopened.sample_name(1) == f"{root}/train.tsv, line 2"
+
+
+def test_any_yaml_below_the_root_is_a_dataset_of_both_splits(root):
+    (root / "sets").mkdir()
+    write_tsv(root / "sets", "train", FILES, name="a")
+    for split in ("train", "val"):
+        dataset = build_dataset("sets/a.yaml", root, split)
+        assert (names(dataset), dataset.split) == (KEYS, split)
