@@ -26,10 +26,10 @@ from shared import CPU, MIB, RESULTS, add_json, make_parser, write_json
 
 from vil.bench.attention import FLOOR, Row, measure, plain
 from vil.bench.baselines import count_pairs, make_candidate
-from vil.bench.interleaved_timer import Candidate, Times, peak_bytes, time_interleaved
 from vil.ops import Case, Window, choose
 from vil.ops.backends import chunk_groups
 from vil.ops.testing import make_inputs
+from vil.utils.interleaved_timer import Candidate, Times, peak_bytes, time_interleaved
 from vil.utils.machine import machine
 
 THREADS, ROUNDS = 2, 9

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from vil.bench.interleaved_timer import Candidate, time_interleaved
 from vil.cli import main
 from vil.report.run_record import metrics
+from vil.utils.interleaved_timer import Candidate, time_interleaved
 
 MIB = 2**20
 CPU = torch.device("cpu")

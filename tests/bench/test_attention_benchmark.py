@@ -9,9 +9,9 @@ import torch
 from tests.common.backends import restored_backends
 from vil.bench.attention import FLOOR, measure, mode_of, plain
 from vil.bench.baselines import BESIDE, count_pairs, matmuls, natten_reasons
-from vil.bench.interleaved_timer import Candidate, peak_bytes, time_interleaved
 from vil.ops import BACKENDS, Case, Window, choose, register_backend
 from vil.ops.reference import attended_keys
+from vil.utils.interleaved_timer import Candidate, peak_bytes, time_interleaved
 
 CPU = torch.device("cpu")
 CASE = Case(Window((7, 8), 3), 2, 2, 4, 1, table_bias=True, global_bias=True)

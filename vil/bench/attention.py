@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from vil.bench.baselines import BESIDE, count_pairs, find_floor, make_candidate, reasons_against
-from vil.bench.interleaved_timer import Candidate, peak_bytes, time_interleaved
 from vil.ops import BACKENDS, Case, choose
 from vil.ops.testing import make_inputs
 from vil.ops.window import ALL_NINE, NEIGHBORS, Window
 from vil.utils.errors import one_line
+from vil.utils.interleaved_timer import Candidate, peak_bytes, time_interleaved
 from vil.utils.lookup import lookup
 from vil.utils.machine import free_bytes
 

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vil.bench.interleaved_timer import Candidate
 from vil.ops import BACKENDS, Case, Window
-from vil.ops.testing import Inputs, forward, leaves_of
-from vil.ops.tuning.tuner import expected_bytes
+from vil.ops.testing import Inputs, leaves_of
+from vil.ops.tuning.tuner import backend_candidate, expected_bytes
 from vil.ops.window import Mask
+from vil.utils.interleaved_timer import Candidate
 
 # m, n of the floor's matmuls: hardware differs in its matrix units and caches
 TILES = ((64, 512), (256, 256), (512, 512), (1024, 1024))
@@ -95,9 +95,7 @@ def make_candidate(name: str, case: Case, inputs: Inputs) -> Candidate:
     """The candidate of a name in BESIDE or BACKENDS."""
     if name in BESIDE:
         return BESIDE[name].candidate(case, inputs)
-    leaves, attend = leaves_of(inputs), BACKENDS[name].attend
-    tensors, dout = list(leaves.values()), inputs.cotangent
-    return differentiate(lambda: forward(attend, case, inputs, leaves), tensors, dout)
+    return backend_candidate(name, case, inputs, leaves_of(inputs))
 
 
 def reasons_against(name: str, case: Case, max_bytes: float) -> list[str]:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from vil.bench.interleaved_timer import MILLI, Candidate, time_interleaved
 from vil.utils.errors import one_line
+from vil.utils.interleaved_timer import MILLI, Candidate, time_interleaved
 from vil.utils.timing import peak_tensor_bytes
 
 MIB = 2**20

@@ -9,11 +9,11 @@ fit into memory, if its output or a gradient differs from the reference on a sma
 from a plain backend on the full grid. The others are timed in turns.
 """
 
+import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,14 +23,14 @@ from vil.ops.attention_case import Case
 from vil.ops.backends import flex
 from vil.ops.dispatch import BACKENDS, CHOICES
 from vil.utils.errors import one_line
+from vil.utils.interleaved_timer import Candidate, Limits, peak_bytes, time_interleaved
 from vil.utils.lookup import lookup
 from vil.utils.machine import free_bytes
 from vil.utils.memory import fake_memory
-from vil.utils.timing import peak_tensor_bytes, seconds
 
 ROUNDS = 7
 FREE_SHARE = 0.5  # of the free memory that a candidate may allocate
-HOPELESS = 4.0  # x slower than the fastest in the first round: not timed again
+LIMITS = Limits(slow=4.0, too_slow=math.inf, patience=0.0, slow_rounds=1000)  # timed once
 PLAIN = ("chunk_autograd", "masked")  # differentiated by autograd; others are compared with them
 MAX_SCORES = {"cpu": 2e7, "cuda": 4e9}  # of a timed call; larger batches scale linearly
 CHECKED_IMAGES = 2  # to compare full grids
@@ -179,48 +179,32 @@ def shrink(case: Case, dtype: torch.dtype) -> Case:
 def time_candidates(
     names: list[str], case: Case, rounds: int
 ) -> tuple[list[Trial], dict[str, str]]:
-    """Medians of interleaved rounds, and {name: reason} of candidates that failed.
-
-    The first round follows a warm-up, and drops candidates that are much slower than the fastest.
-    """
+    """Medians of interleaved rounds, and {name: reason} of candidates that failed."""
     inputs, device = testing.make_inputs(case), torch.device(case.device)
     leaves = testing.leaves_of(inputs)
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    peak_bytes, failed, racing = {}, {}, list(names)
-    for number in range(rounds):
-        for name in racing:
-            attend = BACKENDS[name].attend
-            try:
-                if number == 0:
-                    one_pass(attend, case, inputs, leaves)
-                    step = partial(testing.run, attend, case, inputs)
-                    peak_bytes[name] = peak_tensor_bytes(step, device)
-                times[name].append(one_pass(attend, case, inputs, leaves))
-            except Exception as error:
-                del times[name]
-                failed[name] = f"failed: {one_line(error)}"
-        best = min((sum(measured[0]) for measured in times.values()), default=0.0)
-        racing = [name for name in times if sum(times[name][0]) <= HOPELESS * best]
-    trials = [
-        Trial(name, "", *(statistics.median(column) for column in zip(*measured)), peak_bytes[name])
-        for name, measured in times.items()
-    ]
-    return trials, failed
+    candidates = {name: backend_candidate(name, case, inputs, leaves) for name in names}
+    times, failed = time_interleaved(candidates, rounds, device, limits=LIMITS)
+    trials = []
+    for name, measured in times.items():
+        passes = (statistics.median(column) for column in (measured.forward, measured.backward))
+        try:
+            trials.append(Trial(name, "", *passes, peak_bytes(candidates[name], device)[0]))
+        except Exception as error:
+            failed[name] = one_line(error)
+    return trials, {name: f"failed: {reason}" for name, reason in failed.items()}
 
 
-def one_pass(
-    attend: Callable[..., Tensor], case: Case, inputs: testing.Inputs, leaves: dict[str, Tensor]
-) -> tuple[float, float]:
-    """Seconds of one forward and, in training, of one backward pass."""
-    device = torch.device(case.device)
-    outputs: list[Tensor] = []
+def backend_candidate(
+    name: str, case: Case, inputs: testing.Inputs, leaves: dict[str, Tensor]
+) -> Candidate:
+    """A backend's forward and, in training, its gradients with respect to all leaves."""
 
-    def forward() -> None:
+    def forward() -> Tensor:
         with torch.set_grad_enabled(case.needs_grad):
-            outputs.append(testing.forward(attend, case, inputs, leaves))
+            return testing.forward(BACKENDS[name].attend, case, inputs, leaves)
 
-    def backward() -> None:
-        torch.autograd.grad(outputs[0], list(leaves.values()), inputs.cotangent, allow_unused=True)
+    def backward(out: Tensor) -> Sequence[Tensor]:
+        tensors = list(leaves.values())
+        return torch.autograd.grad(out, tensors, inputs.cotangent, materialize_grads=True)
 
-    forward_seconds = seconds(forward, device)
-    return forward_seconds, seconds(backward, device) if case.needs_grad else 0.0
+    return Candidate(forward, backward if case.needs_grad else None)

@@ -1,14 +1,16 @@
 """Time candidates in turns, so that a slow moment of the machine affects all of them.
 
-Every round runs each candidate once. A warm-up round decides which ones are too slow to take part,
-or to take part in every round. torch.utils.benchmark.Timer cannot interleave: it repeats one
-statement until it is done. Times include what a call starts on the device, and its launch.
+Every round runs each candidate once. A warm-up decides which ones are too slow to take part, the
+first round which ones are too slow for every round. torch.utils.benchmark.Timer cannot interleave:
+it repeats one statement until it is done. Times include what a call starts on the device, and its
+launch.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,25 +18,38 @@ from torch import Tensor
 from vil.utils.errors import one_line
 from vil.utils.timing import peak_tensor_bytes, seconds
 
-TOO_SLOW = 60.0  # x the fastest: the candidate is dropped
-SLOW = 10.0  # x the fastest: the candidate takes part in every third round
-PATIENCE = 1.0  # seconds; a faster candidate is neither slow nor too slow
 MILLI = 1e3
+
+
+class Limits(NamedTuple):
+    """When a candidate is slow. `slow`, `too_slow`: multiples of the fastest candidate's time."""
+
+    slow: float = 10.0  # takes part in every third round
+    too_slow: float = 60.0  # is dropped
+    patience: float = 1.0  # seconds; a faster candidate is neither
+    slow_rounds: int = 3  # the rounds between two of a slow candidate
+
+    def seconds(self, first: Mapping[str, float], exempt: Iterable[str], times: float) -> float:
+        """`times` the seconds of the fastest candidate that is not exempt, at least `patience`."""
+        fastest = min((first[name] for name in first if name not in exempt), default=math.inf)
+        return max(self.patience, times * fastest)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """`forward` returns the output, from which `backward` returns the gradients. least: a lower
-    bound of the seconds of both, if one is known before they run."""
+    """`forward` returns the output, from which `backward`, if there is one, returns the gradients.
+    least: a lower bound of the seconds of both, if one is known before they run."""
 
     forward: Callable[[], Any]
-    backward: Callable[[Any], Sequence[Tensor]]
+    backward: Callable[[Any], Sequence[Tensor]] | None = None
     least: float = 0.0
 
     def time(self, device: torch.device) -> tuple[float, float]:
         """Seconds of one forward pass and of its backward pass."""
         outputs: list = []
         forward = seconds(lambda: outputs.append(self.forward()), device)
+        if self.backward is None:
+            return forward, 0.0
         return forward, seconds(lambda: self.backward(outputs[0]), device)
 
 
@@ -55,17 +70,17 @@ def time_interleaved(
     rounds: int,
     device: torch.device,
     exempt: Iterable[str] = (),
+    limits: Limits = Limits(),  # noqa: B008
 ) -> tuple[dict[str, Times], dict[str, str]]:
     """The times of the candidates that finish, and the reasons why the others do not.
 
     exempt: names that are never too slow, and that the others are not compared with.
     """
-    first, dropped = warm_up(candidates, device, exempt)
-    times = {name: Times() for name in first}
-    slow = [name for name in first if first[name] > limit(first, exempt, SLOW)]
+    names, dropped = warm_up(candidates, device, exempt, limits)
+    times, slow = {name: Times() for name in names}, []
     for number in range(rounds):
         for name in list(times):
-            if name in slow and number % 3:
+            if name in slow and number % limits.slow_rounds:
                 continue
             try:
                 forward, backward = candidates[name].time(device)
@@ -74,18 +89,25 @@ def time_interleaved(
             except Exception as error:
                 dropped[name] = one_line(error)
                 del times[name]
+        if number == 0:
+            first = {name: each.forward[0] + each.backward[0] for name, each in times.items()}
+            most = limits.seconds(first, exempt, limits.slow)
+            slow = [name for name in first if first[name] > most]
     return times, dropped
 
 
 def warm_up(
-    candidates: Mapping[str, Candidate], device: torch.device, exempt: Iterable[str]
+    candidates: Mapping[str, Candidate],
+    device: torch.device,
+    exempt: Iterable[str],
+    limits: Limits,
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Seconds of one call of each candidate that is fast enough, and reasons against the others.
     Candidates with a known lower bound run last, and not at all if it is too high."""
     first, dropped = {}, {}
-    more = f"over {TOO_SLOW:.0f} times the fastest"
+    more = f"over {limits.too_slow:.0f} times the fastest"
     for name in sorted(candidates, key=lambda name: candidates[name].least):
-        least, most = candidates[name].least, limit(first, exempt)
+        least, most = candidates[name].least, limits.seconds(first, exempt, limits.too_slow)
         if least > most:
             dropped[name] = f"too slow: its products alone need {least:.1f} s, {more}"
             continue
@@ -96,16 +118,10 @@ def warm_up(
         except Exception as error:
             first.pop(name, None)
             dropped[name] = one_line(error)
-    most = limit(first, exempt)
+    most = limits.seconds(first, exempt, limits.too_slow)
     for name in [name for name in first if first[name] > most and name not in exempt]:
         dropped[name] = f"too slow: {first.pop(name):.1f} s, {more}"
     return first, dropped
-
-
-def limit(first: Mapping[str, float], exempt: Iterable[str], times: float = TOO_SLOW) -> float:
-    """`times` the seconds of the fastest candidate that is not exempt, and at least PATIENCE."""
-    fastest = min((first[name] for name in first if name not in exempt), default=torch.inf)
-    return max(PATIENCE, times * fastest)
 
 
 def peak_bytes(candidate: Candidate, device: torch.device) -> tuple[int, int]:
@@ -115,7 +131,7 @@ def peak_bytes(candidate: Candidate, device: torch.device) -> tuple[int, int]:
 
     def run() -> None:
         out = candidate.forward()
-        results.extend([out.detach(), *candidate.backward(out)])
+        results.extend([out.detach(), *(candidate.backward(out) if candidate.backward else ())])
 
     peak = peak_tensor_bytes(run, device)
     return peak, max(0, peak - sum(tensor.nbytes for tensor in results))
