@@ -40,9 +40,9 @@ for task in registry("task").values():
     COMMANDS |= task.facts.get("commands", {})
 # {"detect train": ("train", the task)}: a task's spelling of a command
 SPELLINGS = {
-    f"{task.facts['spelling']} {command}": (command, task)
+    name: (name.split()[-1], task)
     for task in registry("task").values()
-    for command in task.facts.get("examples", ())
+    for name in task.facts.get("spellings", ())
 }
 
 HELP = ("-h", "--help")
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"vil.cli.{command.replace(' ', '_')}")
     parser = argparse.ArgumentParser(
         f"vil {name}",
-        description=describe_spelling(command, task, module) if task else module.__doc__,
+        description=describe_spelling(name, task, module) if task else module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
@@ -94,13 +94,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
-def describe_spelling(command: str, task: Entry, module: ModuleType) -> str:
+def describe_spelling(name: str, task: Entry, module: ModuleType) -> str:
     """The help of a command as a task spells it: the task's examples, then that of the command."""
-    examples = "\n".join(f"  {line}" for line in task.facts["examples"][command])
+    examples = "\n".join(f"  {line}" for line in task.facts["spellings"][name])
+    command, noun = SPELLINGS[name][0], task.facts["noun"]
     first, _, rest = module.__doc__.partition("\n")
-    return (
-        f"{first}\n\n{examples}\n\nThe same as `vil {command}`, of a {task.facts['noun']}.\n{rest}"
-    )
+    return f"{first}\n\n{examples}\n\nThe same as `vil {command}`, of a {noun}.\n{rest}"
 
 
 def command_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:

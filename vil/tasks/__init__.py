@@ -6,9 +6,8 @@ declares    sections, keys and conflicts of the config, as in vil/config/default
 noun        the name of its models
 implied_by  a config key that selects this task if TASK is empty
 hint        how to write a config of the task
-commands    {name: one line} of its commands and its spellings of others: `vil detect train`
-spelling    the first word of these
-examples    {command: command lines} of its spellings
+commands    {name: one line} of its own commands and spellings: "detect train", "detect check"
+spellings   {name: examples} of other names for `vil train` and so on: "detect train"
 formats     of `vil predict --format`, the default first
 flags       {flag: config key} of `vil predict`
 defaults    {config key: value} of `vil predict`

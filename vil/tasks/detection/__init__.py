@@ -20,18 +20,17 @@ ENTRY = dict(
     declares=keys.DECLARED,
     implied_by="DETECTION.MODEL",
     hint="set DETECTION.MODEL, or take one of configs/coco or configs/scenes",
-    spelling="detect",
-    examples={
-        "train": (
+    spellings={
+        "detect train": (
             "vil detect train --config-file scenes/mask_rcnn_vil_nano.yaml --output_dir runs/boxes",
             "vil detect train --config-file coco/mask_rcnn_vil_tiny_1x.yaml --data /data/coco \\\n"
             "      MODEL.MODEL_PATH model_best.pth",
         ),
-        "evaluate": (
+        "detect evaluate": (
             "vil detect evaluate --run runs/scenes",
             "vil detect evaluate --run runs/scenes --pictures 20 OUTPUT_PERCLASS_ACC True",
         ),
-        "predict": (
+        "detect predict": (
             "vil detect predict --run runs/scenes photo.jpg --output drawn/",
             "vil detect predict --run runs/scenes map.png --tile 1024 --overlap 256 --format json",
         ),
