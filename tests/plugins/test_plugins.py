@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import vil
-from tests.common.small_runs import TINY
+from tests.common.doc_pages import PythonBlocks
+from tests.common.small_runs import TINY, Outcome
 
 FILE = Path(__file__).with_name("my_components.py")
 MSVIT = "MODEL.VIT.MSVIT"
@@ -34,11 +35,30 @@ WRONG = {  # a wrong value of the key, whose refusal lists the choices
     "task": "TASK=nothing_such",
 }
 PYTHON = """
-import json, os, sys, vil
-words, folder, file = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
-result = vil.train(None, words, output_dir=folder, imports=[file])
+import os
+os.environ |= {kept!r}
+import vil
+result = vil.train(None, {words!r}, output_dir="python", imports=[{file!r}])
 assert result.status == "finished" and result.metrics
 """
+COMMAND = """
+import contextlib, io, json, os
+os.environ |= {kept!r}
+from vil.cli import main
+out, err = io.StringIO(), io.StringIO()
+with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    code = main({words!r})
+with open("ended.json", "w") as file:
+    json.dump([code, out.getvalue(), err.getvalue()], file)
+"""
+
+
+@pytest.fixture(scope="module")
+def forks():
+    """Code runs in forks of one process: a component stays registered."""
+    started = PythonBlocks()
+    yield started
+    started.close()
 
 
 def run(*words, cwd, **environment):
@@ -66,28 +86,34 @@ def same_tensors(one, other):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_trains_resumes_and_is_a_choice(kind, tmp_path):
+def test_it_trains_resumes_and_is_a_choice(kind, forks, tmp_path):
+    def command(*given):
+        code = COMMAND.format(kept=kept, words=[str(word) for word in given])
+        assert forks.run([("command", code)], tmp_path) == "done"
+        return Outcome(*json.loads((tmp_path / "ended.json").read_text()))
+
     settings, name = KINDS[kind]
     words = [*TINY, *settings, "OPTIM.EPOCHS=2", "SOLVER.WARMUP_EPOCHS=0", "LOG_FREQ=1"]
     kept = dict(COMPONENTS=kind, VIL_CACHE=str(tmp_path / "cache"))
-    python = run("-c", PYTHON, json.dumps(words), "python", FILE, cwd=tmp_path, **kept)
-    assert python.returncode == 0, python.stderr
+    code = PYTHON.format(kept=kept, words=words, file=str(FILE))
+    answer = forks.run([("vil.train", code)], tmp_path)
+    assert answer == "done", answer
     # the command, one epoch and then the other, by the file that its config records
-    train = ("-m", "vil", "train", "--output_dir", "command")
-    first = run(*train, "--import", FILE, *words, "RUN.SAVE_STEPS=3", cwd=tmp_path, **kept)
-    assert first.returncode == 0, first.stderr
+    train = ("train", "--output_dir", "command")
+    first = command(*train, "--import", FILE, *words, "RUN.SAVE_STEPS=3")
+    assert first.code == 0, first.err
     assert f"IMPORTS: [{FILE}]" in (tmp_path / "command/config.yaml").read_text()
     assert same_tensors(weights(tmp_path / "python")[2], weights(tmp_path / "command")[2])
     forget_the_end(tmp_path / "command")
-    again = run(*train, "--resume", cwd=tmp_path, **kept)
-    assert again.returncode == 0, again.stderr
-    assert "resuming from" in again.stdout
+    again = command(*train, "--resume")
+    assert again.code == 0, again.err
+    assert "resuming from" in again.out
     assert same_tensors(weights(tmp_path / "python")[2], weights(tmp_path / "command")[2])
-    ended = run("-m", "vil", "evaluate", "--run", "command", cwd=tmp_path, **kept)
-    assert ended.returncode == 0, ended.stderr
-    refused = run("-m", "vil", "train", "--import", FILE, *TINY, WRONG[kind], cwd=tmp_path, **kept)
-    assert refused.returncode == 2
-    assert name in refused.stderr
+    ended = command("evaluate", "--run", "command")
+    assert ended.code == 0, ended.err
+    refused = command("train", "--import", FILE, *TINY, WRONG[kind])
+    assert refused.code == 2
+    assert name in refused.err
 
 
 def forget_the_end(folder):
