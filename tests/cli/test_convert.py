@@ -39,6 +39,7 @@ def files(model, tmp_path, monkeypatch):
     torch.save({"model": backbone | {"roi_heads.x": torch.ones(2)}}, "detector.pth")
 
 
+@pytest.mark.long
 def test_which_model_it_is_is_found_out(model):
     ended = vil("convert", "best.pth", "out.safetensors")
     assert ended.code == 0, ended.err

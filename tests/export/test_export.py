@@ -187,6 +187,7 @@ def test_random_shift_is_exported_as_it_is_evaluated(tmp_path):
     assert difference(load_exported(tmp_path / "m.pt2"), model.eval(), (1, 32, 32)) < 1e-4
 
 
+@pytest.mark.long
 def test_fixed_sizes_are_fixed(tmp_path):
     model = perturb(MsViT(parse_arch("l1,h1,d8,n1,p4,f2,a1"), img_size=24, in_chans=1))
     differences = export_model(model, tmp_path / "m.pt2", size=(20, 30), dynamic=["batch"])

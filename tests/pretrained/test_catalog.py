@@ -103,6 +103,7 @@ def test_a_download_is_cached_and_loaded(no_network, tmp_path):
     assert torch.equal(found.head.weight, model.head.weight)
 
 
+@pytest.mark.long
 def test_weights_of_a_file(tmp_path):
     model = vil.get_model("vil_base_wide_rpb", img_size=32, num_classes=2)  # unpublished
     write_weights(tmp_path / "wide.safetensors", model.state_dict(), {})
