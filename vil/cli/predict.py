@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """KEY VALUE and KEY=VALUE, and the words that are images: files, or no key by their look."""
+    """Split words into settings, KEY VALUE or KEY=VALUE, and images: files, or unlike a key."""
     opts, images, rest = [], [], iter(words)
     for word in rest:
         key = word.partition("=")[0]
@@ -150,7 +150,7 @@ def config_for_task(args: argparse.Namespace) -> tuple[CfgNode, list[str]]:
     entry = registry("task")[cfg.TASK]
     noun, formats = entry.facts.get("noun", entry.name), entry.facts.get("formats", ())
     if args.format and args.format not in formats:
-        raise ConfigError(f"--format {args.format}: a {noun} has {', '.join(formats)}")
+        raise ConfigError(f"--format {args.format}: a {noun} can have {', '.join(formats)}")
     own = entry.facts.get("flags", {})
     given = {f: getattr(args, f) for f in task_flags() if getattr(args, f) is not None}
     for flag in given:

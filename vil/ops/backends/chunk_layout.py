@@ -31,7 +31,7 @@ def to_tiles(x: Tensor, window: Window) -> Tensor:
 
 
 def from_tiles(x: Tensor, window: Window) -> Tensor:
-    """The reverse of `to_tiles`, without the padding."""
+    """Undo `to_tiles` and drop the padding."""
     x = x.transpose(3, 4).flatten(4, 5).flatten(2, 3)
     return x[:, :, : window.grid[0], : window.grid[1]].flatten(2, 3)
 
