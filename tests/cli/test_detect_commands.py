@@ -303,7 +303,7 @@ def test_predict_serves_every_task(run, photos):
     assert vil("predict", *words).out == vil("detect", "predict", *words).out
     ended = vil("predict", "--run", run, "--format", "csv", "x.png")
     assert ended.code == USAGE
-    assert "--format csv: a detector can have text, json, coco" in ended.err
+    assert "--format csv: choose from text, json, coco for a detector" in ended.err
     ended = vil("predict", "--tile", "32", "--sample")
     assert "--tile: this config is a classifier's, which has no such flag" in ended.err
 

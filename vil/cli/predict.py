@@ -114,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Split words into settings, KEY VALUE or KEY=VALUE, and images: files, or unlike a key."""
+    """Split words into settings (KEY VALUE or KEY=VALUE) and images. A word is an image if it is a
+    file, has an image's suffix, or does not look like a key."""
     opts, images, rest = [], [], iter(words)
     for word in rest:
         key = word.partition("=")[0]
@@ -150,7 +151,7 @@ def config_for_task(args: argparse.Namespace) -> tuple[CfgNode, list[str]]:
     entry = registry("task")[cfg.TASK]
     noun, formats = entry.facts.get("noun", entry.name), entry.facts.get("formats", ())
     if args.format and args.format not in formats:
-        raise ConfigError(f"--format {args.format}: a {noun} can have {', '.join(formats)}")
+        raise ConfigError(f"--format {args.format}: choose from {', '.join(formats)} for a {noun}")
     own = entry.facts.get("flags", {})
     given = {f: getattr(args, f) for f in task_flags() if getattr(args, f) is not None}
     for flag in given:

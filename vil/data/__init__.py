@@ -124,5 +124,5 @@ def keyword_only(function: Callable) -> list[str]:
 
 
 def registered_name(name: str) -> str:
-    """The name in DATASETS: `tsv` for the path of a yaml file."""
+    """Return `name`, or "tsv" for the path of a yaml file: the name in DATASETS."""
     return "tsv" if name.endswith(".yaml") else name

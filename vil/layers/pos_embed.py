@@ -105,7 +105,7 @@ class AbsoluteEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         if dim % 2:
-            raise ValueError(f"an absolute embedding needs an even dim, got {dim}")
+            raise ValueError(f"an absolute position embedding needs an even dim, got {dim}")
         if resize not in RESIZES:
             raise ValueError(f"resize must be one of {', '.join(RESIZES)}, got {resize!r}")
         self.resize = resize

@@ -52,7 +52,7 @@ def get_model(
     state = weights.get_state_dict() if isinstance(weights, ViLWeights) else weights
     report = load_weights(model, state, head=head, rule=rule, convert=convert)
     if report.resized:
-        log.warning("%s: %d tables of positions resized", name, len(report.resized))
+        log.warning("%s: resized %d position embeddings", name, len(report.resized))
     if isinstance(weights, ViLWeights):
         notes = get_notes(weights)
         model.notes = notes | {"classes": select_classes(head, notes.get("classes"))}

@@ -23,7 +23,8 @@ from vil.utils.lookup import lookup
 from vil.utils.train_step import TrainStep
 from vil.workflows.benchmark_results import ResultFolder
 
-WAYS = {  # parts of a way; what it does not name is as the config has it
+# A way to run a model, such as "bf16+nhwc": parts joined by "+", each with the settings it makes.
+WAYS = {
     "fp32": ["AMP.ENABLED=False", "AMP.TF32=False"],
     "tf32": ["AMP.ENABLED=False", "AMP.TF32=True"],
     "bf16": ["AMP.ENABLED=True", "AMP.DTYPE=bfloat16"],
@@ -93,8 +94,11 @@ def list_trials(
     backends: Sequence[str] | None,
     beside: Sequence[str],
 ) -> list[tuple[str, str, CfgNode]]:
-    """(model, way, config) of each row. Raises ValueError for an unknown way or backend."""
-    keys = {way: keys_of(way) for way in ways}
+    """List (model, way, config) of each row of the results; see `ModelBenchmark`.
+
+    Raises ValueError for an unknown way or backend.
+    """
+    keys = {way: [s for part in way.split("+") for s in lookup(WAYS, part, "way")] for way in ways}
     trials = [(name, way, override(cfg, keys[way])) for way in ways]
     for backend in BACKENDS if backends is None else backends:
         lookup(BACKENDS, backend, "backend")
@@ -104,11 +108,6 @@ def list_trials(
         for way in (way for way in ways if way in PRECISIONS):
             trials.append((other, way, override(cfg, [*keys[way], f"MODEL.ARCH={other}"])))
     return trials
-
-
-def keys_of(way: str) -> list[str]:
-    """KEY=VALUE of a way's parts."""
-    return [option for part in way.split("+") for option in lookup(WAYS, part, "way")]
 
 
 def make_entry(name: str, way: str, cfg: CfgNode) -> tuple[Row, Contender | None]:

@@ -63,7 +63,10 @@ def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
 
 
 def initial_state(known: list[dict], parameter: Tensor) -> dict:
-    """State of a new parameter; torch's fused SGD needs momentum for all of a group or none."""
+    """Return the state of a parameter that has no saved one; `known` are those of its group.
+
+    It is empty, or a zero momentum: torch's fused SGD needs momentum for all of a group or none.
+    """
     if any(state.keys() == {MOMENTUM} and state[MOMENTUM] is not None for state in known):
         return {MOMENTUM: torch.zeros_like(parameter)}
     return {}
