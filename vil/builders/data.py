@@ -100,7 +100,7 @@ def check_dataset_arguments(cfg: CfgNode, arguments_of: Callable[[str], list[str
 
 @contextmanager
 def dataset_arguments(cfg: CfgNode, name: str, taken: list[str]) -> Iterator[dict[str, Any]]:
-    """Those of DATA.KWARGS that a set takes; a TypeError inside is due to their values."""
+    """Yield the DATA.KWARGS that a set takes; a TypeError in the block becomes a ConfigError."""
     try:
         yield {key: value for key, value in cfg.DATA.KWARGS.items() if key in taken}
     except TypeError as error:

@@ -195,7 +195,7 @@ def move_to_device(
 
 
 def _compile(cfg: CfgNode, models: list[nn.Module], device: torch.device) -> None:
-    """With MODEL.COMPILE, compile each model in place at its first call."""
+    """If MODEL.COMPILE is set, let each model compile in place at its first call."""
     if not cfg.MODEL.COMPILE:
         return
     if not has_compiler(device.type):
@@ -209,7 +209,7 @@ def _compile(cfg: CfgNode, models: list[nn.Module], device: torch.device) -> Non
 def _apply_fsdp(
     cfg: CfgNode, models: list[nn.Module], dist: DistInfo, device: torch.device
 ) -> None:
-    """With DISTRIBUTED.STRATEGY fsdp and several processes: shard each model."""
+    """Shard each model if DISTRIBUTED.STRATEGY is fsdp and there are several processes."""
     if cfg.DISTRIBUTED.STRATEGY != "fsdp" or dist.world == 1:
         return
     if cfg.AMP.ENABLED and cfg.AMP.DTYPE == "float16":

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Optimization(NamedTuple):
-    """What changes the weights."""
+    """The objects that update the weights."""
 
     optimizer: Optimizer
     schedule: Schedule

@@ -119,7 +119,7 @@ class RunLogger:
 
     @contextmanager
     def ignore_os_errors(self) -> Iterator[None]:
-        """Inside, a failed write does not end the run. Each error is printed to stderr once."""
+        """Let no failed write in the block end the run: print each OSError to stderr once."""
         try:
             yield
         except OSError as error:

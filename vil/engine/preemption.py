@@ -86,7 +86,7 @@ class PreemptionGuard:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, a signal stops a single process at once: it waits for data."""
+        """While the block waits for data, let a signal stop a single process at once."""
         self.is_waiting = self.dist.world == 1
         try:
             if self.is_waiting:

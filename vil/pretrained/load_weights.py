@@ -49,7 +49,7 @@ LISTED = ("missing", "unexpected", "mismatched", "resized", "converted")
 
 @dataclass
 class Report:
-    """What happened to every key, by the file's names (`missing`, `fresh`: the model's)."""
+    """The keys of a file by what happened to them; `missing` and `fresh` are keys of the model."""
 
     loaded: list[str] = field(default_factory=list)
     resized: list[str] = field(default_factory=list)  # with both shapes; also in `loaded`

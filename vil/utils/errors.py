@@ -116,7 +116,7 @@ def as_config_error(build: Callable) -> Callable:
 
 @contextmanager
 def os_error_as(error_type: type[Exception], prefix: str) -> Iterator[None]:
-    """Inside, an OSError becomes an `error_type` with the message "<prefix>: <reason>"."""
+    """Raise an OSError of the block as an `error_type` with the message "<prefix>: <reason>"."""
     try:
         yield
     except OSError as error:

@@ -38,7 +38,7 @@ def requests_of(cfg: CfgNode, device: torch.device) -> list[BackendRequest]:
 
 
 def explain_backends(cfg: CfgNode) -> BackendReport:
-    """For each stage which backend runs, and why the others do not."""
+    """List for each stage which backend runs, and why the others do not."""
     device = configure_device(cfg)
     requests = requests_of(cfg, device)
     tuning_cache.load(device.type)

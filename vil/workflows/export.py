@@ -55,7 +55,7 @@ def export_config(
 
 @contextmanager
 def _as_config_error(out: Path) -> Iterator[None]:
-    """What the library refuses is a fault of the command line."""
+    """Raise what export refuses, or cannot write, as a ConfigError."""
     try:
         with os_error_as(ConfigError, f"--out {out}"):
             yield
@@ -64,7 +64,7 @@ def _as_config_error(out: Path) -> Iterator[None]:
 
 
 def metadata(cfg: CfgNode, class_names: Sequence[str]) -> dict[str, str]:
-    """What a program that runs the file must know, as text; lists are JSON."""
+    """Return the notes that programs which run the file need, as text; lists are JSON."""
     notes = {"model": cfg.MODEL.ARCH, **transform_settings(cfg)}
     notes |= {"classes": list(class_names)} if class_names else {}
     return {key: json.dumps(x) if type(x) is list else str(x) for key, x in notes.items()}

@@ -173,7 +173,7 @@ class Attention(nn.Module):
         return 2
 
     def changed_since_2021(self) -> str | None:
-        """How results differ from the 2021 reference, which its weights were trained with."""
+        """Describe how results differ from those of the 2021 code; None if they do not."""
         return None
 
     def extra_repr(self) -> str:

@@ -20,7 +20,7 @@ from vil.ops.window import Mask, Window
 
 
 def unfold_nnf(x: Tensor, reach: tuple[int, int]) -> Tensor:
-    """x (B, N, X, Y, D) -> (B, N, L, D, K): the neighbors of each token, 0 outside the grid."""
+    """Gather each token's K neighbors, 0 outside the grid: (B, N, X, Y, D) -> (B, N, L, D, K)."""
     sides = tuple(2 * n + 1 for n in reach)
     maps = x.permute(0, 1, 4, 2, 3).flatten(0, 1)  # (B*N, D, X, Y)
     copies = F.unfold(maps, sides, padding=reach)  # (B*N, D*K, L)
@@ -28,7 +28,7 @@ def unfold_nnf(x: Tensor, reach: tuple[int, int]) -> Tensor:
 
 
 def unfold_tensor(x: Tensor, reach: tuple[int, int]) -> Tensor:
-    """The same by two views of the padded grid, which flatten copies."""
+    """Compute what `unfold_nnf` does by two views of the padded grid, which flatten copies."""
     rows, cols = reach
     padded = F.pad(x, (0, 0, cols, cols, rows, rows))
     views = padded.unfold(2, 2 * rows + 1, 1).unfold(3, 2 * cols + 1, 1)

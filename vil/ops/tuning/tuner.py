@@ -145,7 +145,7 @@ def expected_bytes(name: str, case: Case) -> int:
 
 
 def find_mismatch(name: str, case: Case) -> str:
-    """How a backend differs from the reference or, on a large grid, from a plain backend."""
+    """Describe how a backend differs from the reference or a plain backend; "" if it does not."""
     # fp32 too: the rounding of half precision would hide small errors
     small = [shrink(case, dtype) for dtype in dict.fromkeys((case.dtype, torch.float32))]
     usable = [few for few in small if not BACKENDS[name].unsupported(few)]

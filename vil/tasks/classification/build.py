@@ -145,7 +145,7 @@ def build_eval_transform(cfg: CfgNode) -> Callable[[Any], Tensor]:
 
 
 def transform_settings(cfg: CfgNode) -> dict[str, Any]:
-    """How images become the model's input, by timm's names."""
+    """Return the settings of the evaluation transform under timm's names."""
     return dict(
         mean=list(cfg.INPUT.MEAN),
         std=list(cfg.INPUT.STD),
