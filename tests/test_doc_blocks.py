@@ -45,6 +45,7 @@ ELSEWHERE = {
 }
 LONG = {
     "README.md", "docs/guides/export.md", "docs/guides/exported_files.md", "docs/guides/tuning.md",
+    "docs/guides/other_tools.md",
 }  # fmt: skip
 PYTHON = [
     page for page in PAGES
@@ -278,7 +279,10 @@ OTHER_LINES: dict[str, tuple[Callable[[str, Commands, Path], None], str]] = {
     "./scripts/gpu_check.sh": (script_syntax, "wants a GPU"),
     "./scripts/test.sh": (suite, "runs this suite"),
     "python benchmarks/": (benchmark, "measures for minutes on an idle machine"),
+    "VIL_TRUST_JSON=": (suite, "runs this suite"),
+    "VIL_FUZZ_CASES=": (other_program, "runs for an hour"),
     "python docs/reliability_table.py": (other_program, "test_reliability_page.py runs it"),
+    "python docs/trust_table.py": (other_program, "test_trust_page.py runs it"),
     "pip install": (installation, "downloads 5 GB; .ci/run installs"),
     "for split in": (other_program, "tests/data/test_data_docs.py runs it"),
     "seq ": (other_program, "writes a list of numbers"),

@@ -1,7 +1,6 @@
-"""vil: multi-scale vision transformers with local 2-D attention (Vision Longformer), trained from a
-config.
+"""vil: train multi-scale vision transformers with local 2-D attention (Vision Longformer).
 
-Importing the package is cheap: torch is loaded when one of the names below is first used.
+Importing the package does not import torch. The names below are imported at their first use.
 """
 
 import importlib

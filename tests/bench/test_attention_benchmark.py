@@ -88,7 +88,7 @@ def test_rows_have_the_mode_of_the_window():
 
 def test_a_backend_that_needs_too_much_memory_is_left_out():
     rows = {row.backend: row for row in measure(CASE, ["chunk_handgrad", "sdpa"], 1, max_bytes=1e3)}
-    assert rows["chunk_handgrad"].reason.startswith("would hold ")
+    assert rows["chunk_handgrad"].reason.startswith("would need ")
     assert rows["sdpa"].total_ms > 0, "it stores no scores"
     assert rows["sdpa"].over_chunk_handgrad is None
     assert rows["sdpa"].over_floor > 0

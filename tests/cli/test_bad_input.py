@@ -58,7 +58,7 @@ SETTINGS = {
     "stage number": (f"{ARCH}=l1,h1,d16_l3,h1,d16", r"the letter l is 3, but this is stage 2"),
     "heads": (f"{ARCH}=l1,h1,d16_l2,h3,d32", r"stage 2 .*: 3 heads .* do not divide the width 32"),
     "no heads": (f"{ARCH}=l1,h0,d16", r"h \(heads\) must be at least 1, got 0"),
-    "small image": ("INPUT.IMAGE_SIZE=6", r"stage 2 has no token left"),
+    "small image": ("INPUT.IMAGE_SIZE=6", r"stage 2 has no tokens"),
     "exact and shifted": (f"{MSVIT}.SW_EXACT=1 {MSVIT}.MODE=1", r"exact window with random shift"),
     "attention": (f"{MSVIT}.ATTN_TYPE=longfrmer", r"ATTN_TYPE: expected one of full, longformer, "),
     "backend": (f"{MSVIT}.BACKEND=maskd", r"unknown backend 'maskd'; did you mean 'masked'\?"),
@@ -104,12 +104,12 @@ def test_settings_that_cannot_be(name):
         ("frobnicate", r"unknown command 'frobnicate'; there are train, evaluate, predict, "),
         ("train --config-file nope.yaml", r"nope\.yaml: no such config file"),
         ("train --cfg digits/vil_nan.yaml", r"did you mean digits/vil_nano\.yaml\?"),
-        ("train --cfg run.py", r"run\.py: a config ends in \.yaml"),
+        ("train --cfg run.py", r"run\.py: a config must end in \.yaml"),
         ("train --seed one", r"SEED: expected int, got 'one'"),
         ("evaluate --run nowhere", r"--run nowhere: no config\.yaml there"),
         ("evaluate --run . --cfg digits/vil_nano.yaml", r"leave --config-file out"),
         ("config --diff=nope.yaml", r"nope\.yaml: no such config file"),
-        ("analyze INPUT.IMAGE_SIZE 8", r"stage 3 has no token left"),
+        ("analyze INPUT.IMAGE_SIZE 8", r"stage 3 has no tokens"),
         ("info OPTIM.LRR 3", r"did you mean OPTIM\.LR\?"),
     ],
 )
@@ -118,15 +118,15 @@ def test_command_lines_that_cannot_be(words, pattern):
 
 
 @pytest.mark.parametrize("words", ["train --frobnicate", "evaluate --checkpoint newest --run r"])
-def test_unknown_flags_show_the_usage(words):
-    refused(vil(*words.split()), USAGE, r"usage: vil \w+ .*\n(.*\n)*vil \w+: error: ", lines=None)
+def test_unknown_flags_are_one_line(words):
+    refused(vil(*words.split()), USAGE, r"vil \w+: .* --(frobnicate|checkpoint).*\(see --help\)")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
 @pytest.mark.parametrize("command", ["train", "info"])
 def test_a_device_that_is_not_there(command):
     ended = vil(command, *TINY, "DEVICE=cuda", "--output_dir", "out")
-    refused(ended, USAGE, r"DEVICE cuda is not there \(available: .*cpu\)")
+    refused(ended, USAGE, r"DEVICE cuda was not found \(available: .*cpu\)")
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
@@ -247,10 +247,10 @@ def test_weights_of_another_model_are_listed(command):
     save_weights("weights.pth", **changes)
     words = ["MODEL.MODEL_PATH=weights.pth", "--output_dir", "out"]
     ended = vil(*command.split(), *TINY, *words)
-    refused(ended, CHECKPOINT, "the weights do not fit the model", lines=None)
-    assert "missing: norm.weight\n" in ended.err
-    assert "unexpected: stages.9.extra\n" in ended.err
-    assert "mismatched: head.bias (7,) -> (4,)\n" in ended.err
+    refused(ended, CHECKPOINT, "the weights do not fit the model")
+    assert "missing: norm.weight;" in ended.err
+    assert "unexpected: stages.9.extra;" in ended.err
+    assert "mismatched: head.bias (7,) -> (4,);" in ended.err
     assert "FINETUNE.HEAD" in ended.err
 
 
@@ -258,10 +258,9 @@ def test_the_run_of_another_architecture_is_listed():
     save_weights("weights.safetensors", f"{ARCH}=l1,h1,d16,n2,s1,g1,p4,f3,a0")
     words = ["MODEL.MODEL_PATH=weights.safetensors", "--output_dir", "out"]
     ended = vil("evaluate", *TINY, *words)
-    refused(ended, CHECKPOINT, r"missing: stages\.1\.", lines=None)
-    assert re.search(r"\.\.\. and \d+ more missing\n  unexpected: stages\.0\.", ended.err)
+    refused(ended, CHECKPOINT, r"missing: stages\.1\.")
+    assert re.search(r"and \d+ more missing; unexpected: stages\.0\.", ended.err)
     assert "mismatched: head.weight (4, 16) -> (4, 32)" in ended.err
-    assert ended.err.count("\n") < 20
 
 
 class Code:

@@ -110,7 +110,7 @@ def test_only_what_was_named_runs_and_each_reason_is_told(tmp_path):
     rows = json.loads((folder / "attention.json").read_text())["rows"]
     reasons = {row["backend"]: row["reason"] for row in rows}
     assert list(reasons) == ["unfold_nnf", "natten", "chunk_handgrad", "blocked", "floor"]
-    assert "would hold" in reasons["unfold_nnf"]
+    assert "would need" in reasons["unfold_nnf"]
     assert "CUDA" in reasons["natten"]
     assert not reasons["blocked"]
 
@@ -134,7 +134,7 @@ REFUSED = {
     "negative mode": ("--modes=-2", r"--modes: .* from -1 up, got '-2'"),
     "exact with a mode": ("--masks exact --modes 1", r"the exact window .* needs all nine"),
     "window": ("--window 0", r"--window: .* from 1 up, got '0'"),
-    "grid": ("--grids 0", r"--grids: .* from 1 up, got '0'"),
+    "grid": ("--grids 0", r"--grids: .* at least 1, got '0'"),
     "grid of three": ("--grids 2x3x4", r"--grids: .*'2x3x4'"),
     "a word": ("--grids small", r"--grids: .*'small'"),
     "heads": ("--heads 0", r"--heads: "),

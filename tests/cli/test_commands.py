@@ -149,7 +149,7 @@ def test_a_dry_run_looks_at_the_data_that_are_there(caplog):
     assert vil("train", *words, "--data", "pets", "DATALOADER.BSZ=17").code == 2
     ended = vil("train", *words, "--data", "pats")
     assert ended.code == 0
-    assert "the data are not checked: there is no folder pats/train" in caplog.text
+    assert "the data were not checked: there is no folder pats/train" in caplog.text
     assert "one step of 32 synthetic images" in ended.out
 
 

@@ -63,7 +63,7 @@ def test_a_detector_of_ours_is_not_converted(model):
     torch.save(state, "ours.pth")
     ended = vil("convert", "ours.pth", "out.safetensors")
     assert ended.code == USAGE
-    assert "ours.pth is a detector: only classifiers are converted" in ended.err
+    assert "ours.pth is a detector, and only classifiers are converted" in ended.err
     assert not Path("out.safetensors").exists()
 
 
@@ -164,7 +164,7 @@ def test_for_another_size_and_attention():
     ("words", "code", "pattern"),
     [
         ("absent.pth out.safetensors", CHECKPOINT, "no weights at absent.pth"),
-        ("best.pth out.pth", USAGE, r"TARGET out.pth: a .safetensors file or a folder"),
+        ("best.pth out.pth", USAGE, r"TARGET out.pth: expected a .safetensors file or a folder"),
         ("best.pth out.safetensors --model vil_tny", USAGE, "did you mean 'vil_tiny'"),
         ("best.pth out.safetensors --model vil_small", CHECKPOINT, "more mismatched"),
         ("best.pth o.safetensors --model vil_tiny SEED=1", USAGE, "leave the config out"),
@@ -175,7 +175,7 @@ def test_for_another_size_and_attention():
         ),
         ("stranger.pth out.safetensors", CHECKPOINT, "none of the named models; vil_"),
         ("cut.pth out.safetensors", CHECKPOINT, r"damaged .*SHA-256 is [0-9a-f]{64}"),
-        ("best.pth best.pth/out.safetensors", CHECKPOINT, "cannot be written"),
+        ("best.pth best.pth/out.safetensors", USAGE, "there is no folder best.pth"),
         ("best.pth /proc/out.safetensors", CHECKPOINT, "cannot be written"),
         ("best.pth o.safetensors --model ViL_Tiny_Weights.V9", USAGE, "did you mean|choices"),
         ("best.pth o.safetensors --classes two.txt", USAGE, "two.txt has 2 lines"),

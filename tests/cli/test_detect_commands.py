@@ -289,12 +289,12 @@ def test_made_up_pictures_need_a_place(tmp_path):
 def test_without_a_detector(run):
     ended = vil("detect", "predict", "x.png")
     assert ended.code == USAGE
-    assert "which detector? --run DIR" in ended.err
+    assert "no detector was given: use --run DIR" in ended.err
     for command in ("evaluate", "predict"):
         words = ["x.png"] if command == "predict" else []
         ended = vil("detect", command, "--config-file", "digits/vil_nano.yaml", *words)
         assert ended.code == USAGE
-        assert "this config is a classifier's" in ended.err
+        assert "this config is for a classifier" in ended.err
 
 
 def test_predict_serves_every_task(run, photos):
@@ -305,7 +305,7 @@ def test_predict_serves_every_task(run, photos):
     assert ended.code == USAGE
     assert "--format csv: choose from text, json, coco for a detector" in ended.err
     ended = vil("predict", "--tile", "32", "--sample")
-    assert "--tile: this config is a classifier's, which has no such flag" in ended.err
+    assert "--tile: this config is for a classifier, which has no such flag" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_predict_serves_every_task(run, photos):
 def test_commands_for_classifiers_say_so(run, words):
     ended = vil(*(str(run) if word == "RUN" else word for word in words))
     assert ended.code == USAGE
-    assert "this config is a detector's: " in ended.err
+    assert "this config is for a detector: " in ended.err
     assert len(ended.err.splitlines()) == 1
     assert not list(Path().iterdir())
 

@@ -72,7 +72,7 @@ def test_it_starts_from_a_detector_with_other_categories(run, tmp_path):
     assert "a head of another size" in refused.err
     rows = vil(*words, "FINETUNE.HEAD=rows:some")
     assert rows.code == 2
-    assert "the heads of a detector can be kept or new" in rows.err
+    assert "the head of a detector must be keep or new" in rows.err
     assert vil(*words, "FINETUNE.HEAD=new").code == 0
 
 
@@ -97,15 +97,15 @@ def test_stages_can_be_frozen(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["DETECTION.MODEL="], 2, "this config is a classifier's: set DETECTION.MODEL"),
+        (["DETECTION.MODEL="], 2, "this config is for a classifier: set DETECTION.MODEL"),
         (["DATA.NUM_CLASSES=80"], 2, "DATA.NUM_CLASSES is 80, but fake_boxes has 3 classes"),
         (["DATA.TRAIN=[cocoo]"], 2, "did you mean 'coco'"),
         (["DATA.TRAIN=[fake_boxes,scenes]"], 2, "a detector trains on one set"),
         (["DATA.TRAIN=[digits]"], 2, "digits"),
         (["DATA.KWARGS.sise=3"], 2, "did you mean 'size'"),
         (["DETECTION.MODEL=mask_rnn"], 2, "did you mean mask_rcnn"),
-        (["DETECTION.FPN.STAGES=[1,2,3]"], 2, "stages 1, 2, 3: the last must be"),
-        (["DETECTION.ANCHORS.SIZES=[32,64]"], 2, "sizes of anchors: 2 for 3 levels"),
+        (["DETECTION.FPN.STAGES=[1,2,3]"], 2, "stages 1, 2, 3: it must end with"),
+        (["DETECTION.ANCHORS.SIZES=[32,64]"], 2, "2 anchor sizes for 3 levels"),
         (["MODEL.ARCH=timm/resnet18"], 2, "DETECTION.MODEL needs MODEL.ARCH msvit"),
         (["DATA.TARGETMAP=map.json"], 2, "DATA.TARGETMAP is for classifiers"),
         (
@@ -115,7 +115,7 @@ def test_stages_can_be_frozen(run, tmp_path):
                 "INPUT.IMAGE_SIZE=95",
             ],
             2,
-            "INPUT.IMAGE_SIZE 95: images of DETECTION.INPUT.MAX_SIZE 96 pixels need positions",
+            "INPUT.IMAGE_SIZE 95 is too small: for images of DETECTION.INPUT.MAX_SIZE 96 pixels",
         ),
         (["DATA.TRAIN=[coco]"], 3, "instances_train2017.json"),
         (["MODEL.MODEL_PATH=ViL_Tiny_Weights.NONE"], 2, "ViL_Tiny_Weights"),
@@ -150,13 +150,13 @@ def test_what_does_not_fit_is_one_line(words, code, says, tmp_path):
 def test_settings_that_nothing_reads_are_told(words, told, caplog):
     cfg = get_config(None, [*DETECTOR, *words])
     task_of(cfg)
-    assert [record.getMessage().split("without effect: ")[1] for record in caplog.records] == [
+    assert [record.getMessage().split("no effect: ")[1] for record in caplog.records] == [
         ", ".join(told)
     ] * bool(told)
 
 
 @pytest.mark.parametrize(("names", "told"), [("abc", False), ("acb", True)])
-def test_categories_of_other_names_are_told(names, told, tmp_path, caplog):
+def test_categories_in_another_order_are_matched_by_name(names, told, tmp_path, caplog):
     """Their ids may be others."""
     for split, called, first in (("train", "abc", 1), ("val", names, 5)):
         write_fake(tmp_path, split, 4, (48, 64), num_classes=3)
@@ -174,7 +174,7 @@ def test_categories_of_other_names_are_told(names, told, tmp_path, caplog):
         "DATA.KWARGS={images: '{split}', annotations: 'annotations/instances_{split}.json'}",
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
-    line = "coco are not called as those of training, the first 'c' there and 'b' here"
+    line = "coco has the model's classes in another order: matched by name"
     assert (line in (tmp_path / "run/log.txt").read_text()) == told
     caplog.clear()
     assert vil("detect", "evaluate", "--run", tmp_path / "run").code == 0
@@ -184,7 +184,9 @@ def test_categories_of_other_names_are_told(names, told, tmp_path, caplog):
 def test_a_classifier_has_none_of_them(caplog):
     cfg = get_config(None, ["DETECTION.TEST.SCORE=0.3"])
     task_of(cfg)
-    assert "TASK is classification, without effect: DETECTION.TEST.SCORE" in caplog.text
+    assert (
+        "TASK is classification, so these keys have no effect: DETECTION.TEST.SCORE" in caplog.text
+    )
 
 
 def test_a_dry_run_makes_up_pictures(tmp_path, monkeypatch):

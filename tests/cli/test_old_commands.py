@@ -26,6 +26,7 @@ from vil.cli.arguments import config_arguments, resolve
 from vil.config import diff, get_config
 from vil.config.defaults import KEYS, SECTIONS, leaves
 from vil.engine.distributed import DistInfo
+from vil.pretrained.convert_2021 import use_2021_rules
 from vil.pretrained.load_weights import get_2021_names
 
 ROOT = Path(__file__).parents[2]
@@ -184,6 +185,7 @@ def save_original(cfg) -> torch.nn.Module:
     cfg.defrost()
     cfg.SEED = 7  # other weights than the run's own first ones
     model = package.build_model(cfg)
+    use_2021_rules(model)
     names = get_2021_names(model)
     state = {names[name]: tensor for name, tensor in model.state_dict().items()}
     state |= surplus(state, cfg)

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,20 @@ def test_formats_agree(run, photos):
     assert vil("predict", *words).out == shown["table"].out
 
 
+def test_classes_are_written_on_copies(run, photos):
+    Image.new("RGB", (600, 500), (128, 128, 128)).save("large.png")
+    before = Path("large.png").read_bytes()
+    images = [photos, "large.png"]
+    predicted(run, "--output", "drawn", "--top", "2", images=images)
+    assert len(list(Path("drawn").iterdir())) == 4
+    drawn = np.asarray(Image.open("drawn/large.png")) != 128
+    rows, columns = drawn.any(axis=(1, 2)).nonzero()[0], drawn.any(axis=(0, 2)).nonzero()[0]
+    assert rows[0] == columns[0] == 0
+    assert 20 <= rows[-1] < 40  # two lines of text
+    assert columns[-1] < 200
+    assert Path("large.png").read_bytes() == before
+
+
 def test_batches_and_workers_change_nothing(run, photos):
     """With a whole batch of broken pictures in the middle."""
     for name in ("b/00.png", "b/01.png"):
@@ -202,9 +217,9 @@ def test_classes_have_the_names_given_or_their_numbers(run, photos):
     words = ["--top", "all", "--classes", "names.txt"]
     for row in predicted(run, *words, images=["photos/a/0.png"])[0]["classes"]:
         assert row["class"] == ["null", "neunzig", "180", " "][row["index"]]
-    ended = vil(
-        "predict", *TINY, "MODEL.MODEL_PATH", checkpoint(run), "--format=json", "--images", photos
-    )
+    shutil.copy(checkpoint(run) / "model.safetensors", "weights.safetensors")
+    weights = ("MODEL.MODEL_PATH", "weights.safetensors")
+    ended = vil("predict", *TINY, *weights, "--format=json", "--images", photos)
     for row in json.loads(ended.out)[0]["classes"]:
         assert row["class"] == str(row["index"])
 
@@ -250,7 +265,7 @@ def test_nothing_to_read(run, stdin, caplog):
         ("--images photos SEED=3", USAGE, r"--images SEED=3: KEY VALUE pairs come before"),
         ("--images photos --classes two.txt", USAGE, r"two\.txt has 2 lines, .*NUM_CLASSES is 4"),
         ("--images photos --classes nowhere.txt", USAGE, r"nowhere\.txt: cannot be read: No such"),
-        ("--images photos --output-file no/where", USAGE, r"--output-file no/where: No such file"),
+        ("--images photos --output-file no/where", USAGE, r"--output-file no/where: there is no"),
         ("FINETUNE.HEAD=new --images photos", CHECKPOINT, r"random head"),
     ],
 )

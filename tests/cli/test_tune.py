@@ -153,7 +153,7 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (None, "mine was chosen, but there is no such backend now"),
+        (None, "the tuned choice mine is not used: there is no such backend now"),
         ("{", "autotune.json is ignored"),
     ],
     ids=["gone", "damaged"],

@@ -83,7 +83,7 @@ def test_an_attention_without_maps_is_left_out(photo):
     mixed = [*FEW, "MODEL.VIT.MSVIT.ATTN_TYPE=linformer"]
     assert vil("train", *mixed, "OPTIM.EPOCHS=1", "--output_dir", "mixed").code == 0
     _, said = drawn("attention", photo, "--run", "mixed")
-    assert "left out: stage 1: linformer attention has no map" in said
+    assert "left out: stage 1: linformer attention has no attention map" in said
     ended = vil("visualize", "attention", photo, "--run", "mixed", "--stage", 1)
     assert ended.code == USAGE
     assert re.search(r"attention: stage 1: linformer .* weights of both signs\n$", ended.err)
@@ -93,7 +93,7 @@ def test_pixels_beyond_the_last_whole_patch(photo):
     arch = ARCH + "l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s0,g0,p3,f3,a0"
     assert vil("train", *FEW, arch, "OPTIM.EPOCHS=1", "--output_dir", "cut").code == 0
     _, said = drawn("attention", photo, "--run", "cut", "--token", "31,31")
-    assert "left out: stage 2: no token holds pixel 31,31: 2 x 2 tokens of 12 pixels" in said
+    assert "left out: stage 2: no token covers pixel 31,31: 2 x 2 tokens of 12 pixels" in said
     ended = vil("visualize", "attention", photo, "--run", "cut", "--stage=2", "--only=global")
     assert ended.code == USAGE
     assert ended.err.endswith("there are no global tokens\n")
@@ -104,7 +104,7 @@ def test_pixels_beyond_the_last_whole_patch(photo):
     [
         ("nowhere.png", DATA, "nowhere.png cannot be read: FileNotFoundError"),
         ("text.png", DATA, "text.png cannot be read: UnidentifiedImageError: not an image"),
-        ("test:64", DATA, "test:64: fake has 64 images, from 0"),
+        ("test:64", DATA, "test:64: fake has images 0 to 63"),
         ("photo.png --token 32,0", USAGE, "--token 32,0: outside of 32 x 32 pixels"),
         ("photo.png --token 3", USAGE, "--token 3: expected a row and a column from 0"),
         ("photo.png --stage 3", USAGE, "--stage 3: the model has stages 1 to 2"),
@@ -180,7 +180,7 @@ def test_the_picture_of_the_docs_is_what_its_command_draws():
         ("--sw-exact 2", "the mask must be 1 (exact), 0 (chunks) or -1 (cyclic), got 2"),
         ("--sw-exact 1 --mode 3", "the exact window (mask 1) needs all nine chunks"),
         ("--mode 9", "mode must be -1 (the query's chunk), 0 (all nine chunks) or 1..8"),
-        ("--sw-exact 0 1 -1 --mode 0 -1", "--mode has 2 items: expected 1 or, as others, 3"),
+        ("--sw-exact 0 1 -1 --mode 0 -1", "--mode has 2 items: expected 1, or 3 like"),
         ("--out no/where.png", "--out no/where.png: there is no folder no"),
     ],
 )

@@ -92,11 +92,11 @@ HOSTILE = {
     "alias to itself": ("DATA: &a\n  KWARGS: *a", "too large"),
     "list in itself": ("DATA: {KWARGS: {a: &a [*a]}}", "too large"),
     "not a mapping": ("- 1\n- 2", "mapping of keys"),
-    "list as key": ("[a, b]: 1", "a key is a word"),
+    "list as key": ("[a, b]: 1", "a key must be a word"),
     "mapping in a list": ("DATA: {TRAIN: [{a: 1}]}", "plain values"),
     "two documents": ("OPTIM: {LR: 1}\n---\nOPTIM: {LR: 2}", "not valid YAML"),
     "broken": ("OPTIM:\n  LR: [1\nMODEL: {}", "x.yaml:3: not valid YAML"),
-    "nested": ("DATA: {KWARGS: {a: " + "[" * 5000, "nested deeper"),
+    "nested": ("DATA: {KWARGS: {a: " + "[" * 5000, "nested more than"),
     "binary": ("\0\1\2", "not valid YAML"),
     "huge": ("#" * (1 << 20) + "\n", "larger than"),
     "section as value": ("OPTIM: 5", "x.yaml:1: OPTIM: expected a section"),
@@ -128,8 +128,8 @@ def test_a_plain_alias_is_fine(write):
 def test_python_is_never_executed(write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = write("x.py", "open('canary', 'w')\ncfg = {}")
-    assert "nothing else is read" in refusal(code)
-    assert "nothing else is read" in refusal(write("top.yaml", "_BASE_: x.py"))
+    assert "a config must end in" in refusal(code)
+    assert "a config must end in" in refusal(write("top.yaml", "_BASE_: x.py"))
     call = "__import__('pathlib').Path('canary').touch()"
     assert call in dump(get_config(write("y.yaml", f'MODEL: {{MODEL_PATH: "{call}"}}')))
     with pytest.raises(ConfigError):

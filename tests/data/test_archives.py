@@ -212,8 +212,8 @@ def test_some_members_of_a_map_may_be_missing_but_not_all(tmp_path, caplog):
         ("c0/0.png\t0", r"line 2: expected '<zip>@<member><TAB><class>', given 'c0/0\.png"),
         ("train.zip@c0/0.png 0", "line 2: expected"),
         ("train.zip@c0/0.png\tcat", "line 2: the class must be an integer, not 'cat'"),
-        ("train.zip@c0/0.png\t-1", r"line 2: class -1 is outside.*from 0 up"),
-        ("train.zip@c1/1.png\t2", r"line 2: c1/1\.png is class 2, and was class 1 before"),
+        ("train.zip@c0/0.png\t-1", r"line 2: class -1 is out of range.*from 0 up"),
+        ("train.zip@c1/1.png\t2", r"line 2: c1/1\.png is class 2, but was class 1 before"),
     ],
 )
 def test_an_invalid_line_is_named(line, message, tmp_path):
@@ -228,7 +228,7 @@ def test_validation_has_the_classes_of_the_training_map(tmp_path):
     write_zip(tmp_path, "val", {"c2/1.png": png_bytes(1)})
     assert len(build_dataset("imagenet", tmp_path, "val").classes) == 10
     write_map(tmp_path, "val", {"c2/1.png": 10})
-    with pytest.raises(DataError, match=r"val_map\.txt, line 1: class 10 is outside.*0\.\.9"):
+    with pytest.raises(DataError, match=r"val_map\.txt, line 1: class 10 is out of range.*0\.\.9"):
         build_dataset("imagenet", tmp_path, "val")
     (tmp_path / "train_map.txt").unlink()
     assert len(build_dataset("imagenet", tmp_path, "val").classes) == 11
@@ -275,7 +275,7 @@ def test_a_tar_follows_the_rules_of_a_folder(tmp_path, caplog):
     write_tar(tmp_path, "val", {"dog/1.png": png_bytes(1), "dog/._1.png": b"x", "dog/a.txt": b"x"})
     with caplog.at_level(logging.WARNING):
         assert build_dataset("tar", tmp_path, "val").classes == ["dog"]
-    assert "classes are those of val" in caplog.text
+    assert "classes are taken from the val split" in caplog.text
     write_tar(tmp_path, "train", {"cat/1.png": png_bytes(1), "dog/1.png": png_bytes(2)})
     assert build_dataset("tar", tmp_path, "val").targets.tolist() == [1]
     write_tar(tmp_path, "val", {"emu/1.png": png_bytes(1)})

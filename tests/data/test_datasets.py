@@ -133,4 +133,4 @@ def test_folder_names_empty_classes_and_those_without_training_images(root):
 def test_folder_evaluates_without_a_train_folder(root, caplog):
     (root / "train").rename(root / "elsewhere")
     assert build_dataset("folder", root, "val").classes == ["dog"]
-    assert "classes are those of val" in caplog.text
+    assert "classes are taken from the val split" in caplog.text

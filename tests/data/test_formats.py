@@ -95,7 +95,7 @@ def test_every_dataset_is_an_image_dataset(name, split, everything):
 @pytest.mark.parametrize("name", [name for name in DATASETS if is_numbered(name)])
 def test_numbered_datasets_take_the_number_of_classes(name, everything):
     assert len(build_dataset(name, everything, "val", num_classes=15).classes) == 15
-    with pytest.raises(DataError, match=r"line \d+: class [4-9] is outside.*0\.\.3"):
+    with pytest.raises(DataError, match=r"line \d+: class [4-9] is out of range.*0\.\.3"):
         build_dataset(name, everything, "train", num_classes=4)
 
 

@@ -89,7 +89,7 @@ def test_digits_stay_legible_under_their_augmentation():
 
 
 def test_invalid_jitter_and_interpolation_are_rejected():
-    with pytest.raises(ValueError, match="brightness, contrast, saturation, hue and probability"):
+    with pytest.raises(ValueError, match="brightness, contrast, saturation, hue, probability"):
         train_transform(32, color_jitter=(0.4, 0.4))
     with pytest.raises(ValueError, match="did you mean 'bicubic'"):
         eval_transform(32, interpolation="bicubc")

@@ -71,8 +71,8 @@ class Half(ImageDataset):
     [
         (5, "must be a class or a function, given 5"),
         (lambda root, split: None, r"called as f\(root, split, transform, \*\*own\).*given"),
-        (lambda root, split, transform, size: None, "by keyword only"),
-        (lambda root, split, transform, **own: None, "each by name"),
+        (lambda root, split, transform, size: None, "keyword-only"),
+        (lambda root, split, transform, **own: None, "keyword-only"),
         (type("Rows", (), {"__init__": Greys.__init__}), "Rows must subclass vil.data.ImageDat"),
         (Half, "Half must define sample_name"),
     ],
@@ -86,7 +86,7 @@ def test_a_dataset_that_breaks_the_contract_is_refused(dataset, message):
 def test_names_and_results_are_checked():
     with pytest.raises(ValueError, match="the dataset 'fake' already exists"):
         register_dataset("fake", Greys)
-    with pytest.raises(ValueError, match="end in .yaml are TSV"):
+    with pytest.raises(ValueError, match="names in .yaml are files"):
         register_dataset("mine.yaml", Greys)
     with pytest.raises(ValueError, match="must take num_classes"):
         register_dataset("mine", lambda root, split, transform: None, numbered=True)

@@ -49,7 +49,7 @@ def test_a_missing_lineidx_is_written_with_a_warning(root, caplog):
     written = (root / "train.lineidx").read_text()
     (root / "train.lineidx").unlink()
     assert names(build_dataset("tsv", root, "train")) == KEYS
-    assert "train.lineidx was missing: written with 10 rows" in caplog.text
+    assert "train.lineidx was missing, and was written with 10 rows" in caplog.text
     assert (root / "train.lineidx").read_text() == written
     assert not [name for name in os.listdir(root) if name.startswith(".")]
     caplog.clear()
@@ -57,7 +57,8 @@ def test_a_missing_lineidx_is_written_with_a_warning(root, caplog):
     assert not caplog.text
 
 
-def test_a_lineidx_that_cannot_be_written_is_kept_in_memory(root, caplog):
+def test_a_lineidx_that_cannot_be_written_is_kept_in_memory(root, caplog, monkeypatch):
+    monkeypatch.setenv("VIL_CACHE", str(root / "train.tsv"))  # no folder
     (root / "train.lineidx").unlink()
     (root / "train.lineidx").mkdir()  # cannot be replaced by a file, even by root
     assert names(build_dataset("tsv", root, "train")) == KEYS
@@ -198,7 +199,7 @@ def test_validation_has_the_classes_of_training(root):
         other = build_dataset("other.yaml", root, split)
         assert (names(other), len(other.classes), other.split) == (["c2/1.png"], 3, split)
     write_tsv(root, "val", {"c10/1.png": FILES[KEYS[2]]})
-    with pytest.raises(DataError, match=r"val\.tsv, line 1: class 10 is outside.*0\.\.9"):
+    with pytest.raises(DataError, match=r"val\.tsv, line 1: class 10 is out of range.*0\.\.9"):
         build_dataset("tsv", root, "val")
 
 

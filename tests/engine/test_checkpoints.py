@@ -233,12 +233,13 @@ def test_weights_of_another_model_are_refused_key_by_key(tmp_path):
     before = other[1].weight.clone()
     with pytest.raises(CheckpointError) as caught:
         load_exactly(other, file)
-    assert str(caught.value).splitlines()[1:] == [
-        "  missing 3.weight (4, 16)",
-        "  missing 3.bias (4,)",
-        "  resized 4.weight: (7, 16) in the file, (8, 16) in the model",
-        "  resized 4.bias: (7,) in the file, (8,) in the model",
-    ]
+    listed = (
+        "missing 3.weight (4, 16)",
+        "missing 3.bias (4,)",
+        "resized 4.weight: (7, 16) in the file, (8, 16) in the model",
+        "resized 4.bias: (7,) in the file, (8,) in the model",
+    )
+    assert str(caught.value).endswith(f"set to this file ({'; '.join(listed)})")
     assert torch.equal(other[1].weight, before)
 
 
@@ -247,9 +248,8 @@ def test_a_long_list_of_keys_is_cut_to_a_count(tmp_path):
     deep = nn.Sequential(*(nn.Linear(2, 2) for _ in range(20)))
     with pytest.raises(CheckpointError) as caught:
         load_exactly(deep, tmp_path / "step-00000001" / "model.safetensors")
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 14
-    assert lines[-1] == "  and 28 more"  # 36 missing, 4 resized
+    assert str(caught.value).count("; ") == 12
+    assert str(caught.value).endswith("; and 28 more)")  # 36 missing, 4 resized
 
 
 class Payload:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.common.faults.real_runs import begin, said, seconds_to_end, status
+from tests.common.faults.real_runs import DEADLINE, begin, said, seconds_to_end, status
 from tests.common.faults.records import record
 from tests.common.small_runs import (
     FOLDER,
@@ -37,7 +37,6 @@ AROUND = str(Path(__file__).parents[1] / "common/faults/injected_around.py")
 USAGE, DATA, CHECKPOINT = 2, 3, 4
 IN_USE = 9  # of a racer of these tests
 STEPS = 8
-DEADLINE = 90
 
 
 def begin_with(folder, *words, **fault):
@@ -85,7 +84,7 @@ def test_f24_a_second_run_in_the_folder(whole, tmp_path):
         for words, other in zip(flags, others):
             out, err = other.communicate(timeout=DEADLINE)
             holder = f"process {process.pid} on .*: choose another --output_dir"
-            wanted = holder if step == 1 or words else "already holds a run: add --resume"
+            wanted = holder if words else f"({holder}|already holds a run: add --resume)"
             fits = re.fullmatch(rf"vil train: .*{wanted}.*\n", err) and not out
             refused += other.returncode == USAGE and bool(fits)
         for words in ([], ["--resume"]):
@@ -198,7 +197,7 @@ def test_f25_by_real_runs(tmp_path, monkeypatch):
     bfloat16 = ("--import", AROUND, "DEVICE=cuda", "AMP.ENABLED=True", "AMP.DTYPE=bfloat16")
     tries = [
         (train, {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}, "one torchrun on each node"),
-        ([*train, *bfloat16], card, "AMP.DTYPE bfloat16: an old card has none, use float16"),
+        ([*train, *bfloat16], card, "AMP.DTYPE bfloat16: an old card does not support it, use"),
     ]
     if ahead := read_only(tmp_path / "fixed"):
         line = [*ahead, *command("train", *TINY, "--output_dir", "fixed/run")]
@@ -230,7 +229,7 @@ def test_f25_in_this_process(tmp_path, monkeypatch):
     ended = vil(*train, "MODEL.MODEL_PATH=theirs")
     right += refused(ended, CHECKPOINT, "no checkpoint: .*; give the folder of a run, a checkpoint")
     ended = vil(*train, "DEVICE=mps")
-    right += refused(ended, USAGE, r"DEVICE mps is not there \(available: .*cpu\)")
+    right += refused(ended, USAGE, r"DEVICE mps was not found \(available: .*cpu\)")
     assert not Path("out").exists()
     record("F25", "variables, folders, checkpoints: refused in one line with the fix", right, 6)
 
@@ -247,7 +246,7 @@ def test_f25_a_batch_that_does_not_divide(tmp_path):
         for rank in range(2)
     ]  # fmt: skip
     ended = [(process.communicate(timeout=DEADLINE), process.returncode) for process in started]
-    what = "DATALOADER.BSZ 15 does not divide .*; 14 does"
+    what = "DATALOADER.BSZ 15 is not divisible .*; 14 would be"
     told = sum(refused(Outcome(code, out, err), USAGE, what) for (out, err), code in ended)
     record("F25", "of 2 ranks whose batch does not divide, that say which does", told, 2)
     assert not (tmp_path / "out").exists()

@@ -29,8 +29,7 @@ ALLOWED = [
     ["MODEL.VIT.DROP=0.1", "MODEL.VIT.DROP_PATH=0.0", f"{MSVIT}.MODE=1"],
     ["MODEL.GRAD_CHECKPOINT=True", "DATALOADER.WORKERS=1"],
     ["AMP.ENABLED=True", "AMP.DTYPE=float16"],
-    ["DATA.TEST=[fake,folder]"],
-    ["DATA.KWARGS.n=70"],  # other images, in as many steps
+    ["DATA.TEST=[fake,folder]", "DATA.CLASSES=by_position"],
     ["FINETUNE.FREEZE_STAGES=1"],
     ["DISTRIBUTED.STRATEGY=fsdp", "RUN.SAVE_STEPS=2"],
 ]
@@ -44,6 +43,7 @@ REFUSED = {
     ("DATA.TRAIN=[folder]",): "DATA.TRAIN ('fake',) (now ('folder',))",
     ("DATA.NUM_CLASSES=5",): "DATA.NUM_CLASSES 4 (now 5)",
     ("DATA.KWARGS.n=80",): "steps_per_epoch 4, this run has 5",
+    ("DATA.KWARGS.n=70",): "was trained on 64 samples",  # other images, in as many steps
     ("INPUT.IMAGE_SIZE=64",): "INPUT.IMAGE_SIZE 32 (now 64)",
     ("AUG.REPEATED_AUG=True",): "AUG.REPEATED_AUG False (now True)",
     ("MODEL.ARCH=resnet18",): "MODEL.ARCH 'msvit' (now 'resnet18')",
@@ -59,14 +59,14 @@ INSISTS = "RUN.ALLOW_CHANGES=True"
 ALLOWED_THEN = [
     [f"{MSVIT}.SW_EXACT=1"],
     ["MODEL.VIT.AVG_POOL=True", f"{MSVIT}.LN_EPS=1e-5"],
-    ["DATA.TRAIN=[folder]"],
+    ["DATA.TRAIN=[folder]", "DATA.CLASSES=by_position"],
     ["DATALOADER.BSZ=8", "OPTIM.ACCUMULATE=2"],
 ]
 REFUSED_THEN = {
     ("DATALOADER.BSZ=8",): "batch_size 16, this run has 8",
     ("OPTIM.OPT=sgd",): "optimizer adamw, this run has sgd",
-    ("INPUT.IMAGE_SIZE=64",): "of another model",
-    (OTHER_ARCH,): "of another model",
+    ("INPUT.IMAGE_SIZE=64",): "from another model",
+    (OTHER_ARCH,): "from another model",
 }
 REAL = [*ALLOWED[:2], *list(REFUSED)[:2], list(REFUSED)[12]]  # these by the command as a process
 
@@ -114,7 +114,7 @@ def goes_on(base, edit):
 def is_refused(base, edit, told):
     """Whether it ends with code 4 and says what and which way out, and leaves all as it was."""
     code, text, folder = go_on(base, edit)
-    way_out = "MODEL.MODEL_PATH from this one" in text
+    way_out = "MODEL.MODEL_PATH set to " in text
     same = contents(folder) == contents(base[0])
     return code == 4 and told in text and way_out and same and "train epoch" not in text
 

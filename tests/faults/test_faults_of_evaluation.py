@@ -19,7 +19,7 @@ STRATEGIES = ("ddp", "fsdp")
 
 def training(root, world, strategy):
     """Evaluates on a set that does not divide, and on one of two images."""
-    words = ("DATA.TEST=[fake, folder]", f"DATA.PATH={root}/pictures")
+    words = ("DATA.TEST=[fake, folder]", f"DATA.PATH={root}/pictures", "DATA.CLASSES=by_position")
     folder = root / f"{strategy} {world}"
     return ["train", *TINY, *words, f"DISTRIBUTED.STRATEGY={strategy}", "--output_dir", folder]
 

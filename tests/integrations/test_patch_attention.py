@@ -348,13 +348,13 @@ def test_utilities_find_patched_attentions():
 
 
 ERRORS = {
-    "no transformer": (partial(timm.create_model, "test_resnet"), {}, "ResNet.*no blocks"),
+    "no transformer": (partial(timm.create_model, "test_resnet"), {}, "ResNet.*lacks blocks"),
     "no module": (lambda: "vit", {}, "'vit', which is not a module"),
-    "ours": (partial(vil.get_model, "vil_tiny", img_size=32), {}, "MsViT: it has no blocks"),
+    "ours": (partial(vil.get_model, "vil_tiny", img_size=32), {}, "MsViT: it lacks blocks"),
     "wrapped": (lambda: nn.Sequential(vit()), {}, r"its 0 \(VisionTransformer\) has: patch that"),
     "swin": (
         partial(timm.create_model, "swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1)),
-        {}, "SwinTransformer.*no blocks.*its layers.0.blocks.0.attn is .*WindowAttention",
+        {}, "SwinTransformer.*lacks blocks.*its layers.0.blocks.0.attn is .*WindowAttention",
     ),
     "a relative bias": (
         partial(timm.create_model, "test_vit_relpos"),

@@ -73,7 +73,7 @@ def test_layouts_and_norm_of_maps():
         model.forward_intermediates(x, output_fmt="NLC")
     with pytest.raises(ValueError, match=r"indices \[4\]: there are 4 stages, 0 to 3"):
         model.forward_intermediates(x, indices=[4])
-    with pytest.raises(ValueError, match="the last 7 stages: there are 4"):
+    with pytest.raises(ValueError, match="indices 7: the model has 4 stages"):
         model.forward_intermediates(x, indices=7)
 
 
@@ -232,7 +232,7 @@ def test_save_pretrained_of_timm_s_models(tmp_path, pool):
     x = torch.randn(1, 3, 64, 64)
     assert_close(vil.from_pretrained(tmp_path)(x), model(x))
     flat = create("vil_tiny", num_classes=3, global_pool="max")
-    with pytest.raises(ValueError, match="save it by timm.models.save_for_hf"):
+    with pytest.raises(ValueError, match="save the model with timm.models.save_for_hf"):
         vil.save_pretrained(flat, tmp_path)
 
 

@@ -86,9 +86,9 @@ def test_weights_times_values_are_the_output(case, padded):
     valid = torch.minimum(VALID, torch.tensor(grid)) if padded else None
     with torch.no_grad():
         found = token_weights(module, x, grid, valid_hw=valid)
-        torch.testing.assert_close(
-            projected(module, x, grid, valid, found), module(x, grid, valid), rtol=0, atol=1e-6
-        )
+        real = module.real_tokens(valid, grid) if padded else ...  # the others have any output
+        output = projected(module, x, grid, valid, found)[real]
+        torch.testing.assert_close(output, module(x, grid, valid)[real], rtol=0, atol=1e-6)
     assert (found.weights >= 0).all()
     sums = found.weights.sum(-1)
     if num_global == 0 and padded:  # a padding token may attend to nothing
@@ -190,5 +190,5 @@ def test_models_and_attentions_without_maps_raise():
     with pytest.raises(ValueError, match="Linear is not an MsViT"):
         attention_maps(torch.nn.Linear(2, 2), torch.zeros(1, 3, 8, 8), 0, 0)
     module = build_attention("linformer", dim=4, num_heads=2, num_features=3, grid=(2, 2))
-    with pytest.raises(ValueError, match="linformer attention has no map: it attends to mixtures"):
+    with pytest.raises(ValueError, match="linformer .* no attention map: it attends to mixtures"):
         token_weights(module, torch.zeros(1, 5, 4), (2, 2))

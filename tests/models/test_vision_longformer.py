@@ -39,7 +39,7 @@ def test_any_image_size(size):
 def test_an_image_smaller_than_its_patches_raises():
     with pytest.raises(ValueError, match="smaller than the patch"):
         small()(torch.randn(1, 3, 12, 40))
-    with pytest.raises(ValueError, match="stage 3 has no token left"):
+    with pytest.raises(ValueError, match="stage 3 has no tokens"):
         small(img_size=12)
 
 
@@ -187,7 +187,7 @@ def test_layer_of_every_parameter():
     }
     assert {name: model.layer_of(name) for name in wanted} == wanted
     assert {model.layer_of(name) for name, _ in model.named_parameters()} == set(range(6))
-    with pytest.raises(ValueError, match="'stages.3.embed.proj.bias' is no parameter"):
+    with pytest.raises(ValueError, match="'stages.3.embed.proj.bias' is not a parameter"):
         model.layer_of("stages.3.embed.proj.bias")
 
     without = MsViT(parse_arch("l1,d6,n0_l2,d6,n1_l3,d6,n0"), img_size=40)

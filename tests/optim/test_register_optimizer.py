@@ -104,7 +104,7 @@ def test_a_registered_schedule_gets_its_own_arguments():
     schedule = Schedule("mine", **settings, own={"every": 2})
     assert [schedule.lr_at(step) for step in range(6)] == [0.8, 0.8, 0.4, 0.4, 0.2, 0.2]
     assert Schedule("mine", **settings).lr_at(5) == 0.8 / 32
-    with pytest.raises(ValueError, match=r"'mine2' is called as f\(schedule, time\)"):
+    with pytest.raises(ValueError, match=r"'mine2' must accept the call f\(schedule, time\)"):
         register_schedule("mine2", lambda schedule: 0.1)
 
 

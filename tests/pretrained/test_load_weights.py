@@ -127,7 +127,7 @@ def test_embeddings_are_cropped_if_the_model_crops():
     target = build(img_size=32, pos_resize="crop")
     assert f"{name} (1, 12, 4) -> (1, 8, 4)" in load_weights(target, source.state_dict()).resized
     assert torch.equal(target.state_dict()[name], source.state_dict()[name][:, :8])
-    with pytest.raises(CheckpointError, match=r"mismatched: .*x_pos_embed(.*\n)*.*POS_RESIZE"):
+    with pytest.raises(CheckpointError, match="mismatched: .*x_pos_embed.*POS_RESIZE"):
         load_weights(build(img_size=64, pos_resize="crop"), source.state_dict())
 
 
@@ -192,10 +192,11 @@ def test_mismatches_are_listed_and_nothing_is_loaded():
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-def test_reports_have_at_most_twelve_lines():
+def test_errors_list_at_most_twelve_names():
     with pytest.raises(CheckpointError) as caught:
         load_weights(build(), {"stranger": torch.ones(1)})
-    assert str(caught.value).count("\n  missing: ") <= 12
+    assert str(caught.value).count("; missing: ") <= 12
+    assert "\n" not in str(caught.value)
     assert "more" in str(caught.value)
 
 

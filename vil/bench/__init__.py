@@ -1,1 +1,1 @@
-"""Time, memory and layout copies of attention and models, for `vil benchmark` and `vil analyze`."""
+"""Measure time, memory and layout copies of models, for `vil benchmark` and `vil analyze`."""

@@ -1,11 +1,11 @@
-"""Time and memory of local attention: all backends on one case, interleaved, with baselines.
+"""Benchmark the backends of local attention and baselines on one case, in alternation.
 
-The baselines are `sdpa`, torch's full attention without bias; `natten`, where it is installed; and
-`floor`, the matmuls of the visited pairs alone: two forward, five backward.
+A case is a shape and a window. The baselines are `sdpa`, torch's full attention without bias, and
+`natten`, if it is installed. `floor` is a lower bound: the time of the matmuls of all query-key
+pairs in the windows, two in forward and five in backward.
 
-A row's memory is the peak of the tensors that one forward and backward pass allocate: peak_mib
-counts all of them, extra_mib leaves out the output and the gradients. Neither counts the inputs and
-the gradient of the output.
+Memory is the peak of the tensors that one forward and backward pass allocates, without the inputs
+and the output's gradient. peak_mib includes the output and the gradients, extra_mib does not.
 """
 
 from collections.abc import Iterable
@@ -24,18 +24,18 @@ from vil.utils.machine import free_bytes
 
 MIB = 2**20
 FLOOR = "floor"
-BASES = ("chunk_handgrad", "sdpa", FLOOR)  # a row's time is divided by theirs
-SPARE = 0.8  # of the free memory may be used
+BASES = ("chunk_handgrad", "sdpa", FLOOR)  # each row's time is divided by the time of these
+SPARE = 0.8  # fraction of the free memory that may be used
 ROUNDS = 9
-ALL_PAIRS = ("masked", "sdpa")  # they multiply every query with every key
+ALL_PAIRS = ("masked", "sdpa")  # these multiply every query with every key
 
 
 @dataclass
 class Row:
-    """A backend on a case: its measurements, or the reason why there are none.
+    """Measurements of one backend or baseline on a case, or the reason why there are none.
 
-    forward_ms, backward_ms: medians. over_*: forward plus backward, divided by another row's. auto:
-    the choice of `auto`. note: what limits the comparison.
+    forward_ms, backward_ms: medians. over_*: total time, divided by that of the named row. auto:
+    whether "auto" selects this backend. note: what limits the comparison.
     """
 
     backend: str
@@ -54,12 +54,12 @@ class Row:
 
     @property
     def total_ms(self) -> float | None:
-        """Forward plus backward; None if the row has a reason instead."""
+        """Forward plus backward time; None if the row was not measured."""
         return None if self.forward_ms is None else self.forward_ms + self.backward_ms
 
     @property
     def spec(self) -> dict:
-        """The case's columns. pairs: visited pairs of query and key, of all images and heads."""
+        """The columns that describe the case. pairs: query-key pairs of all images and heads."""
         case, window = self.case, self.case.window
         return dict(
             grid=list(window.grid),
@@ -77,9 +77,10 @@ class Row:
 def measure(
     case: Case, names: Iterable[str], rounds: int = ROUNDS, max_bytes: float | None = None
 ) -> list[Row]:
-    """A row for each name of BACKENDS or BESIDE, and one for the floor.
+    """Measure backends and baselines on a case. Returns a row per name, then one for the floor.
 
-    max_bytes: candidates with a higher estimate do not run; by default 0.8 of the free memory.
+    names: keys of BACKENDS or BESIDE (the baselines).
+    max_bytes: backends with a higher estimated memory do not run. Default: 0.8 of the free memory.
     Raises ValueError for an unknown name.
     """
     names, device = list(dict.fromkeys(names)), torch.device(case.device)
@@ -111,14 +112,14 @@ def measure(
             row.forward_ms, row.backward_ms = times[name].forward_ms, times[name].backward_ms
             for base in times.keys() & set(BASES):
                 setattr(row, f"over_{base}", row.total_ms / times[base].total_ms)
-            if name != FLOOR:  # which allocates nothing that is needed
+            if name != FLOOR:  # the floor's buffers are not what a backend needs
                 add_memory(row, candidates[name], device)
         rows.append(row)
     return rows
 
 
 def mode_of(window: Window) -> int | None:
-    """The MODE that has the window's offsets; None for custom offsets."""
+    """Return the neighbor mode (config key MODE) of a window; None for custom offsets."""
     if window.offsets == ALL_NINE:
         return 0
     if len(window.offsets) == 1:
@@ -128,7 +129,7 @@ def mode_of(window: Window) -> int | None:
 
 
 def add_memory(row: Row, candidate: Candidate, device: torch.device) -> None:
-    """Measure the row's memory, or note why it cannot be measured."""
+    """Measure the memory of a row. If that fails, add the reason to the row's note."""
     try:
         row.peak_mib, row.extra_mib = (size / MIB for size in peak_bytes(candidate, device))
     except Exception as error:
@@ -136,7 +137,7 @@ def add_memory(row: Row, candidate: Candidate, device: torch.device) -> None:
 
 
 def plain(rows: Iterable[Row]) -> list[dict]:
-    """The rows as dicts for JSON and CSV."""
+    """Convert rows to dicts for JSON and CSV."""
     return [
         {"backend": row.backend, **row.spec}
         | {name: value for name, value in vars(row).items() if name != "case"}

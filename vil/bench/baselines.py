@@ -1,7 +1,8 @@
-"""Candidates of the attention benchmark: backends, full attention, NATTEN, and the lower bound.
+"""Candidates of the attention benchmark: backends, full attention, NATTEN and a lower bound.
 
-Shapes: B images, N heads, X Y grid, L = X*Y tokens, G global tokens, D head dim, w window, T tiles
-of m queries and n keys.
+A candidate is a pair of functions to time, forward and backward.
+
+Shapes: B images, N heads, X Y grid, L = X*Y tokens, D head dim, w window, m n tile of scores.
 """
 
 import importlib.util
@@ -19,9 +20,9 @@ from vil.ops.tuning.tuner import backend_candidate, expected_bytes
 from vil.ops.window import Mask
 from vil.utils.interleaved_timer import Candidate
 
-# m, n of the floor's matmuls: hardware differs in its matrix units and caches
+# (m, n) of the floor's matmuls; which one is fastest depends on the hardware
 TILES = ((64, 512), (256, 256), (512, 512), (1024, 1024))
-# scores of one bmm: few enough for a CPU's cache, enough to fill a GPU
+# number of scores in one bmm: fits a CPU's cache, or fills a GPU
 SCORES = {"cpu": 2**20, "cuda": 2**26}
 FEW_TILES = 16
 TRIES = 2
@@ -29,7 +30,11 @@ MIB = 2**20
 
 
 class Baseline(NamedTuple):
-    """An attention outside of BACKENDS: what it cannot run, and what it does differently."""
+    """An attention outside of BACKENDS, to compare the backends with.
+
+    candidate: makes the functions to time. reasons: lists why it cannot run a case. note: how it
+    differs from the backends.
+    """
 
     candidate: Callable[[Case, Inputs], Candidate]
     reasons: Callable[[Case], list[str]]
@@ -37,26 +42,27 @@ class Baseline(NamedTuple):
 
 
 def differentiate(compute: Callable[[], Tensor], leaves: list[Tensor], dout: Tensor) -> Candidate:
-    """The candidate that computes an output, and its gradients with respect to all leaves."""
+    """Return a candidate from a forward function. Its backward computes all leaves' gradients."""
     grad = torch.autograd.grad
     return Candidate(compute, lambda out: grad(out, leaves, dout, materialize_grads=True))
 
 
 def sdpa(case: Case, inputs: Inputs) -> Candidate:
-    """torch's attention of every token to all, without bias."""
+    """Return a candidate for torch's attention of every token to all tokens, without bias."""
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     return differentiate(lambda: F.scaled_dot_product_attention(*leaves), leaves, inputs.cotangent)
 
 
 def natten(case: Case, inputs: Inputs) -> Candidate:
-    """NATTEN's 2-D attention to the (2w+1)**2 nearest tokens, in its own layout.
+    """Return a candidate for NATTEN's 2-D attention to the (2w+1)**2 nearest tokens.
 
-    It has no bias. At the border it moves the window inwards, where ours is cut.
+    Inputs have NATTEN's layout. Unlike the backends, NATTEN adds no bias and, at the border, moves
+    the window inwards instead of cutting it.
     """
     from natten.functional import na2d
 
     def to_grid(x: Tensor) -> Tensor:
-        """(B, N, L, D) -> (B, X, Y, N, D)."""
+        """Reshape (B, N, L, D) to (B, X, Y, N, D)."""
         return x.transpose(1, 2).unflatten(1, case.window.grid).contiguous()
 
     split = [case.num_global, case.window.length]
@@ -72,7 +78,7 @@ def natten(case: Case, inputs: Inputs) -> Candidate:
 
 
 def natten_reasons(case: Case) -> list[str]:
-    """The reasons why NATTEN cannot be compared on a case."""
+    """Return the reasons why NATTEN cannot run a case; empty if it can."""
     reasons, side = [], 2 * case.window.size + 1
     if case.device != "cuda":
         reasons.append("NATTEN is compared on a CUDA device only")
@@ -92,33 +98,33 @@ BESIDE = {
 
 
 def make_candidate(name: str, case: Case, inputs: Inputs) -> Candidate:
-    """The candidate of a name in BESIDE or BACKENDS."""
+    """Return the candidate for a key of BESIDE or BACKENDS."""
     if name in BESIDE:
         return BESIDE[name].candidate(case, inputs)
     return backend_candidate(name, case, inputs, leaves_of(inputs))
 
 
 def reasons_against(name: str, case: Case, max_bytes: float) -> list[str]:
-    """The reasons why a candidate cannot run a case, memory included. Empty if it can."""
+    """Return the reasons why a candidate cannot run a case, such as memory; empty if it can."""
     if name in BESIDE:
         return BESIDE[name].reasons(case)
     if reasons := BACKENDS[name].unsupported(case):
         return reasons
-    size, problem = expected_bytes(name, case), "would hold {:.0f} MiB, the limit is {:.0f}"
+    size, problem = expected_bytes(name, case), "would need {:.0f} MiB, the limit is {:.0f} MiB"
     return [problem.format(size / MIB, max_bytes / MIB)] if size > max_bytes else []
 
 
 def count_pairs(window: Window, num_global: int) -> int:
-    """Visited pairs of query and key of one image and head, global keys included.
+    """Count the query-key pairs in the windows of one image and head, global keys included.
 
-    Padding is not counted; a key that a query attends twice counts twice.
+    Padding is not counted. A key that occurs twice in a window counts twice.
     """
     axes = [[count_axis_pairs(window, axis, o[axis]) for axis in (0, 1)] for o in window.offsets]
     return sum(map(prod, axes)) + num_global * window.length
 
 
 def count_axis_pairs(window: Window, axis: int, step: int) -> int:
-    """Pairs along an axis of tokens whose chunks are `step` apart."""
+    """Count the query-key pairs along one axis, for keys `step` chunks after the query's chunk."""
     w, count = window.size, window.chunks[axis]
     token = torch.arange(window.grid[axis])
     query, key = token[:, None], token[None, :]
@@ -130,10 +136,10 @@ def count_axis_pairs(window: Window, axis: int, step: int) -> int:
 
 
 def find_floor(case: Case) -> tuple[Candidate, float]:
-    """The matmuls that every backend needs, with the fastest of TILES, and their seconds.
+    """Return (candidate, seconds) of the fastest lower bound, over the tile sizes in TILES.
 
-    Two forward and five backward (scores again, and the gradients of weights, v, q, k) of as many
-    pairs as are visited, by torch.bmm on operands that stay in place.
+    The candidate runs the matmuls that every backend needs for the query-key pairs of a case: two
+    in forward, five in backward (scores again, and gradients of weights, v, q and k).
     """
     trials = []
     for candidate in (matmuls(case, tile) for tile in TILES):
@@ -143,12 +149,12 @@ def find_floor(case: Case) -> tuple[Candidate, float]:
 
 
 def matmuls(case: Case, tile: tuple[int, int]) -> Candidate:
-    """Matmuls of tiles (m, D) x (D, n) and (m, n) x (n, D) for all visited pairs."""
+    """Return a candidate for the matmuls of all query-key pairs, with (m, n) tiles of scores."""
     pairs = case.batch * case.heads * count_pairs(case.window, case.num_global)
     m, n = tile
     m = min(m, isqrt(pairs))
     tiles = max(1, round(pairs / (m * n)))
-    if tiles < FEW_TILES:  # rounding their number would miss the pairs
+    if tiles < FEW_TILES:  # rounding so few tiles would change the number of pairs too much
         n = max(1, round(pairs / (m * tiles)))
     size = min(tiles, max(1, SCORES[case.device] // (m * n)))
     sizes = [size] * (tiles // size) + [tiles % size] * (tiles % size > 0)

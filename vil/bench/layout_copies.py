@@ -1,10 +1,8 @@
-"""Find the copies that change the memory layout of a model's tensors: they move data and compute
-nothing.
+"""Find layout copies in a model: copies that only change the memory layout of a tensor.
 
-A call counts if its result has the values of its input in another memory order, or without gaps: a
-copy that makes a transposed or sliced tensor contiguous, a change between NCHW and NHWC. A change
-of precision in the same order does not count. Copies inside of operators (a convolution's packing,
-an attention backend's chunks) are not seen.
+Examples are making a transposed or sliced tensor contiguous, and converting between NCHW and NHWC.
+A change of precision without a change of layout does not count. Copies inside operators, such as
+those of a convolution or an attention backend, are not seen.
 """
 
 import time
@@ -24,7 +22,7 @@ COPIES = (aten.clone, aten._to_copy, aten.copy_)
 
 
 class Conversion(NamedTuple):
-    """The calls of an operator in a module's forward or backward that changed a layout."""
+    """Layout copies by one operator in one module, summed over calls. way: forward or backward."""
 
     module: str
     way: str
@@ -37,9 +35,9 @@ class Conversion(NamedTuple):
 def conversions(
     model: nn.Module, images: Tensor, dtype: torch.dtype | None = None
 ) -> list[Conversion]:
-    """The layout copies of one step on images (B, c, H, W), most expensive first, after a warm-up.
+    """List the layout copies of one training step on images (B, c, H, W), largest share first.
 
-    dtype: the precision of autocast, None for full. The model's mode is kept.
+    dtype: the autocast dtype; None for no autocast. The model stays in its train or eval mode.
     """
     run_step(model, images, dtype)
     with ModuleScopes(model) as scopes, CopyRecorder(scopes, images.device) as recorder:
@@ -52,7 +50,7 @@ def conversions(
 
 
 def run_step(model: nn.Module, images: Tensor, dtype: torch.dtype | None) -> None:
-    """Forward and backward of the cross entropy of class 0."""
+    """Run forward and backward of the cross entropy, with class 0 as every target."""
     model.zero_grad()
     with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
         logits = model(images)
@@ -61,7 +59,10 @@ def run_step(model: nn.Module, images: Tensor, dtype: torch.dtype | None) -> Non
 
 
 class CopyRecorder(TorchDispatchMode):
-    """Time every operator, and record calls, bytes and seconds of the layout copies."""
+    """Dispatch mode that times every operator and records the layout copies.
+
+    copies: {(module, way, operator): [calls, bytes, seconds]}. seconds: total of all operators.
+    """
 
     def __init__(self, scopes: ModuleScopes, device: torch.device) -> None:
         super().__init__()
@@ -84,12 +85,12 @@ class CopyRecorder(TorchDispatchMode):
 
 
 def changes_layout(source: Any, result: Tensor) -> bool:
-    """Whether the result has the values of the source in another memory order, or without gaps."""
+    """Return whether `result` has the shape of `source` but another memory order."""
     is_same = isinstance(source, Tensor) and source.shape == result.shape
     return is_same and memory_order(source) != memory_order(result)
 
 
 def memory_order(x: Tensor) -> list[tuple[int, int]]:
-    """Dimensions of more than one element with their strides, slowest first."""
+    """Return (dimension, stride) of the dimensions larger than 1, largest stride first."""
     strides = [(d, x.stride(d)) for d in range(x.ndim) if x.shape[d] > 1]
     return sorted(strides, key=lambda pair: (-pair[1], pair[0]))

@@ -1,8 +1,8 @@
-"""Images per second and peak memory of models, in evaluation and in training, interleaved.
+"""Benchmark models: images per second and peak memory, in evaluation and training.
 
-A training step has what the trainer does to a loaded batch: forward, cross entropy, backward, the
-optimizer's update. Memory is the peak of the tensors that one step or one evaluation allocates,
-beyond weights, optimizer state and images.
+Models run in alternation. A training step is forward, cross entropy, backward and the optimizer's
+update on a loaded batch. Memory is the peak of the tensors that one step or one evaluation
+allocates, without weights, optimizer state and images.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,10 +23,11 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Contender:
-    """A model with its settings. images (B, 3, H, W) and targets (B,) are on its device, in its
-    memory format; `switch` applies global settings of torch before each call.
+    """A model to measure, with its batch and settings.
 
-    amp_dtype: the precision of autocast, None for full.
+    images (B, 3, H, W) and targets (B,) are on the model's device. The images have the model's
+    memory format. amp_dtype: the autocast dtype; None for no autocast. switch: called before each
+    pass, to apply global settings of torch.
     """
 
     network: nn.Module
@@ -38,14 +39,14 @@ class Contender:
     switch: Callable[[], object] = lambda: None
 
     def evaluate(self) -> Tensor:
-        """The logits (B, K)."""
+        """Return the logits (B, K) of the images in eval mode, without gradients."""
         self.switch()
         self.network.eval()
         with torch.no_grad(), self.autocast():
             return self.network(self.images)
 
     def train(self) -> None:
-        """One training step."""
+        """Run one training step on the images."""
         self.switch()
         self.network.train()
         self.optimizer.zero_grad()
@@ -62,10 +63,10 @@ class Contender:
 
 @dataclass
 class Row:
-    """A model with its settings (`way`): its measurements, or the reason why there are none.
+    """Measurements of a model with certain settings, or the reason why there are none.
 
-    attention: the backends of its stages in training. evaluation, training: images per second, from
-    medians; over_*: divided by the first row's.
+    way: the settings, such as "bf16+nhwc". attention: the backends of the stages in training.
+    evaluation, training: images per second. over_*: that speed divided by the first row's.
     """
 
     model: str
@@ -83,7 +84,10 @@ class Row:
 
 
 def measure(entries: Sequence[tuple[Row, Contender | None]], rounds: int) -> list[Row]:
-    """The rows with their measurements. Rows without a contender already have a reason."""
+    """Measure the contenders in alternation. Returns the rows, filled in.
+
+    entries: a row and its contender. None for a contender means that the row already has a reason.
+    """
     contenders = {str(number): one for number, (_, one) in enumerate(entries) if one is not None}
     candidates = {
         name: Candidate(one.evaluate, lambda _, one=one: one.train())
@@ -112,5 +116,5 @@ def measure(entries: Sequence[tuple[Row, Contender | None]], rounds: int) -> lis
 
 
 def plain(rows: Sequence[Row]) -> list[dict]:
-    """The rows as dicts for JSON and CSV."""
+    """Convert rows to dicts for JSON and CSV."""
     return [vars(row) for row in rows]

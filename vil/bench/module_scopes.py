@@ -1,7 +1,7 @@
 """Find the module that an operation belongs to, in the forward and the backward pass.
 
-Autograd numbers the operations that it records. Each call of a module spans a range of numbers, and
-a node of the backward pass has the number of the operation that it differentiates.
+Autograd numbers the operations that it records. A call of a module covers a range of these numbers.
+A backward operation has the number of its forward operation.
 """
 
 import re
@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-OUTSIDE = "(model)"  # operations outside of any submodule
+OUTSIDE = "(model)"  # name for operations outside any submodule
 
 
 class ModuleScopes:
-    """`with ModuleScopes(model) as scopes:` tracks which module runs. Block numbers are replaced by
-    *, so that equal blocks of a stage are added up: `stages.2.blocks.*.mlp.fc1`."""
+    """Context manager that tracks which submodule of a model is running.
+
+    In module names, block numbers become *, as in `stages.2.blocks.*.mlp.fc1`, so that the costs of
+    the blocks of a stage are summed.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -37,14 +40,14 @@ class ModuleScopes:
 
     @property
     def current(self) -> tuple[str, str]:
-        """The innermost running module, and `forward` or `backward`."""
+        """(module, "forward" or "backward") of the operation that is running."""
         node = torch._C._current_autograd_node()
-        if self.stack:  # also while gradient checkpointing computes a block again
+        if self.stack:  # also true while gradient checkpointing recomputes a block
             return self.stack[-1][0], "forward"
         return (OUTSIDE, "forward") if node is None else self.of_backward(node._sequence_nr())
 
     def of_backward(self, number: int) -> tuple[str, str]:
-        """Return the module whose forward recorded autograd sequence `number`, and "backward"."""
+        """Return (module, "backward") of the backward operation with autograd sequence `number`."""
         inside = (name for begin, end, name in self.spans if begin <= number < end)
         return next(inside, OUTSIDE), "backward"
 

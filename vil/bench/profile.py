@@ -1,4 +1,4 @@
-"""Profile a training step by module and operator, and write its trace."""
+"""Profile a training step by module and operator, and write a trace of it."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -19,7 +19,7 @@ MICRO = 1e-6
 
 
 class Cost(NamedTuple):
-    """All calls of an operator in a module, without the operators that it calls."""
+    """Total time of one operator in one module, without the operators that it calls."""
 
     module: str
     way: str
@@ -30,7 +30,7 @@ class Cost(NamedTuple):
 
 
 class LabeledScopes(ModuleScopes):
-    """ModuleScopes that are visible in a trace."""
+    """Module scopes that also mark each module's forward in the profiler's trace."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -49,9 +49,10 @@ class LabeledScopes(ModuleScopes):
 def profiled(
     step: Callable[[], object], model: nn.Module, device: torch.device, trace: Path
 ) -> list[Cost]:
-    """The costs of one step after a warm-up, highest first. On CUDA, time is the device's.
+    """Profile one step after a warm-up step. Returns the costs, highest first.
 
-    trace: a file for chrome://tracing or Perfetto, compressed if its name ends in .gz.
+    On CUDA, costs are device time, else CPU time. step: runs one training step of `model`.
+    trace: a file to write for chrome://tracing or Perfetto, compressed if its name ends in .gz.
     """
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * cuda]
@@ -71,7 +72,7 @@ def profiled(
 
 
 def find_module(event: FunctionEvent, scopes: ModuleScopes) -> tuple[str, str]:
-    """The module of an event, and `forward` or `backward`."""
+    """Return (module, "forward" or "backward") of a profiler event."""
     parent = event.cpu_parent
     while parent is not None:
         if parent.name.startswith(MODULE):

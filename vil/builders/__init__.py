@@ -1,4 +1,5 @@
-"""From a config to the objects that every task needs: model, data loading, optimizer, processes.
+"""Builders of the objects that every task needs: model, data loaders, optimizer, process group.
 
-Config objects end here and in the tasks' own build.py: everything below takes explicit arguments.
+Only this package, the tasks, `vil.workflows` and `vil.cli` read a config. All other code takes
+explicit arguments.
 """

@@ -1,7 +1,7 @@
-"""Which backend computes local attention: what a config requests, and what is selected.
+"""Select the backends that compute the local attention of a config's model.
 
-Rank 0 decides for all ranks and keeps its decision in the run's folder: a resumed run computes with
-the backends it started with, whatever was tuned meanwhile.
+Rank 0 selects the backends for all ranks and stores the selection in the run's folder. A resumed
+run therefore uses the backends that it started with, even if `vil tune` has found others since.
 """
 
 import json
@@ -27,15 +27,15 @@ from vil.utils.errors import as_config_error
 
 log = logging.getLogger(__name__)
 FILE = "autotune.json"  # in the run's folder
-LARGE = 1024  # tokens of a side: an image of 4096 pixels
+LARGE = 1024  # tokens along a side of a large grid: stage 1 for an image of 4096 pixels
 
 
 class BackendRequest(NamedTuple):
-    """A case of local attention that a stage computes."""
+    """A local attention call of a stage (numbered from 1), and the backend requested for it."""
 
     stage: int
     case: Case
-    backend: str  # pinned, or auto
+    backend: str  # the name of a pinned backend, or "auto"
 
     def __str__(self) -> str:
         window = self.case.window
@@ -48,15 +48,18 @@ class BackendRequest(NamedTuple):
 
 
 def attention_network(model: nn.Module) -> nn.Module:
-    """The network that has the attention: a detector's `attention_body`, else the model itself."""
+    """Return the part of a model with attention: a detector's `attention_body`, else the model."""
     return getattr(model, "attention_body", model)
 
 
 def backend_requests(
     model: nn.Module, cfg: CfgNode, device: torch.device, *, training: bool = True, world: int = 1
 ) -> list[BackendRequest]:
-    """The cases that one of `world` processes computes: in evaluation and, with `training`, in
-    training by neighbor mode, where one neighbor of random shift stands for all eight."""
+    """List the local attention calls of a model in evaluation and, if `training`, in training.
+
+    world: number of processes, which share a batch of DATALOADER.BSZ images. Random shift attends
+    to one of eight neighbors; one case represents them all. An external model has no such calls.
+    """
     network = attention_network(model)
     if not isinstance(network, MsViT):
         return []
@@ -87,10 +90,11 @@ def select_attention_backends(
     resuming: bool = False,
     say: Callable[[str], None] = log.info,
 ) -> None:
-    """Select the backends of this process: those that a resumed run keeps in its folder, else those
-    that `vil tune` found for this user; with MODEL.VIT.MSVIT.TUNE what is missing is measured now.
+    """Select the same attention backends on all ranks, log them, and write them to `folder`.
 
-    The selection is the same on every rank, and is written to the folder.
+    A resumed run uses the choices stored in its folder. Any other run uses the choices that `vil
+    tune` stored for this user. With MODEL.VIT.MSVIT.TUNE, missing choices are measured if
+    `training`. say: function that logs a line. Raises ConfigError if a pinned backend cannot run.
     """
     requests = backend_requests(model, cfg, device, training=training, world=dist.world)
     automatic = [r for r in requests if r.backend == "auto"]
@@ -116,16 +120,16 @@ def select_attention_backends(
         except OSError as error:
             log.warning("%s cannot be written: %s", folder / FILE, error.strerror or error)
     _report(requests, say)
-    if attention_network(model) is not model:  # a detector, which sees images of many sizes
+    if attention_network(model) is not model:  # a detector: its images have many sizes
         pin_for_all_sizes(attention_network(model), requests)
 
 
 def pin_for_all_sizes(network: nn.Module, requests: list[BackendRequest]) -> None:
-    """Pin one backend per stage for images of every size: that of the usual size or, where it has a
-    limit, the first preferred one without. So a new size changes nothing but the time."""
+    """Pin one backend per stage for images of all sizes. It is the backend selected for
+    INPUT.IMAGE_SIZE or, if that one does not support large grids, the one selected for them."""
     for request in requests:
         if request.case.needs_grad != requests[0].case.needs_grad:
-            continue  # decided by training, where there is some
+            continue  # the training cases come first and decide, if there are any
         case = request.case
         large = replace(case, window=replace(case.window, grid=(LARGE, LARGE)))
         name = choose(case, request.backend)
@@ -137,13 +141,13 @@ def pin_for_all_sizes(network: nn.Module, requests: list[BackendRequest]) -> Non
 
 
 def _report(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
-    """Log the backend of each request, and warn where a tuned choice cannot run."""
+    """Log the backend selected for each request, and warn if a tuned backend cannot run."""
     for request in requests:
         case, wanted = request.case, CHOICES.get(request.case.bucket())
         if request.backend == "auto" and wanted and tuned(case) != wanted:
             entry = BACKENDS.get(wanted)
             why = "; ".join(entry.unsupported(case)) if entry else "there is no such backend now"
-            log.warning("%s: %s was chosen, but %s", request, wanted, why)
+            log.warning("%s: the tuned choice %s is not used: %s", request, wanted, why)
     for request in requests:
         name = choose(request.case, request.backend)
         how = explain(request.case, request.backend)[name].removeprefix("chosen")
@@ -151,7 +155,7 @@ def _report(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
 
 
 def _read_kept(folder: Path) -> dict[str, str] | None:
-    """The choices that a run started with; None if it has none that can be read."""
+    """Read the choices stored in a run's folder. Returns None if they are missing or invalid."""
     file = folder / FILE
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
@@ -162,12 +166,12 @@ def _read_kept(folder: Path) -> dict[str, str] | None:
         return None
     if isinstance(kept, dict) and all(isinstance(name, str) for name in kept.values()):
         return kept
-    log.warning("%s is ignored: it is not a table of backends", file)
+    log.warning("%s is ignored: it is not a table of tuned backends", file)
     return None
 
 
 def _tune_missing(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
-    """Measure what is not known yet, and keep it for the user's other runs too."""
+    """Time the backends for each request without a tuned choice, and store the fastest."""
     found = {}
     for request in requests:
         bucket = request.case.bucket()

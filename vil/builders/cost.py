@@ -1,4 +1,4 @@
-"""Parameters and multiply-accumulates (MACs) of a model's parts, for one image."""
+"""Count the parameters, and the multiply-accumulates (MACs) for one image, of a model's parts."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,11 @@ from vil.models.vision_longformer import MsViT
 
 
 class CostRow(NamedTuple):
-    """A part of a model and what it costs for one image."""
+    """Cost of one part of a model, such as a stage. Fields that do not apply are empty.
+
+    attention: number of blocks and attention types. tokens: grid of local tokens + global tokens.
+    width: channels. macs: for one image.
+    """
 
     part: str
     attention: str
@@ -22,15 +26,16 @@ class CostRow(NamedTuple):
 
 
 def model_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-    """The stages and the head of MsViT; one row for an external model.
+    """Return the cost of each stage and the head of an MsViT, or one row for an external model.
 
-    The model may be on the meta device. size: of the image, in pixels.
+    size: (height, width) of the image in pixels. The model may be on the meta device; an external
+    model must be.
     """
     return msvit_cost(model, size) if isinstance(model, MsViT) else external_cost(model, size)
 
 
 def msvit_cost(model: MsViT, size: tuple[int, int]) -> list[CostRow]:
-    """A row per stage and one for the head, by the model's own formulas."""
+    """Return a row per stage, then one for the head. The MACs are those of `MsViT.macs`."""
     macs = model.macs(size)
     rows = []
     stages = zip(model.stages, model.specs, model.grids(size), macs)
@@ -43,19 +48,20 @@ def msvit_cost(model: MsViT, size: tuple[int, int]) -> list[CostRow]:
 
 
 def external_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-    """One row."""
+    """Return one row for the whole model, which must be on the meta device."""
     with sdpa_kernel(SDPBackend.MATH):
         _, macs = count_macs(model, torch.empty(1, 3, *size, device="meta"))
     return [CostRow("model", "", "", "", num_params(model), macs)]
 
 
 def count_macs(module: nn.Module, *arguments: Any) -> tuple[Any, int]:
-    """The output of a module on the meta device, and its MACs, half of torch's FLOPs."""
+    """Run a module on the meta device, in eval mode. Returns (output, MACs). The MACs are half of
+    the FLOPs that FlopCounterMode counts."""
     with FlopCounterMode(display=False) as counter:
         output = module.eval()(*arguments)
     return output, counter.get_total_flops() // 2
 
 
 def num_params(module: nn.Module) -> int:
-    """The number of parameters."""
+    """Return the number of parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())

@@ -1,6 +1,6 @@
-"""Data loaders of a config, for any task: batch sizes, workers, arguments of data sets.
+"""Build the data loaders of a config, and check the config's dataset settings.
 
-A task opens its own data sets; what they have in common is checked and loaded here.
+This code is common to all tasks. Each task passes a function that opens its datasets.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,13 +12,14 @@ import torch
 from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
+from vil.builders.limits import check_batch_size, check_open_files
 from vil.data.dataset import LoadableDataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.engine.distributed import DistInfo
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.lookup import lookup
 
-REPEATS = 3  # copies of an image in repeated augmentation, as in the published recipes
+REPEATS = 3  # augmented copies of an image in repeated augmentation, as in DeiT
 
 
 @as_config_error
@@ -29,15 +30,17 @@ def build_train_loader(
     open_dataset: Callable[[], LoadableDataset],
     bad_file: Path | None = None,
 ) -> TrainLoader:
-    """Build the loader of one rank's training batches.
+    """Build this rank's training loader.
 
-    A step has DATALOADER.BSZ * OPTIM.ACCUMULATE samples over all ranks.
+    Over all ranks, the batches of a step have DATALOADER.BSZ * OPTIM.ACCUMULATE samples.
+    bad_file: file to which unreadable images are appended.
     """
     size = cfg.DATALOADER.BSZ
     if size % dist.world:
         near = max(size // dist.world, 1) * dist.world
         raise ConfigError(
-            f"DATALOADER.BSZ {size} does not divide by the {dist.world} processes; {near} does"
+            f"DATALOADER.BSZ {size} is not divisible by the {dist.world} processes; {near} "
+            "would be divisible"
         )
     dataset = open_dataset()
     if len(dataset) < (needed := size * cfg.OPTIM.ACCUMULATE):
@@ -63,7 +66,11 @@ def build_test_loaders(
     bad_file: Path | None = None,
     datasets: Mapping[str, LoadableDataset] | None = None,
 ) -> dict[str, EvalLoader]:
-    """Build a loader for each set in DATA.TEST, or in `datasets`, each rank its own part."""
+    """Build this rank's loader for each test set; return {name: loader}.
+
+    bad_file: file to which unreadable images are appended. datasets: {name: dataset}, by default
+    the sets in DATA.TEST.
+    """
     if datasets is None:
         if len(set(cfg.DATA.TEST)) < len(cfg.DATA.TEST):
             raise ConfigError(f"DATA.TEST names a set twice: {', '.join(cfg.DATA.TEST)}")
@@ -76,6 +83,8 @@ def build_test_loaders(
 def _loader_options(
     cfg: CfgNode, dist: DistInfo, device: torch.device, bad_file: Path | None
 ) -> dict[str, Any]:
+    check_batch_size(cfg, -(-cfg.DATALOADER.BSZ // dist.world))
+    check_open_files(cfg.DATALOADER.WORKERS)
     return dict(
         rank=dist.rank,
         world=dist.world,
@@ -87,7 +96,8 @@ def _loader_options(
 
 
 def check_dataset_arguments(cfg: CfgNode, arguments_of: Callable[[str], list[str]]) -> None:
-    """Raise ConfigError for an argument in DATA.KWARGS that no set takes by `arguments_of`."""
+    """Raise ValueError if DATA.KWARGS has a key that no dataset in DATA.TRAIN or DATA.TEST accepts.
+    arguments_of(name): the argument names that a dataset accepts."""
     sets = list(dict.fromkeys([*cfg.DATA.TRAIN, *cfg.DATA.TEST]))
     names = ", ".join(sets)
     known = {argument: name for name in sets for argument in arguments_of(name)}
@@ -100,7 +110,8 @@ def check_dataset_arguments(cfg: CfgNode, arguments_of: Callable[[str], list[str
 
 @contextmanager
 def dataset_arguments(cfg: CfgNode, name: str, taken: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the DATA.KWARGS that a set takes; a TypeError in the block becomes a ConfigError."""
+    """Yield the items of DATA.KWARGS with keys in `taken`, for a `with` block that opens a dataset.
+    A TypeError in the block, as from a call with wrong arguments, is raised as ConfigError."""
     try:
         yield {key: value for key, value in cfg.DATA.KWARGS.items() if key in taken}
     except TypeError as error:
@@ -108,7 +119,7 @@ def dataset_arguments(cfg: CfgNode, name: str, taken: list[str]) -> Iterator[dic
 
 
 def check_num_classes(cfg: CfgNode, dataset: Dataset, name: str) -> None:
-    """Raise ConfigError unless the set has DATA.NUM_CLASSES classes."""
+    """Raise ConfigError unless the dataset has DATA.NUM_CLASSES classes. name: for the message."""
     if len(dataset.classes) != cfg.DATA.NUM_CLASSES:
         raise ConfigError(
             f"DATA.NUM_CLASSES is {cfg.DATA.NUM_CLASSES}, "

@@ -1,4 +1,4 @@
-"""The device of a run, its processes, its precision, and torch's global switches."""
+"""Set up the device, process group, precision and global torch settings of a run."""
 
 import os
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from vil.utils.errors import ConfigError, as_config_error
 
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
-# Convolutions that oneDNN keeps compiled, each for one shape. Its default of 1,024 is too small for
-# images of many sizes: a detector's training steps compiled most of theirs again.
+# Number of compiled convolutions that oneDNN caches, each for one shape. The default of 1,024 is
+# too small for images of many sizes: a detector compiled most convolutions again while training.
 ONEDNN_KERNELS = 8192
 
 
 @as_config_error
 def configure_device(cfg: CfgNode) -> torch.device:
-    """Set torch's global switches and return the device."""
+    """Apply the config's global torch settings, such as TF32, and return the device."""
     torch.backends.cudnn.allow_tf32 = cfg.AMP.TF32
     torch.set_float32_matmul_precision("high" if cfg.AMP.TF32 else "highest")
     torch.autograd.set_detect_anomaly(cfg.SOLVER.DETECT_ANOMALY)
@@ -32,7 +32,7 @@ def configure_device(cfg: CfgNode) -> torch.device:
     bf16_on_cuda = device.type == "cuda" and amp_dtype(cfg) is torch.bfloat16
     if bf16_on_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
-        raise ConfigError(f"AMP.DTYPE bfloat16: {name} has none, use float16")
+        raise ConfigError(f"AMP.DTYPE bfloat16: {name} does not support it, use float16")
     return device
 
 
@@ -47,17 +47,17 @@ def _find_device(name: str) -> torch.device:
     device = torch.device(name)
     if not available[device.type]:
         there = ", ".join(kind for kind, found in available.items() if found)
-        raise ConfigError(f"DEVICE {name} is not there (available: {there})")
+        raise ConfigError(f"DEVICE {name} was not found (available: {there})")
     if (device.index or 0) >= max(torch.cuda.device_count(), 1):
-        raise ConfigError(f"DEVICE {name} is not there ({torch.cuda.device_count()} CUDA devices)")
+        raise ConfigError(f"DEVICE {name} was not found ({torch.cuda.device_count()} CUDA devices)")
     return device
 
 
 @contextmanager
 def process_group(cfg: CfgNode, device: torch.device) -> Iterator[DistInfo]:
-    """Join the other processes, if there are any, and leave their group at the end.
+    """Initialize the process group for a `with` block if there are several processes.
 
-    A group that the caller has initialized is used and stays.
+    Yields rank and world size. At the end, destroys the group unless the caller initialized it.
     """
     if torch.distributed.is_initialized():
         yield distributed.current()
@@ -71,10 +71,10 @@ def process_group(cfg: CfgNode, device: torch.device) -> Iterator[DistInfo]:
 
 
 def amp_dtype(cfg: CfgNode) -> torch.dtype | None:
-    """The precision of autocast; None: full."""
+    """Return the autocast dtype, or None if autocast is disabled."""
     return AMP_DTYPES[cfg.AMP.DTYPE] if cfg.AMP.ENABLED else None
 
 
 def memory_format(cfg: CfgNode) -> torch.memory_format:
-    """The memory format of weights and images."""
+    """Return the torch memory format for weights and images, from AMP.MEMORY_FORMAT."""
     return MEMORY_FORMATS[cfg.AMP.MEMORY_FORMAT]

@@ -1,4 +1,4 @@
-"""The network of a config: built, loaded, moved to its device, sharded and compiled."""
+"""Build the network of a config, find its weights, and move, shard and compile it."""
 
 import logging
 import re
@@ -11,6 +11,7 @@ from yacs.config import CfgNode
 
 from vil.builders.attention_backend import attention_network, backend_requests
 from vil.builders.device import memory_format
+from vil.builders.limits import check_model_size
 from vil.builders.optim import optimizer_name
 from vil.config import LEGACY_ATTN_BACKENDS
 from vil.config.access import own_settings, warn_unused
@@ -33,16 +34,17 @@ from vil.pretrained.catalog import get_weight
 from vil.utils.errors import CheckpointError, ConfigError, as_config_error
 from vil.utils.machine import has_compiler
 
-LINKS = ("best", "last")  # files in a run's checkpoints/ that name one of them
-MEMBER = re.compile(r"ViL_\w+_Weights\.\w+")  # of vil.pretrained.catalog
+LINKS = ("best", "last")  # text files in a run's checkpoints/ that name a checkpoint
+MEMBER = re.compile(r"ViL_\w+_Weights\.\w+")  # a weights entry of vil.pretrained.catalog
 log = logging.getLogger(__name__)
 
 
 @as_config_error
 def build_network(cfg: CfgNode, num_outputs: int, *, load_pretrained: bool = False) -> nn.Module:
-    """Build the network with a linear head of `num_outputs`, initialized from SEED.
+    """Build the network with a linear head of `num_outputs` outputs, initialized from SEED.
 
-    load_pretrained: with MODEL.PRETRAINED, an external model comes with its published weights.
+    load_pretrained: load an external model's published weights if MODEL.PRETRAINED is set.
+    Raises ConfigError if the config does not describe a valid network.
     """
     torch.manual_seed(cfg.SEED)
     common = dict(
@@ -64,7 +66,10 @@ def _build_external(cfg: CfgNode, common: dict[str, Any], load_pretrained: bool)
     warn_unused(cfg, f"{arch} is an external model", unused)
     if arch in ARCHS:
         folder = "digits" if arch == "vil_nano" else "imagenet"
-        raise ConfigError(f"MODEL.ARCH {arch} is a config: --config-file {folder}/{arch}.yaml")
+        raise ConfigError(
+            f"MODEL.ARCH {arch} is not an architecture but a packaged config: use "
+            f"--config-file {folder}/{arch}.yaml"
+        )
     model = build_external(arch, pretrained=cfg.MODEL.PRETRAINED and load_pretrained, **common)
     if cfg.FINETUNE.FREEZE_STAGES:
         raise ConfigError(f"FINETUNE.FREEZE_STAGES: {arch} has no stages, only msvit does")
@@ -77,6 +82,7 @@ def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
     vit, msvit = cfg.MODEL.VIT, cfg.MODEL.VIT.MSVIT
     attention, backend = _attention_names(msvit)
     stages = parse_arch(msvit.ARCH, attention)
+    check_model_size(stages, common["num_classes"])
     present = {name for stage in stages for name in stage.attention}
     for names, keys in _keys_by_attention().items():
         if present.isdisjoint(names):
@@ -97,7 +103,7 @@ def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
 
 
 def _keys_by_attention() -> dict[tuple[str, ...], list[str]]:
-    """{the attentions that read them: config keys}."""
+    """Return {names of attention classes: the config keys that exactly these classes read}."""
     readers: dict[str, list[str]] = {}
     for name, entry in ATTENTIONS.items():
         for key in (*entry.key_names.values(), *entry.facts.get("other_keys", ())):
@@ -109,7 +115,11 @@ def _keys_by_attention() -> dict[tuple[str, ...], list[str]]:
 
 
 def _attention_names(msvit: CfgNode) -> tuple[str, str]:
-    """ATTN_TYPE in current names, and the backend that BACKEND or a legacy name pins."""
+    """Replace the legacy names in ATTN_TYPE, some of which also selected a backend.
+
+    Returns (attention, backend): ATTN_TYPE in current names, and the backend that a legacy name
+    selects, by default that of BACKEND. Raises ConfigError if legacy names select several.
+    """
     legacy = LEGACY_ATTN_BACKENDS
     pinned = {legacy[name] for name in names_in(msvit.ATTN_TYPE) if name in legacy}
     if len(pinned) > 1:
@@ -122,11 +132,14 @@ def _attention_names(msvit: CfgNode) -> tuple[str, str]:
 
 @as_config_error
 def find_weights(given: str, data_dir: str) -> Path:
-    """The file, or the folder of a checkpoint, that a path or a name of weights stands for.
+    """Return the path of a weight file or checkpoint folder.
 
-    A path is looked for as it stands, then below `data_dir` (DATA.DATA_DIR). The folder of a run,
-    or the file `best` or `last` in it, stands for a checkpoint, and a checkpoint for its averaged
-    weights where it has them (OPTIM.EMA). Raises CheckpointError where there is nothing.
+    given: a name such as "ViL_Tiny_Weights.IMAGENET1K_V1", or a path, which may also be relative to
+    `data_dir` (DATA.DATA_DIR). A run's folder stands for its best checkpoint. The files `best` and
+    `last` stand for the checkpoint that they name.
+
+    If a checkpoint has averaged weights (OPTIM.EMA), returns the file of these. Raises
+    CheckpointError if there are no weights at the path, or if a checkpoint is corrupt.
     """
     if MEMBER.fullmatch(given) and not Path(given).exists():
         return get_weight(given).file()
@@ -153,7 +166,7 @@ def find_weights(given: str, data_dir: str) -> Path:
 
 
 class TrainedModel(NamedTuple):
-    """A model on its device, and the average of its weights if OPTIM.EMA asks for one."""
+    """A model ready for training, and the moving average of its weights if OPTIM.EMA is set."""
 
     model: nn.Module
     ema: Ema | None
@@ -162,9 +175,10 @@ class TrainedModel(NamedTuple):
 def prepare_for_training(
     cfg: CfgNode, model: nn.Module, dist: DistInfo, device: torch.device
 ) -> TrainedModel:
-    """Move the model to its device, average its weights, shard and compile it, as the config says.
+    """Move the model to the device, then shard and compile it if the config requests this.
 
-    Call it before the optimizer is built: sharding replaces parameters.
+    If OPTIM.EMA is set, a moving average of the weights is created. Call this function before the
+    optimizer is built, because sharding replaces the parameters.
     """
     model = move_to_device(cfg, model, device)
     ema = Ema(model, cfg.OPTIM.EMA) if cfg.OPTIM.EMA else None
@@ -175,7 +189,7 @@ def prepare_for_training(
 
 
 def prepare_for_evaluation(cfg: CfgNode, model: nn.Module, device: torch.device) -> nn.Module:
-    """Move the model to its device and compile it, as the config says."""
+    """Move the model to the device, and compile it if MODEL.COMPILE is set."""
     model = move_to_device(cfg, model, device, training=False)
     _compile(cfg, [model], device)
     return model
@@ -185,9 +199,10 @@ def prepare_for_evaluation(cfg: CfgNode, model: nn.Module, device: torch.device)
 def move_to_device(
     cfg: CfgNode, model: nn.Module, device: torch.device, *, training: bool = True
 ) -> nn.Module:
-    """Move the model to its device, in its memory format.
+    """Move the model to the device, and convert it to the memory format of the config.
 
-    Raises ConfigError for a pinned attention backend that cannot run there.
+    training: also check the attention backends for training. Raises ConfigError if the config
+    selects an attention backend that cannot run on the device.
     """
     for request in backend_requests(model, cfg, device, training=training):
         choose(request.case, request.backend)
@@ -195,12 +210,12 @@ def move_to_device(
 
 
 def _compile(cfg: CfgNode, models: list[nn.Module], device: torch.device) -> None:
-    """If MODEL.COMPILE is set, let each model compile in place at its first call."""
+    """Set each model up to be compiled on its first call, if MODEL.COMPILE is set."""
     if not cfg.MODEL.COMPILE:
         return
     if not has_compiler(device.type):
         what = "Triton" if device.type == "cuda" else "a C++ compiler (CXX or g++)"
-        raise ConfigError(f"MODEL.COMPILE needs {what}, which is not there")
+        raise ConfigError(f"MODEL.COMPILE needs {what}, which was not found")
     for model in models:
         model.compile()
 
@@ -209,14 +224,14 @@ def _compile(cfg: CfgNode, models: list[nn.Module], device: torch.device) -> Non
 def _apply_fsdp(
     cfg: CfgNode, models: list[nn.Module], dist: DistInfo, device: torch.device
 ) -> None:
-    """Shard each model if DISTRIBUTED.STRATEGY is fsdp and there are several processes."""
+    """Shard each model in place if DISTRIBUTED.STRATEGY is fsdp and there are several processes."""
     if cfg.DISTRIBUTED.STRATEGY != "fsdp" or dist.world == 1:
         return
     if cfg.AMP.ENABLED and cfg.AMP.DTYPE == "float16":
-        raise ConfigError("DISTRIBUTED.STRATEGY fsdp with float16: use AMP.DTYPE bfloat16")
+        raise ConfigError("DISTRIBUTED.STRATEGY fsdp cannot train in float16: use bfloat16")
     if not OPTIMIZERS.entry(optimizer_name(cfg)).facts.get("can_shard"):
         known = ", ".join(name for name, e in OPTIMIZERS.items() if e.facts.get("can_shard"))
-        raise ConfigError(f"DISTRIBUTED.STRATEGY fsdp has {known}, not {optimizer_name(cfg)}")
+        raise ConfigError(f"DISTRIBUTED.STRATEGY fsdp supports {known}, not {optimizer_name(cfg)}")
     for model in models:
         network = attention_network(model)
         stages = network.stages if isinstance(network, MsViT) else ()

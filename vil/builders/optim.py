@@ -1,4 +1,4 @@
-"""Optimizer, learning-rate schedule, gradient scaler and weight average of a config."""
+"""Build the optimizer, learning-rate schedule and gradient scaler of a config."""
 
 import logging
 from typing import Any, NamedTuple
@@ -21,18 +21,18 @@ log = logging.getLogger(__name__)
 
 
 class Optimization(NamedTuple):
-    """The objects that update the weights."""
+    """Optimizer, learning-rate schedule and gradient scaler of a training run."""
 
     optimizer: Optimizer
     schedule: Schedule
     scaler: GradScaler
-    name: str  # of the optimizer, as a checkpoint has it
+    name: str  # the optimizer's name, which checkpoints store
 
 
 def build_optimization(
     cfg: CfgNode, model: nn.Module, device: torch.device, steps_per_epoch: int
 ) -> Optimization:
-    """Build optimizer, learning-rate schedule and gradient scaler."""
+    """Build the optimizer, the learning-rate schedule and the gradient scaler."""
     return Optimization(
         build_optimizer(cfg, model),
         build_schedule(cfg, steps_per_epoch),
@@ -43,13 +43,15 @@ def build_optimization(
 
 @as_config_error
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
-    """Build the optimizer. Its groups have the weight decay OPTIM.WD or, for norms, positions,
-    tokens and the head's bias, OPTIM.WD0; each is split by layers if OPTIM.LAYER_DECAY is below 1.
+    """Build the optimizer and its parameter groups.
+
+    The weight decay is OPTIM.WD0 for norms, position parameters, global tokens and the head's bias,
+    and OPTIM.WD for all other parameters. Groups are also split by layer if OPTIM.LAYER_DECAY < 1.
     """
     optim = cfg.OPTIM
     entry = OPTIMIZERS.entry(optimizer_name(cfg))
     if entry.facts.get("adaptive") and float(KEYS["OPTIM.LR"].default) == optim.LR:
-        log.warning("OPTIM.LR is %g, the default, which no recipe of %s has", optim.LR, optim.OPT)
+        log.warning("OPTIM.LR is %g, the default, which is not meant for %s", optim.LR, optim.OPT)
     groups = decay_groups(
         model.named_parameters(),
         optim.WD,
@@ -71,12 +73,12 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
 
 
 def optimizer_name(cfg: CfgNode) -> str:
-    """The entry of OPTIMIZERS: sgd inside LARC has its own."""
+    """Return the optimizer's name in the registry OPTIMIZERS: "larc" if LARC is enabled."""
     return "larc" if cfg.SOLVER.USE_LARC else cfg.OPTIM.OPT
 
 
 def _layers(model: nn.Module) -> dict[str, Any]:
-    """The depth of each parameter, for layer-wise decay."""
+    """Return the arguments `layer_of` and `num_layers` of `decay_groups`, for layer-wise decay."""
     if hasattr(model, "layer_of"):
         return {"layer_of": model.layer_of, "num_layers": model.num_layers}
     numbers = number_layers(model)
@@ -84,13 +86,13 @@ def _layers(model: nn.Module) -> dict[str, Any]:
 
 
 def build_scaler(cfg: CfgNode, device: torch.device) -> GradScaler:
-    """Scales the loss in float16, where small gradients would vanish; else does nothing."""
+    """Build the gradient scaler, which is disabled unless autocast uses float16."""
     return GradScaler(device.type, enabled=cfg.AMP.ENABLED and cfg.AMP.DTYPE == "float16")
 
 
 @as_config_error
 def build_schedule(cfg: CfgNode, steps_per_epoch: int) -> Schedule:
-    """The learning rate of every step."""
+    """Build the learning-rate schedule."""
     return Schedule(
         cfg.SOLVER.LR_POLICY,
         cfg.OPTIM.LR,

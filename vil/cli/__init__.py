@@ -1,23 +1,36 @@
-"""The command line: `vil COMMAND ...`. One file per command; this one finds it and turns errors
-into exit codes.
+"""The command line: `vil COMMAND ...`.
 
-Each command's module has a docstring (its help), `add_arguments(parser)` and `run(args) -> code`.
+Each command is a module of this package with a docstring (its help), `add_arguments(parser)` and
+`run(args) -> code`. This file finds the module and converts errors to exit codes.
 """
 
 import argparse
 import difflib
 import importlib
-import io
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 import vil
-from vil.cli.text_output import discard_stdout
 from vil.config.registries import registry
-from vil.utils.errors import INTERRUPTED
+from vil.utils.atomic_write import TEXT
+from vil.utils.cache_dir import cache_dir
+from vil.utils.console import (
+    ClosedOutputError,
+    OutputError,
+    discard_unwritten,
+    echo_error,
+    printable,
+    standard_streams,
+)
+from vil.utils.errors import INTERRUPTED, ConfigError, DataError, one_line
 from vil.utils.registry import Entry
 
 COMMANDS = {
@@ -46,11 +59,27 @@ SPELLINGS = {
 }
 
 HELP = ("-h", "--help")
+HIDDEN = "\0"  # begins no word of a command line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code. See `vil.utils.errors` for the codes."""
+    """Run a command and return its exit code. `vil.utils.errors` lists the codes."""
     words = list(sys.argv[1:] if argv is None else argv)
+    with standard_streams():
+        try:
+            code = run_command(words)
+            sys.stdout.flush()
+        except ClosedOutputError as error:
+            code = error.exit_code
+        except OutputError as error:
+            code = report_error("vil", error)
+    discard_unwritten()
+    return code
+
+
+def run_command(words: list[str]) -> int:
+    """Run the command in `words`. Every error but OutputError is printed and becomes an exit
+    code."""
     if words[:1] == ["--version"]:
         print(vil.__version__)
         return 0
@@ -67,35 +96,84 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(COMMANDS)}"
         print(f"vil: unknown command {name!r}; {hint}", file=sys.stderr)
         return 2
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names that the locale cannot spell are escaped
-        sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     command, task = SPELLINGS.get(name, (name, None))
     module = importlib.import_module(f"vil.cli.{command.replace(' ', '_')}")
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         f"vil {name}",
         description=describe_spelling(name, task, module) if task else module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
+    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     parser.set_defaults(required_task=task.name if task else None)
+    args = None
     try:
-        return module.run(parser.parse_intermixed_args(words))
+        args = parse(parser, words)
+        return module.run(args)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader closed standard output (`| head`)
-        discard_stdout()
-        return 0
+    except OutputError:
+        raise
     except Exception as error:
-        if not hasattr(error, "exit_code"):
-            raise
-        rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
-        print(f"vil {name}{rank}: {error}", file=sys.stderr)
+        if os.environ.get("VIL_TRACEBACK") or getattr(args, "traceback", False):
+            traceback.print_exc()
+        return report_error(f"vil {name}", error, getattr(args, "output_dir", None))
+
+
+def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """Parse options and other words, in any order. After `--`, a word is never an option."""
+    end = words.index("--") if "--" in words else len(words)
+    # argparse parses options after `--` too if it may mix them: hide the dash from it
+    hidden = [f"{HIDDEN}{word}" for word in words[end + 1 :]]
+    args = parser.parse_intermixed_args([*words[:end], *hidden])
+    for name, value in vars(args).items():
+        if isinstance(value, str):
+            setattr(args, name, value.removeprefix(HIDDEN))
+        elif isinstance(value, list):
+            setattr(args, name, [x.removeprefix(HIDDEN) if type(x) is str else x for x in value])
+    return args
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An argument parser that raises ConfigError, so that its errors are one line too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see --help)")
+
+
+def report_error(program: str, error: Exception, run: str | None = None) -> int:
+    """Print an error as one line and return its exit code.
+
+    An error without the attribute `exit_code` is unexpected. Its traceback is written to the run
+    folder `run` if that exists, else to the user's cache folder.
+    """
+    rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
+    if hasattr(error, "exit_code"):
+        # names from files may contain newlines; a DataError may draw the expected layout
+        text = str(error) if isinstance(error, DataError) else printable(error)
+        echo_error(f"{program}{rank}: {text}")
         return error.exit_code
+    if isinstance(error, OSError) and error.filename is not None:  # a path that cannot be used
+        echo_error(f"{program}{rank}: {str(error.filename):.200}: {error.strerror}")
+        return ConfigError.exit_code
+    where = ""
+    with suppress(OSError):
+        folder = Path(run, "crash") if run and Path(run, "config.yaml").exists() else cache_dir()
+        folder.mkdir(parents=True, exist_ok=True)
+        moment = datetime.now().strftime("%Y%m%d-%H%M%S")
+        file = folder / f"traceback-{moment}-{os.getpid()}.txt"
+        file.write_text(f"{sys.argv}\n{traceback.format_exc()}", **TEXT)
+        where = f"; the traceback is in {file}"
+    echo_error(f"{program}{rank}: unexpected {one_line(error)}{where}")
+    return 1
 
 
 def describe_spelling(name: str, task: Entry, module: ModuleType) -> str:
-    """The help of a command as a task spells it: the task's examples, then that of the command."""
+    """Return the help of an alias such as `vil detect train`.
+
+    It has the task's examples, followed by the help of the command.
+    """
     examples = "\n".join(f"  {line}" for line in task.facts["spellings"][name])
     command, noun = SPELLINGS[name][0], task.facts["noun"]
     first, _, rest = module.__doc__.partition("\n")
@@ -103,13 +181,13 @@ def describe_spelling(name: str, task: Entry, module: ModuleType) -> str:
 
 
 def command_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The command's name, of one word or two, and what follows it."""
+    """Return the name of the command, which has one or two words, and the remaining words."""
     first = {name.split()[0] for name in COMMANDS if " " in name}
     length = 2 if words[0] in first and len(words) > 1 and words[1] not in HELP else 1
     return " ".join(words[:length]), words[length:]
 
 
 def overview(names: Iterable[str] = COMMANDS) -> str:
-    """The list of commands, or of some of them."""
+    """Return a list of commands with their descriptions; by default, of all commands."""
     lines = [f"  {name:19} {COMMANDS[name]}" for name in names]
     return "\n".join(["usage: vil COMMAND [--help] ...", "", *lines])

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_copies(copies: list) -> None:
-    """A line per copy, and one for all."""
+    """Print a line per copy, and a line with their total."""
     print(f"{'module':40} {'way':9} {'operator':9} {'calls':>6} {'MiB':>9} {'of time':>8}")
     for row in copies:
         print(_line(row.module, row.way, row.operator, row.calls, row.bytes, row.share))

@@ -1,12 +1,16 @@
-"""The flags every command with a config shares, and the config they make.
+"""Command line flags that several commands have, and the config they result in.
 
-The command lines of the 2021 original work as they are; the other spellings are those people know
-from Swin, timm and detectron2.
+All command lines of the original 2021 code work. Further spellings of flags are those of Swin, timm
+and detectron2.
 """
 
 import argparse
+import itertools
+import logging
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
@@ -14,6 +18,8 @@ from yacs.config import CfgNode
 from vil.config.registries import registry
 from vil.utils.errors import ConfigError
 from vil.workflows import configure
+
+log = logging.getLogger(__name__)
 
 # Flags that set a key: {destination: key}. A flag wins over the file and over KEY VALUE.
 FLAGS = {"data": "DATA.PATH", "output_dir": "OUTPUT_DIR", "seed": "SEED"}
@@ -24,7 +30,7 @@ def config_arguments(
 ) -> None:
     """Add --config-file, --data, --output_dir, --seed and the trailing KEY VALUE pairs.
 
-    output: what a command that makes no run has --output for.
+    output: the help text of --output_dir, for commands that do not create a run.
     """
     add = parser.add_argument
     text = "YAML file; also the path of a packaged one, such as imagenet/vil_tiny.yaml"
@@ -42,14 +48,14 @@ def config_arguments(
 
 
 def import_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --import."""
+    """Add the flag --import."""
     text = "run a Python file first, which may register components (docs/guides/plugins.md)"
     names = dict(dest="imports", metavar="FILE", help=text)
     parser.add_argument("--import", action="append", default=[], **names)
 
 
 def run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --run and --checkpoint, which `with_weights` reads."""
+    """Add the flags --run and --checkpoint, for commands that use `with_weights`."""
     add = parser.add_argument
     # torchrun takes --run for an abbreviation of its own --run-path
     text = "the folder of a run: its config and one of its checkpoints"
@@ -58,20 +64,23 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def resolve(args: argparse.Namespace) -> CfgNode:
-    """The frozen config that the arguments ask for."""
+    """Return the frozen config for the arguments."""
     return resolve_with_sources(args)[0]
 
 
 def resolve_with_sources(args: argparse.Namespace) -> tuple[CfgNode, dict[str, str]]:
-    """The config and {key: where its value was given}."""
+    """Return the frozen config, and {key: where its value was set}."""
     found = configure.resolve(args.config_file, options_of(args))
     check_task(args, found[0])
     return found
 
 
 def with_weights(args: argparse.Namespace) -> configure.ConfigWithClasses:
-    """The config of --run, of --config-file, or of a file of weights that describes itself, and the
-    names of the classes: of --classes, else those that the weights were trained on."""
+    """Return the config and the class names.
+
+    The config comes from --run, --config-file or self-describing weights. The names come from
+    --classes; by default they are those that the weights were trained with.
+    """
     if args.run and args.config_file:
         raise ConfigError(f"--run {args.run}: leave --config-file out, the run has its own")
     if args.run:
@@ -81,31 +90,53 @@ def with_weights(args: argparse.Namespace) -> configure.ConfigWithClasses:
     check_task(args, found.cfg)
     if getattr(args, "classes", None):
         names = configure.read_class_file(args.classes, found.cfg.DATA.NUM_CLASSES)
-        found = found._replace(class_names=names)
+        if sorted(names) == sorted(found.class_names) and names != list(found.class_names):
+            log.warning("--classes %s: the order is that of the weights", args.classes)
+        else:
+            found = found._replace(class_names=names)
     return found
 
 
 def check_task(args: argparse.Namespace, cfg: CfgNode) -> None:
-    """Raise ConfigError unless the config is for the task that the command was spelled for."""
+    """Raise ConfigError if a command of one task, such as `vil detect train`, gets another task's
+    config."""
     required = getattr(args, "required_task", None)
     if required in (None, cfg.TASK):
         return
     wanted, found = registry("task")[required], registry("task")[cfg.TASK]
     noun = found.facts.get("noun", found.name)
-    raise ConfigError(f"this config is a {noun}'s: {wanted.facts['hint']}")
+    raise ConfigError(f"this config is for a {noun}: {wanted.facts['hint']}")
 
 
 def options_of(args: argparse.Namespace) -> configure.Options:
-    """KEY VALUE, the flags that set a key, and --import."""
+    """Return the options that change the config: KEY VALUE words, flags that set a key, and
+    --import."""
     flags = {key: getattr(args, name) for name, key in FLAGS.items()}
     return configure.Options(args.opts or (), flags, args.imports)
+
+
+def files_read(args: argparse.Namespace, *outputs: str) -> list[Path]:
+    """Return the existing files that the arguments name, for checks of output paths.
+
+    outputs: names of arguments to leave out. For a folder with weights, the weight files are
+    returned.
+    """
+    values = [value for name, value in vars(args).items() if name not in outputs]
+    words = itertools.chain.from_iterable(x if isinstance(x, list) else [x] for x in values)
+    texts = [word for word in words if isinstance(word, str)]
+    files = []
+    for path in map(Path, filter(None, [*texts, *(word.partition("=")[2] for word in texts)])):
+        with suppress(OSError, ValueError):  # a word that cannot be a path
+            is_weights = path.is_dir() and any(path.glob("*.safetensors"))
+            files += path.glob("*") if is_weights else [path] if path.is_file() else []
+    return files
 
 
 # Parsers of one argument. As an argparse `type`, or by `convert`, which reports in one line.
 
 
 def at_least(smallest: int) -> Callable[[str], int]:
-    """Return a parser of integers of at least `smallest`."""
+    """Return a function that parses an integer of at least `smallest`."""
 
     def number(text: str) -> int:
         if not re.fullmatch(r"[+-]?\d+", text) or int(text) < smallest:
@@ -118,7 +149,8 @@ def at_least(smallest: int) -> Callable[[str], int]:
 
 
 def listed(item: Callable[[str], Any] = str) -> Callable[[str], list]:
-    """Return a parser of items joined by commas, each once: 'a,b' -> ['a', 'b']."""
+    """Return a function that parses items joined by commas: 'a,b' as ['a', 'b']. Duplicates are
+    dropped."""
 
     def items(text: str) -> list:
         words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
@@ -130,15 +162,18 @@ def listed(item: Callable[[str], Any] = str) -> Callable[[str], list]:
 
 
 def height_width(text: str) -> tuple[int, int]:
-    """Parse '14' -> (14, 14), '14x20' -> (14, 20)."""
+    """Parse a size: '14' as (14, 14), '14x20' as (14, 20)."""
     sides = text.lower().split("x")
     if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
-        raise argparse.ArgumentTypeError(f"expected 14 or 14x20, from 1 up, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected a size such as 14 or 14x20, each number at least 1, got {text!r}"
+        )
     return int(sides[0]), int(sides[-1])
 
 
 def convert(args: argparse.Namespace, parsers: Mapping[str, Callable[[str], Any]]) -> dict:
-    """Parse arguments that are still text; return {name: value}, None for those not given."""
+    """Parse arguments that are still text. Returns {name: value}, with None for missing
+    arguments."""
     values = vars(args)
     for name, parse in parsers.items():
         try:

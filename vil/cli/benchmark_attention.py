@@ -83,7 +83,7 @@ def number_of_bytes(text: str) -> float:
 
 
 def table(rows: list) -> str:
-    """A case and a line per candidate."""
+    """Format the results of a case as a table, with a line per backend."""
     spec = rows[0].spec
     across, mode = (
         "{} x {}".format(*spec["grid"]),
@@ -101,7 +101,7 @@ def table(rows: list) -> str:
 
 
 def line(row) -> str:
-    """A candidate's numbers, or why it has none."""
+    """Format the results of a backend, or the reason why it has none."""
     name = f"  {row.backend + (' *' if row.auto else ''):20}"
     if row.total_ms is None:
         return f"{name}  {row.reason}"

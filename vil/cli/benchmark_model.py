@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(rows: list) -> str:
-    """A line per row."""
+    """Format the results as a table, with a line per row."""
     names = max(len(row.model) for row in rows)
     head = (
         f"\n  {'':{names}} {'':14} {'':22}{'images per second':>20}{'x the first':>16}{'MiB':>16}"

@@ -10,14 +10,14 @@ Both outputs are configs themselves: redirect one to a file and pass it to --con
 
 import argparse
 import re
-from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.cli.arguments import config_arguments, resolve_with_sources
-from vil.config import ConfigError, defaults, diff, dump, get_config
+from vil.cli.arguments import config_arguments, files_read, resolve_with_sources
+from vil.config import defaults, diff, dump, get_config
 from vil.config.coercion import kind
+from vil.utils.output_paths import output_file, replacing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,10 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     cfg, sources = resolve_with_sources(args)
     if args.docs:
-        try:
-            Path(args.docs).write_text(manual(), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--docs {args.docs}: {error.strerror}") from error
+        file = output_file(args.docs, "--docs", inputs=files_read(args, "docs"))
+        with replacing(file, "--docs") as aside:
+            aside.write_text(manual(), encoding="utf-8")
         return 0
     if args.diff is None:
         print(annotated(cfg, sources), end="")
@@ -43,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
-    """The tree as YAML; a comment names the source of each value that is set."""
+    """Return the config as YAML, with a comment on the source of each value that is set."""
     lines, path = [], []
     for line in dump(cfg).splitlines():
         indent, name = re.match(r"( *)[\"']?(\w+)", line).groups()
@@ -54,7 +53,8 @@ def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
 
 
 def differences(cfg: CfgNode, sources: dict[str, str], other: CfgNode) -> str:
-    """A line per difference, with the other value and the source of this one."""
+    """Return a line for each key that differs between two configs, with the source of its value in
+    `cfg`."""
     lines = []
     for key, (value, was) in diff(cfg, other).items():
         line = dump(CfgNode({key: value})).rstrip()
@@ -72,7 +72,11 @@ Set a key in a YAML file (`OPTIM:` and below it `LR: 1e-3`) or on the command li
 
 
 def manual() -> str:
-    """docs/reference/config.md: a table per section, combinations refused, and dead keys."""
+    """Return the text of docs/reference/config.md.
+
+    It has a table of keys per section, the combinations that are not allowed, and the keys of the
+    2021 code that have no effect.
+    """
     sections: dict[str, list[str]] = {}
     for name, key in defaults.KEYS.items():
         if not key.ignored:

@@ -12,7 +12,8 @@ if the file cannot be trained on.
 
 import argparse
 
-from vil.utils.output_paths import output_file, refuse_failed_writes
+from vil.cli.arguments import files_read
+from vil.utils.output_paths import output_file, replacing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from vil.workflows.check_annotations import check_annotations
 
-    file = output_file(args.list, "--list") if args.list else None
+    file = output_file(args.list, "--list", inputs=files_read(args, "list")) if args.list else None
     check = check_annotations(args.annotations, args.images)
     print("\n".join([*check.summary, *check.list_faults(hint=not file)]))
     if file:
-        with refuse_failed_writes(file, "--list"):
+        with replacing(file, "--list") as aside:
             lines = ("\t".join(fault) + "\n" for fault in check.faults)
-            file.write_text("".join(lines), "utf-8", "replace")
+            aside.write_text("".join(lines), "utf-8", "replace")
     check.raise_if_unusable()
     return 0

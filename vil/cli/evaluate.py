@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def evaluate(cfg: CfgNode, class_names: Sequence[str] = (), num_worst: int = 0) -> int:
-    """Evaluate MODEL.MODEL_PATH, print and write the metrics."""
+    """Evaluate MODEL.MODEL_PATH, and print the metrics."""
     from vil.utils.metric_format import format_pairs
     from vil.workflows.evaluate import evaluate_config
 

@@ -16,8 +16,15 @@ docs/guides/exported_files.md.
 import argparse
 from pathlib import Path
 
-from vil.cli.arguments import config_arguments, height_width, run_arguments, with_weights
+from vil.cli.arguments import (
+    config_arguments,
+    files_read,
+    height_width,
+    run_arguments,
+    with_weights,
+)
 from vil.utils.errors import ConfigError
+from vil.utils.output_paths import output_file
 
 FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
 OPEN = ("batch", "size")
@@ -58,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
     size = args.size or (cfg.INPUT.IMAGE_SIZE,) * 2
     if args.check and "size" not in args.dynamic and size != (cfg.INPUT.IMAGE_SIZE,) * 2:
         raise ConfigError(
-            f"--check: the test images are {cfg.INPUT.IMAGE_SIZE} pixels (INPUT.IMAGE_SIZE), which "
-            f"a file fixed to {'x'.join(map(str, size))} does not take"
+            f"--check: the test images have {cfg.INPUT.IMAGE_SIZE} pixels (INPUT.IMAGE_SIZE), but "
+            f"the exported file is fixed to {'x'.join(map(str, size))}"
         )
     options = dict(format=args.format, size=size, dynamic=args.dynamic, opset=args.opset)
     result = export.export_config(cfg, args.out, class_names, int8=args.int8, **options)
@@ -74,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_files(result) -> None:
-    """The largest difference from the model, and the size of each file."""
+    """Print the largest difference from the model, and the size of each file."""
     print(result.report)
     for difference in result.differences:
         images = " x ".join(map(str, difference.shape))
@@ -89,16 +96,15 @@ def print_files(result) -> None:
 
 
 def choose_format(args: argparse.Namespace) -> None:
-    """Infer --format from --out. Raises ConfigError for flags that exclude each other."""
-    if Path(args.out).is_dir():
-        raise ConfigError(f"--out {args.out}: is a folder")
+    """Infer --format from --out. Raises ConfigError for flags that contradict each other."""
+    output_file(args.out, inputs=files_read(args, "out"))
     endings = {ending: name for name, ending in FORMATS.items()}
     ending = Path(args.out).suffix
     implied = endings.get(ending)
     if not (args.format or implied):
         raise ConfigError(f"--out {args.out}: ends with neither .onnx nor .pt2, so give --format")
     if implied and args.format not in (None, implied):
-        raise ConfigError(f"--out {args.out} with --format {args.format}: {ending} is {implied}")
+        raise ConfigError(f"--out {args.out}: {ending} does not match --format {args.format}")
     args.format = args.format or implied
     for flag, given in (("--int8", args.int8), ("--opset", args.opset is not None)):
         if given and args.format != "onnx":

@@ -5,6 +5,7 @@
   vil predict --run runs/nano photo.jpg                        the best checkpoint of a run
   vil predict --run runs/nano photos/ more.png --top 3
   vil predict --run runs/nano DEVICE cpu photos/ --format csv --output-file shown.csv
+  vil predict --run runs/nano photos/ --output drawn/          with the classes written on copies
   vil predict --run runs/scenes photo.jpg --output drawn/      a detector, with boxes drawn
   vil predict --run runs/scenes map.png --tile 1024 --overlap 256 --output drawn/
   vil predict --run runs/scenes photos/ --format coco --output-file found.json
@@ -43,11 +44,12 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.cli.arguments import config_arguments, run_arguments, with_weights
+from vil.cli.arguments import config_arguments, files_read, run_arguments, with_weights
 from vil.cli.text_output import write_pieces
 from vil.config.key_lookup import is_known
 from vil.config.registries import registry
 from vil.utils.errors import ConfigError, DataError
+from vil.utils.output_paths import output_file
 
 LOOKS_LIKE_KEY = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)+")
 
@@ -71,13 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def task_flags() -> dict[str, str]:
-    """{flag: the key that it sets} of all tasks."""
+    """Return {flag: config key that it sets} for the flags of all tasks."""
     tasks = registry("task").values()
     return {f: key for task in tasks for f, key in task.facts.get("flags", {}).items()}
 
 
 def _number_or_all(text: str) -> int | None:
-    """A number of classes; None for all."""
+    """Parse a number of classes. "all" gives None."""
     if text == "all":
         return None
     if not text.isdecimal() or int(text) < 1:
@@ -100,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
     cfg, class_names = config_for_task(args)
     inference.refuse_random_weights(cfg)
     images, truth = predict.find_images(words, sys.stdin.buffer.read, sample=args.sample)
+    inputs = [*files_read(args, "output_file"), *(image.name for image in images)]
+    file = output_file(args.output_file, "--output-file", (), inputs) if args.output_file else None
     drawing = predict.PredictionFolder(folder, images) if folder else None
     model = inference.load_model(cfg, class_names)
     print(model.report, file=sys.stderr)
@@ -107,15 +111,18 @@ def run(args: argparse.Namespace) -> int:
     predictions, tally = predict.predict_files(model, images, drawing), Tally()
     write = model.task.output_formats[args.format or next(iter(model.task.output_formats))]
     predictions = tally.count(predictions, model.classes, truth)
-    write_pieces(write(predictions, list(model.classes)), args.output_file)
+    write_pieces(write(predictions, list(model.classes)), file)
     if tally.failed == len(images):
         raise DataError(f"none of the {len(images)} images could be read")
     return 0
 
 
 def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Split words into settings (KEY VALUE or KEY=VALUE) and images. A word is an image if it is a
-    file, has an image's suffix, or does not look like a key."""
+    """Split words into settings (KEY VALUE or KEY=VALUE) and images.
+
+    A word is an image if it is an existing file, has the suffix of an image, or does not look like
+    a key.
+    """
     opts, images, rest = [], [], iter(words)
     for word in rest:
         key = word.partition("=")[0]
@@ -128,7 +135,7 @@ def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], 
 
 
 def use_shipped_weights(args: argparse.Namespace) -> None:
-    """Without a run, a config or a model in `opts`: take the weights that ship with the package."""
+    """Use the weights that ship with the package if no run, config or model is given."""
     from vil.workflows.inference import shipped_weights
 
     opts = args.opts or []
@@ -136,16 +143,19 @@ def use_shipped_weights(args: argparse.Namespace) -> None:
         return
     if args.required_task:
         noun = registry("task")[args.required_task].facts["noun"]
-        raise ConfigError(f"which {noun}? --run DIR, or --config-file FILE MODEL.MODEL_PATH FILE")
+        raise ConfigError(
+            f"no {noun} was given: use --run DIR, or --config-file FILE MODEL.MODEL_PATH FILE"
+        )
     args.config_file, own = shipped_weights()
     args.opts = [*own, *opts]
     print("the shipped vil_nano, which knows the digits 0 to 9", file=sys.stderr)
 
 
 def config_for_task(args: argparse.Namespace) -> tuple[CfgNode, list[str]]:
-    """The config with the task's defaults and flags for prediction, and the class names.
+    """Return the config and the class names. The task's defaults and flags for prediction are
+    applied.
 
-    Raises ConfigError for a flag or a format that the task does not have.
+    Raises ConfigError for a flag or format that the task does not have.
     """
     cfg, class_names = with_weights(args)
     entry = registry("task")[cfg.TASK]
@@ -156,7 +166,7 @@ def config_for_task(args: argparse.Namespace) -> tuple[CfgNode, list[str]]:
     given = {f: getattr(args, f) for f in task_flags() if getattr(args, f) is not None}
     for flag in given:
         if flag not in own:
-            raise ConfigError(f"--{flag}: this config is a {noun}'s, which has no such flag")
+            raise ConfigError(f"--{flag}: this config is for a {noun}, which has no such flag")
     defaults = [f"{key}={value}" for key, value in entry.facts.get("defaults", {}).items()]
     if defaults or given:
         args.opts = [*defaults, *(args.opts or ()), *(f"{own[f]}={v}" for f, v in given.items())]
@@ -165,12 +175,12 @@ def config_for_task(args: argparse.Namespace) -> tuple[CfgNode, list[str]]:
 
 
 class Tally:
-    """Counts the images that cannot be read and, where classes are known, correct predictions."""
+    """Counts unreadable images and, if the true classes are known, correct predictions."""
 
     failed = correct = 0
 
     def count(self, predictions: Iterable[Any], names: list[str], truth: list[str]) -> Iterator:
-        """Yield the predictions; once all are out, print how many are correct."""
+        """Yield the predictions. After the last one, print how many are correct."""
         for prediction, wanted in itertools.zip_longest(predictions, truth):
             self.failed += bool(prediction.error)
             if wanted and prediction.classes:

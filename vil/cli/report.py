@@ -18,7 +18,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from vil.cli.arguments import config_arguments, options_of
+from vil.cli.arguments import config_arguments, files_read, options_of
 from vil.config.plugins import run_imports
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import output_file
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{folder}: no config.yaml there, so it is not a run's folder")
     if args.config_file:
         raise ConfigError("leave --config-file out: the run has its own")
-    path = output_file(args.out or str(folder / PAGE), endings=ENDINGS)
+    path = output_file(args.out or folder / PAGE, "--out", ENDINGS, files_read(args, "out"))
     if args.no_eval and args.opts:
         log.warning("--no-eval is given, so these have no effect: %s", " ".join(args.opts))
     run_imports(args.imports, ())

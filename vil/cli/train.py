@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_dry_run(cfg: CfgNode) -> int:
-    """Run one step on synthetic data, print the config and the memory."""
+    """Run one step on synthetic data, and print the config and the peak memory."""
     from vil.workflows.dry_run import dry_run
 
     num_images, peak = dry_run(cfg)

@@ -23,7 +23,7 @@ import argparse
 import os
 import sys
 
-from vil.cli.arguments import config_arguments, run_arguments, with_weights
+from vil.cli.arguments import config_arguments, files_read, run_arguments, with_weights
 from vil.cli.predict import use_shipped_weights
 from vil.config.key_lookup import is_known
 from vil.utils.errors import ConfigError
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     if is_known(args.image.partition("=")[0]) and not os.path.exists(args.image):
         raise ConfigError(f"{args.image}: IMAGE comes before KEY VALUE pairs")
-    path = output_file(args.out, endings=IMAGE_SUFFIXES)
+    path = output_file(args.out, "--out", IMAGE_SUFFIXES, files_read(args, "out"))
     use_shipped_weights(args)
     cfg, class_names = with_weights(args)
     stdin = sys.stdin.buffer.read() if args.image == "-" else None

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from vil.workflows.visualize import visualize_pattern
 
-    path = output_file(args.out, endings=IMAGE_SUFFIXES)
+    path = output_file(args.out, "--out", IMAGE_SUFFIXES)
     masks, modes, tokens = args.sw_exact, args.mode, args.token or []
     visualize_pattern(args.grid, args.window, path, masks=masks, modes=modes, tokens=tokens)
     print(path)

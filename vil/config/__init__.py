@@ -1,7 +1,11 @@
-"""One tree of declared keys (defaults), set from YAML files and KEY VALUE pairs (yaml_source), read
-by type (coercion), merged and checked (load), written again (dump_yaml).
+"""The config: one tree of declared keys, set from YAML files and KEY VALUE pairs.
 
-Imports no torch, so that a wrong key is answered at once. Names are loaded on first use.
+defaults    declares the keys             yaml_source  reads settings from files and words
+coercion    converts values to types      load         merges and checks all sources
+rules       allowed values                dump_yaml    writes a config
+
+Importing this package does not import torch, so that a wrong key is reported at once. Names are
+imported at their first use.
 """
 
 from vil.utils.lazy import lazy_exports

@@ -1,4 +1,4 @@
-"""Read a component's keys from a config, and warn about those that nothing reads."""
+"""Read a component's keys from a config, and warn about keys that have no effect."""
 
 import logging
 from collections.abc import Iterable
@@ -13,17 +13,21 @@ log = logging.getLogger(__name__)
 
 
 def own_settings(cfg: CfgNode, entry: Entry) -> dict[str, Any]:
-    """{argument: value} of the config keys that a component declares."""
+    """Return {argument: value} for the config keys in a component's registry entry."""
     return {argument: value_at(cfg, key) for argument, key in entry.key_names.items()}
 
 
 def warn_unused(cfg: CfgNode, why: str, names: Iterable[str]) -> None:
-    """Warn once about changed keys among `names`, keys or sections that `why` does not read."""
+    """Log one warning about the keys below `names` that are set but have no effect.
+
+    names: keys or sections. why: the reason, with which the message begins.
+    """
     prefixes = tuple(f"{name}." for name in names)
     changed = [
         key
         for key, value in leaves(cfg).items()
-        if f"{key}.".startswith(prefixes) and not (key in KEYS and value == KEYS[key].default)
+        if f"{key}.".startswith(prefixes)
+        and not (key in KEYS and value in (KEYS[key].default, *KEYS[key].neutral))
     ]
     if changed:
-        log.warning("%s, without effect: %s", why, ", ".join(changed))
+        log.warning("%s, so these keys have no effect: %s", why, ", ".join(changed))

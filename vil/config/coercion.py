@@ -1,7 +1,8 @@
-"""Convert text to the type of a key's default.
+"""Convert text to the type of a key's default value.
 
-`1` and `1e-3` are floats and `RE: no` is text where the key says so. YAML and yacs, which take the
-type from the text, read an int, a text and a bool. Lists are literals of limited length.
+For a float key, `1` and `1e-3` are floats; for a text key, `no` is text. YAML and yacs would
+instead derive the type from the text, and read an integer, a text and a bool. Lists are parsed as
+literals of limited length.
 """
 
 import ast
@@ -16,12 +17,15 @@ NOTHING = ("None", "null", "Null", "NULL", "~")
 
 
 class Quoted(str):
-    """Text that was quoted: where no type is declared, it is not converted to a number."""
+    """Text that was quoted in the config. It is never converted to a number."""
 
 
 def coerce(value: Any, default: Any) -> Any:
-    """Convert a value as written to the type of `default`; raise ValueError if it is none."""
+    """Convert a value from a config to the type of `default`. Raises ValueError if that is
+    impossible."""
     if isinstance(default, tuple | list):
+        if not default and value == "auto":
+            return type(default)()
         element = default[0] if default else 0.0  # an empty default is a list of numbers
         if not isinstance(value, list):  # on the command line `a,b` and `0.5` are lists too
             value = _items(value) if value[:1] in BRACKETS else value.split(",")
@@ -32,7 +36,7 @@ def coerce(value: Any, default: Any) -> Any:
 
 
 def free(value: Any) -> Any:
-    """Convert a value without a declared type: true, null, a number, a list, else text."""
+    """Convert a value without a declared type: to true, null, a number or a list, else to text."""
     if isinstance(value, list):
         return [free(item) for item in value]
     if isinstance(value, Quoted):
@@ -48,7 +52,7 @@ def free(value: Any) -> Any:
 
 
 def kind(default: Any) -> str:
-    """The type of a key in words."""
+    """Describe the type of a key in words."""
     if isinstance(default, tuple | list):
         return f"{type(default).__name__} of {kind(default[0] if default else 0.0)}"
     return type(default).__name__
@@ -68,7 +72,7 @@ def _number(text: str) -> float:
 
 
 def _text(text: str) -> str:
-    """Text without quotes: a shell keeps the inner ones of "'no'"."""
+    """Remove quotes around a text. For "'no'", a shell removes only the outer ones."""
     if isinstance(text, Quoted):
         return str(text)
     if text in NOTHING:
@@ -78,7 +82,7 @@ def _text(text: str) -> str:
 
 
 def _items(text: str) -> list[Any]:
-    """The items of (1, 2) or [1, 2] written as text."""
+    """Return the items of (1, 2) or [1, 2] written as text."""
     if text[:1] not in BRACKETS or len(text) > MAX_LITERAL:
         raise ValueError(text)
     try:
@@ -88,7 +92,7 @@ def _items(text: str) -> list[Any]:
 
 
 def as_written(value: Any) -> Any:
-    """A Python value as text, as in a file."""
+    """Convert a Python value to the form that it would have when read from a config file."""
     if isinstance(value, tuple | list):
         return [as_written(item) for item in value]
     return Quoted(value) if isinstance(value, str) else str(value)

@@ -1,6 +1,7 @@
-"""Write a config as YAML that loads back to the same tree.
+"""Write a config as YAML that loads as the same tree.
 
-CfgNode.dump sorts keys, and leaves text such as 1e-3 without quotes, which loads back as a number.
+CfgNode.dump is not used: it sorts keys, and writes text such as 1e-3 without quotes, which would be
+loaded as a number.
 """
 
 import math
@@ -14,7 +15,7 @@ from vil.config.coercion import free
 
 
 def dump(cfg: CfgNode) -> str:
-    """Return YAML that loads back to the same tree, one line per key."""
+    """Return a config as YAML, with one line per key."""
     return yaml.dump(cfg, Dumper=_Dumper, sort_keys=False, width=math.inf, allow_unicode=True)
 
 
@@ -24,7 +25,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
-    """Quote text that would be read as another type; keep it on one line."""
+    """Write text on one line, with quotes if it would be loaded as another type."""
     style = None if free(text) == text and text.isprintable() else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
 

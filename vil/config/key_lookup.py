@@ -1,4 +1,4 @@
-"""Is a key known, and if not, which one was meant?"""
+"""Look up keys: whether a key is known, and which key is most similar to an unknown one."""
 
 import difflib
 
@@ -21,8 +21,10 @@ ALIASES = {
 
 
 def is_known(key: str) -> bool:
-    """Whether a key is declared, or may be added to an extensible section. A new name there that is
-    much like a declared one counts as a typing error."""
+    """Return whether a key is declared, or may be added to a section that accepts new keys.
+
+    A new name that is very similar to a declared one is taken as a typing error and is not known.
+    """
     if key in KEYS or key in SECTIONS:
         return True
     node, _, name = key.rpartition(".")
@@ -33,7 +35,10 @@ def is_known(key: str) -> bool:
 
 
 def nearest(key: str) -> str | None:
-    """Return the declared key most like `key`, by full path and last name, if one is."""
+    """Return the declared key that is most similar to `key`; None if no key is similar enough.
+
+    The full key and its last part are compared.
+    """
     if last(key).upper() in ALIASES:
         return ALIASES[last(key).upper()]
     scores = {name: similarity(key, name) + similarity(last(key), last(name)) for name in KEYS}

@@ -1,6 +1,6 @@
-"""Read configs of the 2021 original: other names, spellings, and keys that it added at run time.
+"""Read configs of the original 2021 code, with other names and spellings, and with runtime keys.
 
-Old files load as they are. One warning names what is dropped or read differently.
+Old files need no changes. One warning lists what is dropped or read differently.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ SPELLINGS = {
 
 
 def modernise(settings: list[Setting], known: Callable[[str], bool]) -> list[Setting]:
-    """Spell the settings of one source as today, and drop keys that only the original had.
+    """Convert the settings of one source to current spellings. Drop keys that only the original
+    had.
 
-    The original saved files with runtime keys, so other unknown keys in such a file are its
-    leftovers too. In any other file unknown keys are typing errors, which `load` reports.
+    Files saved by the original contain runtime keys. In such a file, all unknown keys are dropped.
+    In any other file, an unknown key is a typing error, which `load` reports.
     """
     if any(setting.key in RUNTIME_KEYS for setting in settings):
         dropped = ", ".join(setting.key for setting in settings if not known(setting.key))
@@ -55,8 +56,9 @@ def _respell(setting: Setting) -> Setting:
 
 
 def warn_revived(cfg: CfgNode, sources: dict[str, str]) -> None:
-    """Warn if an old file sets LN_EPS, which the original ignored and vil applies."""
+    """Log a warning if an old file sets LN_EPS. The original ignored this key, and vil applies
+    it."""
     key = "MODEL.VIT.MSVIT.LN_EPS"
     if "VERSION" not in sources and cfg.MODEL.VIT.MSVIT.LN_EPS != 1e-6:
-        note = "the original ignored LN_EPS and used 1e-6; vil applies it"
+        note = "the original ignored LN_EPS and used 1e-6; vil applies it to other weights"
         log.warning("%s: %s: %s", sources[key], key, note)

@@ -1,7 +1,8 @@
-"""Merge all sources into one checked, frozen tree, with the source of each value.
+"""Merge all sources of settings into one checked and frozen config.
 
-Later settings win: environment, base files, file, command line. yacs's merge_from_list would also
-reject a wrong key, but without its place, the nearest key and the types that `coerce` accepts.
+Later sources override earlier ones: environment, base files, file, command line. yacs's
+merge_from_list is not used: its errors have no location and do not suggest a similar key, and it
+accepts fewer types than `coerce`.
 """
 
 import logging
@@ -33,9 +34,9 @@ log = logging.getLogger(__name__)
 def get_config(
     file: str | Path | None = None, opts: Sequence[str] = (), imports: Sequence[str] = ()
 ) -> CfgNode:
-    """Return the frozen config of the defaults, a file and options (KEY VALUE or KEY=VALUE).
+    """Return the frozen config from defaults, a file, and options (KEY VALUE or KEY=VALUE).
 
-    imports: Python files that register components, run first.
+    imports: Python files to run first; they may register components.
     """
     return load_config(file, opts, imports=imports)[0]
 
@@ -47,11 +48,11 @@ def load_config(
     flags: Mapping[str, str] | None = None,
     imports: Sequence[str] = (),
 ) -> tuple[CfgNode, dict[str, str]]:
-    """Return the frozen config and {key: source of its value}, without keys left at defaults.
+    """Return the frozen config, and {key: source of its value} for all keys that are set.
 
-    fallbacks: values from the environment, which every other source overrides.
-    flags: values that override all others.
-    imports: Python files to run first; those that the file records in IMPORTS run, too.
+    fallbacks: values from the environment, which all other sources override.
+    flags: values that override all other sources.
+    imports: Python files to run first. Those that the file records in IMPORTS also run.
     """
     in_file = from_file(find(file)) if file else []
     recorded = [s for s in in_file if s.key == "IMPORTS"]
@@ -77,7 +78,7 @@ def load_config(
 def override(
     cfg: CfgNode, opts: Sequence[str] = (), flags: Mapping[str, str] | None = None
 ) -> CfgNode:
-    """Return a frozen copy of a config with other values, checked again."""
+    """Return a frozen and checked copy of a config with other values."""
     changed = cfg.clone()
     changed.defrost()
     _apply(changed, _from_command_line(opts, flags))
@@ -85,14 +86,15 @@ def override(
 
 
 def diff(cfg: CfgNode, other: CfgNode) -> dict[str, tuple[Any, Any]]:
-    """{key: (value in cfg, value in other)} where they differ; None where a key is missing."""
+    """Return {key: (value in cfg, value in other)} for keys that differ. A missing key has the
+    value None."""
     ours, theirs = defaults.leaves(cfg), defaults.leaves(other)
     pairs = {key: (ours.get(key), theirs.get(key)) for key in {**ours, **theirs}}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _read(setting: Setting, default: Any, wanted: str) -> Any:
-    """The value as the type of `default`."""
+    """Return the value of a setting, converted to the type of `default`."""
     try:
         return coerce(setting.value, default)
     except ValueError:
@@ -106,7 +108,7 @@ def _from_command_line(opts: Sequence[str], flags: Mapping[str, str] | None) -> 
 
 
 def _apply(cfg: CfgNode, settings: Sequence[Setting]) -> dict[str, str]:
-    """Set values, check all, and freeze the config; return {key: source of its value}."""
+    """Set values, check all keys, and freeze the config. Returns {key: source of its value}."""
     sources = {}
     for setting in settings:
         if setting.key in defaults.SECTIONS and setting.value == "":
@@ -139,7 +141,8 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
 
 
 def _infer_task(cfg: CfgNode, settings: Sequence[Setting]) -> None:
-    """Set TASK to the task that another key implies, unless the same or a later source sets it."""
+    """Set TASK to the task that another key implies, unless the same or a later source sets
+    TASK."""
     explicit = next((s for s in reversed(settings) if s.key == "TASK"), None)
     for name, entry in registry("task").items():
         key = entry.facts.get("implied_by")

@@ -1,21 +1,21 @@
-"""Run user code that registers components: files to import, and installed plug-ins.
+"""Run user code that registers components: Python files, and installed plug-ins.
 
-They run before the config is checked, so that their components are choices and their keys are
-known. A config records them under IMPORTS, and loading that config runs them again.
+It runs before the config is checked, so that the components are valid choices and their keys are
+known. A config records the files and plug-ins in IMPORTS, and loading that config runs them again.
 
-A file named in a config runs only if this user has named it before, with --import or from Python:
-the config of another user's run must not run code.
+A recorded file runs only if this user has named it before, with --import or from Python. Otherwise
+the config of another user could run arbitrary code.
 """
 
 import importlib.metadata
 import importlib.util
 import json
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from vil.utils.atomic_write import replace_text
+from vil.utils.cache_dir import cache_dir
 from vil.utils.errors import ConfigError
 
 API_VERSION = 1  # of the plug-in interface; a plug-in has the one it was written for
@@ -25,11 +25,11 @@ _loaded: dict[str, str] = {}  # {entry point: problem, empty if there is none}
 
 
 def run_imports(named: Iterable[str], recorded: Iterable[tuple[str, str]]) -> list[str]:
-    """Load installed plug-ins, the files that the caller names and those that a config records.
-    Return what a config should record.
+    """Run installed plug-ins, the files in `named`, and those in `recorded`. Returns what to
+    record.
 
-    recorded: (file or plug-in, where it was recorded). Raises ConfigError for what is missing, for
-    a recorded file that this user has not named before, and for code that fails.
+    recorded: (file or plug-in, config that records it). Raises ConfigError for a missing file or
+    plug-in, for a recorded file that this user has not named before, and for code that fails.
     """
     installed = load_entry_points()
     for file in named:
@@ -54,8 +54,11 @@ def run_imports(named: Iterable[str], recorded: Iterable[tuple[str, str]]) -> li
 
 
 def load_entry_points() -> list[str]:
-    """Load the installed plug-ins, each once. An entry point names a module, or a function without
-    arguments, that registers components; its module has VIL_PLUGIN_API = 1."""
+    """Load the installed plug-ins, once per process. Returns their names.
+
+    An entry point names a module that registers components, or a function without arguments that
+    does. The module must have VIL_PLUGIN_API = 1.
+    """
     names = []
     for point in importlib.metadata.entry_points(group=GROUP):
         names.append(PREFIX + point.name)
@@ -67,7 +70,7 @@ def load_entry_points() -> list[str]:
 
 
 def _load(point: importlib.metadata.EntryPoint) -> str:
-    """Run an entry point; return what is wrong with it, if anything."""
+    """Load an entry point. Returns what is wrong with it; "" if nothing is."""
     try:
         loaded = point.load()
     except (ValueError, ImportError, SyntaxError, AttributeError) as error:
@@ -87,8 +90,8 @@ def _load(point: importlib.metadata.EntryPoint) -> str:
 def import_file(file: str) -> None:
     """Run a Python file, once per process.
 
-    Raises ConfigError if it is not there, is not Python, or raises ValueError or ImportError, as
-    registering a component does.
+    Raises ConfigError if it does not exist, is not Python, or raises ValueError or ImportError. The
+    functions that register components raise ValueError.
     """
     name = f"vil_import {Path(file).resolve()}"
     if name in sys.modules:
@@ -105,8 +108,7 @@ def import_file(file: str) -> None:
 
 
 def _trust_file() -> Path:
-    cache = os.environ.get("VIL_CACHE") or Path.home() / ".cache/vil"
-    return Path(cache, "imports.json")
+    return cache_dir() / "imports.json"
 
 
 def _read_trusted() -> set[str]:
@@ -118,7 +120,7 @@ def _read_trusted() -> set[str]:
 
 
 def _write_trusted(files: set[str]) -> None:
-    """Remember the files that this user has named, if the cache can be written."""
+    """Store the files that this user has named. Does nothing if the cache cannot be written."""
     try:
         _trust_file().parent.mkdir(parents=True, exist_ok=True)
         replace_text(_trust_file(), json.dumps(sorted(files), indent=1) + "\n")

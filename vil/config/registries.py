@@ -1,5 +1,7 @@
-"""The registries whose names are values of config keys. They are read when a value is checked, so
-that components of plug-ins count."""
+"""The registries whose names are choices of config keys.
+
+They are read when a value is checked, so components of plug-ins are included.
+"""
 
 import importlib
 
@@ -15,6 +17,6 @@ HOMES = {
 
 
 def registry(kind: str) -> Registry:
-    """The registry of a kind of component; importing it does not import torch."""
+    """Return the registry of a kind of component, without importing torch."""
     module, _, name = HOMES[kind].partition(":")
     return getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""Allowed values of keys, for the check and, in words, for messages and the manual."""
+"""Rules for the allowed values of keys. Each has a sentence for messages and the manual."""
 
 import difflib
 import re
@@ -16,17 +16,24 @@ class Rule(NamedTuple):
     choices: tuple[str, ...] = ()
 
     def proposal(self, value: Any) -> str | None:
-        """Return the choice most like the first word of the value that is not a choice."""
+        """Return the choice that is most similar to the first invalid word in the value; None if
+        none is."""
         words = [word for word in names_in(str(value)) if word not in self.choices]
         near = difflib.get_close_matches(words[0].lower(), self.choices, 1) if words else []
         return next(iter(near), None)
 
 
 class RegistryRule:
-    """The names in a registry, including those registered at run time. Reads like a `Rule`."""
+    """A rule that allows the names in a registry. It has the attributes of a `Rule`.
+
+    Names that are registered at run time are included.
+    """
 
     def __init__(self, kind: str, extra: tuple[str, ...] = (), *, several: bool = False):
-        """extra: additional names. several: a value may join names by , and /."""
+        """Create a rule for the registry of a kind of component.
+
+        extra: additional names. several: allow several names, joined by "," or "/".
+        """
         self.kind, self.extra, self.several = kind, extra, several
 
     def holds(self, value: str) -> bool:
@@ -45,7 +52,7 @@ class RegistryRule:
 
 
 def names_in(attention: str) -> list[str]:
-    """The names in a value of ATTN_TYPE."""
+    """Return the attention names in a value of ATTN_TYPE."""
     return re.split("[,/]", attention)
 
 
@@ -70,6 +77,10 @@ def is_range(value: tuple[float, ...]) -> bool:
     return len(value) == 2 and 0 < value[0] <= value[1]
 
 
+def is_interval(value: tuple[float, ...]) -> bool:
+    return len(value) == 2 and value[0] < value[1]
+
+
 positive = Rule(lambda value: value > 0, "above 0")
 positive_numbers = Rule(lambda value: value and min(value) > 0, "numbers above 0")
 probability = between(0, 1)
@@ -79,7 +90,7 @@ not_empty = Rule(lambda value: len(value) > 0 and "" not in list(value), "not em
 
 
 class Conflict(NamedTuple):
-    """Keys whose values, each allowed alone, cannot be combined."""
+    """A combination of key values that is not allowed, although each value alone is."""
 
     keys: tuple[str, ...]
     is_broken_by: Callable[..., bool]  # called with the keys' values in order

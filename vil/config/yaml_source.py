@@ -1,8 +1,9 @@
-"""Read settings from YAML files with their bases, and from KEY VALUE pairs.
+"""Read settings from YAML files and their base files, and from KEY VALUE pairs.
 
-Values stay as written; `coercion` gives them the type of their key. Tags, duplicate keys, code and
-exploding aliases are errors of one line with the name of the file and the line. yacs and safe_load
-have no line numbers, accept duplicate keys, and read `1e-3` as text, so this file walks YAML nodes.
+Values stay text; `coercion` converts them to the type of their key. Tags, duplicate keys and
+aliases that expand to very many nodes raise one-line errors with file and line number. This file
+parses YAML nodes itself, because yacs and safe_load give no line numbers, accept duplicate keys,
+and read `1e-3` as text.
 """
 
 import difflib
@@ -29,7 +30,7 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Setting(NamedTuple):
-    """One dotted key with its value as written: text, or a list of texts and lists."""
+    """A dotted key and its value as written: text, or a list of texts and lists."""
 
     key: str
     value: Any
@@ -37,7 +38,7 @@ class Setting(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The file, or the command line."""
+        """Where the setting comes from: the name of a file, or "command line"."""
         return self.where.rpartition(":")[0] or self.where
 
 
@@ -45,17 +46,22 @@ class Setting(NamedTuple):
 
 
 def packaged_root() -> Path:
-    """The folder configs/: beside vil/ in a checkout, inside it (as vil.configs) once installed."""
+    """Return the folder of packaged configs: configs/ beside vil/ in a checkout, else
+    vil/configs."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "configs"
     return installed if installed.is_dir() else package.parent / "configs"
 
 
 def find(name: str | Path, folder: Path | None = None) -> Path:
-    """Find the config file `name` relative to `folder` (here), else below the packaged configs/."""
+    """Return the path of a config file.
+
+    name: a path relative to `folder` (default: the current directory), or else relative to the
+    packaged configs.
+    """
     given = Path(os.path.expanduser(name))
     if given.suffix not in SUFFIXES:
-        raise ConfigError(f"{name}: a config ends in {', '.join(SUFFIXES)}; nothing else is read")
+        raise ConfigError(f"{name}: a config must end in {', '.join(SUFFIXES)}")
     root = packaged_root()
     below = Path(*given.parts[1:]) if given.parts[0] == "configs" else given
     for candidate in ((folder or Path()) / given, root / below):
@@ -73,13 +79,13 @@ def did_you_mean(name: str | None = None) -> str:
 def from_file(
     path: Path, below: tuple[Path, ...] = (), roots: Sequence[Path] = ()
 ) -> list[Setting]:
-    """Read the settings of a file's bases, then its own.
+    """Return the settings of a file. Those of its base files come first.
 
-    below: the files that name it as a base. roots: folders in which bases may be.
+    below: the files whose _BASE_ led to this one. roots: folders that may contain base files.
     """
     if path in below:
         chain = " -> ".join(_shown(step) for step in (*below, path))
-        raise ConfigError(f"{_shown(path)}: _BASE_ leads in a circle: {chain}")
+        raise ConfigError(f"{_shown(path)}: _BASE_ files include each other: {chain}")
     if not roots:  # below configs/, packaged or the nearest folder of that name, or beside the file
         named = [parent for parent in path.parents if parent.name == "configs"]
         roots = [packaged_root(), path.parent, *named[:1]]
@@ -117,7 +123,7 @@ def _read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{_shown(path)}: cannot be read: {error}") from None
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{_shown(path)}: larger than {MAX_BYTES} bytes, so it is no config")
+        raise ConfigError(f"{_shown(path)}: larger than {MAX_BYTES} bytes, the limit for a config")
     return text
 
 
@@ -130,7 +136,7 @@ def _shown(path: Path) -> str:
 
 
 def read_yaml(text: str, label: str) -> list[Setting]:
-    """Read the settings of a YAML mapping without tags, duplicate keys or exploding aliases."""
+    """Return the settings of a YAML mapping. label: the name of the file, for messages."""
     try:
         _screen(text, label)
         root = yaml.compose(text, Loader=_Loader)
@@ -141,12 +147,12 @@ def read_yaml(text: str, label: str) -> list[Setting]:
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{label}: a config is a mapping of keys, this is a single value")
+        raise ConfigError(f"{label}: expected a mapping of keys, got a single value")
     return list(_Walk(lambda line: f"{label}:{line}").section(root))
 
 
 def _screen(text: str, label: str) -> None:
-    """Refuse tags and deep nesting, before the text is parsed recursively."""
+    """Raise ConfigError for tags and deep nesting, before the text is parsed recursively."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         where = f"{label}:{event.start_mark.line + 1}"
@@ -155,11 +161,11 @@ def _screen(text: str, label: str) -> None:
         opens, closes = yaml.CollectionStartEvent, yaml.CollectionEndEvent
         depth += isinstance(event, opens) - isinstance(event, closes)
         if depth > MAX_DEPTH:
-            raise ConfigError(f"{where}: nested deeper than {MAX_DEPTH}")
+            raise ConfigError(f"{where}: nested more than {MAX_DEPTH} levels deep")
 
 
 class _Walk:
-    """Turn composed YAML into settings. Counts nodes, because an alias can stand for very many."""
+    """Converts YAML nodes to settings. It counts nodes, because aliases may expand to very many."""
 
     def __init__(self, where: Callable[[int], str]) -> None:
         self.where = where
@@ -170,7 +176,9 @@ class _Walk:
         for name, value in node.value:
             line = self.enter(name, prefix.count("."))
             if not isinstance(name, yaml.ScalarNode):
-                raise ConfigError(f"{self.where(line)}: a key is a word, not a list or a mapping")
+                raise ConfigError(
+                    f"{self.where(line)}: a key must be a word, not a list or a mapping"
+                )
             key = prefix + name.value
             if key in self.lines:
                 first = self.lines[key]
@@ -191,14 +199,14 @@ class _Walk:
         if isinstance(node, yaml.SequenceNode):
             return [self.plain(item, depth + 1) for item in node.value]
         if isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{self.where(line)}: a list holds plain values, not mappings")
+            raise ConfigError(f"{self.where(line)}: expected plain values in a list, got a mapping")
         return Quoted(node.value) if node.style else node.value
 
     def enter(self, node: yaml.Node, depth: int) -> int:
         self.visited += 1
         line = node.start_mark.line + 1
         if self.visited > MAX_NODES or depth > MAX_DEPTH:
-            raise ConfigError(f"{self.where(line)}: too large once its aliases are written out")
+            raise ConfigError(f"{self.where(line)}: too large after its aliases are expanded")
         return line
 
 
@@ -206,7 +214,7 @@ class _Walk:
 
 
 def from_options(opts: Sequence[str]) -> Iterator[Setting]:
-    """Read KEY VALUE and KEY=VALUE, in any mixture."""
+    """Yield the settings in a mixture of KEY VALUE and KEY=VALUE words."""
     words = iter(opts)
     for word in words:
         key, equals, value = str(word).partition("=")
@@ -219,7 +227,8 @@ def from_options(opts: Sequence[str]) -> Iterator[Setting]:
 
 
 def _option(key: str, value: Any) -> Iterator[Setting]:
-    """Read [a, b] and {a: 1} as YAML; all else is text."""
+    """Yield the settings of one option. [a, b] and {a: 1} are read as YAML, other values as
+    text."""
     if isinstance(value, str) and value[:1] in ("[", "{") and len(value) <= MAX_LITERAL:
         try:
             _screen(value, f"{COMMAND_LINE}: {key}")

@@ -1,11 +1,11 @@
-"""Datasets, transforms and loaders. Everything takes explicit arguments; importing this package
-does not import torch.
+"""Datasets, transforms and loaders. Nothing here reads the config: all settings are arguments.
+Importing this package does not import torch.
 
-datasets    DATASETS below: one file each, subclasses of ImageDataset (`dataset.py`)
+datasets    the datasets of DATASETS below: one file each, subclasses of ImageDataset (`dataset.py`)
 formats     zip, tar and TSV files, read in place by any number of processes
 synthetic   rendered scenes for object detection
 transforms  PIL image -> normalized tensor
-samplers    the order of the samples, and the random numbers that each sample gets
+samplers    sample order, and the seeds of random augmentation
 loader      TrainLoader and EvalLoader, which yield a `Batch` (batch.py)
 mixup       Mix: Mixup and CutMix of a batch on the model's device
 """
@@ -36,7 +36,11 @@ DatasetType = Callable[..., "ImageDataset"]  # dataset(root, split, transform, *
 
 
 def check_dataset(dataset: DatasetType, entry: Entry) -> None:
-    """Raise ValueError if a dataset has other arguments or misses methods of ImageDataset."""
+    """Raise ValueError if a dataset does not meet the contract that `register_dataset` describes.
+
+    It must take root, split and transform, and all other arguments by keyword only. A class must
+    also subclass ImageDataset and define its abstract methods.
+    """
     name = entry.name
     if not callable(dataset):
         raise ValueError(f"dataset {name!r} must be a class or a function, given {dataset!r}")
@@ -45,7 +49,7 @@ def check_dataset(dataset: DatasetType, entry: Entry) -> None:
     if len(positional) != 3 or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         raise ValueError(
             f"dataset {name!r} is called as f(root, split, transform, **own): it must take these "
-            "three, and its own arguments by keyword only, each by name; given "
+            "three arguments, and all others as named keyword-only arguments; given "
             f"{inspect.signature(dataset)}"
         )
     if entry.facts.get("numbered") and "num_classes" not in keyword_only(dataset):
@@ -61,7 +65,7 @@ def check_dataset(dataset: DatasetType, entry: Entry) -> None:
         raise ValueError(f"{subject} must define {', '.join(missing)}")
 
 
-# A `numbered` dataset has plain numbers for labels and takes num_classes: how many there are.
+# numbered: the labels are integers without names, and the dataset takes `num_classes`.
 DATASETS = Registry("dataset", check=check_dataset)
 ZIP_OR_FOLDER = "a zip and a list of labels per split, else a folder per class"
 DATASETS.add("digits", "vil.data.datasets.digits:Digits", "1,797 scanned digits of scikit-learn")
@@ -78,24 +82,31 @@ DATASETS.add("fake", "vil.data.datasets.fake:Fake", "generated images, for tests
 def register_dataset(
     name: str, dataset: DatasetType | str, *, about: str = "", numbered: bool = False
 ) -> None:
-    """Add a dataset for DATA.TRAIN and DATA.TEST: a subclass of ImageDataset, a function that
-    returns one, or the "module:attribute" of either, which is imported when it is first used.
+    """Add a dataset that DATA.TRAIN and DATA.TEST can name.
 
-    It is called as dataset(root, split, transform, **own), where `own` are the values in
-    DATA.KWARGS for its keyword-only arguments. numbered: labels are plain numbers, and the dataset
-    takes `num_classes`. Raises ValueError for a name that is taken and for another signature.
+    Args:
+        dataset: a subclass of ImageDataset, or a function that returns an instance. A string
+            "module:attribute" names either of them and is imported at first use. It is called as
+            dataset(root, split, transform, **kwargs), where kwargs are its keyword-only arguments
+            from DATA.KWARGS.
+        about: one line for lists of datasets.
+        numbered: the labels are integers without names, and the dataset takes `num_classes`.
+
+    Raises ValueError if the name is taken or ends in .yaml, or if the signature does not fit.
     """
     if name.endswith(".yaml"):
-        raise ValueError(f"dataset {name!r}: names that end in .yaml are TSV files")
+        raise ValueError(f"dataset {name!r}: names in .yaml are files of TSV datasets")
     DATASETS.register(name, dataset, about, numbered=numbered)
 
 
 def build_dataset(
     name: str, root: str | Path, split: str, transform: Callable | None = None, **own: Any
 ) -> "ImageDataset":
-    """Build the `split` ("train" or "val") of the dataset `name`, with its own arguments.
+    """Build one split, "train" or "val", of the dataset that is registered as `name`.
 
-    A name that ends in .yaml is a TSV dataset: the path of that file below root, for both splits.
+    A name that ends in .yaml is the path of a yaml file below root instead. It selects a TSV
+    dataset, which uses this file for both splits. `own` holds the arguments that only this dataset
+    takes.
     """
     from vil.data.dataset import ImageDataset
 
@@ -109,12 +120,12 @@ def build_dataset(
 
 
 def is_numbered(name: str) -> bool:
-    """Whether the dataset takes num_classes and checks its labels against it."""
+    """Return whether the dataset has integer labels without names and takes `num_classes`."""
     return DATASETS.entry(registered_name(name)).facts.get("numbered", False)
 
 
 def own_arguments(name: str) -> list[str]:
-    """The arguments that a dataset takes besides root, split and transform."""
+    """Return the names of a dataset's arguments except root, split and transform."""
     return keyword_only(DATASETS.load(registered_name(name)))
 
 
@@ -124,5 +135,5 @@ def keyword_only(function: Callable) -> list[str]:
 
 
 def registered_name(name: str) -> str:
-    """Return `name`, or "tsv" for the path of a yaml file: the name in DATASETS."""
+    """Return the dataset's name in DATASETS: "tsv" for the path of a yaml file, else `name`."""
     return "tsv" if name.endswith(".yaml") else name

@@ -9,7 +9,7 @@ from torch.utils.data import default_collate
 
 
 class BadSample(NamedTuple):
-    """Report of an image that cannot be read; workers send it with their batch."""
+    """An image that cannot be read: its index and name in the dataset, and the reason."""
 
     index: int
     name: str
@@ -18,11 +18,11 @@ class BadSample(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """B samples of one step. `indices` are never moved to the device: they only look up names."""
+    """B classification samples of one step. `indices` stay on the CPU, to look up sample names."""
 
     images: Tensor  # (B, 3, H, W) float32
     targets: Tensor  # (B,) int64, or (B, K) float32 after mixing
-    indices: Tensor  # (B,) int64: the samples in the batch, substitutes included
+    indices: Tensor  # (B,) int64: dataset indices, also of substitutes for bad samples
     epoch: int = 0
     step: int = 0
     bad_samples: tuple[BadSample, ...] = ()
@@ -31,7 +31,7 @@ class Batch:
         return len(self.indices)
 
     def pin_memory(self) -> "Batch":
-        """Called by DataLoader's pin-memory thread."""
+        """Return a copy with images and targets in pinned memory. DataLoader calls this method."""
         return replace(self, images=self.images.pin_memory(), targets=self.targets.pin_memory())
 
     def to(
@@ -39,13 +39,14 @@ class Batch:
         device: torch.device | str,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> "Batch":
-        """Copy images and targets to the device without waiting for the copy."""
+        """Return a copy with images and targets copied to the device asynchronously. memory_format
+        applies to the images only."""
         images = self.images.to(device, non_blocking=True, memory_format=memory_format)
         return replace(self, images=images, targets=self.targets.to(device, non_blocking=True))
 
 
 def collate(samples: list[tuple], bad_samples: tuple[BadSample, ...]) -> Batch:
-    """Collate any number of samples (image, target, index)."""
+    """Collate samples (image, target, index) into a Batch. An empty list gives an empty Batch."""
     if not samples:
         empty = torch.empty(0, dtype=torch.int64)
         return Batch(torch.empty(0), empty, empty, bad_samples=bad_samples)

@@ -1,18 +1,21 @@
-"""Class names and class numbers of a split, and the map from a model's classes to them.
+"""Class lists of datasets: read and check them, and match them to a model's classes.
 
-Datasets are of two kinds. Some have named classes (folders), which the training split numbers.
-Others have plain numbers for labels, and only the number of classes must be known.
+Some datasets have named classes, such as folders. The sorted names of the training split then
+define the class numbers. Other datasets have integer labels without names. For these, only the
+number of classes is known.
 """
 
 import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vil.utils.errors import DataError
+from vil.utils.safe_files import regular_file
 
 logger = logging.getLogger(__name__)
 
@@ -20,15 +23,20 @@ logger = logging.getLogger(__name__)
 def classes_of_split(
     split: str, names: list[str], train: Path, read: Callable[[Path], list[str]]
 ) -> list[str]:
-    """The class list of a split that contains the classes `names`, sorted.
+    """Return the class list of a split, which is the training split's list if there is one.
 
-    It is the training split's list, `read(train)`, which must contain all `names`. If `train` does
-    not exist (evaluation only), the validation split's own names are used, with a warning.
+    Args:
+        names: the sorted classes that occur in this split.
+        train: path of the training split.
+        read: function that reads the class list of a split from its path.
+
+    If `train` does not exist (evaluation only), logs a warning and returns `names`. Raises
+    DataError if `names` has a class that the training split lacks.
     """
     if split == "train":
         return names
     if not train.exists():
-        logger.warning("no %s: the classes are those of val", train)
+        logger.warning("%s does not exist: the classes are taken from the val split", train)
         return names
     classes = read(train)
     if unknown := sorted(set(names) - set(classes)):
@@ -37,13 +45,53 @@ def classes_of_split(
     return classes
 
 
+def match_classes(
+    dataset: Any, learned: Sequence[str], name: str, *, by_position: bool = False
+) -> None:
+    """Reorder a dataset's classes in place so that they match the classes of the model.
+
+    Args:
+        learned: the class names that the model was trained with.
+        name: what messages call the dataset.
+        by_position: leave the dataset unchanged, whatever its class names are.
+
+    If the dataset or the model has no class names, classes are matched by position. A warning is
+    logged if only one of them has names. Raises DataError if the names differ.
+    """
+    here, learned = list(dataset.classes), list(learned)
+    if here == learned or by_position:
+        return
+    if is_unnamed(here) or is_unnamed(learned):
+        if not (is_unnamed(here) and is_unnamed(learned)):
+            side = name if is_unnamed(here) else "the model"
+            text = "%s has no class names: the classes of %s are matched by position"
+            logger.warning(text, side, name)
+        return
+    if sorted(here) == sorted(learned) and len(set(here)) == len(here):
+        logger.warning("%s has the model's classes in another order: matched by name", name)
+        dataset.reorder_classes(learned)
+        return
+    missing, added = sorted(set(learned) - set(here)), sorted(set(here) - set(learned))
+    lists = {"it lacks": missing, "it adds": added}
+    problem = "; ".join(f"{verb} {', '.join(names[:5])}" for verb, names in lists.items() if names)
+    raise DataError(
+        f"{name} has other classes than the model ({problem or 'a name twice'}): "
+        "DATA.CLASSES by_position matches them by position"
+    )
+
+
+def is_unnamed(names: Sequence[str]) -> bool:
+    """Return whether the class names are just "0", "1", "2", ...; True for an empty list."""
+    return list(names) == [str(number) for number in range(len(names))]
+
+
 def parse_class(
     text: str, num_classes: int | None, file: Path, line: int, expected: str = "an integer"
 ) -> int:
-    """The class number in a line of a file.
+    """Return the class number in `text`, which was read from a line of a file.
 
-    Raises DataError, with what was `expected` in words, unless it is an integer in 0..num_classes-1
-    (num_classes None: any number from 0).
+    Raises DataError unless it is an integer in 0..num_classes-1, or at least 0 if num_classes is
+    None. The other arguments are for the error message; `expected` describes a valid text.
     """
     try:
         label = int(text)
@@ -52,21 +100,22 @@ def parse_class(
         raise DataError(f"{file}, line {line}: {problem}") from None
     if label < 0 or (num_classes is not None and label >= num_classes):
         allowed = "from 0 up" if num_classes is None else f"0..{num_classes - 1}"
-        raise DataError(f"{file}, line {line}: class {label} is outside of the classes ({allowed})")
+        raise DataError(f"{file}, line {line}: class {label} is out of range ({allowed})")
     return label
 
 
 def read_class_mapping(
     path: str | Path, num_classes: int, dataset_classes: Sequence[str]
 ) -> Tensor:
-    """Map the classes of a model to those of a dataset that is labeled differently
-    (DATA.TARGETMAP): a many-to-many mapping (num_classes, dataset's classes) bool.
+    """Read the mapping from the model's classes to a dataset's different classes (DATA.TARGETMAP).
 
-    The JSON file {"<class of the model>": "<name>(...)"} gives a class name of the dataset for each
-    class of the model. The text up to the last "(" is compared with the dataset's names, each of
-    which may also be followed by "(" and anything. Warns once about dataset classes that no class
-    of the model maps to. Raises DataError if the file is invalid, contains a class that the model
-    does not have, or maps no class.
+    The JSON file {"<class number of the model>": "<name>(...)"} names a dataset class for each
+    class of the model. The text from the last "(" on is ignored. The rest matches a dataset class
+    of the same name, and one that continues with "(" and any text.
+
+    Returns a many-to-many bool mapping (num_classes, classes of the dataset). Logs a warning if
+    some dataset classes are not mapped. Raises DataError if the file is invalid, contains a class
+    that the model does not have, or maps no class.
     """
     mapping = torch.zeros(num_classes, len(dataset_classes), dtype=torch.bool)
     columns = columns_by_name(dataset_classes)
@@ -75,7 +124,7 @@ def read_class_mapping(
     unmapped = [name for name, used in zip(dataset_classes, mapping.any(0).tolist()) if not used]
     if len(unmapped) == len(dataset_classes):
         names = ", ".join(unmapped[:5])
-        raise DataError(f"{path} maps no class of the model to one of {names}, ...")
+        raise DataError(f"{path} maps no class of the model to one of the dataset ({names}, ...)")
     if unmapped:
         count = f"{len(unmapped)} of {len(dataset_classes)} classes"
         text = "%s: no class of the model maps to %s, whose images count as wrong; the first: %s"
@@ -84,7 +133,7 @@ def read_class_mapping(
 
 
 def columns_by_name(classes: Sequence[str]) -> dict[str, list[int]]:
-    """Class numbers by name, where "a (b)" is found by its full name and by the text before "("."""
+    """Return {name: class numbers}. A class "a(b)" is listed under "a(b)" and under "a"."""
     columns = {}
     for column, name in enumerate(classes):
         for end in [len(name), *(i for i, character in enumerate(name) if character == "(")]:
@@ -93,9 +142,10 @@ def columns_by_name(classes: Sequence[str]) -> dict[str, list[int]]:
 
 
 def read_entries(path: str | Path, num_classes: int) -> dict[int, str]:
-    """{class of the model: text}. Raises DataError for an invalid file."""
+    """Read {class number of the model: text} from a JSON file. Raises DataError if it is
+    invalid."""
     try:
-        table = json.loads(Path(path).read_text(encoding="utf-8"))
+        table = json.loads(regular_file(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise DataError(f"there is no class mapping {path} (DATA.TARGETMAP)") from error
     except (OSError, ValueError, RecursionError) as error:

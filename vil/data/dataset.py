@@ -1,7 +1,9 @@
-"""The interface of datasets: images with one class each, by index."""
+"""Interfaces of datasets: ImageDataset for classification, LoadableDataset for any target."""
 
+import hashlib
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,21 +15,22 @@ from vil.data.batch import collate
 from vil.utils.lookup import lookup
 
 Root = str | Path
-Transform = Callable | None  # from a PIL image to what a sample has in its place
-# The numbers are part of the random key of generated datasets: their splits must differ.
+Transform = Callable | None  # takes a PIL image; the result replaces it in a sample
+# Part of the random key of generated datasets, so that their splits differ.
 SPLITS = {"train": 0, "val": 1}
+MAX_NAMES = 10_000  # hashed by `fingerprint`
 
 
 class LoadableDataset(Protocol):
-    """What the loaders need from a dataset, for any kind of target.
+    """The interface that the loaders need from a dataset, for any kind of target.
 
-    `__getitem__` raises OSError for an image that cannot be read: the loaders count it and
-    continue. Any other error stops the run. If there is an attribute `groups` (N,) int64, training
-    batches hold samples of one group as far as possible.
+    `__getitem__` raises OSError if an image cannot be read. The loaders count these errors and
+    continue. Any other exception stops the run. An optional attribute `groups` (N,) int64 has the
+    group of each sample. Training batches then hold samples of a single group as far as possible.
     """
 
     classes: list[str]
-    collate: Callable[[list, tuple], Any]  # (sample, index)s and `BadSample`s -> a batch
+    collate: Callable[[list, tuple], Any]  # ([(image, target, index)], (BadSample, ...)) -> batch
 
     def __len__(self) -> int: ...
 
@@ -36,15 +39,27 @@ class LoadableDataset(Protocol):
     def sample_name(self, index: int) -> str: ...
 
 
-class ImageDataset(Dataset, ABC):
-    """dataset[i] -> (image, target): an RGB PIL image or the output of `transform`, and an int.
+def fingerprint(dataset: LoadableDataset) -> str:
+    """Return a text that identifies a dataset: its length, and a hash of its targets and sample
+    names. At most MAX_NAMES sample names, evenly spaced, are hashed."""
+    count, digest = len(dataset), hashlib.sha256()
+    digest.update(np.ascontiguousarray(getattr(dataset, "targets", ())).tobytes())
+    for index in np.linspace(0, count - 1, min(count, MAX_NAMES)).astype(int).tolist():
+        digest.update(os.fsencode(dataset.sample_name(index)) + b"\0")
+    return f"{count} samples {digest.hexdigest()[:16]}"
 
-    A subclass sets `classes` and `targets` and defines `image` and `sample_name`.
+
+class ImageDataset(Dataset, ABC):
+    """A classification dataset: dataset[i] returns (image, target).
+
+    image is the output of `transform`, or an RGB PIL image if there is no transform. target is an
+    int. A subclass sets `classes` and `targets` and defines `image` and `sample_name`.
     """
 
     collate = staticmethod(collate)
+    value_range: Sequence[float] = ()  # for images of more than 8 bits, see `to_rgb`
     classes: list[str]
-    targets: np.ndarray  # (N,) int64: forked workers share the pages of an array, not of a list
+    targets: np.ndarray  # (N,) int64; forked workers share an array, but copy a list
 
     def __init__(self, split: str, transform: Transform = None):
         lookup(SPLITS, split, "split")
@@ -60,10 +75,16 @@ class ImageDataset(Dataset, ABC):
             image = self.transform(image)
         return image, int(self.targets[index])
 
+    def reorder_classes(self, names: Sequence[str]) -> None:
+        """Renumber `classes` and `targets` to the order of `names`, a permutation of `classes`."""
+        number = {name: index for index, name in enumerate(names)}
+        self.targets = np.array([number[name] for name in self.classes])[self.targets]
+        self.classes = list(names)
+
     @abstractmethod
     def image(self, index: int) -> Image.Image:
-        """The RGB image before any transform. Raises OSError if it cannot be read."""
+        """Return the RGB image before any transform. Raises OSError if it cannot be read."""
 
     @abstractmethod
     def sample_name(self, index: int) -> str:
-        """A name by which a user finds the sample: a path below the root, an archive member."""
+        """Return a name that helps a user find the sample: a path below the root or in a zip."""

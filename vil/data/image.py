@@ -1,35 +1,59 @@
-"""Read an image as 8-bit RGB, with one exception for every kind of broken file."""
+"""Read images as 8-bit RGB. Any kind of broken file raises UnreadableImage."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vil.utils.errors import StoppedError
-from vil.utils.rgb import to_rgb
+from vil.utils.rgb import ValueRangeError, to_rgb
+
+ORIENTATION, SWAPPED = 0x0112, (5, 6, 7, 8)  # the EXIF tag; its values that swap width and height
 
 
 class UnreadableImage(OSError):
-    """A file that is missing, truncated, not an image, or too large to decode."""
+    """Error for a file that is missing, truncated, too large, no image, or has no known value
+    range."""
 
 
-def read_image(source: str | Path | BinaryIO) -> Image.Image:
-    """Decode an image completely. Raises UnreadableImage."""
+def read_image(source: str | Path | BinaryIO, value_range: Sequence[float] = ()) -> Image.Image:
+    """Decode an image to 8-bit RGB and turn it upright by its EXIF orientation.
+
+    value_range: see `to_rgb`. Raises UnreadableImage.
+    """
     with open_image(source) as image:
-        return to_rgb(image)
+        image.load()
+        if _orientation(image) != 1:
+            ImageOps.exif_transpose(image, in_place=True)
+        return to_rgb(image, value_range)
 
 
 def read_size(source: str | Path | BinaryIO) -> tuple[int, int]:
-    """Width and height from the image header. Raises UnreadableImage."""
+    """Return (width, height) of the upright image from its header. Raises UnreadableImage."""
     with open_image(source) as image:
-        return image.size
+        return image.size[::-1] if _orientation(image) in SWAPPED else image.size
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation; 1 is upright. Never decodes pixels. A PNG may store EXIF data
+    after its pixels. These data are found only if the image is loaded."""
+    if image.format == "PNG" and "exif" not in image.info:
+        return 1
+    try:
+        return image.getexif().get(ORIENTATION, 1)
+    except Exception:  # PIL raises any exception for invalid EXIF data; the pixels are valid
+        return 1
 
 
 @contextmanager
 def open_image(source: str | Path | BinaryIO) -> Iterator[Image.Image]:
-    """Open an image and check its header; turn any exception of PIL into UnreadableImage."""
+    """Yield an opened image whose size and format are checked. Any error becomes
+    UnreadableImage."""
+    if isinstance(source, str | Path) and os.path.exists(source) and not os.path.isfile(source):
+        raise UnreadableImage("not a regular file")  # opening a named pipe would wait forever
     try:
         with Image.open(source) as image:
             limit = Image.MAX_IMAGE_PIXELS
@@ -37,11 +61,13 @@ def open_image(source: str | Path | BinaryIO) -> Iterator[Image.Image]:
             if limit is not None and image.width * image.height > limit:
                 size = f"{image.width} x {image.height} pixels"
                 raise Image.DecompressionBombError(f"{size}, more than PIL's limit of {limit}")
-            if image.format == "EPS":  # under any file name: PIL lets Ghostscript execute it
+            if image.format == "EPS":  # with any suffix: PIL runs it in Ghostscript
                 raise UnidentifiedImageError
             yield image
-    except StoppedError:  # a signal that came while the main process decodes
+    except StoppedError:  # a signal during decoding in the main process
         raise
+    except ValueRangeError as error:
+        raise UnreadableImage(str(error)) from error
     except UnidentifiedImageError as error:  # its message has the memory address of a BytesIO
         raise UnreadableImage("UnidentifiedImageError: not an image of a known format") from error
     except Exception as error:

@@ -1,7 +1,7 @@
-"""TrainLoader yields the batches of a range of steps, EvalLoader those of one pass.
+"""Loaders: TrainLoader yields the batches of a range of steps, EvalLoader those of one pass.
 
-The pixels of a training sample are a function of (seed, epoch, position). They do not depend on the
-number of workers, the number of processes, or the step at which a run resumes.
+The pixels of a training sample are a function of (seed, epoch, position in the epoch). They do not
+depend on the number of workers, the number of processes, or the step at which a run resumes.
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,12 @@ from vil.data.samplers import eval_batches, train_batches
 from vil.data.workers import build_data_loader, iter_batches
 from vil.utils.errors import DataError
 
-TRIES = 10  # consecutive samples that are tried in place of one that cannot be read
+TRIES = 10  # consecutive indices to try until an image can be read
 
 
 class TrainLoader:
-    """Batches of any range of global steps, across epochs, from one set of workers."""
+    """A loader of the training batches of any range of global steps. A range may span epochs. The
+    same worker processes load the whole range."""
 
     def __init__(
         self,
@@ -36,12 +37,17 @@ class TrainLoader:
         bad_file: str | Path | None = None,
         **options: Any,
     ):
-        """
+        """Create the loader. Raises DataError if all samples are less than one batch of all
+        processes.
+
         Args:
-            batch_size: of one process.
-            repeats: above 1, repeated augmentation: as many samples per epoch, fewer distinct ones.
-            max_bad_fraction: of unreadable images, above which loading raises DataError.
-            bad_file: lists the unreadable images.
+            batch_size: samples per step in one process.
+            rank, world: index of this process, and number of processes.
+            repeats: copies of each sample, with different augmentations (repeated augmentation). An
+                epoch keeps its length and has fewer distinct samples.
+            max_bad_fraction: largest fraction of unreadable images; above it, loading raises
+                DataError.
+            bad_file: text file to which the loader appends the unreadable images.
             options: workers, pin_memory and context of `build_data_loader`.
         """
         if repeats < 1:
@@ -59,17 +65,15 @@ class TrainLoader:
         self.bad_samples = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
 
     def batches(self, start_step: int, stop_step: int) -> Iterator[Batch]:
-        """Yield the batches of steps [start_step, stop_step). close() on it stops the workers.
-
-        Raises DataError if too many images cannot be read.
-        """
+        """Yield the batches of steps [start_step, stop_step). Closing the iterator stops the
+        workers. Raises DataError if too many images cannot be read."""
         total = len(self.samples.dataset)
         order = train_batches(total, start=start_step, stop=stop_step, **self.order)
         loader = build_data_loader(self.samples, order, **self.options)
         with closing(iter_batches(loader)) as batches:
             for step, batch in enumerate(batches, start_step):
                 self.bad_samples.record(batch.bad_samples)
-                if len(batch) < self.batch_size:  # a sample without a substitute
+                if len(batch) < self.batch_size:  # no substitute for a sample could be read
                     *_, name, reason = batch.bad_samples[-1]
                     raise DataError(
                         f"{TRIES} images in a row cannot be read: repair or remove them; "
@@ -79,9 +83,11 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """This process's share of a dataset, in order. Over all processes every sample comes once.
+    """A loader of this process's share of a dataset, in order.
 
-    It can be iterated again; the workers are kept. Unreadable images are left out of their batch.
+    The shares of all processes together contain every sample exactly once. The loader can be
+    iterated repeatedly and keeps its workers. It omits unreadable images, and batches without a
+    readable one.
     """
 
     def __init__(
@@ -95,7 +101,7 @@ class EvalLoader:
         bad_file: str | Path | None = None,
         **options: Any,
     ):
-        """The arguments are those of TrainLoader."""
+        """Create the loader. `TrainLoader` describes the arguments."""
         self.num_samples = len(dataset)
         self.dataset, self.classes = dataset, dataset.classes
         self.order = eval_batches(len(dataset), batch_size=batch_size, rank=rank, world=world)
@@ -104,7 +110,7 @@ class EvalLoader:
         self.bad_samples = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
 
     def __len__(self) -> int:
-        """Number of batches of this process. Batches without a readable image are skipped."""
+        """Return this process's number of batches, including those that iteration omits."""
         return len(self.order)
 
     def __iter__(self) -> Iterator[Batch]:

@@ -18,13 +18,18 @@ MODES = dict.fromkeys(("batch", "pair", "elem"))
 
 
 class Mix:
-    """mix(batch, rank) -> the batch with mixed images and soft targets (B, K), label smoothing
-    included. The random numbers are a function of (seed, epoch, step, rank).
-    """
+    """A callable that applies Mixup or CutMix to a batch, with label smoothing in the targets. The
+    random numbers depend only on (seed, epoch, step, rank)."""
 
     def __init__(self, num_classes: int, *, seed: int = 0, mode: str = "batch", **options: Any):
-        """options: mixup_alpha, cutmix_alpha, cutmix_minmax, prob, switch_prob and label_smoothing
-        of timm's Mixup. Mixing and smoothing that are not mentioned are off."""
+        """Create the mixer. Raises ValueError if neither Mixup nor CutMix is enabled.
+
+        Args:
+            mode: sample the mixing ratio and box per "batch", per "pair" of samples, or per sample,
+                "elem".
+            options: mixup_alpha, cutmix_alpha, cutmix_minmax, prob, switch_prob and label_smoothing
+                of timm's Mixup. Mixup, CutMix and label smoothing are off by default.
+        """
         lookup(MODES, mode, "mixup mode")
         alphas = [options.get(name, 0.0) for name in ("mixup_alpha", "cutmix_alpha")]
         if max(alphas) <= 0 and not options.get("cutmix_minmax"):
@@ -34,8 +39,11 @@ class Mix:
         self.mixup = Mixup(mode=mode, num_classes=num_classes, **options)
 
     def __call__(self, batch: Batch, rank: int = 0) -> Batch:
-        """Mix sample i with sample B - 1 - i. The last sample of an odd batch is not mixed: timm's
-        pairs would leave the middle one without a ratio."""
+        """Return a batch with mixed images and soft targets (B, K) for the K classes.
+
+        Sample i is mixed with sample B - 1 - i. If B is odd, the last sample is not mixed, because
+        timm's Mixup requires an even batch size.
+        """
         even = len(batch) - len(batch) % 2
         images = batch.images.clone()  # timm mixes in place
         with fork_rng("mix", self.seed, batch.epoch, batch.step, rank):

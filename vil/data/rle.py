@@ -1,12 +1,12 @@
-"""Masks as COCO run lengths: a list of numbers, or a compressed string.
+"""Convert masks to and from COCO run lengths: a list of numbers, or a compressed string.
 
-Runs count pixels column by column; the first run is of zeros. The string stores each number from
-the fourth on as its difference to the number two before it, in groups of five bits, lowest first.
-Bit 5 of a group marks that another follows, bit 4 of the last group is the sign, and 48 is added to
-make an ASCII character.
+Runs count pixels column by column, starting with a run of zeros. In the string, each number from
+the fourth on is stored as its difference from the number two places earlier. A number is split into
+groups of five bits, lowest first. Bit 5 of a group is set if another group follows. Bit 4 of the
+last group is the sign. The ASCII code of a character is its group plus 48.
 
-pycocotools and faster-coco-eval are optional, and do not detect what `decompress_runs` rejects:
-pycocotools 2.0.11 returns uninitialized pixels for a string that is too short.
+`decompress_runs` rejects invalid strings. pycocotools and faster-coco-eval, which are optional,
+accept them. pycocotools 2.0.11 returns uninitialized pixels for a string that is too short.
 """
 
 from collections.abc import Iterable
@@ -15,14 +15,14 @@ import numpy as np
 
 
 def mask_to_runs(mask: np.ndarray) -> list[int]:
-    """The run lengths of a mask (H, W), nonzero where the object is."""
+    """Return the run lengths of a mask (H, W) that is nonzero on the object."""
     flat = np.concatenate([[False], np.asarray(mask, bool).ravel(order="F")])
     starts = np.flatnonzero(flat[1:] != flat[:-1])
     return np.diff([0, *starts, len(flat) - 1]).tolist()
 
 
 def compress_runs(runs: Iterable[int]) -> str:
-    """Encode run lengths as a string."""
+    """Return run lengths as a compressed string."""
     runs, characters = list(runs), []
     for i, run in enumerate(runs):
         rest = run - runs[i - 2] if i > 2 else run
@@ -35,15 +35,16 @@ def compress_runs(runs: Iterable[int]) -> str:
 
 
 def decompress_runs(text: bytes) -> np.ndarray:
-    """Decode a string to run lengths (n,) int64. Raises ValueError for an invalid string."""
+    """Return the run lengths (n,) int64 of a compressed string. Raises ValueError for an invalid
+    one."""
     groups = np.frombuffer(text, np.uint8).astype(np.int64) - 48
     ends = np.flatnonzero(groups < 32) + 1
     if not len(ends) or groups.min() < 0 or groups.max() > 63 or ends[-1] != len(groups):
-        raise ValueError("not a string of run lengths")
+        raise ValueError("not a valid string of run lengths")
     starts = np.concatenate([[0], ends[:-1]])
     lengths = ends - starts
     if lengths.max() > 7:
-        raise ValueError("a run length of more than 34 bits")
+        raise ValueError("a run length is too large: more than 34 bits")
     offsets = np.arange(len(groups)) - starts.repeat(lengths)
     runs = np.add.reduceat((groups & 31) << 5 * offsets, starts)
     runs -= (groups[ends - 1] >> 4 & 1) << 5 * lengths
@@ -52,6 +53,6 @@ def decompress_runs(text: bytes) -> np.ndarray:
 
 
 def runs_to_mask(runs: np.ndarray, height: int, width: int) -> np.ndarray:
-    """A mask (height, width) uint8 from runs that add up to height * width."""
+    """Return the mask (height, width) uint8 of run lengths whose sum is height * width."""
     values = np.arange(len(runs), dtype=np.uint8) & 1
     return values.repeat(runs).reshape(width, height).T

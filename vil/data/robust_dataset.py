@@ -1,4 +1,4 @@
-"""Skip images that cannot be read, log each of them once, and stop if there are too many."""
+"""Skip unreadable images, log each of them once, and raise DataError if there are too many."""
 
 import logging
 from collections.abc import Iterable
@@ -10,16 +10,18 @@ from torch.utils.data import Dataset
 from vil.data.batch import BadSample
 from vil.data.dataset import LoadableDataset
 from vil.data.samplers import Position, fork_rng
+from vil.utils.console import printable
 from vil.utils.errors import DataError
 
 logger = logging.getLogger(__name__)
 
 
 class RobustDataset(Dataset):
-    """Wrap a dataset: seed the augmentation of each position, replace unreadable images.
+    """A dataset wrapper that replaces unreadable images and seeds the random augmentation.
 
-    robust[position] -> (sample, reports): sample is (image, target, index) of the first of `tries`
-    consecutive indices that can be read, or None; reports list those that cannot.
+    robust[position] returns (sample, reports). The wrapper tries up to `tries` consecutive indices
+    until one image can be read. sample is (image, target, index) of that image, or None if all
+    fail. reports has a BadSample for each failure. The seed is (seed, epoch, position).
     """
 
     def __init__(self, dataset: LoadableDataset, *, seed: int = 0, tries: int = 1):
@@ -38,24 +40,29 @@ class RobustDataset(Dataset):
         return None, reports
 
     def collate(self, rows: list[tuple[tuple | None, list[BadSample]]]) -> Any:
-        """The dataset's batch of the samples and reports of all rows."""
+        """Collate (sample, reports) pairs with the dataset's `collate`, and return the batch."""
         samples = [sample for sample, _ in rows if sample is not None]
         return self.dataset.collate(samples, tuple(bad for _, reports in rows for bad in reports))
 
 
 class BadSampleLog:
-    """Count and log the unreadable images of one dataset, over all workers of this process."""
+    """A log and a counter of a dataset's unreadable images, for all workers of this process.
+
+    total: number of samples in the dataset. file: text file that lists the images, one per line.
+    """
 
     def __init__(self, total: int, max_fraction: float, file: str | Path | None = None):
         self.total, self.max_fraction, self.file = total, max_fraction, file
         self.seen: set[int] = set()
 
     def record(self, reports: Iterable[BadSample]) -> None:
-        """Log new reports. Raises DataError if more than max_fraction of the dataset is bad."""
+        """Log the images that were not reported before. Raises DataError if more than max_fraction
+        of the dataset is unreadable."""
         for index, name, reason in reports:
             if index in self.seen:
                 continue
             self.seen.add(index)
+            name, reason = printable(name), printable(reason)  # without control characters
             count, line = f"{len(self.seen)} of {self.total}", f"{name}\t{reason}"
             logger.warning("unreadable image (%s so far): %s", count, line)
             if self.file is not None:
@@ -69,7 +76,7 @@ class BadSampleLog:
                 )
 
     def append(self, line: str) -> None:
-        """Add a line to the file, unless another rank or run already did."""
+        """Append a line to the file, unless the file already contains it."""
         with open(self.file, "a+", encoding="utf-8", errors="surrogateescape") as file:
             file.seek(0)
             if line not in file:

@@ -1,8 +1,8 @@
-"""The order of samples and their random numbers, as pure functions of (seed, epoch, position).
+"""Sample order and random seeds, as pure functions of (seed, epoch, position).
 
-timm's transforms use `random`, numpy's global generator and torch's CPU generator; torchvision's
-use torch's. All three are seeded from one key and restored afterwards. So nothing depends on the
-number of workers, and a run resumes from integers alone.
+Transforms of timm and torchvision use the global generators of `random`, numpy and torch (CPU).
+`fork_rng` seeds all three from one key and restores them afterwards. So samples do not depend on
+the number of workers, and a run resumes without saved generator states.
 
 Shapes: N samples, B batch size per process, W processes ("world"), rank 0 .. W-1.
 """
@@ -21,15 +21,16 @@ STREAMS = {"order": 1, "augment": 2, "mix": 3}
 
 
 def seed_sequence(stream: str, *key: int) -> np.random.SeedSequence:
-    """The seed sequence of a stream and a key of non-negative integers."""
+    """Return numpy's SeedSequence for a name in STREAMS and a key of non-negative integers."""
     return np.random.SeedSequence((STREAMS[stream], *key))
 
 
 @contextmanager
 def fork_rng(stream: str, *key: int) -> Iterator[None]:
-    """Seed the three global generators from the key, and restore their states on exit.
+    """Seed the generators of `random`, numpy and torch (CPU) from a key, and restore them on exit.
 
-    Takes about 0.1 ms. torch.manual_seed is not used: it would also seed the accelerators.
+    stream, key: see `seed_sequence`. Takes about 0.1 ms. Does not seed the generators of
+    accelerators, unlike torch.manual_seed.
     """
     saved = random.getstate(), np.random.get_state(), torch.get_rng_state()
     words = seed_sequence(stream, *key).generate_state(4)
@@ -45,7 +46,8 @@ def fork_rng(stream: str, *key: int) -> Iterator[None]:
 
 
 class Position(NamedTuple):
-    """A position in the order of an epoch, over all processes, and the sample at it."""
+    """A position in the sample order of an epoch, and the dataset index at this position. All
+    processes share the order."""
 
     epoch: int
     position: int
@@ -53,12 +55,12 @@ class Position(NamedTuple):
 
 
 def epoch_order(n: int, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
-    """The samples (N,) int64 of one epoch: a permutation.
+    """Return the dataset indices (N,) int64 of one epoch in random order.
 
-    With repeats > 1 (repeated augmentation: Hoffer et al., arXiv:1901.09335; 3 in DeiT,
-    arXiv:2012.12877) each sample comes `repeats` times in a row, and an epoch has about N / repeats
-    distinct samples. RandomState keeps its numbers in all numpy versions, so that a run can resume
-    under another version.
+    If repeats > 1, each sample comes `repeats` times in a row, and an epoch has about N / repeats
+    distinct samples. This is repeated augmentation (Hoffer et al., arXiv:1901.09335; 3 in DeiT,
+    arXiv:2012.12877). All numpy versions give the same order, so a run can resume under another
+    one.
     """
     generator = np.random.RandomState(np.random.MT19937(seed_sequence("order", seed, epoch)))
     return generator.permutation(n)[: -(-n // repeats)].repeat(repeats)[:n]
@@ -76,11 +78,16 @@ def train_batches(
     repeats: int = 1,
     groups: np.ndarray | None = None,
 ) -> Iterator[list[Position]]:
-    """Yield this process's B positions of every step in [start, stop), across epochs.
+    """Yield this process's list of B positions for each step in [start, stop), across epochs.
 
-    A step takes B * W consecutive positions, of which each process takes a slice: W processes see
-    the same samples as one with batch size B * W. The remainder of an epoch is dropped. Repeated
-    samples have different positions, and so augmentations. `group_batches` separates `groups` (N,).
+    A step takes B * W consecutive positions of the epoch, and each process takes a slice of these.
+    So W processes see the same samples as one process with batch size B * W. The incomplete batch
+    at the end of an epoch is dropped.
+
+    Args:
+        n: number of samples.
+        repeats: see `epoch_order`. The copies of a sample get different augmentations.
+        groups: (N,) the group of each sample; `group_batches` then reorders each epoch.
     """
     global_batch = batch_size * world
     order_epoch = None
@@ -95,10 +102,12 @@ def train_batches(
 
 
 def group_batches(order: np.ndarray, groups: np.ndarray, global_batch: int) -> np.ndarray:
-    """Reorder the samples (N,) so that each global batch holds one group, as far as possible.
+    """Reorder an epoch so that each global batch holds samples of one group, as far as possible.
 
-    A batch is placed where its last sample was. The remainders of all groups come at the end, mixed
-    and in their original order, so that an epoch has as many steps as without groups.
+    `order` (N,) has the dataset indices of the epoch, `groups` (N,) the group of each dataset
+    index. Full batches are sorted by the position of their last sample in `order`. Samples that do
+    not fill a batch of their group come last, in their original order. The number of steps stays
+    the same.
     """
     group_of, remainders, batches = groups[order], [], []
     for group in np.unique(group_of):
@@ -111,6 +120,7 @@ def group_batches(order: np.ndarray, groups: np.ndarray, global_batch: int) -> n
 
 
 def eval_batches(n: int, *, batch_size: int, rank: int = 0, world: int = 1) -> list[list[Position]]:
-    """This process's share of all indices, in batches of B without padding."""
+    """Return this process's share of the indices 0..n-1, in batches of at most B. The share is
+    every W-th index, starting at `rank`. Nothing is padded."""
     share = [Position(0, index, index) for index in range(rank, n, world)]
     return [share[first : first + batch_size] for first in range(0, len(share), batch_size)]

@@ -1,6 +1,7 @@
 """Transforms from a PIL image to a normalized float32 tensor (3, S, S).
 
-Training has three: timm's, torchvision's, and a plain one for fine-tuning at another size.
+There are three training transforms: timm's, torchvision's, and a simple one for fine-tuning at
+another image size.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +22,13 @@ BLUR_KERNEL = 13  # three times the largest sigma on each side
 
 
 def posterize(image: Image.Image, bits: int, **kwargs: object) -> Image.Image:
-    """timm's posterize, with a black image for 0 bits as in older Pillow: Pillow 13 raises."""
+    """Apply timm's posterize. Return a black image for 0 bits, where Pillow 13 raises an error."""
     if bits == 0:
         return Image.new(image.mode, image.size)
     return timm_policies.posterize(image, bits, **kwargs)
 
 
-# Policies reach 0 bits: the published rand-m9-mstd0.5-inc1 once in thousands of images, v0 often.
+# Some policies use 0 bits: rand-m9-mstd0.5-inc1 once in thousands of images, v0 often.
 for name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):
     timm_policies.NAME_TO_OP[name] = posterize
 
@@ -53,15 +54,15 @@ def train_transform(
     re_mode: str = "pixel",
     re_count: int = 1,
 ) -> Callable:
-    """Build the training transform.
+    """Build the training transform, by default from torchvision's transforms.
 
     Args:
-        use_timm: timm's transform, which alone has auto_augment and random erasing (re_*).
-        finetune: only resize by crop_pct, crop and flip. use_timm takes precedence.
+        use_timm: use timm's transform, the only one with auto_augment and random erasing (re_*).
+        finetune: only resize to image_size / crop_pct, crop and flip. Ignored with use_timm.
         hflip, vflip, gray_scale, gaussian_blur, re_prob: probabilities.
-        color_jitter: brightness, contrast, saturation, hue and the probability, or one strength for
-            the first three, always applied.
-        auto_augment: a policy of timm, which replaces the jitter.
+        color_jitter: strengths of brightness, contrast, saturation and hue, and the probability of
+            the jitter. One number s stands for (s, s, s, 0, 1).
+        auto_augment: name of a timm policy, which replaces the color jitter.
     """
     mode = lookup(INTERPOLATIONS, interpolation, "interpolation")
     strengths, jitter_prob = split_jitter(color_jitter)
@@ -106,26 +107,28 @@ def eval_transform(
     interpolation: str = "bilinear",
     crop_pct: float = 0.875,
 ) -> Callable:
-    """Resize the shorter side to image_size / crop_pct, rounded down, then center-crop."""
+    """Build the evaluation transform: resize, center-crop and normalize. The shorter side is
+    resized to image_size / crop_pct, rounded down."""
     mode = lookup(INTERPOLATIONS, interpolation, "interpolation")
     resize = v2.Resize(int(image_size / crop_pct), mode)
     return v2.Compose([resize, v2.CenterCrop(image_size), *normalize(mean, std)])
 
 
 def normalize(mean: Sequence[float], std: Sequence[float]) -> list[Callable]:
-    """Scale 0..255 to 0..1 and normalize each channel."""
+    """Return the transforms from a PIL image to a tensor in 0..1, normalized per channel."""
     scale = v2.ToDtype(torch.float32, scale=True)
     return [v2.PILToTensor(), scale, v2.Normalize(list(mean), list(std))]
 
 
 def split_jitter(color_jitter: float | Sequence[float]) -> tuple[tuple[float, ...], float]:
-    """(brightness, contrast, saturation, hue), probability."""
+    """Return ((brightness, contrast, saturation, hue), probability) of train_transform's
+    color_jitter. Raises ValueError unless it is one number or five."""
     if isinstance(color_jitter, (int, float)):
         return (color_jitter, color_jitter, color_jitter, 0.0), 1.0
     if len(color_jitter) != 5:
         raise ValueError(
-            "color_jitter is one strength, or brightness, contrast, saturation, hue and "
-            f"probability; given {color_jitter!r}"
+            "color_jitter must be one strength, or five numbers (brightness, contrast, saturation, "
+            f"hue, probability); given {color_jitter!r}"
         )
     *strengths, probability = color_jitter
     return tuple(strengths), probability

@@ -1,4 +1,4 @@
-"""Worker processes of the loaders: start, signals, errors and shutdown."""
+"""Worker processes of DataLoaders: how they start, stop, and handle signals and errors."""
 
 import atexit
 import multiprocessing
@@ -18,7 +18,7 @@ from vil.data.samplers import Position
 from vil.utils.errors import DataError
 
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2}
-STARTED = weakref.WeakSet()  # iterators of DataLoaders, whose workers stop at exit
+STARTED = weakref.WeakSet()  # DataLoader iterators whose workers are stopped at exit
 DEATH = re.compile(r"DataLoader (worker \(pid.*?\)) (.*?)\.?( Details are lost.*)?\s*", re.DOTALL)
 
 
@@ -31,7 +31,12 @@ def build_data_loader(
     context: str | None = None,
     persistent: bool = False,
 ) -> DataLoader:
-    """A DataLoader over lists of Position. `context` is the start method of multiprocessing."""
+    """Build a DataLoader that makes one batch from each list of positions in `batches`.
+
+    Args:
+        context: the multiprocessing start method of the workers.
+        persistent: keep the workers for the next pass.
+    """
     return DataLoader(
         samples,
         batch_sampler=batches,
@@ -41,20 +46,19 @@ def build_data_loader(
         worker_init_fn=ignore_signals,
         multiprocessing_context=context if workers else None,
         persistent_workers=persistent and workers > 0,
-        generator=torch.Generator(),  # the global one would advance; each sample is seeded again
+        generator=torch.Generator(),  # keeps the global one unchanged; `fork_rng` seeds samples
     )
 
 
 def iter_batches(loader: DataLoader) -> Iterator:
-    """Yield the batches of one pass. close() stops the workers, unless they are persistent.
-
-    Raises RuntimeError with the pid if a worker has died. The connection to it may fail before
-    SIGCHLD arrives: torch's handler, which knows the pid, raises during the sleep.
-    """
+    """Yield the batches of one pass. Closing the iterator stops the workers unless they are
+    persistent. Raises RuntimeError with the process id if a worker has died."""
     iterator = start_workers(loader)
     try:
         yield from iterator
     except (ConnectionError, EOFError):
+        # The connection to a dead worker may fail before SIGCHLD arrives. torch's signal handler
+        # knows the process id: wait for it to raise.
         time.sleep(1)
         raise
     finally:
@@ -63,7 +67,8 @@ def iter_batches(loader: DataLoader) -> Iterator:
 
 
 def start_workers(loader: DataLoader) -> Iterator:
-    """iter(loader) with signals blocked until the workers have reached `ignore_signals`."""
+    """Start the workers of a loader and return iter(loader). SIGNALS are blocked meanwhile, so that
+    no worker receives one before it runs `ignore_signals`."""
     others = multiprocessing.active_children()
     context = loader.multiprocessing_context or multiprocessing.get_context()
     if loader.num_workers and context.get_start_method() != "fork":
@@ -71,7 +76,7 @@ def start_workers(loader: DataLoader) -> Iterator:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         iterator = iter(loader)
-    except BaseException:  # e.g. from a signal handler between two workers
+    except BaseException:  # e.g. raised by a signal handler
         for worker in set(multiprocessing.active_children()).difference(others):
             worker.kill()
         raise
@@ -84,7 +89,11 @@ def start_workers(loader: DataLoader) -> Iterator:
 
 
 def ignore_signals(worker_id: int) -> None:
-    """Ignore signals to the process group, so that the parent can still load and save."""
+    """Ignore SIGNALS in a worker; passed to DataLoader as worker_init_fn.
+
+    After a signal to the process group, the main process can then still load data and save. A
+    second SIGTERM ends the worker.
+    """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
@@ -92,10 +101,10 @@ def ignore_signals(worker_id: int) -> None:
 
 
 def stop_workers(iterators: Iterable[object] = STARTED) -> None:
-    """Stop the workers of DataLoader iterators now, by default of all: at exit, multiprocessing
-    would send one SIGTERM, which they ignore, and wait forever.
+    """Stop the workers of DataLoader iterators, by default of all iterators that were started.
 
-    Deleting the last reference does the same, but a kept traceback holds a reference.
+    This function runs at exit. Without it, multiprocessing would send each worker one SIGTERM,
+    which the worker ignores, and wait forever.
     """
     for iterator in list(iterators):
         if hasattr(iterator, "_shutdown_workers"):
@@ -104,8 +113,11 @@ def stop_workers(iterators: Iterable[object] = STARTED) -> None:
 
 @contextmanager
 def worker_errors() -> Iterator[None]:
-    """Turn torch's error for a dead worker into a DataError with advice. Wrap all code that runs
-    while workers are alive: torch raises from a signal handler, at any line."""
+    """Turn torch's RuntimeError for a dead worker into a DataError with advice.
+
+    Run all code inside the block while workers are alive. torch raises the error from a signal
+    handler, so any line may raise it.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -114,5 +126,5 @@ def worker_errors() -> Iterator[None]:
             raise
         raise DataError(
             f"loader {death[1]} {death[2]}; if memory ran out, use fewer DATALOADER.WORKERS or a "
-            "smaller DATALOADER.BSZ; with 0 workers an error in the data has its own traceback"
+            "smaller DATALOADER.BSZ; with 0 workers an error in the data shows its traceback"
         ) from error

@@ -1,7 +1,7 @@
-"""This process's rank, and the few collectives that the engine needs.
+"""The rank of this process, and the collectives that the engine uses.
 
-torchrun sets environment variables for each process. Without them the process is alone: there is no
-process group, and every collective returns at once.
+torchrun sets environment variables for each process. Without them there is a single process and no
+process group, and each collective returns its input.
 """
 
 import os
@@ -25,7 +25,7 @@ GLOO_GRACE_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class DistInfo:
-    """This process's rank of `world` processes, and its rank on its machine."""
+    """The rank of this process among `world` processes, and its rank on its machine."""
 
     rank: int = 0
     world: int = 1
@@ -62,7 +62,10 @@ def read_environment(environment: Mapping[str, str]) -> DistInfo:
 
 
 def start(backend: str | None, device: torch.device) -> DistInfo:
-    """Join the process group, if there is one. `backend` None: gloo on CPU, nccl on CUDA."""
+    """Initialize the process group if there are several processes.
+
+    backend: None for gloo on CPUs and nccl on CUDA.
+    """
     dist = read_environment(os.environ)
     if device.type == "cuda":
         if dist.local_rank >= torch.cuda.device_count():
@@ -79,7 +82,7 @@ def start(backend: str | None, device: torch.device) -> DistInfo:
 
 
 def stop() -> None:
-    """Leave the process group. Call it last, also after a failure."""
+    """Destroy the process group. Call this last, also after an error."""
     if not torch_dist.is_initialized():
         return
     if "gloo" in torch_dist.get_backend():
@@ -91,10 +94,11 @@ def stop() -> None:
 
 
 def wrap(model: nn.Module, dist: DistInfo, device: torch.device) -> nn.Module:
-    """Wrap the model in DDP if there are several ranks, unless it is sharded.
+    """Wrap the model in DDP if there are several ranks and the model is not sharded.
 
-    Buffers are not broadcast at every step: in ViL they are constants or redrawn equally on every
-    rank. Batch norms of other models are synchronized on GPUs; see also `share_buffers`.
+    DDP does not broadcast buffers at every step: those of ViL are constant or computed equally on
+    every rank. Batch norms of other models are converted to SyncBatchNorm on GPUs. See also
+    `share_buffers`.
     """
     if dist.world == 1 or hasattr(model, "set_requires_gradient_sync"):
         return model
@@ -108,7 +112,10 @@ def wrap(model: nn.Module, dist: DistInfo, device: torch.device) -> nn.Module:
 
 
 def share_buffers(model: nn.Module) -> None:
-    """Broadcast rank 0's buffers, so that all ranks evaluate the batch statistics that it saves."""
+    """Broadcast rank 0's buffers to all ranks.
+
+    All ranks then evaluate with the batch norm statistics that rank 0 saves.
+    """
     if torch_dist.is_initialized():
         for buffer in model.buffers():
             torch_dist.broadcast(buffer, src=0)
@@ -123,14 +130,14 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
-    """Sum `tensor` over the ranks, in place."""
+    """Sum a tensor over all ranks, in place, and return it."""
     if torch_dist.is_initialized():
         torch_dist.all_reduce(tensor)
     return tensor
 
 
 def all_reduce_max(number: int) -> int:
-    """The largest of the ranks' numbers, on every rank. Does not use the device."""
+    """Return the maximum of a number over all ranks. It is computed without the accelerator."""
     if not torch_dist.is_initialized():
         return number
     box = torch.tensor(number)
@@ -139,7 +146,7 @@ def all_reduce_max(number: int) -> int:
 
 
 def broadcast_object(value: T) -> T:
-    """Rank 0's `value`, on every rank."""
+    """Return rank 0's `value` on every rank."""
     if not torch_dist.is_initialized():
         return value
     box = [value]
@@ -148,7 +155,7 @@ def broadcast_object(value: T) -> T:
 
 
 def gather_objects(value: T) -> list[T]:
-    """All ranks' values in order, on rank 0; an empty list on the others."""
+    """Return the values of all ranks in order, on rank 0. Other ranks get an empty list."""
     if not torch_dist.is_initialized():
         return [value]
     main = torch_dist.get_rank() == 0

@@ -1,4 +1,4 @@
-"""Helpers of every evaluation: eval mode, autocast, and batches in step on all ranks."""
+"""Helpers for evaluation: eval mode, autocast, and synchronous iteration on all ranks."""
 
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
@@ -12,8 +12,11 @@ from vil.engine.fsdp import unsharded
 
 
 def iter_in_step(batches: Sized, between: Callable[[], None]) -> Iterator[Any]:
-    """Yield this rank's batches. Before each it calls `between`, on every rank as often as on the
-    rank with the most batches."""
+    """Yield this rank's batches, and call `between` before each of them.
+
+    `between` is called equally often on all ranks. A rank with fewer batches than another calls it
+    further times after its last batch.
+    """
     iterator = iter(batches)
     for _ in range(all_reduce_max(len(batches))):
         between()
@@ -22,13 +25,14 @@ def iter_in_step(batches: Sized, between: Callable[[], None]) -> Iterator[Any]:
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
-    """Mixed precision in `dtype`; none with None."""
+    """Return an autocast context with `dtype`; a disabled one if it is None."""
     return torch.autocast(device.type, dtype, enabled=dtype is not None)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """Set the model to eval mode without gradients, and restore its mode at the end."""
+    """Set the model to eval mode and disable gradients inside the context. Restore the mode on
+    exit."""
     was_training = model.training
     model.eval()
     try:

@@ -1,8 +1,8 @@
 """Shard weights over the ranks (FSDP2), and gather them for a checkpoint.
 
-Each rank keeps a shard of every parameter, gradient and optimizer state, and gathers the weights of
-one block at a time. A checkpoint has full tensors under the plain model's names, so that strategy
-and number of ranks may change on resume.
+Each rank stores a shard of every parameter, gradient and optimizer state, and gathers the weights
+of one block at a time. A checkpoint has full tensors under the plain model's names, so a run can
+resume with another strategy or number of ranks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,8 +20,10 @@ from vil.engine.distributed import DistInfo
 def shard(
     model: nn.Module, blocks: Iterable[nn.Module], dist: DistInfo, device: torch.device
 ) -> None:
-    """Shard a model in place; each of `blocks` is gathered separately, the rest together. All ranks
-    must have the same weights."""
+    """Shard a model in place. All ranks must have the same weights.
+
+    blocks: modules that are gathered one at a time. The rest of the model is gathered together.
+    """
     mesh = init_device_mesh(device.type, (dist.world,))
     for block in blocks:
         fully_shard(block, mesh=mesh)
@@ -33,17 +35,17 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def local(x: Tensor) -> Tensor:
-    """This rank's shard, or a tensor that is not sharded."""
+    """Return this rank's shard of a tensor; the tensor itself if it is not sharded."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
 def full_tensor(x: Tensor) -> Tensor:
-    """The unsharded tensor. All ranks must call it."""
+    """Return the unsharded tensor. All ranks must call this."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def shard_like(x: Tensor, other: Tensor) -> Tensor:
-    """Shard a full tensor, equal on all ranks, like another one of its shape."""
+    """Shard a full tensor like `other`, which has the same shape. It must be equal on all ranks."""
     if not isinstance(other, DTensor) or x.shape != other.shape:
         return x
     return distribute_tensor(x.to(other.device), other.device_mesh, other.placements)
@@ -51,8 +53,10 @@ def shard_like(x: Tensor, other: Tensor) -> Tensor:
 
 @contextmanager
 def unsharded(model: nn.Module) -> Iterator[None]:
-    """Inside, every rank has the full weights, so that ranks may run different numbers of forward
-    passes in an evaluation."""
+    """Gather the full weights on every rank inside the context.
+
+    Ranks may then run different numbers of forward passes, for example in an evaluation.
+    """
     parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for part in parts:
         part.set_reshard_after_forward(False, recurse=False)

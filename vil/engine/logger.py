@@ -1,11 +1,11 @@
-"""Log a run for people, scripts, TensorBoard and the terminal.
+"""Log a run to text, JSON, TensorBoard and the terminal.
 
 log.txt        one line per log point: an ISO time stamp and `key value` pairs in a fixed order
 metrics.jsonl  the same numbers, one JSON object per line, each (step, split) once
 tb/            the same numbers for TensorBoard
-terminal       the lines of log.txt; on a terminal a progress bar below them
+terminal       the lines of log.txt, and a progress bar below them
 
-On ranks other than 0 every method returns at once.
+On ranks other than 0, all methods do nothing.
 """
 
 import json
@@ -14,13 +14,14 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import torch
 
 from vil.utils.atomic_write import TEXT, replace_text
+from vil.utils.console import echo, echo_error
 from vil.utils.metric_format import format_pairs
 
 REDRAW_SECONDS = 0.2
@@ -37,7 +38,11 @@ class RunLogger:
         self.text = open(folder / "log.txt", "a", 1, **TEXT) if enabled else None  # noqa: SIM115
 
     def begin(self, step: int, end: int, *, steps_per_epoch: int, batch_size: int) -> None:
-        """Begin to log steps after `step`; drop those that an earlier attempt logged."""
+        """Open the files for logging steps after `step`. Remove later steps logged by an earlier
+        attempt.
+
+        end: the last step of the run.
+        """
         if not self.enabled:
             return
         from torch.utils.tensorboard import SummaryWriter  # a second to import: training only
@@ -57,21 +62,23 @@ class RunLogger:
         with self.ignore_os_errors():
             self.text.write(f"{line}\n")
         if self.bar:
-            self.bar.console.out(line, highlight=False)
+            with suppress(OSError):
+                self.bar.console.out(line, highlight=False)
         else:
-            print(line, flush=True)
+            echo(line)
 
     def tick(self, step: int) -> None:
-        """Move the progress bar."""
+        """Update the progress bar to a step."""
         if not self.bar:
             return
         due = time.monotonic() - self.drawn_time > REDRAW_SECONDS
-        self.bar.update(self.bar.task_ids[0], completed=step, refresh=due)
+        with suppress(OSError):  # the terminal is gone
+            self.bar.update(self.bar.task_ids[0], completed=step, refresh=due)
         if due:
             self.drawn_time = time.monotonic()
 
     def training(self, step: int, lr: float, metrics: dict[str, float]) -> None:
-        """Log the means since the last line, as returned by `Meter.read`."""
+        """Log the training metrics returned by `Meter.read`."""
         if not self.enabled:
             return
         times = {"time": metrics["time"], "data": metrics["data"]}
@@ -83,7 +90,8 @@ class RunLogger:
         self.record(step, "train", metrics)
 
     def evaluation(self, step: int, results: dict[str, dict]) -> None:
-        """Log one line per test set, without values that are not numbers (per-class tables)."""
+        """Log a line per test set. Values that are not numbers, such as per-class tables, are left
+        out."""
         self.last_evaluation = results
         if not self.enabled:
             return
@@ -99,7 +107,7 @@ class RunLogger:
         return f"epoch {step / per_epoch:.2f}/{self.end / per_epoch:g} step {step}/{self.end}"
 
     def record(self, step: int, split: str, metrics: dict[str, float]) -> None:
-        """Write a line of metrics.jsonl, with null for NaN, and TensorBoard's scalars."""
+        """Write metrics to metrics.jsonl, with null for NaN, and to TensorBoard."""
         if not self.enabled:
             return
         where = {"step": step, "epoch": step / self.steps_per_epoch, "split": split}
@@ -111,25 +119,27 @@ class RunLogger:
                 self.tensorboard.add_scalar(f"{name}/{split}", value, step)
 
     def close(self) -> None:
-        if self.bar:
-            self.bar.stop()
+        with suppress(OSError):
+            if self.bar:
+                self.bar.stop()
         for file in filter(None, (self.tensorboard, self.metrics, self.text)):
             with self.ignore_os_errors():
                 file.close()
 
     @contextmanager
     def ignore_os_errors(self) -> Iterator[None]:
-        """Let no failed write in the block end the run: print each OSError to stderr once."""
+        """Ignore an OSError of a write inside the context. Print each different error to stderr
+        once."""
         try:
             yield
         except OSError as error:
             if self.last_error != str(error):
-                print(f"vil: the log cannot be written: {error}", file=sys.stderr, flush=True)
+                echo_error(f"vil: the log cannot be written: {error}")
             self.last_error = str(error)
 
 
 def rewind(file: Path, step: int) -> None:
-    """Drop the lines of metrics.jsonl after `step`, and lines that a crash left incomplete."""
+    """Remove the lines of metrics.jsonl after `step`, and lines that a crash left incomplete."""
     if not file.exists():
         return
     lines = file.read_text(errors="replace").splitlines()
@@ -138,7 +148,7 @@ def rewind(file: Path, step: int) -> None:
 
 
 def step_of(line: str) -> float:
-    """The step of a line of metrics.jsonl; infinity if the line is not valid."""
+    """Return the step of a line of metrics.jsonl; infinity if the line is not valid."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -146,19 +156,25 @@ def step_of(line: str) -> float:
 
 
 def open_bar(step: int, end: int):
-    """Start a rich progress bar with one task. Its thread (auto_refresh) could hold the terminal's
-    lock while loader workers are forked, and a worker that prints a warning would then hang."""
+    """Start a rich progress bar for the steps from `step` to `end`.
+
+    It runs without rich's refresh thread. That thread could hold the terminal's lock while a loader
+    worker is forked, and the worker would hang when it prints a warning.
+    """
     from rich import progress
+    from rich.console import Console
 
     columns = (progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeRemainingColumn())
-    bar = progress.Progress(*columns, transient=True, auto_refresh=False)
+    # not through a StandardStream, which escapes control characters
+    console = Console(file=getattr(sys.stdout, "stream", sys.stdout))
+    bar = progress.Progress(*columns, console=console, transient=True, auto_refresh=False)
     bar.add_task("train", completed=step, total=end)
     bar.start()
     return bar
 
 
 def memory_mb() -> float:
-    """Peak memory: tensors on the GPU if it is used, else this process's resident memory."""
+    """Return the peak memory in MB: of tensors on the GPU if there is one, else of this process."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 2**20
     unit = 1 if sys.platform == "darwin" else 2**10  # macOS counts bytes, Linux KiB

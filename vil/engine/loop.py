@@ -1,8 +1,8 @@
-"""The training loop: one function that reads from top to bottom.
+"""The training loop, in one function to be read from top to bottom.
 
-It is a pure function of the step: torch's generator, which dropout and drop path draw from, is
-seeded at every step from (seed, step, rank). So a run that resumes, also in the middle of an epoch,
-is bit-identical to one that never stopped.
+A step depends only on the state before it and on its number. torch's generators, from which dropout
+and drop path sample, are seeded at every step from (seed, step, rank). So a resumed run is
+bit-identical to an uninterrupted one, also if it resumes in the middle of an epoch.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ from vil.utils.train_step import TrainStep
 
 
 class Metric(NamedTuple):
-    """The metric of the first test set that decides which checkpoint is `best`."""
+    """The metric of the first test set by which the best checkpoint is selected."""
 
     name: str
     higher_is_better: bool = True
@@ -49,9 +49,10 @@ class Metric(NamedTuple):
 class Loss(NamedTuple):
     """The loss of a batch or of a part of it.
 
-    With normalizer None, `value` is a mean in which every sample counts the same. Otherwise `value`
-    is a sum and `normalizer` a scalar tensor, such as the sum of the samples' weights. The gradient
-    is then that of the sums over all parts and ranks, divided by the sum of all normalizers.
+    If `normalizer` is None, `value` is a mean over samples of equal weight. Otherwise `value` is a
+    sum, and `normalizer` is a scalar tensor, such as the sum of the samples' weights. Values and
+    normalizers are then summed over all parts and ranks, and the loss is the quotient of these two
+    sums.
     """
 
     value: Tensor
@@ -60,7 +61,7 @@ class Loss(NamedTuple):
 
 
 class Task(Protocol):
-    """What the loop calls; `vil.tasks.base.Task` documents it."""
+    """The methods of a task that the loop calls, see `vil.tasks.base.Task`."""
 
     metric: Metric
     amp_dtype: torch.dtype | None  # autocast's precision, None: full
@@ -72,12 +73,15 @@ class Task(Protocol):
     def evaluate(
         self, model: nn.Module, between: Callable[[], None] = ...
     ) -> dict[str, dict[str, Any]]:
-        """Return {test set: metrics}, the same on every rank. Calls `between` before each batch,
-        equally often on every rank; what it raises ends the evaluation."""
+        """Return {test set: metrics}, the same on every rank.
+
+        `between` is called before each batch, equally often on every rank. An exception that it
+        raises ends the evaluation.
+        """
 
 
 class Loader(Protocol):
-    """This rank's batches of the steps start_step .. stop_step - 1."""
+    """An iterable of this rank's batches for the steps from start_step to stop_step - 1."""
 
     steps_per_epoch: int
 
@@ -104,10 +108,10 @@ def train(
     max_steps: int | None = None,
     draw: Callable[[Path], Any] | None = None,  # called with the run's folder after evaluations
 ) -> TrainState:
-    """Train from `state`, the initial one or that of a checkpoint, to the end.
+    """Train until the last epoch, from an initial state or from the state of a checkpoint.
 
-    lr_at: the learning rate of a step. Raises DivergedError after too many consecutive non-finite
-    steps, and StoppedError, with the state saved, after a signal.
+    lr_at: returns the learning rate of a step. Raises DivergedError after too many consecutive
+    non-finite steps, and StoppedError, after saving the state, if a signal was received.
     """
     dist, device, per_epoch = run.dist, run.device, loader.steps_per_epoch
     plain, optimizer, scaler, ema = objects
@@ -134,7 +138,7 @@ def train(
                 results = task.evaluate(evaluated_model, guard.check_all_ranks)
                 run.log.evaluation(state.step, results)
                 value = next(iter(results.values()))[task.metric.name]  # of the first test set
-                state = state.after_eval(
+                state = checkpoints.check_best(state).after_eval(
                     value, drop=drop_on_plateau > 0, higher_is_better=task.metric.higher_is_better
                 )
                 if draw and dist.is_main:
@@ -187,13 +191,14 @@ def train(
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed torch's generators, on the CPU and on every accelerator, for one step of one rank."""
+    """Seed torch's generators, on the CPU and all accelerators, from (seed, step, rank)."""
     digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest()
     torch.manual_seed(int.from_bytes(digest, "big"))
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """Set the learning rate of a step; groups scale it by their `lr_scale` (layer-wise decay)."""
+    """Set the learning rate. Each parameter group multiplies it by its `lr_scale` (layer-wise
+    decay)."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
 
@@ -206,10 +211,11 @@ def backward(
     num_parts: int,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Accumulate the scaled gradients of a prepared batch; return the loss and its metrics.
+    """Accumulate the scaled gradients of a prepared batch. Returns the loss and its metrics.
 
-    The `num_parts` equal parts run one after the other. Their gradients add up to those of the full
-    batch, with the memory of one part; only batch norms and the random draws of dropout differ.
+    The batch is split into `num_parts` equal parts, which run one after the other. Their gradients
+    add up to those of the full batch, but need the memory of one part only. Batch norms and dropout
+    are the exceptions: they see each part separately.
     """
     means: dict[str, Tensor] = {}
     normalizers = []
@@ -228,8 +234,11 @@ def backward(
 
 
 def rescale_gradients(model: nn.Module, normalizer: Tensor, num_parts: int) -> Tensor:
-    """Turn the gradient of mean sums over parts and ranks into that of the total sum divided by the
-    total normalizer. Returns the factor, which holds for the loss too."""
+    """Divide the gradients by the normalizer that is summed over all parts and ranks.
+
+    Before, they are the gradients of the loss sums averaged over parts and ranks. Returns the
+    factor applied to them, which the caller applies to the loss as well.
+    """
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     normalizer = all_reduce_sum(normalizer.clone())
     factor = torch.where(normalizer > 0, num_parts * world / normalizer, 0)  # no samples: 0
@@ -239,7 +248,10 @@ def rescale_gradients(model: nn.Module, normalizer: Tensor, num_parts: int) -> T
 
 
 def sync_gradients(model: nn.Module, sync: bool) -> AbstractContextManager:
-    """Let DDP and FSDP reduce gradients over the ranks only once per step, with the last part."""
+    """Return a context in which DDP and FSDP reduce gradients over the ranks only if `sync`.
+
+    `sync` is True for the last part of a batch, so that gradients are reduced once per step.
+    """
     if is_sharded(model):
         model.set_requires_gradient_sync(sync)
     return nullcontext() if sync or not hasattr(model, "no_sync") else model.no_sync()

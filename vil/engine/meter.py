@@ -17,7 +17,7 @@ from vil.engine.distributed import all_reduce_sum
 
 
 class Meter:
-    """Sums since the last `read`. Evaluation and checkpoints do not count as training time."""
+    """Sums of metrics and times since the last `read`. Evaluation and checkpoints are not timed."""
 
     def __init__(self):
         self.reset()
@@ -30,7 +30,10 @@ class Meter:
     def watch(
         self, batches: Iterable[Any], waiting: Callable[[], AbstractContextManager]
     ) -> Iterator[Any]:
-        """Yield the batches, and measure the time spent waiting for them, inside `waiting`."""
+        """Yield the batches, and measure the time spent waiting for them.
+
+        Each wait runs inside the context manager that `waiting` returns.
+        """
         iterator = iter(batches)
         try:
             while True:
@@ -57,9 +60,10 @@ class Meter:
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def read(self) -> dict[str, float]:
-        """Return the means over ranks and steps without skipped ones, then the seconds per step and
-        those spent waiting for data; start over.
+        """Return the means since the last call, and reset the sums.
 
+        The dict has first the metrics, averaged over ranks and over the steps that were not
+        skipped. Then it has the seconds per step, and the seconds of these spent waiting for data.
         Metrics are equal on all ranks.
         """
         total = all_reduce_sum(torch.stack([*self.sums.values(), self.good_steps.float()]))

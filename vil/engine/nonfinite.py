@@ -1,8 +1,8 @@
 """Skip the update on all ranks if any rank has a non-finite loss or gradient.
 
-The flag stays on the device, where the update is made conditional on it (`update`). The host reads
-it one step later, so that it never waits for an accelerator. A skipped step leaves weights,
-optimizer state and averages unchanged; data and schedule advance.
+A flag marks such a step. It stays on the device, where `update` skips the optimizer's step if it is
+set. The host reads the flag one step later, so it never waits for an accelerator. A skipped step
+leaves weights, optimizer state and averages unchanged. Data and schedule advance.
 """
 
 import json
@@ -22,14 +22,14 @@ MAX_LISTED = 20  # parameters in a dump, those with the largest gradients first
 
 
 class Flags(NamedTuple):
-    """Flags of a step, reduced over the ranks."""
+    """The flags of a step, reduced over all ranks."""
 
     bad: bool = False  # loss or gradient is not finite
     signal: int = 0  # number of a received signal, 0: none
 
 
 def gradient_norm(model: nn.Module, max_norm: float) -> Tensor:
-    """Return the norm of all gradients together. Clip them to `max_norm`, unless it is 0."""
+    """Return the norm of all gradients together. If `max_norm` is not 0, clip them to it."""
     parameters = [p for p in model.parameters() if p.grad is not None]
     norm = full_tensor(nn.utils.get_total_norm([p.grad for p in parameters]))
     if max_norm:
@@ -38,8 +38,11 @@ def gradient_norm(model: nn.Module, max_norm: float) -> Tensor:
 
 
 def all_reduce_flags(loss: Tensor, norm: Tensor, signal: int) -> Tensor:
-    """Return float32 (2,), the same on every rank: 1 if any rank's loss or gradient norm is not
-    finite, and the signal that any rank received."""
+    """Return two flags as a float32 tensor, the same on every rank.
+
+    The first is 1 if the loss or the gradient norm of any rank is not finite. The second is the
+    number of a signal that any rank received, or 0.
+    """
     good = (loss.isfinite() & norm.isfinite()).float()
     flags = torch.stack([1 - good, torch.full_like(good, signal)])
     if torch_dist.is_initialized():
@@ -48,7 +51,10 @@ def all_reduce_flags(loss: Tensor, norm: Tensor, signal: int) -> Tensor:
 
 
 class BatchNormSnapshot:
-    """The running statistics of batch norms, which a forward pass changes, to undo a bad step."""
+    """A copy of the running statistics of batch norms, to undo a skipped step.
+
+    The forward pass changes the statistics before it is known whether the step is skipped.
+    """
 
     def __init__(self, model: nn.Module):
         norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -59,14 +65,18 @@ class BatchNormSnapshot:
         self.copies = [buffer.clone() for buffer in self.buffers]
 
     def restore(self, bad: Tensor) -> None:
-        """Restore them after it if `bad` is 1."""
+        """Restore the copied statistics if the flag `bad` is 1. Call this after the forward
+        pass."""
         for buffer, copy in zip(self.buffers, self.copies):
             buffer.copy_(torch.where(bad > 0, copy, buffer))
 
 
 def update(optimizer: Optimizer, bad: Tensor) -> None:
-    """Step the optimizer unless `bad`, a float32 scalar, is 1. torch's fused optimizers read it on
-    the device; for others the host waits for it."""
+    """Run the optimizer's step unless the float32 flag `bad` is 1.
+
+    torch's fused optimizers read the flag on the device. For other optimizers, the host waits for
+    it.
+    """
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer.grad_scale, optimizer.found_inf = None, bad
         try:
@@ -78,7 +88,11 @@ def update(optimizer: Optimizer, bad: Tensor) -> None:
 
 
 class DelayedFlags:
-    """Read flags without waiting for a GPU: those of the previous step. On a CPU at once."""
+    """Reads the flags with a delay of one step on a GPU, so that the host does not wait for the
+    device.
+
+    On a CPU there is no delay.
+    """
 
     def __init__(self, device: torch.device):
         self.is_delayed = device.type == "cuda"
@@ -99,14 +113,15 @@ class DelayedFlags:
 
 
 class NonFiniteSteps:
-    """Count consecutive skipped steps; raise DivergedError after more than `limit`."""
+    """Counts consecutive skipped steps. Raises DivergedError if there are more than `limit`."""
 
     def __init__(self, limit: int, folder: Path, rank: int):
         self.limit, self.file = limit, folder / "crash" / f"not-finite-rank{rank}.json"
         self.in_a_row = 0
 
     def count(self, flags: Flags, model: nn.Module, **record: Any) -> int:
-        """Return 1 for a skipped step. Write crash/ before raising DivergedError."""
+        """Return 1 if the step was skipped, else 0. Before it raises DivergedError, write a file to
+        crash/."""
         self.in_a_row = self.in_a_row + 1 if flags.bad else 0
         if self.in_a_row > self.limit:
             dump(self.file, model, record | {"samples": record["samples"].tolist()})
@@ -118,7 +133,7 @@ class NonFiniteSteps:
 
 
 def dump(file: Path, model: nn.Module, record: dict[str, Any]) -> None:
-    """Write `record` and the parameters with the largest gradients, to find where NaNs began."""
+    """Write `record` and the parameters with the largest gradients to a file, for debugging."""
     file.parent.mkdir(exist_ok=True)
     sizes = {
         name: {"weight": max_abs(p), "gradient": None if p.grad is None else max_abs(p.grad)}
@@ -126,7 +141,8 @@ def dump(file: Path, model: nn.Module, record: dict[str, Any]) -> None:
     }
     worst = sorted(sizes, key=lambda name: sort_key(sizes[name]["gradient"]), reverse=True)
     values = {name: value() if callable(value) else value for name, value in record.items()}
-    values["largest"] = {name: sizes[name] for name in worst[:MAX_LISTED]}
+    largest = {name: sizes[name].items() for name in worst[:MAX_LISTED]}
+    values["largest"] = {name: {k: as_json(v) for k, v in own} for name, own in largest.items()}
     file.write_text(json.dumps(values, indent=1, default=str) + "\n")
 
 
@@ -135,6 +151,12 @@ def max_abs(x: Tensor) -> float:
     return x.abs().max().item() if x.numel() else 0.0
 
 
+def as_json(value: float | None) -> float | str | None:
+    """Return a finite number as is, and others as "nan" or "inf", because JSON cannot represent
+    them."""
+    return value if value is None or math.isfinite(value) else str(value)
+
+
 def sort_key(value: float | None) -> float:
-    """Sort None last and NaN first, in descending order."""
+    """Return a key for sorting in descending order, with NaN first and None last."""
     return -1.0 if value is None else math.inf if math.isnan(value) else value

@@ -1,13 +1,14 @@
-"""Stop a run early: in good order after a signal, by force if a step hangs.
+"""Stop a run cleanly after a signal, and end it by force if a step hangs.
 
-The first SIGTERM, SIGUSR1 (sent in advance by schedulers) or SIGINT (Ctrl-C) is recorded. The ranks
-exchange it with the flags of each training step and between the batches of an evaluation. Then all
-raise StoppedError at the same point, and the loop saves. Nothing is saved in the signal handler,
-which may run in the middle of a collective.
+The first SIGTERM, SIGUSR1 (which schedulers send in advance) or SIGINT (Ctrl-C) is recorded. The
+ranks exchange it with the flags of each training step, and between the batches of an evaluation.
+Then all ranks raise StoppedError at the same point, and the loop saves a checkpoint. The signal
+handler itself saves nothing, because it may run in the middle of a collective.
 
-A thread ends the process if no step has finished for `hang_seconds`, or within `grace_seconds` of a
-signal, with the stacks of all threads on stderr and in <run>/crash/. If the step holds Python's
-GIL, no Python thread can run: then faulthandler's does the same a moment later, with exit code 1.
+A watchdog thread ends the process if no step has finished for `hang_seconds`, or within
+`grace_seconds` after a signal. First it writes the stacks of all threads to stderr and to
+<run>/crash/. If the hanging step holds Python's GIL, the thread cannot run. Then faulthandler's
+thread does the same a little later, with exit code 1.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vil.engine.distributed import DistInfo, all_reduce_max
+from vil.utils.console import echo_error
 from vil.utils.errors import HUNG, StoppedError
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -29,13 +31,14 @@ REPEAT_SECONDS = 2.0  # launcher and process group may both deliver one signal
 BACKSTOP_SECONDS = 2.0
 EXIT_SECONDS = 2.0  # a rank that exits breaks its peers' collectives: let them report first
 POLL_SECONDS = 0.2
+STOPPED_SECONDS = 2.0  # a poll that is later than this was stopped, not just slow
 COLLECTIVES = ("torch/distributed/", "torch/nn/parallel/", "torch/autograd/")
 
 
 class PreemptionGuard:
-    """Record signals and, after `watch`, end a process that makes no progress.
+    """Records signals and, after `watch` was called, ends the process if it makes no progress.
 
-    Used as `with PreemptionGuard(dist) as guard:`. hang_seconds 0: a step may take forever.
+    Use it as `with PreemptionGuard(dist) as guard:`. hang_seconds: 0 for no limit.
     """
 
     def __init__(self, dist: DistInfo, *, hang_seconds: float = 0.0, grace_seconds: float = 30.0):
@@ -63,30 +66,39 @@ class PreemptionGuard:
             signal.signal(number, handler)
 
     def watch(self, folder: Path, status: Callable[[str, int, str], None]) -> None:
-        """Begin to watch steps. `status(state, code, reason)` is called before a forced exit."""
+        """Start to watch for hanging steps. `status(state, code, reason)` is called before a forced
+        exit."""
         self.folder, self.status = folder, status
         self.beat()
 
     def beat(self) -> None:
-        """Report progress: a step or a batch of an evaluation was finished."""
+        """Report progress: a training step or an evaluation batch has finished."""
         self.progress_time = time.monotonic()
+        self._arm_backstop()
+
+    def _arm_backstop(self) -> None:
         if self.hang_seconds and self.folder:
-            timeout = self.hang_seconds + BACKSTOP_SECONDS
-            faulthandler.dump_traceback_later(timeout, exit=True, file=sys.__stderr__)
+            timeout = 2 * self.hang_seconds + BACKSTOP_SECONDS
+            faulthandler.dump_traceback_later(timeout, exit=True, file=2)
 
     def check_all_ranks(self) -> None:
-        """Raise StoppedError on all ranks if any received a signal. All ranks must call it."""
+        """Raise StoppedError on all ranks if any rank received a signal. All ranks must call
+        this."""
         self.beat()
         self.raise_if_stopped(all_reduce_max(self.received_signal))
 
     def raise_if_stopped(self, number: int) -> None:
-        """Raise StoppedError for a signal that all ranks know of; 0: none."""
+        """Raise StoppedError if `number` is not 0. It is the number of a signal, equal on all
+        ranks."""
         if number:
             raise StoppedError(signal.Signals(number))
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """While the block waits for data, let a signal stop a single process at once."""
+        """Let a signal interrupt the context immediately. The context waits for data.
+
+        Only a run with a single process is interrupted.
+        """
         self.is_waiting = self.dist.world == 1
         try:
             if self.is_waiting:
@@ -96,7 +108,7 @@ class PreemptionGuard:
             self.is_waiting = False
 
     def _record(self, number: int, frame: object) -> None:
-        """Handle a signal."""
+        """Handle a signal: record its number."""
         now = time.monotonic()
         if not self.received_signal:
             self.received_signal, self.signal_time = number, now
@@ -106,9 +118,20 @@ class PreemptionGuard:
             self.raise_if_stopped(self.received_signal)
 
     def _monitor(self) -> None:
-        """End the process if it is late. Runs in the thread."""
+        """Run the watchdog thread: end the process if a deadline has passed."""
+        before, launcher = time.monotonic(), os.getppid()
+        is_elastic = "TORCHELASTIC_RUN_ID" in os.environ  # started by torchrun
         while not self.closed.wait(POLL_SECONDS):
             now = time.monotonic()
+            if (stopped := now - before - POLL_SECONDS) > STOPPED_SECONDS:  # by SIGSTOP
+                self.progress_time += stopped
+                self.signal_time += stopped
+                if self.progress_time:
+                    self._arm_backstop()
+            before = now
+            if is_elastic and os.getppid() != launcher and not self.received_signal:
+                self.received_signal, self.signal_time = signal.SIGTERM, now
+                echo_error(f"vil: rank {self.dist.rank}: torchrun is gone, the run ends")
             if self.folder and 0 < self.hang_seconds < now - self.progress_time:
                 self._exit(f"no step in {self.hang_seconds:g} s", hung=True)
             since = max(self.signal_time, self.progress_time)
@@ -117,14 +140,14 @@ class PreemptionGuard:
                 self._exit(f"{name}, and no step within {self.grace_seconds:g} s of it")
 
     def _exit(self, reason: str, *, hung: bool = False) -> None:
-        """End the process at once: what hangs cannot be unwound."""
+        """End the process immediately, without cleanup, which could hang as well."""
         stop = StoppedError(signal.Signals(self.received_signal or signal.SIGTERM))
         state, code = ("hung", HUNG) if hung else (stop.state, stop.exit_code)
         reason = f"rank {self.dist.rank}: {reason}; {describe_position()}"
-        faulthandler.dump_traceback_later(2 * EXIT_SECONDS, exit=True, file=sys.__stderr__)
-        print(f"vil: {reason}", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback_later(2 * EXIT_SECONDS, exit=True, file=2)
+        echo_error(f"vil: {reason}")
         with contextlib.suppress(Exception):  # no failure here may keep the process alive
-            faulthandler.dump_traceback(file=sys.__stderr__)
+            faulthandler.dump_traceback(file=2)
             if self.folder:
                 file = self.folder / "crash" / f"stacks-rank{self.dist.rank}.txt"
                 file.parent.mkdir(exist_ok=True)
@@ -137,7 +160,7 @@ class PreemptionGuard:
 
 
 def describe_position() -> str:
-    """The main thread's innermost line outside torch, and whether it waits in a collective."""
+    """Describe where the main thread is, outside torch, and whether it waits for other ranks."""
     frame = sys._current_frames().get(threading.main_thread().ident)
     stack = traceback.extract_stack(frame)
     waits = any(part in line.filename for line in stack for part in COLLECTIVES)

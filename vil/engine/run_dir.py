@@ -1,12 +1,15 @@
-"""The folder of one run: locked while in use, with a record of how it was made and how it ended.
+"""The folder of a run. It is locked while in use, and records how the run was started and ended.
 
-run.lock      held by the process that writes here; a second one is refused
-command.txt   every command that ran here       env.txt   versions, device, git commit of each
-status.json   {state, code, step, checkpoint, reason, time}, for people and schedulers (torchrun
-              returns 1 for every failure)
-log.txt metrics.jsonl tb/ checkpoints/           see logger.py and checkpoint/save_load.py
+run.lock      held by the process that writes to the folder; a second process is rejected
+command.txt   each command that was run with this folder
+env.txt       versions, device and git commit for each of these commands
+status.json   {state, code, step, checkpoint, reason, time}, for users and schedulers. code is
+              the exit code, because torchrun itself returns 1 for every failure
+log.txt, metrics.jsonl, tb/, checkpoints/
+              described in logger.py and checkpoint/save_load.py
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -25,16 +28,20 @@ from vil.engine.checkpoint.save_load import resolve_link
 from vil.engine.distributed import DistInfo
 from vil.engine.logger import RunLogger
 from vil.utils.atomic_write import TEXT, replace_text
+from vil.utils.console import echo_error
 from vil.utils.errors import INTERRUPTED, RunFolderError, RunInUseError, StoppedError, os_error_as
 from vil.utils.machine import version
+from vil.utils.safe_files import check_run_folder
 
+HELD: set[int] = set()  # descriptors of locked folders
 PACKAGES = ("vil", "torch", "torchvision", "timm", "yacs", "numpy", "safetensors", "triton")
 
 
 class RunDir:
-    """The folder of a run. Only rank 0 writes files.
+    """The folder of a run. Only rank 0 writes to it.
 
-    `with RunDir(folder, dist, device) as run:` locks it and, at the end, writes the outcome.
+    Use it as `with RunDir(folder, dist, device) as run:`. This locks the folder, and on exit writes
+    the final status.
     """
 
     def __init__(self, folder: str | Path, dist: DistInfo, device: torch.device):
@@ -43,11 +50,14 @@ class RunDir:
         self.writes, self.step, self.begun = dist.is_main, 0, False
         if self.writes:
             self.lock = open_folder(self.folder)
+            self.folder_lock = lock_folder(self.folder)
         self.log = RunLogger(self.folder, enabled=self.writes)
         self.ended_by: BaseException | None = None  # what ended the run, if it is not raised
+        self.last_error = ""  # of status.json
 
     def begin(self) -> None:
-        """Record the start of training. Until then an earlier attempt's files stay unchanged."""
+        """Record the start of training. Before this call, files of earlier attempts are not
+        changed."""
         self.begun = True
         if self.writes:
             with os_error_as(RunFolderError, f"{self.folder} cannot be written"):
@@ -56,19 +66,22 @@ class RunDir:
         self.status("running")
 
     def write(self, name: str, text: str) -> None:
-        """Replace a small file of the folder. Raises RunFolderError if that fails."""
+        """Replace a small text file in the folder. Raises RunFolderError if it cannot be
+        written."""
         if self.writes:
             with os_error_as(RunFolderError, f"{self.folder / name} cannot be written"):
                 replace_text(self.folder / name, text)
 
     def tick(self, step: int) -> None:
-        """Record that `step` steps are done."""
+        """Record the number of finished steps."""
         self.step = step
         self.log.tick(step)
 
     def status(self, state: str, code: int | None = None, reason: str = "") -> None:
-        """Replace status.json. `code` is the exit code, None during the run. A full disk is
-        reported and does not end the run."""
+        """Replace status.json. A failure to write is logged and does not end the run.
+
+        code: the exit code; None while the run is active.
+        """
         last = resolve_link(self.checkpoints, "last")
         checkpoint = str(last) if last else None
         status = dict(state=state, code=code, step=self.step, checkpoint=checkpoint)
@@ -76,7 +89,9 @@ class RunDir:
         try:
             self.write("status.json", json.dumps(status, indent=1) + "\n")
         except RunFolderError as error:
-            print(f"vil: {error}", file=sys.stderr, flush=True)
+            if str(error) != self.last_error:  # not at every change
+                echo_error(f"vil: {error}")
+            self.last_error = str(error)
 
     def __enter__(self) -> "RunDir":
         return self
@@ -87,10 +102,11 @@ class RunDir:
             self.status(*outcome(error or self.ended_by))
         if self.writes:
             self.lock.close()
+            release_lock(self.folder_lock)
 
 
 def outcome(error: BaseException | None) -> tuple[str, int, str]:
-    """State, exit code and reason of a run that ended with `error`."""
+    """Return (state, exit code, reason) of a run that ended with `error`, None for success."""
     if error is None:
         return "finished", 0, ""
     if isinstance(error, StoppedError):
@@ -112,18 +128,23 @@ def open_folder(folder: Path) -> TextIO:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise RunFolderError for a link to a file: a folder that someone else made could redirect our
-    writes. Links to folders (checkpoints on another disk) are allowed."""
+    """Raise RunFolderError if the folder contains a link to a file, a named pipe or a device.
+
+    If someone else created the folder, such a link could make the run overwrite another file. Links
+    to folders are allowed, such as `checkpoints` on another disk.
+    """
     for link in (*folder.glob("*"), *folder.glob("*/*")):
         if link.is_symlink() and not link.is_dir():
             raise RunFolderError(f"{link} is a link: remove it, a run writes only to its own files")
+    check_run_folder(folder)
 
 
 def lock(file: Path) -> TextIO:
-    """Lock `file` until it is closed or the process ends. Raises RunInUseError if it is locked.
+    """Lock a file until the returned file object is closed or the process ends.
 
-    A POSIX record lock is not inherited by loader workers, which may outlive a killed run for
-    seconds and would block a restart.
+    Raises RunInUseError if another process holds the lock. It is a POSIX record lock, because
+    loader workers do not inherit these. The workers of a killed run may live on for seconds, and an
+    inherited lock would block a restart.
     """
     stream = file.open("a+")
     try:
@@ -139,14 +160,50 @@ def lock(file: Path) -> TextIO:
     return stream
 
 
+def lock_folder(folder: Path) -> int | None:
+    """Lock the folder itself, in case `run.lock` is deleted. Returns the file descriptor.
+
+    Forked loader workers close the descriptor, because they may outlive the run. Returns None if
+    the file system cannot lock folders. Raises RunInUseError if another process holds the lock.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            message = f"{folder} is in use by another process, whose run.lock was deleted"
+            raise RunInUseError(f"{message}: choose another --output_dir") from error
+        return None
+    HELD.add(descriptor)
+    return descriptor
+
+
+def release_lock(descriptor: int | None) -> None:
+    """Release the lock of `lock_folder`."""
+    if descriptor in HELD:
+        HELD.remove(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def close_inherited_locks() -> None:
+    """Close the locks of `lock_folder` in a forked process, which would otherwise hold them."""
+    while HELD:
+        os.close(HELD.pop())
+
+
+os.register_at_fork(after_in_child=close_inherited_locks)
+
+
 def append(file: Path, text: str) -> None:
-    """Append a dated entry: one for each start of the run."""
+    """Append an entry with the time to a file that has one entry per start of the run."""
     with file.open("a", **TEXT) as stream:
         stream.write(f"# {now()}\n{text}\n")
 
 
 def environment(dist: DistInfo, device: torch.device) -> str:
-    """All that the results may depend on, one item per line."""
+    """Return a description of everything that may affect results, one item per line."""
     name = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
     versions = "\n".join(f"{package} {version(package)}" for package in PACKAGES)
     return (
@@ -158,7 +215,8 @@ def environment(dist: DistInfo, device: torch.device) -> str:
 
 
 def git_commit() -> str:
-    """The commit of the source tree that this file is in, with -dirty if it was changed."""
+    """Return the git commit of this package's source tree, with "-dirty" for uncommitted
+    changes."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, timeout=10)

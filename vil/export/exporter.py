@@ -1,9 +1,10 @@
 """`export_model`: write a model as a file, and compare the file with the model.
 
-A copy of the model is traced on the CPU, in float32 and in evaluation mode (random shift then
-attends to all nine chunks), with local attention computed by a backend of plain operators. Batch
-and image size stay dynamic unless they are fixed. A file gets its name only after it was opened
-again and gave the model's logits.
+A copy of the model is traced on the CPU, in float32 and in evaluation mode. Local attention
+is computed by a backend of plain operators; in evaluation mode, models trained with random
+shift attend to all nine chunks. Batch and image size stay dynamic unless they are fixed.
+The file is written under a temporary name, and gets its final name only after it has been
+loaded again and its logits agree with the model's.
 
 Shapes: B batch, c input channels, H W image size, K classes.
 """
@@ -42,7 +43,7 @@ SIZE_ERRORS = (ValueError, RuntimeError, AssertionError, TypeError, IndexError)
 
 
 class Difference(NamedTuple):
-    """Largest difference of a file's logits from the model's, on images of one shape."""
+    """The largest difference between the logits of a file and of the model, for one image shape."""
 
     shape: tuple[int, int, int, int]
     largest: float
@@ -58,16 +59,21 @@ def export_model(
     opset: int | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> list[Difference]:
-    """Write a model as a file. Returns its differences from the model on images of some shapes.
+    """Write a model as a file and return how much its logits differ from the model's.
 
-    size: height and width of images; of every image, unless `size` is in `dynamic`.
+    There is one Difference for each of the image shapes on which the two are compared.
+
+    size: height and width of the images. The file accepts only this size unless `dynamic`
+      contains `size`.
     format: onnx or torch, by default from the file's suffix (.onnx, .pt2).
-    dynamic: dimensions that stay dynamic, of `batch` and `size`. A fixed batch is one image.
+    dynamic: which of the dimensions `batch` and `size` stay dynamic. A fixed batch is one
+      image.
     opset: ONNX opset, at least 18; torch's default if None.
     metadata: stored in the file beside vil's version, the architecture and the size.
-    Raises ValueError, with the reason, for settings that do not fit or that the model does not
-    support; ExportError for a file whose logits differ from the model's; OSError if the file cannot
-    be written; ImportError that names the extra to install.
+
+    Raises ValueError, with the reason, for settings that contradict each other or that the model
+    does not support; ExportError if the file's logits differ from the model's; OSError if the file
+    cannot be written; ImportError, naming the extra to install, if a package is missing.
     """
     path, model = Path(path), copy.deepcopy(model).to("cpu", torch.float32).eval()
     spec = ExportSpec(size, dynamic, opset)
@@ -88,21 +94,21 @@ def _check_settings(model: nn.Module, format: str, spec: ExportSpec) -> None:
     size, stride, least = _format_size(spec.size), token_stride(model), least_side(model)
     if isinstance(model, MsViT) and min(spec.size) < stride:
         raise ValueError(
-            f"images of {size} leave the last stage no token: {stride} pixels a side at least"
+            f"images of {size} are too small: every side needs at least {stride} pixels"
         )
     if format == "onnx":
         check_opset(spec.opset)
     elif spec.opset is not None:
-        raise ValueError("only ONNX has an opset: a program of torch has none")
+        raise ValueError("opset is for ONNX: a torch.export program has none")
     elif "size" in spec.dynamic and min(spec.size) < least:
         raise ValueError(
-            f"a program of torch with an open size takes images of {least} pixels a side and more, "
+            f"a torch.export program of dynamic size takes sides of at least {least} pixels, "
             f"not {size}: fix the size, or write ONNX"
         )
 
 
 def _run_model(model: nn.Module, spec: ExportSpec) -> list[tuple[Tensor, Tensor]]:
-    """Return images and the model's logits, of `spec.size` and of other shapes if dynamic."""
+    """Return (images, logits) pairs of the model, for `spec.size` and other sizes if dynamic."""
     results, reason, size = [], None, _format_size(spec.size)
     generator = torch.Generator().manual_seed(0)
     for shape in _test_shapes(model, spec):
@@ -120,7 +126,8 @@ def _run_model(model: nn.Module, spec: ExportSpec) -> list[tuple[Tensor, Tensor]
 
 
 def _test_shapes(model: nn.Module, spec: ExportSpec) -> list[tuple[int, int, int, int]]:
-    """Return shapes of images to compare on. Some dynamic sizes do not fill the last patch."""
+    """Return the image shapes to compare on. In some dynamic sizes, the last patch is
+    incomplete."""
     (rows, cols), stride, least = spec.size, token_stride(model), least_side(model)
     sizes = [spec.size] * 3
     if "size" in spec.dynamic:
@@ -136,7 +143,10 @@ def _test_shapes(model: nn.Module, spec: ExportSpec) -> list[tuple[int, int, int
 def _compare(
     file: Path, format: str, expected: list[tuple[Tensor, Tensor]], path: Path
 ) -> list[Difference]:
-    """Raise ExportError if the logits of `file`, the future `path`, are not the expected ones."""
+    """Compare a file's logits with the expected (images, logits) pairs.
+
+    path: the final path of the file, for messages. Raises ExportError if the logits differ.
+    """
     differences, run = [], load_exported(file, format)
     for images, logits in expected:
         shape = " x ".join(map(str, images.shape))
@@ -144,19 +154,19 @@ def _compare(
             largest = (run(images) - logits).abs().max().item()
         except Exception as error:  # runtimes have their own exceptions
             raise ExportError(
-                f"{path} is not written, it fails on {shape} images: {one_line(error)}"
+                f"{path} was not written: it fails on {shape} images: {one_line(error)}"
             ) from error
         if not largest <= TOLERANCE * max(1.0, logits.abs().max().item()):  # also if NaN
             raise ExportError(
-                f"{path} is not written, its logits for {shape} images differ from the model's by "
-                f"{largest:.1e}, more than {TOLERANCE:.0e} of the largest"
+                f"{path} was not written: its logits for {shape} images differ from the model's by "
+                f"{largest:.1e}, more than {TOLERANCE:.0e} of the largest logit"
             )
         differences.append(Difference(tuple(images.shape), largest))
     return differences
 
 
 def _make_metadata(model: nn.Module, spec: ExportSpec) -> dict[str, str]:
-    """Return the metadata that every file has."""
+    """Return the metadata that is written to every file."""
     metadata = {"vil_version": vil.__version__, "input_size": _format_size(spec.size)}
     metadata["dynamic"] = ",".join(spec.dynamic) or "none"
     if isinstance(model, MsViT):

@@ -41,7 +41,7 @@ def write_onnx(model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping
         optimizer.optimize_ir(program.model, should_fold=_should_fold)
     written = program.model.opset_imports[""]
     if spec.opset not in (None, written):
-        raise ValueError(f"opset {spec.opset} cannot be reached, torch wrote {written}")
+        raise ValueError(f"torch does not support opset {spec.opset}: it wrote opset {written}")
     for node in program.model.graph:
         kept = {k: v for k, v in node.metadata_props.items() if k.endswith(KEPT)}
         node.metadata_props.clear()
@@ -51,24 +51,29 @@ def write_onnx(model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping
 
 
 def _should_fold(node) -> bool | None:
-    """None lets onnxscript decide. It folds Resize of constants wrongly; runtimes do not."""
+    """Return whether onnxscript may fold a node; None if onnxscript should decide.
+
+    Resize of constants is excluded, because onnxscript folds it incorrectly.
+    """
     return False if node.op_type == "Resize" else None
 
 
 def quantize_linears(path: str | Path, out: str | Path) -> int:
     """Write a copy of an ONNX file with linear layers in int8. Returns the number of layers.
 
-    Weights are int8 with one scale per output channel and 7 bits: products of 8 bits overflow the
-    accumulators of processors without VNNI. Inputs of linear layers are quantized dynamically, by
-    their own range. Everything else (softmax, norms, convolutions, random features) stays float32.
-    Raises ValueError for a file without linear layers that `export_model` marked.
+    Weights are stored as int8 with one scale per output channel, but use only 7 of the 8 bits:
+    products of 8-bit values would overflow the accumulators of processors without VNNI. Inputs of
+    linear layers are quantized dynamically, each by its own range. Everything else (softmax, norms,
+    convolutions, random features) stays float32.
+
+    Raises ValueError if the file has no linear layers marked by `export_model`.
     """
     onnx, quantization = require("onnx"), require("onnxruntime.quantization")
     model = onnx.load(path)
     matmuls = [node for node in model.graph.node if node.op_type in ("MatMul", "Gemm")]
     others = [node.name for node in matmuls if not _is_linear(node)]
     if len(others) == len(matmuls):
-        raise ValueError(f"{path} has no linear layers that vil export marked")
+        raise ValueError(f"{path} has no linear layers marked by vil export")
     del model.graph.value_info[:]  # includes shapes of weights, which the quantizer transposes
     with write_aside(Path(out)) as aside, quiet():
         quantization.quantize_dynamic(
@@ -84,6 +89,6 @@ def quantize_linears(path: str | Path, out: str | Path) -> int:
 
 
 def _is_linear(node) -> bool:
-    """Whether a node multiplies by the weights of an nn.Linear, by torch's node metadata."""
+    """Return whether torch's node metadata marks a node as the matmul of an nn.Linear."""
     metadata = {entry.key.rpartition(".")[2]: entry.value for entry in node.metadata_props}
     return "torch.nn.modules.linear." in metadata.get("class_hierarchy", "")

@@ -1,7 +1,6 @@
-"""Load exported files as modules.
+"""Load exported files as modules, to evaluate them with the same code as any other model.
 
-ONNX files do not need this package to run. As modules they run through the same evaluation as any
-model.
+ONNX files also run without this package.
 """
 
 import importlib
@@ -30,12 +29,14 @@ class ExportedModel(nn.Module):
         self.run, self.metadata = run, dict(metadata)
 
     def forward(self, images: Tensor) -> Tensor:
-        """images (B, c, H, W) -> (B, K)."""
+        """Map images (B, c, H, W) to logits (B, K)."""
         return self.run(images.detach().contiguous())
 
 
 def load_exported(path: str | Path, format: str | None = None) -> ExportedModel:
-    """Load a file of `export_model`. format: onnx or torch, by default from the file's suffix.
+    """Load a file written by `export_model`.
+
+    format: onnx or torch, by default from the file's suffix.
 
     ONNX files run in onnxruntime on the CPU, with torch's number of threads.
     """
@@ -75,7 +76,7 @@ def require(package: str) -> ModuleType:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence warnings of tracers and converters, which are about their own code."""
+    """Silence warnings that tracers and converters raise about their own code."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -25,26 +25,37 @@ MAX_STEPS = 1000  # sides to try
 
 @dataclass(frozen=True)
 class ExportSpec:
-    """size: height and width of images. dynamic: dimensions that stay dynamic, of `batch` and
-    `size`. opset: ONNX opset, None for torch's default."""
+    """The inputs that an exported file accepts, and its opset.
+
+    size: height and width of the images.
+    dynamic: which of the dimensions `batch` and `size` stay dynamic.
+    opset: ONNX opset, None for torch's default.
+    """
 
     size: tuple[int, int]
     dynamic: Sequence[str]
     opset: int | None = None
 
     def select_axes(self, batch: object, height: object, width: object) -> tuple:
-        """Return `dynamic_shapes` of torch's exporters with these names for dynamic axes."""
+        """Return the `dynamic_shapes` argument of torch's exporters.
+
+        batch, height, width: the names to use for these axes where they are dynamic.
+        """
         axes = {"batch": {0: batch}, "size": {2: height, 3: width}}
         return ({axis: dim for name in self.dynamic for axis, dim in axes[name].items()} or None,)
 
 
 def trace_model(model: nn.Module, spec: ExportSpec) -> ExportedProgram:
-    """Trace a model in evaluation mode. Not strict: dynamo would hide which sizes are symbolic."""
+    """Trace a model in evaluation mode.
+
+    Uses torch.export's non-strict mode, because in strict mode dynamo would hide which sizes are
+    symbolic.
+    """
     size, axes = spec.size, spec.select_axes(*[torch.export.Dim.DYNAMIC] * 3)
     if "size" in spec.dynamic:
         size = tuple(_open_side(model, n) for n in size)
     images = torch.zeros(2 if "batch" in spec.dynamic else 1, in_channels(model), *size)
-    with use_backend(model, BACKEND), torch.no_grad(), as_export_error("a program of torch"):
+    with use_backend(model, BACKEND), torch.no_grad(), as_export_error("a torch.export program"):
         return torch.export.export(model, (images,), dynamic_shapes=axes, strict=False)
 
 
@@ -57,14 +68,18 @@ def write_program(
 
 
 def token_stride(model: nn.Module) -> int:
-    """Image pixels per side of the last stage's tokens: smaller images leave no token."""
+    """Return the side length, in pixels, of the image area that a last-stage token covers.
+
+    Images smaller than this would have no token in the last stage.
+    """
     return model.strides[-1] if isinstance(model, MsViT) else EXTERNAL_STRIDE
 
 
 def least_side(model: nn.Module) -> int:
-    """Smallest image side with more than one token, chunk and reduced token per row in each stage.
+    """Return the smallest image side for tracing with dynamic sizes.
 
-    torch specializes sizes of 1, so dynamic sizes are traced with larger ones.
+    It has at least two tokens, chunks and reduced tokens per row in every stage, because torch
+    treats dimensions of size 1 as constant.
     """
     if not isinstance(model, MsViT):
         return 2 * EXTERNAL_STRIDE
@@ -75,9 +90,9 @@ def least_side(model: nn.Module) -> int:
 
 
 def _open_side(model: nn.Module, side: int) -> int:
-    """Return a side near `side` at which positions and projections are resized in every stage.
+    """Return a side near `side` at which every stage resizes its positions and projections.
 
-    At a size that they are made for, resizing would be missing from the program.
+    A program traced at the size of the parameters would lack the resizing.
     """
     step, least = token_stride(model), least_side(model)
     made_for = {n for m in model.modules() for n in getattr(m, "param_grid", None) or ()}
@@ -87,17 +102,18 @@ def _open_side(model: nn.Module, side: int) -> int:
             grids = model.grids((near, near)) if isinstance(model, MsViT) else []
             if near >= least and made_for.isdisjoint(rows for rows, _ in grids):
                 return near
-    raise AssertionError(f"no side near {side} avoids {made_for}")
+    raise AssertionError(f"no image side near {side} gives grids that differ from {made_for}")
 
 
 def in_channels(model: nn.Module) -> int:
-    """Return c, of the first convolution."""
+    """Return the number of input channels, taken from the first convolution."""
     return next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
 
 
 @contextmanager
 def as_export_error(what: str) -> Iterator[None]:
-    """Raise any error of a tracer as a ValueError with its first cause in one line."""
+    """Raise ValueError for any error inside the context: the model cannot be made `what`, and
+    why."""
     try:
         yield
     except Exception as error:
@@ -109,7 +125,7 @@ def as_export_error(what: str) -> Iterator[None]:
 
 @contextmanager
 def use_backend(model: nn.Module, backend: str) -> Iterator[None]:
-    """Compute local attention by this backend inside the context."""
+    """Set the backend of all local attention inside the context."""
     before = {m: m.backend for m in model.modules() if isinstance(m, Attention) and m.backend}
     try:
         for module in before:

@@ -1,7 +1,6 @@
-"""Build models of timm and torchvision, for training and evaluation.
+"""Build models of timm and torchvision for training and evaluation.
 
-Their constructors differ: each gets the settings that it takes, and a warning or error names those
-that it does not take.
+Each constructor gets the settings that it accepts. Other settings cause a warning or an error.
 """
 
 import logging
@@ -33,8 +32,10 @@ def build_external(
 ) -> nn.Module:
     """Build `timm/<name>` or a torchvision classifier: images (B, 3, S, S) -> logits (B, K).
 
-    pretrained: download the published weights; a head of another size is left as initialized. The
-    drop rates apply to timm models only.
+    pretrained: download the published weights. If the published head has another size than the
+      model's, the model's head keeps its initial weights.
+    drop_rate, drop_path_rate: apply to timm models only.
+
     Raises ValueError for an unknown name or an unsupported setting, CheckpointError for weights
     that cannot be downloaded.
     """
@@ -89,13 +90,19 @@ def _build_torchvision(name: str, num_classes: int, img_size: int, pretrained: b
 
 
 def find_no_decay_params(model: nn.Module) -> set[str]:
-    """Return the vectors, scalars and named parameters that have no weight decay."""
+    """Return the names of parameters without weight decay: vectors, scalars, and the model's own
+    list."""
     named = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
     return {name for name, p in model.named_parameters() if p.ndim <= 1} | set(named)
 
 
 def number_layers(model: nn.Module) -> dict[str, int]:
-    """Map each parameter to its layer, from 0. ValueError for a model without `group_matcher`."""
+    """Return {parameter name: number of its layer}, counted from 0.
+
+    Raises ValueError for a model without `group_matcher`.
+    """
     if not hasattr(model, "group_matcher"):
-        raise ValueError(f"{type(model).__name__} does not number its layers: no layer-wise decay")
+        raise ValueError(
+            f"{type(model).__name__} does not number its layers, which OPTIM.LAYER_DECAY needs"
+        )
     return group_parameters(model, model.group_matcher(coarse=False), reverse=True)

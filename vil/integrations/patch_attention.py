@@ -39,21 +39,24 @@ def patch_attention(
     blocks: int | Iterable[int] | None = None,
     **kwargs,
 ) -> nn.Module:
-    """Replace the attentions of a timm vision transformer, in place. Returns the model.
+    """Replace the attentions of a timm vision transformer by `attention`, in place.
 
-    Patch tokens become local tokens on the grid of each forward pass, prefix tokens (class,
+    Returns the model.
+
+    Patch tokens become local tokens on the grid of each forward pass, and prefix tokens (class,
     distillation, registers) become global tokens. Projections, norms, gates and drop rates are
-    kept, so parameters and state dict names do not change.
+    kept, so parameters and state dict names do not change. A model can be patched more than once.
 
-    attention: "longformer", "global" (patch tokens attend to prefix tokens only), or "full", which
-      restores timm's attention. A model can be patched again.
-    blocks: indices, negative ones from the end; None for all. Other blocks do not change.
-    kwargs: arguments of longformer: window=7, sw_exact=0, mode=0, mode_switch=1.0, backend="auto";
-      see `vil.build_attention`. Training with mode > 0 requires
+    attention: "longformer", "global" (patch tokens attend to prefix tokens only), or "full",
+      which restores timm's attention.
+    blocks: indices of the blocks to change, negative ones counted from the end; None for all.
+      Other blocks do not change.
+    kwargs: arguments of longformer: window=7, sw_exact=0, mode=0, mode_switch=1.0,
+      backend="auto"; see `vil.build_attention`. Training with mode > 0 requires
       `vil.layers.attention.set_progress`.
 
-    Raises ValueError, and changes nothing, for a model that cannot be patched, and for an unknown
-    name, argument, block or value.
+    Raises ValueError for a model that cannot be patched and for an unknown name, argument, block or
+    value. The model is then unchanged.
     """
     cls = lookup(PATCHES, attention, "attention to patch in")
     kwargs = DEFAULTS.get(attention, {}) | kwargs
@@ -90,7 +93,10 @@ def check_arguments(attention: str, kwargs: Mapping[str, object]) -> None:
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise ValueError, naming what is missing, unless this is a vision transformer on a grid."""
+    """Raise ValueError unless the model is a vision transformer whose patch tokens form a grid.
+
+    The message names what is missing.
+    """
     subject = f"cannot patch {type(model).__name__}:"
     wanted = f"expected a timm vision transformer (with {', '.join(REQUIRED)})"
     if not isinstance(model, nn.Module):
@@ -101,7 +107,7 @@ def check_model(model: nn.Module) -> None:
             if all(hasattr(part, needed) for needed in REQUIRED):
                 hint = f"; its {name} ({type(part).__name__}) has: patch that"
                 break
-        raise ValueError(f"{subject} it has no {', '.join(missing)}{hint}; {wanted}")
+        raise ValueError(f"{subject} it lacks {', '.join(missing)}{hint}; {wanted}")
     if getattr(model.patch_embed, "grid_size", None) is None:
         raise ValueError(f"{subject} its patch_embed has no grid_size; {wanted}")
     if rate := getattr(getattr(model, "patch_drop", None), "prob", 0):
@@ -112,12 +118,16 @@ def check_model(model: nn.Module) -> None:
 
 
 def is_replaceable(module: nn.Module) -> bool:
-    """Whether the module is an attention that can be replaced, or that was."""
+    """Return whether the module is an attention that can be replaced or already is a
+    replacement."""
     return type(module) in REPLACEABLE or isinstance(module, PatchedAttention)
 
 
 def describe_unsupported(module: nn.Module, prefix: str = "") -> str:
-    """Name the first attention in the blocks that cannot be replaced. Empty if there is none."""
+    """Describe the first attention inside `module` that cannot be replaced.
+
+    Returns an empty string if there is none.
+    """
     for name, part in module.named_modules(prefix=prefix):
         if "blocks" in name and "Attention" in type(part).__name__ and not is_replaceable(part):
             return f"; its {name} is {qualified_name(type(part))}"
@@ -151,7 +161,10 @@ def find_attentions(
 
 
 def resolve_indices(blocks: int | Iterable[int] | None, count: int) -> list[int]:
-    """Return sorted unique indices from 0. ValueError for an index out of range."""
+    """Convert block indices to sorted, unique, nonnegative ones.
+
+    Raises ValueError for an index out of range.
+    """
     if blocks is None:
         return list(range(count))
     blocks = [blocks] if isinstance(blocks, int) else list(blocks)

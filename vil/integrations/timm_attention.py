@@ -1,7 +1,7 @@
-"""vil's attentions with the projections of timm's, which `vil.patch_attention` puts into a model.
+"""Attention modules of vil that use the projections of timm's modules, for `vil.patch_attention`.
 
-Shapes: B batch, N heads, D head dim, C = N*D width, X Y grid of patches, L = X*Y patch tokens,
-G prefix tokens (class, distillation, registers), which are the global tokens, T = G+L.
+Shapes: B batch, N heads, D head dim, C = N*D width, X Y grid of patches, L = X*Y patch tokens, G
+prefix tokens (class, distillation, registers), which are the global tokens, T = G+L.
 """
 
 import torch
@@ -18,13 +18,13 @@ from vil.layers.attention.longformer import LongformerAttention
 class PatchGrid:
     """Rows and columns of the patch tokens in the current forward pass.
 
-    A forward hook of the model's patch embedding, which `forward`, `forward_features` and
-    `forward_intermediates` all call first. The attentions of a model share it. It holds no tensor:
-    it is copied and pickled with the model, but is not part of the state dict.
+    The object is a forward hook of the model's patch embedding, which `forward`, `forward_features`
+    and `forward_intermediates` all call first. All attentions of a model share one PatchGrid. It
+    holds no tensor, so it is copied and pickled with the model, but is not part of the state dict.
 
     Gradient checkpointing recomputes a block, possibly after a forward pass on other images. The
-    grid is then found by the number of tokens, which is ambiguous for two passes over transposed
-    grids (14x28, then 28x14) before one backward; `GridCheck` detects that.
+    block's grid is then looked up by its number of tokens. That is ambiguous if two passes over
+    transposed grids (14x28, then 28x14) come before one backward; `GridCheck` detects this case.
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
@@ -33,7 +33,11 @@ class PatchGrid:
         self.handle: RemovableHandle | None = None
 
     def __call__(self, embed: nn.Module, images: tuple[Tensor], tokens: Tensor) -> None:
-        """tokens (B, X, Y, C) if the model takes any image size, else (B, L, C)."""
+        """Record the grid of a forward pass.
+
+        tokens is (B, X, Y, C) if the model takes images of any size. Otherwise the grid is the
+        `grid_size` of embed.
+        """
         self.size = tuple(tokens.shape[1:3]) if tokens.ndim == 4 else tuple(embed.grid_size)
         if not torch.compiler.is_compiling():
             self.by_length[self.size[0] * self.size[1]] = self.size
@@ -49,18 +53,18 @@ class PatchGrid:
         return self.by_length[length]
 
     def __getstate__(self) -> dict:
-        """State for copies and pickles, which cannot hold symbolic sizes of torch.export."""
+        """Return the state without symbolic sizes of torch.export, which cannot be pickled."""
         if not any(isinstance(n, torch.SymInt) for n in self.size):
             return self.__dict__
         return self.__dict__ | {"size": next(iter(self.by_length.values()))}
 
     def attach(self, embed: nn.Module) -> None:
-        """Record the grid in each forward pass of the patch embedding."""
+        """Register this object as a forward hook of the patch embedding."""
         if self.handle is None:
             self.handle = embed.register_forward_hook(self)
 
     def detach(self) -> None:
-        """Stop recording."""
+        """Remove the forward hook."""
         if self.handle is not None:
             self.handle.remove()
             self.handle = None
@@ -86,10 +90,11 @@ class GridCheck(torch.autograd.Function):
 
 
 class PatchedAttention(GlobalLocalAttention):
-    """Replacement for an attention of timm, with its modules under its names.
+    """Replacement for an attention of timm, with the same modules under the same names.
 
-    plain: Attention, AttentionRope or EvaAttention. It is kept for `restore`, but not as a
-      submodule. Rotary embeddings apply to patch tokens, as in timm.
+    plain: the attention to replace, an Attention, AttentionRope or EvaAttention. `restore`
+      needs it, so it is kept, but not as a submodule. Rotary embeddings apply to patch tokens,
+      as in timm.
     num_global: number of prefix tokens, which become global tokens.
     """
 
@@ -118,8 +123,8 @@ class PatchedAttention(GlobalLocalAttention):
         """Add nothing: timm's projections are used."""
 
     def attention_weights(self, *args, **kwargs) -> AttentionWeights:
-        """Raises ValueError: maps of timm's projections are not implemented."""
-        raise ValueError(f"{type(self).__name__} has no map")
+        """Raise ValueError: attention maps are not implemented with timm's projections."""
+        raise ValueError(f"{type(self).__name__} has no attention map")
 
     def restore(self) -> nn.Module:
         """Return timm's attention with the current modules and weights."""
@@ -138,11 +143,14 @@ class PatchedAttention(GlobalLocalAttention):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """x (B, G+L, C), prefix tokens first; rope of the L tokens, as in timm -> (B, G+L, C)."""
+        """Apply attention to x (B, G+L, C), prefix tokens first.
+
+        rope: the rotary embedding of the L patch tokens, in timm's format.
+        """
         if attn_mask is not None or is_causal:
             raise ValueError(
-                "an attention of patch_attention has its own mask, the window: "
-                "it takes neither attn_mask nor is_causal"
+                "a patched attention is already masked by its window: it takes neither "
+                "attn_mask nor is_causal"
             )
         lengths = [self.num_global, x.shape[1] - self.num_global]
         grid = self.grid.find(lengths[1])
@@ -155,10 +163,11 @@ class PatchedAttention(GlobalLocalAttention):
         return self.project_out(self.attend_all([q_global, q_local], k, v, grid, None), x)
 
     def project_out(self, rows: list[Tensor], x: Tensor) -> Tensor:
-        """Attention outputs (B, G, C), if G > 0, and (B, L, C); input x (B, T, C) -> (B, T, C).
+        """Project attention outputs to (B, T, C).
 
-        Rows are projected before they are concatenated: the projection would save the concatenated
-        copy for backward.
+        rows: the outputs (B, G, C), if G > 0, and (B, L, C). x: the input of the attention. Each is
+        projected before the concatenation. Otherwise the projection would save a concatenated copy
+        of the outputs for backward.
         """
         rows = [self.norm(row) for row in rows]
         if self.gate is not None:
@@ -168,7 +177,7 @@ class PatchedAttention(GlobalLocalAttention):
         return self.proj_drop(torch.cat(rows, dim=1) if self.num_global else rows[0])
 
     def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, T, C) -> q, k, v (B, N, T, D), normalized."""
+        """Project x (B, T, C) to q, k, v (B, N, T, D), normalized."""
         if self.qkv is None:
             projected = (linear(x) for linear in (self.q_proj, self.k_proj, self.v_proj))
             # (B, T, M*D) -> (B, M, T, D): keys and values may have M < N heads

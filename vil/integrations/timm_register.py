@@ -105,7 +105,7 @@ def _create(
     pretrained_cfg_overlay: Mapping | None = None,
     **kwargs,
 ) -> nn.Module:
-    """Build a named model, or its feature extractor, through timm."""
+    """Build a named model, or its feature extractor, with timm's builder function."""
     overlay = dict(pretrained_cfg_overlay or {})
     resolve = partial(resolve_pretrained_cfg, name, pretrained_cfg=pretrained_cfg)
     cfg = resolve(pretrained_cfg_overlay=overlay)
@@ -136,14 +136,15 @@ def _create(
 
 
 def _read_file(file: str) -> dict[str, object]:
-    """Return weights of any layout that `read_weights` knows as entries of timm's config."""
+    """Read a weight file of any layout that `read_weights` supports, for timm's pretrained
+    config."""
     state = read_weights(find_weights(Path(file)))
     head = {"num_classes": len(state["head.weight"])} if "head.weight" in state else {}
     return {"state_dict": state, "source": "", **head}
 
 
 def _make_entrypoint(name: str) -> Callable[..., nn.Module]:
-    """Return the function to register. timm uses its `__name__`."""
+    """Return the entry point function of a model. timm registers it under its `__name__`."""
 
     def create(pretrained: bool = False, **kwargs) -> nn.Module:
         return _create(name, pretrained, **kwargs)

@@ -11,7 +11,10 @@ from vil.layers.padding import Grid
 
 
 class Block(nn.Module):
-    """x + attn(norm1(x)), then x + mlp(norm2(x)). The MLP has 4C hidden channels and exact GELU."""
+    """Transformer block: x + attn(norm1(x)), then x + mlp(norm2(x)).
+
+    The MLP has 4C hidden channels and exact GELU. drop: dropout rate of the MLP.
+    """
 
     def __init__(
         self, attn: Attention, *, drop: float = 0.0, drop_path: float = 0.0, norm_eps: float = 1e-6
@@ -24,11 +27,14 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
-        """x (B, T, C), valid_hw (B, 2) rows and columns that are not padding -> (B, T, C)."""
+        """Apply the block to x (B, T, C).
+
+        valid_hw (B, 2): rows and columns of each image that are not padding; None for no padding.
+        """
         x = x + self.drop_path(self.attn(self.norm1(x), grid, valid_hw))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
     def macs(self, grid: Grid) -> int:
-        """Multiply-accumulates of one image."""
+        """Return the multiply-accumulates for one image."""
         tokens = self.attn.num_global + grid[0] * grid[1]
         return self.attn.macs(grid) + 8 * tokens * self.attn.dim**2

@@ -1,7 +1,7 @@
-"""Masks for batches of images that are padded to one size.
+"""Masks for batches of images that are padded to a common size.
 
-Shapes: B batch, C channels, X Y rows and columns. `valid_hw` (B, 2) int64 counts the rows and
-columns of each image that are not padding, from the top left.
+Shapes: B batch, C channels, X Y rows and columns. `valid_hw` (B, 2) int64 holds the rows and
+columns of each image that are not padding. Padding is at the bottom and right.
 """
 
 from torch import Tensor
@@ -13,10 +13,10 @@ Valid = Tensor | None  # `valid_hw`; None if no image is padded
 
 
 def downsample_valid(valid_hw: Tensor, factor: int) -> Tensor:
-    """`valid_hw` of a map that is smaller by `factor`, rounded up."""
+    """Return `valid_hw` for a map downsampled by `factor`, rounded up."""
     return -(-valid_hw // factor)
 
 
 def zero_padding(x: Tensor, valid_hw: Valid) -> Tensor:
-    """x (B, C, X, Y) with zeros in the padding; x itself if `valid_hw` is None."""
+    """Return x (B, C, X, Y) with padding set to zero; x itself if `valid_hw` is None."""
     return x if valid_hw is None else x.masked_fill(~real_cells(valid_hw, x.shape[-2:]), 0.0)

@@ -1,7 +1,7 @@
 """Patch embedding of a stage, with its global tokens and absolute position embedding.
 
-Shapes: B batch, c input channels, H W input size, X Y grid of patches, L = X*Y, G global tokens,
-C channels.
+Shapes: B batch, c input channels, H W input size, X Y grid of patches, L = X*Y local tokens, G
+global tokens, C channels.
 """
 
 import torch
@@ -12,10 +12,13 @@ from vil.layers.pos_embed import AbsoluteEmbedding, small_normal
 
 
 class PatchEmbed(nn.Module):
-    """A patch convolution, new global tokens and, if given, the absolute position embedding.
+    """Patch convolution that prepends global tokens and can add an absolute position embedding.
 
-    norm_eps: of the LayerNorm after the convolution, None for no LayerNorm. Rows and columns beyond
-    the last complete patch are dropped.
+    dim: C. patch: patch side. position: the position embedding; None for no embedding.
+    norm_eps: epsilon of the LayerNorm after the convolution; None for no LayerNorm.
+    drop: dropout rate of the tokens.
+
+    Rows and columns of the input beyond the last complete patch are dropped.
     """
 
     def __init__(
@@ -38,7 +41,10 @@ class PatchEmbed(nn.Module):
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
-        """x (B, c, H, W) -> tokens (B, G+L, C), global tokens first, and the grid (X, Y)."""
+        """Map x (B, c, H, W) to (tokens (B, G+L, C), grid (X, Y)). Global tokens come first.
+
+        Raises ValueError if x does not have four dimensions or is smaller than a patch.
+        """
         if x.ndim != 4:
             raise ValueError(f"images must be (B, c, H, W), got a shape of {tuple(x.shape)}")
         if min(x.shape[-2:]) < self.patch:
@@ -57,7 +63,7 @@ class PatchEmbed(nn.Module):
         return self.drop(tokens), grid
 
     def macs(self, grid: Grid) -> int:
-        """Multiply-accumulates of the convolution for one image."""
+        """Return the multiply-accumulates of the convolution for one image."""
         return grid[0] * grid[1] * self.proj.weight.numel()
 
     def extra_repr(self) -> str:

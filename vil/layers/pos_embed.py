@@ -1,7 +1,8 @@
 """Position embeddings: absolute embeddings, relative position tables, and resizing of both.
 
-Shapes: B batch, X Y grid, L = X*Y local tokens, G global tokens, C channels, N heads, w window.
-Parameters have the names of the 2021 reference, so that its weights load by name.
+Shapes: B batch, X Y grid, L = X*Y local tokens, G global tokens, C channels, N heads.
+The 2021 reference is the original Vision Longformer code. Parameters have the same names as there,
+so that its weights load by name.
 """
 
 import math
@@ -19,43 +20,42 @@ LINEAR = dict(mode="bilinear", align_corners=False)
 RULES = {
     "linear": LINEAR,
     "bicubic": dict(mode="bicubic", align_corners=False, antialias=True),
-    "extend": LINEAR,  # for tables of relative positions see resize_table
+    "extend": LINEAR,  # relative position tables are not interpolated, see resize_table
 }
 STD = 0.02
 
 
 def small_normal(*shape: int) -> nn.Parameter:
-    """A parameter initialized from a truncated normal with standard deviation 0.02."""
+    """Return a parameter initialized from a truncated normal with standard deviation 0.02."""
     return nn.Parameter(trunc_normal_(torch.empty(shape), std=STD))
 
 
 def same_size(new: tuple[int, ...], old: tuple[int, ...]) -> bool:
-    """Whether two static sizes are equal.
+    """Return whether two sizes are equal; False if `new` has a symbolic dimension of torch.export.
 
-    False for sizes with open dimensions of torch.export: comparing them would exclude the old size
-    from the exported program. Resizing to the same size changes nothing.
+    Comparing a symbolic dimension would exclude the old size from the exported program. The caller
+    then resizes, which changes nothing if the sizes turn out to be equal.
     """
     return not any(isinstance(n, torch.SymInt) for n in new) and tuple(new) == tuple(old)
 
 
 def square_side(area: int) -> int:
-    """The side of a square, 0 if the area is not that of one."""
+    """Return the side of a square with this area; 0 if the area is not a square number."""
     side = math.isqrt(max(area, 0))
     return side if side * side == area else 0
 
 
 def resize_line(x: Tensor, length: int, rule: str = "linear") -> Tensor:
-    """(1, n, C) -> (1, length, C), by one of RULES."""
+    """Resize embeddings (1, n, C) to (1, length, C). rule: a key of RULES."""
     return F.interpolate(x.mT[:, :, None], size=(1, length), **RULES[rule])[:, :, 0].mT
 
 
 def resize_table(table: Tensor, old: Grid, new: Grid, rule: str = "linear") -> Tensor:
-    """(old rows * old columns, N) -> (new rows * new columns, N), by one of RULES.
+    """Resize a table (old rows * old columns, N) to (new rows * new columns, N).
 
-    A table of relative positions has an entry per distance in tokens, with distance 0 in the
-    center. "linear" and "bicubic" interpolate the table, so that the largest old distance maps to
-    the largest new one. "extend" keeps the entry of each distance, and repeats the outermost
-    entries for larger distances.
+    rule: a key of RULES. "linear" and "bicubic" interpolate the table as an image. "extend" is for
+    relative position tables, which have an entry per distance, with distance 0 in the center. It
+    keeps the entry of each distance, and repeats the outermost entries for larger distances.
     """
     if rule == "extend":
         rows, cols = (
@@ -71,11 +71,12 @@ def resize_table(table: Tensor, old: Grid, new: Grid, rule: str = "linear") -> T
 def resize_tables(
     table: Tensor, old: Grid, new: Grid, sizes: Tensor, *, centered: bool = False
 ) -> Tensor:
-    """(old rows * old columns, N) -> (B, new rows * new columns, N), resized for each image.
+    """Resize a table (old rows * old columns, N) to a different size for each image.
 
-    sizes (B, 2): rows and columns to resize to, which fill the first rows and columns of the new
-    table, or its center if `centered`. Other entries are undefined. Does not synchronize with the
-    device.
+    sizes (B, 2): rows and columns of the table of each image.
+    Returns (B, new rows * new columns, N). The table of an image is at the top left or, if
+    `centered`, in the center of a table of size `new`. The other entries are undefined. Does not
+    synchronize with the device.
     """
     rows, cols = (interp_matrix(sizes[:, i], old[i], new[i], centered).to(table) for i in (0, 1))
     tables = torch.einsum("bxr,rcn,byc->bxyn", rows, table.unflatten(0, old), cols)
@@ -83,7 +84,10 @@ def resize_tables(
 
 
 def interp_matrix(lengths: Tensor, old: int, new: int, centered: bool) -> Tensor:
-    """(B,) -> (B, new, old): linear interpolation of `old` points to `lengths` of `new` points."""
+    """Return (B, new, old) matrices that linearly interpolate `old` to `lengths` (B,) points.
+
+    The points are in the first rows or, if `centered`, in the middle. Other rows are undefined.
+    """
     lengths = lengths[:, None]
     index = torch.arange(new, device=lengths.device)
     index = index - (new - lengths) // 2 if centered else index
@@ -93,11 +97,15 @@ def interp_matrix(lengths: Tensor, old: int, new: int, centered: bool) -> Tensor
 
 
 class AbsoluteEmbedding(nn.Module):
-    """Row and column embeddings, concatenated, for local tokens, and a vector per global token.
+    """Absolute position embedding of local and global tokens.
 
-    resize: for grids of another size, "interpolate" the embeddings or "crop" their first rows and
-    columns. The detection code of the 2021 reference crops. Raises ValueError if there are too few
-    embeddings to crop.
+    The embedding of a local token concatenates the embeddings of its row and its column. Each
+    global token has its own vector.
+
+    dim: C, which must be even. grid: (X, Y) that the embeddings are sized for.
+    resize: what to do on another grid. "interpolate" interpolates the row and column embeddings.
+    "crop" takes the first ones, as the detection code of the 2021 reference does. The forward pass
+    raises ValueError if there are too few to crop.
     """
 
     def __init__(
@@ -111,13 +119,13 @@ class AbsoluteEmbedding(nn.Module):
         self.resize = resize
         if num_global:
             self.cls_pos_embed = small_normal(1, num_global, dim)
-        else:  # an entry of the 2021 reference's files, without elements to learn
+        else:  # checkpoints of the 2021 reference have this entry, without elements
             self.register_buffer("cls_pos_embed", torch.zeros(1, 0, dim))
         self.x_pos_embed = small_normal(1, grid[0], dim // 2)
         self.y_pos_embed = small_normal(1, grid[1], dim // 2)
 
     def forward(self, grid: Grid) -> Tensor:
-        """-> (1, G+L, C), global tokens first."""
+        """Return the embeddings (1, G+L, C) for a grid, global tokens first."""
         rows, cols = self.fit(self.x_pos_embed, grid[0]), self.fit(self.y_pos_embed, grid[1])
         local = torch.cat(
             [
@@ -130,16 +138,19 @@ class AbsoluteEmbedding(nn.Module):
 
     @property
     def param_grid(self) -> Grid:
-        """The grid that the embeddings are made for."""
+        """The grid that the embeddings are sized for."""
         return self.x_pos_embed.shape[1], self.y_pos_embed.shape[1]
 
     def set_grid(self, grid: Grid, rule: str = "linear") -> None:
-        """Resize the embeddings."""
+        """Resize the embeddings to another grid, see `fit`."""
         for leaf, length in zip(("x_pos_embed", "y_pos_embed"), grid):
             replace_parameter(self, leaf, self.fit(getattr(self, leaf), length, rule))
 
     def fit(self, line: Tensor, length: int, rule: str = "linear") -> Tensor:
-        """(1, n, C) -> (1, length, C), interpolated by one of RULES or cropped."""
+        """Interpolate or crop row or column embeddings (1, n, C/2) to (1, length, C/2).
+
+        rule: a key of RULES, for interpolation. Raises ValueError if there are too few to crop.
+        """
         if same_size((length,), (line.shape[1],)):
             return line
         if self.resize == "interpolate":
@@ -151,7 +162,7 @@ class AbsoluteEmbedding(nn.Module):
     def resize_weight(
         self, leaf: str, value: Tensor, shape: torch.Size, rule: str = "linear"
     ) -> Tensor | None:
-        """Resize an embedding of a checkpoint for `leaf`; None if it cannot be resized."""
+        """Return a checkpoint's embedding resized for parameter `leaf`; None if it cannot be."""
         is_line = leaf in ("x_pos_embed", "y_pos_embed")
         if not is_line or value.ndim != 3 or value.shape[2] != shape[2]:
             return None
@@ -164,7 +175,7 @@ class AbsoluteEmbedding(nn.Module):
 
 
 def replace_parameter(module: nn.Module, leaf: str, value: Tensor) -> None:
-    """Replace a parameter by one of another shape, with the same dtype and requires_grad."""
+    """Replace a parameter with one of another shape. dtype and requires_grad do not change."""
     old = getattr(module, leaf)
     new = nn.Parameter(value.detach().to(old.dtype).clone(), requires_grad=old.requires_grad)
     module.register_parameter(leaf, new)
@@ -173,9 +184,10 @@ def replace_parameter(module: nn.Module, leaf: str, value: Tensor) -> None:
 def register_relative_bias(module: nn.Module, table: Grid | None) -> None:
     """Register the relative position bias of an attention module.
 
-    local_relative_position_bias_table (rows*cols, N), unless `table` is None. With global tokens:
-    g2l_relative_position_bias (2, N, G): [0] from global queries to local keys, [1] from local
-    queries to global keys. g2g_relative_position_bias (N, G, G): among global tokens.
+    table: (rows, columns) of local_relative_position_bias_table (rows * columns, N), or None.
+    With global tokens, also registers g2g_relative_position_bias (N, G, G), the bias among global
+    tokens, and g2l_relative_position_bias (2, N, G). The latter has at [0] the bias from global
+    queries to local keys, and at [1] the bias from local queries to global keys.
     """
     num_heads, num_global = module.num_heads, module.num_global
     if table is not None:
@@ -186,11 +198,14 @@ def register_relative_bias(module: nn.Module, table: Grid | None) -> None:
 
 
 def dense_bias(table: Tensor, grid: Grid) -> Tensor:
-    """((2X-1)*(2Y-1), N) -> (N, L, L): the bias of each pair, by query minus key position."""
+    """Expand a table ((2X-1)*(2Y-1), N) to the bias (N, L, L) of all pairs of query and key.
+
+    The table entry depends on the query's position minus the key's position.
+    """
     image = table.mT.unflatten(1, (2 * grid[0] - 1, 2 * grid[1] - 1))  # (N, 2X-1, 2Y-1)
     for axis, size in enumerate(grid, start=1):
         line = torch.arange(size, device=table.device)
-        index = line[:, None] - line + size - 1  # of query and key along this axis
+        index = line[:, None] - line + size - 1  # table index of (query, key) along this axis
         image = image.index_select(2 * axis - 1, index.flatten()).unflatten(
             2 * axis - 1, (size, size)
         )

@@ -1,1 +1,1 @@
-"""The model, its architecture grammar, the named architectures and attention maps."""
+"""The MsViT model, its ARCH strings, its named architectures and its attention maps."""

@@ -1,14 +1,17 @@
-"""The architecture grammar of the 2021 reference: 'l1,h3,d96,n1,s1,g1,p4,f7,a0_l2,h3,...'.
+"""Parser of ARCH strings, which describe the stages of a model.
 
-Stages are joined by `_`. A stage is a comma-separated list of a letter and a number each, in any
-order: l number of the stage, h heads, d width, n blocks, s 0 for full attention in this stage (else
-the configured attention), g global tokens, p patch side, f attention size (longformer: window,
-linformer and performer: features, srformer: ratio), a 0 for relative bias (else absolute position).
-Omitted letters take the defaults below.
+The format is that of the original Vision Longformer code (2021).
+Example: 'l1,h3,d96,n1,s1,g1,p4,f7,a0_l2,h3,...'. Stages are joined by `_`. A stage is a
+comma-separated list of items in any order. An item is one of these letters, followed by a number:
+  l number of the stage, h heads, d width, n blocks, g global tokens, p patch side
+  s 0 for full attention, 1 for the attention that the attention string names
+  f attention size: window (longformer), num_features (linformer, performer) or ratio (srformer)
+  a 0 for relative position bias, 1 for absolute position embedding
+Omitted letters have the defaults in LETTERS.
 
-A second string gives the configured attention: one name, or names separated by commas that the
-blocks of a stage cycle through. Parts separated by `/` are for stage 1, 2, ...; the last part holds
-for all further stages: 'linformer/longformer,full'.
+A second string, the attention string, is one name, or names separated by commas that the blocks of
+a stage cycle through. Parts separated by `/` apply to stages 1, 2, ...; the last part also applies
+to all later stages. Example: 'linformer/longformer,full'.
 """
 
 import re
@@ -16,24 +19,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
-LETTERS = {  # meaning, default, minimum
-    "l": ("number of the stage", 1, 0),
-    "h": ("heads", 3, 1),
-    "d": ("width", 192, 1),
-    "n": ("blocks", 1, 0),
-    "s": ("0 for full attention", 1, 0),
-    "g": ("global tokens", 1, 0),
-    "p": ("patch side", 2, 1),
-    "f": ("window or other attention size", 7, 1),
-    "a": ("absolute position", 1, 0),
+LETTERS = {  # meaning, default, minimum, maximum
+    "l": ("number of the stage", 1, 0, 1000),
+    "h": ("heads", 3, 1, 65536),
+    "d": ("width", 192, 1, 65536),
+    "n": ("blocks", 1, 0, 10_000),
+    "s": ("0 for full attention", 1, 0, 1),
+    "g": ("global tokens", 1, 0, 65536),
+    "p": ("patch side", 2, 1, 4096),
+    "f": ("window or other attention size", 7, 1, 4096),
+    "a": ("absolute position", 1, 0, 1),
 }
 
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One stage of a model.
+    """Settings of one stage of a model.
 
-    attention: one name per block, so its length is the depth. attn_size: the letter f.
+    attention: the attention name of each block. attn_size: the letter f. absolute: use an absolute
+    position embedding instead of a relative position bias.
     """
 
     dim: int
@@ -54,9 +58,9 @@ class StageSpec:
 
 
 def parse_arch(arch: str, attention: str = "longformer") -> list[StageSpec]:
-    """Parse an ARCH string. `attention` is used in stages whose letter s is not 0.
+    """Parse an ARCH string and an attention string into a list of stages.
 
-    Raises ValueError, naming stage and letter, for malformed strings. Names of attentions are not
+    Raises ValueError, naming stage and letter, for malformed strings. Attention names are not
     checked here, but by the model.
     """
     parts = arch.strip().split("_")
@@ -64,8 +68,21 @@ def parse_arch(arch: str, attention: str = "longformer") -> list[StageSpec]:
     return [_parse_stage(number, *pair) for number, pair in enumerate(zip(parts, names), start=1)]
 
 
+def least_parameters(stages: Sequence[StageSpec], num_classes: int = 0, in_chans: int = 3) -> int:
+    """Return a lower bound on the number of parameters of a model.
+
+    Counts patch convolutions, query and output projections, global tokens and the head.
+    """
+    total = 0
+    for stage in stages:
+        total += in_chans * stage.dim * stage.patch**2 + stage.num_global * stage.dim
+        total += len(stage.attention) * 2 * stage.dim**2
+        in_chans = stage.dim
+    return total + num_classes * in_chans
+
+
 def format_arch(stages: Sequence[StageSpec]) -> str:
-    """Return the ARCH string of stages. See `format_attention` for their attention."""
+    """Return the ARCH string of stages, which omits attention names; see `format_attention`."""
     return "_".join(
         f"l{number},h{s.num_heads},d{s.dim},n{len(s.attention)},"
         f"s{int({*s.attention} != {'full'})},g{s.num_global},"
@@ -75,8 +92,8 @@ def format_arch(stages: Sequence[StageSpec]) -> str:
 
 
 def format_attention(stages: Sequence[StageSpec]) -> str:
-    """Return the attention string: `parse_arch(format_arch(s), format_attention(s)) == s`."""
-    # stages with full attention alone need no part, and repeat their neighbor's
+    """Return the attention string of stages, the second argument of `parse_arch`."""
+    # a stage with full attention only needs no part of its own, and repeats its neighbor's part
     needed = [_shortest_cycle(s.attention) if {*s.attention} - {"full"} else None for s in stages]
     part, parts = next(filter(None, needed), "full"), []
     for names in needed:
@@ -88,13 +105,13 @@ def format_attention(stages: Sequence[StageSpec]) -> str:
 
 
 def _shortest_cycle(names: tuple[str, ...]) -> str:
-    """Return the shortest list of names that repeats to these."""
+    """Return the shortest list, comma-separated, that gives `names` when repeated."""
     length = next(n for n in range(1, len(names) + 1) if names[n:] == names[:-n])
     return ",".join(names[:length])
 
 
 def _parse_attention(attention: str, num_stages: int) -> list[list[str]]:
-    """Return the names that the blocks of each stage cycle through."""
+    """Return, for each stage, the list of names that its blocks cycle through."""
     parts = attention.split("/")
     if len(parts) > num_stages:
         raise ValueError(
@@ -120,15 +137,14 @@ def _parse_stage(number: int, part: str, names: Sequence[str]) -> StageSpec:
             raise ValueError(f"{where}: unknown letter {letter!r} (letters: {known})")
         if letter in items:
             raise ValueError(f"{where}: the letter {letter!r} appears twice")
-        meaning, _, minimum = LETTERS[letter]
-        if value < minimum:
-            raise ValueError(
-                f"{where}: {letter} ({meaning}) must be at least {minimum}, got {value}"
-            )
+        meaning, _, minimum, maximum = LETTERS[letter]
+        if not minimum <= value <= maximum:
+            bound = f"at least {minimum}" if value < minimum else f"at most {maximum}"
+            raise ValueError(f"{where}: {letter} ({meaning}) must be {bound}, got {value}")
         items[letter] = value
     if items.get("l", number) != number:
         raise ValueError(f"{where}: the letter l is {items['l']}, but this is stage {number}")
-    n = {letter: default for letter, (_, default, _) in LETTERS.items()} | items
+    n = {letter: default for letter, (_, default, *_) in LETTERS.items()} | items
     attention = tuple(islice(cycle(names if n["s"] else ["full"]), n["n"]))
     try:
         return StageSpec(n["d"], n["h"], attention, n["g"], n["p"], n["f"], bool(n["a"]))

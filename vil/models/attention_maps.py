@@ -1,11 +1,10 @@
 """Attention maps: the softmax weights of attention modules, for chosen queries.
 
-Fused attention does not return its weights. Each attention class recomputes them from its query,
-key, bias, window and padding, one row per chosen query. `weights @ values`, projected, is the
-module's output for that token.
+Fused attention does not return its weights, so each attention class recomputes them, without
+dropout. The weights times the values, projected, are the module's output for a query, unless the
+query is padding.
 
-Shapes: B batch, N heads, D head dim, X Y grid, L = X*Y local tokens, G global tokens, T = G+L,
-Q chosen queries, R key cells.
+Shapes: B batch, c input channels, H W image size, C channels, T tokens.
 """
 
 from collections.abc import Sequence
@@ -26,11 +25,12 @@ def attention_maps(
     queries: Sequence[int] | None = None,
     valid: Tensor | None = None,
 ) -> AttentionWeights:
-    """Return the attention weights in one block. stage, block: indices, negative from the end.
+    """Return the attention weights of chosen queries in one block of an MsViT.
 
-    images (B, c, H, W). queries: tokens of the stage, global ones first; None for all. valid
-    (B, 2): height and width of the real pixels of each image in a padded batch. Gradients flow if
-    they are enabled.
+    images (B, c, H, W). stage, block: indices; negative ones count from the end.
+    queries: token indices in the stage, global tokens first; None for all.
+    valid (B, 2): height and width of each image without its padding.
+    Gradients are computed if they are enabled.
     Raises ValueError for a missing stage, block or token, for a model that is not an MsViT, and for
     an attention without token weights.
     """
@@ -45,7 +45,10 @@ def attention_maps(
 
 
 def attention_at(model: nn.Module, stage: int, block: int) -> Attention:
-    """Return the attention module of a block. ValueError, with the valid range, if missing."""
+    """Return the attention module of a block.
+
+    Raises ValueError if the stage or block is missing, or if the model is not an MsViT.
+    """
     if not isinstance(model, MsViT):
         raise ValueError(f"{type(model).__name__} is not an MsViT, so it has no attention maps")
     depths = [len(each.blocks) for each in model.stages]
@@ -63,13 +66,15 @@ def token_weights(
     queries: Sequence[int] | None = None,
     valid_hw: Tensor | None = None,
 ) -> AttentionWeights:
-    """Return the weights of `module(x, grid, valid_hw)` without dropout. See `attention_maps`.
+    """Return the attention weights of chosen queries in the call `module(x, grid, valid_hw)`.
 
-    x (B, T, C), valid_hw (B, 2) in tokens.
+    x (B, T, C). queries: see `attention_maps`. valid_hw (B, 2): rows and columns of tokens that are
+    not padding. Raises ValueError for a missing token.
     """
     tokens = x.shape[1]
     queries = range(tokens) if queries is None else queries
     wrong = [query for query in queries if not 0 <= query < tokens]
     if wrong:
         raise ValueError(f"there is no token {wrong[0]}: the map has {tokens}, global ones first")
+    x = module.hide_padding(x, valid_hw, grid)
     return module.attention_weights(x, grid, torch.tensor(list(queries), device=x.device), valid_hw)

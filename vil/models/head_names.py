@@ -1,13 +1,13 @@
-"""Find the parameters of a model's classification head, for any model."""
+"""Find the parameters of the classification head of an MsViT, timm or torchvision model."""
 
 from torch import nn
 
 
 def find_head_names(model: nn.Module) -> list[str]:
-    """Return the names of the parameters of the head, or heads.
+    """Return the names of the parameters of the classification head, or of all heads.
 
-    The head is timm's classifier. In torchvision's models it is the last linear layer, or the last
-    convolution if there is no linear layer.
+    The head is what `get_classifier()` returns, if the model has that method, as timm's models do.
+    Else it is the last linear layer, or the last convolution if there is no linear layer.
     """
     if hasattr(model, "get_classifier"):
         heads = model.get_classifier()

@@ -1,5 +1,7 @@
-"""Named architectures: those of arXiv:2103.15358, tables 1 and 9, two in the shape of Swin that its
-authors published later, and a small one for 64-pixel digits.
+"""Named architectures of MsViT.
+
+They are those of arXiv:2103.15358, tables 1 and 9; two with the depths and widths of Swin, which
+the same authors published later; and the small vil_nano for 64-pixel images of digits.
 """
 
 import fnmatch
@@ -50,9 +52,10 @@ def list_models(pattern: str = "*") -> list[str]:
 def replace_windows(
     name: str, stages: Sequence[StageSpec], windows: int | Sequence[int] | None
 ) -> list[StageSpec]:
-    """Set the attention size of all stages, or of each; None leaves them unchanged.
+    """Return the stages with another attention size (the letter f of ARCH strings).
 
-    Raises ValueError if the number of windows is not the number of stages.
+    windows: an int for all stages, a sequence with one per stage, or None to change nothing. name:
+    the model's name, for errors. Raises ValueError for a wrong number of windows.
     """
     if windows is None:
         return list(stages)

@@ -20,9 +20,10 @@ from vil.models.arch import StageSpec
 
 
 class Stage(nn.Module):
-    """A patch embedding and its blocks.
+    """One stage of MsViT: a patch embedding, then transformer blocks.
 
-    grid: the one that position parameters are made for. settings: keyword arguments of MsViT.
+    grid: (X, Y) that position parameters are sized for. drop_path_rates: one rate per block.
+    settings: keyword arguments of MsViT.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Stage(nn.Module):
         )
         self.blocks = nn.ModuleList()
         for name, rate in zip(spec.attention, drop_path_rates):
-            argument = ATTENTIONS.entry(name).facts.get("feature")  # its name for the stage's size
+            argument = ATTENTIONS.entry(name).facts.get("feature")  # argument for attn_size
             own = {argument: spec.attn_size} if argument else {}
             own |= (settings["attention_args"] or {}).get(name, {})
             attn = build_attention(name, **common, **own)
@@ -69,7 +70,11 @@ class Stage(nn.Module):
     def forward(
         self, x: Tensor, valid: Tensor | None = None
     ) -> tuple[Tensor, tuple[int, int], Tensor | None]:
-        """x (B, c, H, W), valid (B, 2) in pixels -> tokens (B, G+L, d), grid, valid in tokens."""
+        """Map x (B, c, H, W) to (tokens (B, G+L, d), grid (X, Y), valid_hw).
+
+        valid (B, 2): unpadded height and width of each image, or None. valid_hw: the same in
+        tokens.
+        """
         tokens, grid = self.embed(x)
         if valid is not None:
             limit = torch.tensor(grid, device=valid.device)
@@ -85,5 +90,8 @@ class Stage(nn.Module):
 def to_map(
     tokens: Tensor, num_global: int, grid: tuple[int, int], valid: Tensor | None = None
 ) -> Tensor:
-    """tokens (B, G+L, d) -> local tokens as a map (B, d, X, Y), 0 in the padding."""
+    """Return the local tokens of (B, G+L, d) as a map (B, d, X, Y), with zeros in the padding.
+
+    valid (B, 2): unpadded rows and columns of each image in tokens; None for no padding.
+    """
     return zero_padding(tokens[:, num_global:].mT.unflatten(2, grid), valid)

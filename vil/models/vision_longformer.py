@@ -1,10 +1,10 @@
-"""MsViT, the multi-scale vision transformer: stages on coarser and coarser grids.
+"""MsViT, the multi-scale vision transformer, with stages on successively coarser grids.
 
-Each stage has its own patch embedding, global tokens and attention. The model is a classifier and a
-backbone, and follows timm's model contracts.
+Each stage has its own patch embedding, global tokens and attention. The model works as a classifier
+and as a backbone, with the methods and attributes of timm's models.
 
 Shapes: B batch, c input channels, H W image size, K classes; for stage i: X_i Y_i grid, L = X_i*Y_i
-local tokens, G global tokens, d_i width (d: of the last stage).
+local tokens, G global tokens, d_i width. X, Y and d are those of the last stage.
 Source: Vision Longformer, arXiv:2103.15358, section 3.
 """
 
@@ -34,19 +34,19 @@ MAP_POOLS = ("avg", "max", "avgmax", "")
 class MsViT(nn.Module):
     """Multi-scale vision transformer: a classifier and a backbone for images of any size.
 
-    img_size: image side, or height and width, that position parameters are made for. Other sizes
-      work too: positions are resized in forward.
+    stages: settings of the stages, for example from `parse_arch`.
+    img_size: image side, or (height, width), that position parameters are sized for. For other
+      sizes, they are resized in the forward pass.
     num_classes: 0 for no head.
     norm_embed: apply LayerNorm after each patch convolution.
     avg_pool: classify from the mean of all tokens instead of the first global token.
-    pos_resize: `interpolate` or `crop` absolute position embeddings on other grids.
-    attention_args: arguments by attention name, such as {"longformer": {"mode": 1}}; see
-      `build_attention`.
+    pos_resize: "interpolate" or "crop" absolute position embeddings on other grids.
+    attention_args: arguments of `build_attention` by attention name: {"longformer": {"mode": 1}}.
     grad_checkpoint: recompute each block in backward instead of storing its activations.
 
-    A stage that requests a relative bias from an attention without one gets an absolute position
+    If a stage specifies relative bias for an attention that has none, it gets an absolute position
     embedding instead, and a warning is logged.
-    Raises ValueError for stages that do not fit together.
+    Raises ValueError if a stage has no tokens at img_size, or for invalid settings.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class MsViT(nn.Module):
         settings = {k: v for k, v in locals().items() if k not in ("self", "stages", "__class__")}
         super().__init__()
         self.settings = settings  # keyword arguments as given; saved in the model card
-        self.notes: dict[str, Any] = {}  # transform and class names that belong to the weights
+        self.notes: dict[str, Any] = {}  # input transform and class names of the loaded weights
         for name in attention_args or {}:
             lookup(ATTENTIONS, name, "attention")
         stages = _with_positions(stages)
@@ -83,7 +83,7 @@ class MsViT(nn.Module):
             grid = (map_size[0] // spec.patch, map_size[1] // spec.patch)
             if min(grid) < 1:
                 raise ValueError(
-                    f"stage {len(self.stages) + 1} has no token left of a map of {min(map_size)}"
+                    f"stage {len(self.stages) + 1} has no tokens: its map is smaller than its patch"
                 )
             self.stages.append(Stage(spec, in_chans, grid, stage_rates.tolist(), settings))
             in_chans, map_size = spec.dim, grid
@@ -101,26 +101,28 @@ class MsViT(nn.Module):
     # Classifier
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, c, H, W) -> logits (B, K)."""
+        """Map x (B, c, H, W) to logits (B, K)."""
         return self.forward_head(self.forward_features(x))
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """x (B, c, H, W) -> normalized features of the last stage: tokens (B, G+L, d), global ones
-        first, if that stage has global tokens, else a map (B, d, X, Y)."""
+        """Map x (B, c, H, W) to the normalized features of the last stage.
+
+        They are tokens (B, G+L, d), global tokens first, or a map (B, d, X, Y) if G is 0.
+        """
         return self.forward_intermediates(x, indices=1)[0]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Features -> logits (B, K), or the input of the head if pre_logits."""
+        """Map features to logits (B, K), or only pool them to (B, d) if pre_logits."""
         x = self.pool(x)
         if pre_logits:
             return x
         return self.head(x.movedim(1, -1)).movedim(-1, 1) if x.ndim == 4 else self.head(x)
 
     def pool(self, x: Tensor) -> Tensor:
-        """Pool features, a map (B, d, X, Y) or tokens (B, G+L, d), to (B, d) by `global_pool`.
+        """Pool features, a map (B, d, X, Y) or tokens (B, G+L, d), to (B, d).
 
-        "avg": mean of all tokens. "token": first global token. "max" and "avgmax" (maps only):
-        maximum, or the mean of maximum and mean. "": return x unchanged.
+        `global_pool` selects the pooling. "avg": mean of all tokens. "token": first global token.
+        "max" (maps only): maximum. "avgmax" (maps only): mean of "avg" and "max". "": x unchanged.
         """
         if not self.global_pool:
             return x
@@ -135,13 +137,13 @@ class MsViT(nn.Module):
         return tokens.mean(1)
 
     def get_classifier(self) -> nn.Module:
-        """Return the head."""
+        """Return the classification head."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the head by a new one for `num_classes`, none for 0.
+        """Replace the head with a new one for `num_classes` classes, or remove it for 0.
 
-        global_pool: see `pool`; None keeps the current one. Raises ValueError for an unknown one.
+        global_pool: see `pool`; None keeps the current one. Raises ValueError if it is unknown.
         """
         like = next(self.parameters())
         self.num_classes = num_classes
@@ -156,11 +158,11 @@ class MsViT(nn.Module):
             self.set_global_pool(global_pool)
 
     def set_global_pool(self, global_pool: str) -> None:
-        """Set what `pool` does. Raises ValueError for an unknown or unsupported one."""
+        """Set the pooling, see `pool`. Raises ValueError if it is unknown or unsupported."""
         pools = TOKEN_POOLS if self.returns_tokens else MAP_POOLS
         if global_pool not in pools:
             choices = ", ".join(map(repr, pools))
-            raise ValueError(f"global_pool must be one of {choices}: {global_pool!r}")
+            raise ValueError(f"global_pool must be one of {choices}, got {global_pool!r}")
         self.global_pool = global_pool
         if self.returns_tokens:
             self.settings["avg_pool"] = global_pool == "avg"
@@ -178,18 +180,17 @@ class MsViT(nn.Module):
         *,
         valid: Tensor | None = None,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Return the features and the maps of chosen stages.
+        """Return (features as in `forward_features`, list of the maps of chosen stages).
 
-        x (B, c, H, W) -> features as in `forward_features`, [map (B, d_i, X_i, Y_i), ...] in the
-        order of `indices`.
+        The maps are (B, d_i, X_i, Y_i), in the order of `indices`.
 
-        indices: stages, negative ones from the end; an int takes the last n; None takes all.
+        indices: stages, negative from the end. An int n means the last n stages; None means all.
         norm: apply the final norm to the last stage's map.
-        stop_early: run no stage after the last chosen one; its map becomes the features.
-        output_fmt: NCHW or NHWC, layout of the maps.
-        intermediates_only: return the maps alone.
-        valid (B, 2): height and width of the real pixels of each image in a padded batch. Tokens
-          entirely in the padding are never attended to, and are 0 in the maps.
+        stop_early: stop after the last chosen stage, and return its map as the features.
+        output_fmt: layout of the maps, NCHW or NHWC.
+        intermediates_only: return the list of maps only.
+        valid (B, 2): unpadded height and width of each image. Tokens entirely in the padding are
+          never attended to, and are 0 in the maps.
         """
         if output_fmt not in ("NCHW", "NHWC"):
             raise ValueError(f"output_fmt must be one of NCHW, NHWC, got {output_fmt!r}")
@@ -214,13 +215,16 @@ class MsViT(nn.Module):
         return to_map(tokens, spec.num_global, grid, valid), intermediates
 
     def _select_stages(self, indices: int | Sequence[int] | None) -> tuple[list[int], int]:
-        """Return the chosen stages, from 0, and the last of them. ValueError if one is missing."""
+        """Return (indices of the chosen stages, the largest one), counted from 0.
+
+        Raises ValueError if a stage does not exist.
+        """
         count = len(self.stages)
         if indices is None:
             indices = count
         if isinstance(indices, int):
             if not 0 < indices <= count:
-                raise ValueError(f"the last {indices} stages: there are {count}")
+                raise ValueError(f"indices {indices}: the model has {count} stages")
             indices = range(count - indices, count)
         chosen = [i + count if i < 0 else i for i in indices]
         if not chosen or min(chosen) < 0 or max(chosen) >= count:
@@ -230,7 +234,11 @@ class MsViT(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Remove what the maps of the chosen stages do not need. Return the stages."""
+        """Remove the stages after the last chosen one. Returns the indices of the chosen stages.
+
+        indices: see `forward_intermediates`. If any stage is removed, the final norm and the head
+        are removed too. Otherwise, prune_norm and prune_head determine whether they are removed.
+        """
         chosen, last = self._select_stages(indices)
         has_unused = last < len(self.stages) - 1
         if has_unused:
@@ -244,14 +252,14 @@ class MsViT(nn.Module):
         return chosen
 
     def forward_stages(self, x: Tensor, valid: Tensor | None = None) -> list[Tensor]:
-        """Deprecated: use `forward_intermediates(x, intermediates_only=True, valid=valid)`."""
+        """Deprecated. Use `forward_intermediates(x, intermediates_only=True, valid=valid)`."""
         _warn_deprecated("forward_stages", "forward_intermediates(x, intermediates_only=True)")
         return self.forward_intermediates(x, intermediates_only=True, valid=valid)
 
     def last_tokens(self, x: Tensor) -> Tensor:
-        """Deprecated: use `forward_features`, which normalizes, or `forward_intermediates`.
+        """Deprecated. Use `forward_features` or `forward_intermediates`.
 
-        x (B, c, H, W) -> tokens of the last stage (B, G+L, d), not normalized.
+        Maps x (B, c, H, W) to the tokens of the last stage (B, G+L, d) without the final norm.
         """
         _warn_deprecated("last_tokens", "forward_features(x), which normalizes")
         for stage, spec in zip(self.stages, self.specs):
@@ -261,30 +269,33 @@ class MsViT(nn.Module):
 
     @property
     def channels(self) -> list[int]:
-        """Width of each stage."""
+        """Width d_i of each stage."""
         return [spec.dim for spec in self.specs]
 
     @property
     def strides(self) -> list[int]:
-        """Image pixels per token side in each stage."""
+        """Side of a token in image pixels, for each stage."""
         return list(accumulate((spec.patch for spec in self.specs), operator.mul))
 
     # Training
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute each block in backward instead of storing its activations, or stop doing so."""
+        """Set whether backward recomputes each block instead of storing its activations."""
         for stage in self.stages:
             stage.grad_checkpoint = enable
 
     def freeze_stages(self, count: int) -> None:
-        """Freeze the first `count` stages. Raises ValueError if there are fewer."""
+        """Freeze the first `count` stages. Raises ValueError if the model has fewer."""
         if not 0 <= count <= len(self.stages):
             raise ValueError(f"cannot freeze {count} of {len(self.stages)} stages")
         for stage in self.stages[:count]:
             stage.requires_grad_(False)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters without weight decay: norms, tokens, positions, the head's bias."""
+        """Return the names of the parameters without weight decay.
+
+        They are norms, global tokens, position parameters and the head's bias.
+        """
         kinds = ("cls_token", "pos_embed", "relative_position", "head.bias")
         return {
             name
@@ -294,7 +305,7 @@ class MsViT(nn.Module):
         }
 
     def group_matcher(self, coarse: bool = False) -> dict:
-        """timm's layer groups, which agree with `layer_of`."""
+        """Return the patterns of timm's layer groups, consistent with `layer_of`."""
         fine = [
             (r"^stages\.(\d+)\.embed", (0,)),
             (r"^stages\.(\d+)\.blocks\.(\d+)", None),
@@ -304,21 +315,22 @@ class MsViT(nn.Module):
 
     @property
     def num_layers(self) -> int:
-        """Largest depth that `layer_of` returns: the number of blocks plus one."""
+        """The largest depth that `layer_of` returns: the number of blocks plus one."""
         return sum(len(stage.blocks) for stage in self.stages) + 1
 
     def layer_of(self, name: str) -> int:
         """Return the depth of a parameter, for layer-wise learning rate decay.
 
-        0 is the embedding of stage 1, then come the blocks of all stages, then the final norm and
-        head. The embedding of a later stage has the depth of that stage's first block, or of the
-        block before it if the stage has none. Raises ValueError for other names.
+        The patch embedding of stage 1 has depth 0. The blocks of all stages follow, then the final
+        norm and the head. A later patch embedding has the depth of its stage's first block. If the
+        stage has no block, it has the depth of the last block before the stage. Raises ValueError
+        for a name that is not a parameter of the model.
         """
         if name.startswith(("norm.", "head.")):
             return self.num_layers
         match = re.match(r"stages\.(\d+)\.(?:embed|blocks\.(\d+))\.", name)
         if not match or int(match[1]) >= len(self.stages):
-            raise ValueError(f"{name!r} is no parameter of this model")
+            raise ValueError(f"{name!r} is not a parameter of this model")
         stage = int(match[1])
         before = sum(len(earlier.blocks) for earlier in self.stages[:stage])
         if match[2] is not None:
@@ -328,7 +340,7 @@ class MsViT(nn.Module):
     # Image size and cost
 
     def set_input_size(self, img_size: int | tuple[int, int], rule: str = "linear") -> None:
-        """Resize position parameters to another image size, by one of `RULES`."""
+        """Resize position parameters for another image size. rule: a key of `pos_embed.RULES`."""
         self.settings["img_size"] = img_size
         for stage, grid in zip(self.stages, self.grids(to_2tuple(img_size))):
             if stage.embed.position is not None:
@@ -337,7 +349,7 @@ class MsViT(nn.Module):
                 block.attn.set_grid(grid, rule)
 
     def grids(self, img_size: tuple[int, int]) -> list[tuple[int, int]]:
-        """Token grid (X_i, Y_i) of each stage for an image size."""
+        """Return the token grid (X_i, Y_i) of each stage for an image size."""
         grids = []
         for stage in self.stages:
             img_size = tuple(n // stage.embed.patch for n in img_size)
@@ -345,7 +357,7 @@ class MsViT(nn.Module):
         return grids
 
     def macs(self, img_size: tuple[int, int]) -> list[int]:
-        """Multiply-accumulates for one image: of each stage, then of the head."""
+        """Return the multiply-accumulates for one image: one count per stage, then the head's."""
         counts = [
             stage.embed.macs(grid) + sum(block.macs(grid) for block in stage.blocks)
             for stage, grid in zip(self.stages, self.grids(img_size))
@@ -354,7 +366,7 @@ class MsViT(nn.Module):
 
 
 def _with_positions(stages: Sequence[StageSpec]) -> list[StageSpec]:
-    """Use absolute position embeddings where an attention has no relative bias."""
+    """Return the stages, changed to absolute positions where an attention has no relative bias."""
     result, changed = [], []
     for number, spec in enumerate(stages, start=1):
         names = dict.fromkeys(spec.attention)

@@ -1,6 +1,6 @@
 """Local 2-D attention as pure tensor functions: the operation, its windows, reference and backends.
 
-Names are loaded on first use: importing the package does not import torch.
+Names are imported at their first use, so that importing this package does not import torch.
 """
 
 from vil.utils.lazy import lazy_exports

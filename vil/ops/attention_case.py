@@ -1,4 +1,4 @@
-"""The static properties of a call of local attention, by which a backend is selected or refuses.
+"""The static properties of a local attention call, from which its backend is selected.
 
 Shapes: B batch, N heads, D head dim, G global tokens, w window.
 """
@@ -17,7 +17,10 @@ LARGE_BATCH = 64  # images; above it, time is proportional to the batch
 
 @dataclass(frozen=True)
 class Case:
-    """A call with q (batch, heads, L, head_dim). valid: some images are padded."""
+    """The static properties of a call with q (batch, heads, L, head_dim).
+
+    valid: whether some images are padded.
+    """
 
     window: Window
     batch: int
@@ -34,7 +37,7 @@ class Case:
 
     @classmethod
     def of(cls, call: Call) -> Case:
-        """The case of a call."""
+        """Return the case of a call."""
         q, _, _, window, num_global, (table, to_global), valid_hw, _, dropout_p = call
         batch, heads, _, head_dim = q.shape
         sizes = (batch, heads, head_dim, num_global, q.dtype, q.device.type)
@@ -43,15 +46,15 @@ class Case:
 
     @property
     def symbolic(self) -> bool:
-        """Whether the batch or the grid is an open dimension of torch.export or torch.compile."""
+        """Whether batch or grid are dynamic dimensions of torch.export or torch.compile."""
         return self.window.symbolic or isinstance(self.batch, torch.SymInt)
 
     def bucket(self) -> str:
-        """The key of the tuned choice. Similar cases share one, so that a new image size needs no
-        tuning.
+        """Return the key of tuned choices for this case. Similar cases have the same key.
 
-        Rounds the batch, and grids of more than four chunks a side, up to powers of two. Counts the
-        offsets only, so that the eight neighbors of random shift share a bucket.
+        The key has the batch size and the grid sides rounded up to powers of two, except that grids
+        of up to four chunks per side are exact. So a new image size needs no tuning. The key has
+        only the number of offsets, because all eight neighbors of random shift take the same time.
         """
         window = self.window
         rows, cols = (next_power_of_2(chunks, exact_to=4) for chunks in window.chunks)
@@ -70,5 +73,5 @@ class Case:
 
 
 def next_power_of_2(n: int, exact_to: int = 1) -> int:
-    """n up to `exact_to`, above it the next power of two."""
+    """Return the next power of two from n up; n itself if it is at most `exact_to`."""
     return n if n <= exact_to else 1 << (n - 1).bit_length()

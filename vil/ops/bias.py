@@ -26,7 +26,10 @@ NO_BIAS = LocalBias()
 
 
 def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
-    """(N, W, K*W): the table gathered for the positions of a chunk; None without a table."""
+    """Return the bias of all pairs of tokens in a chunk and its neighbors, (N, W, K*W).
+
+    Returns None without a table.
+    """
     if bias.table is None:
         return None
     index = window.bias_index(bias.table.device)
@@ -34,7 +37,10 @@ def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
 
 
 def joined_bias(bias: LocalBias, window: Window, num_global: int) -> Tensor | None:
-    """(N, W, G + K*W): the bias of all keys, 0 for a missing field; None if both are missing."""
+    """Return the bias of all keys of a chunk, global tokens first, (N, W, G + K*W).
+
+    A missing field counts as 0. Returns None if both fields are missing.
+    """
     local = tile_bias(bias, window)
     if not num_global or (local is None and bias.to_global is None):
         return local

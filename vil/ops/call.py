@@ -1,4 +1,4 @@
-"""The arguments of local attention as one object, which backends get."""
+"""The arguments of local attention as one object, which is passed to backends."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ Gradients = tuple[Tensor | None, ...]  # of q, k, v, the table and to_global
 
 
 class Call(NamedTuple):
-    """The arguments of `vil.ops.local_attention`, checked and with the default scale."""
+    """The validated arguments of `vil.ops.local_attention`. `scale` is never None."""
 
     q: Tensor
     k: Tensor
@@ -26,13 +26,13 @@ class Call(NamedTuple):
 
 
 def to_numbers(window: Window, num_global: int) -> list[int]:
-    """The window and the number of global tokens as a flat list, for torch operators."""
+    """Return the window and the number of global tokens as a flat list, for torch operators."""
     offsets = [step for offset in window.offsets for step in offset]
     return [*window.grid, window.size, int(window.mask), num_global, *offsets]
 
 
 def from_numbers(numbers: Sequence[int]) -> tuple[Window, int]:
-    """The reverse of `to_numbers`."""
+    """Return the window and the number of global tokens from the list of `to_numbers`."""
     rows, cols, size, mask, num_global, *steps = numbers
     offsets = tuple(zip(steps[::2], steps[1::2]))
     return Window((rows, cols), size, Mask(mask), offsets), num_global

@@ -1,15 +1,14 @@
-"""Join a forward and a backward pass that recomputes the scores into a backend.
+"""Combine a forward pass and a backward pass that recomputes the scores into a backend.
 
-The fastest forward and the fastest backward pass may come from different libraries, so that any
-pair is a backend (as in the meta-optimizer of Theano's convolutions).
-
-All passes share one contract:
+The fastest forward pass and the fastest backward pass may come from different libraries, so every
+combination is a backend. The meta-optimizer of Theano's convolutions did the same. All passes have
+the same interface:
 
     forward(call) -> out, lse
     backward(call, out, lse, dout) -> dq, dk, dv, dtable or None, dto_global or None
 
-out (B, N, L, D). lse (B, N, L): the natural logarithm of the sum of exponentials of each row,
-float32 (float64 for float64), -inf for a row without keys. A pair is a torch operator, opaque to
+out (B, N, L, D). lse (B, N, L): the log-sum-exp of the scores of each row, float32 (float64 for
+float64 inputs), -inf for a row without keys. A combination is a torch operator, opaque to
 torch.compile and torch.export, with a FLOP formula for FlopCounterMode.
 
 Shapes: B batch, N heads, L tokens, D channels.
@@ -36,7 +35,8 @@ STATIC = "SymInt[] numbers, float scale"
 
 
 def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
-    """The function that gives the reasons against a pair of passes."""
+    """Return the function `unsupported` of a combination: the reasons why either pass lacks
+    support."""
 
     forward_limits, backward_limits = FORWARDS[forward].unsupported, BACKWARDS[backward].unsupported
 
@@ -52,7 +52,8 @@ def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
 
 
 def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
-    """Join two passes into a backend. Declares torch operators: call it once per pair."""
+    """Combine two passes into a backend. It declares torch operators, so call it once per
+    combination."""
     operator = _operator(forward, backward)
 
     def run(call: Call) -> Tensor:
@@ -64,13 +65,13 @@ def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
 
 
 def _call(tensors: Sequence[Tensor | None], numbers: Sequence[int], scale: float) -> Call:
-    """The call of an operator's arguments."""
+    """Rebuild the `Call` from the arguments of an operator."""
     q, k, v, table, to_global, valid_hw = tensors
     return Call(q, k, v, *from_numbers(numbers), LocalBias(table, to_global), valid_hw, scale)
 
 
 def _operator(forward: str, backward: str) -> Callable:
-    """vil::<forward>_<backward>, which returns out and lse."""
+    """Declare the operator vil::<forward>_<backward>, which returns out and lse."""
     run, name = FORWARDS[forward].run, f"vil::{forward}_{backward}"
     gradient = _gradient(backward)
 
@@ -83,7 +84,7 @@ def _operator(forward: str, backward: str) -> Callable:
 
     def differentiate(ctx: FunctionCtx, dout: Tensor, dlse: Tensor | None) -> tuple:
         if torch.is_grad_enabled():
-            raise RuntimeError(f"{backward} has no second derivative: use chunk_autograd")
+            raise RuntimeError(f"{backward} has no second derivative, backend chunk_autograd has")
         saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
         grads = gradient(*saved, dout, ctx.numbers, ctx.scale)
         biases = [None if bias is None else grad for bias, grad in zip(saved[3:5], grads[3:])]
@@ -101,7 +102,10 @@ def _operator(forward: str, backward: str) -> Callable:
 
 @cache
 def _gradient(backward: str) -> Callable:
-    """vil::<backward>_gradient. The gradient of a missing bias is an empty tensor."""
+    """Declare the operator vil::<backward>_gradient.
+
+    It returns the gradients; that of a missing bias is an empty tensor.
+    """
     run, name = BACKWARDS[backward].run, f"vil::{backward}_gradient"
 
     def compute(q: Tensor, *arguments) -> tuple[Tensor, ...]:
@@ -137,7 +141,7 @@ def _register_flops(name: str, num_matmuls: int, direction: str) -> None:
 
 
 def num_pairs(window: Window, num_global: int, halo: int) -> int:
-    """Pairs of query and key that are multiplied, with padding of chunks; see `chunk_groups`."""
+    """Count multiplied pairs of query and key, with padding of chunks; see `chunk_groups`."""
     return sum(
         group.num_blocks * group.num_queries * window.tile
         * (num_global + len(group.keys) * window.tile)

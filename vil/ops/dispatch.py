@@ -1,14 +1,14 @@
 """Select the backend that computes a call of local attention.
 
-A backend never changes the result. It refuses a case with reasons, in sentences.
-`vil.ops.tuning.tuner` stores in CHOICES the backend it measured as fastest; nothing is measured
-here.
+The selection never changes the result. A backend that does not support a case says why, in
+sentences. `vil.ops.tuning.tuner` stores the fastest backend in CHOICES. Nothing is measured here.
 """
 
 from vil.ops.attention_case import Case
 from vil.ops.backends import BACKENDS
 from vil.ops.window import ALL_NINE
 from vil.utils.lookup import lookup
+from vil.utils.transforms import is_exporting
 
 for _backend in BACKENDS.values():
     _backend.resolve()
@@ -20,6 +20,8 @@ PREFERENCE = {
     # triton becomes the first once scripts/gpu_check.sh has passed on a device
     "cuda": ("chunk_handgrad", "gathered", "chunk_autograd"),
 }
+# An exported file must not need the operators of this package.
+EXPORTABLE = ("gathered", "chunk_autograd")
 # (most tokens of a grid, least share of all pairs that chunks would multiply) for full attention
 # under a mask. On larger grids the scores of a batch would take too much memory.
 MASKED = ((200, 0.3), (1024, 0.7))
@@ -27,11 +29,13 @@ CHOICES: dict[str, str] = {}  # {Case.bucket(): the fastest backend}
 
 
 def preferred(case: Case) -> tuple[str, ...]:
-    """The backends to select from without tuning, best first.
+    """Return the backends to select from without tuning, best first.
 
-    Where the window covers much of a small grid, full attention under a mask is up to 3 times as
-    fast on a CPU as the backends that divide the grid.
+    On a CPU, full attention under a mask is up to 3 times as fast as the other backends if the
+    window covers much of a small grid.
     """
+    if is_exporting():
+        return EXPORTABLE
     names = PREFERENCE.get(case.device, PREFERENCE["cpu"])
     window = case.window
     if case.device != "cpu" or case.symbolic:
@@ -45,10 +49,12 @@ def preferred(case: Case) -> tuple[str, ...]:
 
 
 def choose(case: Case, backend: str = "auto") -> str:
-    """The backend for a case: the pinned one, the tuned one, or the first preferred that can run.
+    """Return the name of the backend for a case.
 
-    Raises ValueError for an unknown name (with the choices) and for a pinned backend that cannot
-    run (with its reasons).
+    It is the pinned backend if `backend` is not "auto", else the tuned one if it supports the case,
+    else the first preferred one that supports it. Raises ValueError for an unknown name, for a
+    pinned backend that does not support the case, and if no backend does. The message has the
+    choices or the reasons.
     """
     if backend != "auto":
         reasons = lookup(BACKENDS, backend, "backend").unsupported(case)
@@ -65,8 +71,9 @@ def choose(case: Case, backend: str = "auto") -> str:
 
 
 def tuned(case: Case) -> str | None:
-    """The tuned backend of the case's bucket, None if there is none that can run."""
-    if case.symbolic or not CHOICES:
+    """Return the tuned backend for a case; None if there is none, or if it does not support the
+    case."""
+    if case.symbolic or not CHOICES or is_exporting():
         return None
     name = CHOICES.get(case.bucket())
     usable = name in BACKENDS and not BACKENDS[name].unsupported(case)
@@ -74,8 +81,11 @@ def tuned(case: Case) -> str | None:
 
 
 def explain(case: Case, backend: str = "auto") -> dict[str, str]:
-    """{name: verdict} of each backend: "chosen" (also "chosen, tuned" or "chosen, pinned"), "could
-    run", or the reasons why it cannot run."""
+    """Return {backend: verdict} for all backends.
+
+    A verdict is "chosen" (or "chosen, tuned", or "chosen, pinned"), "could run", or the reasons why
+    the backend does not support the case.
+    """
     if backend == "auto":
         chosen = tuned(case)
         word = "chosen, tuned" if chosen else "chosen"

@@ -5,14 +5,20 @@ Shapes: B batch, N heads, D head dim, X Y grid, L = X*Y local tokens, G global t
 
 import warnings
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from vil.ops.attention_case import Case
 from vil.ops.bias import NO_BIAS, LocalBias
 from vil.ops.call import Call
 from vil.ops.dispatch import BACKENDS, choose
-from vil.ops.window import Window
+from vil.ops.small_grid import shrink_call
+from vil.ops.window import Window, real_cells
 from vil.utils.precision import autocast_off
+from vil.utils.transforms import is_transformed
+
+BUILT_IN = frozenset(BACKENDS)
+TRANSFORMABLE = "chunk_autograd"  # only differentiable tensor operations
 
 
 def local_attention(
@@ -29,9 +35,10 @@ def local_attention(
     backend: str = "auto",
     valid: Tensor | None = None,
 ) -> Tensor:
-    """Attention of each local token to the global tokens and to its window, under one softmax.
+    """Attend from each local token to the global tokens and its window, under one softmax.
 
     q (B, N, L, D): local queries, row-major over the grid.
+    window: the grid X * Y = L, chunks of w x w tokens, and which chunks a token attends to.
     k, v (B, N, G+L, D): global tokens first.
     bias.table (N, (4w-1)**2): added by relative position.
     bias.to_global (N, G): added toward global tokens.
@@ -51,17 +58,45 @@ def local_attention(
     if valid is not None:
         warnings.warn("the argument valid is now valid_hw", DeprecationWarning, stacklevel=2)
         valid_hw = valid
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
     bias = NO_BIAS if bias is None else bias
-    call = Call(q, k, v, window, num_global, bias, valid_hw, scale, dropout_p)
+    call = Call(q, k, v, window, num_global, bias, valid_hw, scale or 1.0, dropout_p)
     _check(call)
+    call = shrink_call(call._replace(scale=q.shape[-1] ** -0.5 if scale is None else scale))
+    if q.shape[0] == 0:
+        return _no_images(call)
     name = choose(Case.of(call), backend)
+    if name in BUILT_IN and is_transformed(q, k, v, *bias):  # an operator's jvp would be zero
+        name = TRANSFORMABLE
     with autocast_off(q.device.type):
-        return BACKENDS[name].run(call)
+        return BACKENDS[name].run(hide_padding(call))
+
+
+def hide_padding(call: Call) -> Call:
+    """Return the call with zeros in the padding of q, k and v.
+
+    Masking the weights is not enough for NaN and infinity: 0 * NaN is NaN, also in the backward
+    pass.
+    """
+    if call.valid_hw is None:
+        return call
+    real = real_cells(call.valid_hw.to(call.q.device), call.window.grid).flatten(2)[..., None]
+    keys = F.pad(real, (0, 0, call.num_global, 0), value=True)
+    q, k, v = (x.masked_fill(~m, 0.0) for x, m in ((call.q, real), (call.k, keys), (call.v, keys)))
+    return call._replace(q=q, k=k, v=v)
+
+
+def _no_images(call: Call) -> Tensor:
+    """Return the empty output for a batch of size 0, with gradients of 0."""
+    tensors = (call.k, call.v, *(x for x in call.bias if x is not None))
+    return call.q + sum(x.sum() for x in tensors) * 0
 
 
 def _check(call: Call) -> None:
     q, k, v, window, num_global, bias, valid_hw, _, dropout_p = call
+    if q.ndim != 4 or 0 in (q.shape[1], q.shape[3]):
+        raise ValueError(
+            f"q must be (B, N, L, D) with at least one head and channel, got {tuple(q.shape)}"
+        )
     batch, heads, length, dim = q.shape
     if num_global < 0 or not 0 <= dropout_p <= 1:
         raise ValueError(f"num_global {num_global} and dropout_p {dropout_p} are out of range")

@@ -1,8 +1,8 @@
-"""The reference implementation of local attention, which every backend is tested against.
+"""The reference implementation of local attention. Every backend is tested against it.
 
-Slow and direct: one query at a time, one softmax over its global keys and the keys of its window. A
-key that a small cyclic grid offers several times counts each time, with the bias of that offset.
-Shares no code with the masks of window.py.
+It is slow and direct: one query at a time, with one softmax over the global keys and the keys of
+the window. In a small cyclic grid a key can occur several times. Each occurrence counts, with the
+bias of its offset. The file shares no code with the masks of window.py.
 """
 
 import torch
@@ -13,7 +13,8 @@ from vil.ops.window import Mask, Window
 
 
 def attended_keys(window: Window, x: int, y: int) -> list[tuple[int, int, int]]:
-    """(key row, key column, index into the bias table) of the keys of the query at (x, y)."""
+    """Return (key row, key column, index into the bias table) of each key of the query at (x,
+    y)."""
     w, (rows, cols), keys = window.size, window.chunks, []
     for dx, dy in window.offsets:
         for i in range(w):
@@ -41,10 +42,15 @@ def attend(
     scale: float | None = None,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """q (B, N, L, D), k and v (B, N, G+L, D) -> (B, N, L, D); see `local_attention`."""
+    """Compute `local_attention` of q (B, N, L, D) with k and v (B, N, G+L, D)."""
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     queries, keys, values = q.to(dtype), k.to(dtype), v.to(dtype)
+    if valid_hw is not None:  # a weight of 0 would not hide NaN in the padding
+        rows, cols = (torch.arange(n, device=q.device) for n in window.grid)
+        real = ((rows[:, None] < valid_hw[:, :1, None]) & (cols < valid_hw[:, 1:, None])).flatten(1)
+        real = torch.cat([real.new_ones(len(q), num_global), real], 1)[:, None, :, None]
+        keys, values = torch.where(real, keys, 0), torch.where(real, values, 0)
     out = []
     for number in range(window.length):
         x, y = divmod(number, window.grid[1])
@@ -73,7 +79,7 @@ def attend(
 
 
 def _softmax(score: Tensor, real: Tensor) -> Tensor:
-    """Softmax over the real keys of the last dimension; all zeros if there are none."""
+    """Compute a softmax over the keys that are not padding; zeros if there are none."""
     score = score.masked_fill(~real, -torch.inf)
     top = score.amax(-1, keepdim=True).detach() if score.shape[-1] else score.sum(-1, keepdim=True)
     power = torch.exp(score - torch.where(top.isfinite(), top, 0.0))

@@ -26,7 +26,8 @@ CEILING_ULPS = 64.0  # largest bound
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, cotangent (B, N, L, D), k, v (B, N, G+L, D), the bias, valid_hw (B, 2)."""
+    """The inputs of a test call: q and cotangent (B, N, L, D), k and v (B, N, G+L, D), bias,
+    valid_hw."""
 
     q: Tensor
     k: Tensor
@@ -43,7 +44,7 @@ class Inputs:
 
 
 def make_inputs(case: Case, seed: int = 0) -> Inputs:
-    """Standard normal inputs of a case, a function of the seed."""
+    """Sample standard normal inputs for a case. Equal seeds give equal inputs."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -70,7 +71,7 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
 
 
 def leaves_of(inputs: Inputs) -> dict[str, Tensor]:
-    """Copies of the differentiable inputs: q, k, v and the bias, if present."""
+    """Return copies of q, k, v and the bias that require gradients."""
     return {
         name: getattr(inputs, name).detach().clone().requires_grad_()
         for name in ("q", "k", "v", "table", "to_global")
@@ -81,7 +82,7 @@ def leaves_of(inputs: Inputs) -> dict[str, Tensor]:
 def forward(
     attend: Callable[..., Tensor], case: Case, inputs: Inputs, leaves: dict[str, Tensor]
 ) -> Tensor:
-    """The output (B, N, L, D) of a backend for `leaves`."""
+    """Return the output (B, N, L, D) of a backend for `leaves`."""
     bias, scale = LocalBias(leaves.get("table"), leaves.get("to_global")), case.head_dim**-0.5
     options = dict(num_global=case.num_global, bias=bias, valid_hw=inputs.valid_hw, scale=scale)
     q, k, v = (leaves[name] for name in "qkv")
@@ -89,7 +90,7 @@ def forward(
 
 
 def run(attend: Callable[..., Tensor], case: Case, inputs: Inputs) -> dict[str, Tensor]:
-    """{name: tensor}: the output and, if the case has gradients, those of q, k, v and the bias."""
+    """Return {name: tensor} of the output and, if the case needs gradients, of all gradients."""
     leaves = leaves_of(inputs)
     with torch.set_grad_enabled(case.needs_grad):
         out = forward(attend, case, inputs, leaves)
@@ -102,10 +103,12 @@ def run(attend: Callable[..., Tensor], case: Case, inputs: Inputs) -> dict[str, 
 
 
 def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[float, float]]:
-    """{"backend, tensor": (error against the fp64 reference, bound)}.
+    """Return {"backend, tensor": (error, bound)}, where the error is relative to the float64
+    reference.
 
-    The bound is a small multiple of the error of the backend `masked`, or of the reference if that
-    cannot run, in the case's dtype on the same inputs, and at least a few ulps.
+    The bound is a small multiple of the rounding error of full attention, and at least a few ulps.
+    This rounding error is measured in the case's dtype on the same inputs, with the backend
+    `masked`, or with the reference if `masked` does not support the case.
     """
     inputs = make_inputs(case, seed)
     truth = run(reference.attend, case, inputs.to(torch.float64))
@@ -127,7 +130,7 @@ def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[f
 
 
 def differences(case: Case, name: str, other: str) -> dict[str, tuple[float, float]]:
-    """{tensor: (difference between two backends, bound)}."""
+    """Return {tensor: (difference between two backends, bound)}."""
     inputs = make_inputs(case)
     first, second = (run(BACKENDS[backend].attend, case, inputs) for backend in (name, other))
     bound = BACKEND_ULPS[case.dtype] * torch.finfo(case.dtype).eps
@@ -135,6 +138,6 @@ def differences(case: Case, name: str, other: str) -> dict[str, tuple[float, flo
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """|a - b| / max(|b|, 1), in Euclidean norms. Infinite if a is not finite."""
+    """Return |a - b| / max(|b|, 1) with Euclidean norms; infinity if a is not finite."""
     value = (a.double() - b.double()).norm() / b.double().norm().clamp(min=1.0)
     return value.item() if value.isfinite() else float("inf")

@@ -1,13 +1,13 @@
-"""The 2-D window of local attention: its masks and neighbor modes.
+"""The 2-D window of local attention: masks and neighbor modes.
 
 Shapes: B batch, X Y grid rows and columns, L = X*Y tokens, w chunk side, W = w*w tokens of a chunk,
 R C rows and columns of the chunk grid (R = ceil(X / w)), K chunk offsets.
 
-The grid is divided into chunks of w x w tokens. A query attends to the chunks at given offsets from
-its own, which is always one of them (Vision Longformer, arXiv:2103.15358, section 3.1). Only this
-file knows the kinds of masks and the neighbor modes (section 3.3, random shift). A mask consists of
-a tile (W, K*W), equal for all chunks, and the validity of rows and columns. It never has L x L
-entries and is cheap enough to build in each call.
+The grid is divided into chunks of w x w tokens. A query attends to the chunks at certain offsets
+from its chunk. The offset (0, 0), its chunk itself, is always one of them (Vision Longformer,
+arXiv:2103.15358, section 3.1). Section 3.3 describes random shift, for which neighbor modes exist.
+A mask is stored as a tile (W, K*W), equal for all chunks, and the validity of rows and columns. It
+never has L x L entries, so it is cheap enough to build in each call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEIGHBORS = tuple(offset for offset in ALL_NINE if offset != SELF_CHUNK)
 
 
 class Mask(IntEnum):
-    """Which keys of the chunks at the offsets a query attends to; the values of SW_EXACT."""
+    """Which tokens of the attended chunks are keys of a query. The values are those of SW_EXACT."""
 
     EXACT = 1  # keys at most w rows and w columns away
     CHUNKS = 0  # all keys inside the grid
@@ -39,7 +39,10 @@ class Mask(IntEnum):
 
 
 def mode_offsets(mode: int) -> tuple[tuple[int, int], ...]:
-    """Chunk offsets of a mode: 0 all nine, -1 the query's chunk, 1..8 it and a neighbor."""
+    """Return the chunk offsets of a neighbor mode.
+
+    0: all nine chunks. -1: the query's chunk only. 1..8: the query's chunk and one neighbor.
+    """
     if mode == 0:
         return ALL_NINE
     if mode == -1:
@@ -53,7 +56,7 @@ def mode_offsets(mode: int) -> tuple[tuple[int, int], ...]:
 
 
 def real_cells(valid_hw: Tensor, size: tuple[int, int]) -> Tensor:
-    """(B, 1, X, Y) bool: the cells of a map of that size that are not padding."""
+    """Return which cells of a feature map are not padding, (B, 1, X, Y) bool. size: (X, Y)."""
     rows, cols = (torch.arange(n, device=valid_hw.device) for n in size)
     inside = (rows < valid_hw[:, :1])[:, :, None] & (cols < valid_hw[:, 1:])[:, None]
     return inside[:, None]
@@ -100,7 +103,7 @@ class Window:
     def from_mode(
         cls, grid: tuple[int, int], size: int, mask: int = Mask.CHUNKS, mode: int = 0
     ) -> Window:
-        """The window of a neighbor mode (-1, 0, 1..8)."""
+        """Return the window of a neighbor mode (-1, 0, 1..8)."""
         return cls(grid, size, Mask(mask), mode_offsets(mode))
 
     @property
@@ -115,7 +118,7 @@ class Window:
 
     @property
     def symbolic(self) -> bool:
-        """Whether the grid has open dimensions of torch.export."""
+        """Whether a side of the grid is symbolic, such as a dynamic dimension of torch.export."""
         return any(isinstance(n, torch.SymInt) for n in self.grid)
 
     @property
@@ -130,17 +133,19 @@ class Window:
 
     @property
     def chunks(self) -> tuple[int, int]:
-        """(R, C), rows and columns of the chunk grid. The last ones may be partly padding."""
+        """(R, C), the rows and columns of the chunk grid. Chunks at its end may be partly
+        padding."""
         return tuple((n + self.size - 1) // self.size for n in self.grid)
 
     def repeats(self) -> bool:
-        """Whether a query attends to a key more than once: a cyclic grid of too few chunks."""
+        """Return whether a query attends to a key twice. This happens in cyclic grids of few
+        chunks."""
         rows, cols = self.chunks
         distinct = {(dx % rows, dy % cols) for dx, dy in self.offsets}
         return self.cyclic and len(distinct) < len(self.offsets)
 
     def without_absent(self) -> Window:
-        """The window without the offsets that are outside the grid for every chunk."""
+        """Return the window without the offsets that are outside the grid for every chunk."""
         if self.cyclic or self.mask == Mask.EXACT or self.symbolic:
             return self
         rows, cols = self.chunks
@@ -148,30 +153,39 @@ class Window:
         return replace(self, offsets=offsets)
 
     def bias_index(self, device: torch.device | str = "cpu") -> Tensor:
-        """(W, K*W) int64: the entry of each pair in a bias table, by query minus key plus 2w-1."""
+        """Return the index of each pair of tokens into a flattened bias table, (W, K*W) int64.
+
+        The table has 4w-1 rows and columns. The row of a pair is the query's row minus the key's,
+        plus 2w-1; the column likewise.
+        """
         (qx, qy), (kx, ky) = self._tile_positions(device)
         side = 4 * self.size - 1
         return (qx - kx + 2 * self.size - 1) * side + (qy - ky + 2 * self.size - 1)
 
     def visible(self, valid_hw: Tensor | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """Return bool (B or 1, R, C, W or 1, K*W): whether a query of a chunk attends to a key."""
+        """Return whether each query of a chunk attends to each key, (B or 1, R, C, W or 1, K*W)
+        bool."""
         rows, cols = self._real(0, valid_hw, device), self._real(1, valid_hw, device)
         real = rows[:, :, None, :, :, None] & cols[:, None, :, :, None, :]
         real = real.flatten(3).unsqueeze(3)
         return real & self.reach(device) if self.mask == Mask.EXACT else real
 
     def neighbor_tokens(self, device: torch.device | str = "cpu") -> Tensor:
-        """(R, C, K*W) int64: the tokens at `offsets`; the nearest token outside the grid."""
+        """Return the indices of the tokens in the chunks at `offsets`, (R, C, K*W) int64.
+
+        Positions outside the grid get the index of the nearest token inside it.
+        """
         rows, cols = (self._lines(axis, device).clamp(0, self.grid[axis] - 1) for axis in range(2))
         return (rows[:, None, :, :, None] * self.grid[1] + cols[:, :, None]).flatten(2)
 
     def reach(self, device: torch.device | str = "cpu") -> Tensor:
-        """bool (W, K*W): tile positions at most w rows and w columns apart."""
+        """Return which keys are at most w rows and w columns from a query, (W, K*W) bool."""
         (qx, qy), (kx, ky) = self._tile_positions(device)
         return ((qx - kx).abs() <= self.size) & ((qy - ky).abs() <= self.size)
 
     def _tile_positions(self, device: torch.device | str) -> tuple[list[Tensor], list[Tensor]]:
-        """Rows and columns of queries (W, 1) and keys (1, K*W), relative to the query's chunk."""
+        """Return the rows and the columns of queries (W, 1) and keys (1, K*W), from the query's
+        chunk."""
         inside = torch.arange(self.size, device=device)
         lines = [x.flatten() for x in torch.meshgrid(inside, inside, indexing="ij")]  # (W,) each
         shifts = torch.tensor(self.offsets, device=device) * self.size  # (K, 2)
@@ -179,7 +193,8 @@ class Window:
         return [line[:, None] for line in lines], keys
 
     def _real(self, axis: int, valid_hw: Tensor | None, device: torch.device | str) -> Tensor:
-        """bool (B or 1, R, K, w): which of `_lines` are inside the grid and not padding."""
+        """Return which rows (or columns) of `_lines` are in the grid and not padding, (B or 1, R,
+        K, w) bool."""
         line = self._lines(axis, device)
         real = ((line >= 0) & (line < self.grid[axis]))[None]
         if valid_hw is None:
@@ -187,7 +202,7 @@ class Window:
         return real & (line < valid_hw[:, axis, None, None, None].to(device))
 
     def _lines(self, axis: int, device: torch.device | str) -> Tensor:
-        """(R, K, w) int64: the rows (or columns) of the chunks at `offsets`."""
+        """Return the rows (or columns) of the chunks at `offsets`, (R, K, w) int64."""
         count = self.chunks[axis]
         chunk = torch.arange(count, device=device)
         if self.cyclic:  # roll instead of % count: ONNX has no remainder of an open dimension

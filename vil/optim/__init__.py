@@ -1,10 +1,10 @@
-"""Optimizers and learning-rate schedules by name. Importing this package does not import torch.
+"""Registries of optimizers and learning-rate schedules. Importing this does not import torch.
 
-OPTIMIZERS  name -> build(groups, settings, **own) (optimizers.py)
-SCHEDULES   name -> function(schedule, time, **own) (schedules.py), pure functions of the step
+OPTIMIZERS  name -> build(groups, settings, **own), in optimizers.py; see `register_optimizer`
+SCHEDULES   name -> function(schedule, time, **own), in schedules.py; see `register_schedule`
 
-Weight decay is added to the gradient (L2), except in adamw, which shrinks the weights directly, and
-in lamb and apex_lamb, which add it to the update.
+Most optimizers add weight decay to the gradient (L2). adamw shrinks the weights directly. lamb and
+apex_lamb add weight decay to the update.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,8 +25,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
 __all__ += ["OPTIMIZERS", "SCHEDULES", "register_optimizer", "register_schedule"]
 
 # can_shard: the update is correct for parameters that FSDP shards.
-# drops_on_plateau: OPTIM.VAL may lower the learning rate when the metric stalls.
-# adaptive: Adam's update, for which the default of OPTIM.LR is too large.
+# drops_on_plateau: OPTIM.VAL may lower the learning rate when the metric stops improving.
+# adaptive: the update is Adam's, for which the default of OPTIM.LR is too large.
 _AT = "vil.optim.optimizers"
 OPTIMIZERS = Registry("optimizer", check="vil.optim.contracts:check_optimizer")
 OPTIMIZERS.add(
@@ -56,14 +56,15 @@ def register_optimizer(
     can_shard: bool = False,
     about: str = "",
 ) -> None:
-    """Add an optimizer for OPTIM.OPT: build(groups, settings, **own) -> torch Optimizer, or its
-    "module:attribute", which is imported when it is first used.
+    """Register an optimizer under a name for the config key OPTIM.OPT.
 
-    `groups` are parameter groups of `decay_groups`, to be passed to the optimizer unchanged, and
-    `settings` the `Settings` of every optimizer. `keys` maps each own argument to its config key.
+    build: a function build(groups, settings, **own) that returns a torch Optimizer, or a string
+    "module:attribute" that is imported on first use. It must pass `groups`, the parameter groups of
+    `decay_groups`, to the optimizer unchanged. settings: the `Settings` of all optimizers.
+    keys: {argument in `own`: config key that sets it}.
     can_shard: the update is also correct for parameters that FSDP shards.
 
-    Raises ValueError for a name that is taken, and where one step on two small parameters fails.
+    Raises ValueError for a name that is taken, and if a trial step on two small parameters fails.
     """
     OPTIMIZERS.register(name, build, about, keys=keys, can_shard=can_shard)
 
@@ -75,10 +76,10 @@ def register_schedule(
     keys: Mapping[str, str | Key] | None = None,
     about: str = "",
 ) -> None:
-    """Add a schedule for SOLVER.LR_POLICY: function(schedule, time, **own) -> learning rate, or its
-    "module:attribute".
+    """Register a learning-rate schedule under a name for the config key SOLVER.LR_POLICY.
 
-    `schedule` is the `Schedule` with all settings, `time` counts its ticks: steps, or epochs if
-    epoch_based. `keys` maps each own argument to its config key.
+    function: function(schedule, time, **own) -> learning rate, or a string "module:attribute".
+    schedule: the `Schedule` with all settings. time: the step, or the epoch if epoch_based.
+    keys: {argument in `own`: config key that sets it}.
     """
     SCHEDULES.register(name, function, about, keys=keys)

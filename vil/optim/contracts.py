@@ -1,4 +1,4 @@
-"""Try what a user registers, to report a mistake before training starts."""
+"""Check the optimizers and schedules that a user registers, before training starts."""
 
 import inspect
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from vil.utils.registry import Entry, Key
 
 
 def check_optimizer(build: Callable, entry: Entry) -> None:
-    """Build the optimizer on two parameters and take one step. Raises ValueError if it fails.
+    """Build an optimizer on two parameters and take one step. Raises ValueError if that fails.
 
-    The keys that it adds have their defaults: an argument that an existing key of the config sets
-    needs a default of its own.
+    Arguments with a new config key (a `Key`) get its default. Arguments that an existing config key
+    sets are not passed, so `build` must have defaults for them.
     """
     own = {a: key.default for a, key in entry.keys.items() if isinstance(key, Key)}
     named = [("weight", nn.Parameter(torch.ones(2, 3))), ("bias", nn.Parameter(torch.ones(3)))]
@@ -47,7 +47,7 @@ def check_optimizer(build: Callable, entry: Entry) -> None:
 
 
 def try_call(call: str, function: Callable[[], Any]) -> Any:
-    """Return function(). Any exception becomes a ValueError that names the call."""
+    """Return function(). Raises ValueError with the text `call` if the function fails."""
     try:
         return function()
     except Exception as error:
@@ -55,9 +55,11 @@ def try_call(call: str, function: Callable[[], Any]) -> Any:
 
 
 def check_schedule(function: Callable, entry: Entry) -> None:
-    """Raise ValueError unless `function` takes a Schedule, a time and its own arguments."""
+    """Raise ValueError unless a schedule accepts (schedule, time) and its registered arguments."""
     try:
         inspect.signature(function).bind(None, 0, **dict.fromkeys(entry.keys))
     except (TypeError, ValueError) as error:
         called = ", ".join(["schedule", "time", *(f"{argument}=..." for argument in entry.keys)])
-        raise ValueError(f"schedule {entry.name!r} is called as f({called}): {error}") from error
+        raise ValueError(
+            f"schedule {entry.name!r} must accept the call f({called}): {error}"
+        ) from error

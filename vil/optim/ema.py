@@ -1,10 +1,10 @@
-"""Exponential moving average of a model's weights, which often evaluates better than the weights.
+"""Exponential moving average (EMA) of a model's weights.
 
 After t steps with weights w_1 .. w_t, starting from w_0:
 
     average = decay^t * w_0 + (1 - decay) * sum over i of decay^(t - i) * w_i
 
-torch's AveragedModel and timm's ModelEmaV3 cannot skip a step by a flag that stays on the device.
+Unlike torch's AveragedModel and timm's ModelEmaV3, `Ema` can skip a step by a flag on the device.
 """
 
 import copy
@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 
 class Ema:
-    """Keep the average in `model`, a copy of `source` in eval mode without gradients. `source` is
-    the model without wrappers (DDP), so that parameter names are equal."""
+    """Average of the weights of `source`, a model without wrappers such as DDP.
+
+    The average is stored in `model`, a copy of `source` in eval mode and without gradients.
+    """
 
     def __init__(self, source: nn.Module, decay: float):
         if not 0 <= decay < 1:
@@ -25,8 +27,11 @@ class Ema:
 
     @torch.no_grad()
     def update(self, bad: Tensor) -> None:
-        """Update the average with the current weights, and copy the buffers. `bad` is a scalar on
-        the device: 1 for a skipped step, which leaves the average unchanged, else 0."""
+        """Update the average with the current weights, and copy the buffers.
+
+        bad: a scalar on the device. If 1 (a skipped step), the average does not change; else it is
+        0.
+        """
         averages, weights = local_parameters(self.model), local_parameters(self.source)
         steps = torch._foreach_sub(weights, averages)
         for step in steps:
@@ -41,5 +46,5 @@ class Ema:
 
 
 def local_parameters(model: nn.Module) -> list[Tensor]:
-    """The parameters, or this rank's shards of them."""
+    """Return the parameters of a model, as local shards if FSDP shards them."""
     return [p.to_local() if hasattr(p, "to_local") else p.data for p in model.parameters()]

@@ -1,4 +1,4 @@
-"""Build an optimizer by name; the built-in ones, each a function build(groups, settings)."""
+"""Build an optimizer by name, and the build functions of the built-in optimizers."""
 
 import importlib
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that optimizers share. Weight decay belongs to the parameter groups."""
+    """The settings common to all optimizers. Parameter groups hold the weight decay."""
 
     lr: float
     momentum: float = 0.9
@@ -33,11 +33,12 @@ class Settings:
 def build_optimizer(
     name: str, groups: list[dict], own: Mapping[str, Any] | None = None, **settings: Any
 ) -> Optimizer:
-    """Build the optimizer `name` over the parameter groups of `decay_groups`.
+    """Build the optimizer `name` for the parameter groups of `decay_groups`.
 
-    settings: lr, momentum, betas, eps and nu, of which each optimizer reads those that it has.
-    own: the arguments that its registry entry names in `keys`. Raises ValueError for an unknown
-    name, for an apex_* name without apex, and for a model without a trainable parameter.
+    own: arguments that only this optimizer has, by name. settings: lr, momentum, betas, eps and nu;
+    an optimizer ignores those that it does not use.
+    Raises ValueError for an unknown name, for an apex_* name if apex is not installed, and for a
+    model without trainable parameters.
     """
     build = OPTIMIZERS.load(name)
     if not groups:
@@ -65,46 +66,55 @@ def qhm(groups: list[dict], s: Settings) -> Optimizer:
 
 
 def lamb(groups: list[dict], s: Settings) -> Optimizer:
-    """LAMB (arXiv:1904.00962) with bias correction, without timm's clipping of all gradients."""
+    """Build LAMB (arXiv:1904.00962) with bias correction, without clipping the gradient norm."""
     warn_without_decay(groups, "lamb is Adam")
     return Lamb(groups, lr=s.lr, betas=s.betas, eps=s.eps, max_grad_norm=None)
 
 
 def lars(groups: list[dict], s: Settings) -> Optimizer:
-    """LARS (arXiv:1708.03888): learning rate lr * 0.001 |p| / (|g| + weight_decay |p|)."""
+    """Build LARS (arXiv:1708.03888): learning rate lr * 0.001 |p| / (|g| + weight_decay |p|)."""
     warn_without_decay(groups, "lars is SGD")
     return Lars(groups, lr=s.lr, momentum=s.momentum, eps=s.eps)
 
 
 def larc(groups: list[dict], s: Settings) -> Optimizer:
-    """NVIDIA's clipped LARS: a layer's learning rate is
-    min(lr, 0.001 |p| / (|g| + weight_decay |p|)). Where lr is smaller, it is SGD with momentum."""
+    """Build LARC, NVIDIA's clipped LARS.
+
+    A layer's learning rate is min(lr, 0.001 |p| / (|g| + weight_decay |p|)). If that is lr, the
+    layer is updated as by SGD with momentum.
+    """
     warn_without_decay(groups, "larc is SGD")
     return Lars(groups, lr=s.lr, momentum=s.momentum, eps=s.eps, trust_clip=True)
 
 
 def apex_lamb(groups: list[dict], s: Settings) -> Optimizer:
-    """`lamb` by apex. Its clipping of all gradients to norm 1 is switched off too."""
+    """Build apex's FusedLAMB, without apex's default clipping of the gradient norm to 1."""
     make = import_apex("FusedLAMB")
     warn_without_decay(groups, "apex_lamb is Adam")
     return make(groups, lr=s.lr, betas=s.betas, eps=s.eps, max_grad_norm=math.inf)
 
 
 def apex_adam(groups: list[dict], s: Settings) -> Optimizer:
-    """`adam` by apex, whose default is adamw."""
+    """Build apex's FusedAdam, with weight decay added to the gradient (L2)."""
     make = import_apex("FusedAdam")
     return make(groups, lr=s.lr, betas=s.betas, eps=s.eps, adam_w_mode=False)
 
 
 def warn_without_decay(groups: list[dict], consequence: str) -> None:
-    """Warn if no group has weight decay. timm and apex adapt a layer's learning rate only in groups
-    with it; norms and biases, whose small norms would nearly stop them, keep the full one."""
+    """Log a warning if no parameter group has weight decay.
+
+    timm and apex adapt the learning rate of a layer only in groups with weight decay. consequence:
+    what the optimizer amounts to without adaptation, such as "lars is SGD".
+    """
     if not any(group["weight_decay"] for group in groups):
-        log.warning("without weight decay no layer's learning rate is adapted: %s", consequence)
+        log.warning(
+            "no parameter group has weight decay, so no layer's learning rate is adapted: %s",
+            consequence,
+        )
 
 
 def import_apex(name: str) -> Callable[..., Optimizer]:
-    """An optimizer class of NVIDIA's apex. Raises ValueError if apex is not installed."""
+    """Return an optimizer class of NVIDIA's apex. Raises ValueError if apex is not installed."""
     try:
         return getattr(importlib.import_module("apex.optimizers"), name)
     except (ImportError, AttributeError) as error:

@@ -15,18 +15,18 @@ def decay_groups(
     num_layers: int = 0,
     layer_decay: float = 1.0,
 ) -> list[dict]:
-    """Build optimizer parameter groups, those with decay first, in the order of `named_parameters`.
+    """Build optimizer parameter groups by weight decay and layer, those with decay first.
 
-    The groups hold (name, parameter) pairs, as checkpoints store optimizer state by name. Frozen
-    parameters are skipped, and a shared one is listed once, under its first name.
+    The groups hold (name, parameter) pairs, because checkpoints store optimizer state by name.
+    Frozen parameters are skipped. A shared parameter is listed once, under its first name.
 
     Args:
         weight_decay_norm: weight decay of the parameters in `no_decay`.
-        no_decay: names, as of a model's `no_weight_decay()`.
-        layer_of: the layer 0 .. num_layers of a name: 0 the first embedding, num_layers the head.
-        layer_decay: below 1, each layer is a group with `lr_scale` =
-            layer_decay^(num_layers - layer), so that layers near the input change less
-            (fine-tuning of BEiT, arXiv:2106.08254).
+        no_decay: names of parameters, for example from a model's `no_weight_decay()`.
+        layer_of: function from a parameter's name to its layer, 0 (first embedding) to num_layers.
+        layer_decay: below 1, each layer has its own groups, whose learning rate is scaled by
+          `lr_scale` = layer_decay^(num_layers - layer). Layers near the input then change less
+          (fine-tuning of BEiT, arXiv:2106.08254).
     """
     groups: dict[tuple[bool, int], list] = {}
     seen = set()

@@ -1,12 +1,12 @@
 """Quasi-hyperbolic momentum (Ma and Yarats, arXiv:1810.06801, equations 3 and 4).
 
-The momentum buffer h is dampened, also at the first step, and `nu` weights it against the gradient:
+Update of a parameter p with gradient g and momentum buffer h, which starts at zero:
 
     g <- g + weight_decay * p      h <- momentum * h + (1 - momentum) * g
     p <- p - lr * ((1 - nu) * g + nu * h)
 
-nu 0 is plain SGD. nu 1 is SGD with momentum and a learning rate of (1 - momentum) * lr, so that the
-learning rate of an SGD recipe has to be divided by (1 - momentum).
+nu=0 is plain SGD. nu=1 is SGD with momentum and a learning rate of (1 - momentum) * lr. To use the
+learning rate of an SGD recipe with nu=1, divide it by (1 - momentum).
 """
 
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 
 class QHM(Optimizer):
-    """Quasi-hyperbolic momentum. The state is one `momentum_buffer`, h, per parameter."""
+    """Quasi-hyperbolic momentum optimizer. Its state is one `momentum_buffer` per parameter."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class QHM(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters. Gradients are not modified."""
+        """Update the parameters and return the closure's loss. Gradients are not modified."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]

@@ -1,8 +1,8 @@
-"""Learning rates as pure functions of the step, without state to save.
+"""Learning-rate schedules as pure functions of the step, without state to save.
 
-Formulas and order of operations are those of the original Vision Longformer code, which gives
-identical floats. Its cosine is not shifted by the warm-up: it decays from step 0, so that the
-learning rate jumps down slightly at the end of the warm-up.
+They give exactly the learning rates of the original Vision Longformer code (2021). As in that code,
+the cosine starts at step 0, not after the warm-up. The learning rate therefore drops slightly at
+the end of the warm-up.
 """
 
 import math
@@ -16,7 +16,7 @@ from vil.utils.lookup import lookup
 
 @dataclass(frozen=True)
 class Schedule:
-    """Settings with times in epochs. `lr_at(step)` is the learning rate of a step."""
+    """Settings of a learning-rate schedule. Times are in epochs, but `lr_at` takes a step."""
 
     policy: str
     lr: float
@@ -27,7 +27,7 @@ class Schedule:
     warmup_method: str = "linear"
     min_lr: float = 0.0
     drop_freq: int = 1
-    drop_epochs: tuple[float, ...] = ()  # replaces drop_freq
+    drop_epochs: tuple[float, ...] = ()  # if not empty, used instead of drop_freq
     drop_factor: float = 10.0
     epoch_based: bool = False  # the learning rate changes at the start of an epoch only
     own: Mapping[str, Any] = field(default_factory=dict, hash=False)  # arguments of the policy
@@ -44,16 +44,19 @@ class Schedule:
 
     @property
     def unit(self) -> int:
-        """Ticks per epoch: a tick is a step, or an epoch if epoch_based."""
+        """Ticks per epoch. A tick is a step, or an epoch if epoch_based."""
         return 1 if self.epoch_based else self.steps_per_epoch
 
     @property
     def warmup(self) -> float:
-        """Length of the warm-up in ticks. As in the 2021 code, only steps are rounded down."""
+        """Length of the warm-up in ticks.
+
+        If ticks are steps, it is rounded down to full steps, as in the 2021 code.
+        """
         return self.warmup_epochs if self.epoch_based else int(self.warmup_epochs * self.unit)
 
     def warmup_at(self, time: int) -> float:
-        """The warm-up factor at a tick; 1 after the warm-up."""
+        """Return the factor on the learning rate at a tick: 1 after the warm-up."""
         if time >= self.warmup:
             return 1.0
         return WARMUPS[self.warmup_method](self.warmup_factor, time / self.warmup)
@@ -74,15 +77,18 @@ def linear(s: Schedule, time: int) -> float:
 
 
 def multistep(s: Schedule, time: int) -> float:
-    """Divide by drop_factor at each of drop_epochs or, by default, every drop_freq epochs but not
-    at the end of the run. The warm-up factor is applied on top."""
+    """Return a learning rate that is divided by drop_factor at each of drop_epochs.
+
+    By default, these are the multiples of drop_freq below `epochs`. The warm-up factor also
+    applies.
+    """
     epochs = s.drop_epochs or range(s.drop_freq, s.epochs, s.drop_freq)
     drops = sum(epoch * s.unit <= time for epoch in epochs)
     return s.lr * s.warmup_at(time) * (1 / s.drop_factor) ** drops
 
 
 def constant(s: Schedule, time: int) -> float:
-    """A constant learning rate. As in the 2021 code, there is no warm-up."""
+    """Return the base learning rate. As in the 2021 code, there is no warm-up."""
     return s.lr
 
 

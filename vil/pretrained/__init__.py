@@ -1,1 +1,1 @@
-"""Weights: files, loading, conversion, names, the Hub."""
+"""Weight files: reading, writing, loading into models, conversion, and published weights."""

@@ -1,12 +1,12 @@
-"""Weight enums as in torchvision: ViL_Tiny_Weights.IMAGENET1K_V1 and others.
+"""Weight enums in the style of torchvision, such as ViL_Tiny_Weights.IMAGENET1K_V1.
 
-One class per model, one member per file, with `url`, `sha256`, `transforms()` (image to model
-input) and `meta` (parameters, multiply-accumulates, metrics, recipe, classes, and the status of the
-metrics: "published" by the authors or "measured" with this package). DEFAULT is the member with the
-best accuracy.
+There is one class per model and one member per file. A member has `url`, `sha256`, `transforms()`,
+which builds the input transform, and `meta`: parameters, multiply-accumulates, metrics, recipe and
+classes. meta also says whether the metrics are "published" by the authors or "measured" with this
+package. DEFAULT is the member with the best accuracy.
 
-ViL_Nano_Weights.DIGITS ships with the package. published.csv lists the authors' files, whose
-storage is offline: a download fails with an error that explains how to use a copy of the file.
+ViL_Nano_Weights.DIGITS ships with the package. The files in published.csv are the authors'. Their
+host is offline, so a download fails with an error that explains how to use a local copy.
 """
 
 import csv
@@ -38,8 +38,11 @@ IMAGENET_CLASSES = ResNet18_Weights.DEFAULT.meta["categories"]
 
 
 class Row(NamedTuple):
-    """A row of published.csv: published values as text, empty if unpublished; then counted values
-    and values of the config, which tests/test_model_zoo.py verifies."""
+    """A row of published.csv. All fields are text.
+
+    The first fields are published values; unpublished ones are empty. The other fields are counted
+    or come from the config, and tests/test_model_zoo.py verifies them.
+    """
 
     section: str
     model: str
@@ -67,22 +70,26 @@ def read_rows() -> list[Row]:
 
 
 class ViLWeights(WeightsEnum):
-    """torchvision's weight enum with the SHA-256 of the file and errors that explain what to do."""
+    """Base class of the weight enums: torchvision's, with a SHA-256 per file and more helpful
+    errors."""
 
     @property
     def sha256(self) -> str | None:
-        """SHA-256 of the file, None if unpublished."""
+        """The SHA-256 of the file; None if the authors did not publish it."""
         return self.meta["sha256"]
 
     def get_state_dict(self, progress: bool = True, check_hash: bool = True) -> dict[str, Tensor]:
-        """Return the weights, downloaded into torch.hub's folder if they do not ship with vil.
+        """Return the weights. Unless they ship with vil, they are downloaded to torch.hub's folder.
 
-        Raises CheckpointError if they cannot be fetched or their hash differs.
+        Raises CheckpointError if the download fails or the hash differs.
         """
         return read_weights(self.file(progress, check_hash))
 
     def file(self, progress: bool = True, check_hash: bool = True) -> Path:
-        """Return the path of the weights, downloaded if necessary. See `get_state_dict`."""
+        """Return the path of the weight file, after downloading it if necessary.
+
+        Raises CheckpointError like `get_state_dict`.
+        """
         file = Path(self.url)
         if self.url.startswith("https://"):
             file = Path(
@@ -102,8 +109,9 @@ class ViLWeights(WeightsEnum):
             torch.hub.download_url_to_file(self.url, str(file), progress=progress)
         except (OSError, urllib.error.URLError) as error:
             raise CheckpointError(
-                f"{self!r} cannot be fetched from {self.url} ({error}); with a copy of the file: "
-                "vil convert FILE OUT.safetensors, then weights='OUT.safetensors', or for timm "
+                f"{self!r} cannot be fetched from {self.url} ({error}). If you have a copy of "
+                "the file, run vil convert FILE OUT.safetensors, then pass "
+                "weights='OUT.safetensors', or to timm "
                 "pretrained_cfg_overlay=dict(file='OUT.safetensors')"
             ) from None
 
@@ -139,7 +147,8 @@ def _published(row: Row) -> Weights:
 
 
 def image_transform(**settings: Any) -> Compose:
-    """Build timm's evaluation transform, preceded by a conversion to RGB."""
+    """Build a conversion to RGB followed by timm's evaluation transform. settings: timm's
+    arguments."""
     return Compose([to_rgb, create_transform(**settings)])
 
 
@@ -169,7 +178,7 @@ DIGITS = Weights(
 
 @cache
 def load_weight_classes() -> dict[str, type[ViLWeights]]:
-    """Return the weight enums by class name."""
+    """Return {class name: weight enum}."""
     members: dict[str, dict[str, Weights]] = defaultdict(dict)
     members["ViL_Nano_Weights"]["DIGITS"] = DIGITS
     for row in read_rows():
@@ -191,7 +200,7 @@ def __getattr__(name: str) -> type[ViLWeights]:
 
 
 def get_weight(name: str) -> ViLWeights:
-    """Return a member by its full name, such as ViL_Tiny_Weights.IMAGENET1K_V1.
+    """Return a weight enum member by its full name, such as ViL_Tiny_Weights.IMAGENET1K_V1.
 
     Raises ValueError for an unknown name.
     """
@@ -201,19 +210,19 @@ def get_weight(name: str) -> ViLWeights:
 
 
 def get_model_weights(model: str) -> type[ViLWeights]:
-    """Return the weight enum of a named model. ValueError for a model without weights."""
+    """Return the weight enum of a named model. Raises ValueError if the model has no weights."""
     return lookup(weight_classes_by_model(), model, "model with weights")
 
 
 @cache
 def weight_classes_by_model() -> dict[str, type[ViLWeights]]:
-    """Return the weight enums by model name, such as vil_medium_deep_rpb."""
+    """Return {model name: weight enum}."""
     classes = load_weight_classes().items()
     return {name.removesuffix("_Weights").lower(): cls for name, cls in classes}
 
 
 def get_notes(weights: ViLWeights) -> dict:
-    """Return the input transform and class names, for `MsViT.notes`."""
+    """Return {transform, classes}: the input transform and the class names, for `MsViT.notes`."""
     settings = weights.transforms.keywords
     transform = {key: settings[key] for key in TRANSFORM}
     return {"transform": transform, "classes": weights.meta["categories"]}

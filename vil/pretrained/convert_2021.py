@@ -1,21 +1,25 @@
-"""Convert state dicts of the 2021 reference: names, redundant entries, attention projections.
+"""Convert state dicts of the 2021 reference, which is the original Vision Longformer code.
 
-Names are mapped one to one. Projections of full attention convert to longformer's and back: both
-have the same queries, keys and values, in one matrix or in two. Files of the reference's detection
-code have the backbone under a prefix. Source of the rules: the reference's converter for detection.
+Each name maps to one name of the reference. Projections of full attention can be converted to those
+of longformer attention and back: queries, keys and values are the same, but stored in one matrix or
+in two. Files of the reference's detection code contain the backbone under a prefix. Source of these
+rules: the reference's own converter for detection.
 """
 
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention
+from vil.models.vision_longformer import MsViT
 
 log = logging.getLogger(__name__)
 FIRST = ("layer1.0.proj.weight", "layer1.0.cls_token")  # other networks have a layer1 too
+NORM_EPS = 1e-6  # of every LayerNorm, whatever LN_EPS said
 BACKBONE = "backbone.bottom_up."
 INDEX_BUFFERS = ("relative_position_index", "calls_since_last_redraw")
 # shared weights that the reference stores twice: pattern of the copy -> the first name
@@ -24,20 +28,24 @@ PROJECTION = re.compile(r"(.*\.)?(qkv|query|kv|proj)(_global)?\.(weight|bias)")
 
 
 def get_2021_names(model: nn.Module) -> dict[str, str]:
-    """Map each name in the model's state dict to its name in the 2021 reference.
+    """Return {name in the model's state dict: name in the reference}.
 
-    model: an MsViT, or an attention module, whose names are the same in the reference.
+    model: an MsViT, or an attention module, whose names equal the reference's.
     """
     return {name: _to_2021(name) for name in model.state_dict()}
 
 
 def has_2021_names(state: Iterable[str]) -> bool:
-    """Whether the keys are the reference's names of a full model."""
+    """Return whether the keys have the reference's names of a whole model."""
     return any(key.startswith("layer1.0.") and key.endswith(FIRST) for key in state)
 
 
 def extract_backbone(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the backbone of a detector's state dict (or all of another), and the other keys."""
+    """Return (state, other): the backbone of a detector's state dict, and the names of all other
+    keys.
+
+    Any other state dict is returned unchanged.
+    """
     backbone = {k.removeprefix(BACKBONE): v for k, v in state.items() if k.startswith(BACKBONE)}
     if not backbone:
         return dict(state), []
@@ -47,11 +55,12 @@ def extract_backbone(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], li
 def convert_projections(
     state: Mapping[str, Tensor], wanted: Iterable[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Make the projections in `wanted` that the state lacks from those it has.
+    """Add the projections in `wanted` that the state lacks, converted from those it has.
 
-    Returns the new state, and a line for each converted projection. qkv (3C, C) is query (C, C)
-    stacked on kv (2C, C). Projections of global tokens (query_global, ...) become copies of those
-    of local tokens.
+    qkv (3C, C) is query (C, C) stacked on kv (2C, C). Projections of global tokens, such as
+    query_global, become copies of those of local tokens.
+
+    Returns (state, lines), with one line per converted projection.
     """
     result, lines = dict(state), []
     for name in wanted:
@@ -69,7 +78,7 @@ def convert_projections(
 def _make_projection(
     state: Mapping[str, Tensor], prefix: str, kind: str, leaf: str
 ) -> tuple[Tensor, list[str]] | None:
-    """Return one projection and the names it is made of, None if they are missing."""
+    """Return (projection, names of the tensors it is made of); None if such a tensor is missing."""
     same, qkv, query, kv = (f"{prefix}{part}.{leaf}" for part in (kind, "qkv", "query", "kv"))
     if same in state:
         return state[same], [same]
@@ -82,7 +91,11 @@ def _make_projection(
 
 
 def is_redundant(key: str, state: Mapping[str, Tensor], unused: set[str]) -> bool:
-    """Whether a key holds no weight: an index buffer, an unused table, or an equal alias."""
+    """Return whether the model does not need a key.
+
+    Redundant keys are index buffers, tables that the reference never used, and copies of a shared
+    weight with equal values.
+    """
     if key.endswith(INDEX_BUFFERS) or key in unused:
         return True
     twins = [re.sub(alias, name, key) for alias, name in ALIASES.items() if re.search(alias, key)]
@@ -90,7 +103,7 @@ def is_redundant(key: str, state: Mapping[str, Tensor], unused: set[str]) -> boo
 
 
 def find_unused_tables(module: nn.Module) -> set[str]:
-    """Return the parameters, in the reference's names, that it stored and never read."""
+    """Return the reference's names of the parameters that it saved but never used."""
     return {
         _to_2021(f"{name}.{leaf}".removeprefix("."))
         for name, part in module.named_modules()
@@ -99,12 +112,30 @@ def find_unused_tables(module: nn.Module) -> set[str]:
     }
 
 
-def warn_changed_defaults(model: nn.Module) -> None:
-    """Warn if the reference's weights were trained under a rule that is no longer the default."""
-    for part in model.modules():
-        if isinstance(part, Attention) and (change := part.changed_since_2021()):
-            log.warning(change)
-            return
+def use_2021_rules(model: MsViT) -> None:
+    """Make a model compute what the reference computed, for weights that the reference trained.
+
+    Settings that are "auto" get the reference's value, and all LayerNorms its epsilon. Updates
+    `model.settings` and logs a warning.
+    """
+    changed: dict[str, dict[str, Any]] = {}
+    for stage, spec in zip(model.stages, model.specs):
+        for block, name in zip(stage.blocks, spec.attention):
+            if rule := block.attn.use_2021_rule():
+                changed[name] = rule
+    if changed:
+        given = model.settings["attention_args"] or {}
+        rules = {name: {**given.get(name, {}), **rule} for name, rule in changed.items()}
+        model.settings["attention_args"] = {**given, **rules}
+    words = [f"{name} {k}={v}" for name, rule in changed.items() for k, v in rule.items()]
+    if model.settings["norm_eps"] != NORM_EPS:
+        model.settings["norm_eps"] = NORM_EPS
+        for part in model.modules():
+            if isinstance(part, nn.LayerNorm):
+                part.eps = NORM_EPS
+        words.append(f"epsilon {NORM_EPS:g} of every LayerNorm")
+    if words:
+        log.warning("weights of the 2021 code are computed by its rules: %s", ", ".join(words))
 
 
 def _to_2021(name: str) -> str:

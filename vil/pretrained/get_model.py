@@ -1,4 +1,4 @@
-"""`vil.get_model`: build a named model, with trained weights if requested."""
+"""`vil.get_model`: build a named model, with pretrained weights if requested."""
 
 import inspect
 import logging
@@ -27,16 +27,18 @@ def get_model(
     convert: bool = False,
     **kwargs,
 ) -> MsViT:
-    """Build a named model. kwargs are MsViT's (img_size, num_classes, drop_path_rate, ...).
+    """Build a named model.
 
-    weights: None for fresh weights; a member of `vil.get_model_weights(name)` or its name
-      ("DEFAULT", "IMAGENET1K_V1"), which also sets image size, classes and windows; or a file that
-      `load_weights` reads.
-    attention: replaces local attention, see `parse_arch`.
-    windows: attention size (letter f) of all stages or of each.
-    head, rule, convert: how a head, positions and projections are fitted, see `load_weights`.
-    Raises ValueError for an unknown name and for another model's weights, CheckpointError for a
-    file that does not fit.
+    weights: None for random initialization; a member of `vil.get_model_weights(name)` or its name
+      ("DEFAULT", "IMAGENET1K_V1"), which also sets image size, classes and windows; or a file
+      that `load_weights` can read.
+    attention: attention of the stages with local attention, see `parse_arch`.
+    windows: attention size, one for all stages or one per stage (the letter f of an ARCH string).
+    head, rule, convert: how to adapt the weights of the head, of positions and of projections, see
+      `load_weights`.
+    kwargs: arguments of MsViT, such as img_size, num_classes and drop_path_rate.
+    Raises ValueError for an unknown name and for weights of another model, CheckpointError for a
+    file that does not fit the model.
     """
     stages = parse_arch(lookup(ARCHS, name, "model"), attention)
     for setting in kwargs:
@@ -62,7 +64,7 @@ def get_model(
 def _resolve_weights(
     name: str, weights: str | Path | ViLWeights | None
 ) -> Path | ViLWeights | None:
-    """Return a member of the model's weight enum, or a path."""
+    """Return a member of the model's weight enum, or the path of a file; None for None."""
     if weights is None or isinstance(weights, Path):
         return weights
     known = weight_classes_by_model()[name].__members__ if name in weight_classes_by_model() else {}

@@ -1,9 +1,9 @@
-"""Save and load models in the layout of the Hugging Face Hub.
+"""Save and load models in the folder layout of the Hugging Face Hub.
 
-A folder holds config.json, model.safetensors and README.md. config.json has timm's keys and the
-model card under `vil`, so `from_pretrained` loads any folder, and timm loads that of a named model:
-`timm.create_model("local-dir:FOLDER", pretrained=True)` after importing
-vil.integrations.timm_register.
+A folder contains config.json, model.safetensors and README.md. config.json has timm's keys, and the
+model card under the key `vil`. `from_pretrained` loads any such folder. timm loads the folder of a
+named model, after importing vil.integrations.timm_register: `timm.create_model("local-dir:FOLDER",
+pretrained=True)`.
 """
 
 import json
@@ -15,6 +15,7 @@ from timm.layers import to_2tuple
 from vil.models.arch import format_attention, parse_arch
 from vil.models.registry import ARCHS, replace_windows
 from vil.models.vision_longformer import MsViT
+from vil.pretrained.card_schema import check_card, check_size
 from vil.pretrained.load_weights import load_weights, select_classes
 from vil.pretrained.model_card import build_from_card, make_model_card
 from vil.pretrained.state_dict_io import read_metadata, write_weights
@@ -38,9 +39,10 @@ def save_pretrained(
     classes: Sequence[str] | None = None,
     source: Path | None = None,
 ) -> None:
-    """Write the model into a folder, created if missing. Arguments as for `make_model_card`.
+    """Save a model to a folder, which is created if it does not exist.
 
-    Raises CheckpointError if the folder cannot be written.
+    Arguments are those of `make_model_card`. Raises CheckpointError if the folder cannot be
+    written.
     """
     folder = Path(folder)
     card = make_model_card(model, transform=transform, classes=classes, source=source)
@@ -57,13 +59,13 @@ def save_pretrained(
 def from_pretrained(
     source: str | Path, *, head: str = "keep", rule: str = "linear", **settings
 ) -> MsViT:
-    """Load the model in a folder, a file of `vil convert`, or a repository of the Hub.
+    """Load a model from a folder, a file written by `vil convert`, or a repository of the Hub.
 
-    settings override those it was saved with (img_size, num_classes, drop_path_rate, ...).
-    Positions are then resized by `rule`, and another number of classes requires `head`, see
-    `load_weights`. The model's `notes` hold the transform and class names, if known.
-    Raises CheckpointError for a source that is missing, damaged or not a model of vil, ValueError
-    for an unknown setting.
+    settings: arguments of MsViT (img_size, num_classes, drop_path_rate, ...) that replace the saved
+    ones. Positions are resized by `rule`. Another number of classes requires another `head`, see
+    `load_weights`. The model's `notes` hold the input transform and the class names, if known.
+    Raises CheckpointError if the source is missing, damaged or not a model of vil, ValueError for
+    an unknown setting.
     """
     path = Path(source)
     if path.is_file():
@@ -76,7 +78,9 @@ def from_pretrained(
     else:
         if not path.exists() and source in ARCHS:
             hint = f"vil.get_model({str(source)!r}, weights='DEFAULT')"
-            raise CheckpointError(f"{source} is a named model: {hint}")
+            raise CheckpointError(
+                f"{source} is the name of a model, not a folder, file or repository: use {hint}"
+            )
         path = path if path.exists() else _fetch(str(source))
         card, weights = _read_card(path), path / WEIGHTS
     size = settings.pop("img_size", None)
@@ -89,7 +93,7 @@ def from_pretrained(
 
 
 def find_model_name(model: MsViT) -> str:
-    """Return the name of the model's architecture, ignoring windows; else `msvit`."""
+    """Return the name of the model's architecture, with any windows; "msvit" if it has no name."""
     attention = format_attention(model.specs)
     wanted = replace_windows("", model.specs, 1)
     named = {name: parse_arch(arch, attention) for name, arch in ARCHS.items()}
@@ -98,7 +102,7 @@ def find_model_name(model: MsViT) -> str:
 
 
 def _make_config(model: MsViT, card: Mapping) -> dict:
-    """Return timm's keys, and the model card under `vil`."""
+    """Return the content of config.json: timm's keys, and the model card under `vil`."""
     settings = card["model"]
     args = {key: value for key, value in settings.items() if key not in NOT_IN_MODEL_ARGS}
     return {
@@ -140,18 +144,20 @@ Multi-scale Vision Longformer (arXiv:2103.15358), {size} px, {config["num_classe
 
 def _read_card(folder: Path) -> dict:
     try:
-        return json.loads((folder / CONFIG).read_text(encoding="utf-8"))["vil"]
+        card = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["vil"]
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder} has no {CONFIG}: not saved by save_pretrained "
-            "(for a run: vil convert RUN FOLDER/)"
+            "(if it is a run: vil convert RUN NEW_FOLDER/)"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / CONFIG} cannot be used: {one_line(error)}") from None
+    check_size(check_card(card, folder / CONFIG), folder / WEIGHTS)
+    return card
 
 
 def _fetch(repository: str) -> Path:
-    """Download a repository of the Hub, or find it in the local cache."""
+    """Return the local folder of a Hub repository, which is downloaded unless it is cached."""
     from huggingface_hub import snapshot_download
 
     try:

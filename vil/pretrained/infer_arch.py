@@ -22,12 +22,15 @@ RESIZABLE = ("x_pos_embed", "y_pos_embed", TABLE, "head.weight", "head.bias")
 
 
 def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
-    """Return the name and a fresh model for a state dict with vil's or the 2021 reference's names.
+    """Return (name, model) for a state dict, with a randomly initialized model of its architecture.
 
-    Image size, windows, number of classes, and whether a stage has full or local attention are
-    inferred from the tensors. What they do not determine (windows without a relative bias) is the
-    named architecture's. A detector's backbone crops its positions, as the reference did.
-    Raises CheckpointError, with the nearest model and its mismatches, if no model fits.
+    The state dict has vil's names or those of the 2021 reference. Image size, windows, number of
+    classes and the attention of each stage (full or local) are inferred from the tensors. Windows
+    of models without a relative bias cannot be inferred and are those of the named architecture.
+    For a detector's backbone, the model crops its position embeddings on other grids, as the
+    reference did, instead of interpolating them.
+
+    Raises CheckpointError, with the nearest model and the differences, if no model fits.
     """
     is_detector = any(key.startswith(BACKBONE) for key in state)
     state, _ = extract_backbone(state)
@@ -37,13 +40,14 @@ def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
     if report.complete:
         return name, model
     raise CheckpointError(
-        f"these are weights of none of the named models; {name} is the nearest: {report}\n"
-        "  (give --model NAME, or a config)"
+        f"these are weights of none of the named models; {name} is the nearest: "
+        f"{report.one_line()}; give --model NAME, or a config"
     )
 
 
 def _infer_attention(name: str, state: Mapping[str, Tensor]) -> list[StageSpec]:
-    """Stages of the architecture with full or local attention, as the first block's weights."""
+    """Return the stages of the architecture, each with full or local attention as in its first
+    block."""
     stages = parse_arch(ARCHS[name])
     for i, spec in enumerate(stages):
         prefixes = (f"stages.{i}.blocks.0.attn.", f"layer{i + 1}.1.attn.")
@@ -55,13 +59,16 @@ def _infer_attention(name: str, state: Mapping[str, Tensor]) -> list[StageSpec]:
 
 @cache
 def _build_on_meta(stages: tuple[StageSpec, ...]) -> MsViT:
-    """Build a model with default settings, without memory."""
+    """Build a model with default settings on the meta device."""
     with torch.device("meta"):
         return MsViT(stages)
 
 
 def _overlap(name: str, state: Mapping[str, Tensor]) -> float:
-    """Intersection over union of tensor names. Unequal shapes count only if resizable."""
+    """Return the intersection over union of the tensor names of a named model and a state dict.
+
+    A name with different shapes counts as common only if the tensor can be resized.
+    """
     model = _build_on_meta(tuple(_infer_attention(name, state)))
     names, target = map_names(model, state), model.state_dict()
     common = sum(
@@ -72,7 +79,7 @@ def _overlap(name: str, state: Mapping[str, Tensor]) -> float:
 
 
 def _build_fitting(name: str, state: Mapping[str, Tensor], pos_resize: str) -> MsViT:
-    """Build the named model with the sizes of the state dict."""
+    """Build the named model with the sizes found in the state dict."""
     stages, settings = _infer_attention(name, state), dict(DEFAULTS.get(name, {}))
     settings["num_classes"] = len(state["head.weight"]) if "head.weight" in state else 0
     names = map_names(_build_on_meta(tuple(stages)), state)

@@ -1,9 +1,9 @@
-"""Load weights into models, with a report of every key.
+"""Load weights into models and report what happened to each key.
 
-Accepts vil's names and the 2021 reference's, resizes position parameters, and keeps, replaces or
-selects rows of the head. What the reference stores besides weights (aliases of shared projections,
-index buffers, unused tables) and a detector's other parts are reported as ignored. Anything else
-that is left over, missing or of another shape is an error unless the caller says otherwise.
+Keys have vil's names or those of the 2021 reference. Position parameters are resized. The head is
+kept, replaced, or reduced to selected classes. Keys that are not needed are reported as ignored:
+aliases of shared projections, index buffers, unused tables, and parts of a detector. By default,
+any other key that is missing, unexpected or of another shape is an error.
 """
 
 import logging
@@ -26,7 +26,7 @@ from vil.pretrained.convert_2021 import (
     get_2021_names,
     has_2021_names,
     is_redundant,
-    warn_changed_defaults,
+    use_2021_rules,
 )
 from vil.pretrained.state_dict_io import read_weights, unwrap
 from vil.utils.errors import CheckpointError
@@ -49,7 +49,7 @@ LISTED = ("missing", "unexpected", "mismatched", "resized", "converted")
 
 @dataclass
 class Report:
-    """The keys of a file by what happened to them; `missing` and `fresh` are keys of the model."""
+    """What happened to each key of a file. `missing` and `fresh` list keys of the model instead."""
 
     loaded: list[str] = field(default_factory=list)
     resized: list[str] = field(default_factory=list)  # with both shapes; also in `loaded`
@@ -65,15 +65,23 @@ class Report:
         return not (self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
+        return "\n  ".join(self.parts())
+
+    def one_line(self) -> str:
+        """Return the report as one line, for error messages."""
+        return "; ".join(self.parts())
+
+    def parts(self) -> list[str]:
+        """Return the counts, followed by the first keys of each kind in LISTED."""
         counts = ", ".join(f"{len(keys)} {kind}" for kind, keys in vars(self).items() if keys)
         listed = [kind for kind in LISTED if getattr(self, kind)]
-        lines = [counts or "nothing"]
+        parts = [counts or "nothing"]
         for kind in listed:
             keys, limit = getattr(self, kind), MAX_LINES // len(listed)
-            lines += [f"  {kind}: {key}" for key in keys[:limit]]
+            parts += [f"{kind}: {key}" for key in keys[:limit]]
             if len(keys) > limit:
-                lines.append(f"  ... and {len(keys) - limit} more {kind}")
-        return "\n".join(lines)
+                parts.append(f"and {len(keys) - limit} more {kind}")
+        return parts
 
 
 def load_2021_weights(
@@ -81,11 +89,13 @@ def load_2021_weights(
 ) -> Report:
     """Load weights with the reference's names into an MsViT or an attention module.
 
-    Of a detector's weights, the backbone is loaded. Position parameters are resized by `rule`:
-    "linear" is the reference's (bilinear, corners not aligned). "bicubic" is antialiased: sharper
-    where a table grows, no aliasing where it shrinks. "extend" keeps each relative position at its
-    distance in tokens, for another window on images of the same size.
+    From a detector's state dict, only the backbone is loaded.
+
     strict: raise CheckpointError, with the report, if a key is missing, unexpected or mismatched.
+    rule: how position parameters are resized. "linear" is the reference's method (bilinear, corners
+      not aligned). "bicubic" is antialiased: sharper for a larger table, no aliasing for a smaller.
+      "extend" keeps the value of each relative position in tokens, for another window at the same
+      image size.
     """
     state, ignored = extract_backbone(state_dict)
     fitted, report = _fit(module, state, get_2021_names(module), rule)
@@ -103,14 +113,14 @@ def load_weights(
     rule: str = "linear",
     convert: bool = False,
 ) -> Report:
-    """Load weights with the model's names or, into an MsViT, with the reference's.
+    """Load weights with the model's names. An MsViT also accepts the reference's names.
 
     weights: a state dict or a file. strict, rule: see `load_2021_weights`.
-    head: "keep" loads the file's head, which must match the model's classes. "new" leaves the
-      model's head as initialized. "rows:FILE" loads the rows of the file's head that FILE lists,
-      one class index per line.
+    head: "keep" loads the file's head, which must match the model's classes. "new" keeps the
+      model's initial head. "rows:FILE" loads selected rows of the file's head. FILE lists their
+      class indices, one per line.
     convert: convert projections between full and longformer attention, and repeat a single global
-      token. This makes another model, which needs fine-tuning.
+      token. The converted model computes something else and must be fine-tuned.
     """
     lookup(RULES, rule, "rule of resizing")
     state = read_weights(weights) if isinstance(weights, str | Path) else unwrap(weights)
@@ -128,18 +138,17 @@ def load_weights(
     report.ignored += ignored
     log.debug("weights: %s", report)
     if is_msvit and has_2021_names(state):
-        warn_changed_defaults(model)
+        use_2021_rules(model)
     if report.converted:
-        log.warning("projections converted from another attention: to be fine-tuned")
+        log.warning("projections were converted from another attention: fine-tune the model")
     if any("proj_k" in line for line in report.resized):
-        log.warning(
-            "linformer's projections were learnt for another grid: resized, to be fine-tuned"
-        )
+        log.warning("linformer's projections were resized from another grid: fine-tune the model")
     return report
 
 
 def compare(module: nn.Module, state_dict: Mapping[str, Tensor]) -> Report:
-    """Return what `load_weights` would report, without loading anything or raising."""
+    """Return the report of `load_weights` without loading anything. Raises no error for
+    differences."""
     state, _ = extract_backbone(state_dict)
     return _fit(module, state, map_names(module, state), "linear")[1]
 
@@ -147,8 +156,10 @@ def compare(module: nn.Module, state_dict: Mapping[str, Tensor]) -> Report:
 def translate(
     model: nn.Module, state_dict: Mapping[str, Tensor], *, rule: str = "linear"
 ) -> dict[str, Tensor]:
-    """Rename a state dict to the model's names and resize it where there is a rule. Other entries
-    are left as they are, for the caller to fit or to reject."""
+    """Rename a state dict to the model's names, and resize the entries that have a resize rule.
+
+    Other entries of another shape are returned unchanged, and the caller must handle them.
+    """
     state, _ = extract_backbone(state_dict)
     names = map_names(model, state)
     fitted, report = _fit(model, state, names, rule)
@@ -158,7 +169,10 @@ def translate(
 
 
 def map_names(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Map the model's names to the keys of the state: the reference's names, or the same."""
+    """Return {name in the model: name of the same tensor in the state}.
+
+    The names differ only if the state has the reference's names.
+    """
     if isinstance(model, MsViT) and has_2021_names(state):
         return get_2021_names(model)
     return {name: name for name in model.state_dict()}
@@ -171,12 +185,20 @@ def _copy(
     strict: bool,
     heads: Sequence[str] = (),
 ) -> None:
-    """Copy what fits into the module, or nothing if strict loading fails.
+    """Copy fitted weights into the module.
 
-    heads: names whose size the caller could still choose to change, for the hint of the error.
+    Raises CheckpointError before copying anything if `strict` loading fails or a weight is not
+    finite. heads: names of head parameters whose size the caller can choose, for the hint in the
+    error.
     """
     if strict and not report.complete:
-        raise CheckpointError(f"the weights do not fit the model: {report}{_hint(report, heads)}")
+        raise CheckpointError(
+            f"the weights do not fit the model: {report.one_line()}; {_hint(report, heads)}"
+        )
+    parameters = dict(module.named_parameters())  # buffers may be infinite, such as masks
+    for name in fitted.keys() & parameters:
+        if not fitted[name].is_meta and not fitted[name].isfinite().all():
+            raise CheckpointError(f"the weights are not finite: {name} has NaN or infinite values")
     target = module.state_dict()
     with torch.no_grad():
         for name, value in fitted.items():
@@ -190,7 +212,10 @@ def _fit(
     rule: str,
     convert: bool = False,
 ) -> tuple[dict[str, Tensor], Report]:
-    """Return the values that fit, by the module's names, and the report."""
+    """Return (weights, report), with the weights that fit by the module's names.
+
+    names: {name in the module: name in the state}.
+    """
     report, target, fitted, original = Report(), module.state_dict(), {}, state
     if convert:
         state, report.converted = convert_projections(state, names.values())
@@ -222,7 +247,7 @@ def _fit(
 
 
 def _repeat_global(leaf: str, value: Tensor, shape: torch.Size) -> Tensor | None:
-    """Repeat the value of a single global token for several; None for other parameters."""
+    """Return a single global token repeated to `shape`; None for other parameters."""
     if leaf not in GLOBAL or value.ndim != len(shape) or not shape.numel():
         return None
     single = [1 if dim in GLOBAL[leaf] else size for dim, size in enumerate(shape)]
@@ -232,7 +257,8 @@ def _repeat_global(leaf: str, value: Tensor, shape: torch.Size) -> Tensor | None
 def _fit_head(
     state: dict[str, Tensor], head: str, names: Sequence[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Apply the `head` option. Returns the state, and the names that stay as initialized."""
+    """Apply the option `head`. Returns (state, names of parameters that keep their initial
+    values)."""
     if head == "new":
         return {key: value for key, value in state.items() if key not in names}, list(names)
     if head.startswith("rows:"):
@@ -247,7 +273,10 @@ def _fit_head(
 
 
 def select_classes(head: str, classes: Sequence[str] | None) -> list[str] | None:
-    """Return the class names of a file's head after `load_weights` applied `head`, None if new."""
+    """Return the class names that remain after `load_weights` has applied the option `head`.
+
+    classes: class names of the file's head. Returns None for "new" or without class names.
+    """
     if not classes or head == "new":
         return None
     if head.startswith("rows:"):
@@ -256,7 +285,7 @@ def select_classes(head: str, classes: Sequence[str] | None) -> list[str] | None
 
 
 def _read_rows(head: str, count: int) -> Sequence[int]:
-    """Read the class indices, of `count` classes, in the file of "rows:FILE"."""
+    """Return the class indices in the file of "rows:FILE". count: the number of classes."""
     path = Path(head.removeprefix("rows:"))
     if not path.is_file():
         raise CheckpointError(f"rows of the head: there is no {path}")
@@ -271,20 +300,21 @@ def _read_rows(head: str, count: int) -> Sequence[int]:
 
 
 def _hint(report: Report, heads: Sequence[str]) -> str:
-    """Guess what does not fit: the architecture, the head alone, or cropped positions."""
+    """Return a likely reason why weights do not fit: the architecture, the head, or cropped
+    positions."""
     nothing = "" if report.loaded else ", not one name fits"
-    other_arch = f"\n  (another architecture{nothing}: MODEL.ARCH, MSVIT.ARCH or ATTN_TYPE?)"
+    other_arch = f"another architecture{nothing}: check MODEL.ARCH, MSVIT.ARCH and ATTN_TYPE"
     names = report.missing + report.unexpected
     if names and all(map(PROJECTION.fullmatch, names)):
-        other_arch += "\n  (vil convert converts between full and longformer attention)"
+        other_arch += "; vil convert converts between full and longformer attention"
     if len(report.missing) > len(HEAD) < len(report.unexpected):
         return other_arch
     surplus = report.unexpected and not report.missing and set(report.unexpected) <= set(heads)
     if surplus or any(line.split(" ")[0] in heads for line in report.mismatched):
         return (
-            "\n  (a head of another size: set DATA.NUM_CLASSES to its classes or, to train, "
-            "FINETUNE.HEAD to new or rows:FILE; in Python num_classes, head='new')"
+            "a head of another size: set DATA.NUM_CLASSES to its classes or, to train, "
+            "FINETUNE.HEAD to new or rows:FILE; in Python num_classes, head='new'"
         )
     if report.missing or report.unexpected or not all(map(CROPPED.search, report.mismatched)):
         return other_arch
-    return "\n  (there is too little to crop: set MODEL.VIT.POS_RESIZE to interpolate)"
+    return "there is too little to crop: set MODEL.VIT.POS_RESIZE to interpolate"

@@ -1,8 +1,8 @@
-"""Read and write weight files without executing their content.
+"""Read and write weight files without executing code that they contain.
 
-`write_weights` writes a safetensors file whose header also holds the SHA-256 of the tensors and the
-model card (vil/pretrained/model_card.py). The format itself has no checksum, so reading verifies
-this one.
+`write_weights` writes a safetensors file. Its header also has the model card
+(vil/pretrained/model_card.py) and the SHA-256 of the tensors, which is verified when the file is
+read. The safetensors format itself has no checksum.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vil.pretrained.card_schema import check_card, check_size
 from vil.utils.atomic_write import set_default_permissions, sha256_of, write_aside
 from vil.utils.errors import CheckpointError, explain_load_error
 
@@ -30,12 +31,13 @@ SHA256, CARD = "sha256", "vil"  # header keys: SHA-256 of the tensors, model car
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read the state dict of a weight file, checkpoint, run or model folder.
+    """Read the state dict of a weight file, a checkpoint, a run folder or a model folder.
 
-    Averaged weights are preferred. .pt and .pth files are read without unpickling objects; the
-    reference's {net, arch, ...}, {model, ...}, {state_dict, ...} and timm's averaged weights are
-    unwrapped, and prefixes `module.` and `_orig_mod.` that all keys share are removed.
-    Raises CheckpointError for a file that is missing, damaged or holds anything but tensors.
+    Averaged weights are preferred. The state dict is extracted from the dictionaries of vil, timm
+    and the 2021 reference ({net, ...}, {model, ...}, {state_dict, ...}). Prefixes `module.` and
+    `_orig_mod.` are removed if all keys share them. .pt and .pth files are read without unpickling
+    objects. Raises CheckpointError for a file that is missing, damaged or contains anything but
+    tensors.
     """
     path = find_weights(Path(path))
     if not path.is_file():
@@ -60,7 +62,11 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def find_weights(path: Path) -> Path:
-    """Return the weight file of a run, of `best` or `last`, of a folder, or the path itself."""
+    """Return the weight file in a folder or run, or the path itself.
+
+    For a run, it is in the best checkpoint. For a run's file `best` or `last`, it is in the
+    checkpoint that this file names.
+    """
     if (path / "config.yaml").is_file():
         path = path / "checkpoints/best"
     if path.name in POINTERS and path.is_file():
@@ -72,7 +78,7 @@ def find_weights(path: Path) -> Path:
 
 
 def unwrap(content: object) -> dict[str, Tensor]:
-    """Return the state dict in the content of a file. ValueError if there is none."""
+    """Return the state dict in the loaded content of a file. Raises ValueError if there is none."""
     for key in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
@@ -97,7 +103,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _strip_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Remove the shared key prefixes and the buffer that wrappers add."""
+    """Remove key prefixes and buffers that wrappers such as DDP and torch.compile add."""
     state = {key: value for key, value in state.items() if key != COUNTER}
     for prefix in PREFIXES * 2:  # wrappers nest in either order
         if all(key.startswith(prefix) for key in state):
@@ -106,7 +112,7 @@ def _strip_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_weights(path: str | Path, tensors: Mapping[str, Tensor], card: Mapping) -> None:
-    """Write a .safetensors file atomically, with a model card that JSON can hold.
+    """Write a .safetensors file atomically. card: the model card, which must be valid JSON data.
 
     Raises CheckpointError if the file cannot be written.
     """
@@ -123,20 +129,23 @@ def write_weights(path: str | Path, tensors: Mapping[str, Tensor], card: Mapping
 
 
 def read_metadata(path: str | Path) -> dict | None:
-    """Return the model card of a file that `write_weights` wrote, None for other files."""
+    """Return the model card in a file of `write_weights`; None for any other file."""
     path = Path(path)
     if path.suffix != ".safetensors":
         return None
     try:
         with safe_open(path, "pt") as file:
             text = (file.metadata() or {}).get(CARD)
-        return json.loads(text) if text else None
+        card = json.loads(text) if text else None
     except Exception as error:  # noqa: BLE001 - see read_weights
         raise CheckpointError(f"{path} is damaged or not a weight file: {error}") from None
+    if card is not None:
+        check_size(check_card(card, path), path)
+    return card
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of names, dtypes, shapes and values."""
+    """Return the SHA-256 of all names, dtypes, shapes and values."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()

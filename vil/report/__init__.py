@@ -1,1 +1,1 @@
-"""Plots and pages of runs and benchmarks."""
+"""Plots and HTML pages of runs and benchmarks."""

@@ -1,4 +1,4 @@
-"""Draw attention weights over the image as the model sees it.
+"""Draw attention weights over the preprocessed image.
 
 Shapes: N heads, G global tokens, R key cells, H W image size.
 """
@@ -19,10 +19,10 @@ SIDE = 1.75  # inches of a panel
 
 
 class Row(NamedTuple):
-    """What one token attends to, a panel per head.
+    """The attention weights of one token, drawn as a row of panels with one panel per head.
 
-    weights (N, G+R), global tokens first. cells: rows and columns of the R keys. side: pixels of a
-    cell. square: the token's top, left and side in pixels; None for a global token.
+    weights (N, G+R): global tokens first. cells: rows and columns of the R key cells. side: pixels
+    of a cell. square: (top, left, side) of the token in pixels; None for a global token.
     """
 
     title: str
@@ -33,15 +33,19 @@ class Row(NamedTuple):
     square: tuple[int, int, int] | None = None
 
     def panels(self) -> list[tuple[str, np.ndarray]]:
-        """Return the maps (G+R) with their names: each head, first their mean if several."""
+        """Return the (name, weights (G+R)) of each panel: the mean of all heads, then each head.
+
+        With a single head, there is no mean.
+        """
         heads = [(f"head {n}", weights) for n, weights in enumerate(self.weights, start=1)]
         return [("mean of heads", self.weights.mean(0)), *heads] if len(heads) > 1 else heads
 
 
 def draw_attention(image: np.ndarray, rows: list[Row], title: str, path: str | Path) -> None:
-    """Draw a line of panels per row: the image (H, W, 3) in 0..1, then the row's maps.
+    """Draw the rows and write the figure to a file.
 
-    Raises OSError if the file cannot be written.
+    image (H, W, 3): values in 0..1; it is the first panel of each row. Raises OSError if the file
+    cannot be written.
     """
     columns = 1 + max(len(row.panels()) for row in rows)
     size = SIDE * columns + 0.4, (SIDE + 0.36) * len(rows) + 0.4
@@ -58,7 +62,7 @@ def draw_attention(image: np.ndarray, rows: list[Row], title: str, path: str | P
 
 
 def printable(text: str) -> str:
-    """Replace what fonts and formats cannot show; bytes that are not UTF-8 become escapes."""
+    """Escape characters that fonts or file formats cannot show, and bytes that are not UTF-8."""
     valid = text.encode("utf-8", "backslashreplace").decode()
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in valid)
 

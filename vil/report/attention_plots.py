@@ -1,8 +1,9 @@
 """Plot time and memory of attention against the size of the feature map, from benchmark rows.
 
-Each plot has the two figures of Vision Longformer (arXiv:2103.15358) side by side, with logarithmic
-axes: a line per backend, the lower bound by GEMMs alone dashed, linear and quadratic growth dotted.
-There is one plot per dtype, window and number of heads, with a row of panels per mask and mode.
+There is one plot per dtype, window and number of heads. It has a row of panels per mask and mode:
+time on the left, memory on the right, as in Vision Longformer (arXiv:2103.15358). Axes are
+logarithmic. Each backend is a line, the lower bound (matmuls alone) is dashed, and the slopes of
+linear and quadratic growth are dotted.
 """
 
 import zlib
@@ -42,7 +43,7 @@ TEXT = {"fontsize": 9, "color": INK}
 
 
 def draw(rows: Sequence[dict], machine: dict, folder: str | Path) -> list[Path]:
-    """Write the plots of the rows that were measured. Returns the files."""
+    """Write the plots of all rows that have results, and return their paths."""
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
         if row["forward_ms"] is not None:
@@ -56,7 +57,7 @@ def draw(rows: Sequence[dict], machine: dict, folder: str | Path) -> list[Path]:
 
 
 def plot_rows(rows: Sequence[dict], machine: dict) -> Figure:
-    """Plot two panels, time and memory, for each mask and mode of the rows."""
+    """Plot time and memory panels for each mask and mode of the rows."""
     cases = list(dict.fromkeys((row["mask"], row["mode"]) for row in rows))
     figure = Figure(figsize=(8.4, 1.5 + 3.1 * len(cases)), layout="constrained")
     panels = figure.subplots(len(cases), 2, squeeze=False, sharex=True)
@@ -84,7 +85,10 @@ def plot_rows(rows: Sequence[dict], machine: dict) -> Figure:
 
 
 def curves(axes: Axes, rows: Sequence[dict], value) -> dict:
-    """Plot a line per backend, and the guides, in a panel. Returns {backend: line}."""
+    """Plot one line per backend and the growth guides in a panel. Returns {backend: line}.
+
+    value: a function that returns the number to plot from a row.
+    """
     points: dict[str, dict[int, float]] = {}
     grids = {}
     for row in rows:
@@ -107,7 +111,8 @@ def curves(axes: Axes, rows: Sequence[dict], value) -> dict:
 
 
 def guides(axes: Axes, tokens: list[int], points: dict[str, dict[int, float]]) -> None:
-    """Draw the slopes of linear and quadratic growth, starting below the lines."""
+    """Draw dotted lines with the slopes of linear and quadratic growth, below the backends'
+    lines."""
     limits = axes.get_ylim()
     start = min(value for line in points.values() for value in line.values()) / 2.2
     grown = tokens[-1] / tokens[0]
@@ -130,7 +135,8 @@ def guides(axes: Axes, tokens: list[int], points: dict[str, dict[int, float]]) -
 
 
 def format_axes(axes: Axes, grids: dict[int, str]) -> None:
-    """Set ticks at the measured maps, plain numbers, and a light grid."""
+    """Set a tick at each measured grid size, format numbers without exponents, and draw a light
+    grid."""
     axes.set_xticks(sorted(grids), [grids[tokens] for tokens in sorted(grids)])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="x", which="minor", length=0)
@@ -143,7 +149,10 @@ def format_axes(axes: Axes, grids: dict[int, str]) -> None:
 
 
 def style(name: str) -> tuple[str, str]:
-    """Return color and mark; a pair has its forward's color and its backward's mark."""
+    """Return the color and marker of a backend.
+
+    A pair "forward+backward" has the color of the first backend and the marker of the second.
+    """
     if name in STYLES:
         return STYLES[name]
     forward, joined, backward = name.partition("+")
@@ -154,7 +163,7 @@ def style(name: str) -> tuple[str, str]:
 
 
 def order(name: str) -> tuple[bool, int, str]:
-    """Sort key: known backends in the order of STYLES, then others, the lower bound last."""
+    """Return a sort key for backends: first those of STYLES, then others, the lower bound last."""
     known = list(STYLES)
     return name == FLOOR, known.index(name) if name in known else len(known), name
 
@@ -168,7 +177,7 @@ def describe_case(mask: str, mode: int | None) -> str:
 
 
 def title(row: dict, machine: dict) -> str:
-    """Return the title: the machine, the dtype, and what all panels share."""
+    """Return the plot title: the machine, the dtype, and the settings that all panels share."""
     threads = f", {plural(machine['threads'], 'thread')}" if row["device"] == "cpu" else ""
     return (
         f"Local attention on {machine['name']}{threads}, {row['dtype']}\n"

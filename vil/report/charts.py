@@ -1,4 +1,4 @@
-"""Lay out line charts, which the page's template draws as SVG."""
+"""Lay out line charts, which the page template draws as SVG."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +14,7 @@ Points = list[tuple[float, float]]
 
 
 class Curve(NamedTuple):
-    """A line of a chart. style: solid, dashed or thin. dots: (x, y, label) each."""
+    """A line of a chart. style: "solid", "dashed" or "thin". dots: (x, y, label) of each dot."""
 
     name: str
     style: str
@@ -24,7 +24,7 @@ class Curve(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A chart in SVG coordinates. rows, columns: (position, label) of the ticks of each axis."""
+    """A chart in SVG coordinates. rows, columns: (position, label) of each tick of the two axes."""
 
     title: str
     description: str
@@ -38,9 +38,10 @@ class Chart(NamedTuple):
 
 
 def make_chart(curves: dict[str, Points], title: str, label: str, thin: str = "train") -> Chart:
-    """Lay out curves of (epoch, value), at least one point each.
+    """Lay out curves, which are lists of (epoch, value) with at least one point.
 
-    Curves whose name begins with `thin` are noisy: their lines are thin and have no dots.
+    thin: beginning of the names of noisy curves, which get thin lines without dots. label: of the
+    value axis.
     """
     curves = {name: downsample(points) for name, points in list(curves.items())[:MAX_CURVES]}
     epochs, values = zip(*(point for points in curves.values() for point in points))
@@ -76,7 +77,8 @@ def make_chart(curves: dict[str, Points], title: str, label: str, thin: str = "t
 
 
 def downsample(points: Points) -> Points:
-    """Average neighboring points down to at most MAX_POINTS; the last point is kept."""
+    """Reduce points to at most MAX_POINTS by averaging neighbors. The last point is kept
+    unchanged."""
     if len(points) <= MAX_POINTS:
         return points
     size = -(-len(points) // (MAX_POINTS - 1))
@@ -86,7 +88,7 @@ def downsample(points: Points) -> Points:
 
 
 def _widen(low: float, high: float, margin: float) -> tuple[float, float]:
-    """Return a range that is not empty, with a margin."""
+    """Extend a range by a margin, so that it is never empty."""
     if high <= low:
         high = low + (abs(low) or 1.0)
     return low - margin * (high - low), high + margin * (high - low)

@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 
 def draw(folder: Path) -> list[Path]:
-    """Plot what the run in `folder` has logged so far. Returns the files.
+    """Plot everything that a run has logged so far, and return the paths of the plots.
 
-    Failures to write are logged as warnings, not raised: the plots can be drawn again later.
+    A plot that cannot be written is logged as a warning, because it can be drawn again later.
     """
     groups = list(group_curves(metrics(Path(folder) / "metrics.jsonl")))
     plots, files = Path(folder) / "plots", []
@@ -48,12 +48,12 @@ def draw(folder: Path) -> list[Path]:
             plot_curves(curves, label).savefig(plots / f"{plot}.png", dpi=120)
             files.append(plots / f"{plot}.png")
     except OSError as error:
-        log.warning("no plots in %s: %s", plots, error.strerror or error)
+        log.warning("cannot write plots to %s: %s", plots, error.strerror or error)
     return files
 
 
 def group_curves(points: Iterable[dict]) -> Iterator[tuple[str, str, Curves]]:
-    """Yield the name, the label and the curves of each plot with any logged points."""
+    """Yield (name, label, curves) for each plot that has points."""
     points = list(points)
     for plot, (label, names) in PLOTS.items():
         series = defaultdict(list)
@@ -67,7 +67,7 @@ def group_curves(points: Iterable[dict]) -> Iterator[tuple[str, str, Curves]]:
 
 
 def plot_curves(curves: Curves, label: str) -> Figure:
-    """Plot curves: training as thin lines, since it is noisy, test sets with a mark per point."""
+    """Plot curves: the noisy training curve as a thin line, test sets as lines with markers."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot(xlabel="epoch", ylabel=label)
     for name, points in curves.items():

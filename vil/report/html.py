@@ -1,6 +1,7 @@
 """Render HTML from the package's templates.
 
-Every text is escaped except `Html`, so names of classes and files cannot become markup.
+All text is escaped, so that names of classes and files cannot inject markup. `Html` marks text that
+is already escaped.
 """
 
 import base64
@@ -26,7 +27,7 @@ def render_template(file: str, **context: object) -> str:
 
 
 def text(value: object) -> Html:
-    """Escape text. Control characters, which HTML forbids, and invalid UTF-8 become \\x escapes."""
+    """Escape text for HTML. Control characters and invalid UTF-8 become escapes."""
     if isinstance(value, Html):
         return value
     valid = str(value).encode("utf-8", "backslashreplace").decode()
@@ -35,7 +36,10 @@ def text(value: object) -> Html:
 
 
 def name(value: object, longest: int = LONGEST) -> Html:
-    """Truncate a name from the data, and isolate its text direction from the page's."""
+    """Escape and truncate a name that comes from the data.
+
+    Its text direction is isolated, so that a right-to-left name does not reorder the page.
+    """
     shown = str(value)
     shown = shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
     return Html("<bdi>{}</bdi>").format(text(shown))

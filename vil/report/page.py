@@ -1,6 +1,7 @@
-"""A run as one self-contained HTML page: metrics, curves, model, config, command, machine.
+"""Render the report of a run as one self-contained HTML page.
 
-This file gathers the data; page.html.j2 is the page.
+The page shows metrics, curves, model, config, command and machine. This file prepares the data, and
+page.html.j2 is the template.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ Table = tuple[str, list[str], list[list[str]]]  # caption, names of columns, row
 
 
 class ModelCost(NamedTuple):
-    """Totals, and a row (name, attention, tokens, width, parameters, MACs) per stage."""
+    """Total cost of a model, and a row (name, attention, tokens, width, parameters, MACs) per
+    stage."""
 
     parameters: int
     macs: int
@@ -27,7 +29,7 @@ class ModelCost(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A config key, its value, and the default if it differs."""
+    """A config key with its value. default: the default value if it differs, else None."""
 
     key: str
     value: str
@@ -35,11 +37,12 @@ class Setting(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The content of a page.
+    """The data of a report.
 
-    model: its cost, or why it is unknown. cards, sections: the task's, from an evaluation.
-    metric, label, unit: of the metric that selects the best checkpoint. columns: the metrics in the
-    table of evaluations; empty for all. epochs: as configured. made: a line on what made the page.
+    model: the cost of the model, or the reason why it is unknown. cards, sections: content that the
+    task made from an evaluation. metric, label, unit: key, label and unit of the metric that
+    selects the best checkpoint. columns: metrics in the table of evaluations; empty for all.
+    epochs: the configured number of epochs. made: a line about how the page was made.
     """
 
     title: str
@@ -58,7 +61,7 @@ class Page(NamedTuple):
 
 
 def render(page: Page) -> str:
-    """Return the page's HTML."""
+    """Render a page as HTML."""
     evaluations = list(page.record.evaluations().items())[:MAX_SETS]
     cards = [*page.cards, *_logged_cards(page), *_progress_cards(page)]
     if isinstance(model := page.model, ModelCost):
@@ -76,7 +79,7 @@ def render(page: Page) -> str:
 
 
 def _logged_cards(page: Page) -> list[Card]:
-    """Return the best and the last evaluation of the first test set during training."""
+    """Return cards with the best and the last evaluation on the first test set, from the log."""
     key, label = page.metric, page.label or page.metric
     points = [p for p in next(iter(page.record.evaluations().values()), []) if key in p]
     if not points:
@@ -89,7 +92,7 @@ def _logged_cards(page: Page) -> list[Card]:
 
 
 def _progress_cards(page: Page) -> list[Card]:
-    """Return the epochs trained, and how long they took."""
+    """Return cards with the number of trained epochs and the training time."""
     steps = [p for p in page.record.points if p["split"] == "train"]
     if not steps:
         return []
@@ -105,7 +108,7 @@ def _progress_cards(page: Page) -> list[Card]:
 
 
 def _evaluation_table(test_set: str, points: list[dict], columns: Sequence[str]) -> Table:
-    """Return the caption, names of columns, and rows of the evaluations on a test set."""
+    """Return the table of all evaluations on a test set: caption, column names and rows."""
     logged = list(dict.fromkeys(key for point in points for key in point))
     keys = [key for key in columns or logged if key in logged and key not in NOT_METRICS]
     rows = [
@@ -117,7 +120,7 @@ def _evaluation_table(test_set: str, points: list[dict], columns: Sequence[str])
 
 
 def short(count: float) -> str:
-    """18,200,000 -> 18.2 M."""
+    """Format a large number with a suffix: 18,200,000 as "18.2 M"."""
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.3g} {letter}"

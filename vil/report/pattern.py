@@ -1,4 +1,4 @@
-"""Draw the attention pattern: which tokens a query attends to, for each mask and mode.
+"""Draw attention patterns: the tokens that a query attends to, for each mask and mode.
 
 Shapes: X Y grid of tokens.
 """
@@ -21,7 +21,10 @@ FINEST = 64  # most tokens of a side with lines between tokens
 def seen_from(
     attended: Iterable[tuple[int, int]], grid: tuple[int, int], token: tuple[int, int]
 ) -> np.ndarray:
-    """Classify each token of the grid -> (X, Y) of UNSEEN, SEEN, TWICE or QUERY."""
+    """Return an array (X, Y) that marks each token as UNSEEN, SEEN, TWICE or QUERY.
+
+    attended: (row, column) of every attended key; a key may occur twice. token: the query.
+    """
     counts = np.zeros(grid, dtype=int)
     for key in attended:
         counts[key] += 1
@@ -31,8 +34,10 @@ def seen_from(
 
 
 def draw_patterns(panels: list[tuple[str, np.ndarray, int]], path: str | Path) -> None:
-    """Draw panels, four in a row: title, pattern (X, Y) of `seen_from`, and the side of its chunks,
-    which lines separate. Raises OSError if the file cannot be written.
+    """Draw panels, four in a row, and write the figure to a file.
+
+    panels: (title, pattern, chunk side). A pattern is an array (X, Y) from `seen_from`; lines
+    separate its chunks. Raises OSError if the file cannot be written.
     """
     columns = min(len(panels), 4)
     rows = -(-len(panels) // columns)
@@ -52,7 +57,7 @@ def draw_patterns(panels: list[tuple[str, np.ndarray, int]], path: str | Path) -
 
 
 def _draw(axes: Axes, pattern: np.ndarray, size: int) -> None:
-    """Draw the tokens, with white lines between them and dark ones between chunks."""
+    """Draw a pattern with white lines between tokens and dark lines between chunks."""
     x, y = pattern.shape
     axes.imshow(pattern, cmap=COLORS, vmin=UNSEEN, vmax=QUERY, interpolation="nearest")
     is_fine = max(x, y) <= FINEST

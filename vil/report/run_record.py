@@ -1,4 +1,4 @@
-"""Read the records in a run's folder, which may be incomplete or damaged."""
+"""Read the records in a run folder. Records may be incomplete or damaged."""
 
 import json
 import math
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vil.utils.atomic_write import TEXT
+from vil.utils.safe_files import check_run_folder
 
 ENTRY = re.compile(r"^# (\d{4}-\d\d-\d\dT\S+)$", re.MULTILINE)  # a start, in command.txt, env.txt
 LONGEST = 20_000  # characters kept of a start's text
@@ -15,10 +16,10 @@ LONGEST = 20_000  # characters kept of a start's text
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Records of a run.
+    """The records of a run.
 
-    status: content of status.json, empty if missing. commands, environments: (time, text) of each
-    start. points: lines of metrics.jsonl.
+    status: the content of status.json; empty if the file is missing. commands, environments: (time,
+    text) of each start of the run. points: the lines of metrics.jsonl.
     """
 
     folder: Path
@@ -29,7 +30,11 @@ class RunRecord:
 
     @classmethod
     def read(cls, folder: Path) -> "RunRecord":
-        """Read the records of the run in `folder`."""
+        """Read the records in a run folder.
+
+        Raises RunFolderError if the folder has links to files outside of it.
+        """
+        check_run_folder(folder)
         return cls(
             folder,
             _read_status(folder / "status.json"),
@@ -39,7 +44,7 @@ class RunRecord:
         )
 
     def training_seconds(self) -> float:
-        """Seconds of all steps: with waiting for data, without evaluation."""
+        """Return the total time of all training steps in seconds, including the wait for data."""
         total, before = 0.0, 0
         for point in self.points:
             if point["split"] == "train":
@@ -48,7 +53,7 @@ class RunRecord:
         return total
 
     def evaluations(self) -> dict[str, list[dict]]:
-        """{test set: its points}, in the order of the steps."""
+        """Return {test set: its points}, ordered by step."""
         sets: dict[str, list[dict]] = {}
         for point in self.points:
             if point["split"].startswith("val/"):
@@ -57,8 +62,10 @@ class RunRecord:
 
 
 def metrics(file: Path) -> Iterator[dict]:
-    """Yield the lines of a metrics.jsonl with their finite numbers. Incomplete lines (still being
-    written, or cut by a crash) are skipped; a missing file has none.
+    """Yield the lines of a metrics.jsonl, without numbers that are not finite.
+
+    Incomplete lines are skipped: the last line may still be written, or a crash may have cut it. A
+    missing file yields nothing.
     """
     if not file.is_file():
         return
@@ -76,7 +83,7 @@ def metrics(file: Path) -> Iterator[dict]:
 
 
 def _read_status(file: Path) -> dict:
-    """Return the object in status.json, empty if there is none."""
+    """Return the object in status.json; an empty dict if there is none."""
     try:
         status = json.loads(file.read_text(**TEXT))
     except (OSError, ValueError, RecursionError):
@@ -85,7 +92,7 @@ def _read_status(file: Path) -> dict:
 
 
 def _read_entries(file: Path) -> list[tuple[str, str]]:
-    """Return (time, text) of each dated entry."""
+    """Return the (time, text) of each entry in a file of dated entries."""
     if not file.is_file():
         return []
     _, *parts = ENTRY.split(file.read_text(**TEXT))

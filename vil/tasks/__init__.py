@@ -1,17 +1,17 @@
-"""The registry of tasks, one folder each.
+"""The registry of tasks. Each task of this package has its own folder.
 
-An entry declares, besides the task's class:
+A registry entry names the task's class and may have these facts:
 
-declares    sections, keys and conflicts of the config, as in vil/config/defaults
-noun        the name of its models
-implied_by  a config key that selects this task if TASK is empty
-hint        how to write a config of the task
-commands    {name: one line} of its own commands and spellings: "detect train", "detect check"
-spellings   {name: examples} of other names for `vil train` and so on: "detect train"
-formats     of `vil predict --format`, the default first
-flags       {flag: config key} of `vil predict`
-defaults    {config key: value} of `vil predict`
-lacks       {workflow: why the task does not have it}
+declares    config sections, keys and conflicts, in the format of vil/config/defaults
+noun        what messages call a model of the task, such as "detector"
+implied_by  config key that selects the task if it is set and TASK is not
+hint        part of a message: how to write a config for the task
+commands    {command: one-line help} of the task's commands: "detect train", "detect check"
+spellings   {command: examples} of aliases for general commands: "detect train" for `vil train`
+formats     choices of `vil predict --format`, the default first
+flags       {flag of `vil predict`: config key that the flag sets}
+defaults    {config key: default value in `vil predict`}
+lacks       {workflow: why the task does not support it}
 """
 
 from typing import Any
@@ -28,10 +28,11 @@ TASKS.add("detection", **detection.ENTRY)
 
 
 def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> None:
-    """Add a task for the key TASK: a subclass of `vil.tasks.base.Task`, called as task(cfg,
-    device), or its "module:Class". facts: see the top of this file; `keys` adds config keys.
+    """Register a task as the choice `name` of the config key TASK.
 
-    Raises ValueError for a name that is taken, and for a class without a required method.
+    task: a subclass of `vil.tasks.base.Task`, called as task(cfg, device), or its path
+    "module:Class". about: a one-line description. facts: see the top of this file; `keys` adds
+    config keys. Raises ValueError if the name is taken or if the class lacks a required method.
     """
     TASKS.register(name, task, about, **facts)
 
@@ -47,8 +48,8 @@ def task_for(cfg: CfgNode, device) -> "Task":  # noqa: F821 - vil.tasks.base nee
 
 
 def refuse_without(cfg: CfgNode, workflow: str) -> None:
-    """Raise ConfigError if a config's task lacks a workflow."""
+    """Raise ConfigError if a config's task does not support a workflow, a key of `lacks`."""
     entry = task_entry(cfg)
     if why := entry.facts.get("lacks", {}).get(workflow):
         noun = entry.facts.get("noun", entry.name)
-        raise ConfigError(f"this config is a {noun}'s: {why}")
+        raise ConfigError(f"this config is for a {noun}: {why}")

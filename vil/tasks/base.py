@@ -1,13 +1,12 @@
 """The interface of a task: everything that differs between classification, detection, etc.
 
-Code outside of `vil/tasks` never asks which task it has. A task is a folder here, or a file of a
-user, and an entry in TASKS. Its class is called as `task(cfg, device)` and turns the settings it
-reads into attributes. The training loop, evaluation, inference, the report and the commands call
-the methods below.
+A task is a subclass of `Task` with an entry in the registry TASKS. The class is called as
+task(cfg, device). The training loop, evaluation, inference, the report and the commands only use
+the methods of `Task`, so they work for every task.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +20,14 @@ from yacs.config import CfgNode
 from vil.builders import data
 from vil.builders.cost import CostRow
 from vil.builders.device import amp_dtype, memory_format
+from vil.data.classes import match_classes
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.engine.distributed import DistInfo, unwrap
 from vil.engine.evaluation import evaluating
 from vil.engine.loop import Loss, Metric
 from vil.report.html import Html
-from vil.utils.errors import as_config_error
+from vil.utils.errors import ConfigError, as_config_error
+from vil.utils.json_text import to_json
 from vil.utils.registry import Entry
 
 Datasets = Mapping[str, Dataset] | None
@@ -41,24 +42,24 @@ class ImageMeta(NamedTuple):
 
 
 class TaskReport(NamedTuple):
-    """A task's part of the run report: cards (title, value, remark) and sections."""
+    """A task's part of the run report: cards (title, value, remark) and HTML sections."""
 
     cards: Sequence[tuple[str, str, str]] = ()
     sections: Sequence[Html] = ()
 
 
 class Task:
-    """Base class of all tasks; a method without a default raises NotImplementedError.
+    """Base class of all tasks. Methods without a default raise NotImplementedError.
 
-    metric: of the first test set, selects the `best` checkpoint.
-    output_formats: {name: function} of `vil predict --format`, the default first; each formats an
-    iterable of predictions and the class names as chunks of text.
+    metric: the metric whose value on the first test set selects the `best` checkpoint.
+    output_formats: {name: function} for `vil predict --format`, the default first. A function takes
+    an iterable of predictions and the class names, and yields chunks of text.
     """
 
     metric: Metric
     output_formats: Mapping[str, OutputFormat] = {}
-    class_names: Sequence[str] = ()  # names of the model's classes; set by inference
-    columns: Sequence[str] = ()  # metrics in the report's table of evaluations, empty: all
+    class_names: Sequence[str] = ()  # of the model; set before datasets are opened
+    columns: Sequence[str] = ()  # metrics in the report's table of evaluations; empty: all
 
     def __init__(
         self,
@@ -69,8 +70,12 @@ class Task:
         test_sets: Mapping[str, EvalLoader] | None = None,
         results_folder: Path | None = None,
     ):
-        """amp_dtype: of autocast, None: full precision. test_sets: evaluated by `evaluate`, set by
-        `test_loaders`. results_folder: for the predictions that `evaluate` writes, if any."""
+        """Store the settings.
+
+        amp_dtype: the dtype of autocast; None for full precision. test_sets: loaders for
+        `evaluate`; `test_loaders` replaces them. results_folder: folder for the predictions of
+        `evaluate`, if the task writes any.
+        """
         self.device, self.amp_dtype, self.memory_format = device, amp_dtype, memory_format
         self.test_sets = dict(test_sets or {})
         self.results_folder = results_folder
@@ -78,53 +83,61 @@ class Task:
     # ---- built from the config
 
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
-        """Build the network and its head, initialized from SEED, with auxiliary trainable parts.
+        """Build the network, with its head and any training-only modules, initialized from SEED.
 
-        load_pretrained: with MODEL.PRETRAINED, load an external model's published weights.
+        load_pretrained: load an external model's published weights if MODEL.PRETRAINED is set.
         """
         raise NotImplementedError
 
     def inference_model(self, model: nn.Module) -> nn.Module:
-        """Return the model without its auxiliary parts."""
+        """Return the model without modules that are used only in training."""
         return model
 
     def load_weights(self, model: nn.Module, path: Path, *, strict: bool) -> Any:
-        """Load a weight file and return a report of every key.
+        """Load a weight file into the model and return a report of every key.
 
         strict: reject a file that leaves parameters at their initial values. Raises CheckpointError
-        for weights that do not fit.
+        if the weights do not fit the model.
         """
         raise NotImplementedError
 
     def train_loader(
         self, dist: DistInfo, *, bad_file: Path | None = None, dataset: Dataset | None = None
     ) -> TrainLoader:
-        """Build the training loader of one rank; `dataset` replaces the config's."""
+        """Build this rank's training loader.
+
+        bad_file: file to which unreadable images are appended. dataset: used instead of the
+        config's training set.
+        """
         raise NotImplementedError
 
     def test_loaders(
         self, dist: DistInfo, *, bad_file: Path | None = None, datasets: Datasets = None
     ) -> dict[str, EvalLoader]:
-        """Build and keep one rank's loader of each test set; `datasets` replace the config's."""
+        """Build this rank's loader of each test set, store all in `test_sets`, and return them.
+
+        bad_file: file to which unreadable images are appended. datasets: {name: dataset}, used
+        instead of the config's test sets.
+        """
         raise NotImplementedError
 
     def synthetic(self, num_samples: int, folder: Path, split: str = "train") -> Dataset:
-        """Build a synthetic dataset with samples of the largest training size, for --dry-run and
-        benchmarks. Files are written to `folder`; split: "train" or "val"."""
+        """Build a synthetic dataset for --dry-run and benchmarks.
+
+        Its images have the largest training size. folder: for files that the dataset needs.
+        split: "train" or "val".
+        """
         raise NotImplementedError
 
-    def check_test_classes(self, learned: Sequence[str]) -> None:
-        """Warn if the classes of a test set differ from those that the model learned."""
-
     def check_data(self) -> None:
-        """Open the config's datasets. Raises ConfigError or DataError if training would."""
+        """Open the config's datasets. Raises ConfigError or DataError if they are invalid."""
         self.train_loader(DistInfo())
         self.test_loaders(DistInfo())
 
     # ---- called by the training loop and by evaluation
 
     def prepare(self, batch: Any) -> Any:
-        """Move a training batch to the device, with augmentations that run there."""
+        """Move a training batch to the device and apply the augmentations that run there."""
         return batch.to(self.device, self.memory_format)
 
     def split(self, batch: Any, num_parts: int) -> list[Any]:
@@ -138,35 +151,43 @@ class Task:
         return [replace(batch, **{n: getattr(batch, n)[part] for n in names}) for part in parts]
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        """Compute the loss of a prepared batch; called under autocast."""
+        """Compute the loss of a batch from `prepare`. The caller enables autocast."""
         raise NotImplementedError
 
     def evaluate(
         self, model: nn.Module, between: Callable[[], None] = lambda: None
     ) -> dict[str, dict[str, Any]]:
-        """Return {test set: metrics}, the same on every rank and for any number of ranks."""
+        """Evaluate the model and return {test set: metrics}.
+
+        The metrics are the same on every rank and do not depend on the number of ranks. `between`
+        is called before each batch.
+        """
         with evaluating(unwrap(model)) as plain:
             return {name: self.measure(plain, name, between) for name in self.test_sets}
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
-        """Return the metrics of one test set, for a model in eval mode.
+        """Return the metrics of a model in eval mode on the test set `name`.
 
-        Iterate with `vil.engine.evaluation.iter_in_step(self.test_sets[name], between)`.
+        Implementations iterate over `vil.engine.evaluation.iter_in_step(self.test_sets[name],
+        between)`, which calls `between` before each batch.
         """
         raise NotImplementedError
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
-        """Format further lines to print, such as a table of classes."""
+        """Return additional lines to print for a test set, such as a table of classes."""
         return []
 
     def draw_worst(self, name: str, count: int, folder: Path) -> list[Path]:
-        """Draw the `count` images of an evaluated test set with most errors; return the files."""
+        """Draw the `count` images of a test set with the most errors, and return the files written.
+
+        `evaluate` must have been called before.
+        """
         raise NotImplementedError
 
     # ---- called by inference
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Turn an RGB image into an input of `run`."""
+        """Convert an RGB image to an input tensor of `run`."""
         raise NotImplementedError
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Any:
@@ -174,7 +195,7 @@ class Task:
         raise NotImplementedError
 
     def postprocess(self, output: Any, metas: Sequence[ImageMeta]) -> list[Any]:
-        """Turn the output of `run` into one prediction per image."""
+        """Convert the output of `run` to one prediction per image."""
         raise NotImplementedError
 
     def failed(self, name: str, reason: str) -> Any:
@@ -182,28 +203,31 @@ class Task:
         raise NotImplementedError
 
     def visualize(self, image: Image.Image, prediction: Any) -> Image.Image:
-        """Draw a prediction onto a copy of its image."""
-        raise NotImplementedError
+        """Draw a prediction onto a copy of its image. Raises ConfigError if the task cannot."""
+        raise ConfigError(f"{type(self).__name__} does not draw predictions: leave --output out")
 
     # ---- called by the report and by `vil analyze`
 
     def report(self, model: nn.Module, class_names: Sequence[str], checkpoint: str) -> TaskReport:
         """Evaluate the model on the first test set for the run report.
 
-        class_names: of the model. checkpoint: a description of the model's checkpoint.
+        class_names: the model's classes. checkpoint: description of the checkpoint, for the page.
         """
         return TaskReport()
 
     def cost(self, model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-        """Count each part's parameters and MACs for one image; the model may be on meta."""
+        """Count the parameters, and the MACs for one image, of each part of the model.
+
+        size: (height, width) in pixels. The model may be on the meta device.
+        """
         raise NotImplementedError
 
 
 class ConfigTask(Task):
-    """A task of this package: settings and data loaders from a config.
+    """Base class of tasks that take settings and data loaders from a config.
 
-    A subclass defines own_arguments(name) -> the DATA.KWARGS that a dataset accepts,
-    open_train_set() and open_test_set(name).
+    A subclass defines open_train_set(), open_test_set(name) and own_arguments(name). The last
+    returns the names of the DATA.KWARGS that the dataset `name` accepts.
     """
 
     def __init__(self, cfg: CfgNode, device: torch.device, **settings: Any):
@@ -218,9 +242,23 @@ class ConfigTask(Task):
             if dataset is not None:
                 return dataset
             data.check_dataset_arguments(self.cfg, self.own_arguments)
-            return self.open_train_set()
+            opened = self.open_train_set()
+            self._check(opened, "the training set", resuming=bool(self.class_names))
+            return opened
 
         return data.build_train_loader(self.cfg, dist, self.device, open_dataset, bad_file)
+
+    def _check(self, dataset: Any, name: str, *, resuming: bool = True) -> None:
+        """Match a dataset's classes with the model's, if `resuming`, and read one image.
+
+        Warnings about images are then logged once here, and not by every loader worker. Raises
+        DataError if the classes differ.
+        """
+        with suppress(OSError, AttributeError, IndexError):
+            dataset.image(0)
+        if resuming and not self.cfg.DATA.TARGETMAP:
+            by_position = self.cfg.DATA.CLASSES == "by_position"
+            match_classes(dataset, self.class_names, name, by_position=by_position)
 
     @as_config_error
     def test_loaders(
@@ -229,26 +267,35 @@ class ConfigTask(Task):
         cfg = self.cfg
         if datasets is None:
             data.check_dataset_arguments(cfg, self.own_arguments)
+
+        def open_dataset(name: str) -> Dataset:
+            opened = self.open_test_set(name)
+            self._check(opened, name)
+            return opened
+
         self.test_sets = data.build_test_loaders(
-            cfg, dist, self.device, self.open_test_set, bad_file, datasets
+            cfg, dist, self.device, open_dataset, bad_file, datasets
         )
         return self.test_sets
 
 
 def format_json_array(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Format a JSON array with one record per line, chunk by chunk."""
+    """Format records as a JSON array with one record per line, and yield it in chunks."""
     separator = "[\n"
     for record in records:
-        yield separator + json.dumps(record)
+        yield separator + to_json(record)
         separator = ",\n"
-    yield "\n]\n"
+    yield "[]\n" if separator == "[\n" else "\n]\n"
 
 
 REQUIRED = ("build_model", "load_weights", "train_loader", "test_loaders", "loss", "measure")
 
 
 def check_task(task: Any, entry: Entry) -> None:
-    """Raise ValueError unless `task` is a subclass of Task with the methods training needs."""
+    """Raise ValueError unless `task` is a subclass of Task that defines the methods in REQUIRED.
+
+    A class that overrides `evaluate` needs no `measure`.
+    """
     if not (isinstance(task, type) and issubclass(task, Task)):
         raise ValueError(f"task {entry.name!r} must subclass vil.tasks.base.Task, got {task!r}")
     missing = [name for name in REQUIRED if getattr(task, name) is getattr(Task, name)]

@@ -1,1 +1,1 @@
-"""Small modules that several packages use."""
+"""Utilities that several packages use."""

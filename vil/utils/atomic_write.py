@@ -1,4 +1,4 @@
-"""Replace files atomically: a process that dies leaves the old file or the new one."""
+"""Replace files atomically: if a process dies, either the old file or the new one remains."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ TEXT = {"encoding": "utf-8", "errors": "surrogateescape"}
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the list of names in a folder, is on the disk."""
+    """Flush a file, or the directory entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -20,7 +20,7 @@ def sync(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a small text file atomically and durably."""
+    """Write a small text file atomically and flush it to disk."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # one per process
     aside.write_text(text, **TEXT)
     sync(aside)
@@ -30,7 +30,8 @@ def replace_text(path: Path, text: str) -> None:
 
 @contextmanager
 def write_aside(path: Path) -> Iterator[Path]:
-    """Yield a temporary file beside `path` that replaces it at the end; an error removes it."""
+    """Yield the path of a temporary file, which replaces `path` when the block ends. If the block
+    raises an exception, the temporary file is removed and `path` does not change."""
     aside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         aside.touch()  # fail before the work if the folder cannot be written to
@@ -42,7 +43,7 @@ def write_aside(path: Path) -> Iterator[Path]:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):
@@ -51,7 +52,7 @@ def sha256_of(path: Path) -> str:
 
 
 def set_default_permissions(path: Path) -> None:
-    """Give a file the permissions of a new one. safetensors makes its files private."""
+    """Give a file the default permissions of the umask. safetensors creates files as private."""
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)

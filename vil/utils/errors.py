@@ -1,8 +1,8 @@
 """Errors that end a command with one line and a documented exit code.
 
 Codes: 0 done, 1 unexpected, 2 usage or config, 3 data, 4 checkpoint, 5 diverged, 6 hung, 75
-preempted, 130 interrupted. `vil.cli.main` prints any exception that has an `exit_code` as one line;
-all others keep their traceback.
+preempted, 130 interrupted. `vil.cli.main` prints an exception that has an `exit_code` as one line.
+All other exceptions keep their traceback.
 """
 
 import functools
@@ -17,7 +17,7 @@ INTERRUPTED = 130
 
 
 class ConfigError(ValueError):
-    """A config or command line that cannot be used. The message is one line."""
+    """Error for an invalid config or command line. The message is joined into one line."""
 
     exit_code = 2
 
@@ -26,52 +26,50 @@ class ConfigError(ValueError):
 
 
 class RunInUseError(RuntimeError):
-    """Another process writes to the run's folder."""
+    """Error for a run folder that another process writes to."""
 
     exit_code = 2
 
 
 class RunFolderError(RuntimeError):
-    """The run's folder cannot be created or written."""
+    """Error for a run folder that cannot be created, written, or safely read."""
 
     exit_code = 2
 
 
 class DataError(RuntimeError):
-    """A dataset that is missing, empty or has more errors than the config tolerates."""
+    """Error for a dataset that is missing, invalid, or has more bad images than allowed."""
 
     exit_code = 3
 
 
 class CheckpointError(RuntimeError):
-    """A weight file or checkpoint that is missing, corrupt or of another model."""
+    """Error for a weight file or checkpoint that is missing, corrupt, or of another model."""
 
     exit_code = 4
 
 
 class SaveError(RuntimeError):
-    """A checkpoint or an evaluation's results could not be written."""
+    """Error for a checkpoint or evaluation results that cannot be written."""
 
     exit_code = 4
 
 
 class ExportError(RuntimeError):
-    """An exported file whose outputs differ from the model's."""
+    """Error for an exported file whose outputs differ from the model's."""
 
     exit_code = 1
 
 
 class DivergedError(RuntimeError):
-    """Loss, gradients or weights are NaN or infinite."""
+    """Error for a loss, gradients or weights that are NaN or infinite."""
 
     exit_code = 5
 
 
 class StoppedError(RuntimeError):
-    """A signal requested a stop, and all ranks know of it.
-
-    train_state: the state that training saved, if it did.
-    """
+    """Exception that ends a run after a signal requested a stop. `train_state` is the state that
+    the training loop saved, or None."""
 
     train_state: Any = None
 
@@ -83,16 +81,17 @@ class StoppedError(RuntimeError):
 
 
 def one_line(error: Exception) -> str:
-    """The type of an exception and the first line of its message."""
+    """Return the type of an exception and the first line of its message."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
 def explain_load_error(error: Exception) -> str:
-    """Explain in one line why torch.load refused a file, without its advice to run the content."""
+    """Return a one-line reason why torch.load failed. Leaves out torch.load's advice to disable
+    weights_only, which would run code in the file."""
     message = str(error)
     if "unsupported global" in message.lower() or message.startswith("Cannot use ``weights_only"):
         return "it holds pickled objects, which could run code; a state dict of tensors would not"
-    # an int: arbitrary bytes, read as a pickle, refer to an entry that does not exist
+    # KeyError of an int: arbitrary bytes, read as a pickle, refer to a missing entry
     is_arbitrary = isinstance(error, KeyError) and isinstance(error.args[0], int)
     if is_arbitrary or "weights_only" in message:
         return "it is not a file of torch.save"
@@ -100,7 +99,8 @@ def explain_load_error(error: Exception) -> str:
 
 
 def as_config_error(build: Callable) -> Callable:
-    """Decorate a function that builds objects from settings: its ValueError becomes ConfigError."""
+    """Decorate a function that builds objects from config values: its ValueError becomes
+    ConfigError."""
 
     @functools.wraps(build)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -116,7 +116,7 @@ def as_config_error(build: Callable) -> Callable:
 
 @contextmanager
 def os_error_as(error_type: type[Exception], prefix: str) -> Iterator[None]:
-    """Raise an OSError of the block as an `error_type` with the message "<prefix>: <reason>"."""
+    """Turn an OSError in the block into an `error_type` with the message "<prefix>: <reason>"."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Restore the process's global state that a run changes."""
+"""Save and restore the global state of the process that a run changes."""
 
 import logging
 import os
@@ -10,7 +10,8 @@ import torch
 
 @contextmanager
 def preserve_global_state() -> Iterator[None]:
-    """Restore torch's generators and switches, environment variables and the package's logger."""
+    """Restore global state at the end of the block. This covers torch's random generators and
+    global settings, the environment variables, and the level and handlers of the logger "vil"."""
     log = logging.getLogger("vil")
     environment, level, handlers = dict(os.environ), log.level, list(log.handlers)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []

@@ -1,9 +1,8 @@
 """Time candidates in turns, so that a slow moment of the machine affects all of them.
 
-Every round runs each candidate once. A warm-up decides which ones are too slow to take part, the
-first round which ones are too slow for every round. torch.utils.benchmark.Timer cannot interleave:
-it repeats one statement until it is done. Times include what a call starts on the device, and its
-launch.
+Each round runs every candidate once. A warm-up drops candidates that are much too slow. A candidate
+that is slow in the first round skips most of the later rounds. Times include launch and execution
+of device kernels. torch.utils.benchmark.Timer cannot interleave: it repeats a single statement.
 """
 
 import math
@@ -22,30 +21,34 @@ MILLI = 1e3
 
 
 class Limits(NamedTuple):
-    """When a candidate is slow. `slow`, `too_slow`: multiples of the fastest candidate's time."""
+    """Thresholds for slow candidates. `slow` and `too_slow` are multiples of the fastest time."""
 
-    slow: float = 10.0  # takes part in every third round
-    too_slow: float = 60.0  # is dropped
-    patience: float = 1.0  # seconds; a faster candidate is neither
-    slow_rounds: int = 3  # the rounds between two of a slow candidate
+    slow: float = 10.0  # above this, run only every `slow_rounds`-th round
+    too_slow: float = 60.0  # above this, drop the candidate
+    patience: float = 1.0  # seconds; a candidate below this is never slow
+    slow_rounds: int = 3  # a slow candidate runs in each round divisible by this
 
     def seconds(self, first: Mapping[str, float], exempt: Iterable[str], times: float) -> float:
-        """`times` the seconds of the fastest candidate that is not exempt, at least `patience`."""
+        """Return a time limit in seconds: `times` the fastest time, but at least `patience`.
+
+        first: seconds of each candidate. exempt: names that do not count as the fastest.
+        """
         fastest = min((first[name] for name in first if name not in exempt), default=math.inf)
         return max(self.patience, times * fastest)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """`forward` returns the output, from which `backward`, if there is one, returns the gradients.
-    least: a lower bound of the seconds of both, if one is known before they run."""
+    """A function to time. `forward` returns the output. `backward`, if given, takes the output and
+    returns the gradients. `least` is a known lower bound of the seconds for both passes."""
 
     forward: Callable[[], Any]
     backward: Callable[[Any], Sequence[Tensor]] | None = None
     least: float = 0.0
 
     def time(self, device: torch.device) -> tuple[float, float]:
-        """Seconds of one forward pass and of its backward pass."""
+        """Return the seconds (forward, backward) of one call; backward is 0 without a backward
+        pass."""
         outputs: list = []
         forward = seconds(lambda: outputs.append(self.forward()), device)
         if self.backward is None:
@@ -55,7 +58,7 @@ class Candidate:
 
 @dataclass
 class Times:
-    """Seconds of each timed round, and the medians in milliseconds."""
+    """Times of one candidate: seconds for each timed round, and medians in milliseconds."""
 
     forward: list[float] = field(default_factory=list)
     backward: list[float] = field(default_factory=list)
@@ -72,9 +75,11 @@ def time_interleaved(
     exempt: Iterable[str] = (),
     limits: Limits = Limits(),  # noqa: B008
 ) -> tuple[dict[str, Times], dict[str, str]]:
-    """The times of the candidates that finish, and the reasons why the others do not.
+    """Time the candidates in interleaved rounds.
 
-    exempt: names that are never too slow, and that the others are not compared with.
+    exempt: names that are never dropped for their measured time, and do not count as the fastest.
+    Returns (times, dropped): {name: Times} of the candidates that finish, and {name: reason} of all
+    others.
     """
     names, dropped = warm_up(candidates, device, exempt, limits)
     times, slow = {name: Times() for name in names}, []
@@ -102,14 +107,18 @@ def warm_up(
     exempt: Iterable[str],
     limits: Limits,
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Seconds of one call of each candidate that is fast enough, and reasons against the others.
-    Candidates with a known lower bound run last, and not at all if it is too high."""
+    """Run each candidate once, and drop those that fail or are too slow.
+
+    A slow candidate runs twice, as the first call may compile. Candidates run in the order of
+    `least`, and do not run if `least` is above the limit. Returns (first, dropped): {name: seconds}
+    of the remaining candidates, and {name: reason} of all others.
+    """
     first, dropped = {}, {}
     more = f"over {limits.too_slow:.0f} times the fastest"
     for name in sorted(candidates, key=lambda name: candidates[name].least):
         least, most = candidates[name].least, limits.seconds(first, exempt, limits.too_slow)
         if least > most:
-            dropped[name] = f"too slow: its products alone need {least:.1f} s, {more}"
+            dropped[name] = f"too slow: its matmuls alone need {least:.1f} s, {more}"
             continue
         try:
             first[name] = sum(candidates[name].time(device))
@@ -125,8 +134,11 @@ def warm_up(
 
 
 def peak_bytes(candidate: Candidate, device: torch.device) -> tuple[int, int]:
-    """Peak bytes of the tensors that one forward and backward pass allocate; the same without the
-    output and the gradients, a lower bound if the peak comes before the last gradient."""
+    """Return the peak bytes that a forward and backward pass allocates, as two numbers.
+
+    The first includes the output and the gradients. The second excludes them. It is only a lower
+    bound if the peak comes before the last gradient.
+    """
     results: list[Tensor] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Names that a package exports but imports at first use, so that importing it is cheap."""
+"""Lazy exports: names of a package that are imported at first use, so that its import is fast."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -8,7 +8,10 @@ from typing import Any
 def lazy_exports(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package. homes: {name: its module}."""
+    """Return `__getattr__`, `__dir__` and `__all__` for a package.
+
+    homes: {exported name: module that defines it}.
+    """
 
     def __getattr__(name: str) -> Any:
         if name not in homes:

@@ -1,4 +1,4 @@
-"""Look up a name in a table. A wrong name is an error with the choices and the nearest one."""
+"""Look up a name in a table, with a helpful error for an unknown name."""
 
 import difflib
 from collections.abc import Mapping
@@ -9,8 +9,11 @@ MAX_CHOICES = 40
 
 
 def lookup(table: Mapping[str, T], name: str, kind: str) -> T:
-    """Return table[name]. The ValueError for an unknown name has the `kind` of thing, the nearest
-    name and all choices or, in a very long table, their number."""
+    """Return table[name]. Raises ValueError for an unknown name.
+
+    The message suggests the nearest name and lists all choices, or their number if there are more
+    than MAX_CHOICES. kind: what a name stands for, such as "dataset".
+    """
     if name in table:
         return table[name]
     near = difflib.get_close_matches(str(name), table, n=1)

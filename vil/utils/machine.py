@@ -1,4 +1,4 @@
-"""The machine that results are measured on, and its free memory."""
+"""Describe the machine that results are measured on, and query its memory."""
 
 import datetime
 import functools
@@ -15,7 +15,7 @@ import torch
 
 
 def machine(device: torch.device) -> dict[str, str | int]:
-    """Describe processor or GPU, threads, versions, date and command, for a table of results."""
+    """Return a description to store with results: processor or GPU, threads, versions, date, ..."""
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return {
         "name": card or processor(),
@@ -32,7 +32,7 @@ def machine(device: torch.device) -> dict[str, str | int]:
 
 
 def search_file(pattern: str, file: str) -> str | None:
-    """The first group of a pattern's first match in a file, None without file or match."""
+    """Return group 1 of a pattern's first match in a file, None if there is no file or match."""
     try:
         match = re.search(pattern, Path(file).read_text())
     except OSError:
@@ -41,18 +41,18 @@ def search_file(pattern: str, file: str) -> str | None:
 
 
 def processor() -> str:
-    """The processor's name or, if it has none, its architecture."""
+    """Return the processor's name, or its architecture if the name is unknown."""
     name = search_file(r"model name\s*:\s*(.+)", "/proc/cpuinfo")
     return name or platform.processor() or platform.machine()
 
 
 def slug(name: str) -> str:
-    """A name as part of a file name: lower case, letters and digits joined by dashes."""
+    """Return a name for use in a file name: lower-case letters and digits, separated by dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory for new tensors, within the limit of a container (cgroup v2)."""
+    """Return a device's free memory in bytes, within a container's limit (cgroup v2) on a CPU."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = search_file(r"MemAvailable:\s*(\d+) kB", "/proc/meminfo")
@@ -64,8 +64,15 @@ def free_bytes(device: torch.device) -> int:
     return min(int(free) * 1024, int(limit) - int(used) if limit and used else sys.maxsize)
 
 
+def total_bytes() -> int:
+    """Return the memory in bytes of this machine, or of its container (cgroup v2) if less."""
+    limit = search_file(r"^(\d+)", "/sys/fs/cgroup/memory.max")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(total, int(limit) if limit else total)
+
+
 def version(package: str) -> str:
-    """The version of an installed package, or "none"."""
+    """Return the version of an installed package, or "none" if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -74,7 +81,7 @@ def version(package: str) -> str:
 
 @functools.cache
 def has_compiler(device: str) -> bool:
-    """Whether torch.compile can run: Triton on CUDA, else the C++ compiler that torch looks for."""
+    """Return whether torch.compile can run: it needs Triton on CUDA, else a C++ compiler."""
     if device == "cuda":
         return importlib.util.find_spec("triton") is not None
     return shutil.which(os.environ.get("CXX", "g++")) is not None

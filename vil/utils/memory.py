@@ -1,4 +1,4 @@
-"""Count the bytes of tensors that a function would hold, without computing anything."""
+"""Count the bytes of the tensors that a function would allocate, without computing anything."""
 
 import weakref
 from collections.abc import Iterator
@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 
 class TensorMemory(TorchDispatchMode):
-    """Count the bytes of the tensors that operators returned and that are still alive."""
+    """A dispatch mode that counts the bytes of the tensors that operators return and that are
+    alive. `now` is the current count, and `peak` the largest so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,6 +37,7 @@ class TensorMemory(TorchDispatchMode):
 
 @contextmanager
 def fake_memory() -> Iterator[TensorMemory]:
-    """Run the block on fake tensors, without values; `peak` counts the bytes they would take."""
+    """Run the block on fake tensors, which have no values. Yields a TensorMemory that counts their
+    bytes. Its `peak` is the most bytes that real tensors would have used at once."""
     with FakeTensorMode(), TensorMemory() as memory:
         yield memory

@@ -1,4 +1,4 @@
-"""Metrics as text: `name value` pairs with the usual number of digits."""
+"""Format metrics as `name value` pairs. The number of digits depends on the metric."""
 
 FORMATS = {  # the start of a metric's name -> format of its value
     "loss": ".4f",
@@ -16,7 +16,7 @@ FORMATS = {  # the start of a metric's name -> format of its value
 
 
 def format_pairs(metrics: dict[str, float]) -> str:
-    """{'loss': 2.3, 'top1': 41.5} -> 'loss 2.3000 top1 41.5'."""
+    """Return metrics as text: {'loss': 2.3, 'top1': 41.5} becomes 'loss 2.3000 top1 41.5'."""
     return " ".join(format_pair(name, value) for name, value in metrics.items())
 
 

@@ -1,6 +1,6 @@
-"""Module names that the docs of the previous version showed. They work for one more version.
+"""Deprecated module names of the previous version. They can be imported for one more version.
 
-`install` appends a finder to sys.meta_path. Python asks it only for modules that no other finder
+`install` appends a finder to sys.meta_path. Python queries it only for modules that no other finder
 knows, so it costs nothing until an old name is imported.
 """
 
@@ -30,14 +30,14 @@ RENAMED = {"original_names": "get_2021_names", "Progress": "TrainStep"}
 
 
 class MovedModuleFinder(Loader):
-    """Meta path finder and loader of old modules, which forward to the new ones."""
+    """A meta path finder and loader of deprecated modules, which forward to the new ones."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         is_package = name == "vil.detection"
         return ModuleSpec(name, self, is_package=is_package) if name in MODULES else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Import the new module, also for side effects such as timm's registration."""
+        """Import the new module, and make the old one return the new one's attributes."""
         old, new = module.__name__, MODULES[module.__name__]
         warn(old, new)
         target = importlib.import_module(new)
@@ -51,10 +51,10 @@ class MovedModuleFinder(Loader):
 
 
 def warn(old: str, new: str) -> None:
-    """Warn at the line of the user's code that imports or reads the old name."""
+    """Issue a DeprecationWarning at the line of user code that imports or reads the old name."""
     warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)
 
 
 def install() -> None:
-    """Make old module names importable."""
+    """Make the deprecated module names importable."""
     sys.meta_path.append(MovedModuleFinder())

@@ -1,35 +1,91 @@
-"""Check output files before the work, not after it."""
+"""Output files of commands: check their paths before the work, and write them atomically."""
 
 import os
-from contextlib import AbstractContextManager
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from vil.utils.atomic_write import write_aside
 from vil.utils.errors import ConfigError, os_error_as
 
 IMAGE_SUFFIXES = (".png", ".svg", ".pdf", ".jpg")
+# Files of a run's folder that its report, evaluation and resumption read.
+RUN_FILES = {"config.yaml", "classes.txt", "metrics.jsonl", "status.json", "log.txt", "run.lock"}
 
 
-def output_file(given: str, flag: str = "--out", endings: tuple[str, ...] = ()) -> Path:
-    """Return the path. Raises ConfigError if it cannot be written or has another suffix."""
+def output_file(
+    given: str | Path,
+    flag: str = "--out",
+    endings: tuple[str, ...] = (),
+    inputs: Iterable[str | Path] = (),
+) -> Path:
+    """Return the path of an output file, after checking that it may be written.
+
+    Args:
+        flag: the option that sets the path, for messages.
+        endings: the allowed suffixes; () allows any.
+        inputs: files that the command reads.
+
+    Raises ConfigError if the path is an input (also through a link), a folder, a file that a run
+    needs, has another suffix, or cannot be written.
+    """
     path = Path(given)
     if endings and path.suffix.lower() not in endings:
         raise ConfigError(f"{flag} {given}: expected a name that ends in {', '.join(endings)}")
-    if path.is_dir():
-        raise ConfigError(f"{flag} {given}: Is a directory")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{flag} {given}: there is no folder {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    with os_error_as(ConfigError, f"{flag} {given}"):
+        if path.is_dir():
+            raise ConfigError(f"{flag} {given}: Is a directory")
+        if not path.parent.is_dir():
+            raise ConfigError(f"{flag} {given}: there is no folder {path.parent}")
+        refuse_run_files(path, flag)
+        refuse_inputs(path, flag, inputs)
+        folder = path.resolve().parent
+    if not os.access(path if path.exists() else folder, os.W_OK):
         raise ConfigError(f"{flag} {given}: Permission denied")
     return path
 
 
-def refuse_failed_writes(path: Path, flag: str = "--out") -> AbstractContextManager:
-    """Raise ConfigError if writing fails inside, such as on a full disk."""
-    return os_error_as(ConfigError, f"{flag} {path}")
+def refuse_inputs(path: Path, flag: str, inputs: Iterable[str | Path]) -> None:
+    """Raise ConfigError if the path is the same file as one of the inputs, also through a link."""
+    if not path.exists():
+        return
+    for file in inputs:
+        if os.path.exists(file) and path.samefile(file):
+            raise ConfigError(f"{flag} {path}: this command reads it; choose another name")
+
+
+def refuse_run_files(path: Path, flag: str) -> None:
+    """Raise ConfigError for a path in a run's checkpoints, or for one of RUN_FILES in a run
+    folder."""
+    real = path.resolve()
+    if real.name in RUN_FILES and (real.parent / "config.yaml").exists():
+        raise ConfigError(f"{flag} {path}: a record of the run in {real.parent}")
+    for folder in (real, *real.parents):
+        if folder.name == "checkpoints" and (folder.parent / "config.yaml").exists():
+            raise ConfigError(f"{flag} {path}: lies in the checkpoints of the run {folder.parent}")
+
+
+@contextmanager
+def replacing(path: Path, flag: str = "--out") -> Iterator[Path]:
+    """Yield the path of a file to write, which replaces `path` when the block ends.
+
+    If the block raises an exception, `path` does not change. If `path` is a link, its target is
+    replaced. A device or a named pipe is yielded directly. Raises ConfigError instead of OSError.
+    """
+    with os_error_as(ConfigError, f"{flag} {path}"):
+        real = path.resolve()
+        if real.exists() and not stat.S_ISREG(real.stat().st_mode):
+            yield real
+            return
+        with write_aside(real) as aside:
+            yield aside
 
 
 def make_folder(path: str | Path, flag: str) -> Path:
-    """Make a folder and its parents, before hours of work rather than after them."""
+    """Create a folder and its parents, and return its path. Raises ConfigError if that fails, and
+    for a folder inside a run's checkpoints."""
     with os_error_as(ConfigError, f"{flag} {path}"):
+        refuse_run_files(Path(path), flag)
         Path(path).mkdir(parents=True, exist_ok=True)
     return Path(path)

@@ -1,4 +1,4 @@
-"""Switch autocast off for computations that need their tensors' own precision."""
+"""Disable autocast for computations that must keep the dtype of their tensors."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -7,10 +7,11 @@ import torch
 
 @torch.compiler.assume_constant_result
 def has_autocast(device: str) -> bool:
-    """Whether autocast knows a device type (not meta). torch.compile does not trace this."""
+    """Return whether autocast supports a device type. It does not support "meta". torch.compile
+    treats the result as a constant and does not trace this function."""
     return torch.amp.is_autocast_available(device)
 
 
 def autocast_off(device: str) -> AbstractContextManager:
-    """Disable autocast inside, on devices that have it."""
+    """Return a context manager that disables autocast, if the device type supports autocast."""
     return torch.autocast(device, enabled=False) if has_autocast(device) else nullcontext()

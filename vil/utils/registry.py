@@ -1,8 +1,7 @@
-"""Registries: components by name. A component is one file and one entry in a registry.
+"""Registries of components by name, such as datasets, optimizers and attention types.
 
-An entry holds where the component is ("module:attribute", so that reading a registry does not
-import torch), the config keys that it reads, and facts about it. All lists of choices come from
-registries.
+An entry has the component or its location, the config keys that set its arguments, and other facts.
+A location "module:attribute" is imported at first use, so reading a registry does not import torch.
 """
 
 import importlib
@@ -14,18 +13,20 @@ from vil.utils.lookup import lookup
 
 
 class Key(NamedTuple):
-    """A config key, by its full name or, after a `Section`, its name in the section."""
+    """A config key. `name` is the full name or, after a `Section` in a list, the name in this
+    section."""
 
     name: str
     default: Any  # its type is the key's type
     meaning: str  # one line, for `vil config --docs`
     check: Any = None  # a function of the value, or a rule of vil.config.rules
-    allowed: str = ""  # what a function allows, in words: "at least 0"
+    allowed: str = ""  # the values that a `check` function allows: "at least 0"
     ignored: bool = False  # accepted because old files have it; `meaning` is why it has no effect
+    neutral: tuple = ()  # former defaults: in a saved config they do not count as set by a user
 
 
 class Section(NamedTuple):
-    """The section of the keys that follow it in a list."""
+    """A config section. In a list, it applies to the keys that follow."""
 
     name: str  # "OPTIM.ADAM"
     meaning: str
@@ -33,7 +34,8 @@ class Section(NamedTuple):
 
 
 def load_object(home: Any) -> Any:
-    """The object that "module:attribute" names; anything but a string is returned as it is."""
+    """Import the object at "module:attribute". An argument that is not a string is returned
+    unchanged."""
     if not isinstance(home, str):
         return home
     module, _, attribute = home.partition(":")
@@ -42,10 +44,11 @@ def load_object(home: Any) -> Any:
 
 @dataclass(frozen=True)
 class Entry:
-    """A component and its declarations.
+    """An entry of a registry: a component, its config keys, and facts about it.
 
-    `keys` maps the component's keyword arguments to the config keys that set them: the name of a
-    key of the tree, or a `Key` that is added to it. `facts` are read with `entry.facts.get(...)`.
+    `keys` maps the component's keyword arguments to the config keys that set them. A value is the
+    name of an existing config key, or a `Key` to add to the config. `facts` holds the other keyword
+    arguments of `Registry.add`.
     """
 
     name: str
@@ -55,20 +58,20 @@ class Entry:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self) -> Any:
-        """The component itself. Imports its module at the first call."""
+        """Return the component. The first call imports its module."""
         return load_object(self.home)
 
     @property
     def key_names(self) -> dict[str, str]:
-        """{argument: config key}."""
+        """The names of the config keys: {argument: config key}."""
         return {a: k.name if isinstance(k, Key) else k for a, k in self.keys.items()}
 
 
 class Registry(Mapping[str, Entry]):
-    """Components of one kind by name, in the order of registration.
+    """A mapping from name to entry for components of one kind, in the order of registration.
 
-    check(component, entry) raises ValueError for a component that breaks the kind's contract; it is
-    called for what is registered at run time. It may be given as "module:function".
+    `check`, or the function at "module:function", is called as check(component, entry). It raises
+    ValueError for an invalid component. Only `register` calls it, not `add`.
     """
 
     def __init__(
@@ -91,14 +94,19 @@ class Registry(Mapping[str, Entry]):
         keys: Mapping[str, str | Key] | None = None,
         **facts: Any,
     ) -> None:
-        """Add an entry. Raises ValueError for a name that is taken."""
+        """Add a component. `home` is the object or its location "module:attribute". `facts` become
+        the entry's `facts`. Raises ValueError if the name is taken."""
         if name in self.entries:
             taken = ", ".join(filter(None, self.entries))
             raise ValueError(f"the {self.kind} {name!r} already exists (names: {taken})")
         self.entries[name] = self.entry_type(name, home, about, dict(keys or {}), facts)
 
     def register(self, name: str, home: Any, about: str = "", **declared: Any) -> None:
-        """Add a component at run time, after checking its contract."""
+        """Add a component at run time, and check it unless `home` is a string.
+
+        declared: keys and facts of `add`. Raises ValueError if the name is taken or the check
+        fails.
+        """
         self.add(name, home, about, **declared)
         if self.check is None or isinstance(home, str):
             return
@@ -109,15 +117,15 @@ class Registry(Mapping[str, Entry]):
             raise
 
     def remove(self, name: str) -> None:
-        """Undo `register`, for tests."""
+        """Remove an entry, for tests."""
         del self.entries[name]
 
     def load(self, name: str) -> Any:
-        """The component `name`. Raises ValueError with the choices for an unknown name."""
+        """Return the component `name`. Raises ValueError with the choices for an unknown name."""
         return self.entry(name).load()
 
     def entry(self, name: str) -> Entry:
-        """The entry `name`. Raises ValueError with the choices for an unknown name."""
+        """Return the entry `name`. Raises ValueError with the choices for an unknown name."""
         return lookup(self.entries, name, self.kind)
 
     def __getitem__(self, name: str) -> Entry:

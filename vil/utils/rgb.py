@@ -1,11 +1,64 @@
 """Convert images of any mode to 8-bit RGB."""
 
+import logging
+from collections.abc import Sequence
+from functools import cache
+
 import numpy as np
 from PIL import Image
 
+log = logging.getLogger(__name__)
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode -> RGB. 16-bit gray is scaled: PIL would clip it at 255."""
-    if image.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
-    return image.convert("RGB")
+FULL_RANGE = {"16-bit": (0.0, 65535.0), "float": (0.0, 1.0)}
+FEW_VALUES = 1 / 8  # of a range: a smaller maximum suggests another range
+
+
+class ValueRangeError(ValueError):
+    """Error for an image whose values have no known range."""
+
+
+def to_rgb(image: Image.Image, value_range: Sequence[float] = ()) -> Image.Image:
+    """Convert an image of any mode to 8-bit RGB.
+
+    value_range: (low, high) of a gray image with more than 8 bits, which become 0 and 255. The
+    default is 0..65535 for 16 bits and 0..1 for floats, with a warning.
+
+    Raises ValueRangeError if no pixel is finite. Without a value_range, also raises it for 32-bit
+    integers and for values outside of the default range.
+    """
+    if image.mode != "F" and not image.mode.startswith("I"):
+        return image.convert("RGB")
+    pixels = np.asarray(image)
+    real = np.isfinite(pixels)
+    if not real.any():
+        raise ValueRangeError("no pixel has a finite value")
+    least, most = pixels[real].min(), pixels[real].max()
+    low, high = value_range or _range_of(image, float(least), float(most))
+    scaled = (np.where(real, pixels, low).astype(np.float64) - low) / (high - low)
+    # 256 equal steps: 16-bit values keep their upper 8 bits
+    return Image.fromarray((scaled * 256).clip(0, 255).astype(np.uint8)).convert("RGB")
+
+
+def _range_of(image: Image.Image, least: float, most: float) -> tuple[float, float]:
+    """Return the default (low, high) of an image with values from `least` to `most`, by its type.
+    Raises ValueRangeError if there is no default, or if the values are outside of it."""
+    # a PNG has 16 bits at most, also in mode I
+    is_16_bit = ";16" in image.mode or (image.mode == "I" and image.format == "PNG")
+    kind = "float" if image.mode == "F" else "16-bit" if is_16_bit else "32-bit"
+    if kind == "32-bit":
+        raise ValueRangeError("32-bit integers need DATA.VALUE_RANGE [low, high]")
+    low, high = FULL_RANGE[kind]
+    if least < low or most > high:
+        text = f"values from {least:g} to {most:g} are outside of {low:g} to {high:g}"
+        raise ValueRangeError(f"{text}: set DATA.VALUE_RANGE")
+    _warn(kind, bool(0 < most < FEW_VALUES * high))
+    return low, high
+
+
+@cache
+def _warn(kind: str, is_dark: bool) -> None:
+    """Log, once per process, the default range that converts images with more than 8 bits."""
+    text = "%s images are read as values from %g to %g (DATA.VALUE_RANGE)"
+    if is_dark:
+        text += "; some use few of these and become dark: set the range that they use"
+    log.warning(text, kind, *FULL_RANGE[kind])

@@ -1,7 +1,7 @@
-"""Measure one call: seconds and the peak of tensor memory, on CPU or GPU.
+"""Measure the time and the peak tensor memory of one call, on CPU or GPU.
 
-torch.utils.benchmark times one function at a time. Comparisons here alternate between candidates,
-call by call, and need the time of each single call.
+torch.utils.benchmark repeats one function. The comparisons in this package alternate between
+candidates, so they need the time of each single call.
 """
 
 import time
@@ -14,7 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def seconds(function: Callable[[], Any], device: torch.device) -> float:
-    """Time of one call with its kernels. timeit switches off the garbage collector."""
+    """Return the seconds of one call, including the device kernels that it launches. Garbage
+    collection is disabled during the call."""
 
     def call() -> None:
         function()
@@ -30,7 +31,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_tensor_bytes(function: Callable[[], Any], device: torch.device) -> int:
-    """The peak of tensor memory during a call, beyond what was allocated before it."""
+    """Return the peak bytes of tensor memory during a call, above what was allocated before."""
     if device.type == "cuda":
         synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

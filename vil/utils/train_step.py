@@ -1,8 +1,7 @@
-"""The current training step: all that a schedule inside the model may depend on.
+"""The current training step, which random shift and other schedules inside the model depend on.
 
-The training loop makes one `TrainStep` per step and passes it to the model. Random shift, redraws
-and other schedules are pure functions of it, so a resumed run, a recomputed forward and another
-rank see the same draw.
+The training loop makes one `TrainStep` per step and passes it to the model. The schedules are pure
+functions of it. A resumed run, a recomputed forward pass and all ranks get the same random numbers.
 """
 
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TrainStep:
-    """Steps and epochs count from 0 and are those about to run."""
+    """The step that is about to run. `step` and `epoch` count from 0 for the whole training."""
 
     seed: int = 0
     step: int = 0

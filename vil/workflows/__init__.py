@@ -1,5 +1,5 @@
-"""What a command or a notebook calls: train, evaluate, predict and the other workflows.
+"""Workflows that commands and notebooks call: train, evaluate, predict and others.
 
-A workflow parses nothing and prints nothing: it takes a config, or what `vil.config` makes one of,
-and returns objects. Errors are exceptions of `vil.errors`, with the text that a command prints.
+A workflow takes a config, or the arguments to make one, and returns objects. It parses no command
+line and prints nothing. It raises the exceptions of `vil.errors`, whose messages commands print.
 """

@@ -1,4 +1,4 @@
-"""Parameters and multiply-accumulates of a config's model; copies that change memory layouts."""
+"""Count a model's parameters and multiply-accumulates (MACs), and list its layout copies."""
 
 from typing import NamedTuple
 
@@ -15,19 +15,20 @@ from vil.utils.train_step import TrainStep
 
 
 class Cost(NamedTuple):
-    """rows: the parts, whose MACs add up to the model's. parameters: of the model."""
+    """Cost of a model. rows: cost of each part. parameters: total number of parameters."""
 
     rows: list[CostRow]
     parameters: int
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of one image."""
+        """Total multiply-accumulates for one image."""
         return sum(row.macs for row in self.rows)
 
 
 def analyze_cost(cfg: CfgNode) -> Cost:
-    """Count for one image of INPUT.IMAGE_SIZE; no weights are allocated."""
+    """Count the parameters of the config's model, and its MACs for one image of INPUT.IMAGE_SIZE.
+    The model is built on the meta device, so no weights are allocated."""
     task = task_for(cfg, torch.device("cpu"))
     with torch.device("meta"):
         model = task.build_model()
@@ -35,7 +36,10 @@ def analyze_cost(cfg: CfgNode) -> Cost:
 
 
 def find_layout_copies(cfg: CfgNode, batch_size: int) -> list:
-    """List the copies of a training step that change a tensor's memory layout, by module."""
+    """List the layout copies of one training step, by module and operator, the slowest first.
+
+    A layout copy changes the memory layout of a tensor, for example from NCHW to NHWC.
+    """
     refuse_without(cfg, "analyze --layout")
     device = configure_device(cfg)
     task = task_for(cfg, device)

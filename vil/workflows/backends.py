@@ -1,4 +1,4 @@
-"""Which attention backend runs in each stage of a config, and which is fastest."""
+"""Report which attention backend runs in each stage of a config's model, and tune the choice."""
 
 import platform
 from collections.abc import Sequence
@@ -20,9 +20,12 @@ from vil.utils.machine import version
 
 
 class BackendReport(NamedTuple):
-    """environment: lines with versions, device and threads. verdicts: (request, [(backend, whether
-    it is chosen, could run, or why not, what it is)]). num_tuned: requests with a tuned choice,
-    kept in `file`."""
+    """Report on which attention backend is selected for each request.
+
+    environment: lines with versions, device and threads. verdicts: (request, [(backend, verdict of
+    `explain`, description of the backend)]). num_tuned: number of requests with a tuned choice in
+    `file`, the tuning cache.
+    """
 
     environment: list[str]
     verdicts: list[tuple[BackendRequest, list[tuple[str, str, str]]]]
@@ -31,14 +34,14 @@ class BackendReport(NamedTuple):
 
 
 def requests_of(cfg: CfgNode, device: torch.device) -> list[BackendRequest]:
-    """List the attention calls of the config's model, in training and in evaluation."""
+    """List the local attention calls of the config's model, in training and in evaluation."""
     with torch.device("meta"):
         model = task_for(cfg, device).build_model()
     return backend_requests(model, cfg, device)
 
 
 def explain_backends(cfg: CfgNode) -> BackendReport:
-    """List for each stage which backend runs, and why the others do not."""
+    """Report which attention backend each stage uses, and why other backends cannot run."""
     device = configure_device(cfg)
     requests = requests_of(cfg, device)
     tuning_cache.load(device.type)
@@ -60,10 +63,12 @@ def _environment(device: torch.device) -> list[str]:
 
 
 class Tuning:
-    """Try every backend on each request of a config.
+    """Tuner that finds the fastest attention backend for each request of a config.
 
-    backends: the candidates, by default all. rounds: measurements of each. max_gib: most memory
-    that one may hold. Raises ConfigError for an unknown backend.
+    Call `run` for each of `requests`, then `save`.
+
+    backends: the candidates, by default all backends. rounds: number of measurements per candidate.
+    max_gib: limit on the memory of a candidate, in GiB. Raises ConfigError for an unknown backend.
     """
 
     @as_config_error
@@ -86,7 +91,7 @@ class Tuning:
         self.found: dict[str, list] = {}
 
     def run(self, request: BackendRequest) -> list[str]:
-        """Try the candidates on one request; return a line per candidate, the fastest first."""
+        """Time the candidates for one request. Returns lines of a table, the fastest first."""
         tune = as_config_error(tuner.tune)
         trials = tune(request.case, self.backends, rounds=self.rounds, max_bytes=self.max_bytes)
         if any(not trial.reason for trial in trials):
@@ -94,7 +99,8 @@ class Tuning:
         return tuner.listing(trials)
 
     def describe(self, request: BackendRequest) -> str:
-        """The request, and what of it is timed."""
+        """Describe a request, with the number of images to time if it is below the batch size, and
+        a note if tuning has no effect because a backend is pinned."""
         timed, batch = tuner.timed_batch(request.case), request.case.batch
         cut = "" if timed == batch else f", timed with {timed} of {batch} images"
         is_auto = request.backend == "auto"
@@ -103,7 +109,7 @@ class Tuning:
         )
 
     def save(self) -> str | None:
-        """Keep the choices for this machine; return the file, None if it cannot be written."""
+        """Save the fastest backends in the tuning cache. Returns its path, or None on failure."""
         if tuning_cache.save(self.device.type, self.found):
             return str(tuning_cache.path())
         return None

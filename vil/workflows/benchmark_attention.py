@@ -1,4 +1,4 @@
-"""Time and memory of local attention, every backend in one run."""
+"""Measure the time and memory of the local attention backends and of baselines."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ MASKS = {"exact": 1, "chunks": 0, "cyclic": -1}
 
 
 class AttentionBenchmark:
-    """The product of all settings. Raises ConfigError for values that are not allowed."""
+    """Benchmark of attention backends on every combination of the settings."""
 
     @as_config_error
     def __init__(
@@ -43,7 +43,11 @@ class AttentionBenchmark:
         out: str | None = None,
         **spec: int,
     ):
-        """spec: batch, head_dim and num_global of every case."""
+        """Make a case of each combination of grids, window, heads, masks, modes and dtype.
+
+        grids: (rows, columns) of tokens. window: sides of a chunk. bias: with position biases.
+        spec: batch, head_dim and num_global of every case. Raises ConfigError for invalid settings.
+        """
         self.rounds, self.max_bytes = rounds, max_bytes
         self.device = find_device(device)
         spec |= dict(table_bias=bias, global_bias=bias and spec["num_global"] > 0)
@@ -73,11 +77,11 @@ class AttentionBenchmark:
 
     @property
     def title(self) -> str:
-        """The machine, and how much is measured."""
+        """Heading with the machine, the numbers of cases and rounds, and the folder."""
         return self.results.title(f"{len(self.cases)} cases", self.rounds)
 
     def run(self) -> Iterator[list[Row]]:
-        """Measure case by case; yield the rows of each once they are on the disk."""
+        """Measure case by case. Yield the rows of each case after all rows so far are written."""
         for case in self.cases:
             rows = measure(case, self.names, self.rounds, self.max_bytes)
             self.rows += plain(rows)
@@ -85,12 +89,12 @@ class AttentionBenchmark:
             yield rows
 
     def draw(self) -> list[Path]:
-        """Draw time and memory against the size of the grid; return the files."""
+        """Plot time and memory against the grid size; return the files."""
         return draw(self.rows, self.results.machine, self.results.folder)
 
 
 def draw_again(result: str, out: str | None) -> list[Path]:
-    """Draw the plots of a result that was written before."""
+    """Draw the plots of an earlier benchmark's JSON file. Returns the files written."""
     file = Path(result)
     try:
         found = json.loads(file.read_text())
@@ -103,7 +107,7 @@ def draw_again(result: str, out: str | None) -> list[Path]:
 
 
 def find_device(name: str) -> torch.device:
-    """The torch device. Raises ValueError for one that is not there."""
+    """Return the device for "auto", "cpu" or "cuda". Raises ValueError if it is not available."""
     if name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"--device: expected auto, cpu or cuda, got {name!r}")
     there = torch.cuda.is_available()

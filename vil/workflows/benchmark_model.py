@@ -1,4 +1,7 @@
-"""Images per second and peak memory of whole models, and a profile of a training step."""
+"""Measure the images per second and peak memory of whole models, and profile a training step.
+
+A way is a combination of settings to run a model with, such as "bf16+nhwc".
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,7 +26,7 @@ from vil.utils.lookup import lookup
 from vil.utils.train_step import TrainStep
 from vil.workflows.benchmark_results import ResultFolder
 
-# A way to run a model, such as "bf16+nhwc": parts joined by "+", each with the settings it makes.
+# The parts of a way, which are joined by "+", and the config settings that each part makes.
 WAYS = {
     "fp32": ["AMP.ENABLED=False", "AMP.TF32=False"],
     "tf32": ["AMP.ENABLED=False", "AMP.TF32=True"],
@@ -38,8 +41,11 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
 class ModelBenchmark:
-    """A config's model in each of `ways`, with each of `backends` in the first way, and the models
-    of `beside` in those ways that name a precision only.
+    """Benchmark of a config's model and of models to compare it with.
+
+    ways: ways to run the model. backends: attention backends to pin, by default all, each in the
+    first way. beside: values of MODEL.ARCH for other models, which run in those `ways` that are
+    just a precision. out: folder for the results.
 
     Raises ConfigError for an unknown way or backend.
     """
@@ -68,14 +74,15 @@ class ModelBenchmark:
         self.entries: list[tuple[Row, Contender | None]] = []
 
     def run(self) -> list[Row]:
-        """Measure all in turns and write the results."""
+        """Measure all models in alternation, write the results, and return them as rows."""
         self.entries = [make_entry(*trial) for trial in self.trials]
         rows = measure(self.entries, self.rounds)
         self.results.write(plain(rows))
         return rows
 
     def profile(self) -> Iterator[tuple[str, Path, list]]:
-        """Yield (way, trace file, costs) of a training step in each way, except compiled ones."""
+        """Profile a training step of the config's model in each way that does not compile it. Call
+        `run` first. Yields (way, trace file, time per module and operator)."""
         own = self.entries[0][0].model
         for row, one in self.entries:
             pinned = "pinned" in row.attention
@@ -94,10 +101,8 @@ def list_trials(
     backends: Sequence[str] | None,
     beside: Sequence[str],
 ) -> list[tuple[str, str, CfgNode]]:
-    """List (model, way, config) of each row of the results; see `ModelBenchmark`.
-
-    Raises ValueError for an unknown way or backend.
-    """
+    """List what a `ModelBenchmark` measures as (model, way, config). Raises ValueError for an
+    unknown way or backend."""
     keys = {way: [s for part in way.split("+") for s in lookup(WAYS, part, "way")] for way in ways}
     trials = [(name, way, override(cfg, keys[way])) for way in ways]
     for backend in BACKENDS if backends is None else backends:
@@ -111,7 +116,11 @@ def list_trials(
 
 
 def make_entry(name: str, way: str, cfg: CfgNode) -> tuple[Row, Contender | None]:
-    """The row of a trial and its model; None, and the reason in the row, if it cannot be built."""
+    """Build a model to measure, with an optimizer and random images.
+
+    Returns (row, contender): a row without measurements, and the model. If the model cannot be
+    built, the contender is None and the row has the reason.
+    """
     backend = cfg.MODEL.VIT.MSVIT.BACKEND
     try:
         device = configure_device(cfg)

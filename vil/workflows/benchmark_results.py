@@ -1,18 +1,22 @@
-"""The folder of a benchmark's results, with the machine they were measured on."""
+"""Write the results of a benchmark to a folder, with a description of the machine."""
 
 import csv
-import json
 import re
 
 import torch
 
 from vil.utils.atomic_write import replace_text
+from vil.utils.json_text import to_json
 from vil.utils.machine import machine, slug
 from vil.utils.output_paths import make_folder
 
 
 class ResultFolder:
-    """Made before anything is measured; by default named after the machine and the time."""
+    """Folder for the results of one benchmark, created on construction.
+
+    out: path, by default benchmarks/results/<what>-<machine>-<time>. what: first part of the file
+    names.
+    """
 
     def __init__(self, out: str | None, what: str, device: torch.device):
         self.what, self.machine = what, machine(device)
@@ -21,20 +25,20 @@ class ResultFolder:
         self.folder = make_folder(out or default, "--out")
 
     def title(self, extent: str, rounds: int) -> str:
-        """The machine, and how much is measured."""
+        """Format a heading. extent: what is measured, such as "12 cases"."""
         return (
             f"{self.machine['name']}, {self.machine['threads']} threads, "
             f"torch {self.machine['torch']}; {extent}, {rounds} rounds -> {self.folder}"
         )
 
     def write(self, rows: list[dict]) -> None:
-        """Write <what>.json, with the machine, and <what>.csv."""
-        text = json.dumps({"machine": self.machine, "rows": rows}, indent=1)
+        """Write the rows to <what>.csv, and the rows and the machine to <what>.json."""
+        text = to_json({"machine": self.machine, "rows": rows}, indent=1)
         replace_text(self.folder / f"{self.what}.json", text + "\n")
         self.write_csv(self.what, rows)
 
     def write_csv(self, name: str, rows: list[dict]) -> None:
-        """A line per row; a list becomes 56x56."""
+        """Write the rows to <name>.csv. A list is written with "x" between its items: 56x56."""
         with (self.folder / f"{name}.csv").open("w", newline="") as stream:
             lines = csv.DictWriter(stream, list(rows[0]))
             lines.writeheader()

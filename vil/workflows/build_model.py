@@ -1,4 +1,4 @@
-"""The model of a config, freshly initialized."""
+"""Build the model of a config."""
 
 from pathlib import Path
 
@@ -13,10 +13,11 @@ from vil.workflows.configure import Overrides, make_config
 def build_model(
     config: CfgNode | str | Path, overrides: Overrides | None = None, *, pretrained: bool = True
 ) -> nn.Module:
-    """Build the model that a config trains, on the CPU, initialized from SEED.
+    """Build the model of a config on the CPU, initialized from SEED.
 
-    pretrained: with MODEL.PRETRAINED, an external model has its published weights. MODEL.MODEL_PATH
-    is not loaded: see `vil.load_for_inference`. Raises ConfigError for what cannot be built.
+    pretrained: load the published weights of an external model if MODEL.PRETRAINED is set. The
+    weights in MODEL.MODEL_PATH are not loaded; `vil.load_for_inference` does this. Raises
+    ConfigError if the config is invalid.
     """
     cfg = make_config(config, overrides)
     return task_for(cfg, torch.device("cpu")).build_model(load_pretrained=pretrained)

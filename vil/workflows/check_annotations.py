@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 def check_annotations(
     annotations: str | Path, images: str | Path | None = None
 ) -> "AnnotationCheck":
-    """Check a file in COCO's format and, with `images`, the headers of the images in a folder."""
-    as_config_error(TASKS.entry)("detection")  # raises for a package without this task
+    """Check an annotation file in COCO format for invalid entries. images: folder of the images,
+    whose headers are then checked too."""
+    as_config_error(TASKS.entry)("detection")  # raises ConfigError if the task is not installed
     from vil.tasks.detection.data.find_invalid import find_invalid
 
     return find_invalid(annotations, images)

@@ -1,6 +1,6 @@
-"""The config of a file of `vil convert`, from what the file says of itself.
+"""Derive a config from the description inside a weight file that `vil convert` wrote.
 
-With it, `MODEL.MODEL_PATH FILE` is enough for a command that uses weights.
+A command that uses such weights needs no config file, only `MODEL.MODEL_PATH FILE`.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 from vil.config import ConfigError
 from vil.layers.attention import ATTENTIONS
 
-# a setting of the model -> its key
+# {model setting: config key}
 SETTINGS = {
     "arch": "MODEL.VIT.MSVIT.ARCH",
     "attention": "MODEL.VIT.MSVIT.ATTN_TYPE",
@@ -24,7 +24,7 @@ ATTENTION = {
     (name, argument): key
     for name, entry in ATTENTIONS.items()
     for argument, key in entry.key_names.items()
-    if argument != "backend"  # of the machine, not of the weights
+    if argument != "backend"  # depends on the machine, not on the weights
 }
 TRANSFORM = {"mean": "INPUT.MEAN", "std": "INPUT.STD", "crop_pct": "INPUT.CROP_PCT"}
 INTERPOLATION = {"bilinear": 2, "bicubic": 3}
@@ -32,7 +32,12 @@ WEIGHTS = "MODEL.MODEL_PATH"
 
 
 def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """KEY=VALUE and class names of the described file in `opts`; nothing for others."""
+    """Return the config and class names recorded in a weight file, the MODEL.MODEL_PATH in `opts`.
+
+    Returns (options, class_names): KEY=VALUE strings, and a list or None. These are [] and None if
+    there is no file, or no description in it. Raises ConfigError if no config can express the
+    description.
+    """
     from vil.pretrained.state_dict_io import find_weights, read_metadata
 
     given = weights_in(opts)
@@ -44,7 +49,9 @@ def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
     sides = model["img_size"]
     sides = [sides] if isinstance(sides, int) else sides
     if len(set(sides)) > 1:
-        raise ConfigError(f"{file} is of a model for {sides} px: give a config")
+        raise ConfigError(
+            f"{file} describes a model for non-square images of {sides} pixels: give a config"
+        )
     if transform.get("interpolation", "bicubic") not in INTERPOLATION:
         raise ConfigError(
             f"{file} needs images resized by {transform['interpolation']!r}, but a config can name "
@@ -65,7 +72,8 @@ def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 def weights_in(opts: Sequence[str]) -> str | None:
-    """The last value of MODEL.MODEL_PATH, as KEY VALUE or KEY=VALUE."""
+    """Return the last MODEL.MODEL_PATH in a list of KEY=VALUE strings or KEY, VALUE items, else
+    None."""
     found = None
     for at, word in enumerate(opts):
         key, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""From what a caller gives to one checked config: a file, overrides, a folder of a run, weights."""
+"""Make a config from a file, overrides, the folder of a run, or a weight file."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,16 +9,21 @@ from yacs.config import CfgNode
 
 from vil.config import load_config, override
 from vil.utils.errors import CheckpointError, ConfigError
+from vil.utils.safe_files import check_run_folder
 
-# What the 2021 code read where a flag was absent; every other source wins over these.
+# {key: environment variable}, as in the 2021 code. Every other source overrides these.
 ENVIRONMENT = {"DATA.PATH": "PT_DATA_DIR", "OUTPUT_DIR": "PT_OUTPUT_DIR"}
 
 Overrides = Mapping[str, Any] | Iterable[str]
 
 
 class Options(NamedTuple):
-    """What changes a config: KEY VALUE or KEY=VALUE words, {key: value} of flags, which win over
-    them (None: not set), and Python files to run first, which may register components."""
+    """Changes to a config.
+
+    words: config options, each either KEY=VALUE or two items KEY, VALUE. flags: {key: value}, which
+    override the words; None means not set. imports: Python files to run first, which may register
+    components.
+    """
 
     words: Sequence[str] = ()
     flags: Mapping[str, str | Path | None] = {}
@@ -33,7 +38,7 @@ class ConfigWithClasses(NamedTuple):
 
 
 def as_options(overrides: Overrides | None) -> list[str]:
-    """{KEY: value} or KEY=VALUE words as KEY=VALUE words."""
+    """Convert {KEY: value}, or KEY=VALUE strings, to a list of KEY=VALUE strings."""
     if overrides is None:
         return []
     if isinstance(overrides, Mapping):
@@ -51,7 +56,8 @@ def make_config(
     data: str | Path | None = None,
     imports: Sequence[str] = (),
 ) -> CfgNode:
-    """The frozen config of a file, or of another config, with overrides."""
+    """Return the frozen config of a file or CfgNode, with overrides. output_dir, data: values for
+    OUTPUT_DIR and DATA.PATH. imports: as in `Options`; ignored for a CfgNode."""
     options = Options(as_options(overrides), {"OUTPUT_DIR": output_dir, "DATA.PATH": data}, imports)
     if isinstance(config, CfgNode):
         return override(config, options.words, set_flags(options))
@@ -59,33 +65,35 @@ def make_config(
 
 
 def resolve(config_file: str | None, options: Options) -> tuple[CfgNode, dict[str, str]]:
-    """The frozen config of a file, options and the environment, and {key: source}."""
+    """Make a config from a file, options and environment variables. Returns (cfg, sources): the
+    frozen config, and {key: source of its value} for all keys that were set."""
     found = {key: os.environ[name] for key, name in ENVIRONMENT.items() if os.environ.get(name)}
     return load_config(config_file, options.words, found, set_flags(options), options.imports)
 
 
 def set_flags(options: Options) -> dict[str, str]:
-    """The flags that were given."""
+    """Return the flags whose value is not None, as strings."""
     return {key: str(value) for key, value in options.flags.items() if value is not None}
 
 
 def run_config(
     folder: str | Path, options: Options, *, checkpoint: str = "best"
 ) -> ConfigWithClasses:
-    """The config of a run, with one of its checkpoints as MODEL.MODEL_PATH.
+    """Return the config and class names of a run, with a checkpoint of it as MODEL.MODEL_PATH.
 
-    Raises ConfigError for a folder without config.yaml, CheckpointError for a run without a
-    checkpoint.
+    checkpoint: "best" or "last". Raises ConfigError if the folder has no config.yaml,
+    CheckpointError if the run has no such checkpoint.
     """
     from vil.engine.checkpoint.save_load import resolve_link
 
     folder = Path(folder)
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"--run {folder}: no config.yaml there, so it is not a run's folder")
+    check_run_folder(folder)
     path = resolve_link(folder / "checkpoints", checkpoint)
     if path is None:
         raise CheckpointError(f"{folder} has no {checkpoint} checkpoint yet")
-    # the checkpoint's head is the run's own, whatever was done to the one that the run began with
+    # the config's FINETUNE.HEAD applies to the run's initial weights, not to its checkpoints
     words = [f"MODEL.MODEL_PATH={path}", "FINETUNE.HEAD=keep", *options.words]
     flags = {"OUTPUT_DIR": str(folder), **set_flags(options)}
     cfg, _ = resolve(str(folder / "config.yaml"), Options(words, flags, options.imports))
@@ -93,7 +101,8 @@ def run_config(
 
 
 def weights_config(config_file: str | None, options: Options) -> ConfigWithClasses:
-    """The config of a file or, without one, of the description in the weights' file."""
+    """Return the config of a file or, without a file, the config recorded in the weight file in
+    `options`. Its class names are those recorded in the weight file, else empty."""
     class_names = None
     if not config_file:
         from vil.workflows.config_from_weights import describe_weights
@@ -104,14 +113,14 @@ def weights_config(config_file: str | None, options: Options) -> ConfigWithClass
 
 
 def read_class_names(file: Path) -> list[str]:
-    """The names in a run's classes.txt; none where there is no such file."""
+    """Read the class names in a run's classes.txt. Returns [] if there is no such file."""
     if not file.is_file():
         return []
     return file.read_text("utf-8", "surrogateescape").split("\n")[:-1]
 
 
 def read_class_file(file: str | Path, num_classes: int) -> list[str]:
-    """The names of the classes, one per line. Raises ConfigError for another number of them."""
+    """Read class names, one per line. Raises ConfigError unless there are `num_classes` names."""
     try:
         with open(file, encoding="utf-8", errors="surrogateescape") as lines:
             names = [line.rstrip("\n") for line in lines]

@@ -19,6 +19,7 @@ from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weig
 from vil.tasks import refuse_without, task_for
 from vil.tasks.classification.build import transform_settings
 from vil.utils.errors import ConfigError
+from vil.utils.output_paths import output_file, refuse_inputs, refuse_run_files
 from vil.workflows.configure import read_class_file
 
 log = logging.getLogger(__name__)
@@ -34,25 +35,36 @@ def convert(
     class_file: str | None = None,
     rule: str | None = None,
 ) -> list[str]:
-    """Read the weights at `source` and write them with a description of their model; return lines
-    on what was found and what became of each key.
+    """Convert a checkpoint to a safetensors file or folder that also describes its model.
 
-    cfg: the config of the model; without one, `model_name`, the file's own description or its
-    tensors say which model it is. class_names, class_file: of what it predicts. rule: how positions
-    of another size are resized. Raises ConfigError and CheckpointError.
+    source: the checkpoint. If `cfg` is given, MODEL.MODEL_PATH is used instead.
+    cfg: config of the model. By default, the model is determined by `model_name`, else by the
+    description in the checkpoint, else by the tensors.
+    class_names, class_file: names of the model's classes, or a file with one name per line.
+    rule: how to resize position parameters of another size.
+
+    Returns lines that report which model was inferred and how each key was loaded. Raises
+    ConfigError or CheckpointError.
     """
+    if not str(target):
+        raise ConfigError("TARGET is an empty path")
     target = Path(target)
     if target.suffix in (".pth", ".pt", ".bin", ".onnx"):
-        raise ConfigError(f"TARGET {target}: a .safetensors file or a folder")
+        raise ConfigError(f"TARGET {target}: expected a .safetensors file or a folder")
     if cfg is not None:
         refuse_without(cfg, "convert")
     path = find_weights(str(source) if cfg is None else cfg.MODEL.MODEL_PATH, "")
     path = path / "model.safetensors" if path.is_dir() else path
+    if target.suffix == ".safetensors":
+        output_file(target, "TARGET", inputs=[path])
+    else:
+        refuse_run_files(target, "TARGET")
+        refuse_inputs(target / "model.safetensors", "TARGET", [path])
     known, state = read_metadata(path) or {}, read_weights(path)
     model, lines = _build(cfg, model_name, str(source), known, state)
     head, default = (cfg.FINETUNE.HEAD, cfg.FINETUNE.RESIZE) if cfg else ("keep", "linear")
     if head == "new":
-        raise ConfigError("FINETUNE.HEAD new would write a random head: keep it, or rows:FILE")
+        raise ConfigError("FINETUNE.HEAD new would write a random head: use keep or rows:FILE")
     report = load_weights(model, state, head=head, rule=rule or default, convert=True)
     lines.append(f"weights of {path}: {report}")
     names = list(class_names) or select_classes(head, known.get("classes"))
@@ -72,7 +84,11 @@ def convert(
 def _build(
     cfg: CfgNode | None, model_name: str | None, source: str, known: dict, state: dict
 ) -> tuple[nn.Module, list[str]]:
-    """The model, and what is to be said of it."""
+    """Build the model that the weights belong to; see `convert`.
+
+    known: description in the checkpoint, may be empty. state: the weights. Returns (model, lines to
+    print about a model inferred from the weights).
+    """
     if cfg is not None:
         model = task_for(cfg, torch.device("cpu")).build_model()
         if not hasattr(model, "specs"):
@@ -80,7 +96,8 @@ def _build(
         return model, []
     if any(name.startswith("backbone.body.") for name in state):
         raise ConfigError(
-            f"{source} is a detector: only classifiers are converted; MODEL.MODEL_PATH takes it"
+            f"{source} is a detector, and only classifiers are converted: use the file as "
+            "MODEL.MODEL_PATH"
         )
     if model_name:
         return _named(model_name), []
@@ -91,7 +108,7 @@ def _build(
     lines = [f"this is {name}, {model.settings['img_size']} px, windows {windows}"]
     if any(spec.absolute for spec in model.specs):
         lines += [
-            "  (windows leave no trace in weights with absolute positions: these are the usual)"
+            "  (with absolute positions, weights do not determine the windows: defaults are used)"
         ]
     return model, lines
 

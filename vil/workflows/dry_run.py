@@ -1,4 +1,4 @@
-"""One training step on synthetic data: does a config build, and does it fit into memory?"""
+"""Run one training step on synthetic data, to check that a config is valid and fits in memory."""
 
 import logging
 import tempfile
@@ -17,20 +17,22 @@ log = logging.getLogger(__name__)
 
 
 def dry_run(cfg: CfgNode) -> tuple[int, float]:
-    """Run one step on synthetic images, in a folder that is removed again; return their number and
-    the peak memory in MB.
+    """Run one training step on synthetic images, in a temporary folder.
 
-    Raises what the real data would raise; data that are not there are only a warning.
+    Returns (num_images, memory): the number of images in the step and the peak memory in MB.
+
+    The real datasets are opened first, and their errors are raised. If the folder DATA.PATH does
+    not exist, a warning is logged instead.
     """
     try:
         task_for(cfg, torch.device("cpu")).check_data()
     except DataError as error:
         if Path(cfg.DATA.PATH).is_dir():
             raise
-        log.warning("the data are not checked: %s", str(error).splitlines()[0])
+        log.warning("the data were not checked: %s", str(error).splitlines()[0])
     num_images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
     with tempfile.TemporaryDirectory() as folder:
-        changes = [f"OUTPUT_DIR={folder}", "MODEL.VIT.MSVIT.TUNE=False"]  # which may take minutes
+        changes = [f"OUTPUT_DIR={folder}", "MODEL.VIT.MSVIT.TUNE=False"]  # tuning may take minutes
         trial = override(cfg, changes)
         task = task_for(trial, torch.device("cpu"))
         synthetic = {s: task.synthetic(num_images, Path(folder), s) for s in ("train", "val")}

@@ -1,7 +1,5 @@
-"""Evaluate weights on the test sets of a config."""
+"""Evaluate a model on the test sets of a config."""
 
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,17 +11,22 @@ from vil.builders.device import configure_device, process_group
 from vil.data.workers import worker_errors
 from vil.tasks import refuse_without
 from vil.utils.atomic_write import replace_text
+from vil.utils.errors import ConfigError, os_error_as
 from vil.utils.global_state import preserve_global_state
-from vil.utils.output_paths import make_folder, refuse_failed_writes
+from vil.utils.json_text import to_json
+from vil.utils.output_paths import make_folder
 from vil.workflows.configure import Options, Overrides, as_options, run_config, weights_config
 from vil.workflows.inference import load_for_evaluation, refuse_random_weights
 
 
 @dataclass
 class EvaluationResult:
-    """metrics: {test set: {name: value}}. report: which weights. lines: {test set: further lines to
-    print, such as a table of classes}. folder: with results.json, on rank 0. images: the files of
-    the images drawn."""
+    """Result of an evaluation.
+
+    metrics: {test set: {name: value}}. report: text that states which weights were loaded.
+    lines: {test set: additional lines to print, such as a table of classes}. folder: the folder of
+    results.json; None on ranks other than 0. images: {test set: files of drawn images}.
+    """
 
     metrics: dict[str, dict[str, Any]]
     report: str
@@ -40,11 +43,14 @@ def evaluate(
     data: str | Path | None = None,
     output_dir: str | Path | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Evaluate a run, or a file of weights, on its test sets; return {test set: metrics}.
+    """Evaluate a run or a weight file on the config's test sets; return {test set: metrics}.
 
-    source: the folder of a run, or a self-describing file of weights. overrides: {"DATA.TEST":
-    ["folder"]}. data: DATA.PATH. Results are also written to OUTPUT_DIR/eval. Under torchrun every
-    process calls it and gets the same metrics.
+    source: the folder of a run, or a self-describing weight file. overrides: changes to the config,
+    such as {"DATA.TEST": ["folder"]}. checkpoint: for a run, "best" or "last". data, output_dir:
+    values for DATA.PATH and OUTPUT_DIR.
+
+    The results are also written to OUTPUT_DIR/eval. Under torchrun, every process calls this
+    function and gets the same metrics.
     """
     options = Options(as_options(overrides), {"DATA.PATH": data, "OUTPUT_DIR": output_dir})
     if Path(source).is_dir():
@@ -58,11 +64,11 @@ def evaluate(
 def evaluate_config(
     cfg: CfgNode, class_names: Sequence[str] = (), *, num_worst: int = 0
 ) -> EvaluationResult:
-    """Load MODEL.MODEL_PATH, evaluate it and write the results to OUTPUT_DIR/eval.
+    """Load the config's model and weights, evaluate them, and write results to OUTPUT_DIR/eval.
 
-    class_names: of what the weights were trained on. num_worst: images of each test set with most
-    mistakes to draw, where the task can. Raises CheckpointError rather than evaluate random
-    weights.
+    class_names: names of the classes that the weights were trained on. num_worst: number of images
+    to draw per test set, those with the most errors. Raises CheckpointError if the model or its
+    head would keep random weights.
     """
     refuse_random_weights(cfg)
     if num_worst:
@@ -70,9 +76,8 @@ def evaluate_config(
     with preserve_global_state():
         device = configure_device(cfg)
         with process_group(cfg, device) as dist, worker_errors():
-            task, model, report = load_for_evaluation(cfg, device, dist)
+            task, model, report = load_for_evaluation(cfg, device, dist, class_names)
             task.test_loaders(dist)
-            task.check_test_classes(class_names)
             if dist.is_main:
                 task.results_folder = make_folder(Path(cfg.OUTPUT_DIR, "eval"), "OUTPUT_DIR")
             folder = task.results_folder
@@ -81,18 +86,11 @@ def evaluate_config(
         if folder is None:
             return result
         result.lines = {name: task.format_metrics(name, m) for name, m in metrics.items()}
-        text = json.dumps(_without_nan(metrics), indent=1)
-        with refuse_failed_writes(folder / "results.json", "OUTPUT_DIR"):
+        text = to_json(metrics, indent=1)
+        with os_error_as(ConfigError, f"OUTPUT_DIR {folder / 'results.json'}"):
             replace_text(folder / "results.json", text + "\n")
         for name in metrics if num_worst else ():
             images = folder / "pictures"
-            with refuse_failed_writes(images, "OUTPUT_DIR"):
+            with os_error_as(ConfigError, f"OUTPUT_DIR {images}"):
                 result.images[name] = task.draw_worst(name, num_worst, images)
         return result
-
-
-def _without_nan(value: Any) -> Any:
-    """Replace NaN and infinity by None, which JSON has."""
-    if isinstance(value, dict):
-        return {key: _without_nan(inner) for key, inner in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Export a trained model, and compare the files with it on the test sets."""
+"""Export a trained model to files, and compare these with the model on the test sets."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +21,12 @@ from vil.workflows.inference import build_with_weights, refuse_random_weights
 
 
 class ExportResult(NamedTuple):
-    """report: which weights. differences: of the file from the model, by shape of the input. files:
-    the files written. num_int8: linear layers in int8. model: on the CPU."""
+    """Result of an export.
+
+    report: which weights were loaded. differences: how much the file's outputs differ from the
+    model's, per input shape. files: the files written. num_int8: number of linear layers in int8.
+    model: the model, on the CPU.
+    """
 
     report: str
     differences: list[Any]
@@ -34,10 +38,11 @@ class ExportResult(NamedTuple):
 def export_config(
     cfg: CfgNode, out: str | Path, class_names: Sequence[str] = (), *, int8: bool = False, **options
 ) -> ExportResult:
-    """Load the config's weights and write the file, with int8 a second one beside it.
+    """Load the config's model and weights, and export the model to the file `out`.
 
-    options: format, size, dynamic and opset of `vil.export.export_model`. Raises ConfigError for
-    what the library refuses, ExportError for a file that does not compute what the model does.
+    int8: also write a second file with int8 linear layers. options: format, size, dynamic and opset
+    of `vil.export.export_model`. Raises ConfigError if the model cannot be exported, ExportError if
+    the outputs of the file differ from the model's.
     """
     refuse_without(cfg, "export")
     refuse_random_weights(cfg)
@@ -55,7 +60,7 @@ def export_config(
 
 @contextmanager
 def _as_config_error(out: Path) -> Iterator[None]:
-    """Raise what export refuses, or cannot write, as a ConfigError."""
+    """Convert a ValueError, ImportError or OSError in a `with` block to ConfigError."""
     try:
         with os_error_as(ConfigError, f"--out {out}"):
             yield
@@ -64,7 +69,7 @@ def _as_config_error(out: Path) -> Iterator[None]:
 
 
 def metadata(cfg: CfgNode, class_names: Sequence[str]) -> dict[str, str]:
-    """Return the notes that programs which run the file need, as text; lists are JSON."""
+    """Return the metadata of an exported file as text: model, input transform and class names."""
     notes = {"model": cfg.MODEL.ARCH, **transform_settings(cfg)}
     notes |= {"classes": list(class_names)} if class_names else {}
     return {key: json.dumps(x) if type(x) is list else str(x) for key, x in notes.items()}
@@ -73,7 +78,8 @@ def metadata(cfg: CfgNode, class_names: Sequence[str]) -> dict[str, str]:
 def compare_on_test_sets(
     cfg: CfgNode, result: ExportResult, format: str
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield (test set, "model" or file, metrics) for the model and each of its files."""
+    """Evaluate the model, then each exported file, on the test sets on the CPU. Yields (test set,
+    "model" or the file's name, metrics)."""
     files = {file.name: load_exported(file, format) for file in result.files}
     with worker_errors():
         device = torch.device("cpu")

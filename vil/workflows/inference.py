@@ -1,4 +1,4 @@
-"""A model for inference: the one answer to which weights, which transform and which classes."""
+"""Load a trained model for inference, with its input transform and class names."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,19 +16,28 @@ from vil.builders.model import find_weights, prepare_for_evaluation
 from vil.engine.distributed import DistInfo
 from vil.models.registry import ARCHS
 from vil.pretrained.catalog import DIGITS, get_model_weights
+from vil.pretrained.state_dict_io import read_metadata
 from vil.tasks import task_for
 from vil.tasks.base import Task
 from vil.utils.errors import CheckpointError
 from vil.utils.global_state import preserve_global_state
-from vil.workflows.configure import Options, Overrides, as_options, run_config, weights_config
+from vil.workflows.configure import (
+    Options,
+    Overrides,
+    as_options,
+    read_class_names,
+    run_config,
+    weights_config,
+)
 
 
 @dataclass
 class InferenceModel:
-    """A model with its weights, in eval mode on `task.device`.
+    """A trained model in eval mode on `task.device`, with all that inference needs.
 
-    transform: from a PIL image to the tensor that the model takes. classes: the names of what it
-    predicts. report: which weights were loaded, and what became of their keys. cfg: its config.
+    transform: function from an RGB PIL image to an input tensor of the model. classes: names of the
+    classes that the model predicts. report: text that states which weights were loaded, and which
+    of their keys were used. cfg: the model's config.
     """
 
     model: nn.Module
@@ -45,12 +54,12 @@ def load_for_inference(
     *,
     checkpoint: str = "best",
 ) -> InferenceModel:
-    """Load a model from the folder of a run, a self-describing file of weights, or a name.
+    """Load a trained model from a run's folder, a self-describing weight file, or by name.
 
-    source: "runs/nano"; a file of `vil convert` or `vil.save_pretrained`; a name of
-    `vil.list_models()`, which stands for its default weights; or a member of a weights enum.
-    overrides: {"DEVICE": "cpu"}. checkpoint: of a run, "best" or "last".
-    Raises ConfigError for any other source, CheckpointError for damaged weights.
+    source: the folder of a run; a weight file of `vil convert` or `vil.save_pretrained`; a name
+    from `vil.list_models()`, for the model's default weights; or a member of a weights enum.
+    overrides: changes to the config, such as {"DEVICE": "cpu"}. checkpoint: for a run, "best" or
+    "last". Raises CheckpointError if the weights are missing or corrupt.
     """
     words = as_options(overrides)
     if str(source) in ARCHS:
@@ -69,29 +78,37 @@ def load_for_inference(
 
 
 def shipped_weights() -> tuple[str, list[str]]:
-    """The config file of the weights that ship with the package, and the option that loads them."""
+    """Return the packaged config and the options that load the weights shipped with the package."""
     recipe = DIGITS.meta["recipe"].removeprefix("configs/")
     return recipe, [f"MODEL.MODEL_PATH={DIGITS.url}"]
 
 
 def load_model(cfg: CfgNode, class_names: Sequence[str] = ()) -> InferenceModel:
-    """Build the config's model, load its weights and move it to its device, in eval mode.
+    """Build the config's model, load its weights, and move it to its device in eval mode.
 
-    class_names: those that the weights were trained on; numbers without them. Raises
-    CheckpointError where the model, or its head, would stay as it was initialized.
+    class_names: names of the classes that the weights were trained on, by default those recorded
+    with the weights, else the class numbers. Raises CheckpointError if the model or its head would
+    keep random weights.
     """
     refuse_random_weights(cfg)
-    task, model, report = load_for_evaluation(cfg, configure_device(cfg), DistInfo())
-    names = list(class_names) or [str(number) for number in range(cfg.DATA.NUM_CLASSES)]
+    device = configure_device(cfg)
+    task, model, report = load_for_evaluation(cfg, device, DistInfo(), class_names)
+    names = task.class_names or [str(number) for number in range(cfg.DATA.NUM_CLASSES)]
     task.class_names = names
     return InferenceModel(model.eval(), task.preprocess, names, task, report, cfg)
 
 
 def load_for_evaluation(
-    cfg: CfgNode, device: torch.device, dist: DistInfo
+    cfg: CfgNode, device: torch.device, dist: DistInfo, class_names: Sequence[str] = ()
 ) -> tuple[Task, nn.Module, str]:
-    """The config's task, its model on its device, and which weights it has."""
+    """Build the config's task and model, load the weights, and select attention backends.
+
+    class_names: names of the classes that the weights were trained on, by default those recorded
+    with the weights. Returns (task, model, report): the model is on the device, and the report
+    states which weights were loaded.
+    """
     task = task_for(cfg, device)
+    task.class_names = list(class_names) or recorded_classes(cfg)
     model, report = build_with_weights(cfg, task)
     model = prepare_for_evaluation(cfg, task.inference_model(model), device)
     select_attention_backends(model, cfg, device, dist, training=False)
@@ -99,7 +116,7 @@ def load_for_evaluation(
 
 
 def build_with_weights(cfg: CfgNode, task: Task) -> tuple[nn.Module, str]:
-    """The model with its weights on the CPU, and a line that says which weights."""
+    """Build the model on the CPU and load its weights. Returns (model, report on the weights)."""
     model = task.build_model(load_pretrained=not cfg.MODEL.MODEL_PATH)
     if not cfg.MODEL.MODEL_PATH:
         return model, f"published weights of {cfg.MODEL.ARCH}"
@@ -107,11 +124,23 @@ def build_with_weights(cfg: CfgNode, task: Task) -> tuple[nn.Module, str]:
     return model, f"weights of {path}: {task.load_weights(model, path, strict=True)}"
 
 
+def recorded_classes(cfg: CfgNode) -> list[str]:
+    """Return the class names recorded in the weight file or in its run, or an empty list."""
+    if not cfg.MODEL.MODEL_PATH or cfg.FINETUNE.HEAD != "keep":
+        return []
+    path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
+    if path.suffix == ".safetensors" and (card := read_metadata(path)) and card.get("classes"):
+        return list(card["classes"])
+    folders = [path, *path.parents][:3]  # the path may be RUN/checkpoints/CHECKPOINT/FILE
+    runs = [folder.parent for folder in folders if folder.name == "checkpoints"]
+    return read_class_names(runs[0] / "classes.txt") if runs else []
+
+
 def refuse_random_weights(cfg: CfgNode) -> None:
-    """Raise CheckpointError where the model, or its head, would stay as it was initialized."""
+    """Raise CheckpointError if the model or its head would keep random weights."""
     if not (cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED):
         raise CheckpointError("evaluation needs weights: set MODEL.MODEL_PATH, or give --run DIR")
     if cfg.FINETUNE.HEAD == "new":
         raise CheckpointError(
-            "FINETUNE.HEAD new would evaluate a random head: keep it, or rows:FILE"
+            "FINETUNE.HEAD new would evaluate a random head: use keep or rows:FILE"
         )

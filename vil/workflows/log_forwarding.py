@@ -1,13 +1,13 @@
-"""Buffer log records until the run's log opens, then forward them."""
+"""Buffer the package's log records until the run's log opens, then forward them to that log."""
 
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 class LogForwarder(logging.Handler):
-    """Forwards records to a function; with `buffer`, keeps those that come before `open`."""
+    """Logging handler that forwards messages to the function given to `open`. buffer: keep records
+    that arrive before `open`, instead of dropping them."""
 
     def __init__(self, buffer: bool) -> None:
         super().__init__(logging.INFO)
@@ -22,7 +22,7 @@ class LogForwarder(logging.Handler):
             self.records.append(record)
 
     def open(self, say: Callable[[str], None]) -> None:
-        """Forward to `say` from here on, the buffered records first."""
+        """Forward the messages of the buffered records, and of all later ones, to `say`."""
         self.say = say
         for record in self.records:
             say(record.getMessage())
@@ -31,10 +31,11 @@ class LogForwarder(logging.Handler):
 
 @contextmanager
 def forward_logs(is_main: bool) -> Iterator[LogForwarder]:
-    """Make the package's log records lines of the run's log, once it is open.
+    """Redirect the log records of the package `vil` to a LogForwarder in a `with` block.
 
-    If it never opens, the main process's warnings go to stderr. Other processes log the same while
-    they build, which is dropped; later they write to their own stderr.
+    The caller opens the forwarder once the run's log is open. Until then, the main process buffers
+    its records. Other processes drop theirs, which are the same. If the forwarder is never opened,
+    the buffered warnings go to the root logger at the end.
     """
     package, forwarder = logging.getLogger("vil"), LogForwarder(buffer=is_main)
     level = package.level
@@ -51,8 +52,3 @@ def forward_logs(is_main: bool) -> Iterator[LogForwarder]:
         for record in forwarder.records:
             if record.levelno >= logging.WARNING:
                 logging.getLogger().handle(record)
-
-
-def to_stderr(text: str) -> None:
-    """Print a line to stderr."""
-    print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Predict what images show, from files, folders, arrays or PIL images."""
+"""Run a trained model on image files, folders, arrays or PIL images."""
 
 import io
 import itertools
@@ -18,7 +18,7 @@ from vil.data.workers import worker_errors
 from vil.engine.evaluation import evaluating
 from vil.tasks.base import ImageMeta
 from vil.utils.errors import DataError
-from vil.utils.output_paths import make_folder, refuse_failed_writes
+from vil.utils.output_paths import make_folder, replacing
 from vil.workflows.configure import Overrides
 from vil.workflows.inference import InferenceModel, load_for_inference
 
@@ -34,13 +34,14 @@ def predict(
     batch_size: int | None = None,
     num_workers: int = 0,
 ) -> Iterator[Any]:
-    """Yield a prediction for each image, in their order.
+    """Yield a prediction for each image, in the order of the images.
 
-    source: as for `vil.load_for_inference`, or what it returned. images: files, folders (all images
-    below them), PIL images or arrays (H, W, 3) uint8; one or many. An image that cannot be read
-    gives a prediction with an `error`. The task says what a prediction is: of a classifier `file`
-    and `classes`, (index, probability) pairs, the most probable first; of a detector `file`, `size`
-    and `found`. Raises DataError where there are no images.
+    source: an InferenceModel, or the `source` of `vil.load_for_inference`. images: one or several
+    files, folders (all images below them), PIL images or uint8 arrays (H, W, 3).
+
+    A classifier's prediction has `file` and `classes`: (index, probability) pairs, the most
+    probable first. A detector's has `file`, `size` and `found`. If an image cannot be read, its
+    prediction has the reason as `error`. Raises DataError if there are no images.
     """
     model = source if isinstance(source, InferenceModel) else load_for_inference(source, overrides)
     if isinstance(images, str | Path | Image.Image | np.ndarray):
@@ -64,7 +65,11 @@ def _open(image: str | Path | Image.Image | np.ndarray) -> list[ImageSource]:
 def find_images(
     words: Sequence[str], read_stdin: Callable[[], bytes], *, sample: bool = False
 ) -> tuple[list[ImageSource], list[str]]:
-    """The images of a command line, or the shipped ones with their classes."""
+    """Return the images that command line words name or, if `sample`, the package's sample images.
+
+    words: files, folders, or "-" for `read_stdin`. Returns (images, classes): `classes` are those
+    of the sample images, else empty. Raises DataError if there are no images.
+    """
     if sample:
         return read_demo_digits()
     images = list_images(words, read_stdin)
@@ -74,21 +79,21 @@ def find_images(
 
 
 class PredictionFolder:
-    """A folder for images with predictions drawn in; never writes over one of the originals."""
+    """Folder for copies of images with drawn predictions. Original images are never overwritten."""
 
     def __init__(self, folder: str | Path, images: Sequence[ImageSource]):
         self.folder, self.used = make_folder(folder, "--output"), set()
         self.originals = {Path(image.name).resolve() for image in images}
 
     def save(self, name: str, image: Image.Image) -> Path:
-        """Write NAME.png, or NAME-2.png where that is taken."""
+        """Save an image as NAME.png, or NAME-2.png etc. if that is taken. Returns the file."""
         stem = "stdin" if name == STDIN else Path(name).stem
         numbered = (f"{stem}-{number}" for number in itertools.count(2))
         files = (self.folder / f"{each}.png" for each in itertools.chain([stem], numbered))
         free = next(f for f in files if f not in self.used and f.resolve() not in self.originals)
         self.used.add(free)
-        with refuse_failed_writes(free, "--output"):
-            image.save(free)
+        with replacing(free, "--output") as aside:
+            image.save(aside)
         return free
 
 
@@ -97,8 +102,10 @@ def predict_files(
     images: Sequence[ImageSource],
     drawing: PredictionFolder | None = None,
 ) -> Iterator[Any]:
-    """Yield a prediction for each image; with `drawing`, draw each into a copy of its image."""
-    cfg, originals = inference.cfg, ImageList(list(images))
+    """Yield a prediction for each image, in order. drawing: folder for copies of the images with
+    their predictions."""
+    cfg = inference.cfg
+    originals = ImageList(list(images), value_range=cfg.DATA.VALUE_RANGE)
     predictions = iter_predictions(inference, images, cfg.DATALOADER.BSZ, cfg.DATALOADER.WORKERS)
     for index, prediction in enumerate(predictions):
         if drawing and not prediction.error:
@@ -113,12 +120,13 @@ def iter_predictions(
     batch_size: int | None,
     num_workers: int,
 ) -> Iterator[Any]:
-    """Yield a prediction for each image, decoded in the loader's workers."""
+    """Yield a prediction for each image, in order. batch_size: by default DATALOADER.BSZ."""
     task = inference.task
     loader = iter_image_batches(
         images,
         inference.transform,
         batch_size=batch_size or inference.cfg.DATALOADER.BSZ,
+        value_range=inference.cfg.DATA.VALUE_RANGE,
         workers=num_workers,
         pin_memory=task.device.type == "cuda",
     )

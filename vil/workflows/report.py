@@ -1,4 +1,4 @@
-"""Make one HTML page of a run: metrics, curves, the task's sections, config, machine."""
+"""Write the HTML report of a run: metrics, curves, evaluation, config and machine."""
 
 import logging
 from datetime import datetime
@@ -17,9 +17,9 @@ from vil.report.page import ModelCost, Page, Setting, render
 from vil.report.run_record import RunRecord
 from vil.tasks import task_entry, task_for
 from vil.tasks.base import TaskReport
-from vil.utils.atomic_write import replace_text
-from vil.utils.errors import CheckpointError, ConfigError
-from vil.utils.output_paths import refuse_failed_writes
+from vil.utils.atomic_write import TEXT
+from vil.utils.errors import CheckpointError, ConfigError, os_error_as
+from vil.utils.output_paths import replacing
 from vil.workflows.analyze import analyze_cost
 from vil.workflows.configure import Options, run_config
 from vil.workflows.inference import load_model
@@ -30,9 +30,10 @@ log = logging.getLogger(__name__)
 def write_report(
     folder: Path, out: Path, options: Options | None, *, checkpoint: str = "best"
 ) -> None:
-    """Write the page of the run in `folder` to `out`.
+    """Write the HTML report of the run in `folder` to the file `out`.
 
-    With `options`, which change only this, a checkpoint is evaluated on the first test set.
+    options: config changes for an evaluation on the first test set, whose results are then added to
+    the report. None: no evaluation. checkpoint: which one to evaluate, "best" or "last".
     """
     cfg = get_config(folder / "config.yaml")
     task = task_for(cfg, torch.device("cpu"))
@@ -41,7 +42,7 @@ def write_report(
         options = None
     own = _evaluate(folder, options, checkpoint) if options else TaskReport()
     moment = datetime.now().astimezone().isoformat(timespec="seconds")
-    with refuse_failed_writes(folder, "RUN"):
+    with os_error_as(ConfigError, f"RUN {folder}"):
         record = RunRecord.read(folder)
     page = Page(
         title=folder.resolve().name,
@@ -58,12 +59,12 @@ def write_report(
         cards=own.cards,
         sections=own.sections,
     )
-    with refuse_failed_writes(out):
-        replace_text(out, render(page))
+    with replacing(out) as aside:
+        aside.write_text(render(page), **TEXT)
 
 
 def _evaluate(folder: Path, options: Options, checkpoint: str) -> TaskReport:
-    """The task's part of the page."""
+    """Evaluate a checkpoint of the run, and return the task's part of the report."""
     try:
         cfg, class_names = run_config(folder, options, checkpoint=checkpoint)
     except CheckpointError as error:
@@ -78,7 +79,7 @@ def _evaluate(folder: Path, options: Options, checkpoint: str) -> TaskReport:
 
 
 def settings(cfg: CfgNode) -> list[Setting]:
-    """List every key with its value as YAML, and its default where the value differs."""
+    """List all config keys, with their values and any differing defaults as YAML."""
     changed = diff(cfg, get_config())
     return [
         Setting(key, as_yaml(value), as_yaml(changed[key][1]) if key in changed else None)
@@ -87,12 +88,12 @@ def settings(cfg: CfgNode) -> list[Setting]:
 
 
 def as_yaml(value: object) -> str:
-    """A value as a config file has it."""
+    """Format a config value as in a YAML config file."""
     return dump(CfgNode({"value": value})).partition(":")[2].strip()
 
 
 def model_cost(cfg: CfgNode) -> ModelCost | str:
-    """The model's parts and what they cost; why it is unknown, where it is."""
+    """Return the cost of the config's model, or a sentence on why the cost is unknown."""
     if why := task_entry(cfg).facts.get("lacks", {}).get("cost of one image"):
         return why.format(cfg=cfg)
     try:

@@ -1,13 +1,19 @@
-"""Config differences allowed or rejected on resume."""
+"""Check which config keys may change when a run resumes, and make the config that a run saves."""
 
 from pathlib import Path
 
+from torch import nn
 from yacs.config import CfgNode
 
-from vil.config import diff, get_config
+from vil.config import diff, get_config, override
+from vil.config.defaults import value_at
+from vil.layers.attention import ATTENTIONS
+from vil.models.vision_longformer import MsViT
 from vil.utils.errors import CheckpointError
 
-# Keys that weights, optimizer state and step count of the run depend on.
+# Keys whose value "auto" is resolved when weights are loaded.
+RULES = ("MODEL.VIT.MSVIT.SR_RAGGED", "MODEL.VIT.MSVIT.PERFORMER_BATCH_MAX")
+# Keys and sections that the run's weights, optimizer state or step count depend on.
 FIXED = (
     "MODEL",
     "INPUT.IMAGE_SIZE",
@@ -20,7 +26,7 @@ FIXED = (
     "SOLVER.USE_LARC",
     "AUG.REPEATED_AUG",
 )
-# Of these, keys that may change: how the model is computed and regularized, its initial weights.
+# Exceptions to FIXED: how the model is computed and regularized, and its initial weights.
 FREE = (
     "MODEL.COMPILE",
     "MODEL.GRAD_CHECKPOINT",
@@ -35,10 +41,20 @@ FREE = (
 )
 
 
-def check_changes(cfg: CfgNode) -> list[str]:
-    """A line per key that differs from the config of the run in OUTPUT_DIR.
+def adopt_rules(cfg: CfgNode) -> CfgNode:
+    """Return the config with "auto" values of RULES replaced by those of the run in OUTPUT_DIR."""
+    file = Path(cfg.OUTPUT_DIR, "config.yaml")
+    if not file.is_file():
+        return cfg
+    saved = get_config(file)
+    open_keys = [key for key in RULES if value_at(cfg, key) == "auto"]
+    return override(cfg, [f"{key}={value_at(saved, key)}" for key in open_keys])
 
-    Raises CheckpointError if one of them must not change, unless RUN.ALLOW_CHANGES is set.
+
+def check_changes(cfg: CfgNode) -> list[str]:
+    """Compare the config with that of the run in OUTPUT_DIR; return a line per changed key.
+
+    Raises CheckpointError if a key that must not change differs and RUN.ALLOW_CHANGES is not set.
     """
     file, insists = Path(cfg.OUTPUT_DIR, "config.yaml"), cfg.RUN.ALLOW_CHANGES
     if not file.is_file():
@@ -48,8 +64,9 @@ def check_changes(cfg: CfgNode) -> list[str]:
     if fixed and not insists:
         values = ", ".join(f"{key} {changed[key][1]!r} (now {changed[key][0]!r})" for key in fixed)
         raise CheckpointError(
-            f"the run in {cfg.OUTPUT_DIR} was started with {values}: go back to it, start "
-            "another run with MODEL.MODEL_PATH from this one, or try RUN.ALLOW_CHANGES True"
+            f"the run in {cfg.OUTPUT_DIR} was started with {values}: restore these values, "
+            "start a new run with MODEL.MODEL_PATH set to its checkpoint, or try "
+            "RUN.ALLOW_CHANGES True"
         )
     return [f"{key} is {now!r} from here, was {was!r}" for key, (now, was) in changed.items()]
 
@@ -58,10 +75,22 @@ def within(key: str, names: tuple[str, ...]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def config_to_keep(cfg: CfgNode) -> CfgNode:
-    """The config that a run saves: absolute DATA.PATH, RUN.ALLOW_CHANGES back to False."""
+def config_to_keep(cfg: CfgNode, model: nn.Module | None = None) -> CfgNode:
+    """Return a copy of the config as a run saves it.
+
+    DATA.PATH is absolute and RUN.ALLOW_CHANGES is False. If `model` is given, LN_EPS and the keys
+    in RULES have the values that the model uses, which it may have taken from its initial weights.
+    """
     kept = cfg.clone()
     kept.defrost()
+    network = next((m for m in model.modules() if isinstance(m, MsViT)), None) if model else None
+    if network is not None:
+        kept.MODEL.VIT.MSVIT.LN_EPS = network.settings["norm_eps"]
+        for name, arguments in (network.settings["attention_args"] or {}).items():
+            for argument, key in ATTENTIONS[name].key_names.items():
+                if key in RULES:
+                    section, _, last = key.rpartition(".")
+                    value_at(kept, section)[last] = str(arguments[argument])
     if Path(kept.DATA.PATH).is_dir():
         kept.DATA.PATH = str(Path(kept.DATA.PATH).resolve())
     kept.RUN.ALLOW_CHANGES = False

@@ -1,4 +1,4 @@
-"""Train a model, or resume a run, from a config."""
+"""Start or resume a training run from a config."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,7 @@ from vil.builders.model import find_weights, prepare_for_training
 from vil.builders.optim import build_optimization
 from vil.config import dump
 from vil.config.defaults import leaves
+from vil.data.dataset import fingerprint
 from vil.data.loader import TrainLoader
 from vil.data.workers import worker_errors
 from vil.engine import distributed
@@ -29,25 +30,26 @@ from vil.engine.preemption import PreemptionGuard
 from vil.engine.run_dir import RunDir
 from vil.layers.attention import set_progress
 from vil.report.curves import draw
-from vil.report.run_record import metrics
+from vil.report.run_record import RunRecord, metrics
 from vil.tasks import task_for
 from vil.tasks.base import Task
-from vil.utils.errors import ConfigError, RunInUseError, StoppedError
+from vil.utils.console import echo_error
+from vil.utils.errors import CheckpointError, ConfigError, RunInUseError, StoppedError
 from vil.utils.global_state import preserve_global_state
-from vil.workflows.configure import Overrides, make_config
-from vil.workflows.log_forwarding import forward_logs, to_stderr
-from vil.workflows.resume_checks import check_changes, config_to_keep
+from vil.workflows.configure import Overrides, make_config, read_class_names
+from vil.workflows.log_forwarding import forward_logs
+from vil.workflows.resume_checks import adopt_rules, check_changes, config_to_keep
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class TrainResult:
-    """A run that has ended.
+    """Result of a training run.
 
-    status: "finished", or "interrupted" by Ctrl-C with its state saved. metrics: {test set:
-    metrics} of the last evaluation. best: the best value of the task's metric, reached at
-    `best_step`. model: as it was after the last step, on its device.
+    status: "finished", or "interrupted" by Ctrl-C with its state saved. best: best value of the
+    task's metric, from step `best_step`. model: the model after the last step, on its device.
+    metrics: {test set: metrics} of the last evaluation.
     """
 
     status: str
@@ -59,18 +61,18 @@ class TrainResult:
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def history(self, split: str = "train") -> list[dict[str, Any]]:
-        """The logged points of "train" or of "val/<test set>", as in metrics.jsonl."""
+        """Return the entries of metrics.jsonl with a given split: "train" or "val/<test set>"."""
         points = metrics(self.run_dir / "metrics.jsonl")
         return [point for point in points if point["split"] == split]
 
     @property
     def best_checkpoint(self) -> Path | None:
-        """The folder of the best checkpoint."""
+        """Folder of the best checkpoint; None if there is none."""
         return resolve_link(self.run_dir / "checkpoints", "best")
 
     @property
     def last_checkpoint(self) -> Path | None:
-        """The folder of the last checkpoint."""
+        """Folder of the last checkpoint; None if there is none."""
         return resolve_link(self.run_dir / "checkpoints", "last")
 
 
@@ -83,17 +85,21 @@ def train(
     resume: bool = False,
     imports: Sequence[str] = (),
 ) -> TrainResult:
-    """Train from a config: a file, a packaged one such as "digits/vil_nano.yaml", or a CfgNode.
+    """Train a model from a config, and return the result.
 
-    overrides: {"OPTIM.EPOCHS": 3} or ["OPTIM.EPOCHS=3"]. output_dir, data: OUTPUT_DIR, DATA.PATH.
-    resume: continue from the newest checkpoint in output_dir, if any; without a config by the
-    folder's own. imports: Python files that register components. Under torchrun every process calls
-    it. The process's global state (seeds, threads, logging, signal handlers) is afterwards as it
-    was before.
+    config: a file, a packaged config such as "digits/vil_nano.yaml", or a CfgNode.
+    overrides: changes to the config: {"OPTIM.EPOCHS": 3} or ["OPTIM.EPOCHS=3"].
+    output_dir, data: values for OUTPUT_DIR and DATA.PATH.
+    resume: continue from the newest checkpoint in `output_dir`, if any. The default of `config` is
+    then the config saved in that folder.
+    imports: Python files that register components.
 
-    Ctrl-C saves the state and returns a result whose status is "interrupted". Raises the errors of
-    `vil.errors`: ConfigError, DataError, CheckpointError, DivergedError, and StoppedError after
-    SIGTERM or SIGUSR1, with the state saved.
+    Under torchrun, every process calls this function. At the end it restores the process's global
+    state: seeds, threads, logging and signal handlers.
+
+    On Ctrl-C, the state is saved and the status is "interrupted". On SIGTERM or SIGUSR1, the state
+    is saved and StoppedError is raised. Also raises ConfigError, DataError, CheckpointError and
+    DivergedError of `vil.errors`.
     """
     if resume and config is None and output_dir is not None:
         saved = Path(output_dir, "config.yaml")
@@ -103,10 +109,18 @@ def train(
 
 
 def train_config(cfg: CfgNode, *, resume: bool = False) -> TrainResult:
-    """Train from a checked config; see `train`."""
+    """Train from a frozen config; see `train`. Raises ConfigError if OUTPUT_DIR holds a run and
+    `resume` is not set."""
     refuse_other_bytes(cfg)
     folder = Path(cfg.OUTPUT_DIR)
-    if not resume and any(folder.glob("checkpoints/step-*")):
+    has_checkpoints = any(folder.glob("checkpoints/step-*"))
+    if not has_checkpoints and had_checkpoints(folder):
+        raise CheckpointError(
+            f"{folder} has the log of a run, but its checkpoints are gone: restore "
+            f"{folder / 'checkpoints'}, or choose another --output_dir"
+        )
+    has_log = next(metrics(folder / "metrics.jsonl"), None) is not None
+    if not resume and (has_checkpoints or has_log):
         raise ConfigError(
             f"{folder} already holds a run: add --resume to continue it, "
             "or choose another --output_dir"
@@ -114,15 +128,23 @@ def train_config(cfg: CfgNode, *, resume: bool = False) -> TrainResult:
     return run_training(cfg)
 
 
+def had_checkpoints(folder: Path) -> bool:
+    """Return whether status.json in a run's folder names a checkpoint."""
+    return bool(RunRecord.read(folder).status.get("checkpoint"))
+
+
 def run_training(
     cfg: CfgNode, *, max_steps: int | None = None, synthetic: Mapping[str, Dataset] | None = None
 ) -> TrainResult:
-    """Build all objects, then open OUTPUT_DIR and train: what cannot be built leaves no folder.
+    """Train from a config, and resume if OUTPUT_DIR has checkpoints.
 
-    synthetic: {"train": .., "val": ..} data sets instead of the config's.
+    OUTPUT_DIR is created after all objects are built, so an error while building leaves no folder.
+    max_steps: stop after this many steps. synthetic: {"train": dataset, "val": dataset}, used
+    instead of the config's datasets.
     """
     folder = Path(cfg.OUTPUT_DIR)
     resuming = bool(checkpoints(folder / "checkpoints"))
+    cfg = adopt_rules(cfg) if resuming else cfg
     changes = check_changes(cfg) if resuming else []
     with ExitStack() as stack:
         enter = stack.enter_context
@@ -144,21 +166,25 @@ def run_training(
                 "or add --resume to continue that one"
             )
         say = run.log.say
-        logs.open(say if dist.is_main else to_stderr)
+        if not resuming and next(metrics(folder / "metrics.jsonl"), None):
+            say("WARNING an earlier run ended before its first checkpoint: training starts again")
+        logs.open(say if dist.is_main else echo_error)
         state = TrainState(
             seed=cfg.SEED,
             world=dist.world,
             batch_size=cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE,
             steps_per_epoch=loader.steps_per_epoch,
             optimizer=optim.name,
+            data=fingerprint(loader.samples.dataset),
         )
         objects = TrainObjects(model, optim.optimizer, optim.scaler, ema)
-        state = resume_state(run.checkpoints, state, objects, dist=dist, say=say)
+        kept = dict(dist=dist, say=say, allow_changes=cfg.RUN.ALLOW_CHANGES)
+        state = resume_state(run.checkpoints, state, objects, **kept)
         for line in changes if dist.is_main else ():
             log.warning(line)
         kept = dict(folder=folder, resuming=resuming, say=say)
         select_attention_backends(model, cfg, device, dist, training=True, **kept)
-        run.write("config.yaml", dump(config_to_keep(cfg)))
+        run.write("config.yaml", dump(config_to_keep(cfg, distributed.unwrap(model))))
         run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
         status = "finished"
         try:
@@ -194,13 +220,16 @@ def run_training(
 def _build(
     cfg: CfgNode, task: Task, dist: DistInfo, resuming: bool, synthetic: Mapping[str, Dataset]
 ) -> tuple[nn.Module, TrainLoader]:
-    """The model with its initial weights, and the training loader; open the test sets."""
+    """Build the model and training loader, and open the task's test sets. Loads MODEL.MODEL_PATH
+    unless the run resumes. Returns (model, training loader)."""
     bad_file = Path(cfg.OUTPUT_DIR, "bad_samples.txt")
     model = task.build_model(load_pretrained=not (resuming or cfg.MODEL.MODEL_PATH))
+    if resuming:
+        task.class_names = read_class_names(Path(cfg.OUTPUT_DIR, "classes.txt"))
     loader = task.train_loader(dist, bad_file=bad_file, dataset=synthetic.get("train"))
+    task.class_names = loader.classes
     tests = {"synthetic": synthetic["val"]} if synthetic else None
     task.test_loaders(dist, bad_file=bad_file, datasets=tests)
-    task.check_test_classes(loader.classes)
     if not resuming:
         _load_initial_weights(cfg, task, model)
     names = ["synthetic images"] if synthetic else cfg.DATA.TRAIN
@@ -209,16 +238,16 @@ def _build(
 
 
 def _load_initial_weights(cfg: CfgNode, task: Task, model: nn.Module) -> None:
-    """Load MODEL.MODEL_PATH, if there is one, and log what became of its keys."""
+    """Load the weights in MODEL.MODEL_PATH, if it is set, and log which keys were used."""
     if cfg.MODEL.MODEL_PATH:
         path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
         log.info("weights of %s: %s", path, task.load_weights(model, path, strict=False))
     elif cfg.FINETUNE.HEAD != "keep":
-        log.warning("FINETUNE.HEAD without MODEL.MODEL_PATH: all weights start afresh")
+        log.warning("FINETUNE.HEAD has no effect without weights in MODEL.MODEL_PATH")
 
 
 def checkpoint_policy(cfg: CfgNode) -> CheckpointPolicy:
-    """When the run evaluates and saves."""
+    """Build the policy of when the run evaluates, saves and removes checkpoints."""
     return CheckpointPolicy(
         eval_every=cfg.RUN.EVAL_EVERY,
         save_every=cfg.RUN.SAVE_EVERY,
@@ -232,7 +261,7 @@ def checkpoint_policy(cfg: CfgNode) -> CheckpointPolicy:
 def describe(
     cfg: CfgNode, names: Sequence[str], model: nn.Module, loader: Any, tests: Mapping[str, Any]
 ) -> str:
-    """One line: what is trained on what."""
+    """Describe a run in one line. names: the training sets. tests: loaders of the test sets."""
     images, batch = len(loader.samples.dataset), cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
     sets = ", ".join(f"{name} {test.num_samples} images" for name, test in tests.items())
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -244,12 +273,12 @@ def describe(
 
 
 def refuse_other_bytes(cfg: CfgNode) -> None:
-    """Raise ConfigError for a name that is not UTF-8: the run's config could not be read again."""
+    """Raise ConfigError if a value is not UTF-8: the saved config could not be read again."""
     for key, value in leaves(cfg).items():
         try:
             "".join(map(str, value if isinstance(value, tuple | list) else [value])).encode()
         except UnicodeEncodeError:
             raise ConfigError(
-                f"{key}: {value!r} is not UTF-8: rename it or, if only the locale is not, set "
-                "PYTHONUTF8=1"
+                f"{key}: {value!r} is not UTF-8: rename the file or folder; if only the locale is "
+                "not UTF-8, set PYTHONUTF8=1 instead"
             ) from None

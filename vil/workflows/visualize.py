@@ -1,4 +1,4 @@
-"""Draw what a token of an image attends to in each head and stage, and what a window shows it."""
+"""Draw attention maps of a model for an image, and the attention pattern of a window."""
 
 import io
 import math
@@ -26,18 +26,21 @@ from vil.report.pattern import draw_patterns, seen_from
 from vil.tasks import refuse_without
 from vil.tasks.base import Task
 from vil.utils.errors import ConfigError, DataError
-from vil.utils.output_paths import refuse_failed_writes
+from vil.utils.output_paths import replacing
 from vil.workflows.inference import load_model
 
 TEST = r"test:(\d{1,12})"
-MOST = 1024  # tokens along a side: beyond, a token is smaller than a pixel
-WIDEST = 256  # the side of a chunk: its pairs are walked one by one
+MOST = 1024  # tokens along a side of a drawn grid: with more, a token is smaller than a pixel
+WIDEST = 256  # largest side of a chunk, because a Python loop visits each key
 
 
 class Selection(NamedTuple):
-    """What to draw. token: "row,col" in pixels of the image as the model sees it, by default its
-    middle. stage, block: from 1, by default all stages and the last block of each. only: "token" or
-    "global"."""
+    """Selection of the attention maps to draw.
+
+    token: "row,col" of the query's pixel in the transformed image, by default its middle. stage,
+    block: numbers from 1, by default all stages and the last block of each. only: "token" or
+    "global" draws only that kind of query.
+    """
 
     token: str | None = None
     stage: int | None = None
@@ -54,14 +57,16 @@ def visualize_attention(
     class_names: Sequence[str] = (),
     stdin: bytes | None = None,
 ) -> tuple[str, list[str]]:
-    """Draw to `out`; return which weights were loaded, and why a stage is left out.
+    """Draw attention maps for an image to the file `out`.
 
-    image: a file, "test:N", or anything with its content as `stdin`.
+    image: a file, or "test:N" for image N of the first test set. If `stdin` holds the content of an
+    image file, `image` is any name for it. Returns (report, left_out): which weights were loaded,
+    and a line with the reason for each stage that has no map.
     """
     refuse_without(cfg, "visualize attention")
     inference = load_model(cfg, class_names)
     task = inference.task
-    original = _read(task, image, stdin)
+    original = _read(task, image, stdin, cfg.DATA.VALUE_RANGE)
     tensor = inference.transform(original)
     size = tuple(tensor.shape[-2:])
     pixel = (size[0] // 2, size[1] // 2)
@@ -81,27 +86,29 @@ def visualize_attention(
     title = f"{image}: class {inference.classes[number.item()]}, {probability:.1%}"
     mean, std = (torch.tensor(x).view(3, 1, 1) for x in (cfg.INPUT.MEAN, cfg.INPUT.STD))
     shown = (tensor * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()
-    with refuse_failed_writes(out):
-        draw_attention(shown, rows, title, out)
+    with replacing(out) as aside:
+        draw_attention(shown, rows, title, aside)
     return inference.report, left_out
 
 
-def _read(task: Task, word: str, stdin: bytes | None) -> Image.Image:
-    """The image that a word means. Raises DataError for one that cannot be read."""
+def _read(task: Task, word: str, stdin: bytes | None, value_range: Sequence[float]) -> Image.Image:
+    """Return the image that `word` names. Raises DataError if the image cannot be read."""
     numbered = re.fullmatch(TEST, word) if not os.path.exists(word) else None
     try:
         if not numbered:
-            return read_image(word if stdin is None else io.BytesIO(stdin))
+            source = word if stdin is None else io.BytesIO(stdin)
+            return read_image(source, value_range)
         name, loader = next(iter(task.test_loaders(DistInfo()).items()))
         if int(numbered[1]) >= len(loader.dataset):
-            raise DataError(f"{word}: {name} has {len(loader.dataset)} images, from 0")
+            raise DataError(f"{word}: {name} has images 0 to {len(loader.dataset) - 1}")
         return loader.dataset.image(int(numbered[1]))
     except UnreadableImage as error:
         raise DataError(f"{word} cannot be read: {error}") from error
 
 
 def blocks_of(model: nn.Module, selection: Selection) -> list[tuple[int, int]]:
-    """(stage, block) of each attention to draw, from 0. ConfigError for one that there is not."""
+    """Return the (stage, block) indices, from 0, of the blocks whose attention is to be drawn.
+    Raises ConfigError if a selected stage or block does not exist."""
     if not isinstance(model, MsViT):
         raise ConfigError("MODEL.ARCH is an external model, whose attention cannot be drawn")
     depths = [len(each.blocks) for each in model.stages]
@@ -112,7 +119,9 @@ def blocks_of(model: nn.Module, selection: Selection) -> list[tuple[int, int]]:
     if block is None:
         found = [(number, depths[number] - 1) for number in stages if depths[number]]
         if not found:
-            raise ConfigError(f"--stage {stage}: it has no blocks, so no attention")
+            raise ConfigError(
+                f"--stage {stage}: this stage has no blocks, so it has no attention to draw"
+            )
         return found
     for number in stages:
         if not 1 <= block <= depths[number]:
@@ -124,8 +133,11 @@ def blocks_of(model: nn.Module, selection: Selection) -> list[tuple[int, int]]:
 def rows_of(
     model: MsViT, batch: Tensor, stage: int, block: int, pixel: tuple[int, int], only: str | None
 ) -> list[Row]:
-    """The rows of one block: the token, then each global token. ValueError for a pixel that no
-    token holds, and for an attention without maps."""
+    """Return the figure's rows for one block: one for the query token, then one per global token.
+
+    stage, block: indices from 0. pixel: (row, col) of the query. only: see `Selection`. Raises
+    ValueError if no token covers the pixel, or if this type of attention has no maps.
+    """
     num_global, asked = model.specs[stage].num_global, {}
     where = f"stage {stage + 1}, block {block + 1}"
     side = math.prod(each.embed.patch for each in model.stages[: stage + 1])
@@ -133,8 +145,8 @@ def rows_of(
         (x, y), row, col = model.grids(batch.shape[-2:])[stage], pixel[0] // side, pixel[1] // side
         if not (row < x and col < y):
             raise ValueError(
-                f"no token holds pixel {pixel[0]},{pixel[1]}: {x} x {y} tokens of {side} pixels "
-                "leave the last rows or columns of the picture out"
+                f"no token covers pixel {pixel[0]},{pixel[1]}: {x} x {y} tokens of {side} pixels "
+                "do not reach the last rows or columns of the image"
             )
         title = f"{where}\ntoken {row},{col} of {x} x {y}"
         asked[num_global + row * y + col] = title, (row * side, col * side, side)
@@ -159,21 +171,22 @@ def visualize_pattern(
     modes: Sequence[int] = (0,),
     tokens: Sequence[str] = (),
 ) -> None:
-    """Draw a panel per mask, mode and token ("row,col"; the middle one by default) to `out`.
+    """Draw attention patterns to the file `out`, one panel per mask, mode and query token.
 
-    grid: "12x17" or "14". window: the side of a chunk. Lists have one item, or as many as the
-    longest.
+    grid: "rows x cols" of tokens, such as "12x17" or "14". window: side of a chunk. masks, modes:
+    values of SW_EXACT and MODE. tokens: "row,col" of the queries, by default the middle token.
+    Panel i uses item i of each list; a list of one item applies to all panels.
     """
     size = grid_of(grid)
     tokens = list(tokens) or [f"{size[0] // 2},{size[1] // 2}"]
     lists = dict(zip(("--sw-exact", "--mode", "--token"), (list(masks), list(modes), tokens)))
     panels = [panel(size, window, *row) for row in zip(*paired(lists))]
-    with refuse_failed_writes(out):
-        draw_patterns(panels, out)
+    with replacing(out) as aside:
+        draw_patterns(panels, aside)
 
 
 def grid_of(text: str) -> tuple[int, int]:
-    """'12x17' -> (12, 17), '14' -> (14, 14)."""
+    """Parse '12x17' as (12, 17) and '14' as (14, 14). Raises ConfigError for an invalid grid."""
     found = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text)
     if not found:
         raise ConfigError(f"--grid {text}: expected rows and columns, such as 12x17 or 14")
@@ -184,7 +197,7 @@ def grid_of(text: str) -> tuple[int, int]:
 
 
 def parse_token(text: str, size: tuple[int, int], unit: str) -> tuple[int, int]:
-    """'3,4' -> (3, 4), inside of `size` tokens or pixels. Raises ConfigError for anything else."""
+    """Parse '3,4' as (3, 4). Raises ConfigError if it is not within `size` tokens or pixels."""
     found = re.fullmatch(r"(\d{1,9}),(\d{1,9})", text)
     if not found:
         raise ConfigError(f"--token {text}: expected a row and a column from 0, such as 3,4")
@@ -195,16 +208,21 @@ def parse_token(text: str, size: tuple[int, int], unit: str) -> tuple[int, int]:
 
 
 def paired(lists: dict[str, list]) -> list[list]:
-    """The lists, those of one item as long as the longest."""
+    """Repeat the items of one-item lists up to the length of the longest list. lists: {flag:
+    items}. Raises ConfigError if the lengths of other lists differ."""
     most = max(map(len, lists.values()))
     for flag, items in lists.items():
         if len(items) not in (1, most):
-            raise ConfigError(f"{flag} has {len(items)} items: expected 1 or, as others, {most}")
+            raise ConfigError(
+                f"{flag} has {len(items)} items: expected 1, or {most} like the longest of "
+                "these lists"
+            )
     return [items * most if len(items) == 1 else items for items in lists.values()]
 
 
 def panel(grid: tuple[int, int], size: int, exact: int, mode: int, token: str) -> tuple:
-    """Title, picture and chunk side of what one token sees."""
+    """Return a panel for `draw_patterns`: (title, pattern from `seen_from`, side of a chunk).
+    exact, mode: SW_EXACT and MODE. token: "row,col" of the query."""
     place = parse_token(token, grid, "tokens")
     if size > WIDEST:
         raise ConfigError(f"--window {size}: expected at most {WIDEST}")

@@ -15,7 +15,7 @@ INJECTED = str(Path(__file__).with_name("injected.py"))
 LONG = (*TINY, "OPTIM.EPOCHS=400", "RUN.SAVE_EVERY=400", "OPTIM.EMA=0.9")
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 ELASTIC = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else a restart may meet old addresses
-DEADLINE = 90
+DEADLINE = 300  # of a run that hangs; four starts in one took 36 s alone, over 90 s under load
 
 
 def begin(folder, *words, dist=1, launcher=(), fault=None, **environ):
@@ -27,9 +27,11 @@ def begin(folder, *words, dist=1, launcher=(), fault=None, **environ):
         line += ["--import", INJECTED]
         environ["FAULT"] = json.dumps(fault)
     with open(f"{folder}.log", "w") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             line, env=environment(**environ), stdout=log, stderr=log, start_new_session=True
         )
+    process.log = Path(log.name)
+    return process
 
 
 def really(*words) -> Outcome:
@@ -57,8 +59,13 @@ def wait_until_running(process, folder):
 
 
 def seconds_to_end(process) -> float:
+    """Wait for a run that `begin` started. One that hangs is ended, and its output is shown."""
     began = time.monotonic()
-    process.wait(DEADLINE)
+    try:
+        process.wait(DEADLINE)
+    except subprocess.TimeoutExpired:
+        end_all(process)
+        raise AssertionError(f"hangs after {DEADLINE} s:\n{process.log.read_text()}") from None
     return time.monotonic() - began
 
 

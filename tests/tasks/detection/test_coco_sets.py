@@ -267,8 +267,8 @@ def test_own_layouts(tmp_path):
         build_detection_set("coco", tmp_path, "val", masks=False)
     with pytest.raises(ValueError, match="unknown detection set 'cocoo'; did you mean 'coco'"):
         build_detection_set("cocoo", tmp_path, "val", masks=False)
-    assert own_arguments("coco") == ["images", "annotations"]
-    assert own_arguments("scenes") == ["seed", "train", "val", "low", "high"]
+    assert own_arguments("coco") == ["images", "annotations", "extra_roots"]
+    assert own_arguments("scenes") == ["seed", "train", "val", "low", "high", "extra_roots"]
     assert all(own_arguments(name) for name in DETECTION_SETS)
 
 

@@ -11,13 +11,13 @@ from tests.common.detection.toy_task import ToyDetector, picture
 from vil.tasks.detection.detections import Detections, Mask
 from vil.tasks.detection.tiled_inference import detect
 from vil.tasks.detection.visualize import (
-    MIN_SIZE,
     OKABE_ITO,
     TINT,
     class_color,
     draw,
     stack_side_by_side,
 )
+from vil.utils.image_text import MIN_SIZE
 
 CLASSES = ["red", "blue", "grün 猫"]
 GREY = (128, 128, 128)

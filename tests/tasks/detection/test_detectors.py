@@ -247,7 +247,7 @@ def test_retinanet_has_a_level_for_each_size_of_anchors(sizes):
 
 @pytest.mark.parametrize(("count", "levels"), [(1, 2), (5, 4)])
 def test_sizes_of_anchors_that_retinanet_can_have_no_level_for_are_refused(count, levels):
-    with pytest.raises(ValueError, match=f"sizes of anchors: {count} for {levels} levels"):
+    with pytest.raises(ValueError, match=f"{count} anchor sizes for {levels} levels"):
         detector("retinanet", anchors_sizes=(16,) * count)
 
 
@@ -256,7 +256,7 @@ def test_settings_that_do_not_fit_are_refused():
 
     with pytest.raises(ValueError, match="need a multiple of 8 channels, given 44"):
         detector("retinanet", version="v2", fpn_channels=44)
-    with pytest.raises(ValueError, match="sizes of anchors: 5 for 4 levels"):
+    with pytest.raises(ValueError, match="5 anchor sizes for 4 levels"):
         build_detector(
             "mask_rcnn", strip_head(small_body()), DetectorConfig(3, fpn_stages=(1, 2, 3))
         )

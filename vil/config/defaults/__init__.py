@@ -1,9 +1,9 @@
-"""All configuration keys, one file per subtree: the manual of the config.
+"""All config keys, in one file per section. These files are the manual of the config.
 
-A key has a name, a default, whose type is the key's type, a meaning, and the rule for its values.
-The tree contains that of the 2021 original, so that its YAML files and command lines work.
-Components, such as a task, declare further keys in their registry. `vil config --docs
-docs/reference/config.md` prints all keys as a page.
+A key has a name, a default value, a meaning, and a rule for allowed values. The type of the default
+is the type of the key. The tree includes all keys of the original 2021 code, so its YAML files and
+command lines work. Components such as tasks declare additional keys in their registry entries. `vil
+config --docs docs/reference/config.md` writes a page with all keys.
 """
 
 import functools
@@ -27,9 +27,9 @@ _of_components: list[str | Sequence] = []  # keys that components added, and wha
 
 
 def declare(items: Iterable[Section | Key | Conflict], owner: str = "vil") -> None:
-    """Declare sections, keys and conflicts. The name of a key is relative to the section before it.
+    """Declare sections, keys and conflicts. A key belongs to the section before it in `items`.
 
-    Raises ConfigError for a key that exists, or whose name cannot be an attribute.
+    Raises ConfigError for a key that exists already, or whose name is not a valid identifier.
     """
     section = ""
     for item in items:
@@ -49,7 +49,10 @@ def declare(items: Iterable[Section | Key | Conflict], owner: str = "vil") -> No
 def _declare_key(key: Key, name: str, owner: str) -> None:
     *path, last = steps = name.split(".")
     if name in KEYS or name in SECTIONS or not all(map(str.isidentifier, steps)):
-        raise ConfigError(f"{owner}: the key {name} cannot be added, or is there already")
+        raise ConfigError(
+            f"{owner}: cannot add the key {name}: it exists already, or its name is not a "
+            "valid identifier"
+        )
     check = key.check
     if check and not hasattr(check, "holds"):
         check = Rule(check, key.allowed or "another value")
@@ -64,7 +67,7 @@ def _make_node(path: Sequence[str]) -> CfgNode:
 
 
 def declare_component_keys() -> None:
-    """Declare what registered components declare, each once."""
+    """Declare the keys of all registered components that are not declared yet."""
     for kind in HOMES:
         for entry in registry(kind).values():
             declared = entry.facts.get("declares", ())
@@ -78,7 +81,7 @@ def declare_component_keys() -> None:
 
 
 def leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{dotted key: value} of a tree, in its order."""
+    """Return {dotted key: value} of a tree, in the order of the tree."""
     values = {}
     for name, value in node.items():
         inner = isinstance(value, CfgNode)
@@ -87,12 +90,12 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def value_at(cfg: CfgNode, key: str) -> Any:
-    """The value of a dotted key, or the node of a section."""
+    """Return the value of a dotted key; the node if it is a section."""
     return functools.reduce(CfgNode.__getitem__, key.split("."), cfg) if key else cfg
 
 
 def tree(section: str = "") -> CfgNode:
-    """A new copy of the tree of defaults, or of one section."""
+    """Return a copy of the default tree, or of one section of it."""
     return value_at(_tree, section).clone()
 
 

@@ -1,4 +1,4 @@
-"""Keys of augmentation."""
+"""Config keys of augmentation."""
 
 from vil.config.rules import Conflict, Rule, at_least, is_range, matches, one_of, probability
 from vil.utils.registry import Key, Section

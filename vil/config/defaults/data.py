@@ -1,6 +1,16 @@
-"""Keys of data sets, losses and batches."""
+"""Config keys of datasets, losses and batches."""
 
-from vil.config.rules import RegistryRule, at_least, below_one, not_empty, probability
+from vil.config.rules import (
+    RegistryRule,
+    Rule,
+    at_least,
+    below_one,
+    between,
+    is_interval,
+    not_empty,
+    one_of,
+    probability,
+)
 from vil.utils.registry import Key, Section
 
 DECLARED = (
@@ -16,10 +26,23 @@ DECLARED = (
     ),
     Key("NUM_CLASSES", 1000, "Number of classes of the head.", at_least(1)),
     Key(
+        "CLASSES",
+        "by_name",
+        "How test sets, and the data of a resumed run, match the classes that the model learned.",
+        one_of("by_name", "by_position"),
+    ),
+    Key(
         "TARGETMAP", "", "JSON map of the model's classes to the test set's, relative to DATA.PATH."
     ),
     Key("PATH", "./datasets", "Root folder of the data (--data).", not_empty),
     Key("DATA_DIR", "./data", "Second folder to search for MODEL.MODEL_PATH."),
+    Key(
+        "VALUE_RANGE",
+        (),
+        "Values [low, high] that become black and white in gray images of more than 8 bits. auto: "
+        "0 to 65535 for 16 bits, 0 to 1 for floats.",
+        Rule(lambda v: not v or is_interval(v), "auto, or [low, high] with low < high"),
+    ),
     Key("MAX_BAD_FRACTION", 0.01, "Tolerated fraction of unreadable images.", probability),
     Section("DATA.KWARGS", "Arguments of the datasets that take them; any name.", extensible=True),
     Section("LOSS", "The training loss."),
@@ -34,5 +57,10 @@ DECLARED = (
     Section("DATALOADER", "Batches and loader processes."),
     Key("BSZ", 128, "Images per batch over ALL processes; see OPTIM.ACCUMULATE.", at_least(1)),
     Key("RE", "no", "nothing reads it", ignored=True),
-    Key("WORKERS", 0, "Loader processes per process; 0 loads in the process itself.", at_least(0)),
+    Key(
+        "WORKERS",
+        0,
+        "Loader processes per process; 0 loads in the process itself.",
+        between(0, 4096),
+    ),
 )

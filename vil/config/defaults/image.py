@@ -1,6 +1,6 @@
-"""Keys of input images and mixed precision."""
+"""Config keys of input images and mixed precision."""
 
-from vil.config.rules import Rule, at_least, fraction, one_of
+from vil.config.rules import Rule, between, fraction, one_of
 from vil.utils.registry import Key, Section
 
 DECLARED = (
@@ -17,7 +17,7 @@ DECLARED = (
         "Standard deviation of the RGB channels, divided by after that.",
         Rule(lambda v: len(v) in (1, 3) and min(v) > 0, "one or three numbers above 0"),
     ),
-    Key("IMAGE_SIZE", 224, "Side of the square crop the model is built for.", at_least(1)),
+    Key("IMAGE_SIZE", 224, "Side of the square crop the model is built for.", between(1, 16384)),
     Key(
         "CROP_PCT",
         0.875,

@@ -1,4 +1,4 @@
-"""Keys of the network and of fine-tuning."""
+"""Config keys of the model and of fine-tuning."""
 
 from vil.config.legacy import LEGACY_ATTN_BACKENDS
 from vil.config.rules import (
@@ -82,16 +82,19 @@ DECLARED = (
     Key("SHARE_KV", True, "linformer: share one projection between keys and values."),
     Key(
         "PERFORMER_BATCH_MAX",
-        False,
-        "performer: take the maximum key score over the batch instead of the image, as in the "
-        "original's checkpoints. An image's result then depends on the others.",
+        "auto",
+        "performer: take the maximum key score over the batch instead of the image. An image's "
+        "result then depends on the others. auto: true with weights of the original.",
+        one_of("auto", "true", "false", "True", "False"),
+        neutral=("false", "False"),
     ),
     Key(
         "SR_RAGGED",
-        "pad",
+        "auto",
         "srformer on maps that f does not divide: pad them, or drop the last rows and "
-        "columns, as in the original's checkpoints.",
-        one_of("pad", "drop"),
+        "columns. auto: drop with weights of the original, else pad.",
+        one_of("auto", "pad", "drop"),
+        neutral=("pad",),
     ),
     Key("ONLY_GLOBAL", False, "longformer: local tokens attend to global tokens only."),
     Key(
@@ -101,7 +104,12 @@ DECLARED = (
         "border; -1 the 3 x 3 chunks, wrapped around the image.",
         one_of(-1, 0, 1),
     ),
-    Key("LN_EPS", 1e-6, "Epsilon of every LayerNorm. The original ignored it.", positive),
+    Key(
+        "LN_EPS",
+        1e-6,
+        "Epsilon of every LayerNorm. The original ignored it: its weights have 1e-6.",
+        positive,
+    ),
     Key(
         "MODE",
         0,

@@ -1,4 +1,4 @@
-"""Keys of the optimizer and the learning-rate schedule."""
+"""Config keys of the optimizer and the learning-rate schedule."""
 
 from vil.config.registries import registry
 from vil.config.rules import (

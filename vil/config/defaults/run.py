@@ -1,4 +1,4 @@
-"""Keys of a run: checkpoints, logs, processes, device."""
+"""Config keys of a run: checkpoints, logs, processes and device."""
 
 from vil.config.rules import RegistryRule, at_least, between, matches, not_empty, one_of, positive
 from vil.utils.registry import Key, Section

@@ -1,1 +1,1 @@
-"""Datasets of the registry, concatenation, and lists of images for prediction."""
+"""Image classification datasets, their concatenation, and image lists for prediction."""

@@ -2,8 +2,8 @@
 
 E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998.
 
-The package ships digits_sample.zip for `vil predict --sample`: the 360 validation digits as
-<class>/<index in the table>.png. `python -m vil.data.datasets.digits` writes it again.
+The package ships digits_sample.zip for `vil predict --sample`: the 360 validation digits, named
+<class>/<index in scikit-learn's data>.png. `python -m vil.data.datasets.digits` regenerates it.
 """
 
 import io
@@ -22,7 +22,7 @@ TIMESTAMP = (2026, 1, 1, 0, 0, 0)  # fixed, so that writing it again gives the s
 
 
 class Digits(ImageDataset):
-    """1,437 training and 360 validation digits, enlarged to `size` x `size` RGB."""
+    """A dataset of 1,437 training and 360 validation digits, enlarged to `size` x `size` RGB."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Digits(ImageDataset):
         size: int = 64,
         num_classes: int = 10,
     ):
-        """root is not used. Digits from num_classes (2 to 10) up are left out of both splits."""
+        """Load the digits 0 to num_classes - 1 (2 to 10 classes) of a split. root is not used."""
         super().__init__(split, transform)
         if not 2 <= num_classes <= 10:
             raise ValueError(f"digits: num_classes must be 2 to 10, given {num_classes}")
@@ -48,12 +48,13 @@ class Digits(ImageDataset):
         return small.resize((self.size, self.size), Image.Resampling.BICUBIC).convert("RGB")
 
     def sample_name(self, index: int) -> str:
-        """The digit's index in scikit-learn's table."""
+        """Return digits/<index in scikit-learn's data>."""
         return f"digits/{self.indices[index]}"
 
 
 def load() -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (1797, 8, 8) uint8, 16 gray levels scaled to 0..255, and targets (1797,) int64."""
+    """Return (pixels, targets): (1797, 8, 8) uint8 in 0..255, and (1797,) int64. Raises DataError
+    if scikit-learn is not installed."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -64,9 +65,10 @@ def load() -> tuple[np.ndarray, np.ndarray]:
 
 
 def split_indices(targets: np.ndarray, split: str) -> np.ndarray:
-    """The sorted indices of a split. In shuffled order by class, every fifth sample is validation.
+    """Return the sorted indices of the samples in a split.
 
-    RandomState keeps its numbers in all numpy versions, which makes the split a constant.
+    All samples are shuffled and then ordered by class. Every fifth one belongs to validation. The
+    split is the same in all numpy versions.
     """
     shuffle = np.random.RandomState(0).permutation(len(targets))
     by_class = shuffle[np.argsort(targets[shuffle], kind="stable")]
@@ -75,7 +77,7 @@ def split_indices(targets: np.ndarray, split: str) -> np.ndarray:
 
 
 def read_demo_digits() -> tuple[list[ImageSource], list[str]]:
-    """The images, and the class name of each."""
+    """Return the images of digits_sample.zip, and a list with the class name of each image."""
     with zipfile.ZipFile(ARCHIVE) as archive:
         names = sorted(archive.namelist())
         images = [ImageSource(name, archive.read(name)) for name in names]
@@ -83,7 +85,7 @@ def read_demo_digits() -> tuple[list[ImageSource], list[str]]:
 
 
 def write_demo_digits() -> None:
-    """Write the archive. Needs scikit-learn."""
+    """Write digits_sample.zip. Needs scikit-learn."""
     held_out = Digits(None, "val")
     with zipfile.ZipFile(ARCHIVE, "w") as archive:
         for number, pixels, target in zip(held_out.indices, held_out.pixels, held_out.targets):

@@ -1,4 +1,4 @@
-"""Generated images, a blob on noise whose hue is the class, for tests, benchmarks and dry runs."""
+"""Synthetic images for tests, benchmarks and dry runs: a blob on noise, with one hue per class."""
 
 import colorsys
 
@@ -9,7 +9,7 @@ from vil.data.dataset import SPLITS, ImageDataset, Transform
 
 
 class Fake(ImageDataset):
-    """n images of size x size pixels. An image is a function of (split, index)."""
+    """A dataset of n synthetic images of size x size pixels, seeded by (split, index)."""
 
     def __init__(
         self,
@@ -21,14 +21,14 @@ class Fake(ImageDataset):
         size: int = 64,
         num_classes: int = 10,
     ):
-        """root is not used."""
+        """Create the dataset. root is not used."""
         super().__init__(split, transform)
         self.size = size
         self.targets = np.arange(n) % num_classes
         self.classes = [f"hue {360 * c // num_classes}" for c in range(num_classes)]
 
     def image(self, index: int) -> Image.Image:
-        """A blob at a random position with random width, in the hue of its class, on dark noise."""
+        """Draw a blob in the hue of its class on dark noise. Its position and width are random."""
         random = np.random.default_rng((SPLITS[self.split], index))
         noise = random.integers(0, 64, (self.size, self.size, 3))
         hue = self.targets[index] / len(self.classes)
@@ -40,5 +40,5 @@ class Fake(ImageDataset):
         return Image.fromarray((noise * (1 - blob) + color * blob).astype(np.uint8))
 
     def sample_name(self, index: int) -> str:
-        """fake/<split>/<index>."""
+        """Return fake/<split>/<index>."""
         return f"fake/{self.split}/{index}"

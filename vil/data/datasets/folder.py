@@ -1,6 +1,8 @@
 """A folder of images with one subfolder per class: root/{train,val}/<class>/*.jpg."""
 
+import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,8 @@ from vil.data.classes import classes_of_split
 from vil.data.dataset import ImageDataset, Root, Transform
 from vil.data.image import read_image
 from vil.utils.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 LAYOUT = """{problem}. Expected:
@@ -28,8 +32,11 @@ LAYOUT = """{problem}. Expected:
 
 
 class Folder(ImageDataset):
-    """The classes are train's subfolders in sorted order; val may not have others. Without a train
-    folder (evaluation only) val's own subfolders are the classes."""
+    """A dataset with one subfolder per class. The sorted subfolders of train define the classes.
+
+    Without a train folder (evaluation only), the subfolders of val define them. Raises DataError
+    for a missing or empty folder, and if val has a class that train does not have.
+    """
 
     def __init__(self, root: Root, split: str, transform: Transform = None):
         super().__init__(split, transform)
@@ -37,6 +44,7 @@ class Folder(ImageDataset):
         names = class_folders(self.root / split)
         self.classes = classes_of_split(split, names, self.root / "train", class_folders)
         files = [image_files(self.root / split / name) for name in names]
+        warn_of_skipped([self.root / split / name for name in names], files)
         labels = [self.classes.index(name) for name in names]
         self.targets = np.repeat(labels, [len(of_class) for of_class in files])
         # Bytes in one array: a list of a million strings would be copied into every forked worker,
@@ -45,15 +53,16 @@ class Folder(ImageDataset):
         self.names = np.array([os.fsencode(path) for path in paths])
 
     def image(self, index: int) -> Image.Image:
-        return read_image(self.root / self.sample_name(index))
+        return read_image(self.root / self.sample_name(index), self.value_range)
 
     def sample_name(self, index: int) -> str:
-        """The path below the root."""
+        """Return the image's path relative to the root."""
         return os.fsdecode(self.names[index])
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Names of the subfolders of root/train or root/val, sorted. Raises DataError if none."""
+    """Return the sorted class folders in root/train or root/val. Raises DataError if there are
+    none."""
     if not folder.is_dir():
         raise DataError(layout(folder.parent, f"there is no folder {folder}"))
     names = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
@@ -63,7 +72,7 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def image_files(folder: Path) -> list[str]:
-    """File names of one class, sorted. Raises DataError for a class without images."""
+    """Return the sorted images in a class folder. Raises DataError if there are none."""
     files = sorted(
         entry.name
         for entry in os.scandir(folder)
@@ -75,6 +84,22 @@ def image_files(folder: Path) -> list[str]:
     return files
 
 
+def warn_of_skipped(folders: Sequence[Path], files: Sequence[Sequence[str]]) -> None:
+    """Log one warning about all entries of class folders that are not images.
+
+    files: the image names in each of the `folders`. Hidden entries are ignored.
+    """
+    skipped = [
+        entry.path
+        for folder, images in zip(folders, files)
+        for entry in os.scandir(folder)
+        if entry.name not in set(images) and not entry.name.startswith(".")
+    ]
+    if skipped:
+        text = "%d entries of class folders are not read (folders, or names without %s), such as %s"
+        logger.warning(text, len(skipped), " ".join(EXTENSIONS), min(skipped))
+
+
 def layout(root: Path, problem: str, template: str = LAYOUT) -> str:
-    """The problem, followed by the expected directory tree."""
+    """Return an error message: the problem, followed by the expected directory tree."""
     return template.format(problem=problem, root=root, extensions=" ".join(EXTENSIONS))

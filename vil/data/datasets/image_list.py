@@ -1,12 +1,12 @@
-"""Images without classes, given as files, folders or standard input: the input of `vil predict`.
+"""Unlabeled images from files, folders or standard input: the input of `vil predict`.
 
-Decoding, workers and the handling of broken files are those of the datasets.
+Images are decoded and loaded by workers as in the datasets. Unreadable images are logged.
 """
 
 import io
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,18 +27,20 @@ STDIN = "-"
 
 
 class ImageSource(NamedTuple):
-    """The path of an image file, or a name and the file's bytes."""
+    """An image file, given by its path, or by a name and the content of the file."""
 
     name: str
     content: bytes | None = None
 
 
 def find_images(words: Iterable[str], read_stdin: Callable[[], bytes]) -> list[ImageSource]:
-    """The images that the words of a command line name, in their order.
+    """Return the images that command-line arguments name, in the order of the arguments.
 
-    A word is a file, which need not exist; a folder, for all images below it, sorted by path; or
-    "-", for the bytes that `read_stdin` returns: one image, or (UTF-8 text without NUL) a list of
-    files and folders, one per line. Hidden files and folders and links to folders are skipped.
+    A word is one of the following. Hidden files and folders below a folder are skipped.
+    - a file, which need not exist
+    - a folder: all images below it, sorted by path; links to other folders are not followed
+    - "-": the bytes that `read_stdin` returns. UTF-8 text without NUL is a list of files and
+      folders, one per line. Any other bytes are one image.
     """
     images = []
     for word in words:
@@ -52,7 +54,7 @@ def find_images(words: Iterable[str], read_stdin: Callable[[], bytes]) -> list[I
 
 
 def split_lines(data: bytes) -> list[str] | None:
-    """The lines of a text that are not empty; None if the data are not text."""
+    """Return the nonempty lines of UTF-8 text, or None if the data are not text."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -62,7 +64,7 @@ def split_lines(data: bytes) -> list[str] | None:
 
 
 def images_at(path: str) -> list[ImageSource]:
-    """The images at a path. Warns about a folder without any."""
+    """Return the image at a path, or all images below a folder. Warns if a folder has none."""
     if not os.path.isdir(path):  # also False for a string that is not a valid path
         return [ImageSource(path)]
     root = Path(path)
@@ -79,30 +81,36 @@ def images_at(path: str) -> list[ImageSource]:
 
 
 class PredictionBatch(NamedTuple):
-    """samples: (tensor, (height, width) before the transform, index) of each readable image."""
+    """A batch of images. A sample is (tensor, (height, width) before the transform, index)."""
 
     samples: list[tuple]
     bad_samples: tuple[BadSample, ...]
 
 
 class ImageList(Dataset):
-    """[i] -> (tensor, (height, width) before the transform)."""
+    """A dataset of unlabeled images. An item is (tensor, (height, width) before the transform)."""
 
     collate = PredictionBatch
 
-    def __init__(self, images: list[ImageSource], transform: Callable | None = None):
-        self.images, self.transform = images, transform
+    def __init__(
+        self,
+        images: list[ImageSource],
+        transform: Callable | None = None,
+        value_range: Sequence[float] = (),
+    ):
+        self.images, self.transform, self.value_range = images, transform, value_range
 
     def __len__(self) -> int:
         return len(self.images)
 
     def image(self, index: int) -> Image.Image:
-        """The decoded image. Raises UnreadableImage."""
+        """Return the decoded RGB image. Raises UnreadableImage if it cannot be read."""
         name, content = self.images[index]
-        return read_image(name if content is None else io.BytesIO(content))
+        source = name if content is None else io.BytesIO(content)
+        return read_image(source, self.value_range)
 
     def sample_name(self, index: int) -> str:
-        """The path as it was given or found; "-" for standard input."""
+        """Return the path of an image, or the name of an image given by its content."""
         return self.images[index].name
 
     def __getitem__(self, index: int) -> tuple:
@@ -111,16 +119,24 @@ class ImageList(Dataset):
 
 
 def iter_image_batches(
-    images: list[ImageSource], transform: Callable, *, batch_size: int, **options: Any
+    images: list[ImageSource],
+    transform: Callable,
+    *,
+    batch_size: int,
+    value_range: Sequence[float] = (),
+    **options: Any,
 ) -> Iterator[PredictionBatch]:
-    """Yield images in order, a batch at a time. Any number may be unreadable, which is logged.
+    """Yield the images in order, in batches. Any number of unreadable images is logged and omitted.
 
-    options: those of `build_data_loader`. close() stops the workers.
+    value_range: see `to_rgb`. options: arguments of `build_data_loader`. Closing the iterator stops
+    the workers.
     """
     order = eval_batches(len(images), batch_size=batch_size)
     if len(order) <= 1:
         options["workers"] = 0
-    loader = build_data_loader(RobustDataset(ImageList(images, transform)), order, **options)
+    loader = build_data_loader(
+        RobustDataset(ImageList(images, transform, value_range)), order, **options
+    )
     bad_samples = BadSampleLog(len(images), max_fraction=1.0)
     with closing(iter_batches(loader)) as batches:
         for batch in batches:

@@ -1,6 +1,6 @@
-"""CIFAR-10, CIFAR-100 and MNIST, stored and read by torchvision, with this package's transforms.
+"""CIFAR-10, CIFAR-100 and MNIST, downloaded and read by torchvision.
 
-All pixels are in memory as one array (150 MB for CIFAR). Files are downloaded only with
+All pixels are held in memory as one array (150 MB for CIFAR). Files are downloaded only with
 download=True.
 """
 
@@ -19,7 +19,7 @@ from vil.utils.errors import DataError
 
 
 class TorchvisionSet(ImageDataset):
-    """A dataset class of torchvision, with its files in `folder` below root."""
+    """A wrapper of the torchvision dataset `source`, which has its files in `folder` below root."""
 
     def __init__(
         self,
@@ -31,7 +31,8 @@ class TorchvisionSet(ImageDataset):
         *,
         download: bool = False,
     ):
-        """Raises DataError if the files are missing, corrupt or cannot be downloaded."""
+        """Read a split. Raises DataError if its files are missing or corrupt, or a download
+        fails."""
         super().__init__(split, transform)
         self.folder = folder
         try:
@@ -48,24 +49,24 @@ class TorchvisionSet(ImageDataset):
         self.classes = list(data.classes)
 
     def image(self, index: int) -> Image.Image:
-        """The image; a gray one has three equal channels."""
+        """Return the image as RGB. A gray image gets three equal channels."""
         return Image.fromarray(self.pixels[index]).convert("RGB")
 
     def sample_name(self, index: int) -> str:
-        """Folder, split and index: cifar-10-batches-py/train/17."""
+        """Return <folder>/<split>/<index>, such as cifar-10-batches-py/train/17."""
         return f"{self.folder}/{self.split}/{index}"
 
 
-# 50,000 and 10,000 images of 32 x 32 in 10 or 100 classes. A. Krizhevsky, 2009.
+# 50,000 training and 10,000 test images of 32 x 32 in 10 or 100 classes. A. Krizhevsky, 2009.
 Cifar = partial(TorchvisionSet, CIFAR10, CIFAR10.base_folder)
 Cifar100 = partial(TorchvisionSet, CIFAR100, CIFAR100.base_folder)
-# 60,000 and 10,000 gray images of 28 x 28 in 10 classes. Y. LeCun et al., 1998.
+# 60,000 training and 10,000 test gray images of 28 x 28 in 10 classes. Y. LeCun et al., 1998.
 Mnist = partial(TorchvisionSet, MNIST, "MNIST/raw")
 
 
 @contextmanager
 def download_lock(root: Path) -> Iterator[None]:
-    """Let one process at a time download into root; the others wait."""
+    """Hold a file lock in root during the block, so that only one process downloads at a time."""
     root.mkdir(parents=True, exist_ok=True)
     with open(root / ".download.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,12 +1,12 @@
-"""Read images inside a .zip or an uncompressed .tar in place, without extracting anything.
+"""Read images in a .zip or an uncompressed .tar without extracting it.
 
-The standard library lists the members once, into a few numpy arrays whose pages forked workers
-share. Their bytes are then read through a SharedFile. Rules for wanted members of both kinds:
+The members are listed once, into a few numpy arrays that forked workers share. Their contents are
+read through a SharedFile. These rules apply:
 
-- links and names that are absolute or contain ".." are left out, with one warning
-- of members with the same name the last is used, as unzip and tar do, with one warning
-- an encrypted member, or one with a compression other than deflate, raises DataError: leaving it
-  out would shrink the dataset
+- Links and names that are absolute or contain ".." are left out, with one warning.
+- Of several members with the same name the last is used, as in unzip and tar, with one warning.
+- An encrypted zip member, or one with a compression other than deflate, raises DataError. Leaving
+  it out would shrink the dataset.
 """
 
 import io
@@ -32,19 +32,26 @@ logger = logging.getLogger(__name__)
 
 # A header may state any size. No image that PIL accepts is larger than this.
 MAX_BYTES = 1 << 30
-ENCRYPTED = 99  # as a method: the zip format's own number for AES
+MAX_HEADER = 1 << 20  # bytes of a tar's long names and other extended headers
+MAX_MEMBERS = 1 << 26  # ImageNet-22k has 14 million images
+ENCRYPTED = 99  # the zip format's compression method for AES-encrypted members
 
 
 class Archive:
-    """The M members for which wanted(name, size) is true, in the order of the archive: `names` (M,)
-    bytes, and `fields` (M,), a structured array of what a subclass needs to read them."""
+    """An archive file and its M members for which wanted(name, size) is true, in the file's order.
+
+    `names` (M,) holds the member names as bytes. `fields` (M,) is a structured array with what
+    `read` needs. A subclass sets its type, `dtype`, and defines `members` and `read`.
+    """
 
     dtype: list[tuple]
 
     def __init__(self, path: Path, wanted: Callable[[str, int], bool]):
         self.file = SharedFile(path)
         rows, unsafe, repeated = {}, [], []
-        for name, size, is_plain, row in self.members(path):
+        for count, (name, size, is_plain, row) in enumerate(self.members(path)):
+            if count == MAX_MEMBERS:
+                raise DataError(f"{path} has more than {MAX_MEMBERS} members")
             if not wanted(name, size):
                 continue
             if not is_plain or name.startswith("/") or ".." in name.split("/"):
@@ -62,21 +69,25 @@ class Archive:
         return len(self.fields)
 
     def name(self, index: int) -> str:
-        """Archive and member: train.zip@cat/1.jpg."""
+        """Return <archive>@<member>, such as train.zip@cat/1.jpg."""
         return f"{Path(self.file.path).name}@{os.fsdecode(self.names[index])}"
 
     def members(self, path: Path) -> Iterator[tuple[str, int, bool, tuple]]:
-        """Yield (name, size, is_plain, row of `fields`) of all members. Links, folders and devices
-        are not plain. Raises DataError if the file is not a complete archive."""
+        """Yield (name, size, is_plain, row of `fields`) for each member of the archive.
+
+        is_plain is False for a member that must not be read, such as a link. Raises DataError if
+        the file is not a complete archive.
+        """
         raise NotImplementedError
 
     def read(self, index: int) -> bytes:
-        """The decompressed bytes of a member. Raises OSError, UnreadableImage."""
+        """Return the decompressed bytes of a member. Raises OSError, also as UnreadableImage."""
         raise NotImplementedError
 
 
 class ZipArchive(Archive):
-    """A .zip, stored or deflated. `offset` is that of the local header, before the data."""
+    """A .zip archive with stored or deflated members. The field `offset` is the position of a
+    member's local header, which precedes its data."""
 
     dtype = [("offset", "i8"), ("packed", "i8"), ("size", "i8"), ("method", "i2"), ("crc", "u4")]
 
@@ -104,12 +115,13 @@ class ZipArchive(Archive):
             yield entry.filename, entry.file_size, is_plain, row
 
     def read(self, index: int) -> bytes:
-        """Decompress and verify. The length of the local header is stated only in itself."""
+        """Return the decompressed bytes of a member. Raises UnreadableImage for a wrong
+        checksum."""
         offset, packed, size, method, crc = self.fields[index].tolist()
         check_size(max(packed, size))
         header = self.file.read(offset, 30)
         if header[:4] != b"PK\3\4":
-            raise UnreadableImage("no member at the offset in the zip's directory")
+            raise UnreadableImage("no member header at the offset in the zip's directory")
         data = self.file.read(offset + 30 + sum(struct.unpack("<HH", header[26:30])), packed)
         if method == zipfile.ZIP_DEFLATED:
             try:
@@ -122,27 +134,33 @@ class ZipArchive(Archive):
 
 
 class TarArchive(Archive):
-    """An uncompressed .tar, which has no checksums of the data."""
+    """An uncompressed .tar archive. The format has no checksums of file contents."""
 
     dtype = [("offset", "i8"), ("size", "i8")]
 
     def members(self, path: Path) -> Iterator[tuple[str, int, bool, tuple]]:
-        """Sparse files are not plain: their data are scattered."""
+        """Yield the members like `Archive.members`. Sparse files are not plain: their data are
+        scattered."""
         try:
-            with tarfile.open(path, "r:") as archive:
+            with (
+                HeaderFile(path) as file,
+                tarfile.open(path, "r:", file) as archive,
+            ):
                 while (entry := archive.next()) is not None:
                     archive.members.clear()  # a million of them would take a gigabyte
+                    if entry.size < 0:  # tarfile would seek back and list the members forever
+                        raise tarfile.ReadError(f"{entry.name} has {entry.size} bytes")
                     name, size = entry.name.removeprefix("./"), entry.size
                     is_plain = entry.isreg() and not entry.issparse()
                     yield name, size, is_plain, (entry.offset_data, size)
                 end = archive.offset
-        except (tarfile.TarError, OSError) as error:
+        except (tarfile.TarError, OSError, ValueError, RecursionError) as error:
             raise DataError(
                 f"{path} is not an uncompressed tar (decompress it first), or is truncated: {error}"
             ) from error
         with open(path, "rb") as file:
             file.seek(end)
-            if file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile stops at a corrupt header too
+            if file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile also stops at a corrupt header
                 raise DataError(f"{path} is corrupt: no header at byte {end}")
 
     def read(self, index: int) -> bytes:
@@ -151,25 +169,35 @@ class TarArchive(Archive):
         return self.file.read(offset, size)
 
 
+class HeaderFile(io.FileIO):
+    """A file that raises ReadError for reads above MAX_HEADER bytes. A header may state any
+    size."""
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= MAX_HEADER:
+            raise tarfile.ReadError(f"a header states a size of {size} bytes")
+        return super().read(size)
+
+
 class ArchiveDataset(ImageDataset):
-    """A dataset of the members of `archive`, which a subclass opens."""
+    """A base class of datasets of the images in `archive`, which a subclass sets."""
 
     archive: Archive
 
     def image(self, index: int) -> Image.Image:
-        return read_image(io.BytesIO(self.archive.read(index)))
+        return read_image(io.BytesIO(self.archive.read(index)), self.value_range)
 
     def sample_name(self, index: int) -> str:
         return self.archive.name(index)
 
 
 def check_size(size: int) -> None:
-    """Raise UnreadableImage above MAX_BYTES."""
+    """Raise UnreadableImage if a member has more than MAX_BYTES."""
     if size > MAX_BYTES:
         raise UnreadableImage(f"{size} bytes are too many for an image")
 
 
 def warn(path: Path, problem: str, names: list[str]) -> None:
-    """Log one warning for all members with the same problem."""
+    """Log one warning for all members, given by name, that have the same problem."""
     if names:
         logger.warning("%s: %d members %s, the first: %s", path, len(names), problem, names[0])

@@ -1,4 +1,4 @@
-"""ImageNet as stored by the 2021 code: root/{train,val}.zip, each with a {train,val}_map.txt.
+"""ImageNet in the original 2021 layout: root/{train,val}.zip, each with a {train,val}_map.txt.
 
 A line of the map is `train.zip@n01440764/n01440764_10026.JPEG`, a TAB, and the class number.
 """
@@ -30,10 +30,10 @@ or, as archives:
 def imagenet(
     root: Root, split: str, transform: Transform = None, *, num_classes: int | None = None
 ) -> ImageDataset:
-    """The dataset "imagenet": zip and map if both are there, else class folders.
+    """Build the dataset "imagenet" from zip and map if both exist, else from class folders.
 
-    Raises ValueError if the number of folders is not num_classes; DataError if only one of zip and
-    map is there and no folder, or, with both layouts, if there is nothing.
+    Raises ValueError if the number of class folders is not num_classes. Raises DataError if the zip
+    or the map is missing and there is no folder.
     """
     root = Path(root)
     folder, zip_file, map_file = (root / f"{split}{end}" for end in ("", ".zip", "_map.txt"))
@@ -50,13 +50,16 @@ def imagenet(
 
 
 class ImageNetZip(ArchiveDataset):
-    """The images of the zip that the map lists, in the order of the zip's directory."""
+    """A dataset of the images in the zip that the map lists, in the order of the zip."""
 
     def __init__(
         self, root: Root, split: str, transform: Transform = None, *, num_classes: int | None = None
     ):
-        """Without num_classes there are as many classes as train's map needs, or the split's map
-        if train has none. Raises DataError for a missing or invalid file and an invalid class.
+        """Read the map and the zip's directory.
+
+        If num_classes is None, train_map.txt defines the number of classes. If this file is
+        missing, the split's own map does. Raises DataError if a file is missing or invalid, or a
+        class is out of range.
         """
         super().__init__(split, transform)
         root = Path(root)
@@ -88,7 +91,7 @@ class ImageNetZip(ArchiveDataset):
 
 
 def read_map(file: Path, num_classes: int | None = None) -> dict[str, int]:
-    """{member: class}. Raises DataError, with file and line, for an invalid map."""
+    """Read a map file as {member: class number}. Raises DataError if a line is invalid."""
     labels = {}
     with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
         for number, line in enumerate(lines, start=1):
@@ -105,7 +108,7 @@ def read_map(file: Path, num_classes: int | None = None) -> dict[str, int]:
             if labels.setdefault(member, label) != label:
                 raise DataError(
                     f"{file}, line {number}: {member} is class {label}, "
-                    f"and was class {labels[member]} before"
+                    f"but was class {labels[member]} before"
                 )
     if not labels:
         raise DataError(f"{file} is empty")

@@ -8,10 +8,11 @@ from vil.data.image import UnreadableImage
 
 
 class SharedFile:
-    """Bytes of a file by offset. Each process opens the file at its first read.
+    """A read-only file with random access. Each process opens it at its first read.
 
-    pread does not use the file position, which forked workers would share: readers of one open
-    archive could get each other's bytes. The open file is not pickled, for spawned workers.
+    Reads use pread, which ignores the file position. Forked workers share this position, so seek
+    and read could return another worker's bytes. The open file is not pickled: spawned workers open
+    their own.
     """
 
     def __init__(self, path: str | Path):
@@ -19,7 +20,8 @@ class SharedFile:
         self.opened = None
 
     def read(self, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes from `offset`. Raises OSError, UnreadableImage."""
+        """Return exactly `size` bytes from `offset`. Raises UnreadableImage if the file ends too
+        early, OSError if it cannot be read."""
         pid, opened = os.getpid(), self.opened  # read once: another thread may assign it
         if opened is None or opened[0] != pid:
             opened = self.opened = pid, io.FileIO(self.path)  # closed with its last reference

@@ -1,4 +1,4 @@
-"""A folder dataset in two archives: root/{train,val}.tar with members <class>/<image>."""
+"""Image folders in two archives: root/{train,val}.tar with members <class>/<image>."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ LAYOUT = """{problem}. Expected:
 
 
 class Tar(ArchiveDataset):
-    """Classes and order of samples are those of `Folder` on the extracted tars."""
+    """A dataset of a tar. Classes and sample order are those of `Folder` on the extracted files."""
 
     def __init__(self, root: Root, split: str, transform: Transform = None):
         super().__init__(split, transform)
@@ -34,7 +34,11 @@ class Tar(ArchiveDataset):
 
 
 def open_tar(file: Path) -> tuple[TarArchive, list[str]]:
-    """The images sorted by class folder and file name, and the folder of each. Raises DataError."""
+    """Open a tar. Returns (archive, class folder of each image), sorted by class and file name.
+
+    One folder above all class folders is allowed. Raises DataError if the file is missing, has no
+    images, or has an image that is not <class>/<image>.
+    """
     if not file.is_file():
         raise DataError(layout(file.parent, f"there is no {file}", LAYOUT))
     archive = TarArchive(file, is_image)
@@ -51,11 +55,11 @@ def open_tar(file: Path) -> tuple[TarArchive, list[str]]:
 
 
 def class_folders(file: Path) -> list[str]:
-    """The class folders of a tar, sorted."""
+    """Return the sorted names of the class folders in a tar."""
     return sorted(set(open_tar(file)[1]))
 
 
 def is_image(name: str, size: int) -> bool:
-    """Whether a member is an image, by its name. Hidden files and folders are not."""
+    """Return whether a member's name is that of an image. Hidden files and folders are excluded."""
     hidden = any(part.startswith(".") for part in name.split("/") if part != "..")
     return name.lower().endswith(EXTENSIONS) and not hidden

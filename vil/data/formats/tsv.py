@@ -1,17 +1,21 @@
-"""Base64 images in the rows of a .tsv, described by a .yaml: the large datasets of the 2021 code.
+"""Datasets of base64 images in the rows of a .tsv, described by a .yaml with these keys:
 
 img: train.tsv           # key TAB [label TAB ...] image; required, all others are optional
 label: train.label.tsv   # key TAB label; default: the label is the second column of img
-hw: train.hw.tsv         # key TAB ...: only the keys are used
-linelist: train.linelist # row numbers from 0: a subset of the rows, also with repetitions
-labelmap: labelmap.txt   # name [TAB number] per line; default: the number of the line
+hw: train.hw.tsv         # key TAB ...; only the keys are used, as sample names
+linelist: train.linelist # row numbers from 0, which may repeat; default: all rows
+labelmap: labelmap.txt   # name [TAB class number] per line; default number: the line, from 0
+
+The large datasets of the original 2021 code have this format. Paths are absolute or relative to the
+yaml. With all links resolved, they must lie below the root of the dataset, below the folder of the
+yaml or below one of `extra_roots`.
 """
 
 import binascii
 import io
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +27,7 @@ from vil.data.dataset import ImageDataset, Root, Transform
 from vil.data.formats.tsv_file import TsvFile, read_integers
 from vil.data.image import UnreadableImage, read_image
 from vil.utils.errors import DataError
+from vil.utils.safe_files import path_below, regular_file
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +36,10 @@ JSON_LABELS = "imagenet_22k"  # in the yaml's name: the label is a JSON list of 
 
 
 class Tsv(ImageDataset):
-    """The rows of root/{split}.yaml, or of another `yaml` below root, in the order of its linelist.
-    Labels are integers, or names if there is a labelmap."""
+    """A dataset of the rows that root/{split}.yaml, or another `yaml` below root, describes.
+
+    Samples are in the order of the linelist. Labels are integers, or names if there is a labelmap.
+    """
 
     def __init__(
         self,
@@ -42,20 +49,23 @@ class Tsv(ImageDataset):
         *,
         yaml: str | None = None,
         num_classes: int | None = None,
+        extra_roots: Sequence[str] = (),
     ):
-        """Without num_classes and labelmap there are as many classes as the labels of train.yaml
-        need; without that file, or with another `yaml`, as the labels of this split need.
+        """Read the yaml, the labels and the positions of the rows.
 
-        Raises DataError for missing or inconsistent files and invalid labels, ValueError if
+        Without num_classes and labelmap, the number of classes is that of train.yaml. If there is
+        no train.yaml, or if `yaml` is given, it is the largest label of this split plus 1.
+
+        Raises DataError for missing or inconsistent files and invalid labels. Raises ValueError if
         num_classes differs from the labelmap.
         """
         super().__init__(split, transform)
         source = Path(root, yaml or f"{split}.yaml")
-        files = read_yaml(source)
+        files = read_yaml(source, (root, *extra_roots))
         self.images, labels, self.keys = open_files(files)
         as_json = JSON_LABELS in (yaml or source.name)
         if as_json and labels is not self.images:
-            raise DataError(f"{source}: labels of {JSON_LABELS} are in img; leave out 'label'")
+            raise DataError(f"{source}: {JSON_LABELS} has its labels in 'img': leave out 'label'")
         self.rows = read_rows(files.get("linelist"), len(self.images))
         labelmap = read_labelmap(files["labelmap"]) if "labelmap" in files else {}
         if labelmap:
@@ -66,7 +76,7 @@ class Tsv(ImageDataset):
             num_classes = size
         by_split = yaml is None and split != "train"
         if num_classes is None and by_split and Path(root, "train.yaml").exists():
-            num_classes = len(Tsv(root, "train").classes)
+            num_classes = len(Tsv(root, "train", extra_roots=extra_roots).classes)
         texts = labels.labels(self.rows, before_image=labels is self.images)
         if as_json:
             texts = json_classes(texts, labels.path, self.rows)
@@ -87,10 +97,10 @@ class Tsv(ImageDataset):
             content = binascii.a2b_base64(text, strict_mode=True)
         except binascii.Error as error:
             raise UnreadableImage(f"not base64: {error}") from error
-        return read_image(io.BytesIO(content))
+        return read_image(io.BytesIO(content), self.value_range)
 
     def sample_name(self, index: int) -> str:
-        """The row's key, or its line number if the file can no longer be read."""
+        """Return the key in the sample's row, or the file and line if the key cannot be read."""
         row = int(self.rows[index])
         try:
             return self.keys.key(row)
@@ -98,10 +108,14 @@ class Tsv(ImageDataset):
             return f"{self.keys.path}, line {row + 1}"
 
 
-def read_yaml(source: Path) -> dict[str, Path]:
-    """The files by key. Their paths are absolute or relative to the yaml. Raises DataError."""
+def read_yaml(source: Path, roots: Sequence[Root] = ()) -> dict[str, Path]:
+    """Return the files that a yaml lists, as {key: path}.
+
+    Raises DataError if the yaml is invalid, or a file is missing or lies neither below the folder
+    of the yaml nor below one of the `roots`.
+    """
     try:
-        tree = yaml_format.safe_load(source.read_text(encoding="utf-8"))
+        tree = yaml_format.safe_load(regular_file(source).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise DataError(f"there is no {source}: it lists the files of a TSV dataset") from error
     except (yaml_format.YAMLError, OSError, ValueError, RecursionError) as error:
@@ -113,14 +127,14 @@ def read_yaml(source: Path) -> dict[str, Path]:
     files = {key: tree[key] for key in KEYS if tree.get(key) is not None}
     if invalid := [key for key in files if not isinstance(files[key], str)]:
         raise DataError(f"{source}: {invalid[0]} must be the path of a file")
-    files = {key: source.parent / path for key, path in files.items()}
+    files = {key: path_below(source.parent, path, source, roots) for key, path in files.items()}
     if missing := [path for path in files.values() if not path.is_file()]:
         raise DataError(f"there is no {missing[0]}, which {source} names")
     return files
 
 
 def open_files(files: dict[str, Path]) -> tuple[TsvFile, TsvFile, TsvFile]:
-    """The files of images, labels and keys. Raises DataError if their numbers of rows differ."""
+    """Return the open files (images, labels, keys). Raises DataError if row counts differ."""
     images = TsvFile(files["img"])
     labels = TsvFile(files["label"]) if "label" in files else images
     keys = TsvFile(files["hw"]) if "hw" in files else labels
@@ -132,7 +146,8 @@ def open_files(files: dict[str, Path]) -> tuple[TsvFile, TsvFile, TsvFile]:
 
 
 def read_rows(linelist: Path | None, count: int) -> np.ndarray:
-    """The row (N,) of each sample. Raises DataError for a row that does not exist."""
+    """Return the row number of each sample (N,), by default all `count` rows of the file. Raises
+    DataError if the linelist is empty or has a row that does not exist."""
     if linelist is None:
         return np.arange(count)
     rows = read_integers(linelist)
@@ -145,7 +160,8 @@ def read_rows(linelist: Path | None, count: int) -> np.ndarray:
 
 
 def read_labelmap(file: Path) -> dict[str, int]:
-    """{name: class number}. Raises DataError for a duplicate name or number."""
+    """Read a labelmap as {name: class number}. Raises DataError for an invalid or repeated
+    entry."""
     labelmap, numbers = {}, set()
     text = file.read_text(encoding="utf-8-sig", errors="surrogateescape").rstrip("\n")
     for line, row in enumerate(text.split("\n"), start=1):
@@ -159,7 +175,8 @@ def read_labelmap(file: Path) -> dict[str, int]:
 
 
 def json_classes(texts: Iterable[str], file: Path, rows: np.ndarray) -> Iterator[str]:
-    """Yield the class of the first element of each row's JSON list."""
+    """Yield the "class" of the first element in each label, which is a JSON list. Raises DataError
+    for an invalid label; `file` and `rows` locate it in the message."""
     for row, text in zip(rows, texts):
         try:
             yield str(json.loads(text)[0]["class"])

@@ -1,28 +1,37 @@
-"""A .tsv file, and the offsets of its rows in the .lineidx file beside it."""
+"""Random access to the rows of a .tsv file.
 
+The byte offsets of the rows are stored in a .lineidx file beside the .tsv. If it cannot be written
+there, it is stored in the folder `cache_dir`.
+"""
+
+import hashlib
 import logging
 import mmap
 import os
-import uuid
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from vil.data.formats.shared_file import SharedFile
+from vil.utils.atomic_write import write_aside
+from vil.utils.cache_dir import cache_dir
 from vil.utils.errors import DataError
+from vil.utils.safe_files import path_below
 
 logger = logging.getLogger(__name__)
 
-SCAN_BYTES = 1 << 24  # read at a time when rows are searched
-KEY_BYTES = 256  # read first to find the first column of a row
+SCAN_BYTES = 1 << 24  # block size when searching for rows
+KEY_BYTES = 256  # bytes to read first for the first column of a row
 
 
 class TsvFile:
-    """Rows of TAB-separated columns, by number from 0. Uses 8 bytes of memory per row. A missing
-    .lineidx is written. Raises DataError for a missing or empty file, or another .lineidx."""
+    """A .tsv file with TAB-separated columns. Row numbers start at 0.
+
+    Uses 8 bytes of memory per row. Writes the .lineidx if it is missing. Raises DataError if the
+    .tsv is missing or empty, or if the .lineidx does not belong to it.
+    """
 
     def __init__(self, path: Path):
         if not path.is_file():
@@ -35,22 +44,23 @@ class TsvFile:
         return len(self.offsets) - 1
 
     def row(self, number: int, limit: int | None = None) -> bytes:
-        """A row without its line end, at most the first `limit` bytes. Raises OSError."""
+        """Return a row without its line end, cut to the first `limit` bytes. Raises OSError."""
         begin, end = self.offsets[number : number + 2].tolist()
         size = end - begin if limit is None else min(limit, end - begin)
         return self.file.read(begin, size).rstrip(b"\r\n")
 
     def key(self, number: int) -> str:
-        """The first column of a row, if possible without reading all of it. Raises OSError."""
+        """Return the first column of a row. Reads little more than this column. Raises OSError."""
         head = self.row(number, KEY_BYTES)
         if b"\t" not in head:
             head = self.row(number)
         return head.split(b"\t")[0].decode("utf-8", "surrogateescape")
 
     def labels(self, numbers: Iterable[int], *, before_image: bool) -> Iterator[str]:
-        """Yield the second column of rows. before_image: a third column must follow.
+        """Yield the label, which is the second column, of each of the given rows.
 
-        The file is memory-mapped, so that the pages of the images are not read. Raises DataError.
+        before_image: the rows must also have a third column, the image. The file is memory-mapped,
+        so that image data are not read. Raises DataError if a column is missing.
         """
         with (
             open(self.path, "rb") as file,
@@ -69,39 +79,47 @@ class TsvFile:
 
 
 def row_offsets(path: Path) -> np.ndarray:
-    """The offsets of the rows, and the size of the file."""
+    """Return the byte offsets of the rows, followed by the size of the file: (rows + 1,) int64.
+
+    Reads the .lineidx, or scans the .tsv and writes the .lineidx. Raises DataError if the .lineidx
+    is wrong.
+    """
     size = path.stat().st_size
     if not size:
         raise DataError(f"{path} is empty")
-    index = path.with_suffix(".lineidx")
-    if index.is_file():
-        offsets = read_integers(index)
-        if problem := find_problem(path, offsets, size):
-            # Not replaced automatically: a file truncated by a failed copy would then be accepted.
-            raise DataError(
-                f"{index} is not the index of {path}: {problem}; "
-                "if the file is complete, delete the index to rebuild it"
-            )
-    else:
-        offsets = find_rows(path)
-        with open(path, "rb") as file:
-            if b"\t" in file.readline(SCAN_BYTES):  # else it is no TSV: write nothing beside it
-                write_index(index, offsets)
+    beside, cached = path.with_suffix(".lineidx"), cached_index(path)
+    if beside.is_symlink():
+        path_below(path.parent, beside.name, path)
+    for index in (beside, cached):
+        if index.is_file():
+            offsets = read_integers(index)
+            if problem := find_problem(path, offsets, size):
+                # Do not rebuild it automatically: that would accept a .tsv from a failed copy.
+                raise DataError(
+                    f"{index} is not the index of {path}: {problem}; "
+                    "if the file is complete, delete the index to rebuild it"
+                )
+            return np.append(offsets, size)
+    offsets = find_rows(path)
+    with open(path, "rb") as file:
+        if b"\t" in file.readline(SCAN_BYTES):  # else it is not a TSV: write nothing
+            write_index(beside, cached, offsets)
     return np.append(offsets, size)
 
 
 def read_integers(path: Path) -> np.ndarray:
-    """Read one integer per line, without a Python object per line. Raises DataError."""
+    """Read an array (lines,) int64 from a file with one integer per line. Raises DataError."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # older numpy only warns and returns a part
+            warnings.simplefilter("error")  # older numpy only warns, and returns the first values
             return np.fromstring(path.read_bytes(), dtype=np.int64, sep="\n")
     except (ValueError, DeprecationWarning) as error:
         raise DataError(f"{path} must have one integer per line") from error
 
 
 def find_problem(path: Path, offsets: np.ndarray, size: int) -> str | None:
-    """Why these are not the offsets of the rows of a file of `size` bytes; None if they can be."""
+    """Return why `offsets` cannot be the row offsets of a file of `size` bytes, or None if they
+    can. Checks the order of the offsets and the position of the last row."""
     if not len(offsets) or offsets[0] != 0 or (np.diff(offsets) <= 0).any():
         return "its offsets do not increase from 0"
     last = int(offsets[-1])
@@ -117,7 +135,7 @@ def find_problem(path: Path, offsets: np.ndarray, size: int) -> str | None:
 
 
 def find_rows(path: Path) -> np.ndarray:
-    """Offsets (rows,) of the lines of a file."""
+    """Return the byte offsets (rows,) of the lines of a file."""
     starts, base = [np.zeros(1, np.int64)], 0
     with open(path, "rb") as file:
         while block := file.read(SCAN_BYTES):
@@ -128,18 +146,34 @@ def find_rows(path: Path) -> np.ndarray:
     return offsets[:-1] if offsets[-1] == base else offsets
 
 
-def write_index(index: Path, offsets: np.ndarray) -> None:
-    """Write the index atomically, as other processes may use it at the same time. Warns if it
-    cannot be written: the offsets are then in memory only."""
-    temporary = index.with_name(f".{index.name}.{uuid.uuid4().hex}")
+def cached_index(path: Path) -> Path:
+    """Return the path in the folder `cache_dir` for the .lineidx of a file. Its name is a hash of
+    the file's path, size and modification time."""
+    state = path.stat()
+    name = f"{os.path.realpath(path)} {state.st_size} {state.st_mtime_ns}"
+    digest = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return cache_dir() / "lineidx" / f"{digest[:32]}.lineidx"
+
+
+def write_index(beside: Path, cached: Path, offsets: np.ndarray) -> None:
+    """Write the row offsets to `beside` or, if that fails, to `cached`. Log a warning with the
+    path. If both fail, log a warning and keep the offsets in memory only."""
     try:
-        with open(temporary, "wb") as file:
-            offsets.tofile(file, sep="\n")
-            file.write(b"\n")
-        os.replace(temporary, index)
-        logger.warning("%s was missing: written with %d rows", index, len(offsets))
+        try:
+            write_offsets(beside, offsets)
+            logger.warning("%s was missing, and was written with %d rows", beside, len(offsets))
+        except OSError as error:
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            write_offsets(cached, offsets)
+            text = "%s cannot be written (%s): the index is %s instead"
+            logger.warning(text, beside, error.strerror, cached)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         text = "%s is missing and cannot be written: row offsets are kept in memory (%s)"
-        logger.warning(text, index, error)
+        logger.warning(text, beside, error)
+
+
+def write_offsets(index: Path, offsets: np.ndarray) -> None:
+    """Write an index atomically, because other processes may read it at the same time."""
+    with write_aside(index) as aside, open(aside, "wb") as file:
+        offsets.tofile(file, sep="\n")
+        file.write(b"\n")

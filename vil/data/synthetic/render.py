@@ -1,7 +1,8 @@
 """Render backgrounds, clutter and digit strokes for the scenes of `scenes.py`.
 
-All random numbers come from a numpy RandomState, which keeps its numbers in all numpy versions.
-Shapes: H, W size of a scene in pixels; S side of a digit's patch. Colors are float32 in 0..1.
+All random numbers come from a numpy RandomState, which gives the same numbers in all numpy
+versions. Shapes: H, W size of a scene in pixels; S side of a digit's patch. Colors are float32 in
+0..1. Angles are in radians.
 """
 
 import numpy as np
@@ -9,21 +10,22 @@ from numpy.random import RandomState
 
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 FINE = 64  # side of an enlarged digit in pixels
-# Ink levels at the middle of the edge of a stroke, and half the width of the edge. They are not
-# simple fractions, which an interpolation of 16 gray levels could hit exactly.
+# Ink level at the middle of a stroke's edge, and half the range of ink levels in the edge. Neither
+# is a simple fraction, which interpolated gray levels could be exactly equal to.
 INK, SOFT = 0.4417, 0.0943
-OUTLINE = 0.1817  # the middle of the edge of an outline around the stroke
+OUTLINE = 0.1817  # ink level at the middle of the edge of an outline around the stroke
 
 
 def noise(random: RandomState, height: int, width: int, cell: float) -> np.ndarray:
-    """Smooth random values (H, W) in 0..1 with features about `cell` pixels wide."""
+    """Return smooth random values (H, W) in 0..1 with features about `cell` pixels wide."""
     rows, columns = (knot_weights(side, cell) for side in (height, width))
     grid = random.random_sample((rows.shape[1], columns.shape[1]))
     return (rows @ grid @ columns.T).astype(np.float32)
 
 
 def knot_weights(side: int, cell: float) -> np.ndarray:
-    """Weights (side, knots) of the two knots around each pixel, from a smooth step."""
+    """Return the weights (side, knots) of a smooth 1-D interpolation between knots. Knots are
+    `cell` pixels apart. Each pixel uses the two knots around it."""
     places = np.arange(side) / cell
     at = places.astype(int)
     step = places - at
@@ -35,7 +37,7 @@ def knot_weights(side: int, cell: float) -> np.ndarray:
 
 
 def directional_ramp(random: RandomState, height: int, width: int) -> np.ndarray:
-    """Distance (H, W) of each pixel along a random direction, in units of the diagonal."""
+    """Return a linear ramp (H, W) in a random direction, from 0 to at most 1 (a scene diagonal)."""
     angle = random.uniform(0, 2 * np.pi)
     y, x = np.mgrid[:height, :width]
     distance = x * np.cos(angle) + y * np.sin(angle)
@@ -43,20 +45,20 @@ def directional_ramp(random: RandomState, height: int, width: int) -> np.ndarray
 
 
 def stripes(random: RandomState, height: int, width: int) -> np.ndarray:
-    """Soft, slightly bent stripes."""
+    """Return soft, slightly bent stripes (H, W) in 0..1."""
     bend = noise(random, height, width, 60) * random.uniform(0, 0.15)
     waves = np.sin((directional_ramp(random, height, width) + bend) * random.uniform(25, 110))
     return np.clip(0.5 + waves * random.uniform(0.4, 2), 0, 1)
 
 
 def clouds(random: RandomState, height: int, width: int) -> np.ndarray:
-    """Noise at three scales."""
+    """Return noise (H, W) in 0..1 with features of three sizes."""
     layers = [noise(random, height, width, cell) / n for n, cell in ((1, 64), (2, 23), (4, 9))]
     return sum(layers) / 1.75
 
 
 def checkerboard(random: RandomState, height: int, width: int) -> np.ndarray:
-    """A skewed checkerboard."""
+    """Return a skewed checkerboard (H, W) of zeros and ones."""
     one, other = (directional_ramp(random, height, width) * random.uniform(4, 14) for _ in range(2))
     return ((one.astype(int) + other.astype(int)) % 2).astype(np.float32)
 
@@ -65,7 +67,7 @@ PATTERNS = (directional_ramp, stripes, clouds, checkerboard)
 
 
 def background(random: RandomState, height: int, width: int) -> np.ndarray:
-    """A textured background (H, W, 3): a pattern of two similar colors, with blotches."""
+    """Return a textured background (H, W, 3): a pattern of two similar colors, with blotches."""
     pattern = PATTERNS[random.randint(len(PATTERNS))](random, height, width)
     first = random.uniform(0.1, 0.9, 3)
     second = np.clip(first + random.uniform(-0.28, 0.28, 3), 0, 1)
@@ -77,7 +79,7 @@ def background(random: RandomState, height: int, width: int) -> np.ndarray:
 
 
 def add_clutter(random: RandomState, image: np.ndarray) -> None:
-    """Paint semi-transparent bands, ellipses and rectangles into an image (H, W, 3)."""
+    """Paint semi-transparent bands, ellipses and rectangles into an image (H, W, 3), in place."""
     height, width = image.shape[:2]
     for _ in range(random.randint(1, 7)):
         shape = SHAPES[random.randint(len(SHAPES))](random, height, width)
@@ -87,20 +89,20 @@ def add_clutter(random: RandomState, image: np.ndarray) -> None:
 
 
 def band(random: RandomState, height: int, width: int) -> np.ndarray:
-    """A stripe across the scene (H, W)."""
+    """Return the mask (H, W) float32 of a straight band across the scene."""
     at, wide = random.uniform(0.1, 0.7), random.uniform(0.004, 0.05)
     return (np.abs(directional_ramp(random, height, width) - at) < wide).astype(np.float32)
 
 
 def ellipse(random: RandomState, height: int, width: int) -> np.ndarray:
-    """A filled ellipse (H, W) with a soft edge."""
+    """Return the mask (H, W) float32 of a filled ellipse with a soft edge."""
     x, y = random_axes(random, height, width)
     a, b = random.uniform(5, 45, 2)
     return np.clip((1 - np.hypot(x / a, y / b)) * min(a, b), 0, 1).astype(np.float32)
 
 
 def rectangle(random: RandomState, height: int, width: int) -> np.ndarray:
-    """A filled rectangle (H, W)."""
+    """Return the mask (H, W) float32 of a filled, rotated rectangle."""
     x, y = random_axes(random, height, width)
     a, b = random.uniform(4, 40, 2)
     return ((np.abs(x) < a) & (np.abs(y) < b)).astype(np.float32)
@@ -110,20 +112,21 @@ SHAPES = (band, ellipse, rectangle)
 
 
 def random_axes(random: RandomState, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Coordinates x, y (H, W) in pixels, relative to a random point and rotated randomly."""
+    """Return coordinates (x, y), each (H, W), in pixels from a random point along rotated axes."""
     angle, (row, column) = random.uniform(0, np.pi), random.uniform(0, 1, 2) * (height, width)
     y, x = np.mgrid[:height, :width]
     return rotate(x - column, y - row, angle)
 
 
 def rotate(x: np.ndarray, y: np.ndarray, angle: float) -> tuple[np.ndarray, np.ndarray]:
-    """The coordinates in axes that are rotated by an angle."""
+    """Return the coordinates (x, y) in axes that are rotated by `angle`."""
     cos, sin = np.cos(angle), np.sin(angle)
     return x * cos + y * sin, y * cos - x * sin
 
 
 def enlarge(pixels: np.ndarray) -> np.ndarray:
-    """Enlarge a scan (8, 8) uint8 to (FINE, FINE) float32 by cubic convolution (Keys 1981)."""
+    """Enlarge a scan (8, 8) uint8 to (FINE, FINE) float32 in 0..1 by cubic convolution (Keys
+    1981)."""
     count = len(pixels)
     places = (np.arange(FINE)[:, None] + 0.5) * count / FINE - 0.5 - np.arange(count)
     far = np.abs(places)
@@ -134,7 +137,10 @@ def enlarge(pixels: np.ndarray) -> np.ndarray:
 
 
 def render_ink(fine: np.ndarray, size: float, angle: float, slant: float) -> np.ndarray:
-    """The ink (S, S) in 0..1 of a digit, scaled to `size` pixels, rotated and slanted."""
+    """Return the ink (S, S) in 0..1 of a digit, scaled to `size` pixels, rotated and slanted.
+
+    fine: the digit from `enlarge`. slant: horizontal shear in pixels per row.
+    """
     side = int(1.7 * size) + 4
     y, x = np.mgrid[:side, :side] - (side - 1) / 2
     x, y = rotate(x, y, angle)
@@ -150,12 +156,13 @@ def render_ink(fine: np.ndarray, size: float, angle: float, slant: float) -> np.
 
 
 def opacity(values: np.ndarray, middle: float = INK) -> np.ndarray:
-    """Return the opacity, 0 to 1, of ink `values`: a soft step around `middle`."""
+    """Return the opacity in 0..1 of ink `values`: a soft step around the ink level `middle`."""
     return np.clip((values - middle) / (2 * SOFT) + 0.5, 0, 1)
 
 
 def paint(random: RandomState, image: np.ndarray, layers: list[np.ndarray]) -> None:
-    """Paint layers of opacity (h, w) into an image (h, w, 3), in contrasting colors."""
+    """Paint opacity layers (h, w) into an image (h, w, 3), in place. Each layer gets a color that
+    contrasts with the pixels below it."""
     for layer in layers:
         color = contrasting_color(random, image[layer > 0.5])
         shade = 1 + 0.3 * (noise(random, *layer.shape, 20) - 0.5)
@@ -163,8 +170,8 @@ def paint(random: RandomState, image: np.ndarray, layers: list[np.ndarray]) -> N
 
 
 def contrasting_color(random: RandomState, under: np.ndarray) -> np.ndarray:
-    """Sample a color (3,) whose brightness differs visibly from the colors (n, 3) under it: the
-    first of 12 samples that differs enough, or the one that differs most."""
+    """Sample a color (3,) whose brightness differs visibly from that of the colors `under` (n, 3).
+    Takes the first of 12 samples with enough contrast, else the sample with the most contrast."""
     mean = float((under @ LUMA).mean())
     colors = random.uniform(0, 1, (12, 3)).astype(np.float32)
     contrast = np.abs(colors @ LUMA - mean)

@@ -1,13 +1,14 @@
-"""Render scenes for detection: scikit-learn's scanned digits as objects on textured backgrounds,
-written as a dataset in COCO's format:
+"""Render scenes for object detection: scikit-learn's scanned digits on textured backgrounds.
+
+The scenes are written as a dataset in COCO's format:
 
     train/000001.png ...   val/000001.png ...   annotations/instances_{train,val}.json
 
 Train scenes use the training digits of `digits.py`, val scenes its validation digits. A digit is 20
-to 80 pixels high, rotated by up to 30 degrees, and may be cut by the border and covered by others,
-with at least 60 % of its stroke visible. Masks are the visible pixels of the stroke.
+to 80 pixels high and rotated by up to 30 degrees. The border may cut it and other digits may cover
+it, but at least 60 % of its stroke is visible. A mask holds the visible pixels of the stroke.
 
-Shapes: H, W size of a scene; S side of a digit's patch.
+Shapes: H, W size of a scene.
 """
 
 import io
@@ -44,7 +45,7 @@ CATEGORIES = [{"id": d + 1, "name": str(d), "supercategory": "digit"} for d in r
 
 @dataclass
 class Digit:
-    """A digit in a scene: its class, the pixels of its stroke, and the visible ones (H, W)."""
+    """A digit in a scene: its class, its stroke's pixel count, and the visible pixels (H, W)."""
 
     digit: int
     pixels: int
@@ -53,7 +54,10 @@ class Digit:
 
 @dataclass
 class SceneDataset:
-    """The scenes of a split: PNG bytes, (height, width) and annotations."""
+    """The scenes of a split. An item is (PNG bytes, (height, width), annotations).
+
+    low, high: range of the sides in pixels. scans: enlarged digits and their classes.
+    """
 
     seed: int
     split: str
@@ -76,9 +80,11 @@ class SceneDataset:
 
 
 def find_scenes(root: str | Path, **settings: int) -> Path:
-    """The folder below root with the scenes of all `write_scenes` settings, rendered if missing.
+    """Return the folder of scenes with the given settings. Render the scenes if it is missing.
 
-    Processes that start at the same time all render; the first to finish provides the folder.
+    settings: seed, train, val, low and high of `write_scenes`, all required. If several processes
+    render at the same time, the first to finish provides the folder. Raises DataError if the folder
+    cannot be written.
     """
     name = "scenes{version}-{train}-{val}-{low}to{high}-seed{seed}"
     folder = Path(root, name.format(version=VERSION, **settings))
@@ -104,10 +110,10 @@ def write_scenes(
     high: int = 192,
     workers: int = 0,
 ) -> None:
-    """Write a folder of `train` and `val` scenes with sides of `low` to `high` pixels.
+    """Render `train` training and `val` validation scenes into a new folder.
 
-    A scene is a function of the seed, the split and its number. The folder is renamed into place
-    when it is complete. Raises FileExistsError if it exists then.
+    Sides are `low` to `high` pixels long. A scene is a function of the seed, the split and its
+    number. The folder appears only when it is complete. Raises FileExistsError if it exists.
     """
     if not 48 <= low <= high:
         raise ValueError(f"scenes need sides of 48 <= low <= high pixels, given {low} and {high}")
@@ -129,7 +135,7 @@ def write_scenes(
 
 
 def rename_new(new: Path, folder: Path) -> None:
-    """os.rename, with FileExistsError if `folder` exists and is not empty."""
+    """Rename `new` to `folder`. Raises FileExistsError if `folder` exists and is not empty."""
     try:
         os.rename(new, folder)
     except OSError as error:
@@ -139,7 +145,7 @@ def rename_new(new: Path, folder: Path) -> None:
 
 
 def write_split(root: Path, scenes: SceneDataset, workers: int) -> None:
-    """Write the images and the annotation file of a split."""
+    """Render a split, and write its images and its annotation file below root."""
     (root / scenes.split).mkdir()
     images, annotations = [], []
     options = dict(num_workers=workers, worker_init_fn=init_worker, generator=torch.Generator())
@@ -157,7 +163,7 @@ def write_split(root: Path, scenes: SceneDataset, workers: int) -> None:
 
 
 def init_worker(worker_id: int) -> None:
-    """Use one thread per worker: the matrices are too small for more."""
+    """Ignore signals in a worker, and use one BLAS thread, because the matrices are small."""
     from threadpoolctl import threadpool_limits  # a dependency of scikit-learn
 
     ignore_signals(worker_id)
@@ -165,7 +171,7 @@ def init_worker(worker_id: int) -> None:
 
 
 def annotate(placed: Digit) -> dict:
-    """Category, box, area and mask in COCO's format."""
+    """Return a digit's annotation in COCO's format, without the keys `id` and `image_id`."""
     mask = placed.visible
     rows, columns = (np.flatnonzero(mask.any(axis=axis)).tolist() for axis in (1, 0))
     x, y = columns[0], rows[0]
@@ -176,7 +182,7 @@ def annotate(placed: Digit) -> dict:
 
 
 def render_scene(random: RandomState, height: int, width: int, scans: tuple) -> tuple:
-    """Render an image (H, W, 3) uint8 with at least one digit, and return its digits."""
+    """Render a scene with at least one digit. Returns (image (H, W, 3) uint8, list of Digit)."""
     image = render.background(random, height, width)
     render.add_clutter(random, image)
     placed: list[Digit] = []
@@ -191,7 +197,11 @@ def render_scene(random: RandomState, height: int, width: int, scans: tuple) -> 
 
 
 def add_digit(random: RandomState, image: np.ndarray, placed: list[Digit], scans: tuple) -> None:
-    """Paint another digit where it and the others stay visible, if such a position is found."""
+    """Paint a random digit into `image` and append it to `placed`, both in place.
+
+    Its random position leaves at least MIN_VISIBLE of this digit and of all others visible. Paints
+    nothing if TRIES random positions all fail.
+    """
     fine, targets = scans
     index = random.randint(len(targets))
     largest = min(LARGEST, MAX_SHARE * min(image.shape[:2]))
@@ -220,8 +230,10 @@ def add_digit(random: RandomState, image: np.ndarray, placed: list[Digit], scans
 def random_overlap(
     random: RandomState, shape: tuple[int, ...], side: int
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Place a square of `side` with its center at a random point of the scene (H, W). Return the
-    slices of the scene that it covers, and the same slices within the square."""
+    """Return the overlap of a scene (H, W) with a square, centered at a random point of the scene.
+
+    Returns (inside, local): slices of the overlap in the scene, and in the square of `side` pixels.
+    """
     corner = (random.uniform(0, 1, 2) * shape - side / 2).round().astype(int).tolist()
     inside = tuple(slice(max(at, 0), min(at + side, end)) for at, end in zip(corner, shape))
     return inside, tuple(slice(s.start - at, s.stop - at) for s, at in zip(inside, corner))

@@ -1,1 +1,1 @@
-"""Checkpoints: what is saved, when, and how it is verified."""
+"""Checkpoints: their content, their schedule and their verification."""

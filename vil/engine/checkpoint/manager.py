@@ -1,13 +1,13 @@
-"""Save checkpoints on a schedule, and survive a disk that fails for a while.
+"""Save checkpoints on a schedule, and tolerate a disk that fails temporarily.
 
-Training continues if a checkpoint cannot be written, and tries again when the next one is due. The
-run stops after N consecutive failures, or if the final save fails.
+If a checkpoint cannot be written, training continues, and the next scheduled checkpoint is tried.
+The run stops after N consecutive failures, or if the final save fails.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from vil.engine.checkpoint.save_load import TrainObjects, TrainState, newest_step, save
+from vil.engine.checkpoint.save_load import TrainObjects, TrainState, name_of, newest_step, save
 from vil.engine.distributed import broadcast_object, share_buffers
 from vil.engine.run_dir import RunDir
 from vil.utils.errors import SaveError
@@ -15,7 +15,7 @@ from vil.utils.errors import SaveError
 
 @dataclass(frozen=True)
 class CheckpointPolicy:
-    """When a run evaluates and saves, and which checkpoints it keeps."""
+    """The schedule of evaluations and checkpoints, and which checkpoints are kept."""
 
     eval_every: int = 1  # epochs
     save_every: int = 1  # epochs
@@ -25,32 +25,48 @@ class CheckpointPolicy:
     max_failed_saves: int = 3  # in a row
 
     def evaluates(self, state: TrainState, end: int) -> bool:
-        """Whether an evaluation is due that was not yet done."""
+        """Return whether an evaluation is due. An evaluation that was done at this step is not
+        repeated."""
         due = state.epoch_ends and state.epoch % self.eval_every == 0
         return state.evaluated < state.step and (due or state.step == end)
 
     def saves(self, state: TrainState, end: int) -> bool:
-        """Whether a checkpoint is due."""
+        """Return whether a checkpoint is due."""
         epoch = state.epoch_ends and state.epoch % self.save_every == 0
         step = self.save_steps > 0 and state.step % self.save_steps == 0
         return state.step in (end, state.best_step) or (state.step > 0 and (epoch or step))
 
     def is_pinned(self, state: TrainState, step: int) -> bool:
-        """Whether the checkpoint of a step is never removed."""
+        """Return whether the checkpoint of a step is kept permanently."""
         epoch, rest = divmod(step, state.steps_per_epoch)
         return self.keep_every > 0 and rest == 0 and epoch % self.keep_every == 0
 
 
 class CheckpointManager:
-    """Save a run's state, at most once per step."""
+    """Saves the state of a run, at most once per step."""
 
     def __init__(self, run: RunDir, objects: TrainObjects, policy: CheckpointPolicy):
         self.run, self.objects, self.policy, self.failed = run, objects, policy, 0
         newest = newest_step(run.checkpoints) if run.dist.is_main else None
         self.saved_step = broadcast_object(newest)
 
+    def check_best(self, state: TrainState) -> TrainState:
+        """Return the state without its best value if the best checkpoint was deleted.
+
+        The next evaluation then becomes the best one and is saved.
+        """
+        step, folder = state.best_step, self.run.checkpoints
+        is_gone = step not in (None, state.step) and not (folder / name_of(step)).is_dir()
+        if not broadcast_object(is_gone):
+            return state
+        self.run.log.say(f"ERROR the best checkpoint, {folder / name_of(step)}, was deleted")
+        return replace(state, best=None, best_step=None)
+
     def save(self, state: TrainState, *, required: bool = False) -> None:
-        """Save a checkpoint. Raises SaveError if a `required` one fails, or too many in a row."""
+        """Save a checkpoint.
+
+        Raises SaveError if a `required` save fails, or after too many consecutive failures.
+        """
         if self.saved_step == state.step:
             return
         run, policy = self.run, self.policy

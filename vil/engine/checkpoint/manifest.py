@@ -1,8 +1,8 @@
-"""Folders that are complete or absent, even if the process dies or the power fails.
+"""Write folders that are either complete or absent, even after a crash or a power failure.
 
-Files are written to a temporary folder and synced, the folder is renamed and its parent synced. A
-manifest holds the size and SHA-256 of each file, and another file the SHA-256 of the manifest:
-flipped bits would otherwise load silently.
+Files are written to a temporary folder and synced to disk. Then the folder is renamed, and its
+parent folder is synced. A manifest has the size and SHA-256 of each file. A second file has the
+SHA-256 of the manifest. They detect files that have changed on the disk.
 """
 
 import errno
@@ -22,8 +22,11 @@ FORMAT = 2  # format 1 had no manifest.sha256
 
 @contextmanager
 def new_folder(final: Path, size: int, **metadata: object) -> Iterator[Path]:
-    """Yield a temporary folder for files of `size` bytes. At the end sync them, write the manifest
-    with `metadata` and rename the folder to `final`; an error leaves nothing."""
+    """Yield a temporary folder for files of `size` bytes in total, which becomes `final` on exit.
+
+    On exit, the files are synced, the manifest is written with `metadata`, and the folder is
+    renamed. After an error no folder remains.
+    """
     for leftover in final.parent.glob(".*.tmp"):  # of killed processes
         remove(leftover)
     aside = final.with_name(f".{final.name}.tmp")
@@ -48,7 +51,7 @@ def new_folder(final: Path, size: int, **metadata: object) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder or file; a link is removed without its target."""
+    """Remove a folder or a file. Of a link, only the link is removed."""
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
@@ -61,7 +64,7 @@ def fingerprint(file: Path) -> dict[str, int | str]:
 
 
 def find_corruption(folder: Path) -> str | None:
-    """The reason why a published folder cannot be used, None if its files are unchanged."""
+    """Return the reason why a folder is corrupt; None if all of its files are unchanged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         version, files = manifest["format"], manifest["files"].items()

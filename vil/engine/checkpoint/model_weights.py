@@ -1,4 +1,7 @@
-"""A model's weights as a safetensors file: saved only if finite, loaded only if every key fits."""
+"""Save a model's weights as a safetensors file, and load them.
+
+They are saved only if all are finite, and loaded only if all keys match.
+"""
 
 from pathlib import Path
 
@@ -22,10 +25,10 @@ def check_finite(model: nn.Module, step: int) -> None:
 
 
 def full_state_dict(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """Return the unsharded state dict, with a copy of every tensor on the CPU.
+    """Return the unsharded state dict with copies of all tensors on the CPU.
 
-    Copies, as safetensors refuses tensors that share memory. All ranks of a sharded model must
-    call it; those without `keep` return nothing.
+    Copies are needed because safetensors rejects tensors that share memory. All ranks of a sharded
+    model must call this; ranks with `keep` False get an empty dict.
     """
     tensors = {}
     for name, tensor in model.state_dict().items():
@@ -36,7 +39,8 @@ def full_state_dict(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
 
 
 def load_exactly(model: nn.Module, file: Path) -> None:
-    """Load a safetensors file. Raises CheckpointError unless names and shapes are the model's."""
+    """Load a safetensors file. Raises CheckpointError if any name or shape differs from the
+    model's."""
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError) as error:
@@ -47,14 +51,14 @@ def load_exactly(model: nn.Module, file: Path) -> None:
         more = len(problems) - MAX_KEYS_LISTED
         listed = problems[:MAX_KEYS_LISTED] + ([f"and {more} more"] if more > 0 else [])
         raise CheckpointError(
-            f"{file} is of another model: restore its config, or start a new run with "
-            "MODEL.MODEL_PATH from this one\n  " + "\n  ".join(listed)
+            f"{file} is from another model: restore that model's config, or start a new run with "
+            f"MODEL.MODEL_PATH set to this file ({'; '.join(listed)})"
         )
     model.load_state_dict({name: shard_like(t, current[name]) for name, t in tensors.items()})
 
 
 def find_differences(model: dict[str, Tensor], file: dict[str, Tensor]) -> list[str]:
-    """One line per key that is missing in the file, unexpected there, or of another shape."""
+    """Return a line for each key that is missing from the file, unexpected, or of another shape."""
     missing = [f"missing {n} {tuple(model[n].shape)}" for n in model if n not in file]
     unexpected = [f"unexpected {n} {tuple(file[n].shape)}" for n in file if n not in model]
     resized = [

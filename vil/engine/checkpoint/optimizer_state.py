@@ -1,11 +1,11 @@
-"""Optimizer state by parameter name, not by index.
+"""Save and load optimizer state by parameter name instead of by index.
 
-So it survives another split into groups (weight decay, layer-wise learning rates), another order of
-modules and newly frozen or unfrozen parameters. The settings are the config's and the learning rate
-is a function of the step: neither is saved.
+So the state can be loaded after a change of the parameter groups (weight decay, layer-wise learning
+rates), of the order of modules, or of the frozen parameters. Optimizer settings are not saved: they
+come from the config, and the learning rate is a function of the step.
 
-torch.distributed.checkpoint.state_dict also saves by name, but it restores the saved settings and
-runs an optimizer step to create missing state.
+torch.distributed.checkpoint.state_dict also saves by name. It is not used, because it restores the
+saved settings and runs an optimizer step to create missing state.
 """
 
 import torch
@@ -22,8 +22,10 @@ MOMENTUM = "momentum_buffer"
 
 
 def state_by_name(optimizer: Optimizer) -> dict[str, dict]:
-    """Return the unsharded state of each parameter, under the names of `decay_groups`. All ranks of
-    a sharded model must call it."""
+    """Return {parameter name: unsharded state}, with the names given by `decay_groups`.
+
+    All ranks of a sharded model must call this.
+    """
     return {
         name: {
             **{key: full_tensor(value) for key, value in optimizer.state[parameter].items()},
@@ -36,10 +38,10 @@ def state_by_name(optimizer: Optimizer) -> dict[str, dict]:
 
 
 def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
-    """Load what `state_by_name` returned.
+    """Load the result of `state_by_name`. Returns the names of parameters without saved state.
 
-    Returns the names that it does not have (newly unfrozen parameters). Their state starts empty,
-    except for a step counter of the group.
+    These are parameters that were frozen before. Their state starts empty, except that a step
+    counter gets the value of its group.
     """
     current = optimizer.state_dict()
     current["state"], fresh = {}, []
@@ -63,9 +65,10 @@ def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
 
 
 def initial_state(known: list[dict], parameter: Tensor) -> dict:
-    """Return the state of a parameter that has no saved one; `known` are those of its group.
+    """Return the initial state of a parameter without saved state: empty, or a zero momentum.
 
-    It is empty, or a zero momentum: torch's fused SGD needs momentum for all of a group or none.
+    torch's fused SGD requires that all parameters of a group have a momentum, or none. known:
+    states of the other parameters in the group.
     """
     if any(state.keys() == {MOMENTUM} and state[MOMENTUM] is not None for state in known):
         return {MOMENTUM: torch.zeros_like(parameter)}

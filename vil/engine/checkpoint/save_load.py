@@ -1,14 +1,14 @@
-"""Save and load checkpoints: all that a run needs to resume bit for bit.
+"""Save and load checkpoints, which contain everything that a run needs to resume bit for bit.
 
     <run>/checkpoints/step-00001234/model.safetensors   weights, under the plain model's names
-                                    ema.safetensors     their average, if there is one: same names
+                                    ema.safetensors     averaged weights, if any, same names
                                     state.pt            optimizer, GradScaler, TrainState
                                     manifest.json       size and SHA-256 of each, step, versions
                                     manifest.sha256     SHA-256 of the manifest
     <run>/checkpoints/last, best                        text files with a folder's name
 
-No random generator is saved: the loop seeds torch's at every step from (seed, step, rank).
-`state.pt` is read with weights_only=True: it can hold data, never code.
+No state of a random generator is saved: the loop seeds torch's generators at every step from (seed,
+step, rank). `state.pt` is read with weights_only=True, so it cannot contain code.
 """
 
 import platform
@@ -43,7 +43,10 @@ MAX_ATTEMPTS = 2  # to write a checkpoint: a network disk may fail once
 
 @dataclass(frozen=True)
 class TrainState:
-    """Progress of a run. The first five fields are its shape: a step means nothing without them."""
+    """Progress of a run.
+
+    The first five fields are settings of the run that give the step its meaning.
+    """
 
     seed: int
     world: int
@@ -56,21 +59,26 @@ class TrainState:
     drops: int = 0  # evaluations without a new best, which lowered the learning rate
     evaluated: int = 0  # the step of the last evaluation
     skipped: int = 0  # steps without an update: their loss or gradient was not finite
+    data: str = ""  # fingerprint of the training samples; older checkpoints have none
 
     @property
     def epoch(self) -> int:
-        """Epochs done."""
+        """The number of finished epochs."""
         return self.step // self.steps_per_epoch
 
     @property
     def epoch_ends(self) -> bool:
-        """Whether the last step was the last one of its epoch."""
+        """Whether the last finished step was the last step of its epoch."""
         return self.step > 0 and self.step % self.steps_per_epoch == 0
 
     def after_eval(
         self, value: float, *, drop: bool = False, higher_is_better: bool = True
     ) -> "TrainState":
-        """Return the state with a new best or, if `drop`, one more drop of the learning rate."""
+        """Return the state after an evaluation with the metric `value`.
+
+        A better value becomes the new best. After a worse value, the number of learning-rate drops
+        increases by one if `drop` is set.
+        """
         state = replace(self, evaluated=self.step)
         if self.best is None or (value > self.best if higher_is_better else value < self.best):
             return replace(state, best=value, best_step=self.step)
@@ -78,7 +86,7 @@ class TrainState:
 
 
 class Average(Protocol):
-    """A moving average of the weights, in a model with the same names; see `vil.optim.Ema`."""
+    """A moving average of the weights, stored in a copy of the model. See `vil.optim.Ema`."""
 
     model: nn.Module
 
@@ -87,7 +95,7 @@ class Average(Protocol):
 
 
 class TrainObjects(NamedTuple):
-    """The objects that training changes and a checkpoint saves."""
+    """The objects that training changes and that a checkpoint saves."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -107,11 +115,11 @@ def save(
     keep: int,
     is_pinned: Callable[[int], bool] = lambda step: False,
 ) -> Path:
-    """Write the checkpoint of `state.step` into `folder`; rank 0 writes, the others wait.
+    """Write the checkpoint of `state.step` to `folder`. Rank 0 writes, and the other ranks wait.
 
-    Then remove all checkpoints but the `keep` newest, the best and those whose step `is_pinned`.
-    Raises on every rank, with the older checkpoints intact: DivergedError if a weight is not
-    finite, SaveError if writing fails twice.
+    Then remove old checkpoints, except the `keep` newest, the best, and those whose step
+    `is_pinned`. Raises DivergedError if a weight is not finite, and SaveError if writing fails
+    twice. Both are raised on every rank, before older checkpoints are removed.
     """
     check_finite(objects.model, state.step)
     files = collect_files(objects, state, keep=dist.is_main)
@@ -131,7 +139,7 @@ def save(
 
 
 def collect_files(objects: TrainObjects, state: TrainState, *, keep: bool) -> dict[str, dict]:
-    """Return {file name: content}, empty on ranks without `keep`. All ranks must call it."""
+    """Return {file name: content}; {} on ranks with `keep` False. All ranks must call this."""
     model, optimizer, scaler, ema = objects
     files = {WEIGHTS: full_state_dict(model, keep=keep)}
     if ema:
@@ -145,7 +153,7 @@ def collect_files(objects: TrainObjects, state: TrainState, *, keep: bool) -> di
 
 
 def write(final: Path, files: dict[str, dict], state: TrainState) -> None:
-    """Write one checkpoint folder completely, or nothing."""
+    """Write one complete checkpoint folder. After an error, no folder remains."""
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     metadata = {"step": state.step, "epoch": state.epoch, "versions": versions}
     with new_folder(final, count_bytes(files), **metadata) as aside:
@@ -155,22 +163,25 @@ def write(final: Path, files: dict[str, dict], state: TrainState) -> None:
 
 
 def count_bytes(content: Any) -> int:
-    """The size of all tensors in nested dicts."""
+    """Return the total size in bytes of all tensors in nested dicts."""
     if isinstance(content, dict):
         return sum(map(count_bytes, content.values()))
     return content.nbytes if isinstance(content, Tensor) else 0
 
 
 def update_links(folder: Path, state: TrainState) -> None:
-    """Write the names of the checkpoints of `state` to `last` and `best`."""
+    """Write the names of the last and the best checkpoint to the files `last` and `best`."""
     for name, step in (("last", state.step), ("best", state.best_step)):
         if step is not None and (folder / name_of(step)).is_dir():
             replace_text(folder / name, f"{name_of(step)}\n")
 
 
 def prune(folder: Path, step: int, keep: int, is_pinned: Callable[[int], bool]) -> None:
-    """Remove checkpoints but the `keep` newest, the best and the pinned ones. Those after `step` do
-    not count: they are corrupt, as the run resumed before them."""
+    """Remove old checkpoints, except the `keep` newest, the best and the pinned ones.
+
+    Checkpoints after `step` do not count as newest. They must be corrupt, because the run resumed
+    from an earlier one.
+    """
     best = resolve_link(folder, "best")
     for checkpoint in [c for c in checkpoints(folder) if step_of(c) <= step][max(keep, 1) :]:
         if checkpoint != best and not is_pinned(step_of(checkpoint)):
@@ -181,14 +192,16 @@ def prune(folder: Path, step: int, keep: int, is_pinned: Callable[[int], bool]) 
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """All checkpoints in `folder`, newest first, including corrupt ones."""
+    """List the checkpoints in `folder`, newest first, including corrupt ones."""
     folders = [path for path in folder.glob("step-*") if is_name(path.name)]
     return sorted(folders, key=step_of, reverse=True)
 
 
 def resolve_link(folder: Path, link: str) -> Path | None:
-    """The checkpoint that the text file `last` or `best` names, None before the first one. Raises
-    CheckpointError if it names something else."""
+    """Return the checkpoint that the file `last` or `best` names; None if there is no such file.
+
+    Raises CheckpointError if the content is not the name of a checkpoint.
+    """
     file = folder / link
     if not file.exists():
         return None
@@ -199,7 +212,7 @@ def resolve_link(folder: Path, link: str) -> Path | None:
 
 
 def newest_step(folder: Path) -> int:
-    """The step that `last` names, -1 before the first checkpoint."""
+    """Return the step of the checkpoint that the file `last` names; -1 if there is none."""
     last = resolve_link(folder, "last")
     return step_of(last) if last else -1
 
@@ -213,8 +226,11 @@ def step_of(checkpoint: Path) -> int:
 
 
 def newest_valid(folder: Path, warn: Callable[[str], None] = warnings.warn) -> Path | None:
-    """The newest intact checkpoint, None without any. Warns of each corrupt one, and raises
-    CheckpointError if all are: to start again silently would lose the run."""
+    """Return the newest checkpoint that is not corrupt; None if the folder has no checkpoints.
+
+    `warn` is called for each corrupt checkpoint that is skipped. Raises CheckpointError if all are
+    corrupt, because restarting from step 0 would discard the run.
+    """
     candidates = checkpoints(folder)
     for checkpoint in candidates:
         reason = find_corruption(checkpoint)
@@ -232,7 +248,7 @@ def newest_valid(folder: Path, warn: Callable[[str], None] = warnings.warn) -> P
 def load(
     checkpoint: Path, objects: TrainObjects, say: Callable[[str], None] = warnings.warn
 ) -> TrainState:
-    """Load a checkpoint of the same model into the objects, and return its TrainState."""
+    """Load a checkpoint into the objects of the same model, and return its TrainState."""
     load_exactly(objects.model, checkpoint / WEIGHTS)
     try:
         saved = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
@@ -250,7 +266,7 @@ def load(
 
 
 def load_average(checkpoint: Path, ema: Average | None, say: Callable[[str], None]) -> None:
-    """Load the average; if it was not saved, restart it from the loaded weights."""
+    """Load the averaged weights. If there are none, restart the average from the loaded weights."""
     file = checkpoint / AVERAGE
     if ema and file.exists():
         load_exactly(ema.model, file)
@@ -268,12 +284,15 @@ def resume(
     *,
     dist: DistInfo,
     say: Callable[[str], None],
+    allow_changes: bool = False,
 ) -> TrainState:
-    """Load the newest valid checkpoint and return its state, or `fresh` if there is none.
+    """Load the newest valid checkpoint and return its state. Return `fresh` if there is no
+    checkpoint.
 
-    Rank 0 chooses for all, so every machine must see the folder. Another number of ranks or another
-    seed is logged. Another batch size, epoch length or optimizer is a CheckpointError: the step or
-    the optimizer state would have another meaning.
+    Rank 0 selects the checkpoint for all ranks, so all machines must have access to the folder.
+    Another number of ranks or another seed is logged. Another batch size, epoch length or optimizer
+    raises CheckpointError, because the saved step or optimizer state would be wrong. Other samples
+    raise CheckpointError unless `allow_changes` is set.
     """
     checkpoint = broadcast_object(newest_valid(folder, say) if dist.is_main else None)
     if checkpoint is None:
@@ -284,8 +303,16 @@ def resume(
         if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
             raise CheckpointError(
                 f"{checkpoint} was made with {name} {old}, this run has {new}: restore the "
-                "setting, or start a new run with MODEL.MODEL_PATH from this one"
+                "setting, or start a new run with MODEL.MODEL_PATH set to this checkpoint"
             )
+    if saved.data and saved.data != fresh.data:
+        text = f"{checkpoint} was trained on {saved.data}, the data here are {fresh.data}"
+        if not allow_changes:
+            raise CheckpointError(
+                f"{text}: restore them, start a new run with MODEL.MODEL_PATH set "
+                "to this checkpoint, or set RUN.ALLOW_CHANGES True"
+            )
+        say(text)
     for name in ("seed", "world"):
         if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
             say(f"{name} was {old} and is {new} now: results will not be bit-identical")
@@ -294,4 +321,4 @@ def resume(
             update_links(folder, saved)
         except OSError as error:
             say(f"last and best cannot be written: {one_line(error)}")
-    return replace(saved, seed=fresh.seed, world=fresh.world)
+    return replace(saved, seed=fresh.seed, world=fresh.world, data=fresh.data)

@@ -1,6 +1,6 @@
-"""The attention modules by name, with the config keys that set their arguments.
+"""Registry of the attention modules, with the config keys that set their arguments.
 
-Names are loaded on first use: importing the package does not import torch.
+Each class is imported when it is first used, so importing this package does not import torch.
 """
 
 from collections.abc import Mapping
@@ -28,8 +28,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
 __all__ += ["ATTENTIONS", "register_attention"]
 
 
-# Facts: `feature`, the argument that the letter f of an ARCH sets. `other_keys`, config keys that
-# concern the attention and set no argument of it.
+# Facts of an entry: `feature`, the constructor argument that the letter f of an ARCH string sets;
+# `other_keys`, config keys that concern the attention but set no constructor argument.
 ATTENTIONS = Registry("attention", check=f"{_HERE}.build:check_entry")
 _MSVIT = "MODEL.VIT.MSVIT"
 ATTENTIONS.add("full", f"{_HERE}.full:FullAttention", "every token attends to every token")
@@ -87,13 +87,13 @@ def register_attention(
 ) -> None:
     """Register an attention class under a name.
 
-    cls_or_home: a subclass of `Attention`, or its home "module:Class", which is imported and
-      checked when it is first built.
-    keys: {argument of the constructor: config key that sets it}.
-    feature: the argument that the letter f of an ARCH sets.
+    cls_or_home: a subclass of `Attention`, or its location as a string "module:Class". A class
+    given as a string is imported and checked when it is first built.
+    keys: {constructor argument: config key that sets it}.
+    feature: the constructor argument that the letter f of an ARCH string sets.
 
-    Raises ValueError for a name that is taken and a class that breaks the contract, see
-    `vil.layers.attention.base.Attention`.
+    Raises ValueError for a name that is already taken, and for a class that does not define what
+    `vil.layers.attention.base.Attention` requires.
     """
     facts = {"feature": feature} if feature else {}
     ATTENTIONS.register(name, cls_or_home, about, keys=keys, **facts)

@@ -1,8 +1,8 @@
-"""The base classes of the attention modules.
+"""Base classes of the attention modules.
 
 Shapes: B batch, N heads, D head dim, C = N*D, X Y grid rows and columns, L = X*Y local tokens, G
-global tokens, T = G+L, Q queried tokens. `valid_hw` (B, 2) counts the rows and columns of each
-image that are not padding.
+global tokens (which come first), T = G+L, Q queries, K keys. `valid_hw` (B, 2): rows and columns of
+each image that are not padding. The 2021 reference is the original Vision Longformer code.
 """
 
 from collections.abc import Iterator
@@ -12,21 +12,24 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vil.layers.padding import Grid, Valid, real_cells
 from vil.layers.pos_embed import resize_table, square_side
 from vil.ops import Case
 from vil.utils.train_step import TrainStep
+from vil.utils.transforms import is_exporting, is_transformed
 
 TABLE = "local_relative_position_bias_table"
 
 
 class AttentionWeights(NamedTuple):
-    """The softmax weights of some tokens.
+    """Softmax weights of chosen queries over their keys.
 
-    weights (B, N, Q, G+R): each row sums to 1, a hidden key has exactly 0.
-    grid: rows and columns of the tokens. cells: rows and columns of the R keys after the global
-    ones, the grid itself unless keys stand for `ratio` x `ratio` tokens each.
+    weights (B, N, Q, G+R): the keys are the G global tokens, then R cells. Masked keys have weight
+    0. Each row sums to 1, unless all of its keys are masked.
+    grid: rows and columns of the local tokens. cells: rows and columns of the R cells. They equal
+    `grid`, unless the keys are downsampled. Then a cell stands for `ratio` x `ratio` tokens.
     """
 
     weights: Tensor
@@ -37,21 +40,23 @@ class AttentionWeights(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Base of the attention modules. A subclass defines
+    """Base class of the attention modules. A subclass must define:
 
-    - a constructor with the arguments of this class, and rel_pos unless `has_relative_bias` is
-      False; those that it does not need itself may be passed on as **kwargs,
-    - `forward(x (B, G+L, C), grid, valid_hw=None) -> (B, G+L, C)`, global tokens first,
+    - a constructor with the arguments of this class, and `rel_pos` unless `has_relative_bias` is
+      False. It may forward arguments to the base class as **kwargs.
+    - `forward(x, grid, valid_hw=None)`, which maps x (B, G+L, C) to the same shape.
     - `macs(grid)`.
 
-    The other attributes and methods have defaults for a class without the feature.
+    The other methods and attributes are optional. Their defaults suit a class without the feature.
+
+    grid: (X, Y) for parameters whose size depends on the grid.
     Raises ValueError if num_heads does not divide dim.
     """
 
     shown: tuple[str, ...] = ("dim", "num_heads", "num_global")  # by print(model)
     has_relative_bias = True  # False: the model uses the absolute position embedding instead
     backend: str | None = None  # of `vil.ops`, for classes that use local attention
-    # entries that the attention has in files of the 2021 reference, and that nothing reads
+    # parameters that the 2021 reference saves for this attention but never uses
     unused_2021: tuple[str, ...] = ()
 
     def __init__(
@@ -73,43 +78,60 @@ class Attention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def linear(self, parts: int) -> nn.Linear:
-        """A projection of C to parts*C: `parts` of queries, keys and values."""
+        """Return a linear layer from C to parts * C features, such as parts=3 for q, k and v."""
         return nn.Linear(self.dim, parts * self.dim, bias=self.qkv_bias)
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """(B, T, C) -> (B, N, T, D)."""
+        """Reshape (B, T, C) to (B, N, T, D)."""
         return self.split_parts(x, 1)[0]
 
     def split_parts(self, x: Tensor, count: int) -> list[Tensor]:
-        """(B, T, count*C) -> `count` views (B, N, T, D), whose gradients are concatenated once."""
+        """Split x (B, T, count*C) into `count` views (B, N, T, D), for example q, k and v."""
         x = x.unflatten(-1, (count, self.num_heads, self.dim // self.num_heads))
         return [part.transpose(1, 2) for part in x.unbind(2)]
 
     def merge_heads(self, x: Tensor) -> Tensor:
-        """(B, N, T, D) -> (B, T, C)."""
-        return x.transpose(1, 2).flatten(2)
+        """Reshape (B, N, T, D) to (B, T, C)."""
+        x = x.transpose(1, 2)
+        if is_exporting():  # sdpa is decomposed: flatten may fail to view its output
+            x = x.clone(memory_format=torch.contiguous_format)
+        return x.flatten(2)
 
     def sdpa(self, q: Tensor, k: Tensor, v: Tensor, *added: Tensor | None) -> Tensor:
-        """q (B, N, Q, D), k, v (B, N, K, D), biases and masks of the scores -> (B, N, Q, D)."""
+        """Return the attention output (B, N, Q, D) of q (B, N, Q, D) with k, v (B, N, K, D).
+
+        added: biases and masks to add to the scores; None is ignored. Dropout applies in training.
+        """
         dropout_p = self.attn_drop if self.training else 0.0
         parts = [x.to(q.dtype) for x in added if x is not None]
         mask = reduce(torch.add, parts) if parts else None
+        if is_transformed(q, k, v):  # the fused kernels have no jvp
+            with sdpa_kernel(SDPBackend.MATH):
+                return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=self.scale)
         return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=self.scale)
 
     def scores(self, q: Tensor, k: Tensor, *added: Tensor | None) -> Tensor:
-        """q (B, N, Q, D), k (B, N, K, D), biases and masks -> (B, N, Q, K), float32 at least."""
+        """Return the scores (B, N, Q, K), before softmax, of q (B, N, Q, D) with k (B, N, K, D).
+
+        added: biases and masks to add to the scores; None is ignored. Uses at least float32.
+        """
         scores = (q * self.scale) @ k.mT
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         return reduce(torch.add, [x for x in added if x is not None], scores)
 
     def real_tokens(self, valid_hw: Valid, grid: Grid) -> Tensor | None:
-        """(B, G+L) bool: global tokens, and local tokens that are not padding."""
+        """Return a bool mask (B, G+L), False for padding; None if `valid_hw` is None."""
         if valid_hw is None:
             return None
         return F.pad(real_cells(valid_hw, grid).flatten(1), (self.num_global, 0), value=True)
 
+    def hide_padding(self, x: Tensor, valid_hw: Valid, grid: Grid) -> Tensor:
+        """Return x (B, G+L, C) with zeros in the padding, so that NaN there cannot spread."""
+        real = self.real_tokens(valid_hw, grid)
+        return x if real is None else x.masked_fill(~real[..., None], 0.0)
+
     def padding_mask(self, valid_hw: Valid, grid: Grid, dtype: torch.dtype) -> Tensor | None:
-        """(B, 1, 1, G+L): 0 for global and real keys, -inf for padding."""
+        """Return an additive mask (B, 1, 1, G+L), -inf for padding; None if `valid_hw` is None."""
         real = self.real_tokens(valid_hw, grid)
         if real is None:
             return None
@@ -117,18 +139,19 @@ class Attention(nn.Module):
         return mask.masked_fill(~real, -torch.inf)[:, None, None]
 
     def macs(self, grid: Grid) -> int:
-        """Multiply-accumulates of one image, without biases and softmax."""
+        """Return the multiply-accumulates for one image, without those of biases and softmax."""
         raise NotImplementedError
 
     def set_grid(self, grid: Grid, rule: str = "linear") -> None:
-        """Resize the parameters that depend on the grid, by one of `pos_embed.RULES`."""
+        """Resize the parameters that depend on the grid. rule: a key of `pos_embed.RULES`."""
 
     def resize_weight(
         self, leaf: str, value: Tensor, shape: torch.Size, rule: str = "linear"
     ) -> Tensor | None:
-        """Resize a weight of a checkpoint for the parameter `leaf`; None if it cannot be resized.
+        """Return a checkpoint's weight resized to fit a parameter; None if it cannot be resized.
 
-        Relative position tables of checkpoints are taken as square.
+        leaf, shape: name of the parameter in this module, and its shape. rule: a key of
+        `pos_embed.RULES`. A relative position table in a checkpoint is assumed to be square.
         """
         if leaf != TABLE or value.ndim != 2 or value.shape[1:] != shape[1:]:
             return None
@@ -136,55 +159,65 @@ class Attention(nn.Module):
         return resize_table(value.double(), (old, old), new, rule) if old and new else None
 
     def table_shape(self, entries: int) -> Grid | None:
-        """Rows and columns of the relative position table of so many entries."""
+        """Return (rows, columns) of a relative position table; None if `entries` fit no table."""
         side = square_side(entries)
         return (side, side) if side else None
 
     def set_progress(self, progress: TrainStep, index: int) -> str | None:
-        """Store the training step for module number `index`. Returns a log line on a change."""
+        """Store the training step. Return a line to log if the module's behavior changes.
+
+        index: position of this module among the attention modules of the model.
+        """
 
     def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
-        """The calls of local attention on this grid: in training, if `training`, and evaluation.
+        """Yield a `Case` for each kind of local attention call that the module makes on this grid.
 
-        call: batch, dtype, device and padded, see `LongformerAttention.case`.
+        The calls are those of evaluation and, if `training`, also those of training. call: batch,
+        dtype, device and padded, see `LongformerAttention.case`.
         """
         yield from ()
 
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """The weights of tokens `queries` (Q,) in `self(x, grid, valid_hw)`, without dropout.
+        """Return the attention weights of chosen tokens in the call `self(x, grid, valid_hw)`.
 
-        Raises ValueError if there are none.
+        queries (Q,): token indices, global tokens first. Dropout is not applied. Raises ValueError
+        if the class computes no weights per token.
         """
-        raise ValueError(f"{type(self).__name__} has no map: it does not define one")
+        raise ValueError(
+            f"{type(self).__name__} has no attention map: the class does not define "
+            "attention_weights"
+        )
 
     @property
     def param_grid(self) -> Grid | None:
-        """The grid that the size of parameters depends on, None if it depends on none."""
+        """The grid that the parameters are sized for; None if no parameter depends on a grid."""
         return None
 
     @property
     def min_export_side(self) -> int:
-        """The least side of a grid to trace for export with open sizes.
+        """Smallest grid side that can be traced for an export with dynamic sizes.
 
-        torch specializes on dimensions of size 1, such as a single chunk.
+        torch.export treats a size of 1 as constant, for example the number of chunks along a side.
         """
         return 2
 
-    def changed_since_2021(self) -> str | None:
-        """Describe how results differ from those of the 2021 code; None if they do not."""
-        return None
+    def use_2021_rule(self) -> dict[str, Any]:
+        """Replace "auto" arguments with those of the 2021 reference. Returns {argument: value}."""
+        return {}
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown)
 
 
 class GlobalLocalAttention(Attention):
-    """Global tokens attend to all tokens, local tokens as `attend_local` defines.
+    """Base class for attention in which global tokens attend to all tokens.
 
-    share_weights: global tokens use the projections of local tokens. If False they have their own:
-    query_global, kv_global and proj_global. rel_pos: global queries have a learned bias.
+    The subclass defines in `attend_local` what local tokens attend to.
+    share_weights: if True, global tokens use the projections of local tokens. If False, they use
+    separate ones: query_global, kv_global and proj_global.
+    rel_pos: if True, a learned bias is added to the scores of global queries.
     """
 
     shown = (*Attention.shown, "rel_pos")
@@ -212,8 +245,9 @@ class GlobalLocalAttention(Attention):
             self.proj_global = nn.Linear(self.dim, self.dim)
 
     def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """x (B, G+L, C), global tokens first -> (B, G+L, C)."""
+        """Apply attention to x (B, G+L, C). The output has the same shape."""
         lengths = (self.num_global, x.shape[1] - self.num_global)
+        x = self.hide_padding(x, valid_hw, grid)
         k, v = self.split_parts(self.kv(x), 2)  # (B, N, G+L, D) each
         if self.separate:
             x_global, x_local = x.split(lengths, dim=1)
@@ -223,7 +257,7 @@ class GlobalLocalAttention(Attention):
             k, v = self.split_parts(self.kv_global(x), 2)
             first = self.merge_heads(self.attend_global(q, k, v, grid, valid_hw))
             return self.proj_drop(torch.cat([self.proj_global(first), local], dim=1))
-        # one projection of all tokens: a slice of them would be copied for it
+        # project all tokens at once: projecting slices would copy them
         q = [self.split_heads(part) for part in self.query(x).split(lengths, dim=1)]
         out = self.attend_all(q, k, v, grid, valid_hw)
         out = torch.cat(out, dim=1) if self.num_global else out[0]
@@ -232,23 +266,26 @@ class GlobalLocalAttention(Attention):
     def attend_all(
         self, q: list[Tensor], k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid
     ) -> list[Tensor]:
-        """q (B, N, G, D) and (B, N, L, D), k, v (B, N, G+L, D) -> [(B, G, C) if G, (B, L, C)]."""
+        """Return the outputs of global and local queries, heads merged: [(B, G, C), (B, L, C)].
+
+        The first output is left out if G is 0. q: global queries, then local queries (B, N, L, D).
+        """
         out = [self.merge_heads(self.attend_local(q[1], k, v, grid, valid_hw))]
         if self.num_global:
             out.insert(0, self.merge_heads(self.attend_global(q[0], k, v, grid, valid_hw)))
         return out
 
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
-        """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
+        """Return the output (B, N, L, D) of local queries q with k, v (B, N, G+L, D)."""
         raise NotImplementedError
 
     def attend_global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
-        """q (B, N, G, D), k, v (B, N, G+L, D) -> (B, N, G, D): full attention to all tokens."""
+        """Return the output (B, N, G, D) of global queries q with k, v (B, N, G+L, D)."""
         bias = self.global_bias(grid)[None] if self.rel_pos else None
         return self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
 
     def global_bias(self, grid: Grid) -> Tensor:
-        """(N, G, G+L): the learned bias of global queries."""
+        """Return the learned bias (N, G, G+L) of global queries."""
         to_local = self.g2l_relative_position_bias[0][:, :, None]
         to_local = to_local.expand(-1, -1, grid[0] * grid[1])
         return torch.cat([self.g2g_relative_position_bias, to_local], dim=-1)
@@ -256,7 +293,7 @@ class GlobalLocalAttention(Attention):
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """See `Attention.attention_weights`."""
+        """Return the weights of chosen tokens, see `Attention.attention_weights`."""
         is_global = queries < self.num_global
         dtype = torch.promote_types(x.dtype, torch.float32)
         weights = x.new_zeros(len(x), self.num_heads, len(queries), x.shape[1], dtype=dtype)
@@ -270,7 +307,7 @@ class GlobalLocalAttention(Attention):
         return AttentionWeights(weights, self.num_global, grid, grid)
 
     def _global_weights(self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid) -> Tensor:
-        """(B, N, Q, T) of global tokens."""
+        """Return the weights (B, N, Q, T) of global tokens. queries (Q,): their indices."""
         query, kv = (self.query_global, self.kv_global) if self.separate else (self.query, self.kv)
         q, k = self.split_heads(query(x[:, queries])), self.split_parts(kv(x), 2)[0]
         bias = self.global_bias(grid)[:, queries] if self.rel_pos and len(queries) else None
@@ -280,16 +317,19 @@ class GlobalLocalAttention(Attention):
     def local_weights(
         self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid
     ) -> Tensor:
-        """q (B, N, Q, D) of local tokens `queries`, k (B, N, T, D) -> weights (B, N, Q, T)."""
+        """Return the weights (B, N, Q, T) of chosen local tokens.
+
+        q (B, N, Q, D), k (B, N, T, D). queries (Q,): indices of the tokens among the local tokens.
+        """
         raise NotImplementedError
 
     def macs(self, grid: Grid) -> int:
-        """The projections of all tokens, global attention and local attention."""
+        """Return the multiply-accumulates of projections, global and local attention."""
         tokens = self.num_global + grid[0] * grid[1]
         linears = 6 * tokens if self.separate else 4 * tokens
         attend_global = 2 * self.num_global * tokens * self.dim
         return linears * self.dim**2 + attend_global + self.local_macs(grid)
 
     def local_macs(self, grid: Grid) -> int:
-        """Multiply-accumulates of the scores and values in `attend_local`."""
+        """Return the multiply-accumulates of the scores and values in `attend_local`."""
         raise NotImplementedError

@@ -1,4 +1,7 @@
-"""Build an attention module by name, and pass the training step to all modules of a model."""
+"""Build attention modules by name, and pass the training step to those in a model.
+
+Shapes: B batch, X Y grid rows and columns, L = X*Y local tokens, G global tokens, C channels.
+"""
 
 import inspect
 import logging
@@ -21,16 +24,19 @@ log = logging.getLogger(__name__)
 def build_attention(
     name: str, *, dim: int, num_heads: int, rel_pos: bool = False, **arguments: Any
 ) -> Attention:
-    """Build an attention module: `module(x (B, G+L, C), (X, Y)) -> (B, G+L, C)`.
+    """Build an attention module by name.
+
+    The module is called as module(x, grid) with x (B, G+L, C), global tokens first, and the grid
+    (X, Y). It returns a tensor of x's shape.
 
     dim: C. rel_pos: learn a relative position bias, for classes with `has_relative_bias`.
     arguments:
-      all: num_global=1 (G, the global tokens, which come first), qkv_bias=True, attn_drop=0.0,
-        proj_drop=0.0, grid=None (the usual (X, Y), needed where parameters depend on it)
+      all: num_global=1 (G), qkv_bias=True, attn_drop=0.0, proj_drop=0.0, grid=None (the grid that
+        parameters are sized for; some classes require it)
       longformer: window, sw_exact=0, mode=0, mode_switch=1.0, share_weights=True, backend="auto"
       linformer: num_features, share_kv=True
-      performer: num_features, batch_max=False
-      srformer: ratio, ragged="pad"
+      performer: num_features, batch_max="auto"
+      srformer: ratio, ragged="auto"
       global: share_weights=True
     Raises ValueError for an unknown name or argument (with the choices) and for invalid settings.
     """
@@ -49,12 +55,12 @@ def build_attention(
 
 
 def own_arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
-    """The constructor arguments of an attention class that are not common to all."""
+    """Return {name: parameter} of the constructor arguments that only some attentions have."""
     return {key: p for key, p in _arguments(cls).items() if key not in (*COMMON, "rel_pos")}
 
 
 def _arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
-    """The named constructor arguments of a class, also those that it passes on as **kwargs."""
+    """Return {name: parameter} of a class's constructor, with those it forwards as **kwargs."""
     arguments: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__[: cls.__mro__.index(Attention) + 1]:
         if "__init__" not in vars(base):
@@ -69,7 +75,7 @@ def _arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
 
 
 def check_attention(name: str, cls: Any) -> None:
-    """Raise ValueError if a class breaks the contract of `Attention`."""
+    """Raise ValueError unless a class defines what `Attention` requires of a subclass."""
     if not (isinstance(cls, type) and issubclass(cls, Attention)):
         raise ValueError(
             f"attention {name!r} must be a subclass of vil.layers.attention.Attention, got {cls!r}"
@@ -87,7 +93,10 @@ def check_attention(name: str, cls: Any) -> None:
 
 
 def check_entry(cls: Any, entry: Entry) -> None:
-    """Raise ValueError if a class breaks `Attention`'s contract or lacks a declared argument."""
+    """Raise ValueError unless a class defines what `Attention` and its registry entry require.
+
+    The constructor must have the arguments that the entry names in `keys` and `feature`.
+    """
     check_attention(entry.name, cls)
     feature = entry.facts.get("feature")
     for argument in (*entry.keys, *([feature] if feature else ())):
@@ -95,7 +104,10 @@ def check_entry(cls: Any, entry: Entry) -> None:
 
 
 def set_progress(model: nn.Module, progress: TrainStep) -> None:
-    """Pass the step to every attention of the unwrapped model. Call it before each forward pass."""
+    """Pass the training step to every attention module. Call this before each forward pass.
+
+    model: the model without wrappers such as DDP.
+    """
     modules = [module for module in model.modules() if isinstance(module, Attention)]
     changes = [module.set_progress(progress, index) for index, module in enumerate(modules)]
     for change in dict.fromkeys(filter(None, changes)):

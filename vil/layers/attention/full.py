@@ -1,6 +1,7 @@
 """Full attention: every token attends to every token.
 
 Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens.
+`valid_hw` (B, 2) holds the rows and columns of each image that are not padding.
 """
 
 import torch
@@ -19,10 +20,10 @@ from vil.layers.pos_embed import (
 
 
 class FullAttention(Attention):
-    """Multi-head attention over all tokens, global and local.
+    """Multi-head attention of all tokens, global and local, to all tokens.
 
-    rel_pos: learn a relative position bias. Its table has the size for `grid` and is interpolated
-    for other grids in the forward pass.
+    rel_pos: learn a relative position bias. Its table is sized for `grid` and is interpolated in
+    the forward pass on another grid. Raises ValueError if rel_pos is True and grid is None.
     """
 
     shown = (*Attention.shown, "rel_pos")
@@ -34,23 +35,24 @@ class FullAttention(Attention):
         if rel_pos:
             if self.grid is None:
                 raise ValueError(
-                    "full attention with rel_pos needs the grid that its bias table is made for"
+                    "full attention with rel_pos needs `grid`, for the size of its bias table"
                 )
             self.table_size = table_size(self.grid)
             register_relative_bias(self, self.table_size)
 
     def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """x (B, G+L, C), global tokens first -> (B, G+L, C).
+        """Apply attention to x (B, G+L, C), global tokens first. The output has the same shape.
 
-        With `valid_hw` the bias of each image is that of its size without padding.
+        With `valid_hw`, the bias table is resized to the unpadded size of each image.
         """
+        x = self.hide_padding(x, valid_hw, grid)
         q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, G+L, D) each
         bias = self.bias(grid, valid_hw) if self.rel_pos else None
         out = self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
         return self.proj_drop(self.proj(self.merge_heads(out)))
 
     def bias(self, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """(1, N, G+L, G+L), or (B, N, G+L, G+L) with `valid_hw`."""
+        """Return the bias of all tokens, (1, N, G+L, G+L). With `valid_hw`, the first size is B."""
         bias = self.local_bias(grid, valid_hw)
         if not self.num_global:
             return bias
@@ -62,7 +64,7 @@ class FullAttention(Attention):
         return torch.cat([left, right], dim=3)
 
     def local_bias(self, grid: Grid, valid_hw: Valid) -> Tensor:
-        """(1 or B, N, L, L)."""
+        """Return the bias of local tokens, (1, N, L, L). With `valid_hw`, the first size is B."""
         table, size = self.local_relative_position_bias_table, table_size(grid)
         if valid_hw is not None:
             tables = resize_tables(table, self.table_size, size, 2 * valid_hw - 1, centered=True)
@@ -73,7 +75,7 @@ class FullAttention(Attention):
         return dense_bias(table, grid)[None]
 
     def set_grid(self, grid: Grid, rule: str = "linear") -> None:
-        """Resize the bias table."""
+        """Resize the bias table to another grid. rule: a key of `pos_embed.RULES`."""
         if self.rel_pos:
             table = self.local_relative_position_bias_table.detach()
             table = resize_table(table, self.table_size, table_size(grid), rule)
@@ -81,12 +83,12 @@ class FullAttention(Attention):
             self.table_size = table_size(grid)
 
     def table_shape(self, entries: int) -> Grid:
-        """Rows and columns of the relative position table."""
+        """Return (rows, columns) of the relative position table."""
         return self.table_size
 
     @property
     def param_grid(self) -> Grid | None:
-        """The grid that the bias table is made for."""
+        """The grid that the bias table is sized for; None without a bias table."""
         if not self.rel_pos:
             return None
         rows, cols = self.table_size
@@ -95,7 +97,7 @@ class FullAttention(Attention):
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """See `Attention.attention_weights`."""
+        """Return the weights of chosen tokens, see `Attention.attention_weights`."""
         q, k, _ = self.split_parts(self.qkv(x), 3)
         bias = self.bias(grid, valid_hw)[:, :, queries] if self.rel_pos else None
         mask = self.padding_mask(valid_hw, grid, torch.promote_types(q.dtype, torch.float32))
@@ -103,11 +105,11 @@ class FullAttention(Attention):
         return AttentionWeights(scores.softmax(-1), self.num_global, grid, grid)
 
     def macs(self, grid: Grid) -> int:
-        """The projections, the scores and the values of all tokens."""
+        """Return the multiply-accumulates of projections, scores and values."""
         tokens = self.num_global + grid[0] * grid[1]
         return 4 * tokens * self.dim**2 + 2 * tokens**2 * self.dim
 
 
 def table_size(grid: Grid) -> Grid:
-    """Relative positions along the rows and columns of a grid."""
+    """Return (rows, columns) of the relative position table for a grid."""
     return 2 * grid[0] - 1, 2 * grid[1] - 1

@@ -1,8 +1,8 @@
 """Global memory attention: local tokens attend to the global tokens only.
 
-ONLY_GLOBAL of the 2021 reference.
+The original Vision Longformer code of 2021 calls it ONLY_GLOBAL.
 
-Shapes: B batch, N heads, D head dim, L local tokens, G global tokens, T = G+L, Q queried tokens.
+Shapes: B batch, N heads, D head dim, L local tokens, G global tokens, T = G+L, Q queries.
 """
 
 import torch.nn.functional as F
@@ -14,9 +14,9 @@ from vil.layers.pos_embed import register_relative_bias
 
 
 class GlobalOnlyAttention(GlobalLocalAttention):
-    """Local tokens attend to the G global tokens, which attend to all tokens.
+    """Attention of local tokens to the global tokens only, and of global tokens to all tokens.
 
-    As in the 2021 reference, rel_pos adds a bias to the global queries only.
+    As in the 2021 code, rel_pos adds a bias to global queries only. Raises ValueError if G is 0.
     """
 
     unused_2021 = (TABLE,)
@@ -29,16 +29,16 @@ class GlobalOnlyAttention(GlobalLocalAttention):
             register_relative_bias(self, None)
 
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
-        """q (B, N, L, D), k, v (B, N, G+L, D) -> (B, N, L, D)."""
+        """Return the output (B, N, L, D) of local queries q with k, v (B, N, G+L, D)."""
         return self.sdpa(q, k[:, :, : self.num_global], v[:, :, : self.num_global])
 
     def local_weights(
         self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid
     ) -> Tensor:
-        """q (B, N, Q, D), k (B, N, T, D) -> (B, N, Q, T), 0 for local keys."""
+        """Return the weights (B, N, Q, T) of q (B, N, Q, D) over k; those of local keys are 0."""
         weights = self.scores(q, k[:, :, : self.num_global]).softmax(-1)
         return F.pad(weights, (0, grid[0] * grid[1]))
 
     def local_macs(self, grid: Grid) -> int:
-        """Scores and values of the global tokens."""
+        """Return the multiply-accumulates of local queries with the global tokens."""
         return 2 * grid[0] * grid[1] * self.num_global * self.dim

@@ -1,10 +1,10 @@
 """Linformer attention: keys and values are projected along the token axis to a fixed length.
 
-Source: Linformer, arXiv:2006.04768, section 4. As in the 2021 reference, global tokens are
-projected too, and all heads share the projections.
+Source: Linformer, arXiv:2006.04768, section 4. As in the original Vision Longformer code (2021),
+global tokens are projected too, and all heads share the projections.
 
 Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens,
-T = G+L, f projected tokens.
+T = G+L, f projected tokens. `valid_hw` (B, 2): unpadded rows and columns of each image.
 """
 
 import math
@@ -24,12 +24,12 @@ from vil.layers.pos_embed import (
 
 
 class LinformerAttention(Attention):
-    """Every token attends to f linear combinations of all tokens.
+    """Attention of every token to f learned linear combinations of all tokens.
 
     num_features: f, which may exceed T.
-    share_kv: keys and values share one projection, proj_k. If False values have proj_v.
-    grid: the grid of the projections (T, f), which are interpolated for other grids in the forward
-    pass. Raises ValueError without a grid.
+    share_kv: if True, keys and values share the projection proj_k. If False, values use proj_v.
+    grid: the grid that determines T, and so the size (T, f) of the projections. The forward pass
+    interpolates them on another grid. Raises ValueError if grid is None.
     """
 
     shown = (*Attention.shown, "num_features", "share_kv", "grid")
@@ -40,7 +40,7 @@ class LinformerAttention(Attention):
     ) -> None:
         super().__init__(dim, num_heads, **common)
         if self.grid is None:
-            raise ValueError("linformer attention needs the grid that its projections are made for")
+            raise ValueError("linformer attention needs `grid`, for the size of its projections")
         self.num_features, self.share_kv = num_features, share_kv
         self.query, self.kv = self.linear(1), self.linear(2)
         self.proj = nn.Linear(dim, dim)
@@ -51,14 +51,15 @@ class LinformerAttention(Attention):
 
     @property
     def projections(self) -> tuple[str, ...]:
-        """The names of the projections along the token axis."""
+        """Names of the parameters that project along the token axis."""
         return ("proj_k",) if self.share_kv else ("proj_k", "proj_v")
 
     def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """x (B, G+L, C), global tokens first -> (B, G+L, C).
+        """Apply attention to x (B, G+L, C), global tokens first. The output has the same shape.
 
-        With `valid_hw` the projections of each image are those of its size without padding.
+        With `valid_hw`, the projections are resized to the unpadded size of each image.
         """
+        x = self.hide_padding(x, valid_hw, grid)
         q = self.split_heads(self.query(x))  # (B, N, T, D)
         kv = self.kv(x)
         if valid_hw is not None:
@@ -67,7 +68,7 @@ class LinformerAttention(Attention):
         return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v))))
 
     def project(self, kv: Tensor, grid: Grid, valid_hw: Valid) -> tuple[Tensor, Tensor]:
-        """kv (B, T, 2C), zero in the padding -> projected keys and values (B, f, C)."""
+        """Project kv (B, T, 2C), zero in the padding, to (keys, values), (B, f, C) each."""
         proj_k = self.fit(self.proj_k, grid, valid_hw).mT
         if self.share_kv:
             return (proj_k @ kv).chunk(2, dim=-1)
@@ -75,7 +76,7 @@ class LinformerAttention(Attention):
         return proj_k @ k, self.fit(self.proj_v, grid, valid_hw).mT @ v
 
     def fit(self, table: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """Resize a projection to a grid: (T, f), or (B, T, f) with `valid_hw`."""
+        """Return a projection resized to a grid: (T, f), or (B, T, f) with `valid_hw`."""
         if valid_hw is not None:
             return resize_projections(table, self.grid, grid, valid_hw, self.num_global)
         if same_size(grid, self.grid):
@@ -83,7 +84,7 @@ class LinformerAttention(Attention):
         return resize_projection(table, self.grid, grid, self.num_global)
 
     def set_grid(self, grid: Grid, rule: str = "linear") -> None:
-        """Resize the projections."""
+        """Resize the projections to another grid. rule: a key of `pos_embed.RULES`."""
         for leaf in self.projections:
             table = getattr(self, leaf).detach()
             table = resize_projection(table, self.grid, grid, self.num_global, rule)
@@ -93,7 +94,10 @@ class LinformerAttention(Attention):
     def resize_weight(
         self, leaf: str, value: Tensor, shape: torch.Size, rule: str = "linear"
     ) -> Tensor | None:
-        """Resize a projection of a checkpoint, whose grid is taken as square."""
+        """Return a checkpoint's projection resized to the grid; None if it cannot be resized.
+
+        The checkpoint's grid is assumed to be square.
+        """
         if leaf not in self.projections or value.ndim != 2 or value.shape[1:] != shape[1:]:
             return None
         side = square_side(len(value) - self.num_global)
@@ -103,20 +107,20 @@ class LinformerAttention(Attention):
 
     @property
     def param_grid(self) -> Grid:
-        """The grid that the projections are made for."""
+        """The grid that the projections are sized for."""
         return self.grid
 
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """Raises ValueError: the keys are no tokens."""
+        """Raise ValueError: the keys are mixtures of tokens, so tokens have no weights."""
         raise ValueError(
-            "linformer attention has no map: it attends to mixtures of all tokens, "
+            "linformer attention has no attention map: it attends to mixtures of all tokens, "
             "with weights of both signs"
         )
 
     def macs(self, grid: Grid) -> int:
-        """The linear layers, the projections along the token axis, the scores and the values."""
+        """Return the multiply-accumulates of linear layers, projections, scores and values."""
         tokens = self.num_global + grid[0] * grid[1]
         return 4 * tokens * self.dim**2 + 4 * tokens * self.num_features * self.dim
 
@@ -124,10 +128,10 @@ class LinformerAttention(Attention):
 def resize_projection(
     table: Tensor, old: Grid, new: Grid, num_global: int, rule: str = "linear"
 ) -> Tensor:
-    """(G + old X*Y, f) -> (G + new X*Y, f); the rows of global tokens do not change.
+    """Resize a projection (G + X*Y, f) from grid `old` to grid `new`.
 
-    Local rows are resized as an image and scaled by the ratio of the areas, so that sums over
-    tokens keep their magnitude.
+    The rows of global tokens do not change. Local rows are interpolated as an image, then scaled by
+    the old area / the new area, so that sums over tokens keep their magnitude.
     """
     local = resize_table(table[num_global:], old, new, rule)
     scale = (old[0] * old[1]) / (new[0] * new[1])
@@ -137,7 +141,10 @@ def resize_projection(
 def resize_projections(
     table: Tensor, old: Grid, new: Grid, valid_hw: Tensor, num_global: int
 ) -> Tensor:
-    """(G + old X*Y, f) -> (B, G + new X*Y, f): resized to each image; undefined in the padding."""
+    """Resize a projection to the unpadded size of each image: (B, G + X*Y, f) for grid `new`.
+
+    table: (G + X*Y, f) for grid `old`. Rows of padding tokens are undefined in the result.
+    """
     local = resize_tables(table[num_global:], old, new, valid_hw)
     scale = (old[0] * old[1] / valid_hw.prod(1)).to(table)
     shared = table[:num_global].expand(len(valid_hw), -1, -1)

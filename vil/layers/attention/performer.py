@@ -1,60 +1,73 @@
-"""Performer attention: the softmax kernel approximated by positive random features (FAVOR+).
+"""Performer attention: softmax attention approximated by positive random features (FAVOR+).
 
 Source: Rethinking Attention with Performers, arXiv:2009.14794, section 2 (positive orthogonal
-features), as in the 2021 reference.
+features). The 2021 reference is the original Vision Longformer code, which this file follows.
 
 Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens,
 T = G+L, f random features.
 """
 
 import random
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vil.layers.attention.base import Attention, AttentionWeights
 from vil.layers.padding import Grid, Valid
+from vil.utils.lookup import lookup
 from vil.utils.precision import autocast_off
 from vil.utils.train_step import TrainStep
 
+BATCH_MAX = dict.fromkeys(("auto", "true", "false"))
 EPS = 1e-4  # added to each feature, so that every token has a positive weight
 
 
 class PerformerAttention(Attention):
-    """Every token attends to every token, at a cost linear in T.
+    """Attention of every token to all tokens, at a cost linear in T.
 
     num_features: f.
-    batch_max: stabilize the features of keys by their maximum over the batch, as in the 2021
-    reference, so that the result of an image depends on the others. If False by the maximum over
-    the image.
+    batch_max: where to take the maximum that stabilizes the exponentials of keys. True: over the
+    batch, as in the 2021 reference. The output for an image then depends on the rest of the batch.
+    False: over the image. "auto": False, or True once weights of the 2021 reference are loaded.
 
-    Redraws the features during training, see `set_progress`. attn_drop has no effect: the weights
-    are never computed.
+    The features are redrawn during training, see `set_progress`. attn_drop has no effect, because
+    the attention weights are never computed.
     """
 
     has_relative_bias = False
 
     def __init__(
-        self, dim: int, num_heads: int, *, num_features: int, batch_max: bool = False, **common
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        num_features: int,
+        batch_max: bool | str = "auto",
+        **common,
     ) -> None:
         super().__init__(dim, num_heads, **common)
+        lookup(BATCH_MAX, str(batch_max).lower(), "batch_max")
         self.qkv = self.linear(3)
         self.proj = nn.Linear(dim, dim)
-        self.fast_attention = RandomFeatureAttention(dim // num_heads, num_features, batch_max)
+        self.is_open = batch_max == "auto"
+        over_batch = str(batch_max).lower() == "true"
+        self.fast_attention = RandomFeatureAttention(dim // num_heads, num_features, over_batch)
         self.last_redraw: tuple[int, int, int] | None = None  # seed, index and step
 
     def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """x (B, G+L, C), global tokens first -> (B, G+L, C)."""
+        """Apply attention to x (B, G+L, C), global tokens first. The output has the same shape."""
+        x = self.hide_padding(x, valid_hw, grid)
         q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, T, D) each
         real = self.real_tokens(valid_hw, grid)
         return self.proj_drop(self.proj(self.merge_heads(self.fast_attention(q, k, v, real))))
 
     def set_progress(self, progress: TrainStep, index: int) -> None:
-        """Redraw the features if the step requires it; never in evaluation or if frozen.
+        """Redraw the random features if they are due.
 
-        In epoch e, redraw every 1 + 5e steps, starting with the first step of the epoch. The draw
-        is a function of (seed, module, step of the last redraw), so that ranks and resumed runs
-        agree.
+        In epoch e, they are redrawn every 1 + 5e steps, starting with the first step of the epoch.
+        They are not redrawn in evaluation or if the module's weights are frozen. All ranks and
+        resumed runs draw the same features.
         """
         if not (self.training and self.qkv.weight.requires_grad):
             return
@@ -69,7 +82,7 @@ class PerformerAttention(Attention):
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """The normalized products of random features. See `Attention.attention_weights`."""
+        """Return the approximate weights of chosen tokens, see `Attention.attention_weights`."""
         q, k, _ = self.split_parts(self.qkv(x), 3)
         kernel = self.fast_attention
         real = self.real_tokens(valid_hw, grid)
@@ -79,24 +92,25 @@ class PerformerAttention(Attention):
         weights = weights / weights.sum(-1, keepdim=True)
         return AttentionWeights(weights, self.num_global, grid, grid)
 
-    def changed_since_2021(self) -> str | None:
-        """The maximum over the batch."""
-        if self.fast_attention.batch_max:
-            return None
-        return (
-            "the 2021 performer used the maximum of keys over the batch: batch_max=True "
-            "(PERFORMER_BATCH_MAX) reproduces its results"
-        )
+    def use_2021_rule(self) -> dict[str, Any]:
+        if not self.is_open:
+            return {}
+        self.fast_attention.batch_max, self.is_open = True, False
+        return {"batch_max": True}
 
     def macs(self, grid: Grid) -> int:
-        """The linear layers, the features of q and k, their products with v, the normalization."""
+        """Return the multiply-accumulates of linear layers, features and attention."""
         tokens = self.num_global + grid[0] * grid[1]
         features = tokens * self.fast_attention.num_features
         return 4 * tokens * self.dim**2 + features * (4 * self.dim + self.num_heads)
 
 
 class RandomFeatureAttention(nn.Module):
-    """Linear attention by random features, with one persistent projection (f, D) of all heads."""
+    """Attention by random features, at a cost linear in the number of tokens.
+
+    All heads share one projection matrix (f, D), a buffer that is saved in the state dict.
+    batch_max: see `PerformerAttention`.
+    """
 
     def __init__(self, head_dim: int, num_features: int, batch_max: bool) -> None:
         super().__init__()
@@ -105,16 +119,16 @@ class RandomFeatureAttention(nn.Module):
         self.redraw()
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Sample a new projection, by default with torch's global generator."""
+        """Sample a new projection matrix. generator: torch's global generator by default."""
         with torch.no_grad():
             draw = orthogonal_gaussian(*self.projection_matrix.shape, generator)
             self.projection_matrix.copy_(draw.to(self.projection_matrix.dtype))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None) -> Tensor:
-        """q, k, v (B, N, T, D), real (B, T) bool: keys that are not padding -> (B, N, T, D).
+        """Return the attention output (B, N, T, D) of q to k, v, all (B, N, T, D).
 
-        Computes in float32 (float64 for float64), also under autocast: the features span the range
-        of an exponential.
+        real (B, T) bool: keys that are not padding. Computes in float32 (float64 for float64), even
+        under autocast, because the features span the range of an exponential.
         """
         dtype = torch.promote_types(q.dtype, torch.float32)
         with autocast_off(q.device.type):
@@ -124,12 +138,12 @@ class RandomFeatureAttention(nn.Module):
         return (values / total).to(v.dtype)
 
     def query_features(self, q: Tensor) -> Tensor:
-        """(B, N, T, D) -> (B, N, T, f)."""
+        """Map queries (B, N, T, D) to random features (B, N, T, f)."""
         projected, square = self._project(q)
         return torch.exp(projected - square - projected.amax(-1, keepdim=True)) + EPS
 
     def key_features(self, k: Tensor, real: Tensor | None) -> Tensor:
-        """(B, N, T, D) -> (B, N, T, f), zero for padding."""
+        """Map keys (B, N, T, D) to random features (B, N, T, f). Features of padding are 0."""
         projected, square = self._project(k)
         # mask padding before exp too: its overflow would make gradients NaN
         padding = None if real is None else ~real[:, None, :, None]
@@ -140,9 +154,10 @@ class RandomFeatureAttention(nn.Module):
         return features if padding is None else features.masked_fill(padding, 0.0)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Scale x (B, N, T, D) by D^-1/4 -> x @ projection^T (B, N, T, f), |x|^2 / 2 (B, N, T, 1).
+        """Scale x (B, N, T, D) by D^-1/4. Returns (x @ projection^T, |x|^2 / 2) of the scaled x.
 
-        The paper's factor f^-1/2 of all features cancels in the normalization.
+        Their shapes are (B, N, T, f) and (B, N, T, 1). The paper's factor f^-1/2 is omitted,
+        because normalization cancels it.
         """
         x = x * x.shape[-1] ** -0.25
         return x @ self.projection_matrix.to(x.dtype).mT, x.square().sum(-1, keepdim=True) / 2
@@ -152,11 +167,11 @@ class RandomFeatureAttention(nn.Module):
 
 
 def orthogonal_gaussian(count: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
-    """(count, dim): rows of Gaussian vectors, orthogonal within each block of `dim` rows.
+    """Sample Gaussian vectors (count, dim) that are orthogonal within each block of `dim` rows.
 
-    arXiv:2009.14794, section 2.4: directions from random orthogonal matrices, lengths from
-    independent Gaussian vectors. The sign correction makes the Q of a Gaussian matrix uniformly
-    distributed. Sampled on the CPU in float64, so that all devices get the same values.
+    arXiv:2009.14794, section 2.4. The directions are the rows of uniformly distributed orthogonal
+    matrices. The lengths are those of independent Gaussian vectors. Sampling runs on the CPU in
+    float64, so that all devices get the same values.
     """
     common = dict(generator=generator, dtype=torch.float64, device="cpu")
     q, r = torch.linalg.qr(torch.randn(-(-count // dim), dim, dim, **common))

@@ -1,11 +1,13 @@
-"""Spatial-reduction attention: keys and values come from a downsampled map.
+"""Spatial-reduction attention: keys and values are computed from a downsampled map.
 
-Source: Pyramid Vision Transformer, arXiv:2102.12122, section 3.3. As in the 2021 reference, with an
-instance norm, and with global tokens that are not downsampled.
+Source: Pyramid Vision Transformer, arXiv:2102.12122, section 3.3. As in the 2021 reference (the
+original Vision Longformer code), with an instance norm and without downsampling global tokens.
 
 Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens,
-T = G+L, r ratio, R reduced tokens.
+T = G+L, r ratio, R reduced tokens. `valid_hw` (B, 2): unpadded rows and columns of each image.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,37 +17,40 @@ from vil.layers.attention.base import Attention, AttentionWeights
 from vil.layers.padding import Grid, Valid, real_cells
 from vil.utils.lookup import lookup
 
-RAGGED = {"pad": "zero-pad incomplete cells", "drop": "drop the tokens of incomplete cells"}
+RAGGED = dict.fromkeys(("auto", "pad", "drop"))
 EPS = 1e-5
 
 
 class SRAttention(Attention):
-    """Every token attends to the global tokens and to one token per cell of r x r local tokens.
+    """Attention of every token to the global tokens and to one key per cell of r x r local tokens.
 
     ratio: r.
-    ragged: "pad" zero-pads incomplete cells at the bottom and right. "drop" drops their tokens, as
-    in the 2021 reference (published results need it). A map smaller than one cell is always padded.
+    ragged: how to treat incomplete cells at the bottom and right. "pad" zero-pads them. "drop"
+    drops their tokens, as in the 2021 reference. "auto" is "pad", or "drop" once weights of the
+    2021 reference are loaded. A map smaller than one cell is always padded.
 
-    The instance norm is skipped for a single cell, which it would make zero.
+    The instance norm is skipped if there is only one cell, because it would return zero.
     """
 
     shown = (*Attention.shown, "ratio", "ragged")
     has_relative_bias = False
 
     def __init__(
-        self, dim: int, num_heads: int, *, ratio: int, ragged: str = "pad", **common
+        self, dim: int, num_heads: int, *, ratio: int, ragged: str = "auto", **common
     ) -> None:
         super().__init__(dim, num_heads, **common)
         lookup(RAGGED, ragged, "ragged")
         if ratio < 1:
             raise ValueError(f"the ratio of spatial reduction must be at least 1, got {ratio}")
-        self.ratio, self.ragged = ratio, ragged
+        self.ratio, self.is_open = ratio, ragged == "auto"
+        self.ragged = "pad" if self.is_open else ragged
         self.query, self.kv = self.linear(1), self.linear(2)
         self.proj = nn.Linear(dim, dim)
         self.proj_sr = nn.Conv2d(dim, dim, ratio, ratio, bias=False)
 
     def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """x (B, G+L, C), global tokens first -> (B, G+L, C)."""
+        """Apply attention to x (B, G+L, C), global tokens first. The output has the same shape."""
+        x = self.hide_padding(x, valid_hw, grid)
         q = self.split_heads(self.query(x))  # (B, N, T, D)
         k, v, mask = self.keys_and_values(x, grid, valid_hw)
         return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v, mask))))
@@ -53,13 +58,16 @@ class SRAttention(Attention):
     def keys_and_values(
         self, x: Tensor, grid: Grid, valid_hw: Valid
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x (B, G+L, C) -> k, v (B, N, G+R, D), mask of padding (B, 1, 1, G+R) or None."""
+        """Return (k, v, mask): k, v (B, N, G+R, D), mask as in `reduce`."""
         reduced, mask = self.reduce(x[:, self.num_global :], grid, valid_hw)
         kv = self.kv(torch.cat([x[:, : self.num_global], reduced.to(x.dtype)], dim=1))
         return *self.split_parts(kv, 2), mask
 
     def reduce(self, x: Tensor, grid: Grid, valid_hw: Valid) -> tuple[Tensor, Tensor | None]:
-        """Local tokens (B, L, C) -> (B, R, C), mask of cells that are all padding or None."""
+        """Return (x (B, L, C) downsampled to (B, R, C), mask).
+
+        mask (B, 1, 1, G+R): -inf for cells that are all padding, else 0; None without `valid_hw`.
+        """
         if valid_hw is not None:
             x = x.masked_fill(~real_cells(valid_hw, grid).flatten(1)[..., None], 0.0)
         image = x.mT.unflatten(2, grid)
@@ -77,7 +85,7 @@ class SRAttention(Attention):
         return spatial_norm(reduced, real), mask
 
     def cells(self, grid: Grid) -> Grid:
-        """Rows and columns of the reduced map."""
+        """Return (rows, columns) of the reduced map."""
         if self.ragged == "drop":
             return max(grid[0] // self.ratio, 1), max(grid[1] // self.ratio, 1)
         # positive operands only: ONNX rounds negative quotients toward zero
@@ -87,7 +95,10 @@ class SRAttention(Attention):
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """See `Attention.attention_weights`. A key is a cell of `ratio` x `ratio` tokens."""
+        """Return the weights of chosen tokens, see `Attention.attention_weights`.
+
+        Each key after the global tokens is a cell of `ratio` x `ratio` tokens.
+        """
         q = self.split_heads(self.query(x[:, queries]))
         k, _, mask = self.keys_and_values(x, grid, valid_hw)
         weights = self.scores(q, k, mask).softmax(-1)
@@ -95,20 +106,17 @@ class SRAttention(Attention):
 
     @property
     def min_export_side(self) -> int:
-        """The least side with two cells."""
+        """Smallest grid side with two complete cells."""
         return 2 * self.ratio
 
-    def changed_since_2021(self) -> str | None:
-        """Incomplete cells."""
-        if self.ragged != "pad" or self.ratio <= 1:
-            return None
-        return (
-            "the 2021 srformer dropped the tokens of incomplete cells: ragged='drop' (SR_RAGGED) "
-            "reproduces its results"
-        )
+    def use_2021_rule(self) -> dict[str, Any]:
+        if not self.is_open:
+            return {}
+        self.ragged, self.is_open = "drop", False
+        return {"ragged": "drop"}
 
     def macs(self, grid: Grid) -> int:
-        """The linear layers, the convolution, the scores and the values."""
+        """Return the multiply-accumulates of linear layers, convolution, scores and values."""
         rows, cols = self.cells(grid)
         tokens, reduced = self.num_global + grid[0] * grid[1], rows * cols
         keys = self.num_global + reduced
@@ -117,7 +125,10 @@ class SRAttention(Attention):
 
 
 def spatial_norm(x: Tensor, real: Tensor) -> Tensor:
-    """Instance norm of x (B, R, C) over positions real (B or 1, R, 1), in float32 at least."""
+    """Normalize x (B, R, C) over its positions, per image and channel, in at least float32.
+
+    real (B or 1, R, 1) bool: positions to include. An image with only one is not normalized.
+    """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     count = real.sum(1, keepdim=True)
     mean = (wide * real).sum(1, keepdim=True) / count

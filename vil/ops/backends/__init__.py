@@ -1,11 +1,11 @@
-"""The backends of local attention by name: their modules and their limits.
+"""Registry of the backends of local attention, with their modules and limits.
 
-Importing this package loads neither torch nor a backend, so that commands can list the names.
-`vil.ops.dispatch` selects a backend for a call.
+Importing this package imports neither torch nor a backend, so that commands can list the names.
+`vil.ops.dispatch` selects the backend of a call.
 
-A backend that recomputes the scores in its backward pass is a pair of an entry of FORWARDS and an
-entry of BACKWARDS. All passes share one contract (see `vil.ops.custom_op`), so that any forward
-pass can be paired with any backward pass, under a name like "flex+blocked".
+A backend whose backward pass recomputes the scores is a pair of a forward pass in FORWARDS and a
+backward pass in BACKWARDS. All passes have the same interface (see `vil.ops.custom_op`), so every
+forward pass can be combined with every backward pass, under a name like "flex+blocked".
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ if TYPE_CHECKING:
 
 
 def no_limits(case: Case) -> list[str]:
-    """Return no reasons: the backend supports every case."""
+    """Return an empty list: the backend supports every case."""
     return []
 
 
 @dataclass(frozen=True)
 class Implementation(Entry):
-    """An entry with a function and its limits.
+    """A registry entry of a function that computes attention, or a pass of it, and of its limits.
 
-    Facts: `unsupported`, the function that gives the reasons against a case, or its home; none for
-    no limits. `passes`, the names of a forward and a backward pass: the homes are then factories,
-    called with both names.
+    It reads two facts. `unsupported`: a function that returns the reasons why a case is not
+    supported, or its location "module:attribute"; by default every case is supported. `passes`: the
+    names of a forward and a backward pass. With `passes`, `home` and `unsupported` are factories:
+    each is called with both names and returns the function.
     """
 
     @cached_property
@@ -49,11 +50,12 @@ class Implementation(Entry):
 
     @cached_property
     def unsupported(self) -> Callable[[Case], list[str]]:
-        """unsupported(case): the reasons why it cannot compute a case, none if it can."""
+        """The function that returns the reasons why a case is not supported; an empty list if it
+        is."""
         return self._resolve(self.facts.get("unsupported", no_limits))
 
     def resolve(self) -> None:
-        """Import the functions now: torch.compile cannot trace an import on first use."""
+        """Import the functions now, because torch.compile cannot trace an import at first use."""
         _ = self.run, self.unsupported
 
     def _resolve(self, home: Any) -> Callable:
@@ -65,13 +67,13 @@ class Implementation(Entry):
 class Backend(Implementation):
     """An entry of BACKENDS.
 
-    Fact `compiles`: it calls torch.compile, so it must not run on fake tensors, which torch would
-    record as a failed compilation.
+    It reads a further fact, `compiles`: whether the backend calls torch.compile. Such a backend
+    must not run on fake tensors, because torch would cache a failed compilation.
     """
 
     @cached_property
     def attend(self) -> Callable:
-        """`run` with the arguments that `register_backend` describes."""
+        """The function with the arguments described in `register_backend`."""
         from vil.ops.call import Call
 
         @wraps(self.run)
@@ -97,7 +99,8 @@ def _add_passes(name: str, module: str, about: str, *registries: Registry) -> No
 
 
 def _add(name: str, home: str, about: str, limits: str | None = None, **facts: Any) -> None:
-    """Add a backend of vil.ops.backends; `limits` is a function beside the one in `home`."""
+    """Add a backend of this package. limits: name of its `unsupported` function, in the module of
+    `home`."""
     if limits:
         facts["unsupported"] = f"{__name__}.{home.partition(':')[0]}:{limits}"
     BACKENDS.add(name, f"{__name__}.{home}", about, **facts)
@@ -138,10 +141,10 @@ def register_backend(
 ) -> None:
     """Register a backend, for `backend=name` and for the tuner.
 
-    attend(q, k, v, window, *, num_global, bias, valid_hw, scale, dropout_p) -> (B, N, L, D): shapes
-    as for `vil.ops.local_attention`. unsupported(case): the reasons why it cannot compute a case,
-    none if it can. Register it before the model is built or compiled. Raises ValueError for a name
-    that is taken.
+    attend: a function attend(q, k, v, window, *, num_global, bias, valid_hw, scale, dropout_p) ->
+    (B, N, L, D), with the shapes of `vil.ops.local_attention`. unsupported: a function that returns
+    the reasons why a case is not supported; an empty list if it is. Register the backend before a
+    model is built or compiled. Raises ValueError if the name is taken.
     """
     parameters = inspect.signature(attend).parameters
     valid = "valid" if "valid" in parameters and "valid_hw" not in parameters else "valid_hw"

@@ -1,14 +1,13 @@
-"""Local attention on a few chunks at a time: the scores of a batch stay in the CPU cache.
+"""Local attention in batches of a few chunks, whose scores fit into the CPU cache.
 
-The forward pass keeps its output and the log-sum-exp of every row. The backward pass recomputes the
-scores (FlashAttention, arXiv:2205.14135, on chunks). A query chunk is multiplied with the key
-chunks that exist for it, so that nothing is computed beyond the border, and masks are needed only
-where a chunk is partly padding or the mask is exact. q, k and v keep their layout: only the chunks
-of a batch are copied. Small calls add a halo of empty chunks to the keys instead, so that one batch
-replaces nine.
+The forward pass saves its output and the log-sum-exp of every row. The backward pass recomputes the
+scores, as in FlashAttention (arXiv:2205.14135), but for chunks. A query chunk is multiplied only
+with key chunks inside the grid. Masks are needed only for padding and for the exact window. q, k
+and v keep their layout, and only the chunks of one batch are copied. In small calls a halo of empty
+chunks around the grid makes all chunks alike, so that one batch replaces up to nine.
 
-Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels, R x C chunks of
-W = w*w tokens, K offsets. Of a batch (see chunk_groups.py): b images, n heads, p blocks of M query
+Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels, R x C chunks of W =
+w*w tokens, K offsets. In a batch (see chunk_groups.py): b images, n heads, p blocks of M query
 chunks and J key chunks, T = G + J*W keys, h = b*n*p.
 """
 
@@ -43,7 +42,7 @@ softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout
 
 
 def unsupported(case: Case) -> list[str]:
-    """The reasons why it cannot compute a case."""
+    """Return the reasons why this backend does not support a case."""
     checks = {
         "dropout: the backward pass would recompute the weights with another mask": case.dropout,
         "the size of the grid is open: its chunks are counted in advance": case.window.symbolic,
@@ -52,7 +51,7 @@ def unsupported(case: Case) -> list[str]:
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """See `vil.ops.custom_op`."""
+    """Compute the output and the log-sum-exp, see `vil.ops.custom_op`."""
     q, window = call.q, call.window
     scratch = Scratch(q)
     halo = halo_size(window, q.shape[:2].numel())
@@ -77,10 +76,10 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
-    """See `vil.ops.custom_op`. `out` is not used, and `lse` only for rows without keys.
+    """Compute the gradients. `lse` is used only to find rows without keys, and `out` not at all.
 
-    Normalizing by `lse` would scale a row by its rounding error, and a softmax in the cache is
-    faster than a subtraction and an exponential.
+    The weights are computed with a new softmax. exp(scores - lse) would scale all weights of a row
+    by the rounding error of `lse`, and is slower for scores that are in the cache.
     """
     q, window = call.q, call.window
     scratch, other = Scratch(q), Scratch(q)
@@ -109,60 +108,62 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
 
 
 def wide(x: Tensor) -> torch.dtype:
-    """The dtype of scores and sums: float32 at least."""
+    """Return the dtype of scores and sums for inputs like x: at least float32."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def flatten_queries(tiles: Tensor, batch: Batch) -> Tensor:
-    """The batch's query chunks of (B, N, R, C, w, w, D) -> (h, M*W, D)."""
+    """Return the query chunks of a batch, from tiles (B, N, R, C, w, w, D), as (h, M*W, D)."""
     x = query_tiles(tiles, batch)
     return x.reshape(x.shape[:4].numel(), -1, x.shape[-1])
 
 
 class Scratch:
-    """Buffers that batches reuse: newly allocated pages would cost as much as a matmul."""
+    """Buffers that are reused in all batches, because allocating new memory is as slow as a
+    matmul."""
 
     def __init__(self, like: Tensor) -> None:
         self.like, self.buffers = like, {}
 
     def take(self, use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An uninitialized tensor, in the memory of the previous one for the same use."""
+        """Return an uninitialized tensor. It reuses the memory of the previous tensor with the same
+        `use`."""
         size = math.prod(shape)
         if use not in self.buffers or len(self.buffers[use]) < size:
             self.buffers[use] = self.like.new_empty(size, dtype=dtype)
         return self.buffers[use][:size].view(shape)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """a @ b (h, .., ..), in float32 at least."""
+        """Compute a @ b for a batch of h matrices, at least in float32."""
         shape = (*a.shape[:2], b.shape[2])
         product = torch.bmm(a, b, out=self.take("product", shape, a.dtype))
         return self.cast(product, wide(a), "wide")
 
     def cast(self, x: Tensor, dtype: torch.dtype, use: str = "cast") -> Tensor:
-        """x in another dtype."""
+        """Convert x to a dtype, in a buffer."""
         return x if x.dtype == dtype else self.take(use, x.shape, dtype).copy_(x)
 
 
 class OutputTiles:
-    """A result (B, N, L, D) written batch by batch."""
+    """The output (B, N, L, D), to which batches are written one after the other."""
 
     def __init__(self, result: Tensor, window: Window) -> None:
         self.result, self.window, self.tiles = result, window, to_tiles(result, window)
 
     def put(self, x: Tensor, batch: Batch) -> None:
-        """Write x (h, M*W, D)."""
+        """Write the output rows x (h, M*W, D) of a batch."""
         tiles = query_tiles(self.tiles, batch)
         tiles.copy_(x.view(tiles.shape))
 
     def close(self) -> Tensor:
-        """The result."""
+        """Return the complete output."""
         if is_even(self.window):  # the tiles are a view of it
             return self.result
         return self.result.copy_(from_tiles(self.tiles, self.window))
 
 
 class Keys:
-    """Keys or values (B, N, G+L, D), gathered for batches."""
+    """Keys or values (B, N, G+L, D), from which the chunks of a batch are gathered."""
 
     def __init__(self, x: Tensor, call: Call, halo: int, scratch: Scratch) -> None:
         self.num_global, self.halo, self.scratch = call.num_global, halo, scratch
@@ -171,7 +172,7 @@ class Keys:
         self.tiles = add_halo(tiles, call.window) if halo else tiles
 
     def gather(self, batch: Batch) -> Tensor:
-        """(h, T, D), global tokens first."""
+        """Copy the keys of a batch to (h, T, D), global tokens first."""
         chunks = key_rectangles(self.tiles, batch, self.halo)
         lead, (w, _, dim) = chunks[0].shape[:4], chunks[0].shape[-3:]
         num_keys = self.num_global + len(batch.group.keys) * w * w
@@ -185,7 +186,8 @@ class Keys:
 
 
 class KVGrad:
-    """The gradient of keys or values x (B, N, G+L, D), accumulated batch by batch."""
+    """The gradient of keys or values (B, N, G+L, D), to which batches are added one after the
+    other."""
 
     def __init__(self, x: Tensor, call: Call, halo: int) -> None:
         self.window, self.num_global = call.window, call.num_global
@@ -204,7 +206,7 @@ class KVGrad:
             self.tiles = tiles.transpose(3, 4)
 
     def add(self, grad: Tensor, batch: Batch) -> None:
-        """Add grad (h, T, D) to the keys of the batch."""
+        """Add the gradient (h, T, D) of a batch's keys."""
         tiles = key_tiles(self.tiles, batch, self.halo)
         grad = self.scratch.cast(grad, self.first.dtype).unflatten(0, tiles[0].shape[:4])
         if self.num_global:
@@ -214,7 +216,7 @@ class KVGrad:
             tile.add_(part)
 
     def close(self) -> Tensor:
-        """The gradient."""
+        """Return the complete gradient."""
         self.result[:, :, : self.num_global] = self.first
         if not self.in_place:
             tiles = sum_halo(self.tiles, self.window) if self.halo else self.tiles
@@ -223,7 +225,7 @@ class KVGrad:
 
 
 class Scores:
-    """The scores of batches: matmul, bias and mask."""
+    """Computes the scores of batches: matmul, bias and mask."""
 
     def __init__(self, call: Call, halo: int, scratch: Scratch) -> None:
         self.call, self.window, self.halo, self.scratch = call, call.window, halo, scratch
@@ -233,7 +235,7 @@ class Scores:
         self.first_head = 0
 
     def batches(self) -> Iterator[Batch]:
-        """All batches. Prepares the bias for as many heads at a time as fit into the cache."""
+        """Yield all batches. Each has as many heads as have a bias that fits into the cache."""
         (images, heads), tile = self.call.q.shape[:2], self.window.tile
         share = even_share(heads, BATCH_BYTES // (9 * tile**2 * self.dtype.itemsize))
         for self.first_head in range(0, heads, share):
@@ -246,14 +248,14 @@ class Scores:
                 yield from batches(group, images, some, BATCH_BYTES // size)
 
     def queries(self, batch: Batch) -> Tensor:
-        """The queries of a batch (h, M*W, D), scaled."""
+        """Return the scaled queries of a batch, (h, M*W, D)."""
         tiles = query_tiles(self.q, batch)
         queries = self.scratch.take("queries", tiles.shape, tiles.dtype)
         torch.mul(tiles, self.call.scale, out=queries)
         return queries.view(tiles.shape[:4].numel(), -1, tiles.shape[-1])
 
     def compute(self, batch: Batch, queries: Tensor, keys: Tensor) -> Tensor:
-        """(h, M*W, T) with bias. Hidden keys have the smallest finite number."""
+        """Return the scores (h, M*W, T) with bias. Masked keys have the smallest finite number."""
         scores = self.scratch.matmul(queries, keys.mT)
         by_head = split_lanes(scores, batch)
         if self.added is not None:
@@ -269,7 +271,10 @@ class Scores:
         return scores
 
     def _added(self, tile: Tensor, first: Tensor, group: ChunkGroup) -> Tensor:
-        """(n or 1, M*W, T): the bias, and the smallest number outside the exact window."""
+        """Return what to add to scores (n or 1, M*W, T): the bias and the mask of the exact window.
+
+        The mask is the smallest finite number.
+        """
         size = first.shape[2] + len(group.keys) * tile.shape[1]
         shape = (group.num_queries, len(tile), tile.shape[1], size)
         added = self.scratch.take("added", shape, tile.dtype)
@@ -278,7 +283,11 @@ class Scores:
         return added.transpose(0, 1).flatten(1, 2)
 
     def _bias(self, heads: slice) -> tuple[Tensor, Tensor] | None:
-        """Added to scores: (n or 1, W, K, W) by offset, (n or 1, W, G); None for nothing."""
+        """Return the bias of some heads by offset, (n or 1, W, K, W), and by global token, (n or 1,
+        W, G).
+
+        Returns None without a bias.
+        """
         window, tile, (table, to_global) = self.window, self.window.tile, self.call.bias
         has_bias = table is not None or to_global is not None
         if not has_bias and window.mask != Mask.EXACT:
@@ -296,7 +305,8 @@ class Scores:
         return local.expand(count, -1, -1).unflatten(2, (-1, tile)), first
 
     def _real(self) -> Tensor | None:
-        """bool, like `Keys.tiles` with D 1: which keys are real; None if all are."""
+        """Return which keys are not padding, as bool in the layout of `Keys.tiles` with D = 1; None
+        if all."""
         window, valid_hw = self.window, self.call.valid_hw
         if valid_hw is None and is_even(window) and (window.cyclic or not self.halo):
             return None
@@ -308,13 +318,17 @@ class Scores:
 
 
 def split_lanes(scores: Tensor, batch: Batch) -> Tensor:
-    """(h, M*W, T) -> a view (b, n, p, M*W, T)."""
+    """View (h, M*W, T) as (b, n, p, M*W, T)."""
     heads = batch.heads.stop - batch.heads.start
     return scores.unflatten(0, (-1, heads, batch.group.num_blocks))
 
 
 class BiasGrad:
-    """Sums of score gradients: (N, W, K, W) by offset and position, (N, G) by global token."""
+    """The gradient of the bias, summed over images and chunks.
+
+    It is accumulated as (N, W queries, K offsets, W keys) for the table, and (N, G) for global
+    tokens.
+    """
 
     def __init__(self, call: Call, lse: Tensor) -> None:
         heads, window, (table, to_global) = lse.shape[1], call.window, call.bias
@@ -325,7 +339,7 @@ class BiasGrad:
         self.like, self.offset_index = lse, None
 
     def add(self, dscores: Tensor, batch: Batch) -> None:
-        """Add dscores (h, M*W, T) of a batch."""
+        """Add the gradient of a batch's scores (h, M*W, T)."""
         if self.tile is None and self.first is None:
             return
         if batch.group.offset_index is not self.offset_index:  # the batches of a group are in a row
@@ -336,7 +350,7 @@ class BiasGrad:
         self.sums[batch.heads] += of_images.sum(0) if len(of_images) > 1 else of_images[0]
 
     def _flush(self) -> None:
-        """Add the sums of a group (N, M*W, T) to those by offset and by global token."""
+        """Add the sums of a chunk group (N, M*W, T) to the sums by offset and by global token."""
         if self.offset_index is None:
             return
         if self.first is not None:
@@ -348,7 +362,7 @@ class BiasGrad:
                 self.tile.index_add_(2, index, part.unflatten(2, (-1, self.window.tile)))
 
     def result(self) -> LocalBias:
-        """The gradients of the table (N, (4w-1)**2) and of to_global (N, G)."""
+        """Return the gradients of the table (N, (4w-1)**2) and of to_global (N, G)."""
         self._flush()
         table, to_global = self.call.bias
         if table is not None:

@@ -1,7 +1,7 @@
-"""Groups of query chunks with the same key chunks, and batches of them to compute at once.
+"""Divide the query chunks into groups with equally placed key chunks, and the groups into batches.
 
-Shapes: B batch, N heads, X Y grid, L = X*Y tokens, D channels, R x C chunks of W = w*w tokens. Of a
-group: P blocks of M query chunks and J key chunks each. Of a batch: b images, n heads, p blocks.
+Shapes: B batch, N heads, X Y grid, L = X*Y tokens, D channels, R x C chunks of W = w*w tokens. In a
+group: P blocks of M query chunks and J key chunks each. In a batch: b images, n heads, p blocks.
 """
 
 from collections.abc import Iterator
@@ -19,11 +19,13 @@ MAX_EMPTY_SCORES = 150_000  # scores of empty chunks that cost less than several
 
 
 class ChunkGroup(NamedTuple):
-    """A rectangle of blocks of query chunks that attend to key chunks at the same positions.
+    """A rectangle of blocks of query chunks. In each block, the key chunks are at the same
+    positions.
 
-    first: the first query chunk. count: the number of blocks. side: the query chunks of a block.
-    Each is (down, across). keys: the key chunks of a block, relative to its first query chunk.
-    offset_index[i][j]: which offset leads from query chunk i of a block to its key chunk j.
+    first: (row, column) of the first query chunk. count: number of blocks (down, across). side:
+    number of query chunks in a block (down, across). keys: (row, column) of the key chunks of a
+    block, relative to its first query chunk. offset_index[i][j]: index of the offset that leads
+    from query chunk i of a block to its key chunk j.
     """
 
     first: tuple[int, int]
@@ -34,17 +36,17 @@ class ChunkGroup(NamedTuple):
 
     @property
     def num_blocks(self) -> int:
-        """P."""
+        """P, the number of blocks."""
         return self.count[0] * self.count[1]
 
     @property
     def num_queries(self) -> int:
-        """M, query chunks of a block."""
+        """M, the number of query chunks in a block."""
         return self.side[0] * self.side[1]
 
 
 class Batch(NamedTuple):
-    """Blocks to compute at once: a part of a group, of the images and of the heads."""
+    """Blocks that are computed together: some blocks of a group, for some images and some heads."""
 
     group: ChunkGroup
     images: slice
@@ -53,11 +55,11 @@ class Batch(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
-    """Divide the query chunks into groups, each with the key chunks that exist for it.
+    """Divide the query chunks into groups. The key chunks of a group are all inside the grid.
 
-    The interior of the grid is one group, the chunks along each border are others. Where a grid has
-    only two rows (or columns) of chunks, both attend to all keys and form one block. With a halo
-    every chunk has all neighbors, so that there is one group.
+    The interior of the grid is one group, and the chunks along each border are others. If the grid
+    has only two rows (or columns) of chunks, both attend to the same keys and form one block. With
+    a halo, every chunk has all neighbors, so there is only one group.
     """
     shared = window.offsets == ALL_NINE
     steps = (sorted(set(axis)) for axis in zip(*window.offsets))
@@ -79,7 +81,11 @@ def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
 
 
 def halo_size(window: Window, lanes: int) -> int:
-    """Chunks to add on each side for one group: 1 in cyclic grids and if few are empty, else 0."""
+    """Return the width of the halo in chunks, 1 or 0. With a halo, all chunks form one group.
+
+    It is 1 for a cyclic window, and if computing the halo's scores costs less than several groups.
+    lanes: images times heads.
+    """
     if window.cyclic:
         return 1
     groups = chunk_groups(window, 0)
@@ -89,7 +95,7 @@ def halo_size(window: Window, lanes: int) -> int:
 
 
 class _Span(NamedTuple):
-    """A `ChunkGroup` along one axis of the grid."""
+    """The fields of a `ChunkGroup` along one axis of the grid."""
 
     first: int
     count: int
@@ -98,7 +104,7 @@ class _Span(NamedTuple):
 
 
 def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span]:
-    """Runs of chunks for which the same steps stay inside the grid."""
+    """Return runs of chunks along one axis for which the same steps stay inside the grid."""
     if halo:
         return [_Span(0, chunks, 1, tuple(steps))]
     if chunks == 2 and shared:
@@ -112,7 +118,11 @@ def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span
 
 
 def batches(group: ChunkGroup, images: int, heads: slice, limit: int) -> Iterator[Batch]:
-    """At most `limit` blocks, and at least one, at a time, of some images and heads."""
+    """Yield the batches of a group. Each has some of the group's blocks, of the images and of
+    `heads`.
+
+    A batch has at most `limit` blocks, counted for every image and head, but at least one.
+    """
     across = even_share(group.count[1], limit)
     down = even_share(group.count[0], limit // group.count[1])
     b = even_share(images, limit // group.num_blocks)
@@ -128,19 +138,21 @@ def batches(group: ChunkGroup, images: int, heads: slice, limit: int) -> Iterato
 
 
 def split_range(span: slice, size: int) -> list[slice]:
-    """Split a range into parts of at most `size`."""
+    """Split a range into parts of at most `size` elements."""
     starts = range(span.start, span.stop, size)
     return [slice(start, min(start + size, span.stop)) for start in starts]
 
 
 def even_share(count: int, limit: int) -> int:
-    """The size of equal parts of at most `limit`, at least 1; only the last may be smaller."""
+    """Return the size of equal parts of `count` elements, at most `limit`. The last part may be
+    smaller."""
     parts = -(-count // max(1, limit))
     return -(-count // parts)
 
 
 def add_halo(x: Tensor, window: Window) -> Tensor:
-    """Add a chunk on each side (dims 2, 3): that of the other side in a cyclic grid, else zeros."""
+    """Add a chunk on each side of dims 2 and 3: zeros, or in a cyclic window the opposite
+    chunks."""
     if not window.cyclic:
         return F.pad(x, (0,) * 6 + (1,) * 4)
     x = torch.cat([x[:, :, -1:], x, x[:, :, :1]], 2)
@@ -148,7 +160,11 @@ def add_halo(x: Tensor, window: Window) -> Tensor:
 
 
 def sum_halo(x: Tensor, window: Window) -> Tensor:
-    """The transpose of `add_halo`: drop the halo, after adding it to its origin if cyclic."""
+    """Apply the transpose of `add_halo`, for gradients.
+
+    In a cyclic window, the halo is added to the chunks that it was copied from. Otherwise it is
+    dropped.
+    """
     for axis in (2, 3):
         inside = x.narrow(axis, 1, x.shape[axis] - 2)
         if window.cyclic:
@@ -159,7 +175,7 @@ def sum_halo(x: Tensor, window: Window) -> Tensor:
 
 
 def query_tiles(x: Tensor, batch: Batch) -> Tensor:
-    """The batch's query chunks: a view (b, n, blocks down, across, chunks down, across, w, w, D)"""
+    """View a batch's queries as (b, n, blocks down, across, chunks down, across, w, w, D)."""
     (row, col), count, side = batch.group.first, batch.group.count, batch.group.side
     rows, cols = slice(row, row + count[0] * side[0]), slice(col, col + count[1] * side[1])
     x = x[batch.images, batch.heads, rows, cols]
@@ -167,12 +183,21 @@ def query_tiles(x: Tensor, batch: Batch) -> Tensor:
 
 
 def key_tiles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
-    """(B, N, R, C, w, w, D) with the halo -> J views (b, n, blocks down, across, w, w, D)."""
+    """Return a view of a batch's keys for each of the J key chunks of a block.
+
+    x (B, N, R, C, w, w, D), with the halo in R and C. A view is (b, n, blocks down, across, w, w,
+    D).
+    """
     return [_key_view(x, batch, (dx + halo, dy + halo)) for dx, dy in batch.group.keys]
 
 
 def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
-    """`key_tiles` to read only, as one overlapping view if the chunks fill a rectangle."""
+    """Return a batch's keys in as few views as possible. The views must not be written to.
+
+    If the key chunks of a block fill a rectangle, a single view has all of them, and the rectangles
+    of different blocks overlap in memory. Otherwise there is a view per key chunk. Dims 4 and 5 are
+    the key chunks down and across.
+    """
     keys = batch.group.keys
     down, across = (1 + max(axis) - min(axis) for axis in zip(*keys))
     if down * across > len(keys):
@@ -183,7 +208,8 @@ def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
 def _key_view(
     x: Tensor, batch: Batch, first: tuple[int, int], size: tuple[int, ...] = ()
 ) -> Tensor:
-    """A strided view of x from the first chunk of each block plus `first` on."""
+    """Return a strided view of x. For each block it starts `first` chunks after the block's first
+    chunk."""
     x = x[batch.images, batch.heads]
     (row, col), strides = batch.group.first, x.stride()
     shape = (*x.shape[:2], *batch.group.count, *size, *x.shape[4:])

@@ -17,12 +17,13 @@ Values = Callable[[Tensor], Tensor]
 
 
 def is_even(window: Window) -> bool:
-    """Whether no chunk is cut by the border of the grid."""
+    """Return whether the window size divides both sides of the grid."""
     return all(side % window.size == 0 for side in window.grid)
 
 
 def to_tiles(x: Tensor, window: Window) -> Tensor:
-    """(B, N, L, D) -> (B, N, R, C, w, w, D): a view, of a zero-padded copy where chunks are cut."""
+    """View (B, N, L, D) as (B, N, R, C, w, w, D). If w does not divide the grid, make a padded
+    copy."""
     (rows, cols), w = window.chunks, window.size
     x = x.unflatten(2, window.grid)
     if not is_even(window):  # F.pad copies even without padding
@@ -31,44 +32,49 @@ def to_tiles(x: Tensor, window: Window) -> Tensor:
 
 
 def from_tiles(x: Tensor, window: Window) -> Tensor:
-    """Undo `to_tiles` and drop the padding."""
+    """Reverse `to_tiles`, without the padding."""
     x = x.transpose(3, 4).flatten(4, 5).flatten(2, 3)
     return x[:, :, : window.grid[0], : window.grid[1]].flatten(2, 3)
 
 
 def to_chunks(x: Tensor, window: Window) -> Tensor:
-    """(B, N, L, D), row-major -> (B, N, R, C, W, D)."""
+    """Reorder (B, N, L, D), row-major, to (B, N, R, C, W, D)."""
     if window.symbolic:
         return at_offsets(x, Window(window.grid, window.size, offsets=(SELF_CHUNK,)))
     return to_tiles(x, window).flatten(4, 5)
 
 
 def from_chunks(x: Tensor, window: Window) -> Tensor:
-    """(B, N, R, C, W, D) -> (B, N, L, D), without the padding."""
+    """Reorder (B, N, R, C, W, D) to (B, N, L, D), without the padding."""
     if window.symbolic:
         return x.flatten(2, 4).index_select(2, _chunk_index(window, x.device))
     return from_tiles(x.unflatten(4, (window.size, window.size)), window)
 
 
 def at_offsets(x: Tensor, window: Window) -> Tensor:
-    """(B, N, L, D) -> (B, N, R, C, K*W, D): the tokens of the chunks at the window's K offsets.
+    """Gather the tokens at the window's K offsets from each chunk, (B, N, L, D) -> (B, N, R, C,
+    K*W, D).
 
-    Positions outside the grid have any token. Export traces this instead of padding, rolling and
-    cropping: it needs few operators, and those graphs would hold for one remainder of X / w only.
+    Positions outside the grid have arbitrary tokens. torch.export traces this gather instead of
+    padding and rolling, because a graph with padding would be valid for one remainder of X / w
+    only.
     """
     index = window.neighbor_tokens(x.device)
     return x.index_select(2, index.flatten()).unflatten(2, index.shape)
 
 
 def _chunk_index(window: Window, device: torch.device) -> Tensor:
-    """(L) int64: the index of each token in the chunk layout."""
+    """Return the index of each token in the chunk layout, (L) int64."""
     w, (row, col) = window.size, (torch.arange(n, device=device) for n in window.grid)
     row, col = row[:, None], col[None, :]
     return ((row // w * window.chunks[1] + col // w) * w * w + row % w * w + col % w).flatten()
 
 
 def roll_neighbors(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
-    """Roll x (B, N, R, C, ...) by each offset; consecutive offsets of one row share its roll."""
+    """Yield x (B, N, R, C, ...) rolled by each offset.
+
+    Consecutive offsets with the same row step use the same rolled rows.
+    """
     rows, shifted = 0, x
     for dx, dy in offsets:
         if dx != rows:
@@ -77,7 +83,8 @@ def roll_neighbors(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
 
 
 def sum_neighbors(parts: Iterable[Tensor], offsets: Offsets) -> Tensor:
-    """The transpose of `roll_neighbors`: roll the part of each offset back, and sum."""
+    """Apply the transpose of `roll_neighbors`: roll each part back by its offset, and sum all
+    parts."""
     rows: dict[int, Tensor] = {}
     for part, (dx, dy) in zip(parts, offsets):
         part = torch.roll(part, dy, dims=3) if dy else part
@@ -86,10 +93,10 @@ def sum_neighbors(parts: Iterable[Tensor], offsets: Offsets) -> Tensor:
 
 
 def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tensor:
-    """Softmax over the visible scores of the last dimension, in fp32 at least.
+    """Compute a softmax over the visible scores of the last dimension, at least in float32.
 
-    Masks with the smallest finite number: minus infinity would give NaN gradients in rows without
-    visible scores. With `may_be_empty` such rows become zeros.
+    Hidden scores become the smallest finite number, because -inf would give NaN gradients in rows
+    without visible scores. If `may_be_empty`, the result is 0 in such rows.
     """
     scores = scores if scores.dtype == torch.float64 else scores.float()
     weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
@@ -97,10 +104,11 @@ def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tenso
 
 
 def attend_jointly(first: Call, scores: Tensor, visible: Tensor, values: Values) -> Tensor:
-    """Attention under one softmax over global and local keys, of queries in any layout.
+    """Attend to global and local keys under one softmax, from queries in any layout.
 
-    first: the call with scaled q (B, N, .., D) and only the global tokens of k and v. scores,
-    visible (B, N or 1, .., K) of local keys. values: multiplies their weights with v.
+    first: a call whose q (B, N, .., D) is scaled, and whose k and v have only the global tokens.
+    scores, visible (B, N or 1, .., K): scores of the local keys, and whether each is visible.
+    values: a function that multiplies the weights of the local keys with v.
     """
     num_global, unit = first.num_global, (1,) * (first.q.ndim - 4)
     if num_global:
@@ -117,5 +125,5 @@ def attend_jointly(first: Call, scores: Tensor, visible: Tensor, values: Values)
 
 
 def can_be_empty(num_global: int, valid_hw: Tensor | None) -> bool:
-    """Whether queries may have no keys: padding without global tokens."""
+    """Return whether queries without keys are possible: with padding, and without global tokens."""
     return valid_hw is not None and num_global == 0

@@ -1,4 +1,4 @@
-"""Full attention under the mask of the window: stores all scores, for small grids and comparisons.
+"""Full attention with the window as a mask. It stores all L x L scores, so it suits small grids.
 
 Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D channels.
 """
@@ -16,7 +16,7 @@ MAX_MASKED_LENGTH = 8192  # tokens; above it the scores of a head exceed 256 MiB
 
 
 def unsupported(case: Case) -> list[str]:
-    """The reasons why it cannot compute a case."""
+    """Return the reasons why this backend does not support a case."""
     reasons = []
     if case.window.repeats():
         reasons.append("keys repeat: the cyclic grid has fewer chunks than the window")
@@ -28,7 +28,7 @@ def unsupported(case: Case) -> list[str]:
 
 
 def run(call: Call) -> Tensor:
-    """See `vil.ops.local_attention`."""
+    """Compute `vil.ops.local_attention` for a checked call."""
     q, k, v, window, num_global, bias, valid_hw, scale, dropout_p = call
     visible, index = dense_window(window, q.device)
     visible = visible[None]
@@ -47,7 +47,8 @@ def run(call: Call) -> Tensor:
 
 
 def dense_window(window: Window, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(L, L) bool: the keys of each query; (L, L) int64: the index into the bias table."""
+    """Return the mask (L, L) bool of visible keys, and the index (L, L) int64 into the bias
+    table."""
     side = 4 * window.size - 1
     visible = torch.zeros(*window.grid, *window.grid, dtype=torch.bool, device=device)
     index = torch.zeros(*window.grid, *window.grid, dtype=torch.long, device=device)
@@ -62,7 +63,7 @@ def dense_window(window: Window, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _along(window: Window, axis: int, step: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For chunks `step` apart along an axis of n: (n, n) visible, (n, n) index into the table."""
+    """Return the mask and the table index along one axis, (n, n) each, for chunks `step` apart."""
     w, count = window.size, window.chunks[axis]
     token = torch.arange(window.grid[axis], device=device)
     query, key = token[:, None], token[None, :]

@@ -60,15 +60,18 @@ _shapes: set[str] = set()  # compiled in this process
 
 
 class Blocks(NamedTuple):
-    """A window in blocks.
+    """The window in FlexAttention's terms.
 
-    base (M, S+M) int32: the index into `added` at which the bias of two chunks starts; -1 if they
-    are no neighbors.
-    code (P) int32: added to it for a query's position in its chunk, subtracted for a key's.
-    near (S*P + T) bool: the entries of `added` inside the exact window; None for other masks.
-    real (h, (S+M)*P) bool: the keys that are not padding.
-    lists: number and indices of partly visible key blocks, the same of fully visible ones (or
-    None), then these four of query blocks for the backward pass (or None).
+    The tensor `added` has the bias of each global key, followed by the bias table. The index of a
+    query and a local key into it is base + code of the query - code of the key.
+
+    base (M, S+M) int32: for a query block and a key block, the start of the pair's biases; -1 if
+    their chunks are not neighbors. code (P) int32: depends on the position of a token in its chunk.
+    near (S*P + T) bool: whether an entry of `added` is in the exact window; None for other masks.
+    real (h, (S+M)*P) bool: whether a key is not padding. lists: eight tensors, or None for each
+    that is not needed. For each query block they have the number and the indices of its partly
+    visible key blocks, then of its fully visible ones. The other four have the same for each key
+    block, for the backward pass.
     """
 
     base: Tensor
@@ -79,7 +82,7 @@ class Blocks(NamedTuple):
 
 
 def unsupported(case: Case) -> list[str]:
-    """The reasons why `forward` cannot compute a case."""
+    """Return the reasons why `forward` does not support a case."""
     reasons = _reasons(case, lse=True)
     if case.device == "cpu" and COMPILER == "inductor":
         reasons.append("torch does not compile the log-sum-exp of FlexAttention on CPUs")
@@ -87,7 +90,7 @@ def unsupported(case: Case) -> list[str]:
 
 
 def run_unsupported(case: Case) -> list[str]:
-    """The reasons why `run` cannot compute a case."""
+    """Return the reasons why `run` does not support a case."""
     reasons = _reasons(case, lse=False)
     if case.needs_grad and case.device == "cpu":
         reasons.append("FlexAttention has no backward pass on CPUs")
@@ -98,7 +101,7 @@ def run_unsupported(case: Case) -> list[str]:
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """See `vil.ops.custom_op`."""
+    """Compute the output and the log-sum-exp, see `vil.ops.custom_op`."""
     with torch.no_grad():
         out, lse = _run(call, lse=True)
         # the operator promises the strides too
@@ -106,20 +109,20 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def run(call: Call) -> Tensor:
-    """See `vil.ops.local_attention`."""
+    """Compute `vil.ops.local_attention` for a checked call."""
     assert call.dropout_p == 0, "`unsupported` refuses dropout"
     return _run(call, lse=False)[0]
 
 
 def forget() -> None:
-    """Free all compiled kernels, so that MAX_SHAPES others can be compiled."""
+    """Free all compiled kernels. MAX_SHAPES other shapes can then be compiled."""
     if _shapes:
         torch._dynamo.reset()
     _shapes.clear()
 
 
 def _reasons(case: Case, lse: bool) -> list[str]:
-    """The reasons against `forward` (lse) or `run`."""
+    """Return the reasons why a case is not supported by `forward` (if `lse`) or by `run`."""
     reasons, window = _missing(case.device, COMPILER), case.window
     if case.dropout:
         reasons.append("dropout: FlexAttention has none")
@@ -143,7 +146,7 @@ def _reasons(case: Case, lse: bool) -> list[str]:
 
 @torch.compiler.assume_constant_result
 def _missing(device: str, compiler: str) -> list[str]:
-    """The requirements that this machine does not meet."""
+    """Return the requirements that this machine does not meet."""
     reasons = []
     if device not in ("cpu", "cuda"):
         reasons.append(f"device {device}: FlexAttention is compiled for cpu and cuda")
@@ -159,15 +162,16 @@ def _missing(device: str, compiler: str) -> list[str]:
 
 @torch.compiler.assume_constant_result
 def _has_room(shape: str) -> bool:
-    """Whether a shape is compiled, or one more can be."""
+    """Return whether a shape is already compiled, or whether one more may be compiled."""
     return shape in _shapes or len(_shapes) < MAX_SHAPES
 
 
 def _limits() -> dict[str, int | bool]:
-    """The settings with which torch raises instead of computing all scores.
+    """Return torch settings under which torch raises an error instead of computing all L x L
+    scores.
 
-    Allows more than MAX_SHAPES, since torch also recompiles for other properties, such as whether
-    an input needs a gradient.
+    They allow more than MAX_SHAPES compilations, because torch also recompiles for other
+    properties, such as whether an input requires a gradient.
     """
     if hasattr(torch._dynamo.config, "recompile_limit"):
         return {"recompile_limit": 4 * MAX_SHAPES, "fail_on_recompile_limit_hit": True}
@@ -175,7 +179,7 @@ def _limits() -> dict[str, int | bool]:
 
 
 def _shape(case: Case, lse: bool) -> str:
-    """Everything that makes torch recompile."""
+    """Return a key with everything in a case that makes torch recompile."""
     window, backward = case.window, case.needs_grad and not lse
     block = _block_size(window, case.device, backward)
     first, count = _num_first(case.num_global, block), _num_blocks(window)
@@ -188,28 +192,30 @@ def _shape(case: Case, lse: bool) -> str:
 
 
 def _block_size(window: Window, device: str, backward: bool) -> int:
-    """P: the tokens of a chunk, rounded up to the block size of the kernels."""
+    """Return P: the tokens of a chunk, rounded up to the block size of the kernels."""
     step = 16 if device == "cpu" else 128 if backward else 64
     return math.ceil(window.tile / step) * step
 
 
 def _num_blocks(window: Window) -> int:
-    """M: the number of chunks, rounded up to a power of two. The kernels skip empty blocks."""
+    """Return M, the number of chunks rounded up to a power of two. The kernels skip empty
+    blocks."""
     return max(FEWEST_BLOCKS, next_power_of_2(math.prod(window.chunks)))
 
 
 def _num_first(num_global: int, block: int) -> int:
-    """S: at least one block, so that G = 0 has no shape of its own."""
+    """Return S, the number of blocks for global tokens. It is at least 1, so that G = 0 adds no
+    shape."""
     return max(1, math.ceil(num_global / block))
 
 
 def _has_full(window: Window, block: int) -> bool:
-    """Whether there are fully visible pairs of blocks, which need no mask."""
+    """Return whether some pairs of blocks are fully visible, so that they need no mask."""
     return window.tile == block and window.mask != Mask.EXACT
 
 
 def _run(call: Call, lse: bool) -> tuple[Tensor, Tensor | None]:
-    """out (B, N, L, D) and lse (B, N, L) or None. Differentiable if gradients are enabled."""
+    """Return out (B, N, L, D) and lse (B, N, L) or None, with gradients if enabled."""
     q, window, num_global, case = call.q, call.window, call.num_global, Case.of(call)
     size = _block_size(window, case.device, case.needs_grad)
     inputs = (
@@ -226,7 +232,7 @@ def _run(call: Call, lse: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def _compute(inputs: tuple, lse: bool, case: Case) -> tuple[Tensor, Tensor | None]:
-    """Run `_flex` compiled."""
+    """Run the compiled `_flex`."""
     if case.device == "cpu":  # where FlexAttention refuses inputs that require gradients
         inputs = (*(None if x is None else x.detach() for x in inputs[:4]), inputs[4])
     options = {"FORCE_USE_FLEX_ATTENTION": True}  # not the kernel for short sequences
@@ -242,7 +248,7 @@ def _compute(inputs: tuple, lse: bool, case: Case) -> tuple[Tensor, Tensor | Non
 
 @functools.cache
 def _compiled(compiler: str) -> Callable:
-    """One function for all shapes: torch caches the kernels of each."""
+    """Compile `_flex`, once for all shapes. torch caches the kernels of each shape."""
     return torch.compile(_flex, backend=compiler, dynamic=False, fullgraph=True)
 
 
@@ -256,7 +262,7 @@ def _flex(
     first = k.shape[2] - q.shape[2]
 
     def bias_index(query: Tensor, key: Tensor) -> Tensor:
-        """The index of a pair into `added`; any index within bounds for a hidden pair."""
+        """Return the index of a pair into `added`; any index within bounds for a hidden pair."""
         start = plan.base[query // size, key // size]
         local = start + plan.code[query % size] - plan.code[key % size]
         return torch.where(key < first, key, local.clamp(min=0))
@@ -278,29 +284,29 @@ def _flex(
 
 
 def _to_blocks(x: Tensor, window: Window, size: int) -> Tensor:
-    """(B, N, L, ..) -> (h, 1, M*P, ..) in chunk order, zero-padded."""
+    """Reorder (B, N, L, ..) to (h, 1, M*P, ..) in chunk order, zero-padded."""
     x = to_chunks(x, window).flatten(2, 3).flatten(0, 1)  # (h, chunks, W, ..)
     x = F.pad(x, (0, 0, 0, size - window.tile, 0, _num_blocks(window) - x.shape[1]))
     return x.flatten(1, 2)[:, None]
 
 
 def _from_blocks(x: Tensor, window: Window, lead: torch.Size) -> Tensor:
-    """(h, 1, M*P, ..) -> (B, N, L, ..)."""
+    """Reorder (h, 1, M*P, ..) to (B, N, L, ..)."""
     x = x.unflatten(2, (_num_blocks(window), -1))[:, 0, : math.prod(window.chunks), : window.tile]
     return from_chunks(x.unflatten(1, window.chunks).unflatten(0, lead), window)
 
 
 def _keys(x: Tensor, window: Window, num_global: int, size: int) -> Tensor:
-    """(B, N, G+L, D) -> (h, 1, (S+M)*P, D)."""
+    """Reorder (B, N, G+L, D) to (h, 1, (S+M)*P, D)."""
     first = x[:, :, :num_global].flatten(0, 1)[:, None]
     first = F.pad(first, (0, 0, 0, _num_first(num_global, size) * size - num_global))
     return torch.cat([first, _to_blocks(x[:, :, num_global:], window, size)], dim=2)
 
 
 def _added(bias: LocalBias, num_global: int, size: int, images: int) -> Tensor | None:
-    """(h, S*P + T): the bias toward each global key, then the table; None without both.
+    """Return (h, S*P + T): the bias of each global key, then the table; None without a bias.
 
-    One copy per image, so that the kernel does not sum their gradients.
+    There is a copy per image, so that the kernel does not sum gradients over images.
     """
     table, to_global = bias
     if table is None and to_global is None:
@@ -317,12 +323,13 @@ def _added(bias: LocalBias, num_global: int, size: int, images: int) -> Tensor |
 
 
 def _widths(num_global: int, size: int) -> tuple[int, int]:
-    """S*P, and T of the largest window with chunks that fit into a block."""
+    """Return (S*P, T), with T for the largest window whose chunks fit into a block."""
     return _num_first(num_global, size) * size, (4 * math.isqrt(size) - 1) ** 2
 
 
 def _plan(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) -> Blocks:
-    """Build the blocks, in each call: a few small operations, and no cache per grid size."""
+    """Build the `Blocks` of a call. It takes a few small operations, so nothing is cached per
+    grid."""
     window, (first, width) = case.window, _widths(case.num_global, size)
     side, inside = 4 * window.size - 1, torch.arange(window.size, device=device)
     code = (inside[:, None] * side + inside).flatten()
@@ -338,7 +345,7 @@ def _plan(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) 
 
 
 def _base(window: Window, num_global: int, size: int, device: torch.device) -> Tensor:
-    """(M, S+M) int32: see `Blocks`; 0 for global tokens."""
+    """Return `Blocks.base` (M, S+M) int32. It is 0 for global tokens."""
     rows, cols = window.chunks
     first, (count, side) = _num_first(num_global, size), (_num_blocks(window), 4 * window.size - 1)
     base = torch.full((count, first + count), -1, dtype=torch.int32, device=device)
@@ -358,7 +365,7 @@ def _base(window: Window, num_global: int, size: int, device: torch.device) -> T
 
 
 def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) -> Tensor:
-    """bool (h, (S+M)*P): global tokens, and local tokens inside the grid that are not padding."""
+    """Return `Blocks.real`: True for global tokens, and for local tokens that are not padding."""
     window = case.window
     limit = torch.tensor([window.grid]) if valid_hw is None else valid_hw
     tokens = real_cells(limit.to(device), window.grid).flatten(2)[..., None]
@@ -369,7 +376,7 @@ def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) 
 
 
 def _lists(base: Tensor, real: Tensor, has_full: bool, backward: bool) -> tuple:
-    """See `Blocks`. A fully visible block is so for all images and heads."""
+    """Return `Blocks.lists`. A fully visible block is fully visible for all images and heads."""
     partial, full = base >= 0, None
     if has_full:
         is_real = real.unflatten(1, (base.shape[1], -1)).all(2).all(0)
@@ -381,7 +388,10 @@ def _lists(base: Tensor, real: Tensor, has_full: bool, backward: bool) -> tuple:
 
 
 def _indices(visible: Tensor) -> tuple[Tensor, Tensor]:
-    """bool (rows, cols) -> int32 (1, 1, rows) how many, (1, 1, rows, cols) their columns first."""
+    """Return, for each row of a bool (rows, cols), the number of True and their columns first.
+
+    The counts are (1, 1, rows) int32, the columns (1, 1, rows, cols) int32.
+    """
     rows, cols = visible.shape
     rank = torch.where(visible, visible.cumsum(1) - 1, cols)  # hidden ones go to the extra column
     column = torch.arange(cols, device=visible.device, dtype=torch.int32).expand(rows, cols)

@@ -1,8 +1,9 @@
-"""Gather the neighbors of each chunk, then one fused attention over all chunks.
+"""Gather the neighbors of each chunk, then compute all chunks in one call of torch's fused
+attention.
 
 Uses plain tensor operations, so that it can be exported with symbolic grid sizes. Stores K copies
-of k and v. Skips offsets that are outside the grid for every chunk. Has no second derivative:
-torch's fused attention has none.
+of k and v. Skips offsets that are outside the grid for every chunk. Has no second derivative,
+because torch's fused attention has none.
 
 Shapes: B batch, N heads, R x C chunks of W tokens, K offsets, G global tokens, D channels.
 """
@@ -24,7 +25,7 @@ from vil.ops.window import Window
 
 
 def run(call: Call) -> Tensor:
-    """See `vil.ops.local_attention`."""
+    """Compute `vil.ops.local_attention` for a checked call."""
     q, k, v, window, num_global, bias, valid_hw, scale, dropout_p = call
     window = window.without_absent()
     heads = q.shape[1]
@@ -44,12 +45,12 @@ def run(call: Call) -> Tensor:
 
 
 def _gather(x: Tensor, window: Window, num_global: int) -> Tensor:
-    """(B, N, G+L, D) -> (B, N*R*C, G + K*W, D): the global tokens and neighbors of each chunk."""
+    """Gather the global and neighbor tokens of each chunk: (B, N*R*C, G + K*W, D)."""
     rows, cols = window.chunks
     first, local = x[:, :, :num_global], x[:, :, num_global:]
     parts = [first[:, :, None, None].expand(-1, -1, rows, cols, -1, -1)] if num_global else []
     if window.symbolic:
         parts.append(at_offsets(local, window))
     else:
-        parts += roll_neighbors(to_chunks(local, window), window.offsets)
+        parts.extend(roll_neighbors(to_chunks(local, window), window.offsets))
     return torch.cat(parts, dim=4).flatten(1, 3)

@@ -30,18 +30,22 @@ Product = Callable[[Tensor, Tensor, Offsets], Tensor]
 
 
 def scores_autograd(q: Tensor, k: Tensor, offsets: Offsets) -> Tensor:
-    """q, k (B, N, R, C, W, D) -> (B, N, R, C, W, K*W)."""
+    """Multiply q with the keys k of the window, (B, N, R, C, W, D) each: (B, N, R, C, W, K*W)."""
     return torch.cat([q @ near.mT for near in roll_neighbors(k, offsets)], dim=-1)
 
 
 def values_autograd(weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
-    """weights (B, N, R, C, W, K*W), v (B, N, R, C, W, D) -> (B, N, R, C, W, D)."""
+    """Multiply weights (B, N, R, C, W, K*W) with the values of the window.
+
+    Returns the shape of v (B, N, R, C, W, D).
+    """
     parts = weights.chunk(len(offsets), dim=-1)
     return sum(part @ near for part, near in zip(parts, roll_neighbors(v, offsets)))
 
 
 class HandMatmul(Function):
-    """`scores_autograd(a, b)` or `values_autograd(a, b)`, with a backward pass that stores a, b."""
+    """`scores_autograd(a, b)` or `values_autograd(a, b)`, with a backward pass that saves only a
+    and b."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, a: Tensor, b: Tensor, offsets: Offsets, scores: bool) -> Tensor:
@@ -64,12 +68,13 @@ class HandMatmul(Function):
 
 
 def run_autograd(call: Call) -> Tensor:
-    """See `vil.ops.local_attention`; autograd stores the rolled copies of k and v."""
+    """Compute `vil.ops.local_attention` with autograd, which stores the rolled copies of k and
+    v."""
     return _run(call, scores_autograd, values_autograd)
 
 
 def run_handgrad(call: Call) -> Tensor:
-    """See `vil.ops.local_attention`; a second derivative raises."""
+    """Compute `vil.ops.local_attention` with `HandMatmul`. A second derivative raises an error."""
     return _run(
         call,
         lambda q, k, offsets: HandMatmul.apply(q, k, offsets, True),

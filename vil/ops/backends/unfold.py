@@ -20,7 +20,10 @@ from vil.ops.window import Mask, Window
 
 
 def unfold_nnf(x: Tensor, reach: tuple[int, int]) -> Tensor:
-    """Gather each token's K neighbors, 0 outside the grid: (B, N, X, Y, D) -> (B, N, L, D, K)."""
+    """Gather each token's K neighbors, (B, N, X, Y, D) -> (B, N, L, D, K), with 0 outside the grid.
+
+    reach: rows and columns to each side.
+    """
     sides = tuple(2 * n + 1 for n in reach)
     maps = x.permute(0, 1, 4, 2, 3).flatten(0, 1)  # (B*N, D, X, Y)
     copies = F.unfold(maps, sides, padding=reach)  # (B*N, D*K, L)
@@ -28,7 +31,7 @@ def unfold_nnf(x: Tensor, reach: tuple[int, int]) -> Tensor:
 
 
 def unfold_tensor(x: Tensor, reach: tuple[int, int]) -> Tensor:
-    """Compute what `unfold_nnf` does by two views of the padded grid, which flatten copies."""
+    """Compute the same as `unfold_nnf` with two Tensor.unfold views of the padded grid."""
     rows, cols = reach
     padded = F.pad(x, (0, 0, cols, cols, rows, rows))
     views = padded.unfold(2, 2 * rows + 1, 1).unfold(3, 2 * cols + 1, 1)
@@ -36,18 +39,18 @@ def unfold_tensor(x: Tensor, reach: tuple[int, int]) -> Tensor:
 
 
 def unsupported(case: Case) -> list[str]:
-    """The reasons why it cannot compute a case."""
+    """Return the reasons why this backend does not support a case."""
     exact = case.window.mask == Mask.EXACT
     return [] if exact else ["the mask is not exact: unfolding computes the exact window only"]
 
 
 def run_nnf(call: Call) -> Tensor:
-    """See `vil.ops.local_attention`."""
+    """Compute `vil.ops.local_attention` with `unfold_nnf`."""
     return _run(call, unfold_nnf)
 
 
 def run_tensor(call: Call) -> Tensor:
-    """See `vil.ops.local_attention`."""
+    """Compute `vil.ops.local_attention` with `unfold_tensor`."""
     return _run(call, unfold_tensor)
 
 
@@ -72,12 +75,13 @@ def _run(call: Call, unfold: Callable[[Tensor, tuple[int, int]], Tensor]) -> Ten
 
 
 def _steps(reach: int, device: torch.device) -> Tensor:
-    """Key position minus query position of each neighbor along an axis."""
+    """Return the relative positions of neighbors along an axis, key position minus query
+    position."""
     return torch.arange(-reach, reach + 1, device=device)
 
 
 def _neighbor_bias(table: Tensor, window: Window, reach: tuple[int, int]) -> Tensor:
-    """(N, K): the bias of each neighbor."""
+    """Return the bias of each neighbor, (N, K)."""
     # the table is indexed by query position minus key position
     row, col = (2 * window.size - 1 - _steps(n, table.device) for n in reach)
     index = row[:, None] * (4 * window.size - 1) + col
@@ -87,7 +91,7 @@ def _neighbor_bias(table: Tensor, window: Window, reach: tuple[int, int]) -> Ten
 def _visible(
     window: Window, reach: tuple[int, int], valid_hw: Tensor | None, device: torch.device
 ) -> Tensor:
-    """bool (B or 1, L, K): the neighbors inside the grid that are not padding."""
+    """Return whether each neighbor is inside the grid and not padding, (B or 1, L, K) bool."""
     real = torch.tensor([window.grid], device=device)
     if valid_hw is not None:
         real = real.minimum(valid_hw.to(device))  # (B, 2)

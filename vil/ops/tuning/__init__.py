@@ -1,1 +1,1 @@
-"""Measure the backends on a case and store the fastest."""
+"""Measure all backends on a case, and store the fastest."""

@@ -1,12 +1,10 @@
-"""Find the fastest backend for a case by measuring, after checking its results.
+"""Find the fastest backend for a case by measuring all of them.
 
-Tries every backend on the actual shape, forward and backward separately, and reports the time or
-the reason why it cannot run (as the meta-optimizer of Theano's convolutions). Only the command
-`vil tune` and the start of a run (TUNE) do this, never a forward pass.
-
-A candidate is rejected, with a reason, if it does not support the case, if its tensors would not
-fit into memory, if its output or a gradient differs from the reference on a small ragged grid, or
-from a plain backend on the full grid. The others are timed in turns.
+Forward and backward passes of every backend are timed on the actual shape, in alternation. A
+backend is rejected, with a reason, if it does not support the case, if it needs too much memory, or
+if its output or a gradient is wrong. Results are compared with the reference on a small grid, and
+with a plain backend on the full grid. Only the command `vil tune` and the start of a run (TUNE)
+measure, never a forward pass. The idea is that of the meta-optimizer of Theano's convolutions.
 """
 
 import math
@@ -38,7 +36,7 @@ CHECKED_IMAGES = 2  # to compare full grids
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of a candidate: the reason against it, or seconds of each pass and peak bytes."""
+    """The result of one backend: why it was rejected, or seconds of each pass and peak bytes."""
 
     name: str
     reason: str = ""
@@ -58,10 +56,10 @@ def tune(
     rounds: int = ROUNDS,
     max_bytes: float | None = None,
 ) -> list[Trial]:
-    """Try the named backends (all by default) on a case. Stores the fastest in CHOICES.
+    """Measure the named backends (all by default) on a case, and store the fastest in CHOICES.
 
-    max_bytes: the limit per candidate, by default half of the free memory. A large batch is timed
-    with fewer images. Returns the usable candidates, fastest first, then the others.
+    max_bytes: memory limit per backend, by default half of the free memory. If the batch is large,
+    only some of its images are used. Returns usable backends, fastest first, then rejected ones.
     Raises ValueError for an unknown name or device.
     """
     lookup(MAX_SCORES, case.device, "device to measure on")
@@ -83,12 +81,12 @@ def tune(
 
 
 def spare_bytes(case: Case) -> float:
-    """The memory limit of a candidate on the case's device."""
+    """Return the default memory limit per backend on the case's device."""
     return FREE_SHARE * free_bytes(torch.device(case.device))
 
 
 def listing(trials: list[Trial]) -> list[str]:
-    """A line per candidate: milliseconds of each pass and peak MiB, or the reason against it."""
+    """Format a line per backend: milliseconds per pass and peak MiB, or why it was rejected."""
     lines = [f"  {'candidate':16} {'ms forward':>11} {'ms backward':>12} {'MiB':>9}"]
     for rank, trial in enumerate(trials):
         result = f"{1e3 * trial.forward:11.2f} {1e3 * trial.backward:12.2f}"
@@ -98,7 +96,8 @@ def listing(trials: list[Trial]) -> list[str]:
 
 
 def timed_batch(case: Case) -> int:
-    """The number of images to time: at most MAX_SCORES scores."""
+    """Return the number of images to time, at least 1. Together they have at most MAX_SCORES
+    scores."""
     window = case.window
     scores = case.heads * window.length * (case.num_global + len(window.offsets) * window.tile)
     return max(1, min(case.batch, int(MAX_SCORES[case.device] // scores)))
@@ -106,7 +105,7 @@ def timed_batch(case: Case) -> int:
 
 @contextmanager
 def full_precision_matmuls() -> Iterator[None]:
-    """Disable TF32, whose rounding would exceed the error bounds."""
+    """Disable TF32 inside the context, because its rounding exceeds the error bounds."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -116,7 +115,7 @@ def full_precision_matmuls() -> Iterator[None]:
 
 
 def reason_against(name: str, case: Case, trial_case: Case, max_bytes: float) -> str:
-    """The reason against a backend, empty for none. `trial_case`: the case with fewer images."""
+    """Return why a backend is rejected; "" if it is not. trial_case: the case with fewer images."""
     if reasons := BACKENDS[name].unsupported(case):
         return "; ".join(reasons)
     try:
@@ -128,9 +127,11 @@ def reason_against(name: str, case: Case, trial_case: Case, max_bytes: float) ->
 
 
 def expected_bytes(name: str, case: Case) -> int:
-    """Peak bytes of forward and backward besides the inputs, on fake tensors.
+    """Return the expected peak bytes of forward and backward, without the inputs, using fake
+    tensors.
 
-    0 for a backend that does not run on fake tensors; then the timed run fails if it is too large.
+    Returns 0 for a backend that does not run on fake tensors. If it needs too much memory, its
+    timed run fails.
     """
     if BACKENDS[name].facts.get("compiles"):
         return 0
@@ -145,7 +146,8 @@ def expected_bytes(name: str, case: Case) -> int:
 
 
 def find_mismatch(name: str, case: Case) -> str:
-    """Describe how a backend differs from the reference or a plain backend; "" if it does not."""
+    """Describe how a backend's results differ from the reference or a plain backend; "" if they
+    agree."""
     # fp32 too: the rounding of half precision would hide small errors
     small = [shrink(case, dtype) for dtype in dict.fromkeys((case.dtype, torch.float32))]
     usable = [few for few in small if not BACKENDS[name].unsupported(few)]
@@ -169,7 +171,8 @@ def find_mismatch(name: str, case: Case) -> str:
 
 
 def shrink(case: Case, dtype: torch.dtype) -> Case:
-    """The case on a small ragged grid: B 1, N 2, at most two and a half chunks per axis."""
+    """Return the case on a small grid with cut chunks: B 1, N 2, at most two and a half chunks per
+    side."""
     size = case.window.size
     grid = tuple(min(chunks, 3) * size - size // 2 for chunks in case.window.chunks)
     window = replace(case.window, grid=grid)
@@ -179,7 +182,11 @@ def shrink(case: Case, dtype: torch.dtype) -> Case:
 def time_candidates(
     names: list[str], case: Case, rounds: int
 ) -> tuple[list[Trial], dict[str, str]]:
-    """Medians of interleaved rounds, and {name: reason} of candidates that failed."""
+    """Time backends in alternation.
+
+    Returns (trials, reasons): trials with median times, and {name: reason} for backends that
+    failed.
+    """
     inputs, device = testing.make_inputs(case), torch.device(case.device)
     leaves = testing.leaves_of(inputs)
     candidates = {name: backend_candidate(name, case, inputs, leaves) for name in names}
@@ -197,7 +204,7 @@ def time_candidates(
 def backend_candidate(
     name: str, case: Case, inputs: testing.Inputs, leaves: dict[str, Tensor]
 ) -> Candidate:
-    """A backend's forward and, in training, its gradients with respect to all leaves."""
+    """Return a backend's forward pass and, in training, its backward pass as a `Candidate`."""
 
     def forward() -> Tensor:
         with torch.set_grad_enabled(case.needs_grad):

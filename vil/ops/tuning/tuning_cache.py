@@ -1,12 +1,11 @@
-"""Tuned choices in a file per user, by the machine and the code they were measured with.
+"""Store tuned choices in a per-user file. They depend on the machine, the versions and the code.
 
   $VIL_CACHE/attention.json, by default ~/.cache/vil/attention.json ($XDG_CACHE_HOME is respected)
 
     {"format": 1, "machines": {"<device>, <versions>, <hash of the code>": {"<bucket>": {
         "backend": "blocked", "trials": [{"name": ..., "forward": s, "backward": s, "bytes": n}]}}}}
 
-A file that cannot be read or has another content is ignored with a warning; so is one that cannot
-be written.
+If the file cannot be read or written, or is invalid, it is ignored with a warning.
 """
 
 import functools
@@ -14,7 +13,6 @@ import hashlib
 import inspect
 import json
 import logging
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +23,7 @@ import torch
 from vil.ops.dispatch import BACKENDS, CHOICES
 from vil.ops.tuning.tuner import Trial
 from vil.utils.atomic_write import replace_text
+from vil.utils.cache_dir import cache_dir
 from vil.utils.machine import processor, version
 
 log = logging.getLogger(__name__)
@@ -33,14 +32,13 @@ FORMAT = 1
 
 
 def path() -> Path:
-    """Return the path of the current user's file of tuned choices."""
-    if folder := os.environ.get("VIL_CACHE"):
-        return Path(folder, "attention.json")
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vil/attention.json").expanduser()
+    """Return the path of the file."""
+    return cache_dir() / "attention.json"
 
 
 def machine(device: str) -> str:
-    """The key of measurements: device, versions of torch and triton, hash of all backends."""
+    """Return the key of this machine in the file: device, versions of torch and triton, hash of the
+    code."""
     name = torch.cuda.get_device_name() if device == "cuda" else processor()
     threads = f" {torch.get_num_threads()} threads" if device == "cpu" else ""
     precision = torch.get_float32_matmul_precision()  # "high" allows TF32
@@ -49,7 +47,7 @@ def machine(device: str) -> str:
 
 
 def fingerprint() -> str:
-    """A hash of vil/ops and of the source files of registered backends."""
+    """Return a hash of vil/ops and of the source files of registered backends."""
     files = {str(file) for file in Path(__file__).parents[1].rglob("*.py")}
     for entry in BACKENDS.values():
         function = inspect.unwrap(entry.run)
@@ -64,11 +62,12 @@ def fingerprint() -> str:
 
 
 def load(device: str) -> int:
-    """Load the choices for this device, code and versions into CHOICES. Returns their number."""
+    """Load the choices for this machine into CHOICES, and return their number."""
     machines, here = _read(), machine(device)
     if machines and here not in machines:
         log.warning(
-            "%s has choices, but none for this machine, code and --import: %s (run vil tune)",
+            "%s has choices, but none measured with this machine, this code and the same "
+            "--import: %s (run vil tune)",
             path(),
             here,
         )
@@ -78,7 +77,7 @@ def load(device: str) -> int:
 
 
 def save(device: str, trials: dict[str, list[Trial]]) -> bool:
-    """Add {bucket: trials, fastest first} to the file. False, with a warning, on failure."""
+    """Add {bucket: trials, fastest first} to the file. Returns whether it could be written."""
     machines = _read()
     entries = machines.setdefault(machine(device), {})
     for bucket, results in trials.items():
@@ -95,7 +94,7 @@ def save(device: str, trials: dict[str, list[Trial]]) -> bool:
 
 
 def _read() -> dict[str, dict[str, Any]]:
-    """{machine: {bucket: entry}} of the file. Empty, with a warning, if it is invalid."""
+    """Return {machine: {bucket: entry}} from the file; {} with a warning if it is invalid."""
     try:
         content = json.loads(path().read_text(encoding="utf-8"))
         machines = content["machines"]
@@ -109,5 +108,5 @@ def _read() -> dict[str, dict[str, Any]]:
         error = invalid
     except (AttributeError, KeyError, TypeError):  # of another content
         error = "it is not a tuning cache"
-    log.warning("%s is ignored, run vil tune again: %s", path(), error)
+    log.warning("%s is ignored: %s (run vil tune again)", path(), error)
     return {}

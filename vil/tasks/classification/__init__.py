@@ -1,8 +1,8 @@
-"""Classification: one class per image.
+"""Classification of images with one class each.
 
-build.py        config -> task                  task.py            loss, evaluation, inference
+build.py        task from a config              task.py            loss, evaluation, inference
 losses.py       training losses                 output_formats.py  formats of `vil predict`
-predictions.py  per-image predictions           report.py          their part of the run report
+predictions.py  per-image predictions           report.py          classifier's part of a report
 
 ENTRY describes the task to the registry (see `vil/tasks/__init__.py`).
 """
@@ -17,7 +17,7 @@ ENTRY = dict(
     about="one class per image",
     noun="classifier",
     formats=("table", "json", "csv"),
-    lacks={"evaluate --pictures": "--pictures draws a detector's images; vil report shows others"},
+    lacks={"evaluate --pictures": "--pictures supports only detectors; use vil report"},
 )
 
 # Called as loss(logits, targets, smoothing, **own), see losses.py.
@@ -36,10 +36,13 @@ LOSSES.add(
 def register_loss(
     name: str, loss: Callable | str, *, keys: Mapping[str, str | Key] | None = None, about: str = ""
 ) -> None:
-    """Add a loss for LOSS.LOSS: loss(logits (B, K), targets, smoothing, **own) -> scalar, or its
-    "module:attribute". Targets are classes (B,) int64 or soft targets (B, K) float.
+    """Register a loss as the choice `name` of the config key LOSS.LOSS.
 
-    keys: {own argument: config key}. Raises ValueError for a name that is taken, and for a loss
-    that does not return a scalar with a gradient on two images.
+    loss: a function loss(logits (B, K), targets, smoothing, **own) -> scalar, or its path
+    "module:attribute". Targets are classes (B,) int64 or soft targets (B, K) float. keys:
+    {argument: config key} for the additional arguments `own`.
+
+    Raises ValueError if the name is taken, or if the loss does not return a differentiable scalar
+    in a test call with two images. A loss given as a path is not tested.
     """
     LOSSES.register(name, loss, about, keys=keys)

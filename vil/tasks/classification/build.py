@@ -14,7 +14,7 @@ from vil.builders.cost import model_cost
 from vil.builders.model import build_network
 from vil.config.access import own_settings, warn_unused
 from vil.data import build_dataset, is_numbered, own_arguments
-from vil.data.classes import read_class_mapping
+from vil.data.classes import match_classes, read_class_mapping
 from vil.data.dataset import ImageDataset
 from vil.data.datasets.concat import ConcatImageDataset
 from vil.data.loader import EvalLoader, TrainLoader
@@ -28,13 +28,14 @@ from vil.tasks.classification.losses import LossFunction, build_loss
 from vil.tasks.classification.report import report_test_set
 from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import as_config_error
+from vil.utils.safe_files import path_below
 
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 SYNTHETIC = "fake"  # dataset for `synthetic`
 
 
 class Classification(ConfigTask, ClassificationTask):
-    """The classification task of a config."""
+    """The classification task, built from a config."""
 
     own_arguments = staticmethod(own_arguments)
 
@@ -50,7 +51,7 @@ class Classification(ConfigTask, ClassificationTask):
 
     @as_config_error
     def load_weights(self, model: nn.Module, path: Path, *, strict: bool = True) -> Report:
-        # a classifier's weights are always complete, except for a head replaced by FINETUNE.HEAD
+        # strict is ignored: weights must be complete, except for a head replaced by FINETUNE.HEAD
         finetune = self.cfg.FINETUNE
         return load_weights(model, path, head=finetune.HEAD, rule=finetune.RESIZE)
 
@@ -65,14 +66,11 @@ class Classification(ConfigTask, ClassificationTask):
     ) -> dict[str, EvalLoader]:
         loaders, cfg = super().test_loaders(dist, datasets=datasets, **options), self.cfg
         if datasets is None and cfg.DATA.TARGETMAP:
-            path = Path(cfg.DATA.PATH, cfg.DATA.TARGETMAP)
+            path = path_below(cfg.DATA.PATH, cfg.DATA.TARGETMAP, "DATA.TARGETMAP")
             self.set_class_mapping({
                 name: read_class_mapping(path, self.num_classes, loader.classes)
                 for name, loader in loaders.items()
             })  # fmt: skip
-        elif datasets is None:
-            for name, loader in loaders.items():
-                data.check_num_classes(cfg, loader, name)
         return loaders
 
     def synthetic(self, num_samples: int, folder: Path, split: str = "train") -> ImageDataset:
@@ -88,19 +86,27 @@ class Classification(ConfigTask, ClassificationTask):
     def open_train_set(self) -> ImageDataset:
         names, transform = self.cfg.DATA.TRAIN, build_train_transform(self.cfg)
         sets = [self._open(name, "train", transform) for name in names]
+        for name, other in zip(names[1:], sets[1:]):
+            by_position = self.cfg.DATA.CLASSES == "by_position"
+            match_classes(other, sets[0].classes, name, by_position=by_position)
         dataset = sets[0] if len(sets) == 1 else ConcatImageDataset(sets, names)
         data.check_num_classes(self.cfg, dataset, ", ".join(names))
         return dataset
 
     def open_test_set(self, name: str) -> ImageDataset:
-        return self._open(name, "val", self.transform)
+        dataset = self._open(name, "val", self.transform)
+        if not self.cfg.DATA.TARGETMAP:
+            data.check_num_classes(self.cfg, dataset, name)
+        return dataset
 
     def _open(self, name: str, split: str, transform: Callable) -> ImageDataset:
         cfg = self.cfg
         with data.dataset_arguments(cfg, name, self.own_arguments(name)) as own:
             if is_numbered(name) and not (split == "val" and cfg.DATA.TARGETMAP):
                 own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
-            return build_dataset(name, cfg.DATA.PATH, split, transform, **own)
+            dataset = build_dataset(name, cfg.DATA.PATH, split, transform, **own)
+        dataset.value_range = cfg.DATA.VALUE_RANGE
+        return dataset
 
 
 def _build_loss(cfg: CfgNode) -> LossFunction:
@@ -125,7 +131,7 @@ def _build_mix(cfg: CfgNode) -> Mix | None:
 
 @as_config_error
 def build_train_transform(cfg: CfgNode) -> Callable:
-    """Build the augmentation of a PIL image to a tensor (3, S, S)."""
+    """Build the training transform, from a PIL image to an augmented tensor (3, S, S)."""
     aug = cfg.AUG
     if aug.TIMM_AUG.USE_TRANSFORM:
         names = ("HFLIP", "VFLIP", "COLOR_JITTER", "RE_PROB", "RE_MODE", "RE_COUNT")
@@ -140,12 +146,12 @@ def build_train_transform(cfg: CfgNode) -> Callable:
 
 @as_config_error
 def build_eval_transform(cfg: CfgNode) -> Callable[[Any], Tensor]:
-    """Build the evaluation transform of a PIL image to a tensor (3, S, S)."""
+    """Build the evaluation transform, from a PIL image to a tensor (3, S, S)."""
     return eval_transform(cfg.INPUT.IMAGE_SIZE, **transform_settings(cfg))
 
 
 def transform_settings(cfg: CfgNode) -> dict[str, Any]:
-    """Return the settings of the evaluation transform under timm's names."""
+    """Return mean, std, crop_pct and interpolation from a config, with timm's argument names."""
     return dict(
         mean=list(cfg.INPUT.MEAN),
         std=list(cfg.INPUT.STD),

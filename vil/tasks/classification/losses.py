@@ -1,8 +1,9 @@
 """Training losses of single-label classification.
 
-Shapes: B images, K classes. Each loss takes logits (B, K) and targets, either classes (B,) int64,
-which it smooths, or soft targets (B, K), and returns a scalar, computed in float32 or higher.
-Smoothing s gives the true class 1 - s + s/K and every other class s/K.
+Shapes: B images, K classes. Each loss takes logits (B, K) and targets. Targets are classes (B,)
+int64 or soft targets (B, K) float. Each loss returns a scalar, computed in float32 or higher.
+smoothing: label smoothing s of class targets. The true class gets 1 - s + s/K, the others s/K.
+Soft targets are not smoothed.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ NOT_SINGLE_LABEL = ("multisoftmax", "mse")
 
 
 def xentropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Cross entropy with the softmax, mean over images."""
+    """Compute the softmax cross entropy, averaged over images."""
     logits = widen(logits)
     if targets.is_floating_point():
         return -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1).mean()
@@ -29,12 +30,12 @@ def xentropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
 
 
 def bce(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Binary cross entropy, mean over images and classes (DeiT III, arXiv:2204.07118)."""
+    """Compute the binary cross entropy, averaged over images and classes (arXiv:2204.07118)."""
     return elementwise_bce(logits, soften(targets, logits, smoothing)).mean()
 
 
 def sigmoid(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Binary cross entropy summed over classes; the learning rate need not grow with K."""
+    """Compute the binary cross entropy, summed over classes and averaged over images."""
     return elementwise_bce(logits, soften(targets, logits, smoothing)).sum(dim=-1).mean()
 
 
@@ -47,16 +48,18 @@ def focal(
     gamma: float = 0.5,
     normalize: bool = True,
 ) -> Tensor:
-    """Focal loss: bce weighted by (1 - p_t)^gamma (arXiv:1708.02002, section 3).
+    """Compute the focal loss: bce weighted by (1 - p_t)^gamma (arXiv:1708.02002, section 3).
 
-    p_t = t p + (1 - t)(1 - p), also for a soft target t. alpha weights the positive term only: the
-    paper's alpha' corresponds to alpha = alpha' / (1 - alpha'), up to a factor. normalize: sum over
-    classes and mean over images; else mean over both.
+    p_t = t p + (1 - t)(1 - p) for probability p and target t, which may be soft. alpha weights only
+    the positive term. The paper's alpha, here called a, corresponds to alpha = a / (1 - a), up to a
+    constant factor of the loss.
+    normalize: sum over classes and average over images, instead of averaging over images and
+    classes.
     """
     targets = soften(targets, logits, smoothing).clamp(0, 1)  # mixup may round to above 1
     logits = widen(logits)
-    # log(1 - p_t): 1 - p_t itself rounds to 0 for confident predictions, where a power below 1 has
-    # an infinite slope
+    # Compute log(1 - p_t). For confident predictions, 1 - p_t would round to 0, where a power with
+    # an exponent below 1 has an infinite gradient.
     log_miss = torch.logaddexp(
         targets.log() + F.logsigmoid(-logits), (1 - targets).log() + F.logsigmoid(logits)
     )
@@ -68,7 +71,7 @@ def focal(
 
 
 def build_loss(name: str, **own: Any) -> LossFunction:
-    """Return the loss `name` with its settings. Raises ValueError for an unknown name."""
+    """Return the loss `name` with arguments `own`. Raises ValueError for an unknown name."""
     if name in NOT_SINGLE_LABEL:
         names = ", ".join(LOSSES)
         raise ValueError(f"{name} is not a loss of single-label classification (choices: {names})")
@@ -77,7 +80,7 @@ def build_loss(name: str, **own: Any) -> LossFunction:
 
 
 def check_loss(loss: Any, entry: Entry) -> None:
-    """Raise ValueError unless the loss returns a scalar with a gradient on two images."""
+    """Raise ValueError unless the loss returns a differentiable scalar for two images."""
     own = {a: key.default for a, key in entry.keys.items() if isinstance(key, Key)}
     logits = torch.zeros(2, 3, requires_grad=True)
     for targets in (torch.tensor([0, 2]), torch.full((2, 3), 1 / 3)):
@@ -96,7 +99,7 @@ def widen(logits: Tensor) -> Tensor:
 
 
 def soften(targets: Tensor, logits: Tensor, smoothing: float) -> Tensor:
-    """Convert targets to (B, K) in the precision of the loss."""
+    """Convert targets to soft targets (B, K) in the loss's dtype, and smooth class targets."""
     dtype, classes = widen(logits).dtype, logits.shape[-1]
     if targets.is_floating_point():
         return targets.to(dtype)
@@ -104,5 +107,5 @@ def soften(targets: Tensor, logits: Tensor, smoothing: float) -> Tensor:
 
 
 def elementwise_bce(logits: Tensor, targets: Tensor) -> Tensor:
-    """Compute binary cross entropy per image and class, (B, K)."""
+    """Compute the binary cross entropy of each image and class, (B, K)."""
     return F.binary_cross_entropy_with_logits(widen(logits), targets, reduction="none")

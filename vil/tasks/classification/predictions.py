@@ -1,6 +1,6 @@
 """Per-image predictions on a test set, for the run report.
 
-Shapes: I images, C classes of the test set, K classes of the model.
+Shapes: I images, C classes of the test set.
 """
 
 from typing import NamedTuple
@@ -17,19 +17,19 @@ SHOWN = 12  # images per group of `extremes`
 
 
 class Predictions(NamedTuple):
-    """One entry per evaluated image, all (I,)."""
+    """Predictions and scores of I images, as arrays (I,)."""
 
-    indices: np.ndarray  # the image's number in the test set
-    targets: np.ndarray  # its class
+    indices: np.ndarray  # index of the image in the test set
+    targets: np.ndarray  # class of the image
     predicted: np.ndarray  # the model's most probable class
-    correct: np.ndarray  # bool: a top-1 hit
-    top5: np.ndarray  # bool: a top-5 hit
-    probability: np.ndarray  # of the predicted class
+    correct: np.ndarray  # bool: whether the top-1 prediction is correct
+    top5: np.ndarray  # bool: whether one of the top-5 predictions is correct
+    probability: np.ndarray  # probability of the predicted class
     loss: np.ndarray  # cross entropy
-    has_loss: np.ndarray  # bool
+    has_loss: np.ndarray  # bool, see `score_by_mapping`
 
     def metrics(self) -> dict[str, float]:
-        """Compute loss, top1 and top5 in percent, and count, as evaluation does."""
+        """Return {loss, top1, top5, count} like `ClassificationTask.measure`."""
         losses = self.loss[self.has_loss]
         return {
             "loss": float(losses.mean(dtype=np.float64)) if len(losses) else np.nan,
@@ -39,25 +39,28 @@ class Predictions(NamedTuple):
         }
 
     def per_class(self, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Count correct predictions and images of each class of the test set, (C,) each."""
+        """Return (correct, count), (C,) each: correct predictions and images of each class."""
         targets = self.targets, self.targets[self.correct]
         count, correct = (np.bincount(x, minlength=num_classes) for x in targets)
         return correct, count
 
     def confusion(self, num_classes: int) -> np.ndarray:
-        """Count the images by (true class, predicted class), (C, C)."""
+        """Return the confusion matrix (C, C): image counts by [true class, predicted class]."""
         pairs = self.targets * num_classes + self.predicted
         return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
 
     def mistakes(self, most: int) -> list[tuple[int, int, int]]:
-        """List (true class, predicted class, images) of the most frequent errors."""
+        """List the most frequent errors as (true class, predicted class, number of images)."""
         wrong = np.stack([self.targets[~self.correct], self.predicted[~self.correct]], axis=1)
         pairs, counts = np.unique(wrong, axis=0, return_counts=True)
         order = np.argsort(-counts, kind="stable")[:most]
         return [(*map(int, pairs[n]), int(counts[n])) for n in order]
 
     def extremes(self, most: int = SHOWN) -> dict[str, np.ndarray]:
-        """Select positions in the arrays by {title: positions}; no image is selected twice."""
+        """Select up to `most` images to show under each title, and no image twice.
+
+        Returns {title: indices into the arrays}.
+        """
 
         def first(candidates: np.ndarray, key: np.ndarray) -> np.ndarray:
             return candidates[np.argsort(key[candidates], kind="stable")[:most]]
@@ -73,9 +76,9 @@ class Predictions(NamedTuple):
 
 
 def collect_predictions(task: ClassificationTask, model: nn.Module, name: str) -> Predictions:
-    """Predict the images of one test set and score them as `task.evaluate` does.
+    """Predict the images of the test set `name` and score them like `task.evaluate`.
 
-    Keeps a few bytes per image. Raises DataError if no image can be read.
+    Raises DataError if no image can be read.
     """
     parts, mapping = [], task.class_mapping.get(name)
     with evaluating(unwrap(model)) as plain:

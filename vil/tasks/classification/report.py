@@ -14,14 +14,14 @@ from vil.tasks.base import TaskReport
 from vil.tasks.classification.predictions import Predictions, collect_predictions
 from vil.tasks.classification.task import ClassificationTask
 
-FULL_MATRIX = 24  # most classes of a full confusion matrix
-MOST_CLASSES, MOST_MISTAKES = 60, 20  # rows of tables
+FULL_MATRIX = 24  # maximum number of classes for a full confusion matrix
+MOST_CLASSES, MOST_MISTAKES = 60, 20  # maximum numbers of table rows
 SIDE = 160  # pixels of a thumbnail
-Thumbnails = dict[int, tuple[str, bytes | None]]  # {index in the predictions: (file, JPEG)}
+Thumbnails = dict[int, tuple[str, bytes | None]]  # {index into the predictions: (file, JPEG)}
 
 
 class Evaluated(NamedTuple):
-    """A model's predictions on a test set."""
+    """A model's predictions on a test set, with the names and thumbnails to show them."""
 
     test_set: str
     predictions: Predictions
@@ -34,7 +34,10 @@ class Evaluated(NamedTuple):
 def report_test_set(
     task: ClassificationTask, model: nn.Module, class_names: Sequence[str], checkpoint: str
 ) -> TaskReport:
-    """Evaluate the first test set image by image; return its cards and sections."""
+    """Evaluate a model on the first test set, and return cards and sections for the run report.
+
+    class_names: the model's classes. checkpoint: description of the checkpoint.
+    """
     test_set, loader = next(iter(task.test_sets.items()))
     predictions = collect_predictions(task, model, test_set)
     same, classes = test_set not in task.class_mapping, loader.classes
@@ -52,7 +55,10 @@ def report_test_set(
 
 
 def make_thumbnails(dataset: ImageDataset, predictions: Predictions) -> Thumbnails:
-    """Read the images of `extremes` again, by their number in the dataset."""
+    """Return thumbnails of the images that `Predictions.extremes` selects.
+
+    The images are read from the dataset. The JPEG is None if an image can no longer be read.
+    """
     thumbnails = {}
     for i in np.concatenate(list(predictions.extremes().values())).tolist():
         index = int(predictions.indices[i])
@@ -65,7 +71,7 @@ def make_thumbnails(dataset: ImageDataset, predictions: Predictions) -> Thumbnai
 
 
 def thumbnail(image: Image.Image) -> bytes:
-    """Encode a small JPEG of an RGB image."""
+    """Return a JPEG of an RGB image, reduced to at most SIDE pixels per side."""
     small, stream = image.copy(), io.BytesIO()
     small.thumbnail((SIDE, SIDE))
     small.save(stream, "JPEG", quality=85)
@@ -73,10 +79,11 @@ def thumbnail(image: Image.Image) -> bytes:
 
 
 def sections_of(evaluated: Evaluated) -> list[Html]:
-    """Render accuracy per class, confusions, images (report.html.j2).
+    """Render accuracy per class, confusions and images with the template report.html.j2.
 
-    The table of classes has those with images, lowest accuracy first; of many, the lowest and
-    highest. Few classes have a full confusion matrix.
+    The table of accuracies lists the classes that have images, lowest accuracy first. With more
+    than MOST_CLASSES classes, it lists only the worst and the best ones. The full confusion matrix
+    is shown for up to FULL_MATRIX classes, if test set and model have the same classes.
     """
     test_set, predictions, classes = evaluated.test_set, evaluated.predictions, evaluated.classes
     correct, count = predictions.per_class(len(classes))

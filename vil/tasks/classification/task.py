@@ -1,4 +1,4 @@
-"""Classification: the loss, evaluation by top-1 and top-5 accuracy, inference.
+"""The classification task: loss, evaluation with top-1 and top-5 accuracy, inference.
 
 Shapes: B images, K classes of the model, C classes of a test set. A `Batch` has `images`
 (B, 3, H, W) and `targets`, either classes (B,) int64 or soft targets (B, K) float.
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
 from vil.data.batch import Batch
@@ -21,25 +21,29 @@ from vil.tasks.base import ImageMeta, Task
 from vil.tasks.classification.losses import LossFunction, xentropy
 from vil.tasks.classification.output_formats import FORMATS, Prediction
 from vil.utils.errors import DataError
+from vil.utils.image_text import draw_text, enlarge, font_for
 from vil.utils.lookup import lookup
+
+LABEL_COLOR = (0, 0, 0)  # background of the predicted classes in visualizations
 
 
 class Scores(NamedTuple):
-    """Scores of B images."""
+    """The loss of each of B images, and whether the top-1 and top-5 predictions are correct."""
 
-    losses: Tensor  # (B,), 0 without a loss
+    losses: Tensor  # (B,), 0 where `has_loss` is False
     top1: Tensor  # (B,) bool
     top5: Tensor  # (B,) bool
     has_loss: Tensor  # (B,) bool
 
 
 class ClassificationTask(Task):
-    """Cross entropy or another loss, top-1 and top-5 accuracy.
+    """Task for classifiers of images with one class each.
 
-    loss: one of LOSSES. mix: mixup of a training batch, returns soft targets. per_class: also count
-    correct predictions per class in evaluation. class_mapping: {test set: bool (K, C)}, see
-    `score_by_mapping`. transform: PIL image -> (3, H, W), for inference. top: classes per
-    prediction, None: all.
+    loss: a loss of losses.py. mix: function that applies mixup to a training batch and returns a
+    batch with soft targets. per_class: also count correct predictions per class in evaluation.
+    class_mapping: {test set: bool (K, C)}, see `score_by_mapping`. transform: function that
+    converts a PIL image to a tensor (3, H, W) for inference. top: number of classes per prediction;
+    None for all.
     """
 
     metric = Metric("top1", label="top-1", unit="%")
@@ -66,7 +70,10 @@ class ClassificationTask(Task):
         self.set_class_mapping(class_mapping or {})
 
     def set_class_mapping(self, class_mapping: Mapping[str, Tensor]) -> None:
-        """Set the class mappings. Raises ValueError for a wrong shape or an empty mapping."""
+        """Set the class mappings {test set: bool (K, C)}, see `score_by_mapping`.
+
+        Raises ValueError for an unknown test set, a wrong shape, or a mapping without any True.
+        """
         self.class_mapping = {name: m.to(self.device) for name, m in class_mapping.items()}
         for name, mapping in self.class_mapping.items():
             lookup(self.test_sets, name, "test set with mapped classes")
@@ -79,12 +86,12 @@ class ClassificationTask(Task):
                 )
 
     def prepare(self, batch: Batch) -> Batch:
-        """Move the batch to the device and apply mixup."""
+        """Move the batch to the device and apply mixup, if set."""
         batch = super().prepare(batch)
         return self.mix(batch) if self.mix is not None else batch
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Compute the training loss and top-1 in percent."""
+        """Compute the training loss, and top-1 accuracy in percent as a metric."""
         logits, targets = model(batch.images), batch.targets
         loss = self.criterion(logits, targets, self.label_smoothing)
         if targets.is_floating_point():
@@ -93,11 +100,12 @@ class ClassificationTask(Task):
         return Loss(loss, metrics={"top1": 100 * correct.float().mean()})
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
-        """Compute {loss, top1, top5, count[, per_class]}, accuracies in percent.
+        """Return {loss, top1, top5, count} of a test set, with accuracies in percent.
 
-        The loss is plain cross entropy, a mean over images, so that runs with and without mixup or
-        smoothing compare. Counts are integers and the losses one float64 sum, so that the metrics
-        do not depend on batch size and ranks.
+        If `per_class` is set, {per_class: {right, count}} has the numbers of correct predictions
+        and of images of each class. The loss is the cross entropy without mixup or smoothing,
+        averaged over images. It is summed in float64, so that the metrics do not depend on the
+        batch size or the number of ranks. Raises DataError if no image can be read.
         """
         mapping = self.class_mapping.get(name)
         num_classes = self.num_classes if mapping is None else mapping.shape[1]
@@ -133,32 +141,32 @@ class ClassificationTask(Task):
         return metrics
 
     def score(self, name: str, logits: Tensor, targets: Tensor) -> Scores:
-        """Score logits (B, K) against targets (B,) of a test set."""
+        """Score logits (B, K) against targets (B,), using the test set's class mapping, if any."""
         mapping = self.class_mapping.get(name)
         if mapping is None:
             return score_by_class(logits, targets)
         return score_by_mapping(logits, targets, mapping)
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
-        """Format the correct predictions of each class, if counted."""
+        """Return a line per class with its correct predictions, or [] if they were not counted."""
         table, classes = metrics.get("per_class"), self.test_sets[name].classes
         rows = zip(classes, table["right"], table["count"]) if table else ()
         return [f"  {label:20} {correct}/{count}" for label, correct, count in rows]
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Resize, crop and normalize an image as in evaluation: (3, H, W)."""
+        """Apply the evaluation transform to an image and return a tensor (3, H, W)."""
         return self.transform(image)
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-        """Compute probabilities (B, K) float32 on the CPU."""
+        """Return class probabilities (B, K) float32, on the CPU."""
         placement = dict(device=self.device, memory_format=self.memory_format)
         with autocast(self.device, self.amp_dtype):
             logits = model(torch.stack(list(inputs)).to(**placement, non_blocking=True))
         return logits.float().softmax(dim=-1).cpu()
 
     def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:
-        """Select the most probable classes of each image."""
-        # stable: ties are in the order of classes on every device
+        """Return the `top` most probable classes of each image."""
+        # stable: equal probabilities keep the order of classes on every device
         ranked = output.sort(descending=True, stable=True)
         columns = ranked.indices[:, : self.top].tolist(), ranked.values[:, : self.top].tolist()
         return [
@@ -166,24 +174,34 @@ class ClassificationTask(Task):
             for meta, indices, probabilities in zip(metas, *columns)
         ]
 
+    def visualize(self, image: Image.Image, prediction: Prediction) -> Image.Image:
+        """Write the predicted classes and their probabilities onto a copy of the image."""
+        canvas, _ = enlarge(image)
+        pen, font, y = ImageDraw.Draw(canvas), font_for(canvas), 0
+        for number, probability in prediction.classes:
+            text = f"{self.class_names[number]} {probability:.2f}"
+            y += draw_text(pen, 0, y, text, LABEL_COLOR, font)
+        return canvas
+
     def failed(self, name: str, reason: str) -> Prediction:
         return Prediction(name, [], reason)
 
 
 def score_by_class(logits: Tensor, targets: Tensor) -> Scores:
-    """Compute cross entropy and hits; logits (B, K), targets (B,)."""
+    """Score a test set that has the model's classes. logits (B, K), targets (B,)."""
     hits = top_five(logits) == targets[:, None]
     losses = F.cross_entropy(logits, targets, reduction="none")
     return Scores(losses, hits[:, 0], hits.any(dim=-1), torch.ones_like(targets, dtype=torch.bool))
 
 
 def score_by_mapping(logits: Tensor, targets: Tensor, class_mapping: Tensor) -> Scores:
-    """Score a test set with other classes than the model's.
+    """Score a test set whose classes differ from the model's.
 
-    class_mapping (K, C) bool: which classes of the model and the test set have the same meaning.
-    Unmapped classes of the model are ignored. A prediction is correct if it maps to the image's
-    class; the loss is -log of the probability of the classes mapped to it among all mapped ones. An
-    image whose class has no mapped class counts as wrong and has no loss.
+    class_mapping (K, C) bool: True where a class of the model means the same as a class of the
+    test set. Model classes without any True are ignored: the softmax is over the other classes.
+    A prediction is correct if the predicted class is mapped to the image's class. The loss is
+    -log p, where p is the total probability of the model classes mapped to the image's class.
+    If no model class is mapped to that class, the image counts as wrong and has no loss.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits = logits.masked_fill(~class_mapping.any(dim=1), -torch.inf)
@@ -196,5 +214,5 @@ def score_by_mapping(logits: Tensor, targets: Tensor, class_mapping: Tensor) -> 
 
 
 def top_five(logits: Tensor) -> Tensor:
-    """Return classes (B, min(5, K)), best first."""
+    """Return the classes with the highest logits, (B, min(5, K)), best first."""
     return logits.topk(min(5, logits.shape[-1]), dim=-1).indices

@@ -1,11 +1,11 @@
-"""Detection: boxes and masks of objects, trained by the same loop as classifiers.
+"""Detection of objects with boxes and masks.
 
-build.py            config -> task                task.py            losses, evaluation, inference
-data/               COCO annotations, datasets, transforms, batches, checks of a file
-models/             backbone, feature pyramid, heads, detectors, their weights
-coco_eval.py        average precision             error_analysis.py  images with most errors
-tiled_inference.py  very large images             cost.py            MACs of a detector
-output_formats.py   formats of `vil predict`      visualize.py       draw boxes and masks
+build.py            task from a config            task.py            loss, evaluation, inference
+data/               COCO annotations, datasets, transforms, batches, validation of files
+models/             backbone, feature pyramid, heads, detectors, loading of weights
+coco_eval.py        average precision             error_analysis.py  images with the most errors
+tiled_inference.py  very large images             cost.py            parameters and MACs
+output_formats.py   formats of `vil predict`      visualize.py       drawing of boxes and masks
 keys.py             config keys of detectors
 
 ENTRY describes the task to the registry (see `vil/tasks/__init__.py`).
@@ -49,13 +49,13 @@ ENTRY = dict(
     },
     defaults={"DETECTION.TEST.SCORE": 0.5},
     lacks={
-        "convert": "only classifiers are converted; MODEL.MODEL_PATH takes it",
+        "convert": "only classifiers are converted; set MODEL.MODEL_PATH to a detector's file",
         "export": "only classifiers are exported",
-        "report": "the page of a detector has what training logged; vil evaluate has more",
+        "report": "the report of a detector only shows what training logged; vil evaluate has more",
         "cost of one image": "A {cfg.DETECTION.MODEL} on {cfg.MODEL.VIT.MSVIT.ARCH}; what it costs "
         "depends on the image.",
         "visualize attention": "only the attention of classifiers is drawn",
         "benchmark model": "only classifiers are measured",
-        "analyze --layout": "--layout looks at classifiers",
+        "analyze --layout": "--layout supports only classifiers",
     },
 )

@@ -27,7 +27,7 @@ from vil.tasks.detection.models.weights import load_detector
 from vil.tasks.detection.task import DetectionTask
 from vil.utils.errors import ConfigError, as_config_error
 
-# Config keys, or subtrees, that detectors do not use.
+# Config keys and sections that detectors do not use.
 UNUSED = (
     "INPUT.CROP_PCT", "INPUT.INTERPOLATION", "LOSS", "FINETUNE.FINETUNE", "FINETUNE.USE_TRAIN_AUG",
     "MODEL.VIT.AVG_POOL", *(f"AUG.{name}" for name in tree("AUG") if name != "REPEATED_AUG"),
@@ -40,7 +40,7 @@ SYNTHETIC = "fake_boxes"  # dataset for `synthetic`
 
 
 class Detection(ConfigTask, DetectionTask):
-    """The detection task of a config."""
+    """The detection task, built from a config."""
 
     own_arguments = staticmethod(datasets.own_arguments)
 
@@ -81,7 +81,10 @@ class Detection(ConfigTask, DetectionTask):
         return build_detection_set(SYNTHETIC, folder, split, transform, masks=masks, **own)
 
     def check_data(self) -> None:
-        """Open the config's datasets; of rendered ones a few images in a temporary folder."""
+        """Open the config's datasets. Raises ConfigError or DataError if they are invalid.
+
+        If all datasets are synthetic, only a few images are rendered, in a temporary folder.
+        """
         with tempfile.TemporaryDirectory() as folder:
             few = Detection(_render_few(self.cfg, folder), self.device)
             few.train_loader(DistInfo())
@@ -106,6 +109,7 @@ class Detection(ConfigTask, DetectionTask):
         with data.dataset_arguments(cfg, name, self.own_arguments(name)) as own:
             own |= dict(masks="segm" in self.iou_types, keep_empty=cfg.DETECTION.INPUT.KEEP_EMPTY)
             dataset = build_detection_set(name, cfg.DATA.PATH, split, transform, **own)
+        dataset.value_range = cfg.DATA.VALUE_RANGE
         if not cfg.DETECTION.INPUT.GROUP_ASPECTS:
             dataset.groups = None
         data.check_num_classes(cfg, dataset, name)
@@ -113,7 +117,10 @@ class Detection(ConfigTask, DetectionTask):
 
 
 def detector_config(cfg: CfgNode) -> DetectorConfig:
-    """Collect the settings of the detector; the field box_samples is DETECTION.BOX.SAMPLES."""
+    """Return the detector's settings from a config.
+
+    A field is named after its config key: `box_samples` comes from DETECTION.BOX.SAMPLES.
+    """
     c = cfg.DETECTION
     settings = {
         f"{section}_{key}".lower(): c[section][key]
@@ -127,27 +134,34 @@ def detector_config(cfg: CfgNode) -> DetectorConfig:
 
 
 def check_positions(cfg: CfgNode, network: MsViT) -> None:
-    """Raise ConfigError if cropped position embeddings do not cover the largest image."""
+    """Raise ConfigError if INPUT.IMAGE_SIZE is too small for DETECTION.INPUT.MAX_SIZE.
+
+    Only absolute position embeddings that are cropped (MODEL.VIT.POS_RESIZE) have this limit.
+    """
     stride, largest = network.strides[-1], cfg.DETECTION.INPUT.MAX_SIZE
     needed = -(-largest // stride) * stride
     cropped = cfg.MODEL.VIT.POS_RESIZE == "crop" and any(s.absolute for s in network.specs)
     if cropped and needed > cfg.INPUT.IMAGE_SIZE:
         raise ConfigError(
-            f"INPUT.IMAGE_SIZE {cfg.INPUT.IMAGE_SIZE}: images of DETECTION.INPUT.MAX_SIZE "
-            f"{largest} pixels need positions for {needed} (or MODEL.VIT.POS_RESIZE interpolate)"
+            f"INPUT.IMAGE_SIZE {cfg.INPUT.IMAGE_SIZE} is too small: for images of "
+            f"DETECTION.INPUT.MAX_SIZE {largest} pixels, position embeddings of {needed} are "
+            "needed (or set MODEL.VIT.POS_RESIZE to interpolate)"
         )
 
 
 @as_config_error
 def build_train_transform(cfg: CfgNode, sizes: list[int] | None = None) -> Callable:
-    """Build the training transform; `sizes` replace TRAIN_SIZES."""
+    """Build the training transform. sizes: used instead of DETECTION.INPUT.TRAIN_SIZES."""
     c = cfg.DETECTION.INPUT
     sizes = sizes or c.TRAIN_SIZES
     return train_transform(sizes=sizes, max_size=c.MAX_SIZE, flip=c.FLIP, jitter=tuple(c.JITTER))
 
 
 def _render_few(cfg: CfgNode, folder: str) -> CfgNode:
-    """Move rendered datasets to `folder`, with the images of one training step."""
+    """Return a config whose synthetic datasets are in `folder`, with images for one training step.
+
+    Returns `cfg` itself if any of its datasets is not synthetic.
+    """
     sets = {*cfg.DATA.TRAIN, *cfg.DATA.TEST}
     if not sets <= datasets.SYNTHETIC_SETS:
         return cfg

@@ -1,10 +1,10 @@
-"""Detections -> results in COCO's format -> average precision.
+"""Convert detections to COCO's results format, and compute COCO's average precision.
 
-faster_coco_eval computes the metrics of COCO's own evaluation (tests/tasks/detection compare the
-two) in seconds instead of minutes. Metrics are in percent.
+The library faster_coco_eval computes the same metrics as pycocotools in seconds instead of minutes.
+Metrics are in percent.
 
-Shapes: precision (T, R, K, A, M) and recall (T, K, A, M) of T 10 IoU thresholds, R 101 recalls,
-K classes, A 4 area ranges, M 3 limits of detections per image (1, 10, 100).
+Shapes: precision (T, R, K, A, M) and recall (T, K, A, M) for T = 10 IoU thresholds, R = 101 recall
+thresholds, K classes, A = 4 area ranges, and M = 3 limits of detections per image (1, 10, 100).
 """
 
 from collections import Counter
@@ -20,18 +20,18 @@ from vil.data.rle import compress_runs, decompress_runs, mask_to_runs, runs_to_m
 from vil.tasks.detection.data import coco_json, masks
 from vil.tasks.detection.detections import Detections
 
-IOU_TYPES = {"bbox": "box", "segm": "mask"}  # COCO's iouType: prefix of our metrics
-THRESHOLDS = {"": slice(None), "50": 0, "75": 5}  # index of T: all, IoU 0.50, IoU 0.75
-AREAS = {"s": 1, "m": 2, "l": 3}  # index of A: < 32 x 32 pixels, < 96 x 96, larger
+IOU_TYPES = {"bbox": "box", "segm": "mask"}  # COCO's iouType: prefix of the metrics' names
+THRESHOLDS = {"": slice(None), "50": 0, "75": 5}  # metric suffix: index into T (all, 0.50, 0.75)
+AREAS = {"s": 1, "m": 2, "l": 3}  # index into A: < 32 x 32 pixels, < 96 x 96, larger
 
 
 def to_results(
     detections: Detections, *, image_id: int, size: tuple[int, int], category_ids: list[int]
 ) -> list[dict[str, Any]]:
-    """Convert one image's detections to rows {image_id, category_id, bbox (x y w h), score[,
-    segmentation]}, where a segmentation is a compressed RLE.
+    """Convert the detections of one image to rows of COCO's results format.
 
-    size: the image's (H, W).
+    A row is {image_id, category_id, bbox [x, y, w, h], score} and, with masks, `segmentation`, a
+    compressed RLE. size: (H, W) of the image. category_ids: category ids, from label 1.
     """
     boxes = box_convert(detections.boxes, "xyxy", "xywh")
     columns = (column.tolist() for column in (detections.labels, boxes, detections.scores))
@@ -45,22 +45,25 @@ def to_results(
 
 
 def decode_rle(rle: dict[str, Any]) -> np.ndarray:
-    """Decode a segmentation of `to_results` to pixels (H, W) uint8."""
+    """Decode the segmentation of a row of `to_results` to a bitmap (H, W) uint8."""
     return runs_to_mask(decompress_runs(rle["counts"].encode("ascii")), *rle["size"])
 
 
 def sort_results(results: Iterable[dict]) -> list[dict]:
-    """Sort by image, then by descending score.
+    """Sort rows by image id, then by descending score.
 
-    The order of equal scores affects the metrics, so it must not depend on the ranks. Within an
-    image it is the model's.
+    The order of equal scores affects the metrics. The sort is stable, so equal scores of an image
+    keep the order of the model's output, for any number of ranks.
     """
     return sorted(results, key=lambda row: (row["image_id"], -row["score"]))
 
 
 def select_results(results: Iterable[dict], iou_type: str) -> list[dict]:
-    """Drop the segmentation for boxes, and the box for masks, or COCO's evaluation would take the
-    area of the box for that of the mask."""
+    """Return copies of the rows without the fields that `iou_type` does not need.
+
+    Drops the segmentation for "bbox", and the box for "segm". With a box, COCO's evaluation would
+    use the area of the box as the area of the mask.
+    """
     dropped = "segmentation" if iou_type == "bbox" else "bbox"
     return [{k: v for k, v in row.items() if k != dropped} for row in results]
 
@@ -68,12 +71,12 @@ def select_results(results: Iterable[dict], iou_type: str) -> list[dict]:
 def average_precision(
     annotations: Path, results: list[dict], iou_types: Iterable[str] = ("bbox",)
 ) -> dict[str, Any]:
-    """Evaluate results on an annotation file, in percent.
+    """Evaluate result rows against an annotation file and return {metric: percent}.
 
-    Returns `box_ap`, `box_ap50`, `box_ap75`, `box_ap_s`, `box_ap_m`, `box_ap_l` (small, medium,
-    large objects) and `box_ar100` (recall of 100 detections per image), `mask_...` for masks, and
-    `per_class` {"box_ap": {class name: AP}, ...}. A metric without an object is NaN, one without a
-    detection 0.
+    The metrics are `box_ap`, `box_ap50`, `box_ap75`, `box_ap_s`, `box_ap_m`, `box_ap_l` (small,
+    medium, large objects) and `box_ar100` (recall with 100 detections per image). For masks, the
+    prefix is `mask_`. `per_class` is {"box_ap": {class name: AP}, ...}. A metric is NaN if there
+    are no objects to compute it on, and 0 if there are objects but no detections.
     """
     metrics, per_class = {}, {}
     masked = [row for row in results if "segmentation" in row]
@@ -95,10 +98,13 @@ def average_precision(
 
 
 def run_coco_eval(truth: dict, rows: list[dict], iou_type: str, **params: Any) -> Any:
-    """Run COCO's evaluation, silently; return a COCOeval with precision (T, R, K, A, M) and recall
-    (T, K, A, M) in `eval`, -1 without an object.
+    """Run COCO's evaluation without printing, and return the COCOeval object.
 
-    params: replace its parameters, and mark false positives and missed objects (`fp`, `fn`).
+    The object's dict `eval` has precision (T, R, K, A, M) and recall (T, K, A, M), with -1 where
+    there are no objects.
+    truth: output of `load_truth`. rows: sorted output of `select_results`. params: attributes to
+    set in the object's `params`. If there are any, the evaluation also marks false positives (`fp`)
+    and missed objects (`fn`) in the annotations of the object's `cocoDt` and `cocoGt`.
     """
     library, silent = masks.import_faster_coco_eval(), dict(print_function=lambda *_: None)
     coco = library.COCO(truth, **silent)
@@ -112,7 +118,7 @@ def run_coco_eval(truth: dict, rows: list[dict], iou_type: str, **params: Any) -
 
 
 def mean(values: np.ndarray) -> float:
-    """Average in percent, without those of -1; NaN for none."""
+    """Return the mean of the values that are not -1, in percent, or NaN if there are none."""
     valid = values[values > -1]
     return 100 * float(valid.mean()) if valid.size else float("nan")
 
@@ -120,12 +126,16 @@ def mean(values: np.ndarray) -> float:
 def load_truth(
     path: Path, iou_type: str, sizes: Mapping[int, Sequence[int]] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Load an annotation file for COCO's evaluation.
+    """Load an annotation file as the ground truth for COCO's evaluation.
 
-    sizes {image id: (H, W)} override those in the file: masks must have the size of the results.
-    Annotations with an unknown image or category, without a box, or for masks without a usable
-    segmentation are dropped; others that training drops are evaluated, as usual. Adds the area (of
-    the box) and iscrowd (0) where missing, and distinct ids from 1: COCO takes 0 for "not found".
+    sizes: {image id: (H, W)}, used instead of the sizes in the file. The masks of the results must
+    have these sizes.
+
+    Drops annotations with an unknown image or category, without a valid box, or, for "segm",
+    without a usable segmentation. Keeps other annotations that training drops, such as tiny boxes
+    and crowd regions. Adds the area (of the box) and iscrowd (0) where they are missing. Assigns
+    distinct annotation ids from 1, because COCO's evaluation takes id 0 for "not found".
+    Raises DataError if the file is invalid.
     """
     tables = coco_json.read_tables(Path(path))
     rows = tables["annotations"]
@@ -154,7 +164,10 @@ def load_truth(
 
 
 def normalize_segmentation(segmentation: dict | list, size: tuple[int, int]) -> dict | list:
-    """Drop invalid polygons; crop or pad an RLE to the image's size, as in training."""
+    """Return a segmentation in a valid form for an image of `size` (H, W), as in training.
+
+    Invalid polygons are dropped. An RLE of another size is cropped or padded.
+    """
     if isinstance(segmentation, list):
         return [polygon for polygon in segmentation if masks.parse_segmentation([polygon])]
     if tuple(segmentation["size"]) == size:
@@ -164,7 +177,7 @@ def normalize_segmentation(segmentation: dict | list, size: tuple[int, int]) -> 
 
 
 def class_names(categories: list[dict]) -> list[str]:
-    """Return names sorted by id, as in COCO's evaluation; repeated names get their id appended."""
+    """Return the category names, sorted by id. Repeated names get their ids appended."""
     names = {row["id"]: row["name"] for row in sorted(categories, key=lambda row: row["id"])}
     count = Counter(names.values())
     return [name if count[name] == 1 else f"{name} ({id_})" for id_, name in names.items()]

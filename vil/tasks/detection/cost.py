@@ -1,4 +1,4 @@
-"""Count parameters and multiply-accumulates of a detector's parts, for one image."""
+"""Count a detector's parameters, and its multiply-accumulates (MACs) for one image."""
 
 import torch
 from torch import nn
@@ -7,9 +7,13 @@ from vil.builders.cost import CostRow, count_macs, msvit_cost, num_params
 
 
 def detector_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-    """Count the stages, the feature pyramid, and the heads at their upper limits."""
+    """Return the parameters and MACs of each stage, the feature pyramid, and each head.
+
+    size: (height, width) of the image in pixels. The model may be on the meta device. Box and
+    mask heads are counted for the maximum number of regions.
+    """
     backbone = model.backbone
-    rows = msvit_cost(backbone.body, size)[:-1]  # a body has no head
+    rows = msvit_cost(backbone.body, size)[:-1]  # drop the row of the head
     sides = [backbone.divisor * -(-side // backbone.divisor) for side in size]
     channels, strides = backbone.body.channels, backbone.body.strides
     maps = [

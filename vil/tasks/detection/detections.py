@@ -1,10 +1,9 @@
-"""A detector's output for one image, on the CPU, with masks cropped to their boxes.
+"""Detections of one image, on the CPU, with masks cropped to their boxes.
 
-torchvision's detectors return float masks of the image's size: a hundred take 6.7 GB for an image
-of 4096 x 4096 pixels. Here a mask is a boolean crop, pasted into an image when it is drawn or
-encoded.
+torchvision's detectors return float masks of the full image size. For an image of 4096 x 4096
+pixels, 100 of them take 6.7 GB. This module stores a mask as a boolean crop and its position.
 
-Shapes: n detections, H W the image's size, h w a mask's.
+Shapes: n detections, (H, W) size of the image, (h, w) size of a mask's crop.
 """
 
 from dataclasses import dataclass, replace
@@ -14,19 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-THRESHOLD = 0.5  # probability of a mask's pixels
-MARGIN = 2  # pixels that a mask may exceed its box by: torchvision rounds outwards
+THRESHOLD = 0.5  # a pixel with a higher probability belongs to the mask
+MARGIN = 2  # pixels around a box that its crop includes: torchvision's masks may exceed the box
 
 
 class Mask(NamedTuple):
-    """The pixels of an object in a crop of its image at (left, top)."""
+    """The mask of an object: a boolean crop whose top left pixel is at (left, top) in the image."""
 
     left: int
     top: int
     pixels: np.ndarray  # (h, w) bool
 
     def runs(self, size: tuple[int, int]) -> list[int]:
-        """Return COCO run lengths of the mask in its image, at the cost of the crop."""
+        """Return the COCO run lengths of the mask in an image of `size` (H, W).
+
+        The running time depends on the size of the crop, not on that of the image.
+        """
         height, width = self.pixels.shape
         columns = np.zeros((width, height + 2), np.int8)  # padded by zeros
         columns[:, 1:-1] = self.pixels.T
@@ -45,7 +47,10 @@ class Mask(NamedTuple):
 
 @dataclass(frozen=True)
 class Detections:
-    """Detections of one image, or its true objects with scores of 1, best first."""
+    """Detections of one image, sorted by descending score.
+
+    The class also stores ground truth objects, with score 1.
+    """
 
     boxes: Tensor  # (n, 4) float32, x1 y1 x2 y2 in pixels
     labels: Tensor  # (n,) int64, from 1
@@ -56,14 +61,14 @@ class Detections:
         return len(self.labels)
 
     def select(self, indices: Tensor) -> "Detections":
-        """Select by indices (int64) or by a boolean mask."""
+        """Return the detections at `indices`: int64 indices, or a boolean mask (n,)."""
         if indices.dtype == torch.bool:
             indices = indices.nonzero().flatten()
         masks = None if self.masks is None else [self.masks[i] for i in indices.tolist()]
         return Detections(self.boxes[indices], self.labels[indices], self.scores[indices], masks)
 
     def shift(self, left: int, top: int) -> "Detections":
-        """Move from a crop at (left, top) into the coordinates of its image."""
+        """Return the detections of a crop at (left, top) in coordinates of the full image."""
         masks = self.masks
         if masks is not None:
             masks = [Mask(mask.left + left, mask.top + top, mask.pixels) for mask in masks]
@@ -71,13 +76,13 @@ class Detections:
 
 
 def from_output(output: dict[str, Tensor]) -> Detections:
-    """Convert a detector's output; masks (n, 1, H, W) are probabilities."""
+    """Convert a detector's output for one image, with mask probabilities (n, 1, H, W)."""
     masks = output["masks"][:, 0] > THRESHOLD if "masks" in output else None
     return _to_cpu(output, output["scores"], masks)
 
 
 def from_target(target: dict) -> Detections:
-    """Convert a target; masks (n, H, W) are uint8."""
+    """Convert a dataset's target, with masks (n, H, W) uint8, to detections with score 1."""
     masks = target["masks"] > 0 if "masks" in target else None
     return _to_cpu(target, torch.ones(len(target["labels"])), masks)
 
@@ -89,12 +94,12 @@ def _to_cpu(output: dict, scores: Tensor, masks: Tensor | None) -> Detections:
 
 
 def crop_masks(masks: Tensor, boxes: Tensor) -> list[Mask]:
-    """Copy the crops of masks (n, H, W) bool around their boxes (n, 4)."""
+    """Return copies of masks (n, H, W) bool, cropped to their boxes (n, 4) and a margin."""
     height, width = masks.shape[-2:]
     low = (boxes[:, :2].float().cpu().floor().long() - MARGIN).clamp(min=0)
     high = boxes[:, 2:].float().cpu().ceil().long() + MARGIN
     high = torch.minimum(high, torch.tensor([width, height]))
-    low = torch.minimum(low, high)  # a box outside of the image has an empty mask
+    low = torch.minimum(low, high)  # so that a box outside of the image has an empty crop
     return [
         Mask(left, top, mask[top:bottom, left:right].cpu().numpy().copy())
         for mask, (left, top, right, bottom) in zip(masks, torch.cat([low, high], dim=1).tolist())

@@ -1,8 +1,9 @@
-"""Draw the images of a test set with most errors beside their ground truth.
+"""Draw the images of a test set with the most errors next to their ground truth.
 
-An error is a missed object or a false positive: COCO's evaluation matches detections with a score
-of MIN_SCORE or more, best first, with objects of their class at an IoU of MIN_IOU, one each. Crowds
-are not missed, and detections inside of them are not false positives.
+An error is a missed object or a false positive according to COCO's evaluation. The evaluation
+matches detections with a score of at least MIN_SCORE to objects, in descending order of score. A
+detection matches at most one object, which must have its class and an IoU of at least MIN_IOU.
+Missed crowd regions and detections inside of crowd regions are not errors.
 """
 
 from collections import Counter
@@ -26,8 +27,12 @@ TITLES = ("truth", f"detections, score {MIN_SCORE:g} and more")
 def draw_worst(
     dataset: CocoDataset, results: Iterable[dict], count: int, folder: Path, name: str
 ) -> list[Path]:
-    """Write `<name>-<n>-<image>.png` of the `count` images with most errors, in descending order,
-    and remove those of an earlier call. Unreadable images are skipped."""
+    """Draw the `count` images with the most errors and return the files written.
+
+    results: rows of `coco_eval.to_results`. The files are `<name>-<n>-<image>.png` in `folder`; the
+    image with the most errors has n = 1. Files of an earlier call are removed. Images that cannot
+    be read are skipped.
+    """
     rows = [row for row in results if row["score"] >= MIN_SCORE]
     truth = coco_eval.load_truth(dataset.annotations, "bbox")
     errors = count_errors(truth, coco_eval.select_results(coco_eval.sort_results(rows), "bbox"))
@@ -56,7 +61,10 @@ def draw_worst(
 
 
 def count_errors(truth: dict[str, Any], rows: list[dict]) -> Counter[int]:
-    """Count the errors of each image id, given `load_truth` and sorted results."""
+    """Count the errors of each image and return {image id: number of errors}.
+
+    truth: output of `coco_eval.load_truth`. rows: box results, sorted by `coco_eval.sort_results`.
+    """
     limits = dict(iouThrs=[MIN_IOU], areaRng=[[0, 1e10]], maxDets=[max(len(rows), 1)])
     matches = coco_eval.run_coco_eval(truth, rows, "bbox", **limits)
     missed = [row for row in matches.cocoGt.anns.values() if row.get("fn") and not row["iscrowd"]]
@@ -65,7 +73,7 @@ def count_errors(truth: dict[str, Any], rows: list[dict]) -> Counter[int]:
 
 
 def from_results(rows: list[dict], category_ids: list[int]) -> Detections:
-    """Convert one image's rows of `to_results` back to detections."""
+    """Convert one image's rows of `coco_eval.to_results` back to detections."""
     boxes, masks = torch.from_numpy(parse_boxes([row["bbox"] for row in rows])), None
     if rows and "segmentation" in rows[0]:
         pixels = [torch.from_numpy(coco_eval.decode_rle(row["segmentation"])) > 0 for row in rows]

@@ -1,4 +1,4 @@
-"""Keys of detectors."""
+"""Config keys of detectors."""
 
 from vil.config.rules import (
     Conflict,

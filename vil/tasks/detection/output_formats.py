@@ -1,20 +1,21 @@
 """Output formats of `vil detect predict`: text, JSON, and COCO's format for other tools.
 
-Each takes an iterable of predictions and the class names and yields text in chunks; text and JSON
-are streamed.
+Each format is a function that takes an iterable of predictions and the class names, and yields
+chunks of text. Text and JSON are streamed; COCO's format is yielded after the last image.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from vil.tasks.base import format_json_array
 from vil.tasks.detection.coco_eval import to_results
 from vil.tasks.detection.detections import Detections
+from vil.utils.console import printable
+from vil.utils.json_text import to_json
 
 
 class Prediction(NamedTuple):
-    """Detections in an image of size (H, W), or why it could not be read."""
+    """Detections in an image of `size` (H, W), or the reason why it could not be read."""
 
     file: str
     size: tuple[int, int] = (0, 0)
@@ -23,27 +24,33 @@ class Prediction(NamedTuple):
 
 
 def as_text(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format a line per image and one per object: class, score, x1 y1 x2 y2 in pixels."""
-    width = max(map(len, names))
+    """Format predictions as one line per image, followed by one line per object.
+
+    An object's line has its class, score, and x1 y1 x2 y2 in pixels.
+    """
+    width = max(len(printable(name)) for name in names)
     for prediction in predictions:
         record = to_record(prediction, names)
-        file, objects = record["file"], record["objects"]
+        file, objects = printable(record["file"]), record["objects"]
         if "error" in record:
-            yield f"{file}: cannot be read: {record['error']}\n"
+            yield f"{file}: cannot be read: {printable(record['error'])}\n"
             continue
         yield f"{file}: {len(objects)} object{'' if len(objects) == 1 else 's'}\n"
         for row in objects:
             sides = " ".join(f"{side:7.1f}" for side in row["box"])
-            yield f"  {row['class']:{width}} {row['score']:6.3f} {sides}\n"
+            yield f"  {printable(row['class']):{width}} {row['score']:6.3f} {sides}\n"
 
 
 def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format an array, one image per line."""
+    """Format predictions as a JSON array with one image per line."""
     return format_json_array(to_record(prediction, names) for prediction in predictions)
 
 
 def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
-    """Convert to {file, width, height, objects: [..]} or {file, error, objects}."""
+    """Convert a prediction to {file, width, height, objects: [{class, label, score, box}]}.
+
+    The record of an unreadable image is {file, error, objects: []}.
+    """
     file, (height, width), detections, error = prediction
     if detections is None:
         return {"file": file, "error": error, "objects": []}
@@ -56,8 +63,10 @@ def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
 
 
 def as_coco(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format one file {images, categories, annotations} in COCO's format, with scores, for
-    labeling tools. Images are numbered from 1; category ids are labels."""
+    """Format predictions as a COCO annotation file with scores, for labeling tools.
+
+    Image ids count the predictions from 1. Unreadable images are left out. Category ids are labels.
+    """
     images, annotations = [], []
     labels = list(range(1, len(names) + 1))
     for image_id, (file, size, detections, _) in enumerate(predictions, start=1):
@@ -72,7 +81,7 @@ def as_coco(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
                 area = int(detections.masks[i].pixels.sum())
             annotations.append({"id": len(annotations) + 1, "area": area, "iscrowd": 0, **row})
     categories = [{"id": label, "name": name} for label, name in zip(labels, names)]
-    yield json.dumps({"images": images, "categories": categories, "annotations": annotations})
+    yield to_json({"images": images, "categories": categories, "annotations": annotations})
     yield "\n"
 
 

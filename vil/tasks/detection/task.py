@@ -1,10 +1,9 @@
-"""Detection: the detector's losses, evaluation by COCO's average precision, inference.
+"""The detection task: loss, evaluation with COCO's average precision, inference.
 
-See `DetectionBatch` in data/batch.py for batches.
+Batches are described by `DetectionBatch` in data/batch.py.
 """
 
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -28,17 +27,16 @@ from vil.tasks.detection.tiled_inference import detect, detect_tiled
 from vil.tasks.detection.visualize import draw
 from vil.utils.atomic_write import write_aside
 from vil.utils.errors import SaveError
-
-log = logging.getLogger(__name__)
+from vil.utils.json_text import to_json
 
 
 class DetectionTask(Task):
-    """Boxes and optional masks.
+    """Task for detectors of boxes and, optionally, masks.
 
-    A detector in training mode returns a dict of losses for (images, targets), and in eval mode a
-    list of dicts for (images), as torchvision's do. Test sets are CocoDatasets. With
-    `results_folder`, evaluation writes predictions there in COCO's format: `<set>_bbox.json` and
-    `<set>_segm.json`.
+    Models are called like torchvision's detectors. In training mode, model(images, targets) returns
+    a dict of losses. In eval mode, model(images) returns a list of dicts. Test sets are
+    CocoDatasets. If `results_folder` is set, evaluation writes the predictions there in COCO's
+    format, to `<set>_bbox.json` and `<set>_segm.json`.
     """
 
     output_formats = FORMATS
@@ -55,8 +53,13 @@ class DetectionTask(Task):
         print_classes: bool = False,
         **common: Any,
     ):
-        """tile, overlap, nms, per_image: of `detect_tiled`; tile 0: detect in the full image.
-        print_classes: include a table of classes in `format_metrics`."""
+        """Store the settings.
+
+        masks: evaluate masks as well as boxes. tile, overlap, nms, per_image: see `detect_tiled`;
+        if tile is 0, inference processes the full image at once. print_classes: let
+        `format_metrics` return a table of per-class metrics.
+        Raises DataError if faster-coco-eval is not installed.
+        """
         import_faster_coco_eval()  # fail now, not after the first epoch
         super().__init__(**common)
         self.iou_types = ("bbox", "segm") if masks else ("bbox",)
@@ -66,15 +69,16 @@ class DetectionTask(Task):
         self.print_classes = print_classes
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        """Sum the detector's losses in fp32."""
+        """Return the sum of the model's losses in float32, with each loss as a metric."""
         losses = {name: loss.float() for name, loss in model(batch.images, batch.targets).items()}
         metrics = {name: loss.detach() for name, loss in losses.items()}
         return Loss(sum(losses.values()), metrics=metrics)
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
-        """Compute `average_precision` and count, the number of images.
+        """Return the metrics of `average_precision`, and `count`, the number of images.
 
-        Rank 0 evaluates the sorted results of all ranks. An unreadable image has no detections.
+        Rank 0 evaluates the results of all ranks and broadcasts the metrics. An unreadable image
+        is evaluated as an image without detections.
         """
         dataset = self.test_sets[name].dataset
         all_results = gather_objects(self.collect_results(model, name, between))
@@ -88,7 +92,7 @@ class DetectionTask(Task):
     def collect_results(
         self, model: nn.Module, name: str, between: Callable[[], None]
     ) -> list[dict]:
-        """Return this rank's results, on the CPU."""
+        """Run the model on this rank's images and return rows of `coco_eval.to_results`."""
         loader, results = self.test_sets[name], []
         category_ids = loader.dataset.category_ids
         for batch in iter_in_step(loader, between):
@@ -103,33 +107,19 @@ class DetectionTask(Task):
         return results
 
     def write_results(self, name: str, results: list[dict]) -> None:
-        """Write one file per IoU type to `results_folder`, if set. Raises SaveError."""
+        """Write one file per IoU type to `results_folder`, if set. Raises SaveError on failure."""
         if self.results_folder is None:
             return
         for iou_type in self.iou_types:
             file = self.results_folder / f"{name}_{iou_type}.json"
             try:
                 with write_aside(file) as aside:
-                    aside.write_text(
-                        json.dumps(coco_eval.select_results(results, iou_type)), "utf-8"
-                    )
+                    aside.write_text(to_json(coco_eval.select_results(results, iou_type)), "utf-8")
             except OSError as error:
                 raise SaveError(f"{file} cannot be written: {error.strerror or error}") from error
 
-    def check_test_classes(self, learned: Sequence[str]) -> None:
-        """Warn if categories, which are matched in the order of their ids, have other names."""
-        for name, test in self.test_sets.items():
-            pairs = zip(test.classes, learned)
-            other = next((pair for pair in pairs if pair[0] != pair[1]), None)
-            if other:
-                there, here = other
-                log.warning(
-                    f"the categories of {name} are not called as those of training, the first "
-                    f"{there!r} there and {here!r} here: they are matched by the order of their ids"
-                )
-
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
-        """Format a table of classes and their metrics, if requested."""
+        """Return the lines of a table of per-class metrics, or [] if `print_classes` is not set."""
         if not self.print_classes:
             return []
         per_class = metrics["per_class"]
@@ -141,7 +131,7 @@ class DetectionTask(Task):
         return [" ".join([f"  {label:{width}}", *cells]) for label, cells in rows.items()]
 
     def draw_worst(self, name: str, count: int, folder: Path) -> list[Path]:
-        """Draw the images of a test set with most errors, from the results of `evaluate`."""
+        """Draw the `count` images with the most errors, from the files written by `evaluate`."""
         boxes, *masks = (
             json.loads((self.results_folder / f"{name}_{iou_type}.json").read_text("utf-8"))
             for iou_type in self.iou_types
@@ -150,11 +140,11 @@ class DetectionTask(Task):
         return draw_worst(self.test_sets[name].dataset, rows, count, folder, name)
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Convert to (3, H, W) uint8; the model resizes and normalizes."""
+        """Convert an image to a tensor (3, H, W) uint8. The model resizes and normalizes it."""
         return pil_to_tensor(image)
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> list[Detections]:
-        """Detect objects image by image."""
+        """Detect the objects of each image separately, in tiles if `tile` is not 0."""
         images = [image.to(self.device) for image in inputs]
         with autocast(self.device, self.amp_dtype):
             if self.tiling["tile"]:
@@ -162,12 +152,12 @@ class DetectionTask(Task):
             return [detect(model, image) for image in images]
 
     def postprocess(self, output: list[Detections], metas: Sequence[ImageMeta]) -> list[Prediction]:
-        """Add file names and sizes."""
+        """Return the detections with the file name and size of each image."""
         return [Prediction(*meta, detections) for meta, detections in zip(metas, output)]
 
     def failed(self, name: str, reason: str) -> Prediction:
         return Prediction(name, error=reason)
 
     def visualize(self, image: Image.Image, prediction: Prediction) -> Image.Image:
-        """Draw boxes, classes, scores and masks."""
+        """Draw boxes, classes, scores and masks onto a copy of the image."""
         return draw(image, prediction.detections, list(self.class_names))

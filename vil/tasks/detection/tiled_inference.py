@@ -1,14 +1,16 @@
 """Detection in images of any size: in the full image, or in overlapping tiles.
 
-A detector resizes its input to about a thousand pixels, so that small objects of a large image
-vanish, and its memory grows with the image. Tiles keep the scale and memory of training.
+A detector resizes its input to about 1000 pixels, so small objects of a large image vanish. Memory
+grows with the size of the image. Tiles keep the scale and the memory of training.
 
-An object at an inner border of a tile (one that is not the image's) is cut, and its box is that of
-a piece. A box that touches an inner border is dropped if another tile contains it away from its own
-inner borders: that tile sees more of the object. So an object no larger than the overlap is
-detected once, uncut. Other pieces are kept, and lose against every uncut box and every larger piece
-that they overlap too much (non-maximum suppression per class). Several pieces may remain of an
-object larger than the overlap: choose an overlap as large as the largest objects that matter.
+An inner border is a tile border that is not on the image's border. It may cut an object, so that
+the box covers only a piece of the object. A box that touches an inner border of its tile is dropped
+if it also lies in another tile without touching an inner border there. The other tile shows more of
+the object. So an object no larger than the overlap is detected once and uncut.
+
+The remaining cut boxes take part in non-maximum suppression per class. They rank below all uncut
+boxes and below larger cut boxes. An object larger than the overlap may leave several boxes. Choose
+an overlap as large as the largest objects of interest.
 """
 
 import torch
@@ -18,20 +20,22 @@ from torchvision.ops import batched_nms
 from vil.tasks.detection.data.batch import to_unit_range
 from vil.tasks.detection.detections import Detections, from_output
 
-TOLERANCE = 2.0  # pixels: the accuracy of a detector on the side of an object that is cut
+TOLERANCE = 2.0  # pixels: a box this close to a border touches it
 
 
 def detect(model: nn.Module, image: Tensor) -> Detections:
-    """Run a detector in eval mode on an image (3, H, W): uint8, or float in 0..1."""
+    """Run a detector in eval mode on one image (3, H, W), uint8 or float in 0..1."""
     return from_output(model([to_unit_range(image)])[0])
 
 
 def detect_tiled(
     model: nn.Module, image: Tensor, *, tile: int, overlap: int, nms: float, per_image: int
 ) -> Detections:
-    """Run a detector on tiles of `tile` x `tile` pixels that share `overlap` pixels.
+    """Run a detector on overlapping tiles of an image (3, H, W) and merge the detections.
 
-    nms: largest IoU of two boxes of a class. per_image: most detections returned.
+    tile: side of a tile in pixels. overlap: pixels shared by neighboring tiles. nms: IoU threshold
+    of non-maximum suppression per class. per_image: maximum number of detections returned.
+    Raises ValueError unless 0 <= overlap < tile.
     """
     size = image.shape[-2:]
     tiles = make_tiles(size, tile, overlap)
@@ -46,13 +50,13 @@ def detect_tiled(
 
 
 def make_tiles(size: tuple[int, int], tile: int, overlap: int) -> Tensor:
-    """Cover an image (H, W) with tiles x1 y1 x2 y2, (T, 4) int64, row by row.
+    """Return T tiles that cover an image of `size` (H, W): (T, 4) int64, x1 y1 x2 y2, row by row.
 
-    The last tile of a row or column is moved inwards. A side smaller than a tile has one tile of
-    that size.
+    The last tile of a row or column is shifted to end at the image's border. If a side of the image
+    is shorter than `tile`, the tiles have its length. Raises ValueError unless 0 <= overlap < tile.
     """
     if tile < 1 or not 0 <= overlap < tile:
-        raise ValueError(f"overlap must be from 0 to below the tile's {tile}, given {overlap}")
+        raise ValueError(f"overlap must be at least 0 and below the tile {tile}, given {overlap}")
     last = [max(side - tile, 0) for side in size]
     tops, lefts = ([*range(0, end, tile - overlap), end] for end in last)
     height, width = (min(tile, side) for side in size)
@@ -60,7 +64,10 @@ def make_tiles(size: tuple[int, int], tile: int, overlap: int) -> Tensor:
 
 
 def touches_inner_border(boxes: Tensor, tiles: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return which boxes (..., 4) reach an inner border of their tiles (..., 4): (...) bool."""
+    """Return whether each box touches an inner border of its tile: (...) bool.
+
+    boxes, tiles (..., 4): broadcast against each other. size: (H, W) of the image.
+    """
     height, width = size
     low, high = tiles[..., :2], tiles[..., 2:]
     at_low = (boxes[..., :2] <= low + TOLERANCE) & (low > 0)
@@ -69,7 +76,10 @@ def touches_inner_border(boxes: Tensor, tiles: Tensor, size: tuple[int, int]) ->
 
 
 def in_another_tile(boxes: Tensor, index: int, tiles: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return which boxes (n, 4) of a tile lie in another, off its inner borders: (n,) bool."""
+    """Return whether each box (n, 4) of tile `index` also lies inside another tile: (n,) bool.
+
+    The box must not touch an inner border of the other tile. size: (H, W) of the image.
+    """
     boxes = boxes[:, None]
     inside = (boxes[..., :2] >= tiles[:, :2]) & (boxes[..., 2:] <= tiles[:, 2:])
     inside = inside.all(dim=-1) & ~touches_inner_border(boxes, tiles, size)
@@ -85,11 +95,11 @@ def concat(parts: list[Detections]) -> Detections:
 
 
 def merge(detections: Detections, cut: Tensor, nms: float, per_image: int) -> Detections:
-    """Suppress repeated detections and sort by score.
+    """Suppress duplicates, and return at most `per_image` detections sorted by score.
 
-    cut (n,) bool: pieces, which lose against uncut objects of any score, and larger pieces. In
-    float64: torchvision offsets the boxes of each class, and float32 cannot resolve half pixels at
-    4096 pixels times a thousand classes.
+    cut (n,) bool: boxes that touch an inner border. They are suppressed by uncut boxes of any score
+    and by larger cut boxes. Boxes are in float64 because torchvision adds an offset per class. With
+    4096 pixels and 1000 classes, float32 would not resolve half pixels.
     """
     boxes = detections.boxes.double()
     area = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1)

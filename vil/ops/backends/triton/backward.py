@@ -1,16 +1,16 @@
 """The backward kernels of fused local attention.
 
-They recompute the weights from the scores and the log-sum-exp of the forward pass. Each result is
+They recompute the weights P from the scores and the log-sum-exp of the forward pass. Each result is
 summed by one program in a fixed order, or by a few programs whose parts are summed afterwards.
-There are no atomics, so that repeated runs give the same bits. With weights P, delta the sum of
-out * dout over the channels, and E = P * (dout values^T - delta), the gradient of the scores:
+There are no atomics, so repeated runs give equal bits. delta is the sum of out * dout over the
+channels. The gradient of the scores is E = P * (dout values^T - delta). The kernels compute:
 
-    query_kernel     dq = E keys of a block of queries, and delta, which the other kernels read
-    key_kernel       dk = E^T queries and dv = P^T dout of a block of keys of a chunk; their queries
-                     fill rectangles too, those of the mirrored offsets
-    global_kernel    the same for the global keys, which have all queries, and for their bias
-    tile_kernel      E summed over images and chunks, by positions of query and key in their chunks
-    table_kernel     this tile summed into the table of relative positions
+    query_kernel     dq = E keys for a block of queries; also delta, which the other kernels read
+    key_kernel       dk = E^T queries and dv = P^T dout for a block of keys of a chunk. The
+                     queries are in the rectangles of the mirrored offsets
+    global_kernel    dk and dv of the global keys, which have all queries, and dbias of these keys
+    tile_kernel      E summed over images and chunks, for each pair of positions in a chunk
+    table_kernel     the table's gradient, which is this tile summed by relative position
 
 Shapes: see forward.py.
 """
@@ -38,18 +38,19 @@ from vil.ops.backends.triton.forward import (
 
 @triton.jit
 def read_stat(LSE, token):
-    """The log-sum-exp; +inf for rows without keys, so that their weights are 0."""
+    """Return the log-sum-exp of rows; +inf for rows without keys, so that their weights are 0."""
     stat = tl.load(LSE + token)
     return tl.where(stat == NOTHING, float("inf"), stat)
 
 
 @triton.jit
 def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
-    """Add a block of keys (K, D_PAD) to acc = E keys and to rest (Q,), the row sums of E.
+    """Add the contribution of a block of keys (K, D_PAD) to three sums over all keys of a query.
 
-    The exact row sums are 0. `rest` is the error of delta due to the rounding of `out`. The other
-    kernels get a corrected delta. In float32 the correction is applied here too, for one more
-    matmul, pull = P keys; in 16 bits it is below the rounding error.
+    acc: E keys. rest (Q,): the row sums of E. They are 0 in exact arithmetic, so that `rest` is the
+    error of delta, due to the rounding of `out`; the other kernels get a corrected delta.
+    pull: P keys, one more matmul, with which `query_kernel` corrects dq too. It is summed in
+    float32 only: in 16 bits the correction is below the rounding error.
     """
     weight = exponential(score, stat[:, None], keys.dtype)
     dscore = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
@@ -68,7 +69,7 @@ def query_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
-    """dq and DELTA (B, N, L) of one block of queries, with the loops of the forward kernel."""
+    """Compute dq and DELTA (B, N, L) of one block of queries, with the forward kernel's loops."""
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
     if part * Q >= height * width:
         return
@@ -127,10 +128,10 @@ def key_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one block of keys of a chunk. Scores are transposed, keys first.
+    """Compute dk and dv of one block of keys of a chunk. Scores are transposed: rows are keys.
 
-    RECTS are mirrored: the chunks that have this one at one of their offsets. Padding has zero
-    gradients.
+    RECTS are mirrored: they contain the queries of all chunks that attend to this chunk. The
+    gradients of padding are 0.
     """
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
     if part * K >= height * width:
@@ -179,7 +180,7 @@ def global_kernel(
     splits, N, L, G, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, Q: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the global keys from one split of the queries.
+    """Compute the gradients of the global keys from one split of the queries.
 
     dk, dv (B, N, splits*G, D) and DBIAS (B, N, splits, G), float32, to be summed over the splits.
     """
@@ -227,11 +228,12 @@ def tile_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """TILE (splits, N, Q, cells) float32: gradients of scores, summed over a split of B x chunks.
+    """Sum gradients of scores over images and chunks: TILE (splits, N, Q, cells) float32.
 
-    The queries are number part*Q.. of their chunk. The cells are one rectangle of keys, `width`
-    wide, from (top, left) relative to the chunk's corner. Positions and bias are the same for every
-    chunk. Tokens outside the grid add nothing.
+    Each split sums a part of the (image, chunk) pairs. The queries are those from number part*Q on
+    in each chunk. The cells are the keys of one rectangle, `width` wide, which starts at (top,
+    left) relative to the chunk's corner. Relative positions, and so the bias, are the same for
+    every chunk. Tokens outside the grid add nothing.
     """
     blocks = tl.cdiv(cells, K)
     number = tl.program_id(0)
@@ -276,7 +278,8 @@ def table_kernel(
     TILE, DTABLE, part, top, left, height, width, cells, splits, N, w,
     Q: tl.constexpr, LINES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Add the splits of a tile to DTABLE (N, (4w-1)**2) float32, by relative position."""
+    """Sum the splits of a tile, and add the sums to DTABLE (N, (4w-1)**2) float32 by relative
+    position."""
     side = 4 * w - 1
     blocks = tl.cdiv(side * side, ENTRIES)
     block, head = tl.program_id(0) % blocks, tl.program_id(0) // blocks

@@ -25,7 +25,7 @@ SIZES += ["top", "left", "height", "width", "cells"]
 
 @triton.jit
 def pointers(tokens, image, head, token, D_PAD: tl.constexpr):
-    """(len(token), D_PAD): pointers to the channels of tokens, in 64 bits for large tensors."""
+    """Return pointers (len(token), D_PAD) to the channels of tokens, 64-bit for large tensors."""
     at = tokens.at + image.to(tl.int64) * tokens.image + head.to(tl.int64) * tokens.head
     channel = tl.arange(0, D_PAD)
     return at + token.to(tl.int64)[:, None] * tokens.token + channel[None, :] * tokens.channel
@@ -33,7 +33,7 @@ def pointers(tokens, image, head, token, D_PAD: tl.constexpr):
 
 @triton.jit
 def read(tokens, image, head, token, D: tl.constexpr, D_PAD: tl.constexpr):
-    """(len(token), D_PAD): load the channels of tokens, zero-padded beyond D."""
+    """Load the channels of tokens, (len(token), D_PAD), with zeros beyond D."""
     pointer = pointers(tokens, image, head, token, D_PAD)
     if D == D_PAD:
         x = tl.load(pointer)
@@ -52,7 +52,7 @@ def write(tokens, image, head, token, exists, value, D: tl.constexpr, D_PAD: tl.
 
 @triton.jit
 def real_size(VALID_HW, image, X, Y):
-    """Rows and columns of an image that are not padding."""
+    """Return the rows and columns of an image that are not padding."""
     rows, cols = X, Y
     if VALID_HW is not None:
         rows = tl.minimum(tl.load(VALID_HW + 2 * image).to(tl.int32), X)
@@ -62,17 +62,19 @@ def real_size(VALID_HW, image, X, Y):
 
 @triton.jit
 def corner(chunk, w, Y):
-    """The first row and column of a chunk."""
+    """Return the first row and column of a chunk."""
     across = tl.cdiv(Y, w)
     return chunk // across * w, chunk % across * w
 
 
 @triton.jit
 def own_chunk(parts, N, X, Y, w):
-    """(image, head, part) of this program; first row and column, rows and columns of its chunk.
+    """Return the chunk and the block that this program computes.
 
-    Consecutive programs are neighbors in the grid, so that they share keys in the cache. Chunks at
-    the end of the grid have fewer rows or columns than w.
+    Returns (image, head, part, x0, y0, height, width). part: number of the block in the chunk. (x0,
+    y0): first row and column of the chunk. height, width: its size, smaller than w at the end of
+    the grid. Consecutive programs compute neighboring chunks, so that they find common keys in the
+    cache.
     """
     number, chunks = tl.program_id(0), tl.cdiv(X, w) * tl.cdiv(Y, w)
     x0, y0 = corner(number // parts % chunks, w, Y)
@@ -82,10 +84,10 @@ def own_chunk(parts, N, X, Y, w):
 
 @triton.jit
 def chunk_tokens(first, count, width, x0, y0, BLOCK: tl.constexpr):
-    """Row and column of the tokens of a chunk from number `first` on, and whether they exist.
+    """Return (row, column, exists) of BLOCK tokens of a chunk, beginning with token number `first`.
 
-    Lanes after the last token repeat the block's first token, so that they read inside the tensor
-    and compute finite numbers, which are not stored.
+    Lanes after the last token repeat the block's first token. They read inside the tensor and
+    compute finite numbers, which are not stored.
     """
     number = first + tl.arange(0, BLOCK)
     exists = number < count
@@ -95,10 +97,11 @@ def chunk_tokens(first, count, width, x0, y0, BLOCK: tl.constexpr):
 
 @triton.jit
 def rectangle(RECTS, number, x0, y0, row, col, w, rows, cols, MASK: tl.constexpr):
-    """First row, first column, width and number of tokens of a rectangle for a block (row, col).
+    """Return (first row, first column, width, number of tokens) of a rectangle of keys.
 
-    RECTS (.., 4) int32: first row, end row, first column, end column, relative to the chunk's
-    corner. A rectangle is clipped to the grid unless that is cyclic: `resolve_token` wraps tokens.
+    RECTS (.., 4) int32: first row, end row, first column and end column, relative to the chunk's
+    corner (x0, y0). Rectangles are clipped to the grid. In a cyclic window they are not clipped,
+    because `resolve_token` wraps their tokens.
     """
     top, bottom = x0 + tl.load(RECTS + 4 * number), x0 + tl.load(RECTS + 4 * number + 1)
     left, right = y0 + tl.load(RECTS + 4 * number + 2), y0 + tl.load(RECTS + 4 * number + 3)
@@ -114,7 +117,11 @@ def rectangle(RECTS, number, x0, y0, row, col, w, rows, cols, MASK: tl.constexpr
 
 @triton.jit
 def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
-    """Row, column and existence of a rectangle's tokens from `first` on; the first for others."""
+    """Return (row, column, exists) of BLOCK tokens of a rectangle, beginning with token number
+    `first`.
+
+    Lanes after the last token get the rectangle's first token.
+    """
     number = first + tl.arange(0, BLOCK)
     exists = number < count
     number = tl.where(exists, number, 0)
@@ -123,7 +130,7 @@ def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
 
 @triton.jit
 def resolve_token(row, col, exists, X, Y, w, rows, cols, MASK: tl.constexpr):
-    """The token at (row, col), wrapped in a cyclic grid, and whether it is in `rows` and `cols`."""
+    """Return the token at (row, col), wrapped in a cyclic window, and whether it is not padding."""
     if MASK == -1:
         high, wide = tl.cdiv(X, w) * w, tl.cdiv(Y, w) * w
         row = tl.where(row < 0, row + high, tl.where(row >= high, row - high, row))
@@ -134,10 +141,11 @@ def resolve_token(row, col, exists, X, Y, w, rows, cols, MASK: tl.constexpr):
 
 @triton.jit
 def bias_and_mask(score, TABLE, row, col, key_row, key_col, exists, w, MASK: tl.constexpr):
-    """Scores with the bias of the relative position, -inf for keys that are hidden.
+    """Add the bias of the relative position to the scores, and set masked scores to -inf.
 
-    Queries and keys are along either dimension: row, col (Q, 1) and key_row, key_col (1, K), or
-    (1, Q) and (K, 1). Positions are those before wrapping, which index the bias.
+    Queries may be along either dimension: row, col are (Q, 1) and key_row, key_col (1, K), or row,
+    col are (1, Q) and key_row, key_col (K, 1). Positions are those before wrapping, which index the
+    bias.
     """
     if TABLE is not None:
         side = 4 * w - 1
@@ -150,7 +158,10 @@ def bias_and_mask(score, TABLE, row, col, key_row, key_col, exists, w, MASK: tl.
 
 @triton.jit
 def global_scores(score, TO_GLOBAL, lane, G):
-    """Scores of global keys with their bias. The keys (lane) are along either dimension."""
+    """Add the bias of global keys to their scores, and set lanes beyond the G keys to -inf.
+
+    lane: the number of each key, along either dimension of the scores.
+    """
     if TO_GLOBAL is not None:
         score += tl.load(TO_GLOBAL + lane, mask=lane < G, other=0.0)
     return tl.where(lane < G, score, NOTHING)
@@ -158,10 +169,10 @@ def global_scores(score, TO_GLOBAL, lane, G):
 
 @triton.jit
 def exponential(score, level, dtype: tl.constexpr):
-    """e ** (score - level), to the precision that the dtype needs.
+    """Return e ** (score - level), with the precision that the dtype needs.
 
-    The second form saves an instruction and rounds in units of the level: up to 3e-7 of the result,
-    equal for all entries of a row.
+    For 16-bit dtypes, both terms are scaled before the subtraction, which saves an instruction. The
+    rounding error is then up to 3e-7 of the result, equal for all entries of a row.
     """
     if dtype == tl.float32:
         power = (score - level) * LOG2E
@@ -172,10 +183,10 @@ def exponential(score, level, dtype: tl.constexpr):
 
 @triton.jit
 def softmax_step(score, values, top, total, acc):
-    """One step of the online softmax: score (Q, K), values (K, D_PAD).
+    """Process one block of keys in the online softmax: score (Q, K), values (K, D_PAD).
 
-    top (Q,): the largest score so far. total (Q,) and acc (Q, D_PAD): sums of exponentials and of
-    weighted values, relative to it. 0 replaces the -inf of a row without keys so far.
+    top (Q,): the largest score so far. total (Q,), acc (Q, D_PAD): the sums of exponentials and of
+    weighted values, relative to `top`. While `top` of a row is -inf, its sums are relative to 0.
     """
     higher = tl.maximum(top, tl.max(score, 1))
     level = tl.where(higher == NOTHING, 0.0, higher)
@@ -194,7 +205,7 @@ def forward_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
-    """out and LSE (B, N, L) of one block of queries. TABLE and TO_GLOBAL are float32.
+    """Compute out and LSE (B, N, L) of one block of queries. TABLE and TO_GLOBAL are float32.
 
     K_GLOBAL: the number of global keys, padded for tl.dot; 0 for none.
     """

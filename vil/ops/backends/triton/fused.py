@@ -42,7 +42,7 @@ Rectangle = tuple[int, int, int, int]
 
 
 class Launch(NamedTuple):
-    """The largest block of queries and of keys, the warps and the pipeline stages."""
+    """The largest blocks of queries and of keys, the number of warps, and the pipeline stages."""
 
     queries: int
     keys: int
@@ -63,7 +63,7 @@ LAUNCHES = {  # (pass, D_PAD, bytes per number); a smaller D_PAD uses the entry 
 
 
 class Tokens(NamedTuple):
-    """A tensor (B, N, L, D) as a kernel argument: its memory and its strides."""
+    """A tensor (B, N, L, D) as a kernel argument: its pointer and strides."""
 
     at: Tensor
     image: int
@@ -77,7 +77,7 @@ class Tokens(NamedTuple):
 
 
 def unsupported(case: Case) -> list[str]:
-    """The reasons why it cannot compute a case."""
+    """Return the reasons why this backend does not support a case."""
     has_gpu = case.device == "cuda" and torch.cuda.is_available()
     too_old = has_gpu and torch.cuda.get_device_capability() < MIN_CAPABILITY
     channels_fit = HEAD_DIMS[0] <= case.head_dim <= HEAD_DIMS[1]
@@ -96,13 +96,13 @@ def unsupported(case: Case) -> list[str]:
 
 
 def interpreted() -> bool:
-    """Whether kernels run in the interpreter, on the CPU."""
+    """Return whether kernels run in Triton's interpreter, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @lru_cache(maxsize=1)
 def kernels() -> SimpleNamespace:
-    """All kernels by name."""
+    """Return the kernels and their helpers by name."""
     if interpreted():
         from vil.ops.backends.triton.interpreter import repair
 
@@ -113,7 +113,8 @@ def kernels() -> SimpleNamespace:
 
 
 class Launcher:
-    """The arguments shared by all kernels of a call: sizes, float32 biases, launch parameters."""
+    """The arguments that all kernels of a call share: sizes, float32 biases and launch
+    parameters."""
 
     def __init__(self, call: Call) -> None:
         q, valid_hw = call.q, call.valid_hw
@@ -135,7 +136,11 @@ class Launcher:
         self.global_block = max(16, next_power_of_2(self.num_global)) if self.num_global else 0
 
     def options(self, direction: str, owned: str) -> dict[str, int]:
-        """The constants and launch options of a kernel whose programs own "queries" or "keys"."""
+        """Return the constants and launch options of a kernel.
+
+        owned: "queries" or "keys". A program of the kernel computes one block of these, and loops
+        over the blocks of the other.
+        """
         launch, cells = self.launches[direction], max(map(area, rectangles(self.window)))
         own, walked = (max(16, next_power_of_2(n)) for n in (self.window.tile, cells))
         owns_queries = owned == "queries"
@@ -149,7 +154,8 @@ class Launcher:
         }
 
     def by_chunk(self, kernel: Callable, direction: str, owned: str, *tensors, **constants) -> None:
-        """Launch one program per block of queries (or keys) of each chunk, image and head."""
+        """Launch one program per block of queries (or keys) of each chunk, for each image and
+        head."""
         options, window = self.options(direction, owned), self.window
         parts = -(-window.tile // options["Q" if owned == "queries" else "K"])
         rects = rectangles(window, mirrored=owned == "keys")
@@ -161,7 +167,7 @@ class Launcher:
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """See `vil.ops.custom_op`."""
+    """Compute the output and the log-sum-exp, see `vil.ops.custom_op`."""
     q, launcher = call.q, Launcher(call)
     out = torch.empty_like(q)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -175,7 +181,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
-    """See `vil.ops.custom_op`."""
+    """Compute the gradients; see `vil.ops.custom_op`."""
     launcher, (table, to_global) = Launcher(call), call.bias
     dq, dk, dv = (torch.empty_like(x) for x in call[:3])
     lse, delta = lse.contiguous(), torch.empty_like(lse, memory_format=torch.contiguous_format)
@@ -202,7 +208,8 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
 
 
 def global_gradients(launcher: Launcher, tensors: tuple, dk: Tensor, dv: Tensor) -> Tensor | None:
-    """Write dk and dv of the global keys. Returns the gradient of their bias (N, G)."""
+    """Write the gradients of the global keys to dk and dv. Return the gradient of their bias (N,
+    G)."""
     q, k, v, dout, lse, delta = tensors
     options = launcher.options("backward", "keys")
     groups = max(1, launcher.images * launcher.heads)
@@ -224,7 +231,8 @@ def global_gradients(launcher: Launcher, tensors: tuple, dk: Tensor, dv: Tensor)
 
 
 def table_gradient(launcher: Launcher, tensors: tuple) -> Tensor:
-    """(N, (4w-1)**2) float32, summed through tiles (queries of a chunk, keys of a rectangle)."""
+    """Return the gradient of the bias table (N, (4w-1)**2) float32, summed over images and
+    chunks."""
     window, heads = launcher.window, launcher.heads
     options = launcher.options("backward", "queries")
     side = 4 * window.size - 1
@@ -253,10 +261,10 @@ def table_gradient(launcher: Launcher, tensors: tuple) -> Tensor:
 
 
 def rectangles(window: Window, mirrored: bool = False) -> tuple[Rectangle, ...]:
-    """The keys of a chunk: first row, end row, first and end column, relative to its corner.
+    """Return rectangles that contain the keys of a chunk: one if possible, else one per offset.
 
-    One rectangle if the offsets fill one, else one per offset. mirrored: the queries that have the
-    chunk as keys.
+    A rectangle is (first row, end row, first column, end column), relative to the chunk's corner.
+    With `mirrored`, they contain the queries that attend to the chunk instead.
     """
     w, offsets = window.size, window.offsets
     rows, cols = ({offset[axis] for offset in offsets} for axis in (0, 1))
@@ -270,11 +278,14 @@ def rectangles(window: Window, mirrored: bool = False) -> tuple[Rectangle, ...]:
 
 
 def area(rect: Rectangle) -> int:
-    """The number of tokens of a rectangle."""
+    """Return the number of tokens of a rectangle."""
     return (rect[1] - rect[0]) * (rect[3] - rect[2])
 
 
 @lru_cache(maxsize=256)
 def on_device(rects: tuple[Rectangle, ...], device: torch.device) -> Tensor:
-    """(R, 4) int32. Cached: a copy to the device synchronizes and cannot be in a CUDA graph."""
+    """Return the rectangles on the device, (R, 4) int32.
+
+    The tensor is cached, because copying to the device synchronizes and cannot be in a CUDA graph.
+    """
     return torch.tensor(rects, dtype=torch.int32, device=device)

@@ -1,8 +1,8 @@
-"""Fixes for Triton's interpreter, which runs kernels on the CPU when TRITON_INTERPRET=1.
+"""Fix bugs of Triton's interpreter, which runs kernels on the CPU if TRITON_INTERPRET=1.
 
-In Triton 3.6 it multiplies the bits of bfloat16 numbers instead of their values, truncates instead
-of rounding to bfloat16, and converts an array of one element to int, which NumPy 2.4 forbids.
-Compiled kernels do not use it.
+The interpreter of Triton 3.6 has three bugs. It multiplies the bits of bfloat16 numbers instead of
+their values. It truncates to bfloat16 instead of rounding. It converts an array of one element to
+int, which NumPy 2.4 forbids. Compiled kernels are not affected.
 """
 
 import numpy as np
@@ -11,7 +11,8 @@ from triton.runtime import interpreter
 
 
 def repair() -> None:
-    """Patch the interpreter to compute what a GPU does. Call it before kernels run."""
+    """Patch the interpreter, so that it computes what a GPU computes. Call it before kernels
+    run."""
     builder, patch = interpreter.InterpreterBuilder, interpreter._patch_lang_tensor
     cast = builder.cast_impl
 
@@ -37,12 +38,12 @@ def repair() -> None:
 
 
 def widened(bits: np.ndarray) -> np.ndarray:
-    """bfloat16, stored as uint16, to float32: the upper half of its bits."""
+    """Convert bfloat16 numbers, stored as uint16, to float32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def rounded(numbers: np.ndarray) -> np.ndarray:
-    """float32 to the bits of the nearest bfloat16, ties to even."""
+    """Round float32 numbers to the nearest bfloat16, ties to even. Returns their bits as uint16."""
     bits = np.ascontiguousarray(numbers).view(np.uint32)
     near = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(numbers), 0x7FC0, near).astype(np.uint16)

@@ -1,6 +1,6 @@
 """Batches of detection samples: images of any sizes, each with its target.
 
-Shapes: B samples, n objects of an image, H W its size.
+Shapes: B samples, n objects of an image, H W size of an image.
 """
 
 from collections.abc import Callable
@@ -18,17 +18,17 @@ Target = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class DetectionBatch(Batch):
-    """B samples of one step.
+    """A batch of B images and targets.
 
-    A target has `boxes` (n, 4) float32, x1 y1 x2 y2 in pixels; `labels` (n,) int64 from 1;
-    `masks` (n, H, W) uint8 if the dataset has them; `image_id`, an int.
+    A target is a dict of `boxes` (n, 4) float32, x1 y1 x2 y2 in pixels; `labels` (n,) int64 from 1;
+    `masks` (n, H, W) uint8 if the dataset has them; and `image_id`, an int.
     """
 
-    images: list[Tensor]  # B of (3, H, W): uint8, on the device float32 in 0..1
+    images: list[Tensor]  # B of (3, H, W): uint8, or float32 in 0..1 after `to`
     targets: list[Target]
 
     def pin_memory(self) -> "DetectionBatch":
-        """Called by DataLoader's pin-memory thread."""
+        """Pin all tensors; called by DataLoader's pin-memory thread."""
         return self.apply(Tensor.pin_memory)
 
     def to(
@@ -36,15 +36,15 @@ class DetectionBatch(Batch):
         device: torch.device | str,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> "DetectionBatch":
-        """Copy to the device without waiting, then scale images to float32 in 0..1.
+        """Copy to the device asynchronously, and convert images to float32 in 0..1.
 
-        memory_format is ignored: images are padded into a batch later, by the model.
+        memory_format is ignored, because the model creates the padded batch of images.
         """
         moved = self.apply(lambda tensor: tensor.to(device, non_blocking=True))
         return replace(moved, images=[to_unit_range(image) for image in moved.images])
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> "DetectionBatch":
-        """Apply a function to every tensor of images and targets."""
+        """Return a copy with `function` applied to every tensor of images and targets."""
         images, targets = tree_map_only(Tensor, function, (self.images, self.targets))
         return replace(self, images=images, targets=targets)
 
@@ -55,7 +55,7 @@ def to_unit_range(image: Tensor) -> Tensor:
 
 
 def collate(samples: list[tuple], bad_samples: tuple[BadSample, ...]) -> DetectionBatch:
-    """Collate any number of samples (image, target, index)."""
+    """Collate any number of samples (image, target, index) into a batch."""
     targets = [dict(target) for _, target, _ in samples]
     for key in {k for target in targets for k, v in target.items() if isinstance(v, Tensor)}:
         for target, value in zip(targets, share_buffer([target[key] for target in targets])):
@@ -66,10 +66,10 @@ def collate(samples: list[tuple], bad_samples: tuple[BadSample, ...]) -> Detecti
 
 
 def share_buffer(tensors: list[Tensor]) -> list[Tensor]:
-    """Copy tensors to views of one buffer.
+    """Copy tensors into one buffer and return them as views of the buffer.
 
-    Each buffer sent by a worker takes an open file on both sides. One per tensor, times the
-    prefetched batches, would exceed the usual limit of 1024.
+    Each buffer that a loader worker sends keeps a file open in the worker and the main process.
+    With one buffer per tensor, prefetched batches would exceed the usual limit of 1024 open files.
     """
     if not tensors:
         return []

@@ -1,7 +1,7 @@
-"""An annotation file in COCO's format as columns, with the reasons to drop annotations.
+"""Read an annotation file in COCO's format into arrays, and find the unusable annotations.
 
-The format: https://cocodataset.org/#format-data. Images are not opened: sizes are those in the
-file. Shapes: N images, K categories, M annotations.
+The format is defined at https://cocodataset.org/#format-data. Images are not opened: their sizes
+are taken from the annotation file. Shapes: N images, K categories, M annotations.
 """
 
 import gc
@@ -17,6 +17,7 @@ import numpy as np
 
 from vil.tasks.detection.data.masks import Segmentations
 from vil.utils.errors import DataError
+from vil.utils.safe_files import regular_file
 
 Array = np.ndarray
 
@@ -29,8 +30,8 @@ REQUIRED = {
     "categories": {"id": int, "name": str},
     "annotations": {},
 }
-MIN_SIDE = 1.0  # pixels of a training box's shorter side, after clipping to the image
-# Reasons to drop an annotation, the first that applies; 0: usable.
+MIN_SIDE = 1.0  # minimum of each side of a training box in pixels, after clipping to the image
+# Reasons to drop an annotation. The first one that applies is used. Index 0: usable.
 REASONS = (
     "",
     "an image that the file does not have",
@@ -44,7 +45,7 @@ REASONS = (
 
 
 class Fault(NamedTuple):
-    """Something wrong with an annotation or an image."""
+    """An invalid annotation or image."""
 
     about: str  # "annotation <id>" or "image"
     image: str  # file name, "" for an unknown image
@@ -53,7 +54,7 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Annotations:
-    """The columns of a file, crowds included."""
+    """The content of an annotation file as arrays, including crowd and dropped annotations."""
 
     path: Path
     image_ids: Array  # (N,) int64
@@ -61,24 +62,27 @@ class Annotations:
     sizes: Array  # (N, 2) int64: width and height
     category_ids: list[int]  # (K,) ascending
     classes: list[str]  # (K,)
-    images: Array  # (M,) int64: 0..N - 1, or -1 if unknown
-    labels: Array  # (M,) int64: 1..K, or 0 if unknown
+    images: Array  # (M,) int64: index of the image, 0..N - 1, or -1 if unknown
+    labels: Array  # (M,) int64: label of the category, 1..K, or 0 if unknown
     boxes: Array  # (M, 4) float32: x1 y1 x2 y2, not clipped, NaN if invalid
-    areas: Array  # (M,) float64: from the file, else of the box
+    areas: Array  # (M,) float64: from the file, or else the area of the box
     crowd: Array  # (M,) bool
     segmentations: Segmentations | None  # None if read without masks
     reasons: Array  # (M,) int64 into REASONS
     dropped: list[Fault]  # annotations that are not usable, in the file's order
 
     def count_dropped(self) -> dict[str, int]:
-        """Count dropped annotations by reason."""
+        """Count the dropped annotations and return {reason: count}."""
         counts = np.bincount(self.reasons, minlength=len(REASONS)).tolist()
         return {reason: count for reason, count in zip(REASONS, counts) if reason and count}
 
 
 @contextmanager
 def pause_gc() -> Iterator[None]:
-    """Disable the cyclic garbage collector, which takes 20 of 25 s when reading COCO's file."""
+    """Disable Python's cyclic garbage collector, as a context manager or decorator.
+
+    Otherwise the collector takes 20 of the 25 s of reading COCO's annotation file.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -90,10 +94,11 @@ def pause_gc() -> Iterator[None]:
 
 @pause_gc()
 def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
-    """Read an annotation file. masks: also drop annotations without a usable segmentation.
+    """Read an annotation file and find the annotations to drop.
 
-    Raises DataError for a file that is missing, truncated or not in COCO's format, without an
-    image, or with a repeated id.
+    masks: also read masks, and drop annotations without a usable segmentation.
+    Raises DataError if the file is missing, truncated or not in COCO's format, if it has no images,
+    or if an id is repeated.
     """
     path = Path(path)
     tables = read_tables(path)
@@ -133,10 +138,14 @@ def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
 
 
 def read_tables(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Read the lists of REQUIRED. Raises DataError for an invalid file."""
+    """Return the JSON content of an annotation file, after checking the fields in REQUIRED.
+
+    Raises DataError if the file cannot be read or is invalid.
+    """
     try:
-        # NaN and Infinity are not JSON, but Python's json writes them: read them as None
-        content = json.loads(path.read_text("utf-8-sig"), parse_constant=lambda name: None)
+        # NaN and Infinity are not valid JSON, but Python's json writes them. Read them as None.
+        text = regular_file(path).read_text("utf-8-sig")
+        content = json.loads(text, parse_constant=lambda name: None)
     except FileNotFoundError as error:
         raise DataError(f"there is no annotation file {path}") from error
     except OSError as error:
@@ -154,7 +163,10 @@ def read_tables(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def find_fault(row: object, fields: dict[str, type]) -> str | None:
-    """Describe the first invalid field of a row."""
+    """Return a description of a row's first invalid field, or None if all fields are valid.
+
+    row: an element of one of the file's lists. fields: {required field: type}.
+    """
     if not isinstance(row, dict):
         return f"is not an object, but {row!r:.40}"
     for key, field_type in fields.items():
@@ -173,7 +185,7 @@ def find_fault(row: object, fields: dict[str, type]) -> str | None:
 
 
 def unique_ids(path: Path, key: str, rows: list[dict[str, Any]]) -> Array:
-    """Return the rows' ids (n,) int64. Raises DataError for a repeated one."""
+    """Return the ids of the rows, (n,) int64. Raises DataError if an id is repeated."""
     ids = np.array([row["id"] for row in rows], np.int64)
     values, counts = np.unique(ids, return_counts=True)
     if (repeated := values[counts > 1]).size:
@@ -182,14 +194,17 @@ def unique_ids(path: Path, key: str, rows: list[dict[str, Any]]) -> Array:
 
 
 def find(mapping: Mapping[int, int], key: object, default: int) -> int:
-    """Return mapping.get(key, default), also for keys that are not hashable."""
+    """Return mapping.get(key, default), or default if the key is not hashable."""
     with suppress(TypeError):
         return mapping.get(key, default)
     return default
 
 
 def parse_boxes(boxes: list) -> Array:
-    """Convert M boxes [x, y, width, height] to x1 y1 x2 y2, (M, 4) float32, NaN if invalid."""
+    """Convert M boxes [x, y, width, height] to x1 y1 x2 y2, (M, 4) float32.
+
+    Invalid boxes become NaN.
+    """
     with np.errstate(all="ignore"):
         try:
             parsed = np.array(boxes, np.float64).reshape(len(boxes), 4)
@@ -200,7 +215,7 @@ def parse_boxes(boxes: list) -> Array:
 
 
 def parse_box(box: object) -> list[float]:
-    """Return the four numbers of a box, NaN if invalid."""
+    """Return the four numbers of a box, or four times NaN if the box is invalid."""
     try:
         return np.array(box, np.float64).reshape(4).tolist()
     except (TypeError, ValueError, OverflowError):
@@ -208,7 +223,10 @@ def parse_box(box: object) -> list[float]:
 
 
 def parse_areas(values: list, boxes: Array) -> Array:
-    """Return the areas (M,) float64, of the box where a value is not a finite number."""
+    """Return the areas of M annotations, (M,) float64.
+
+    A value that is not a finite number is replaced by the area of the box in `boxes` (M, 4).
+    """
     with np.errstate(all="ignore"):
         box_areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     valid = (isinstance(value, (int, float)) and abs(value) < 1e300 for value in values)
@@ -218,11 +236,12 @@ def parse_areas(values: list, boxes: Array) -> Array:
 def find_reasons(
     sizes: Array, images: Array, labels: Array, boxes: Array, segmentations: Segmentations | None
 ) -> Array:
-    """Return the first reason (M,) int64 to drop each annotation, 0 if there is none.
+    """Return the first reason to drop each annotation, (M,) int64 indices into REASONS.
 
-    Clips in float32 as `transforms.clip_boxes` does, so that both agree.
+    The arguments are fields of `Annotations`. Boxes are clipped in float32, so that the result
+    agrees with `transforms.clip_boxes`.
     """
-    # an image of -1 is dropped, so its limits do not matter
+    # an annotation with image -1 is dropped, so the limits used for it do not matter
     limits = np.tile(sizes[images], 2).astype(np.float32)
     with np.errstate(all="ignore"):
         sides = boxes[:, 2:] - boxes[:, :2]

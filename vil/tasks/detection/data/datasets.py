@@ -1,16 +1,18 @@
 """Datasets in COCO's format: a folder of images, and a JSON file with boxes and masks.
 
-Boxes are clipped to the image when it is read, in case its size differs from the file's. Unusable
-annotations are dropped when the file is read, with one warning; `vil detect check` lists them.
+Unusable annotations are dropped when the JSON file is read, with one warning. `vil detect check`
+lists them. Boxes are clipped when their image is read, because its size may differ from the size in
+the JSON file.
 """
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.v2 import functional as F
@@ -25,6 +27,7 @@ from vil.tasks.detection.data.fake import Files, fake_boxes
 from vil.tasks.detection.data.transforms import clip_boxes
 from vil.utils.errors import DataError
 from vil.utils.lookup import lookup
+from vil.utils.safe_files import path_below
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +35,17 @@ Transform = Callable[[Tensor, Target], tuple[Tensor, Target]]
 
 
 class CocoDataset(Dataset):
-    """ds[i] -> (image (3, H, W) uint8 RGB, target), see `DetectionBatch` for targets.
+    """Dataset of images and targets in COCO's format.
 
-    Label l is `category_ids[l - 1]`, named `classes[l - 1]`; categories are sorted by id. Training
-    skips crowds, and images without a usable box; evaluation has all images. An unreadable image
-    raises UnreadableImage.
+    ds[i] returns (image, target). The image is (3, H, W) uint8 RGB. `DetectionBatch` describes the
+    target. Label l stands for the category with id `category_ids[l - 1]` and name `classes[l - 1]`.
+    Categories are sorted by id. Targets have no crowd annotations. The split "train" skips images
+    without a usable box; "val" keeps all images. Indexing raises UnreadableImage if an image cannot
+    be read.
     """
 
     collate = staticmethod(collate)
+    value_range: Sequence[float] = ()  # see `to_rgb`
 
     def __init__(
         self,
@@ -50,9 +56,16 @@ class CocoDataset(Dataset):
         *,
         masks: bool = False,
         keep_empty: bool = False,
+        roots: Sequence[str | Path] = (),
     ):
-        """keep_empty: also train on images without a box. Raises DataError for an invalid file,
-        missing images, and a training set without a usable box."""
+        """Read the annotations and check that the images exist.
+
+        images: folder of the images. annotations: JSON file. transform: applied to each (image,
+        target). masks: also read masks. keep_empty: keep training images without a usable box.
+        roots: folders besides `images` to which symbolic links may lead.
+        Raises DataError if the annotation file is invalid, if images are missing or outside of the
+        folders, or if a training set has no usable box.
+        """
         lookup(SPLITS, split, "split")
         self.folder, self.annotations = Path(images), Path(annotations)
         self.split, self.transform = split, transform
@@ -66,7 +79,7 @@ class CocoDataset(Dataset):
                 f"dropped ({counts}); vil detect check lists them"
             )
         self.segmentations = table.segmentations
-        # the usable annotations by image: those of image i are rows[first[i]:last[i]]
+        # rows[first[i]:last[i]] are the usable annotations of image i
         rows = np.flatnonzero((table.reasons == 0) & ~table.crowd)
         if split == "train" and not len(rows):
             raise DataError(f"{annotations} has no usable box to train with{explain_none(table)}")
@@ -79,7 +92,7 @@ class CocoDataset(Dataset):
         self.names, self.image_ids = table.names[kept], table.image_ids[kept]
         wide = table.sizes[:, 0] >= table.sizes[:, 1]
         self.groups = wide[kept].astype(np.int64)  # (N,): 0 tall, 1 wide
-        if missing := missing_images(self.folder, map(os.fsdecode, self.names.tolist())):
+        if missing := missing_images(self.folder, map(os.fsdecode, self.names.tolist()), roots):
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
             count = "1 image is" if len(missing) == 1 else f"{len(missing)} images are"
             raise DataError(f"{count} not in {self.folder}: {', '.join(missing[:5])}{more}")
@@ -87,15 +100,19 @@ class CocoDataset(Dataset):
     def __len__(self) -> int:
         return len(self.names)
 
+    def image(self, index: int) -> Image.Image:
+        """Return an image in RGB. Raises UnreadableImage if it cannot be read."""
+        return read_image(self.folder / self.sample_name(index), self.value_range)
+
     def __getitem__(self, index: int) -> tuple[Tensor, Target]:
-        image = F.pil_to_tensor(read_image(self.folder / self.sample_name(index)))
+        image = F.pil_to_tensor(self.image(index))
         target = self.target(index, *image.shape[-2:])
         if self.transform is not None:
             image, target = self.transform(image, target)
         return image, target
 
     def target(self, index: int, height: int, width: int) -> Target:
-        """Return the target of a sample, for the size of its image."""
+        """Return the target of a sample whose image is height x width pixels."""
         own = slice(self.first[index], self.last[index])
         target: Target = {
             "boxes": torch.from_numpy(self.boxes[own].copy()),
@@ -109,35 +126,51 @@ class CocoDataset(Dataset):
             target["masks"] = masks
         return clip_boxes(target, (height, width))
 
+    def reorder_classes(self, names: Sequence[str]) -> None:
+        """Renumber the labels to follow the order of `names`, a permutation of `classes`."""
+        label = {name: index for index, name in enumerate(names, 1)}
+        labels = np.array([0, *(label[name] for name in self.classes)])
+        order = np.argsort(labels[1:])
+        self.labels = labels[self.labels]
+        self.category_ids = [self.category_ids[index] for index in order]
+        self.classes = list(names)
+
     def sample_name(self, index: int) -> str:
-        """Return the image's path relative to the folder."""
+        """Return an image's path relative to the image folder."""
         return os.fsdecode(self.names[index])
 
 
-def missing_images(folder: Path, names: Iterable[str]) -> list[str]:
-    """Return the names that are not in the folder.
+def missing_images(
+    folder: Path, names: Iterable[str], roots: Sequence[str | Path] = ()
+) -> list[str]:
+    """Return the `names` of files that do not exist in the folder.
 
-    Lists folders: a query per file takes minutes for COCO on a network disk. Raises DataError for a
-    path outside of the folder: an annotation file must not select other files of this machine.
+    Lists directories, because querying each file takes minutes for COCO on a network disk.
+    An annotation file must not select other files of this machine. Therefore this raises DataError
+    for a path outside of the folder, and for a link that leads outside of the folder and `roots`.
+    It also raises DataError if there is no such folder.
     """
     if not folder.is_dir():
         raise DataError(f"there is no image folder {folder}")
-    listed: dict[str, set[str]] = {}
+    links: dict[str, dict[str, bool]] = {}  # folder -> {file: whether it is a link}
     missing, inside = [], os.path.join(os.path.abspath(folder), "")
     for name in names:
         if not os.path.abspath(folder / name).startswith(inside):
             raise DataError(f"the file_name {name!r:.80} is not inside of the folder {folder}")
         parent, file = os.path.split(name)
-        if parent not in listed:
-            below = folder / parent
-            listed[parent] = set(os.listdir(below)) if below.is_dir() else set()
-        if file not in listed[parent]:
+        if parent not in links:
+            below = path_below(folder, parent, "a file_name", roots)
+            entries = os.scandir(below) if below.is_dir() else ()
+            links[parent] = {entry.name: entry.is_symlink() for entry in entries}
+        if file not in links[parent]:
             missing.append(name)
+        elif links[parent][file]:
+            path_below(folder, name, "a file_name", roots)
     return missing
 
 
 def explain_none(table: Annotations) -> str:
-    """Explain why a file has no usable box."""
+    """Return the end of an error message: why an annotation file has no usable box."""
     if not len(table.reasons):
         return ": it has no annotations"
     crowds = int((table.crowd & (table.reasons == 0)).sum())
@@ -149,7 +182,7 @@ def format_counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{reason}: {count}" for reason, count in counts.items())
 
 
-# Each dataset is a function (root, split, **own) -> the image folder, the annotation file.
+# A dataset is a function (root, split, **options) -> (image folder, annotation file).
 
 
 def coco(
@@ -159,7 +192,10 @@ def coco(
     images: str = "{split}2017",
     annotations: str = "annotations/instances_{split}2017.json",
 ) -> Files:
-    """COCO, or any dataset in its format, by paths below root with a {split}: train or val."""
+    """Return the image folder and annotation file of COCO or another dataset in its format.
+
+    images, annotations: paths below root, in which {split} is replaced by the split.
+    """
     folder, file = (str(path).replace("{split}", split) for path in (images, annotations))
     return Path(root, folder), Path(root, file)
 
@@ -174,13 +210,17 @@ def scenes(
     low: int = 128,
     high: int = 192,
 ) -> Files:
-    """Scenes of scanned digits, rendered below root on first use."""
+    """Return the image folder and annotation file of synthetic scenes of scanned digits.
+
+    The scenes are rendered below root on first use. train, val: number of scenes. low, high: range
+    of the sides of a scene in pixels.
+    """
     folder = find_scenes(root, seed=seed, train=train, val=val, low=low, high=high)
     return folder / split, folder / f"annotations/instances_{split}.json"
 
 
 DETECTION_SETS = {"coco": coco, "scenes": scenes, "fake_boxes": fake_boxes}
-SYNTHETIC_SETS = {"scenes", "fake_boxes"}  # rendered below root
+SYNTHETIC_SETS = {"scenes", "fake_boxes"}  # datasets that are rendered below root
 
 
 def build_detection_set(
@@ -191,15 +231,21 @@ def build_detection_set(
     *,
     masks: bool,
     keep_empty: bool = False,
+    extra_roots: Sequence[str] = (),
     **own: object,
 ) -> CocoDataset:
-    """Build the `split` ("train" or "val") of a dataset with its own arguments."""
+    """Build one split, "train" or "val", of the dataset `name`, a key of DETECTION_SETS.
+
+    transform, masks, keep_empty: see `CocoDataset`. extra_roots: folders besides `root` to which
+    symbolic links among the images may lead. own: arguments of this dataset's function.
+    """
     locate = lookup(DETECTION_SETS, name, "detection set")
     lookup(SPLITS, split, "split")
     folder, file = locate(root, split, **own)
-    return CocoDataset(folder, file, split, transform, masks=masks, keep_empty=keep_empty)
+    options = dict(masks=masks, keep_empty=keep_empty, roots=(root, *extra_roots))
+    return CocoDataset(folder, file, split, transform, **options)
 
 
 def own_arguments(name: str) -> list[str]:
-    """Return the arguments that a dataset takes besides root and split."""
-    return keyword_only(lookup(DETECTION_SETS, name, "detection set"))
+    """Return the names of the optional arguments of the dataset `name`."""
+    return [*keyword_only(lookup(DETECTION_SETS, name, "detection set")), "extra_roots"]

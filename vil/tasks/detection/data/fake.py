@@ -22,7 +22,11 @@ def fake_boxes(
     height: int | None = None,
     num_classes: int = 3,
 ) -> Files:
-    """Render n images, `size` wide and `height` (3/4 of it) high, below root each time."""
+    """Render n images below root, and return the image folder and the annotation file.
+
+    Images are `size` pixels wide and `height` pixels high. The default height is 3/4 of the width.
+    Files of an earlier call are overwritten. Raises DataError if files cannot be written.
+    """
     folder = Path(root, "fake_boxes")
     try:
         return write_fake(folder, split, n, (height or max(1, 3 * size // 4), size), num_classes)
@@ -34,8 +38,11 @@ def fake_boxes(
 def write_fake(
     root: str | Path, split: str, n: int, size: tuple[int, int], num_classes: int
 ) -> Files:
-    """Write n images of `size` (H, W) with filled rectangles on noise to root/<split>, and
-    root/annotations/instances_<split>.json. They only depend on (split, index)."""
+    """Write n synthetic images of `size` (H, W) and their annotation file, and return the paths.
+
+    Images show filled rectangles on noise and are written to root/<split>. The annotation file is
+    root/annotations/instances_<split>.json. An image is the same for any n.
+    """
     folder, (height, width) = Path(root, split), size
     folder.mkdir(parents=True, exist_ok=True)
     images, annotations = [], []

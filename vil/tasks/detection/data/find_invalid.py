@@ -13,7 +13,7 @@ from vil.tasks.detection.data.coco_json import REASONS, Annotations, Fault, read
 from vil.tasks.detection.data.datasets import missing_images
 from vil.utils.errors import DataError
 
-SHOWN = 12  # faults listed per kind
+SHOWN = 12  # number of faults listed per kind
 AREAS = {"small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, float("inf"))}
 MISSING, UNREADABLE = "is not in the folder", "cannot be opened"
 WRONG_SIZE = "{} x {} px in the file, {} x {} in the image, which counts"
@@ -23,14 +23,21 @@ MAX_BAD_FRACTION = 0.01  # default of DATA.MAX_BAD_FRACTION: training stops abov
 
 
 class AnnotationCheck(NamedTuple):
-    """summary: lines on the content of the file. faults: everything wrong."""
+    """Result of `find_invalid`.
+
+    table: content of the annotation file. summary: lines of text that describe the content. faults:
+    all invalid annotations and images.
+    """
 
     table: Annotations
     summary: list[str]
     faults: list[Fault]
 
     def list_faults(self, *, hint: bool) -> list[str]:
-        """Format the faults by kind, the first of each. hint: name the flag that lists all."""
+        """Return lines that list the faults by kind, at most SHOWN of each kind.
+
+        hint: mention the flag --list, which lists all faults.
+        """
         lines, kinds = [], defaultdict(list)
         for fault in self.faults:
             kinds[kind_of(fault)].append(f"  {fault.about} {fault.image}: {fault.reason}")
@@ -41,7 +48,10 @@ class AnnotationCheck(NamedTuple):
         return lines or ["no faults"]
 
     def raise_if_unusable(self) -> None:
-        """Raise DataError if training would."""
+        """Raise DataError if the dataset cannot be used for training.
+
+        That is so if it has no usable box, or if images are missing or too many are unreadable.
+        """
         table, path = self.table, self.table.path
         if not (has_box(table) & ~table.crowd).any():
             raise DataError(f"{path} cannot be trained on: it has no usable box")
@@ -56,7 +66,7 @@ class AnnotationCheck(NamedTuple):
 
 
 def kind_of(fault: Fault) -> str:
-    """Return what a fault is counted under."""
+    """Return the kind of a fault: the heading under which the fault is listed."""
     if "px in the file" in fault.reason:
         return "images: of another size than the file says"
     group = "images" if fault.about == "image" else "dropped annotations"
@@ -64,7 +74,7 @@ def kind_of(fault: Fault) -> str:
 
 
 def find_invalid(annotations: str | Path, images: str | Path | None = None) -> AnnotationCheck:
-    """Check a file in COCO's format and, with `images`, the folder of its images."""
+    """Check an annotation file in COCO's format and, if given, the image folder `images`."""
     table = read_annotations(annotations, masks=True)
     masks = bool(table.segmentations.usable.any())
     faults = [fault for fault in table.dropped if masks or fault.reason != NO_MASK]
@@ -74,12 +84,18 @@ def find_invalid(annotations: str | Path, images: str | Path | None = None) -> A
 
 
 def has_box(table: Annotations) -> np.ndarray:
-    """Return which annotations (M,) have a usable box, with or without a mask, crowds included."""
+    """Return whether each annotation has a usable box, (M,) bool.
+
+    Crowd annotations and annotations without a mask are not excluded.
+    """
     return (table.reasons == 0) | (table.reasons == REASONS.index(NO_MASK))
 
 
 def summarize(table: Annotations, masks: bool) -> list[str]:
-    """Count images, boxes by category and size, masks."""
+    """Return lines with the numbers of images, masks, and boxes by area and by category.
+
+    masks: whether the file has any mask.
+    """
     crowds = int((has_box(table) & table.crowd).sum())
     good = has_box(table) & ~table.crowd
     empty = len(table.names) - len(np.unique(table.images[good]))
@@ -102,7 +118,7 @@ def summarize(table: Annotations, masks: bool) -> list[str]:
 
 
 def find_invalid_images(table: Annotations, folder: Path) -> list[Fault]:
-    """Find images that are missing, unreadable, or of another size than in the file."""
+    """Return a fault for each image that is missing, unreadable, or of an unexpected size."""
     names = [os.fsdecode(name) for name in table.names.tolist()]
     missing = set(missing_images(folder, names))
     faults = [Fault("image", name, MISSING) for name in names if name in missing]

@@ -1,7 +1,8 @@
-"""COCO segmentations: parsed once, kept in a few buffers, decoded to bitmaps.
+"""Parse and store COCO segmentations, and decode them to bitmaps.
 
-A segmentation is a list of polygons [x, y, x, y, ...] in pixels, or an RLE {size: [h, w], counts}
-with counts as numbers or as a string (vil/data/rle.py). Each polygon or RLE is called a piece.
+A segmentation is a list of polygons [x, y, x, y, ...] in pixels, or an RLE {size: [h, w], counts}.
+The counts are a list of numbers or a string (see vil/data/rle.py). This file calls each polygon and
+each RLE a piece.
 """
 
 from array import array
@@ -13,15 +14,15 @@ import numpy as np
 from vil.data.rle import decompress_runs, runs_to_mask
 from vil.utils.errors import DataError
 
-# Limits against mistakes in a file that would fill the memory when drawn.
+# Limits on coordinates and sizes, so that an invalid file cannot exhaust the memory.
 MAX_COORDINATE = 100_000.0  # pixels
 MAX_PIXELS = 1 << 28
 POLYGON = (0, 0)
-Piece = tuple[tuple[int, int], bytes]  # the size of an RLE, or POLYGON; its runs or coordinates
+Piece = tuple[tuple[int, int], bytes]  # (size, runs) of an RLE, (POLYGON, coordinates) of a polygon
 
 
 def import_faster_coco_eval() -> ModuleType:
-    """Import faster_coco_eval and its masks. Raises DataError if it is not installed."""
+    """Import and return faster_coco_eval. Raises DataError if it is not installed."""
     try:
         import faster_coco_eval
         import faster_coco_eval.core.mask
@@ -31,13 +32,14 @@ def import_faster_coco_eval() -> ModuleType:
 
 
 class Segmentations:
-    """M segmentations of any number of pieces, in buffers whose pages forked workers share.
+    """M segmentations, stored in a few arrays whose memory forked loader workers share.
 
-    `usable` (M,) bool: which have a piece, a polygon of at least three points or a complete RLE.
+    `usable` (M,) bool: whether each segmentation has at least one valid piece, see `parse_polygon`
+    and `parse_rle`.
     """
 
     def __init__(self, values: Iterable[object]):
-        """values: as read from JSON; invalid ones are not usable."""
+        """Parse segmentations from JSON values. Invalid pieces are dropped."""
         data, ends, sizes, counts = bytearray(), array("q"), array("q"), array("q")
         for value in values:
             pieces = parse_segmentation(value)
@@ -53,7 +55,10 @@ class Segmentations:
         self.usable = np.diff(self.last) > 0
 
     def bitmap(self, index: int, height: int, width: int) -> np.ndarray:
-        """Decode one, (height, width) uint8; an RLE of another size is cropped or padded."""
+        """Decode the segmentation `index` to a bitmap (height, width) uint8, 1 inside the object.
+
+        An RLE whose size is not (height, width) is cropped or padded.
+        """
         bitmap, polygons = np.zeros((height, width), np.uint8), []
         for piece in range(self.last[index], self.last[index + 1]):
             content = self.data[self.ends[piece] : self.ends[piece + 1]]
@@ -78,7 +83,10 @@ def parse_segmentation(value: object) -> list[Piece]:
 
 
 def parse_polygon(polygon: object) -> Piece | None:
-    """Accept a list of three points or more, within MAX_COORDINATE."""
+    """Return a polygon as a piece, or None if it is invalid.
+
+    A valid polygon is a list of at least three points with coordinates within MAX_COORDINATE.
+    """
     try:
         numbers = array("d", polygon)
     except (TypeError, ValueError, OverflowError):
@@ -91,7 +99,7 @@ def parse_polygon(polygon: object) -> Piece | None:
 
 
 def parse_rle(value: dict) -> Piece | None:
-    """Accept runs that add up to the stated size."""
+    """Return an RLE as a piece, or None if it is invalid or larger than MAX_PIXELS."""
     try:
         (height, width), runs = value["size"], value["counts"]
         if isinstance(runs, str):

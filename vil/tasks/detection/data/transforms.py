@@ -1,6 +1,7 @@
-"""Training transforms of images with boxes and masks; in evaluation the detector resizes.
+"""Training transforms of images, boxes, and masks.
 
-Images are uint8 tensors (3, H, W), see `DetectionBatch` for targets.
+Images are uint8 tensors (3, H, W). `DetectionBatch` describes the targets. In evaluation, the
+detector resizes the images.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,34 +16,42 @@ from torchvision.transforms import v2
 from vil.tasks.detection.data.batch import Target
 from vil.tasks.detection.data.coco_json import MIN_SIDE
 
-# Around images smaller than the crop of large-scale jitter: ImageNet's mean, 0 once normalized.
+# Color of the padding in large-scale jitter: ImageNet's mean, which normalization maps to 0.
 PADDING = [124, 116, 104]
 
 
 class _AtLeastTwoPixels:
-    """Keep sides at 2 pixels or more: torch cannot resize uint8 with antialiasing to less."""
+    """Mixin that resizes to at least 2 x 2 pixels.
+
+    torch cannot resize uint8 images with antialiasing to fewer pixels.
+    """
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        """Return the size (height, width) to resize to."""
+        """Return {"size": (height, width)}, the size to resize to."""
         return {"size": tuple(max(side, 2) for side in super().make_params(flat_inputs)["size"])}
 
 
 class ShortestSize(_AtLeastTwoPixels, v2.RandomShortestSize):
-    """Resize the shorter side to one of `min_size`, the longer one to at most `max_size`."""
+    """Transform that resizes the shorter side to a random one of `min_size`.
+
+    The longer side is at most `max_size`.
+    """
 
 
 class ScaleJitter(_AtLeastTwoPixels, v2.ScaleJitter):
-    """Resize by a random factor of the size that fits `target_size`."""
+    """Transform that resizes an image to fit into `target_size`, times a random factor."""
 
 
 def train_transform(
     *, sizes: Sequence[int], max_size: int, flip: float = 0.5, jitter: Sequence[float] = ()
 ) -> Callable[[Tensor, Target], tuple[Tensor, Target]]:
-    """Build the resizing and horizontal flipping of images and targets.
+    """Build a transform that randomly resizes and horizontally flips an image and its target.
 
-    sizes: of the shorter side, sampled. max_size: of the longer side. flip: probability. jitter:
-    (low, high) replaces `sizes` by large-scale jitter (Ghiasi et al., arXiv:2012.07177): a factor
-    between them of the size that fits max_size x max_size, cropped or padded to that.
+    sizes: lengths of the shorter side in pixels, one of which is sampled. max_size: limit of the
+    longer side. flip: probability of a flip.
+    jitter: if set, (low, high) of large-scale jitter, which is used instead of `sizes` (Ghiasi et
+    al., arXiv:2012.07177). The image is scaled to fit into max_size x max_size, times a random
+    factor between low and high. It is then cropped or padded to max_size x max_size.
     """
     if jitter:
         square, fill = (max_size, max_size), {tv_tensors.Image: PADDING, "others": 0}
@@ -64,9 +73,9 @@ def train_transform(
 
 
 def clip_boxes(target: Target, size: Sequence[int], *, cropped: bool = False) -> Target:
-    """Clip boxes to an image of size (H, W); drop objects with a side below MIN_SIDE.
+    """Clip boxes to an image of `size` (H, W), and drop objects with a side below MIN_SIDE.
 
-    cropped: also drop objects without a pixel of their mask, whose box may remain after a crop.
+    cropped: also drop objects with an empty mask, because a crop may leave only background.
     """
     boxes = clip_boxes_to_image(target["boxes"], tuple(size))
     keep = (boxes[:, 2:] - boxes[:, :2] >= MIN_SIDE).all(dim=1)

@@ -1,7 +1,8 @@
-"""torchvision's detectors on our backbone: images of any sizes -> losses or detections.
+"""torchvision's detectors on a backbone of this package, for batches of images of any sizes.
 
-After the pyramid each image is processed by itself: the heads take its own levels, cropped to its
-valid cells, so that its detections do not depend on the other images of the batch.
+The backbone and the feature pyramid process the padded batch. The heads process each image
+separately, on pyramid levels without its padding. So the detections of an image do not depend on
+the other images of the batch. "Body" is the network whose stages enter the pyramid.
 
 Shapes: B images, n objects of an image, K categories.
 """
@@ -25,14 +26,14 @@ from vil.tasks.detection.models import heads
 from vil.tasks.detection.models.fpn import Backbone
 from vil.utils.lookup import lookup
 
-BODY = "backbone.body."  # prefix of parameters
+BODY = "backbone.body."  # prefix of the names of the body's parameters
 Tensors = dict[str, Tensor]
 Targets = list[Tensors]
 Output = Tensors | list[Tensors]  # losses in training, detections in evaluation
 
 
 class Transform(GeneralizedRCNNTransform):
-    """Normalize and pad a batch; in evaluation also resize, with antialiasing."""
+    """Input transform that normalizes images, resizes them in eval mode only, and pads them."""
 
     def resize(self, image: Tensor, target: Tensors | None = None) -> tuple[Tensor, Tensors | None]:
         if self.training:
@@ -44,23 +45,26 @@ class Transform(GeneralizedRCNNTransform):
 
 
 class PerImageDetector:
-    """Methods shared by R-CNN and RetinaNet: each image is processed by itself."""
+    """Mixin of R-CNN and RetinaNet, whose heads process each image separately."""
 
     @property
     def attention_body(self) -> nn.Module:
-        """The network with the attention; its batches have images of different sizes."""
+        """Return the submodule with the attention layers."""
         return self.backbone.body
 
     def compile(self, **options) -> None:
-        """Compile the backbone; the shapes in the heads depend on the data."""
+        """Compile only the backbone, because tensor shapes in the heads depend on the data."""
         self.backbone.compile(dynamic=True, **options)
 
     def preprocess(
         self, images: Sequence[Tensor], targets: Targets | None
     ) -> tuple[list[ImageList], list[Tensors], Targets | None]:
-        """Return an image list and the levels without padding for each image, and the targets.
+        """Normalize and pad the batch, run the backbone, and split the result by image.
 
-        Raises ValueError in training for images without targets, and for boxes without area.
+        Returns (single, levels, targets). single: for each image, an ImageList of this image only.
+        levels: for each image, {level name: (1, C, x, y)} without padding. targets: those after
+        the input transform.
+        Raises ValueError in training if an image has no target or a box has no area.
         """
         if self.training:
             check_targets(images, targets)
@@ -72,33 +76,39 @@ class PerImageDetector:
 
     @property
     def num_layers(self) -> int:
-        """The depth of the pyramid and the heads."""
+        """Return the largest depth that `layer_of` returns."""
         return self.backbone.body.num_layers
 
     def layer_of(self, name: str) -> int:
-        """Return the depth of a parameter, for layer-wise learning rate decay."""
+        """Return the depth of the parameter `name`, for layer-wise learning rate decay.
+
+        Parameters of the pyramid and the heads have depth `num_layers`.
+        """
         inner = name.removeprefix(BODY)
         return self.num_layers if inner == name else self.backbone.body.layer_of(inner)
 
     def no_weight_decay(self) -> set[str]:
-        """Return the body's parameters without weight decay."""
+        """Return the names of the body's parameters that are trained without weight decay."""
         return {BODY + name for name in self.backbone.body.no_weight_decay()}
 
     def to_input_pixels(
         self, outputs: list[Tensors], single: list[ImageList], images: Sequence[Tensor]
     ) -> list[Tensors]:
-        """Rescale detections to the input images."""
+        """Rescale detections from the resized images, `single`, to pixels of the input images."""
         sizes = [one.image_sizes[0] for one in single]
         return self.transform.postprocess(outputs, sizes, [tuple(x.shape[-2:]) for x in images])
 
 
 class RCNN(PerImageDetector, FasterRCNN):
-    """Faster or Mask R-CNN. As in torchvision, `model(images, targets)` in training -> losses, and
-    `model(images)` in evaluation -> a dict of `boxes` (n, 4), `labels` (n,), `scores` (n,) and
-    `masks` (n, 1, H, W) for each image. Images (3, H, W) in 0..1; labels from 1 to K."""
+    """Faster R-CNN or Mask R-CNN, called like torchvision's.
+
+    In training mode, model(images, targets) returns a dict of losses. In eval mode, model(images)
+    returns a dict per image with `boxes` (n, 4), `labels` (n,), `scores` (n,) and, for Mask R-CNN,
+    `masks` (n, 1, H, W). Images are (3, H, W) with values in 0..1. Labels are 1 to K.
+    """
 
     def get_classifier(self) -> list[nn.Module]:
-        """Return the layers with a row per category."""
+        """Return the layers whose number of outputs depends on the number of categories."""
         roi = self.roi_heads
         masks = [roi.mask_predictor.mask_fcn_logits] if roi.has_mask() else []
         return [roi.box_predictor.cls_score, roi.box_predictor.bbox_pred, *masks]
@@ -116,10 +126,10 @@ class RCNN(PerImageDetector, FasterRCNN):
 
 
 class RetinaNetDetector(PerImageDetector, RetinaNet):
-    """RetinaNet, called like `RCNN`; detections have no masks."""
+    """RetinaNet, called like `RCNN`. Its detections have no masks."""
 
     def get_classifier(self) -> list[nn.Module]:
-        """Return the layers with a row per category."""
+        """Return the layers whose number of outputs depends on the number of categories."""
         return [self.head.classification_head.cls_logits]
 
     def forward(self, images: Sequence[Tensor], targets: Targets | None = None) -> Output:
@@ -146,9 +156,10 @@ class RetinaNetDetector(PerImageDetector, RetinaNet):
 
 
 def crop_levels(levels: Tensors, sizes: Tensor, strides: Sequence[int]) -> list[Tensors]:
-    """Crop levels (B, C, X, Y) of a padded batch to each image's valid cells, (1, C, x, y).
+    """Crop the pyramid levels of a padded batch to the cells of each image that are not padding.
 
-    sizes (B, 2): height and width in pixels.
+    levels: {name: (B, C, X, Y)}. sizes (B, 2): height and width of each image in pixels. strides:
+    one per level. Returns a dict {name: (1, C, x, y)} for each image.
     """
     valid = torch.stack([downsample_valid(sizes, stride) for stride in strides], dim=1).tolist()
     each = [level.split(1) for level in levels.values()]  # one backward op for all images
@@ -159,15 +170,15 @@ def crop_levels(levels: Tensors, sizes: Tensor, strides: Sequence[int]) -> list[
 
 
 def average(losses: Sequence[Tensors]) -> Tensors:
-    """Average each loss over the images."""
+    """Return the mean of each loss over the images."""
     return {name: torch.stack([one[name] for one in losses]).mean() for name in losses[0]}
 
 
 def check_targets(images: Sequence[Tensor], targets: Targets | None) -> None:
-    """Raise ValueError for missing targets and boxes without area."""
+    """Raise ValueError if an image has no target or a box has no area."""
     if targets is None or len(targets) != len(images):
         count = "none" if targets is None else len(targets)
-        raise ValueError(f"training takes a target per image: {len(images)} images, {count} given")
+        raise ValueError(f"training needs a target per image: {len(images)} images, {count} given")
     for i, target in enumerate(targets):
         boxes = target["boxes"]
         empty = ~(boxes[:, 2:] > boxes[:, :2]).all(dim=1)
@@ -177,31 +188,31 @@ def check_targets(images: Sequence[Tensor], targets: Targets | None) -> None:
 
 @dataclass(frozen=True)
 class DetectorConfig:
-    """Settings of a detector, by default Mask R-CNN on COCO."""
+    """Settings of a detector. The defaults are for Mask R-CNN on COCO."""
 
     classes: int  # K, without background
-    version: str = "v1"  # of the heads: v1, v2
-    fpn_stages: Sequence[int] = (1, 2, 3, 4)  # of the body, in the pyramid
+    version: str = "v1"  # version of the heads: "v1" or "v2"
+    fpn_stages: Sequence[int] = (1, 2, 3, 4)  # stages of the body that enter the pyramid, from 1
     fpn_channels: int = 256  # of each level of the pyramid
     fpn_norm: bool = False  # LayerNorm on each stage's output
     anchors_sizes: Sequence[float] = (32, 64, 128, 256, 512)  # pixels, one per level
-    anchors_octaves: int = 1
-    anchors_ratios: Sequence[float] = (0.5, 1.0, 2.0)
-    rpn_pre_nms_train: int = 2000  # proposals of a level before NMS
+    anchors_octaves: int = 1  # anchor sizes per level
+    anchors_ratios: Sequence[float] = (0.5, 1.0, 2.0)  # height / width
+    rpn_pre_nms_train: int = 2000  # proposals per level before NMS
     rpn_pre_nms_test: int = 1000
-    rpn_post_nms_train: int = 1000  # proposals of an image after NMS
+    rpn_post_nms_train: int = 1000  # proposals per image after NMS
     rpn_post_nms_test: int = 1000
-    rpn_samples: int = 256
+    rpn_samples: int = 256  # anchors per image in the loss
     box_channels: int = 1024
-    box_samples: int = 512
-    box_positive: float = 0.25
-    box_sampling_ratio: int = 2  # points on a side of a pooled cell
+    box_samples: int = 512  # proposals per image in the loss
+    box_positive: float = 0.25  # maximum fraction of them that match an object
+    box_sampling_ratio: int = 2  # sampling points along each side of a pooled cell
     mask_channels: int = 256
     mask_layers: int = 4
     mask_sampling_ratio: int = 2
-    score: float = 0.05  # minimum
-    nms: float = 0.5
-    per_image: int = 100
+    score: float = 0.05  # minimum score of a detection
+    nms: float = 0.5  # IoU threshold
+    per_image: int = 100  # maximum number of detections
     test_size: int = 800  # pixels of the shorter side in evaluation
     max_size: int = 1333  # limit of the longer side
     mean: Sequence[float] = (0.485, 0.456, 0.406)
@@ -209,9 +220,10 @@ class DetectorConfig:
 
 
 def build_detector(name: str, body: nn.Module, config: DetectorConfig) -> nn.Module:
-    """Build a detector of DETECTORS on `body` (see `Backbone`), with random heads.
+    """Build the detector `name`, a key of DETECTORS, with randomly initialized heads.
 
-    Raises ValueError for an unknown name and for settings that do not match.
+    body: the network whose stages enter the pyramid, see `Backbone`. Raises ValueError if the name
+    is unknown or the settings contradict each other.
     """
     return lookup(DETECTORS, name, "detector")(body, config)
 
@@ -228,7 +240,7 @@ def mask_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
 
 
 def faster_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
-    """Build Faster R-CNN on a feature pyramid (arXiv:1506.01497)."""
+    """Build Faster R-CNN with a feature pyramid (arXiv:1506.01497)."""
     backbone, anchors = _backbone(body, s, ("pool",))
     per_cell = anchors.num_anchors_per_location()[0]
     rpn_head = RPNHead(s.fpn_channels, per_cell, conv_depth={"v1": 1, "v2": 2}[s.version])
@@ -253,7 +265,11 @@ def faster_rcnn(body: nn.Module, s: DetectorConfig) -> RCNN:
 
 
 def retinanet(body: nn.Module, s: DetectorConfig) -> RetinaNetDetector:
-    """Build RetinaNet (arXiv:1708.02002), a level per anchor size: at most two above stages."""
+    """Build RetinaNet (arXiv:1708.02002) with one pyramid level per anchor size.
+
+    The pyramid has one level per stage in `fpn_stages`. If there are more anchor sizes, one or two
+    levels are added. Raises ValueError if the numbers of sizes and levels still differ.
+    """
     num_extra = max(0, len(s.anchors_sizes) - len(s.fpn_stages))
     backbone, anchors = _backbone(body, s, ("p6", "p7")[:num_extra])
     per_cell = anchors.num_anchors_per_location()[0]

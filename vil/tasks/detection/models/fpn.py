@@ -1,7 +1,7 @@
-"""The backbone of a detector: the stages of a network, and a feature pyramid that ignores padding.
+"""The backbone of a detector: a network, and a feature pyramid on its stages' outputs.
 
-Shapes: B images, H W their padded size, C channels. `sizes` (B, 2) int64: height and width of each
-image without padding.
+Shapes: B images, H W their padded size, C channels, X Y rows and columns of a map. `sizes` (B, 2)
+int64: height and width of each image without padding.
 Source: Feature Pyramid Networks, arXiv:1612.03144; P6 and P7 from Focal Loss, arXiv:1708.02002.
 """
 
@@ -18,10 +18,11 @@ from vil.models.vision_longformer import MsViT
 
 
 class Pyramid(FeaturePyramidNetwork):
-    """torchvision's pyramid with zeros in the padding before every 3 x 3 convolution.
+    """torchvision's feature pyramid, with image padding zeroed before every 3 x 3 convolution.
 
-    extra: further levels. "pool" subsamples the coarsest level (R-CNN); "p6" and "p7" are
-    convolutions of the coarsest input map and of p6 (RetinaNet).
+    in_channels: channels of each input map, finest first. channels: channels of every level. extra:
+    levels to add above the coarsest one. "pool" subsamples the coarsest level (R-CNN). "p6" is a
+    convolution of the coarsest input map, and "p7" is a convolution of p6 (RetinaNet).
     """
 
     def __init__(self, in_channels: Sequence[int], channels: int, extra: Sequence[str]) -> None:
@@ -33,7 +34,11 @@ class Pyramid(FeaturePyramidNetwork):
         super().__init__(list(in_channels), channels, top)
 
     def forward(self, maps: Sequence[Tensor], valid: Sequence[Tensor | None]) -> list[Tensor]:
-        """maps (B, C_i, X_i, Y_i), finest first, and their valid cells (B, 2) -> all levels."""
+        """Compute all levels, finest first.
+
+        maps: (B, C_i, X_i, Y_i), finest first. valid: for each map, the rows and columns that are
+        not padding (B, 2), or None if no image is padded.
+        """
         laterals = [block(x) for block, x in zip(self.inner_blocks, maps)]
         for i in reversed(range(len(laterals) - 1)):
             size = laterals[i].shape[-2:]
@@ -53,11 +58,12 @@ class Pyramid(FeaturePyramidNetwork):
 
 
 class Backbone(nn.Module):
-    """Images -> levels with equal channels, the backbone of torchvision's detectors.
+    """Backbone for torchvision's detectors: a network followed by a feature pyramid.
 
-    body: a network with `strides`, `channels` and `forward_intermediates`. stages: numbers of its
-    stages in the pyramid, from 1, up to the last. extra: see `Pyramid`. norm: LayerNorm on each
-    stage's output. Raises ValueError for other stages.
+    body: a network with `strides`, `channels` and `forward_intermediates`, such as MsViT. stages:
+    numbers, from 1, of the stages that enter the pyramid. channels, extra: see `Pyramid`. norm:
+    apply a LayerNorm to each stage's output.
+    Raises ValueError if the network's last stage is not among the stages.
     """
 
     def __init__(
@@ -72,8 +78,8 @@ class Backbone(nn.Module):
         count = len(body.channels)
         if max(stages) != count:
             raise ValueError(
-                f"pyramid of stages {', '.join(map(str, stages))}: the last must be that of the "
-                f"network, {count}"
+                f"pyramid of stages {', '.join(map(str, stages))}: it must end with the network's "
+                f"last stage, {count}"
             )
         self.body, self.stages = body, [number - 1 for number in stages]
         widths = [body.channels[i] for i in self.stages]
@@ -85,7 +91,7 @@ class Backbone(nn.Module):
         self.divisor = body.strides[-1]
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
-        """images (B, 3, H, W), H and W divisible by `divisor` -> {"0": finest level, ...}."""
+        """Map images (B, 3, H, W), H and W divisible by `divisor`, to {"0": finest level, ...}."""
         maps = self.body.forward_intermediates(images, intermediates_only=True, valid=sizes)
         valid = [None if sizes is None else downsample_valid(sizes, s) for s in self.body.strides]
         maps = [norm(maps[i]) for norm, i in zip(self.norms, self.stages)]
@@ -94,6 +100,6 @@ class Backbone(nn.Module):
 
 
 def strip_head(model: MsViT) -> MsViT:
-    """Remove the classifier's last norm and head."""
+    """Replace a classifier's final norm and head by identities, and return the model."""
     model.norm, model.head = nn.Identity(), nn.Identity()
     return model

@@ -1,6 +1,6 @@
-"""The anchors and heads of torchvision's detectors, on levels of any strides.
+"""Anchors, RoI pooling and heads of torchvision's detectors, for pyramid levels of any strides.
 
-Shapes: C channels of the pyramid, P pooled boxes.
+Shapes: C channels of the pyramid, P pooled boxes of all images, A anchors.
 Sources: Faster R-CNN, arXiv:1506.01497; Mask R-CNN, arXiv:1703.06870; Focal Loss, arXiv:1708.02002;
 version v2 of the heads, arXiv:2111.11429.
 """
@@ -19,19 +19,20 @@ from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops import MultiScaleRoIAlign, box_area
 
 POOLED, MASK_POOLED = 7, 14  # output size of RoI pooling for boxes, for masks
-PER_GROUP = 8  # channels per group of retinanet's v2 norms: 32 groups of the published 256
+PER_GROUP = 8  # channels per group of RetinaNet's v2 GroupNorm, as published: 256 in 32 groups
 BOX_CONVS = 4  # convolutions of the v2 box head
 CANONICAL_SIDE, CANONICAL_OCTAVE = 224, 4  # a box of that side is pooled at stride 2^4
 
 
 class Anchors(AnchorGenerator):
-    """Anchors at multiples of each level's stride.
+    """Anchor generator that uses the given stride of each level.
 
-    torchvision computes strides as image size / map size, which is wrong for a level halved from an
-    odd number of cells, and for levels cropped to an image without padding.
+    torchvision computes strides as image size / map size. This is wrong for a level that halves a
+    map with an odd number of rows or columns, and for levels cropped to remove padding.
 
-    sides: of a level's square anchor in pixels, finest level first. octaves: sizes per level, from
-    side to below 2 * side. ratios: height / width.
+    sides: the side of each level's square anchor in pixels, finest level first. octaves: number of
+    anchor sizes per level, which are side * 2^(i / octaves). ratios: height / width of anchors.
+    Raises ValueError unless there is one side per stride.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Anchors(AnchorGenerator):
     ) -> None:
         if len(sides) != len(strides):
             raise ValueError(
-                f"sizes of anchors: {len(sides)} for {len(strides)} levels, of strides "
+                f"{len(sides)} anchor sizes for {len(strides)} levels with strides "
                 f"{', '.join(map(str, strides))}"
             )
         scales = [2 ** (i / octaves) for i in range(octaves)]
@@ -50,7 +51,7 @@ class Anchors(AnchorGenerator):
         self.strides = list(strides)
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        """Return anchors (A, 4) float32 per image, finest level first, equal for all images."""
+        """Return the anchors (A, 4) float32 of each image, finest level first."""
         device = feature_maps[0].device
         self.set_cell_anchors(torch.float32, device)
         grids = [list(level.shape[-2:]) for level in feature_maps]
@@ -60,7 +61,10 @@ class Anchors(AnchorGenerator):
 
 
 def to_float32(head: nn.Module) -> nn.Module:
-    """Return the head with predictions in float32, for losses and boxes under autocast."""
+    """Register a hook that casts the head's outputs to float32, and return the head.
+
+    Losses and boxes are then computed in float32 under autocast.
+    """
     head.register_forward_hook(_cast_output)
     return head
 
@@ -70,15 +74,18 @@ def _cast_output(head: nn.Module, args: tuple, output: Any) -> Any:
 
 
 class LevelMapper:
-    """Assign each box to the coarsest level whose stride is at most that of the FPN paper's formula
-    (arXiv:1612.03144, equation 1). torchvision's mapper assumes strides that double from level to
-    level, and pools nothing for boxes of missing levels."""
+    """Assignment of boxes to pyramid levels of any strides.
+
+    The FPN paper's formula (arXiv:1612.03144, equation 1) gives the ideal stride for a box. The box
+    is assigned to the coarsest level with at most that stride, or to the finest level if there is
+    none. torchvision's mapper only supports strides that double from level to level.
+    """
 
     def __init__(self, strides: Sequence[int]) -> None:
         self.octaves = [stride.bit_length() - 1 for stride in strides]
 
     def __call__(self, boxlists: list[Tensor]) -> Tensor:
-        """Boxes (n, 4) of each image -> (sum of n,) int64."""
+        """Return the level index of each box, (P,) int64. boxlists: boxes (n, 4) of each image."""
         sides = box_area(torch.cat(boxlists)).sqrt()
         octave = torch.floor(CANONICAL_OCTAVE + torch.log2(sides / CANONICAL_SIDE) + 1e-6)
         reached = octave[:, None] >= octave.new_tensor(self.octaves)
@@ -86,27 +93,31 @@ class LevelMapper:
 
 
 class Pooler(MultiScaleRoIAlign):
-    """RoIAlign on each image's own levels, which have no padding.
+    """RoIAlign that pools the boxes of each image from pyramid levels of this image only.
 
-    strides: of the levels. sampling: points on a side of a pooled cell.
+    The levels have no padding. strides: strides of the levels, finest first. output_size: cells
+    along each side of the output. sampling: number of sampling points along each side of a cell.
     """
 
     def __init__(self, strides: Sequence[int], output_size: int, sampling: int) -> None:
         super().__init__([str(i) for i in range(len(strides))], output_size, sampling)
-        # torchvision would infer both from its first batch
+        # torchvision would infer these two attributes from its first batch
         self.scales = [1 / stride for stride in strides]
         self.map_levels = LevelMapper(strides)
 
     def forward(
         self, x: list[dict[str, Tensor]], boxes: list[Tensor], image_shapes: list[tuple[int, int]]
     ) -> Tensor:
-        """The levels of each image, its boxes (n, 4) -> (P, C, output_size, output_size)."""
+        """Return the features of all boxes, (P, C, output_size, output_size).
+
+        x, boxes, image_shapes: per image, its levels {name: (1, C, X, Y)}, boxes (n, 4) and (H, W).
+        """
         pool = super().forward
         return torch.cat([pool(*each) for each in zip(x, [[b] for b in boxes], image_shapes)])
 
 
 def box_head(version: str, channels: int, hidden: int) -> nn.Module:
-    """(P, C, 7, 7) -> (P, hidden)."""
+    """Build the box head of `version` "v1" or "v2", which maps (P, C, 7, 7) to (P, hidden)."""
     if version == "v1":
         return TwoMLPHead(channels * POOLED**2, hidden)
     size, convs = (channels, POOLED, POOLED), [channels] * BOX_CONVS
@@ -114,7 +125,11 @@ def box_head(version: str, channels: int, hidden: int) -> nn.Module:
 
 
 def dense_head(version: str, channels: int, anchors: int, classes: int) -> nn.Module:
-    """Build RetinaNet's two towers; v2 adds group norms and the GIoU loss."""
+    """Build RetinaNet's head, which predicts classes and boxes.
+
+    version: "v1" or "v2", which adds GroupNorm and the GIoU loss. anchors: number per cell.
+    classes: number with background. Raises ValueError if v2 does not support `channels`.
+    """
     if version == "v1":
         return RetinaNetHead(channels, anchors, classes)
     if channels % PER_GROUP:

@@ -1,4 +1,4 @@
-"""Load weights into a detector: of a detector, or of a classifier for its body."""
+"""Load the weights of a detector, or load the weights of a classifier into a detector's body."""
 
 from pathlib import Path
 
@@ -17,35 +17,36 @@ CLASSIFIER = ("norm.", "head.")  # parameters of a classifier that a body does n
 def load_detector(
     model: nn.Module, path: Path, *, head: str = "keep", rule: str = "linear", strict: bool = False
 ) -> Report:
-    """Load a weight file and report every key.
+    """Load a weight file into a detector and return a report of every key.
 
-    The file of a detector is loaded strictly; head "new" skips parameters with a row per category.
-    Any other file is loaded into the body: a classifier, ours or the 2021 reference's, or the
-    reference's detector, whose other parameters are ignored. It is converted by the reference's
-    rules (`load_weights`).
+    The file of a detector of this package must match the model exactly. Any other file is loaded
+    into the body by `load_body`.
 
-    strict: reject a file for the body only, which leaves the heads random. Raises CheckpointError
-    for weights that do not fit, and ValueError for head "rows": several heads have rows that are
-    anchors and sides of boxes too.
+    head: "new" leaves the layers of `get_classifier` as initialized; "keep" loads them. rule: rule
+    of `load_weights` for resizing position parameters. strict: reject a file without weights for
+    the heads, which would stay random.
+    Raises CheckpointError for weights that do not fit. Raises ValueError for another value of
+    `head`, such as the "rows:FILE" that classifiers support.
     """
     if head not in ("keep", "new"):
-        raise ValueError(f"the heads of a detector can be kept or new, not {head}")
+        raise ValueError(f"the head of a detector must be keep or new, not {head}")
     state = read_weights(path)
     if any(name.startswith(BODY) for name in state):
         return load_weights(model, state, head=head, rule=rule)
     if strict:
         raise CheckpointError(
-            f"{path} is not a detector of vil, so its heads would be random: use it for training, "
-            "vil detect train"
+            f"{path} is not a detector of vil, so the model's heads would be random: use the file "
+            "only for training (vil detect train)"
         )
     return load_body(model.backbone.body, state, rule)
 
 
 def load_body(body: nn.Module, state: dict[str, Tensor], rule: str) -> Report:
-    """Load a classifier or the reference's detector without its head.
+    """Load the weights of a classifier, or of a detector of the 2021 reference code, into a body.
 
-    A classifier's position embeddings cover its full image, so they are interpolated to the largest
-    image even if the body crops them for smaller ones.
+    The head and other parts are ignored. rule: see `load_weights`. A classifier's position
+    embeddings cover its full image. They are therefore interpolated to the largest image, even if
+    the body crops embeddings.
     """
     detector = any(name.startswith(BACKBONE) for name in state)
     surplus = tuple((BACKBONE if detector else "") + name for name in CLASSIFIER)

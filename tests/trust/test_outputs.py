@@ -1,0 +1,119 @@
+"""No output of a command replaces a file that it reads, nor one of a run."""
+
+import json
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.common.small_runs import checkpoint, vil
+from vil.utils.errors import ConfigError
+from vil.utils.output_paths import output_file, replacing
+
+pytestmark = pytest.mark.trust(1)
+
+USAGE = 2
+COCO = {
+    "images": [{"id": 1, "file_name": "a.png", "width": 8, "height": 8}],
+    "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 4, 4]}],
+    "categories": [{"id": 1, "name": "cat"}],
+}
+
+
+@pytest.fixture
+def folder(tmp_path, trained, monkeypatch):
+    """A copy of the run, two images, an annotation file and links to them."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, "run")
+    Path("photos").mkdir()
+    for name in ("img.png", "photos/a.png"):
+        Image.new("RGB", (32, 32), (200, 30, 30)).save(name)
+    Path("coco.json").write_text(json.dumps(COCO))
+    Path("link.png").symlink_to("img.png")
+    os.link("img.png", "hard.png")
+    Path("weights").symlink_to(checkpoint("run").resolve())
+    return tmp_path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+LINES = {
+    "annotations as the list of faults": "detect check coco.json --list coco.json",
+    "image as predictions": "predict --run run img.png --output-file img.png",
+    "image in a folder as predictions": "predict --run run photos --output-file photos/a.png",
+    "image by a link as predictions": "predict --run run img.png --output-file link.png",
+    "image by a hard link": "predict --run run img.png --output-file hard.png",
+    "weights as predictions": "predict --run run img.png --output-file {weights}/model.safetensors",
+    "weights by a linked folder": "predict --run run img.png --output-file weights/ema.txt",
+    "another name in the checkpoints": "predict --run run img.png --output-file {weights}/new.txt",
+    "config of the run": "predict --run run img.png --output-file run/config.yaml",
+    "log of another run": "predict img.png --output-file run/metrics.jsonl",
+    "class names": "predict img.png --classes names.txt --output-file names.txt",
+    "image as its attention map": "visualize attention img.png --run run --out img.png",
+    "image by a link as its map": "visualize attention img.png --run run --out link.png",
+    "pattern in the checkpoints": "visualize pattern --grid 8 --window 4 --out {weights}/p.png",
+    "page in the checkpoints": "report run --no-eval --out run/checkpoints/page.html",
+    "drawn images in the checkpoints": "predict --run run img.png --output run/checkpoints/drawn",
+    "config as the manual": "config --config-file mine.yaml --docs mine.yaml",
+    "model over its own file": "convert model.safetensors model.safetensors",
+    "export over the weights": "export --run run --out {weights}/model.onnx",
+    "results of a benchmark": "benchmark attention --grid 4 --window 2 --out run/checkpoints",
+    "a folder without a name": "convert run ''",
+}
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_an_output_never_replaces_an_input(folder, line):
+    Path("names.txt").write_text("".join(f"{n}\n" for n in range(10)))
+    Path("mine.yaml").write_text("_BASE_: digits/vil_nano.yaml\n")
+    package = Path(vil.__globals__["__file__"]).parents[2]
+    shutil.copy(package / "vil/weights/vil_nano_digits.safetensors", "model.safetensors")
+    before = contents(folder)
+    ended = vil(*shlex.split(line.format(weights=checkpoint("run"))))
+    assert ended.code == USAGE, ended
+    assert ended.err.splitlines()[-1].startswith("vil "), ended.err
+    assert contents(folder) == before
+
+
+def test_an_existing_output_is_replaced_at_the_end(folder):
+    Path("out.csv").write_text("old")
+    words = ("predict", "--run", "run", "img.png", "--format", "csv", "--output-file", "out.csv")
+    assert vil(*words).code == 0
+    assert Path("out.csv").read_text().startswith("file,rank")
+    assert [file.name for file in folder.iterdir() if "out" in file.name] == ["out.csv"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    file = tmp_path / "out.txt"
+    file.write_text("old")
+
+    def fail():
+        with replacing(file) as aside:
+            aside.write_text("half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(ConfigError, match="No space left"):
+        fail()
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_the_target_of_a_link_is_replaced(tmp_path):
+    target, link = tmp_path / "target.txt", tmp_path / "link.txt"
+    target.write_text("old")
+    link.symlink_to(target)
+    with replacing(output_file(link)) as aside:
+        aside.write_text("new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+
+
+def test_a_device_is_written_to():
+    with replacing(output_file("/dev/null")) as aside:
+        aside.write_text("anything")
+    assert not Path("/dev/null").is_file()

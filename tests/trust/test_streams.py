@@ -1,0 +1,168 @@
+"""Standard output and stderr may be full, closed or gone, and errors are one line."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.common.small_runs import TINY, command, environment, metrics, vil
+from vil.data.batch import BadSample
+from vil.data.robust_dataset import BadSampleLog
+from vil.tasks.classification.output_formats import Prediction, as_csv, as_json, as_table
+
+pytestmark = pytest.mark.trust(8)
+
+SHORT = (*TINY, "OPTIM.EPOCHS=1", "DATALOADER.WORKERS=0")
+REDIRECTIONS = {
+    "full": ">/dev/full",
+    "both full": ">/dev/full 2>&1",
+    "both closed": ">&- 2>&-",
+    "all closed": "<&- >&- 2>&-",
+    "a reader that left": "| true",
+}
+
+
+def shell(line, cwd, **options):
+    line = f"set -o pipefail; {line}"
+    return subprocess.run(
+        ["bash", "-c", line], cwd=cwd, env=environment(), text=True, capture_output=True,
+        timeout=100, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("redirection", REDIRECTIONS.values(), ids=REDIRECTIONS)
+def test_training_goes_on_without_its_streams(tmp_path, redirection):
+    train = " ".join(f"'{word}'" for word in command("train", "--output_dir", "run", *SHORT))
+    ended = shell(f"{train} {redirection}", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert metrics(tmp_path / "run", "val")
+    assert "val epoch 1" in (tmp_path / "run/log.txt").read_text()
+
+
+SLOW = ("info", "predict --sample --format json")
+
+
+@pytest.mark.parametrize(
+    "line", ["config", "--help", *(pytest.param(line, marks=pytest.mark.long) for line in SLOW)]
+)
+def test_other_commands_end_with_a_line(tmp_path, line):
+    vil_ = f"'{sys.executable}' -m vil {line}"
+    ended = shell(f"{vil_} >/dev/full", tmp_path)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == "vil: standard output: No space left on device"
+    assert "Traceback" not in ended.stderr
+    assert shell(f"{vil_} | true", tmp_path).returncode == 0
+    assert shell(f"{vil_} >&-", tmp_path).returncode == 0
+
+
+@pytest.mark.long
+def test_no_file_becomes_standard_output(tmp_path):
+    """The number of a closed stream is not given to the next file that is opened."""
+    ended = shell(f"'{sys.executable}' -m vil predict --sample --output-file p.txt >&-", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert len(Path(tmp_path, "p.txt").read_text().splitlines()) > 360
+
+
+def test_a_deleted_working_directory(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    ended = shell(f"rmdir '{gone}'; '{sys.executable}' -m vil predict --sample", gone)
+    assert ended.returncode in (0, 1, 2), ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_terminal_gets_no_control_characters(monkeypatch):
+    from vil.utils.console import StandardStream
+
+    written = []
+    terminal = type("Terminal", (), {"isatty": lambda self: True, "write": written.append})
+    StandardStream(terminal(), strict=True).write("a\x1b[2Jb\rc\x9bd\te\n")
+    assert written == ["a\\x1b[2Jb\\x0dc\\x9bd\te\n"]
+
+
+def test_names_cannot_forge_lines_or_formulas(tmp_path):
+    """In the list of unreadable images, in tables and in CSV; JSON stays JSON."""
+    name = "a\x1b[2J\nb"
+    log = BadSampleLog(10, 1.0, tmp_path / "bad.txt")
+    log.record([BadSample(0, name, "why\nnot")])
+    assert (tmp_path / "bad.txt").read_text() == "a\\x1b[2J\\x0ab\twhy\\x0anot\n"
+    found = [Prediction(name, [(0, 0.5)]), Prediction("=1+1", [(0, float("nan"))])]
+    table = "".join(as_table(found, ["@SUM\r"]))
+    assert table.count("\n") == 3
+    assert "\x1b" not in table
+    rows = list(csv.reader("".join(as_csv(found, ["@SUM\r"])).splitlines(True)))
+    assert [row[0] for row in rows[1:]] == [name, "'=1+1"]
+    assert rows[1][2] == "'@SUM\\r"
+    assert json.loads("".join(as_json(found, ["c"])))[1]["classes"][0]["probability"] is None
+    assert json.loads("".join(as_json([], ["c"]))) == []
+
+
+@pytest.mark.detection
+def test_names_cannot_forge_lines_of_a_detector():
+    from vil.tasks.detection.output_formats import Prediction, as_text
+
+    text = "".join(as_text([Prediction("a\x1b[2J\nb", error="why\nnot")], ["cat"]))
+    assert text == "a\\x1b[2J\\x0ab: cannot be read: why\\x0anot\n"
+
+
+@pytest.fixture
+def broken(monkeypatch, tmp_path):
+    """A command that raises an error that nobody expected."""
+
+    def fail(*args):
+        raise KeyError("a\nb")
+
+    monkeypatch.setattr("vil.cli.config.annotated", fail)
+    monkeypatch.setenv("VIL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.trust(9)
+def test_an_unexpected_error_is_a_line_and_a_file(broken):
+    ended = vil("config")
+    assert ended.code == 1
+    (file,) = broken.glob("traceback-*.txt")
+    assert ended.err == f"vil config: unexpected KeyError: 'a\\nb'; the traceback is in {file}\n"
+    assert "KeyError" in file.read_text()
+    assert "Traceback" in file.read_text()
+
+
+@pytest.mark.trust(9)
+@pytest.mark.parametrize("words", [("config", "--traceback"), ("config",)])
+def test_a_traceback_can_be_shown(broken, words, monkeypatch):
+    if len(words) == 1:
+        monkeypatch.setenv("VIL_TRACEBACK", "1")
+    assert "Traceback (most recent call last)" in vil(*words).err
+
+
+@pytest.mark.trust(9)
+@pytest.mark.parametrize("line", ["predict --nosuch", "visualize pattern", "train --output_dir"])
+def test_wrong_arguments_are_a_line(line):
+    ended = vil(*line.split())
+    assert (ended.code, ended.err.count("\n")) == (2, 1), ended.err
+
+
+@pytest.mark.trust(9)
+@pytest.mark.parametrize("command", ["evaluate", "predict", "report"])
+def test_a_path_that_cannot_be_used_is_a_line(command):
+    words = {"report": (), "evaluate": ("--run",), "predict": ("--sample", "--run")}[command]
+    ended = vil(command, *words, "a" * 5000)
+    assert ended.code == 2
+    assert ended.err.count("\n") == 1
+    assert "File name too long" in ended.err or "no config.yaml" in ended.err
+
+
+@pytest.mark.trust(9)
+def test_two_dashes_end_the_options(tmp_path, monkeypatch):
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (8, 8)).save("-dash.png")
+    ended = vil("predict", "--top", "1", "--", "-dash.png")
+    assert ended.code == 0, ended.err
+    assert "-dash.png" in ended.out

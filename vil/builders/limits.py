@@ -1,0 +1,51 @@
+"""Checks that a config does not exceed the memory and open files of this machine."""
+
+import os
+import resource
+from collections.abc import Sequence
+
+from yacs.config import CfgNode
+
+from vil.models.arch import StageSpec, least_parameters
+from vil.utils.errors import ConfigError
+from vil.utils.machine import total_bytes
+
+FILES_PER_WORKER = 12  # for its process, its queue, and the tensors of two prefetched batches
+
+
+def check_model_size(stages: Sequence[StageSpec], num_outputs: int) -> None:
+    """Raise ConfigError if the model's float32 weights exceed the memory of this machine."""
+    count = least_parameters(stages, num_outputs)
+    if (size := 4 * count) > (limit := total_bytes()):
+        raise ConfigError(
+            f"MODEL.VIT.MSVIT.ARCH: the model has at least {count:.1e} parameters, which take "
+            f"{gigabytes(size)}, more than the {gigabytes(limit)} of this machine"
+        )
+
+
+def check_batch_size(cfg: CfgNode, batch_size: int) -> None:
+    """Raise ConfigError if a batch of float32 images exceeds the memory of this machine."""
+    side = cfg.INPUT.IMAGE_SIZE
+    if (size := batch_size * 3 * side**2 * 4) > (limit := total_bytes()):
+        raise ConfigError(
+            f"DATALOADER.BSZ {cfg.DATALOADER.BSZ} and INPUT.IMAGE_SIZE {side}: a batch takes "
+            f"{gigabytes(size)}, more than the {gigabytes(limit)} of this machine"
+        )
+
+
+def check_open_files(workers: int) -> None:
+    """Increase the soft limit of open files if the data loader's workers need more. Raises
+    ConfigError if the hard limit is too low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/dev/fd")) + FILES_PER_WORKER * workers
+    if workers and needed > soft != resource.RLIM_INFINITY:
+        if needed > hard != resource.RLIM_INFINITY:
+            raise ConfigError(
+                f"DATALOADER.WORKERS {workers} may need {needed} open files, and the limit is "
+                f"{hard} (ulimit -Hn)"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def gigabytes(size: int) -> str:
+    return f"{size / 1e9:.3g} GB"

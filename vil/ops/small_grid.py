@@ -1,0 +1,82 @@
+"""Replace a window larger than the grid by an equivalent window of the grid's size, which is
+cheaper.
+
+If w >= max(X, Y), the grid is a single chunk, and every query attends to all tokens. In a cyclic
+window each token occurs once per offset, with the bias of that offset. Several occurrences of a key
+in a softmax equal one occurrence whose bias is the log-sum-exp of theirs.
+
+Shapes: N heads, X Y grid, w window, s = max(X, Y), the size of the new window.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vil.ops.attention_case import Case
+from vil.ops.call import Call
+from vil.ops.window import SELF_CHUNK, Mask, Window
+
+
+def shrink_window(window: Window, *, dropout: bool = False) -> Window:
+    """Return the equivalent window of size s; the same window if it is not larger than the grid.
+
+    With dropout, a cyclic window is kept, because each occurrence of a key is dropped separately.
+    """
+    size = 0 if window.symbolic else max(window.grid)
+    if not size or window.size < size or (window.size == size and not window.cyclic):
+        return window
+    if window.mask == Mask.EXACT:
+        return Window(window.grid, size, Mask.EXACT)
+    if window.cyclic and len(window.offsets) > 1 and dropout:
+        return window
+    return Window(window.grid, size, Mask.CHUNKS, (SELF_CHUNK,))
+
+
+def shrink_call(call: Call) -> Call:
+    """Return the equivalent call with the window of `shrink_window` and a matching bias."""
+    window = call.window
+    small = shrink_window(window, dropout=call.dropout_p > 0)
+    if small == window:
+        return call
+    table = call.bias.table
+    if window.cyclic and len(window.offsets) > 1:
+        table = _sum_occurrences(table, window, small.size, call.q)
+    elif table is not None:
+        first = 2 * (window.size - small.size)  # of the center (4s-1, 4s-1)
+        side = slice(first, first + 4 * small.size - 1)
+        table = _square(table, window.size)[:, side, side].flatten(1)
+    return call._replace(window=small, bias=call.bias._replace(table=table))
+
+
+def shrink_case(case: Case) -> Case:
+    """Return the case of `shrink_call`."""
+    small = shrink_window(case.window, dropout=case.dropout)
+    if small == case.window:
+        return case
+    has_table = case.table_bias or (case.window.cyclic and len(case.window.offsets) > 1)
+    return replace(case, window=small, table_bias=has_table)
+
+
+def _square(table: Tensor, size: int) -> Tensor:
+    """View a bias table (N, (4w-1)**2) as (N, 4w-1, 4w-1)."""
+    return table.unflatten(1, (4 * size - 1,) * 2)
+
+
+def _sum_occurrences(table: Tensor | None, window: Window, size: int, q: Tensor) -> Tensor:
+    """Return the bias table (N, (4s-1)**2) that combines the occurrences of each key at all
+    offsets."""
+    if table is None:
+        number = math.log(len(window.offsets))
+        return q.new_full((q.shape[1], (4 * size - 1) ** 2), number)
+    w, square = window.size, _square(table, window.size)
+    parts = []
+    for offset in window.offsets:
+        firsts = [2 * w - size - step * w for step in offset]  # of distances 1-s .. s-1
+        rows, cols = (slice(first, first + 2 * size - 1) for first in firsts)
+        parts.append(square[:, rows, cols])
+    wide = torch.promote_types(table.dtype, torch.float32)
+    summed = torch.stack(parts).to(wide).logsumexp(0)
+    return F.pad(summed, (size,) * 4).flatten(1).to(table.dtype)

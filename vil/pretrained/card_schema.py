@@ -1,0 +1,127 @@
+"""Validate model cards, so that an untrusted file cannot build a model of arbitrary size."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from vil.models.arch import least_parameters, parse_arch
+from vil.utils.errors import CheckpointError
+
+FORMAT = 1
+MAX_SIDE, MAX_CHANNELS, MAX_CLASSES = 16384, 4096, 10_000_000
+TRANSFORM = ("mean", "std", "crop_pct", "interpolation")
+
+
+def is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+
+
+def is_integer(value: Any, low: int, high: int) -> bool:
+    return isinstance(value, int) and is_number(value, low, high)
+
+
+def is_size(value: Any) -> bool:
+    sides = value if isinstance(value, list) and len(value) == 2 else [value]
+    return all(is_integer(side, 1, MAX_SIDE) for side in sides)
+
+
+def is_transform(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, dict)
+        and set(value) <= set(TRANSFORM)
+        and all(map(is_channels, (value[key] for key in ("mean", "std") if key in value)))
+        and is_number(value.get("crop_pct", 1), 0, 1)
+        and isinstance(value.get("interpolation", ""), str)
+    )
+
+
+def is_channels(value: Any) -> bool:
+    """Return whether a value is a list with one number per channel."""
+    return isinstance(value, list) and all(map(is_number, value))
+
+
+def is_names(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, list) and all(isinstance(name, str) for name in value)
+    )
+
+
+def is_arguments(value: Any) -> bool:
+    """Return whether a value is {attention name: {argument: value}}."""
+    return value is None or (
+        isinstance(value, dict) and all(isinstance(own, dict) for own in value.values())
+    )
+
+
+Check = tuple[Callable[[Any], bool], str]
+RATE: Check = (lambda value: is_number(value, 0, 1), "a number from 0 to 1")
+FLAG: Check = (lambda value: isinstance(value, bool), "true or false")
+TEXT: Check = (lambda value: isinstance(value, str), "a string")
+MODEL: dict[str, Check] = {
+    "arch": TEXT,
+    "attention": TEXT,
+    "img_size": (is_size, f"a side or two, from 1 to {MAX_SIDE}"),
+    "in_chans": (lambda value: is_integer(value, 1, MAX_CHANNELS), f"1 to {MAX_CHANNELS}"),
+    "num_classes": (lambda value: is_integer(value, 0, MAX_CLASSES), f"0 to {MAX_CLASSES}"),
+    "qkv_bias": FLAG,
+    "drop_rate": RATE,
+    "attn_drop_rate": RATE,
+    "drop_path_rate": RATE,
+    "norm_embed": FLAG,
+    "norm_eps": RATE,
+    "avg_pool": FLAG,
+    "pos_resize": TEXT,
+    "attention_args": (is_arguments, "an object of an object for each attention"),
+    "grad_checkpoint": FLAG,
+}
+CARD: dict[str, Check] = {
+    "transform": (is_transform, f"an object with {', '.join(TRANSFORM)}"),
+    "classes": (is_names, "a list of strings"),
+}
+
+
+def check_card(card: Any, source: Path) -> dict:
+    """Return the card if it is valid. Otherwise raise CheckpointError with the name of the
+    field."""
+    if not isinstance(card, dict):
+        raise CheckpointError(f"{source}: its model card is not an object")
+    if is_number(form := card.get("format"), FORMAT + 1):
+        raise CheckpointError(f"{source} has format {form}, of a later version of vil: update vil")
+    if not isinstance(card.get("model"), dict):
+        raise CheckpointError(f"{source}: its model card has no object 'model'")
+    for fields, values in ((CARD, card), (MODEL, card["model"])):
+        for name, (holds, sentence) in fields.items():
+            if name not in values:
+                raise CheckpointError(f"{source}: its model card has no {name!r}")
+            if not holds(values[name]):
+                given = f"{values[name]!r:.60}"
+                raise CheckpointError(
+                    f"{source}: {name} {given} in its model card is not {sentence}"
+                )
+    return card
+
+
+def check_size(card: Mapping, file: Path) -> None:
+    """Raise CheckpointError if a card describes a model with more parameters than the file
+    contains.
+
+    Reads only the shapes in the safetensors header, and builds no model.
+    """
+    model = card["model"]
+    try:
+        stages = parse_arch(model["arch"], model["attention"])
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"{file}: its model card has no valid architecture: {error}"
+        ) from None
+    with safe_open(file, "pt") as weights:
+        held = sum(math.prod(weights.get_slice(key).get_shape()) for key in weights.keys())  # noqa: SIM118
+    least = least_parameters(stages, model.get("num_classes", 0), model.get("in_chans", 3))
+    if least > held:
+        raise CheckpointError(
+            f"{file}: its model card describes a model of at least {least} parameters, but "
+            f"the file holds {held}"
+        )

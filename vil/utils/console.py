@@ -1,0 +1,106 @@
+"""Write to standard output and stderr, which may be terminals, closed, or on a full disk."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+# C0, DEL and C1 control characters. Printed as part of a file name they could change the screen.
+CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+IN_LINES = {code: text for code, text in CONTROL.items() if chr(code) not in "\n\t"}
+
+
+class OutputError(OSError):
+    """Error for standard output that cannot be written, for example on a full disk."""
+
+    exit_code = 2
+
+
+class ClosedOutputError(OutputError):
+    """Error for standard output whose reader has closed the pipe (`| head`)."""
+
+    exit_code = 0
+
+
+def printable(text: object) -> str:
+    """Return text as one line, with control characters replaced by escape sequences."""
+    return str(text).translate(CONTROL)
+
+
+def echo(text: str, file: TextIO | None = None) -> None:
+    """Print and flush a line, and ignore errors. `file` is standard output by default."""
+    with suppress(OSError, ValueError):
+        print(text, file=file, flush=True)
+
+
+def echo_error(text: str) -> None:
+    """Print and flush a line to stderr, and ignore errors."""
+    echo(text, sys.stderr)
+
+
+class StandardStream:
+    """A wrapper of standard output or stderr that escapes control characters on a terminal. A
+    failed write raises OutputError if `strict`. Otherwise the error is ignored."""
+
+    def __init__(self, stream: TextIO, *, strict: bool) -> None:
+        self.stream, self.strict, self.is_terminal = stream, strict, stream.isatty()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        with self._checked():
+            self.stream.write(text.translate(IN_LINES) if self.is_terminal else text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._checked():
+            self.stream.flush()
+
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self.strict:
+                return
+            kind = ClosedOutputError if isinstance(error, BrokenPipeError) else OutputError
+            raise kind(f"standard output: {error.strerror or error}") from error
+
+
+@contextmanager
+def standard_streams() -> Iterator[None]:
+    """Replace sys.stdout and sys.stderr by `StandardStream`s for the block.
+
+    A standard stream that the parent process closed becomes /dev/null. Otherwise the next file that
+    is opened would get its file descriptor and receive what is printed.
+    """
+    with suppress(OSError):
+        while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+            pass
+        os.close(number)
+    before = sys.stdin, sys.stdout, sys.stderr
+    sys.stdin, out, err = (
+        open(os.devnull, mode) if stream is None else stream  # noqa: SIM115
+        for stream, mode in zip(before, "rww")
+    )
+    if hasattr(out, "reconfigure"):  # escape characters that the locale cannot encode
+        out.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = StandardStream(out, strict=True), StandardStream(err, strict=False)
+    try:
+        yield
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = before
+
+
+def discard_unwritten() -> None:
+    """Discard buffered output that cannot be written, so that Python does not fail to flush it at
+    exit. See "Note on SIGPIPE" in the documentation of Python's signal module."""
+    for number, stream in ((1, sys.__stdout__), (2, sys.__stderr__)):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)

@@ -1,0 +1,52 @@
+"""Checks of paths in datasets, configs and run folders that someone else may have made."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from vil.utils.errors import DataError, RunFolderError
+
+
+def regular_file(path: str | Path) -> Path:
+    """Return the path if it is a file or a folder. Raises OSError if not, or if it does not exist.
+    Reading a named pipe or a device might never end."""
+    if not os.path.isdir(path) and not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return Path(path)
+
+
+def path_below(
+    root: str | Path, name: str | Path, named_by: object, roots: Iterable[str | Path] = ()
+) -> Path:
+    """Return root/name, or `name` if it is absolute, after checking where it lies.
+
+    Raises DataError unless it lies below `root` or one of the `roots`, with all links resolved.
+    named_by: where the path comes from, for the message.
+    """
+    path = Path(root, name)
+    real = Path(os.path.realpath(path))
+    if any(real.is_relative_to(os.path.realpath(folder)) for folder in (root, *roots)):
+        return path
+    shown = f"{path}, a link to {real}" if path.is_symlink() else path
+    raise DataError(
+        f"{named_by} names {shown}, which is not below {root}; "
+        "DATA.KWARGS.extra_roots lists other folders that may be read"
+    )
+
+
+def check_run_folder(folder: Path) -> None:
+    """Check the files in a run folder before they are read.
+
+    Raises RunFolderError for a named pipe, a device, or a link to a file outside of the link's
+    folder. A subfolder such as `checkpoints` may be a link to another disk.
+    """
+    for path in (p for depth in ("*", "*/*", "*/*/*") for p in folder.glob(depth)):
+        if path.is_dir():
+            continue
+        real = Path(os.path.realpath(path))
+        if path.is_symlink() and not real.is_relative_to(os.path.realpath(path.parent)):
+            raise RunFolderError(f"{path} is a link to {real}: remove it, or copy the file")
+        if real.exists() and not real.is_file():
+            raise RunFolderError(f"{path} is not a regular file: remove it")

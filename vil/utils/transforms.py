@@ -1,0 +1,27 @@
+"""Detect tracing for export, torch.func transforms and forward-mode AD.
+
+The fused attention operators do not support them.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def is_exporting() -> bool:
+    """Return whether torch.export or torch.jit.trace is tracing.
+
+    torch.compiler.is_exporting() is not used: in torch 2.11 it is also True under torch.compile.
+    """
+    return getattr(torch.compiler, "_is_exporting_flag", False) or torch.jit.is_tracing()
+
+
+def is_transformed(*tensors: Tensor | None) -> bool:
+    """Return whether a torch.func transform is active or a tensor has a forward-mode tangent."""
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    return forward_ad._current_level >= 0 and any(
+        x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors
+    )
