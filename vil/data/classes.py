@@ -111,7 +111,7 @@ def read_class_mapping(
 
     The JSON file {"<class number of the model>": "<name>(...)"} names a dataset class for each
     class of the model. The text from the last "(" on is ignored. The rest matches a dataset class
-    of the same name, and one that continues with "(" and any text.
+    with this name, and one with this name followed by "(" and any text.
 
     Returns a many-to-many bool mapping (num_classes, classes of the dataset). Logs a warning if
     some dataset classes are not mapped. Raises DataError if the file is invalid, contains a class

@@ -37,8 +37,8 @@ class TrainLoader:
         bad_file: str | Path | None = None,
         **options: Any,
     ):
-        """Create the loader. Raises DataError if all samples are less than one batch of all
-        processes.
+        """Create the loader. Raises DataError if the dataset has fewer samples than one step of all
+        processes needs.
 
         Args:
             batch_size: samples per step in one process.

@@ -25,8 +25,8 @@ class Mix:
         """Create the mixer. Raises ValueError if neither Mixup nor CutMix is enabled.
 
         Args:
-            mode: sample the mixing ratio and box per "batch", per "pair" of samples, or per sample,
-                "elem".
+            mode: "batch", "pair" or "elem": sample the mixing ratio and the box once per batch, per
+                pair of samples, or per sample.
             options: mixup_alpha, cutmix_alpha, cutmix_minmax, prob, switch_prob and label_smoothing
                 of timm's Mixup. Mixup, CutMix and label smoothing are off by default.
         """

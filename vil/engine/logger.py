@@ -128,8 +128,8 @@ class RunLogger:
 
     @contextmanager
     def ignore_os_errors(self) -> Iterator[None]:
-        """Ignore an OSError of a write inside the context. Print each different error to stderr
-        once."""
+        """Ignore an OSError of a write inside the context. Print it to stderr, unless it is the
+        same as the last one."""
         try:
             yield
         except OSError as error:
@@ -174,7 +174,7 @@ def open_bar(step: int, end: int):
 
 
 def memory_mb() -> float:
-    """Return the peak memory in MB: of tensors on the GPU if there is one, else of this process."""
+    """Return the peak memory in MiB: of the GPU's tensors if one is in use, else of the process."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 2**20
     unit = 1 if sys.platform == "darwin" else 2**10  # macOS counts bytes, Linux KiB

@@ -17,7 +17,12 @@ from vil.engine.distributed import all_reduce_sum
 
 
 class Meter:
-    """Sums of metrics and times since the last `read`. Evaluation and checkpoints are not timed."""
+    """Sums of metrics and times since the last `read`.
+
+    The time between `read` and the request of the next batch is left out. This is where the loop
+    evaluates and saves the checkpoints of an epoch. A checkpoint that `save_steps` asks for between
+    two log lines counts as training time.
+    """
 
     def __init__(self):
         self.reset()

@@ -7,8 +7,9 @@ handler itself saves nothing, because it may run in the middle of a collective.
 
 A watchdog thread ends the process if no step has finished for `hang_seconds`, or within
 `grace_seconds` after a signal. First it writes the stacks of all threads to stderr and to
-<run>/crash/. If the hanging step holds Python's GIL, the thread cannot run. Then faulthandler's
-thread does the same a little later, with exit code 1.
+<run>/crash/. If the hanging step holds Python's GIL, this thread cannot run. For this case, a run
+with `hang_seconds` also sets a timer of faulthandler. About 2 x `hang_seconds` after the last
+progress, the timer writes the stacks to stderr only, and ends the process with exit code 1.
 """
 
 import contextlib

@@ -43,7 +43,7 @@ class PatchGrid:
             self.by_length[self.size[0] * self.size[1]] = self.size
 
     def find(self, length: int) -> tuple[int, int]:
-        """Return (X, Y) for L patch tokens. ValueError if no forward pass had that many."""
+        """Return (X, Y) for L patch tokens. Raises ValueError if no forward pass had that many."""
         if self.size[0] * self.size[1] == length:
             return self.size
         if length not in self.by_length:

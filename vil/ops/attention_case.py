@@ -73,5 +73,5 @@ class Case:
 
 
 def next_power_of_2(n: int, exact_to: int = 1) -> int:
-    """Return the next power of two from n up; n itself if it is at most `exact_to`."""
+    """Return the smallest power of two that is at least n; n itself if it is at most `exact_to`."""
     return n if n <= exact_to else 1 << (n - 1).bit_length()

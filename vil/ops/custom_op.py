@@ -141,7 +141,7 @@ def _register_flops(name: str, num_matmuls: int, direction: str) -> None:
 
 
 def num_pairs(window: Window, num_global: int, halo: int) -> int:
-    """Count multiplied pairs of query and key, with padding of chunks; see `chunk_groups`."""
+    """Count the pairs of query and key that are multiplied, including the padding of chunks."""
     return sum(
         group.num_blocks * group.num_queries * window.tile
         * (num_global + len(group.keys) * window.tile)

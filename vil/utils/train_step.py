@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TrainStep:
-    """The step that is about to run. `step` and `epoch` count from 0 for the whole training."""
+    """The step that is about to run. `step` and `epoch` are 0 at the start of training."""
 
     seed: int = 0
     step: int = 0

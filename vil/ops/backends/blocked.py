@@ -235,7 +235,7 @@ class Scores:
         self.first_head = 0
 
     def batches(self) -> Iterator[Batch]:
-        """Yield all batches. Each has as many heads as have a bias that fits into the cache."""
+        """Yield all batches. The bias of the heads in a batch fits into the cache."""
         (images, heads), tile = self.call.q.shape[:2], self.window.tile
         share = even_share(heads, BATCH_BYTES // (9 * tile**2 * self.dtype.itemsize))
         for self.first_head in range(0, heads, share):

@@ -22,8 +22,8 @@ class ChunkGroup(NamedTuple):
     """A rectangle of blocks of query chunks. In each block, the key chunks are at the same
     positions.
 
-    first: (row, column) of the first query chunk. count: number of blocks (down, across). side:
-    number of query chunks in a block (down, across). keys: (row, column) of the key chunks of a
+    first: (row, column) of the first query chunk. count: rows and columns of blocks. side: rows
+    and columns of query chunks in a block. keys: (row, column) of the key chunks of a
     block, relative to its first query chunk. offset_index[i][j]: index of the offset that leads
     from query chunk i of a block to its key chunk j.
     """
@@ -83,8 +83,8 @@ def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
 def halo_size(window: Window, lanes: int) -> int:
     """Return the width of the halo in chunks, 1 or 0. With a halo, all chunks form one group.
 
-    It is 1 for a cyclic window, and if computing the halo's scores costs less than several groups.
-    lanes: images times heads.
+    A cyclic window has a halo. Any other window has one if the scores of empty chunks cost less
+    time than computing several groups. lanes: images times heads.
     """
     if window.cyclic:
         return 1
@@ -121,7 +121,7 @@ def batches(group: ChunkGroup, images: int, heads: slice, limit: int) -> Iterato
     """Yield the batches of a group. Each has some of the group's blocks, of the images and of
     `heads`.
 
-    A batch has at most `limit` blocks, counted for every image and head, but at least one.
+    A batch has at most `limit` blocks in all of its images and heads together, but at least one.
     """
     across = even_share(group.count[1], limit)
     down = even_share(group.count[0], limit // group.count[1])
@@ -175,7 +175,8 @@ def sum_halo(x: Tensor, window: Window) -> Tensor:
 
 
 def query_tiles(x: Tensor, batch: Batch) -> Tensor:
-    """View a batch's queries as (b, n, blocks down, across, chunks down, across, w, w, D)."""
+    """View the queries of a batch as (b, n, rows of blocks, columns of blocks, rows of chunks in a
+    block, columns of chunks in a block, w, w, D)."""
     (row, col), count, side = batch.group.first, batch.group.count, batch.group.side
     rows, cols = slice(row, row + count[0] * side[0]), slice(col, col + count[1] * side[1])
     x = x[batch.images, batch.heads, rows, cols]
@@ -185,8 +186,8 @@ def query_tiles(x: Tensor, batch: Batch) -> Tensor:
 def key_tiles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
     """Return a view of a batch's keys for each of the J key chunks of a block.
 
-    x (B, N, R, C, w, w, D), with the halo in R and C. A view is (b, n, blocks down, across, w, w,
-    D).
+    x (B, N, R, C, w, w, D), with the halo in R and C. A view is (b, n, rows of blocks, columns
+    of blocks, w, w, D).
     """
     return [_key_view(x, batch, (dx + halo, dy + halo)) for dx, dy in batch.group.keys]
 
@@ -196,7 +197,7 @@ def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
 
     If the key chunks of a block fill a rectangle, a single view has all of them, and the rectangles
     of different blocks overlap in memory. Otherwise there is a view per key chunk. Dims 4 and 5 are
-    the key chunks down and across.
+    the rows and columns of key chunks.
     """
     keys = batch.group.keys
     down, across = (1 + max(axis) - min(axis) for axis in zip(*keys))

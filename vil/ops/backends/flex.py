@@ -15,7 +15,7 @@ multiple of the block, as FlexAttention requires. Global tokens are the first ke
 Compiling takes seconds per shape, and above a number of shapes torch computes all scores (L x L)
 with only a warning. So shapes are rounded: images and heads are one dimension, the number of chunks
 is rounded up to a power of two, everything else that varies is in tensors of a fixed size. Above
-MAX_SHAPES `unsupported` refuses; if torch gets more shapes anyway, it raises.
+MAX_SHAPES, `unsupported` refuses further shapes; torch raises an error if it gets them anyway.
 
 `run` uses FlexAttention's own backward pass, on CUDA only. `forward` returns the log-sum-exp for
 a backward pass of `vil.ops.custom_op`; torch does not compile it on CPUs.
@@ -388,7 +388,8 @@ def _lists(base: Tensor, real: Tensor, has_full: bool, backward: bool) -> tuple:
 
 
 def _indices(visible: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for each row of a bool (rows, cols), the number of True and their columns first.
+    """Return, for each row of a bool tensor (rows, cols), the number of its True entries, and all
+    columns, beginning with those of the True entries.
 
     The counts are (1, 1, rows) int32, the columns (1, 1, rows, cols) int32.
     """

@@ -8,7 +8,7 @@ channels. The gradient of the scores is E = P * (dout values^T - delta). The ker
     query_kernel     dq = E keys for a block of queries; also delta, which the other kernels read
     key_kernel       dk = E^T queries and dv = P^T dout for a block of keys of a chunk. The
                      queries are in the rectangles of the mirrored offsets
-    global_kernel    dk and dv of the global keys, which have all queries, and dbias of these keys
+    global_kernel    dk, dv and dbias of the global keys, to which all queries attend
     tile_kernel      E summed over images and chunks, for each pair of positions in a chunk
     table_kernel     the table's gradient, which is this tile summed by relative position
 
