@@ -292,7 +292,7 @@ def test_rows_of_the_head_that_are_not_there():
     ended = vil("train", *TINY, *words)
     refused(ended, CHECKPOINT, r"rows of the head: there is no rows\.txt")
     Path("rows.txt").write_text("0 1 2 9")
-    refused(vil("train", *TINY, *words), CHECKPOINT, r"indices of the file's 4 classes")
+    refused(vil("train", *TINY, *words), CHECKPOINT, r"class indices from 0 to 3")
 
 
 def test_a_run_without_a_checkpoint():

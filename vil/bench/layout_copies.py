@@ -35,9 +35,10 @@ class Conversion(NamedTuple):
 def conversions(
     model: nn.Module, images: Tensor, dtype: torch.dtype | None = None
 ) -> list[Conversion]:
-    """List the layout copies of one training step on images (B, c, H, W), largest share first.
+    """List the layout copies of one training step, those with the largest share of time first.
 
-    dtype: the autocast dtype; None for no autocast. The model stays in its train or eval mode.
+    images: (B, c, H, W). dtype: the autocast dtype; None for no autocast. The model stays in its
+    train or eval mode.
     """
     run_step(model, images, dtype)
     with ModuleScopes(model) as scopes, CopyRecorder(scopes, images.device) as recorder:

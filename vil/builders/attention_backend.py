@@ -55,10 +55,11 @@ def attention_network(model: nn.Module) -> nn.Module:
 def backend_requests(
     model: nn.Module, cfg: CfgNode, device: torch.device, *, training: bool = True, world: int = 1
 ) -> list[BackendRequest]:
-    """List the local attention calls of a model in evaluation and, if `training`, in training.
+    """List a model's local attention calls in evaluation and, if `training`, in training.
 
-    world: number of processes, which share a batch of DATALOADER.BSZ images. Random shift attends
-    to one of eight neighbors; one case represents them all. An external model has no such calls.
+    The list is empty for an external model. With random shift, a call for one neighbor stands for
+    the calls for all eight.
+    world: number of processes, which share a batch of DATALOADER.BSZ images.
     """
     network = attention_network(model)
     if not isinstance(network, MsViT):
@@ -125,8 +126,8 @@ def select_attention_backends(
 
 
 def pin_for_all_sizes(network: nn.Module, requests: list[BackendRequest]) -> None:
-    """Pin one backend per stage for images of all sizes. It is the backend selected for
-    INPUT.IMAGE_SIZE or, if that one does not support large grids, the one selected for them."""
+    """Pin one backend per stage for images of all sizes: the one selected for INPUT.IMAGE_SIZE, or
+    the one selected for large grids if the former does not support them."""
     for request in requests:
         if request.case.needs_grad != requests[0].case.needs_grad:
             continue  # the training cases come first and decide, if there are any

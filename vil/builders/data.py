@@ -110,8 +110,8 @@ def check_dataset_arguments(cfg: CfgNode, arguments_of: Callable[[str], list[str
 
 @contextmanager
 def dataset_arguments(cfg: CfgNode, name: str, taken: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the items of DATA.KWARGS with keys in `taken`, for a `with` block that opens a dataset.
-    A TypeError in the block, as from a call with wrong arguments, is raised as ConfigError."""
+    """Yield a dict of the items of DATA.KWARGS with keys in `taken`. Open the dataset in the `with`
+    block: a TypeError there, as for wrong arguments, is raised as ConfigError."""
     try:
         yield {key: value for key, value in cfg.DATA.KWARGS.items() if key in taken}
     except TypeError as error:

@@ -103,7 +103,7 @@ def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
 
 
 def _keys_by_attention() -> dict[tuple[str, ...], list[str]]:
-    """Return {names of attention classes: the config keys that exactly these classes read}."""
+    """Group config keys by the attention classes that read them. Returns {class names: keys}."""
     readers: dict[str, list[str]] = {}
     for name, entry in ATTENTIONS.items():
         for key in (*entry.key_names.values(), *entry.facts.get("other_keys", ())):
@@ -115,10 +115,10 @@ def _keys_by_attention() -> dict[tuple[str, ...], list[str]]:
 
 
 def _attention_names(msvit: CfgNode) -> tuple[str, str]:
-    """Replace the legacy names in ATTN_TYPE, some of which also selected a backend.
+    """Return ATTN_TYPE with legacy names replaced by current ones, and the backend.
 
-    Returns (attention, backend): ATTN_TYPE in current names, and the backend that a legacy name
-    selects, by default that of BACKEND. Raises ConfigError if legacy names select several.
+    Some legacy names also select a backend. Without such a name, the backend is BACKEND. Raises
+    ConfigError if the legacy names select different backends.
     """
     legacy = LEGACY_ATTN_BACKENDS
     pinned = {legacy[name] for name in names_in(msvit.ATTN_TYPE) if name in legacy}

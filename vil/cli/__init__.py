@@ -136,7 +136,7 @@ def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An argument parser that raises ConfigError, so that its errors are one line too."""
+    """An argument parser that raises ConfigError, which is printed as one line."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see --help)")

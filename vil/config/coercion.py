@@ -72,7 +72,7 @@ def _number(text: str) -> float:
 
 
 def _text(text: str) -> str:
-    """Remove quotes around a text. For "'no'", a shell removes only the outer ones."""
+    """Remove quotes around a text. They remain if a word in the shell is quoted twice: "'no'"."""
     if isinstance(text, Quoted):
         return str(text)
     if text in NOTHING:

@@ -56,8 +56,8 @@ def run_imports(named: Iterable[str], recorded: Iterable[tuple[str, str]]) -> li
 def load_entry_points() -> list[str]:
     """Load the installed plug-ins, once per process. Returns their names.
 
-    An entry point names a module that registers components, or a function without arguments that
-    does. The module must have VIL_PLUGIN_API = 1.
+    An entry point names a module that registers components when imported, or a function without
+    arguments that registers them. The module must have VIL_PLUGIN_API = 1.
     """
     names = []
     for point in importlib.metadata.entry_points(group=GROUP):
@@ -90,8 +90,8 @@ def _load(point: importlib.metadata.EntryPoint) -> str:
 def import_file(file: str) -> None:
     """Run a Python file, once per process.
 
-    Raises ConfigError if it does not exist, is not Python, or raises ValueError or ImportError. The
-    functions that register components raise ValueError.
+    Raises ConfigError if the file does not exist or is not Python, or if its code raises
+    ImportError or ValueError (as the functions that register components do).
     """
     name = f"vil_import {Path(file).resolve()}"
     if name in sys.modules:

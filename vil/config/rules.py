@@ -16,8 +16,10 @@ class Rule(NamedTuple):
     choices: tuple[str, ...] = ()
 
     def proposal(self, value: Any) -> str | None:
-        """Return the choice that is most similar to the first invalid word in the value; None if
-        none is."""
+        """Return the choice closest to the first invalid word in the value.
+
+        Returns None if all words are valid or no choice is similar.
+        """
         words = [word for word in names_in(str(value)) if word not in self.choices]
         near = difflib.get_close_matches(words[0].lower(), self.choices, 1) if words else []
         return next(iter(near), None)

@@ -36,10 +36,10 @@ DatasetType = Callable[..., "ImageDataset"]  # dataset(root, split, transform, *
 
 
 def check_dataset(dataset: DatasetType, entry: Entry) -> None:
-    """Raise ValueError if a dataset does not meet the contract that `register_dataset` describes.
+    """Raise ValueError if a dataset breaks the contract of `register_dataset`.
 
-    It must take root, split and transform, and all other arguments by keyword only. A class must
-    also subclass ImageDataset and define its abstract methods.
+    It must take exactly three positional arguments (root, split and transform). All other arguments
+    must be keyword-only. A class must also subclass ImageDataset and define its abstract methods.
     """
     name = entry.name
     if not callable(dataset):

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 def classes_of_split(
     split: str, names: list[str], train: Path, read: Callable[[Path], list[str]]
 ) -> list[str]:
-    """Return the class list of a split, which is the training split's list if there is one.
+    """Return the class list of a split: that of the training split, if it exists.
 
     Args:
         names: the sorted classes that occur in this split.
@@ -41,7 +41,9 @@ def classes_of_split(
     classes = read(train)
     if unknown := sorted(set(names) - set(classes)):
         path = train.with_name(train.name.replace("train", "val"))
-        raise DataError(f"{path} has classes that train does not have: {', '.join(unknown)}")
+        raise DataError(
+            f"{path} has classes that are missing from the training split: {', '.join(unknown)}"
+        )
     return classes
 
 
@@ -107,15 +109,15 @@ def parse_class(
 def read_class_mapping(
     path: str | Path, num_classes: int, dataset_classes: Sequence[str]
 ) -> Tensor:
-    """Read the mapping from the model's classes to a dataset's different classes (DATA.TARGETMAP).
+    """Read the mapping from model classes to dataset classes (DATA.TARGETMAP).
 
-    The JSON file {"<class number of the model>": "<name>(...)"} names a dataset class for each
-    class of the model. The text from the last "(" on is ignored. The rest matches a dataset class
-    with this name, and one with this name followed by "(" and any text.
+    It is needed if the two differ. The JSON file maps "<class number of the model>" to
+    "<name>(...)". The text from the last "(" on is ignored. The rest, <name>, selects the dataset
+    classes called <name> and those whose name starts with "<name>(".
 
     Returns a many-to-many bool mapping (num_classes, classes of the dataset). Logs a warning if
-    some dataset classes are not mapped. Raises DataError if the file is invalid, contains a class
-    that the model does not have, or maps no class.
+    some dataset classes are not mapped. Raises DataError if the file is invalid, has a class number
+    that the model lacks, or selects no dataset class.
     """
     mapping = torch.zeros(num_classes, len(dataset_classes), dtype=torch.bool)
     columns = columns_by_name(dataset_classes)

@@ -15,8 +15,8 @@ ORIENTATION, SWAPPED = 0x0112, (5, 6, 7, 8)  # the EXIF tag; its values that swa
 
 
 class UnreadableImage(OSError):
-    """Error for a file that is missing, truncated, too large, no image, or has no known value
-    range."""
+    """Error for an image file that is missing, truncated, too large or not an image, or whose value
+    range is unknown."""
 
 
 def read_image(source: str | Path | BinaryIO, value_range: Sequence[float] = ()) -> Image.Image:

@@ -45,7 +45,7 @@ def full_tensor(x: Tensor) -> Tensor:
 
 
 def shard_like(x: Tensor, other: Tensor) -> Tensor:
-    """Shard a full tensor like `other`, which has the same shape. It must be equal on all ranks."""
+    """Shard a full tensor `x`, equal on all ranks, like `other`, which has the same shape."""
     if not isinstance(other, DTensor) or x.shape != other.shape:
         return x
     return distribute_tensor(x.to(other.device), other.device_mesh, other.placements)

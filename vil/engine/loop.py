@@ -38,7 +38,7 @@ from vil.utils.train_step import TrainStep
 
 
 class Metric(NamedTuple):
-    """The metric of the first test set by which the best checkpoint is selected."""
+    """The metric that selects the best checkpoint, by its value on the first test set."""
 
     name: str
     higher_is_better: bool = True
@@ -110,8 +110,9 @@ def train(
 ) -> TrainState:
     """Train until the last epoch, from an initial state or from the state of a checkpoint.
 
-    lr_at: returns the learning rate of a step. Raises DivergedError after too many consecutive
-    non-finite steps, and StoppedError, after saving the state, if a signal was received.
+    Raises DivergedError after too many consecutive non-finite steps, and StoppedError, after saving
+    the state, if a signal was received.
+    lr_at: returns the learning rate of a step.
     """
     dist, device, per_epoch = run.dist, run.device, loader.steps_per_epoch
     plain, optimizer, scaler, ema = objects
@@ -234,10 +235,11 @@ def backward(
 
 
 def rescale_gradients(model: nn.Module, normalizer: Tensor, num_parts: int) -> Tensor:
-    """Divide the gradients by the normalizer that is summed over all parts and ranks.
+    """Divide the gradients by the sum of the normalizers of all parts and ranks.
 
-    Before, they are the gradients of the loss sums averaged over parts and ranks. Returns the
-    factor applied to them, which the caller applies to the loss as well.
+    On entry, the gradients are averaged over parts and ranks, so they are multiplied by the number
+    of parts and ranks as well. Returns the total factor, to apply to the loss too.
+    normalizer: the sum over this rank's parts.
     """
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     normalizer = all_reduce_sum(normalizer.clone())

@@ -67,9 +67,9 @@ class Meter:
     def read(self) -> dict[str, float]:
         """Return the means since the last call, and reset the sums.
 
-        The dict has first the metrics, averaged over ranks and over the steps that were not
-        skipped. Then it has the seconds per step, and the seconds of these spent waiting for data.
-        Metrics are equal on all ranks.
+        The dict starts with the metrics, averaged over ranks and over the steps that were not
+        skipped; they are equal on all ranks. Then come two values of this rank: `time`, the seconds
+        per step, and `data`, how many of these were spent waiting for data.
         """
         total = all_reduce_sum(torch.stack([*self.sums.values(), self.good_steps.float()]))
         *sums, good = total.tolist()

@@ -96,9 +96,9 @@ class PreemptionGuard:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let a signal interrupt the context immediately. The context waits for data.
+        """Let a signal raise StoppedError immediately while the context waits for data.
 
-        Only a run with a single process is interrupted.
+        This applies only to a run with a single process.
         """
         self.is_waiting = self.dist.world == 1
         try:

@@ -92,7 +92,7 @@ def least_side(model: nn.Module) -> int:
 def _open_side(model: nn.Module, side: int) -> int:
     """Return a side near `side` at which every stage resizes its positions and projections.
 
-    A program traced at the size of the parameters would lack the resizing.
+    A program traced at the size for which these parameters were made would never resize them.
     """
     step, least = token_stride(model), least_side(model)
     made_for = {n for m in model.modules() for n in getattr(m, "param_grid", None) or ()}
@@ -112,8 +112,8 @@ def in_channels(model: nn.Module) -> int:
 
 @contextmanager
 def as_export_error(what: str) -> Iterator[None]:
-    """Raise ValueError for any error inside the context: the model cannot be made `what`, and
-    why."""
+    """Turn any error inside the context into a ValueError that says why the model cannot be made
+    `what`."""
     try:
         yield
     except Exception as error:

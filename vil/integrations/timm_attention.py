@@ -165,9 +165,9 @@ class PatchedAttention(GlobalLocalAttention):
     def project_out(self, rows: list[Tensor], x: Tensor) -> Tensor:
         """Project attention outputs to (B, T, C).
 
-        rows: the outputs (B, G, C), if G > 0, and (B, L, C). x: the input of the attention. Each is
-        projected before the concatenation. Otherwise the projection would save a concatenated copy
-        of the outputs for backward.
+        rows: the outputs (B, G, C), if G > 0, and (B, L, C). They are projected one by one and
+          then concatenated: projecting after concatenation would save a copy for backward.
+        x: the input of the attention.
         """
         rows = [self.norm(row) for row in rows]
         if self.gate is not None:

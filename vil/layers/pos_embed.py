@@ -31,10 +31,11 @@ def small_normal(*shape: int) -> nn.Parameter:
 
 
 def same_size(new: tuple[int, ...], old: tuple[int, ...]) -> bool:
-    """Return whether two sizes are equal; False if `new` has a symbolic dimension of torch.export.
+    """Return whether two sizes are equal; False if `new` has a symbolic dimension.
 
-    Comparing a symbolic dimension would exclude the old size from the exported program. The caller
-    then resizes, which changes nothing if the sizes turn out to be equal.
+    If torch.export traced the comparison of a symbolic dimension, the exported program would reject
+    the old size. When this returns False, the caller resizes, which changes nothing if the sizes
+    are equal at run time.
     """
     return not any(isinstance(n, torch.SymInt) for n in new) and tuple(new) == tuple(old)
 
@@ -184,10 +185,10 @@ def replace_parameter(module: nn.Module, leaf: str, value: Tensor) -> None:
 def register_relative_bias(module: nn.Module, table: Grid | None) -> None:
     """Register the relative position bias of an attention module.
 
-    table: (rows, columns) of local_relative_position_bias_table (rows * columns, N), or None.
-    With global tokens, also registers g2g_relative_position_bias (N, G, G), the bias among global
-    tokens, and g2l_relative_position_bias (2, N, G). The latter has at [0] the bias from global
-    queries to local keys, and at [1] the bias from local queries to global keys.
+    table: (rows, columns) of local_relative_position_bias_table (rows * columns, N); None for no
+    table. With global tokens, also registers g2g_relative_position_bias (N, G, G), the bias among
+    global tokens, and g2l_relative_position_bias (2, N, G). The latter has at [0] the bias from
+    global queries to local keys, and at [1] the bias from local queries to global keys.
     """
     num_heads, num_global = module.num_heads, module.num_global
     if table is not None:

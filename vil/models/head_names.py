@@ -4,10 +4,11 @@ from torch import nn
 
 
 def find_head_names(model: nn.Module) -> list[str]:
-    """Return the names of the parameters of the classification head, or of all heads.
+    """Return the names of all parameters of the classification head or heads.
 
-    The head is what `get_classifier()` returns, if the model has that method, as timm's models do.
-    Else it is the last linear layer, or the last convolution if there is no linear layer.
+    If the model has `get_classifier()`, as timm's models do, the heads are the module or modules
+    that it returns. Otherwise, the head is the last linear layer, or the last convolution if there
+    is no linear layer.
     """
     if hasattr(model, "get_classifier"):
         heads = model.get_classifier()

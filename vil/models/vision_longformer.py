@@ -35,18 +35,19 @@ class MsViT(nn.Module):
     """Multi-scale vision transformer: a classifier and a backbone for images of any size.
 
     stages: settings of the stages, for example from `parse_arch`.
-    img_size: image side, or (height, width), that position parameters are sized for. For other
-      sizes, they are resized in the forward pass.
+    img_size: image side, or (height, width), that position parameters are sized for. For
+      other sizes, they are resized in the forward pass.
     num_classes: 0 for no head.
     norm_embed: apply LayerNorm after each patch convolution.
     avg_pool: classify from the mean of all tokens instead of the first global token.
     pos_resize: "interpolate" or "crop" absolute position embeddings on other grids.
-    attention_args: arguments of `build_attention` by attention name: {"longformer": {"mode": 1}}.
+    attention_args: arguments of `build_attention` by attention name, for example
+      {"longformer": {"mode": 1}}.
     grad_checkpoint: recompute each block in backward instead of storing its activations.
 
-    If a stage specifies relative bias for an attention that has none, it gets an absolute position
-    embedding instead, and a warning is logged.
-    Raises ValueError if a stage has no tokens at img_size, or for invalid settings.
+    If a stage specifies relative bias, but one of its attention classes has none, the stage gets an
+    absolute position embedding instead, and a warning is logged. Raises ValueError if a stage has
+    no tokens at img_size, or for invalid settings.
     """
 
     def __init__(
@@ -184,13 +185,14 @@ class MsViT(nn.Module):
 
         The maps are (B, d_i, X_i, Y_i), in the order of `indices`.
 
-        indices: stages, negative from the end. An int n means the last n stages; None means all.
+        indices: indices of stages; negative ones count from the end. An int n means the last n
+          stages; None means all.
         norm: apply the final norm to the last stage's map.
         stop_early: stop after the last chosen stage, and return its map as the features.
         output_fmt: layout of the maps, NCHW or NHWC.
         intermediates_only: return the list of maps only.
-        valid (B, 2): unpadded height and width of each image. Tokens entirely in the padding are
-          never attended to, and are 0 in the maps.
+        valid (B, 2): unpadded height and width of each image. Tokens entirely in the padding
+          are never attended to, and are 0 in the maps.
         """
         if output_fmt not in ("NCHW", "NHWC"):
             raise ValueError(f"output_fmt must be one of NCHW, NHWC, got {output_fmt!r}")
@@ -322,8 +324,8 @@ class MsViT(nn.Module):
         """Return the depth of a parameter, for layer-wise learning rate decay.
 
         The patch embedding of stage 1 has depth 0. The blocks of all stages follow, then the final
-        norm and the head. A later patch embedding has the depth of its stage's first block. If the
-        stage has no block, it has the depth of the last block before the stage. Raises ValueError
+        norm and the head. A later patch embedding has the depth of its stage's first block or, if
+        its stage has no blocks, the depth of the last block before that stage. Raises ValueError
         for a name that is not a parameter of the model.
         """
         if name.startswith(("norm.", "head.")):

@@ -59,12 +59,12 @@ def register_optimizer(
     """Register an optimizer under a name for the config key OPTIM.OPT.
 
     build: a function build(groups, settings, **own) that returns a torch Optimizer, or a string
-    "module:attribute" that is imported on first use. It must pass `groups`, the parameter groups of
-    `decay_groups`, to the optimizer unchanged. settings: the `Settings` of all optimizers.
+    "module:attribute" that is imported on first use. The function must pass `groups` (from
+    `decay_groups`) to the optimizer unchanged. `settings` is a `Settings`.
     keys: {argument in `own`: config key that sets it}.
     can_shard: the update is also correct for parameters that FSDP shards.
 
-    Raises ValueError for a name that is taken, and if a trial step on two small parameters fails.
+    Raises ValueError if the name is taken or a trial step on two small parameters fails.
     """
     OPTIMIZERS.register(name, build, about, keys=keys, can_shard=can_shard)
 

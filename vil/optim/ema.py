@@ -29,8 +29,8 @@ class Ema:
     def update(self, bad: Tensor) -> None:
         """Update the average with the current weights, and copy the buffers.
 
-        bad: a scalar on the device. If 1 (a skipped step), the average does not change; else it is
-        0.
+        bad: a scalar on the device, 1 for a skipped step, else 0. If it is 1, the average does not
+        change, but the buffers are copied.
         """
         averages, weights = local_parameters(self.model), local_parameters(self.source)
         steps = torch._foreach_sub(weights, averages)

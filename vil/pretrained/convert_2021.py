@@ -30,13 +30,13 @@ PROJECTION = re.compile(r"(.*\.)?(qkv|query|kv|proj)(_global)?\.(weight|bias)")
 def get_2021_names(model: nn.Module) -> dict[str, str]:
     """Return {name in the model's state dict: name in the reference}.
 
-    model: an MsViT, or an attention module, whose names equal the reference's.
+    model: an MsViT or an attention module. An attention module's names are unchanged.
     """
     return {name: _to_2021(name) for name in model.state_dict()}
 
 
 def has_2021_names(state: Iterable[str]) -> bool:
-    """Return whether the keys have the reference's names of a whole model."""
+    """Return whether the keys are those of a whole model with the reference's names."""
     return any(key.startswith("layer1.0.") and key.endswith(FIRST) for key in state)
 
 
@@ -113,10 +113,10 @@ def find_unused_tables(module: nn.Module) -> set[str]:
 
 
 def use_2021_rules(model: MsViT) -> None:
-    """Make a model compute what the reference computed, for weights that the reference trained.
+    """Make a model compute like the reference, for weights trained with the reference.
 
-    Settings that are "auto" get the reference's value, and all LayerNorms its epsilon. Updates
-    `model.settings` and logs a warning.
+    Attention arguments that are "auto" get the reference's values, and all LayerNorms get the
+    reference's epsilon. Updates `model.settings` and logs a warning.
     """
     changed: dict[str, dict[str, Any]] = {}
     for stage, spec in zip(model.stages, model.specs):

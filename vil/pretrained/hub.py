@@ -93,7 +93,7 @@ def from_pretrained(
 
 
 def find_model_name(model: MsViT) -> str:
-    """Return the name of the model's architecture, with any windows; "msvit" if it has no name."""
+    """Return the name of a model's architecture, ignoring windows; "msvit" if it has none."""
     attention = format_attention(model.specs)
     wanted = replace_windows("", model.specs, 1)
     named = {name: parse_arch(arch, attention) for name, arch in ARCHS.items()}

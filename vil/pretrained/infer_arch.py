@@ -46,8 +46,10 @@ def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
 
 
 def _infer_attention(name: str, state: Mapping[str, Tensor]) -> list[StageSpec]:
-    """Return the stages of the architecture, each with full or local attention as in its first
-    block."""
+    """Return the stages of architecture `name`, with the attention found in the state dict.
+
+    All blocks of a stage get the attention (full or local) of its first block in the state.
+    """
     stages = parse_arch(ARCHS[name])
     for i, spec in enumerate(stages):
         prefixes = (f"stages.{i}.blocks.0.attn.", f"layer{i + 1}.1.attn.")

@@ -91,11 +91,12 @@ def load_2021_weights(
 
     From a detector's state dict, only the backbone is loaded.
 
-    strict: raise CheckpointError, with the report, if a key is missing, unexpected or mismatched.
-    rule: how position parameters are resized. "linear" is the reference's method (bilinear, corners
-      not aligned). "bicubic" is antialiased: sharper for a larger table, no aliasing for a smaller.
-      "extend" keeps the value of each relative position in tokens, for another window at the same
-      image size.
+    strict: raise CheckpointError, with the report, if a key is missing, unexpected or
+      mismatched.
+    rule: how position parameters are resized. "linear" is the reference's method (bilinear,
+      corners not aligned). "bicubic" is antialiased: sharper when enlarging a table,
+      without aliasing when shrinking it. "extend" keeps the entry of each relative
+      position; use it if the window changes and the image size does not.
     """
     state, ignored = extract_backbone(state_dict)
     fitted, report = _fit(module, state, get_2021_names(module), rule)
@@ -212,7 +213,7 @@ def _fit(
     rule: str,
     convert: bool = False,
 ) -> tuple[dict[str, Tensor], Report]:
-    """Return (weights, report), with the weights that fit by the module's names.
+    """Return (weights, report). The weights are those that fit, keyed by the module's names.
 
     names: {name in the module: name in the state}.
     """
@@ -285,18 +286,18 @@ def select_classes(head: str, classes: Sequence[str] | None) -> list[str] | None
 
 
 def _read_rows(head: str, count: int) -> Sequence[int]:
-    """Return the class indices in the file of "rows:FILE". count: the number of classes."""
+    """Return the class indices in FILE, for a `head` of "rows:FILE", each below `count`."""
     path = Path(head.removeprefix("rows:"))
     if not path.is_file():
         raise CheckpointError(f"rows of the head: there is no {path}")
-    reason = f"indices of the file's {count} classes"
+    reason = f"class indices from 0 to {count - 1}"
     try:
         rows = [int(line) for line in path.read_text().split()]
         if rows and min(rows) >= 0 and max(rows) < count:
             return rows
     except (OSError, ValueError) as error:
         reason = f"one class index per line ({error})"
-    raise CheckpointError(f"rows of the head: {path} must hold {reason}")
+    raise CheckpointError(f"rows of the head: {path} must contain {reason}")
 
 
 def _hint(report: Report, heads: Sequence[str]) -> str:

@@ -62,10 +62,10 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def find_weights(path: Path) -> Path:
-    """Return the weight file in a folder or run, or the path itself.
+    """Return the weight file in a folder or run. Any other path is returned unchanged.
 
-    For a run, it is in the best checkpoint. For a run's file `best` or `last`, it is in the
-    checkpoint that this file names.
+    For a run folder, this is the file in its best checkpoint. For a run's file `best` or `last`, it
+    is the file in the checkpoint that `best` or `last` names.
     """
     if (path / "config.yaml").is_file():
         path = path / "checkpoints/best"

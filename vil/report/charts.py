@@ -38,10 +38,10 @@ class Chart(NamedTuple):
 
 
 def make_chart(curves: dict[str, Points], title: str, label: str, thin: str = "train") -> Chart:
-    """Lay out curves, which are lists of (epoch, value) with at least one point.
+    """Lay out curves, each a list of (epoch, value) with at least one point.
 
-    thin: beginning of the names of noisy curves, which get thin lines without dots. label: of the
-    value axis.
+    label: label of the value axis. thin: name prefix of noisy curves, which are drawn as thin lines
+    without dots.
     """
     curves = {name: downsample(points) for name, points in list(curves.items())[:MAX_CURVES]}
     epochs, values = zip(*(point for points in curves.values() for point in points))

@@ -178,7 +178,7 @@ class Task:
         return []
 
     def draw_worst(self, name: str, count: int, folder: Path) -> list[Path]:
-        """Draw the `count` images of a test set with the most errors, and return the files written.
+        """Draw the `count` images with the most errors in a test set, and return the new files.
 
         `evaluate` must have been called before.
         """
@@ -249,9 +249,9 @@ class ConfigTask(Task):
         return data.build_train_loader(self.cfg, dist, self.device, open_dataset, bad_file)
 
     def _check(self, dataset: Any, name: str, *, resuming: bool = True) -> None:
-        """Match a dataset's classes with the model's, if `resuming`, and read one image.
+        """Read one image of a dataset and, if `resuming`, match its classes with the model's.
 
-        Warnings about images are then logged once here, and not by every loader worker. Raises
+        Reading logs warnings about images once here, instead of in every loader worker. Raises
         DataError if the classes differ.
         """
         with suppress(OSError, AttributeError, IndexError):

@@ -29,7 +29,7 @@ class Limits(NamedTuple):
     slow_rounds: int = 3  # a slow candidate runs in each round divisible by this
 
     def seconds(self, first: Mapping[str, float], exempt: Iterable[str], times: float) -> float:
-        """Return a time limit: the fastest time, multiplied by `times`, but at least `patience` seconds.
+        """Return a time limit in seconds: `times` x the fastest time, but at least `patience`.
 
         first: seconds of each candidate. exempt: names that do not count as the fastest.
         """
@@ -136,8 +136,8 @@ def warm_up(
 def peak_bytes(candidate: Candidate, device: torch.device) -> tuple[int, int]:
     """Return the peak bytes that a forward and backward pass allocates, as two numbers.
 
-    The first includes the output and the gradients. The second excludes them, and is only a lower
-    bound if the peak comes before the last gradient.
+    The first includes the output and the gradients. The second excludes them. It is too low if the
+    peak comes before the last gradient is allocated.
     """
     results: list[Tensor] = []
 

@@ -52,7 +52,8 @@ def slug(name: str) -> str:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return a device's free memory in bytes, within a container's limit (cgroup v2) on a CPU."""
+    """Return the free memory of a device in bytes. For a CPU, this respects the memory limit of a
+    container (cgroup v2)."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = search_file(r"MemAvailable:\s*(\d+) kB", "/proc/meminfo")

@@ -27,8 +27,8 @@ def output_file(
         endings: the allowed suffixes; () allows any.
         inputs: files that the command reads.
 
-    Raises ConfigError if the path is an input (also through a link), a folder, a file that a run
-    needs, has another suffix, or cannot be written.
+    Raises ConfigError if the suffix is not allowed, if the file cannot be written, or if the path
+    is a folder, a file that a run needs, or an input (also through a link).
     """
     path = Path(given)
     if endings and path.suffix.lower() not in endings:

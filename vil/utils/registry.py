@@ -70,8 +70,8 @@ class Entry:
 class Registry(Mapping[str, Entry]):
     """A mapping from name to entry for components of one kind, in the order of registration.
 
-    `check`, or the function at "module:function", is called as check(component, entry). It raises
-    ValueError for an invalid component. Only `register` calls it, not `add`.
+    check: function, or its location "module:function". `register` calls it as check(component,
+    entry), but `add` does not. It raises ValueError for an invalid component.
     """
 
     def __init__(

@@ -20,8 +20,8 @@ class ValueRangeError(ValueError):
 def to_rgb(image: Image.Image, value_range: Sequence[float] = ()) -> Image.Image:
     """Convert an image of any mode to 8-bit RGB.
 
-    value_range: (low, high) of a gray image with more than 8 bits, which become 0 and 255. The
-    default is 0..65535 for 16 bits and 0..1 for floats, with a warning.
+    value_range: for a gray image with more than 8 bits, the values (low, high) that become 0 and
+    255. The default is 0..65535 for 16 bits and 0..1 for floats, with a warning.
 
     Raises ValueRangeError if no pixel is finite. Without a value_range, also raises it for 32-bit
     integers and for values outside of the default range.
@@ -57,7 +57,7 @@ def _range_of(image: Image.Image, least: float, most: float) -> tuple[float, flo
 
 @cache
 def _warn(kind: str, is_dark: bool) -> None:
-    """Log, once per process, the default range that converts images with more than 8 bits."""
+    """Log the default range used for images with more than 8 bits, once per process."""
     text = "%s images are read as values from %g to %g (DATA.VALUE_RANGE)"
     if is_dark:
         text += "; some use few of these and become dark: set the range that they use"

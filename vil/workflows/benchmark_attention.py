@@ -81,7 +81,7 @@ class AttentionBenchmark:
         return self.results.title(f"{len(self.cases)} cases", self.rounds)
 
     def run(self) -> Iterator[list[Row]]:
-        """Measure case by case. Yield the rows of each case after all rows so far are written."""
+        """Measure the cases in turn. After each one, write all rows so far and yield its rows."""
         for case in self.cases:
             rows = measure(case, self.names, self.rounds, self.max_bytes)
             self.rows += plain(rows)

@@ -43,9 +43,9 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 class ModelBenchmark:
     """Benchmark of a config's model and of models to compare it with.
 
-    ways: ways to run the model. backends: attention backends to pin, by default all, each in the
-    first way. beside: values of MODEL.ARCH for other models, which run in those `ways` that are
-    just a precision. out: folder for the results.
+    ways: ways to run the model. backends: attention backends to compare, by default all; each is
+    pinned and run in the first way. beside: values of MODEL.ARCH for other models, which run only
+    in those `ways` that set nothing but a precision. out: folder for the results.
 
     Raises ConfigError for an unknown way or backend.
     """

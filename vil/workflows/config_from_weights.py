@@ -72,8 +72,8 @@ def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 def weights_in(opts: Sequence[str]) -> str | None:
-    """Return the last MODEL.MODEL_PATH in a list of KEY=VALUE strings or KEY, VALUE items, else
-    None."""
+    """Return the last value of MODEL.MODEL_PATH in a list of options, or None if not set. An option
+    is one item KEY=VALUE or two items KEY, VALUE."""
     found = None
     for at, word in enumerate(opts):
         key, equals, value = word.partition("=")

@@ -101,8 +101,8 @@ def run_config(
 
 
 def weights_config(config_file: str | None, options: Options) -> ConfigWithClasses:
-    """Return the config of a file or, without a file, the config recorded in the weight file in
-    `options`. Its class names are those recorded in the weight file, else empty."""
+    """Return the config in `config_file` without class names. If `config_file` is None, return the
+    config and the class names, if any, recorded in the weight file in `options`."""
     class_names = None
     if not config_file:
         from vil.workflows.config_from_weights import describe_weights

@@ -37,9 +37,9 @@ WIDEST = 256  # largest side of a chunk, because a Python loop visits each key
 class Selection(NamedTuple):
     """Selection of the attention maps to draw.
 
-    token: "row,col" of the query's pixel in the transformed image, by default its middle. stage,
-    block: numbers from 1, by default all stages and the last block of each. only: "token" or
-    "global" draws only that kind of query.
+    token: "row,col" of the query's pixel in the transformed image, by default the pixel at
+    the center of the image. stage, block: numbers from 1, by default all stages and the
+    last block of each. only: "token" or "global" draws only that kind of query.
     """
 
     token: str | None = None
@@ -171,11 +171,11 @@ def visualize_pattern(
     modes: Sequence[int] = (0,),
     tokens: Sequence[str] = (),
 ) -> None:
-    """Draw attention patterns to the file `out`, one panel per mask, mode and query token.
+    """Draw one or several attention patterns to the file `out`, each in a panel.
 
-    grid: "rows x cols" of tokens, such as "12x17" or "14". window: side of a chunk. masks, modes:
-    values of SW_EXACT and MODE. tokens: "row,col" of the queries, by default the middle token.
-    Panel i uses item i of each list; a list of one item applies to all panels.
+    grid: "rows x cols" of tokens, such as "12x17" or "14". window: side of a chunk. masks,
+    modes: values of SW_EXACT and MODE. tokens: "row,col" of the queries, by default the middle
+    token. Panel i uses item i of each list; a one-item list applies to all panels.
     """
     size = grid_of(grid)
     tokens = list(tokens) or [f"{size[0] // 2},{size[1] // 2}"]
@@ -197,7 +197,8 @@ def grid_of(text: str) -> tuple[int, int]:
 
 
 def parse_token(text: str, size: tuple[int, int], unit: str) -> tuple[int, int]:
-    """Parse '3,4' as (3, 4). Raises ConfigError if it is not within `size` tokens or pixels."""
+    """Parse '3,4' as (3, 4). Raises ConfigError for other text and for a position outside of
+    `size`. unit: "tokens" or "pixels", for the message."""
     found = re.fullmatch(r"(\d{1,9}),(\d{1,9})", text)
     if not found:
         raise ConfigError(f"--token {text}: expected a row and a column from 0, such as 3,4")
@@ -208,8 +209,8 @@ def parse_token(text: str, size: tuple[int, int], unit: str) -> tuple[int, int]:
 
 
 def paired(lists: dict[str, list]) -> list[list]:
-    """Repeat the items of one-item lists up to the length of the longest list. lists: {flag:
-    items}. Raises ConfigError if the lengths of other lists differ."""
+    """Repeat the item of each one-item list up to the length of the longest list. lists: {flag:
+    items}. Raises ConfigError for any other list that is shorter than the longest."""
     most = max(map(len, lists.values()))
     for flag, items in lists.items():
         if len(items) not in (1, most):

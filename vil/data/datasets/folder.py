@@ -35,7 +35,7 @@ class Folder(ImageDataset):
     """A dataset with one subfolder per class. The sorted subfolders of train define the classes.
 
     Without a train folder (evaluation only), the subfolders of val define them. Raises DataError
-    for a missing or empty folder, and if val has a class that train does not have.
+    for a missing or empty folder, and if val has a class that is missing from train.
     """
 
     def __init__(self, root: Root, split: str, transform: Transform = None):

@@ -126,10 +126,11 @@ def iter_image_batches(
     value_range: Sequence[float] = (),
     **options: Any,
 ) -> Iterator[PredictionBatch]:
-    """Yield the images in order, in batches. Any number of unreadable images is logged and omitted.
+    """Yield the images in order, in batches.
 
-    value_range: see `to_rgb`. options: arguments of `build_data_loader`. Closing the iterator stops
-    the workers.
+    Unreadable images are logged and omitted, however many there are. Closing the
+    iterator stops the workers. value_range: see `to_rgb`. options: arguments of
+    `build_data_loader`.
     """
     order = eval_batches(len(images), batch_size=batch_size)
     if len(order) <= 1:

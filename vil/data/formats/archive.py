@@ -38,10 +38,11 @@ ENCRYPTED = 99  # the zip format's compression method for AES-encrypted members
 
 
 class Archive:
-    """An archive file and its M members for which wanted(name, size) is true, in the file's order.
+    """An archive file and its M members for which wanted(name, size) is true.
 
-    `names` (M,) holds the member names as bytes. `fields` (M,) is a structured array with what
-    `read` needs. A subclass sets its type, `dtype`, and defines `members` and `read`.
+    Members keep the file's order. `names` (M,) holds their names as bytes. `fields` (M,) is a
+    structured array with what `read` needs. A subclass sets `dtype`, the type of `fields`, and
+    defines `members` and `read`.
     """
 
     dtype: list[tuple]
@@ -81,7 +82,8 @@ class Archive:
         raise NotImplementedError
 
     def read(self, index: int) -> bytes:
-        """Return the decompressed bytes of a member. Raises OSError, also as UnreadableImage."""
+        """Return the decompressed bytes of a member. Raises OSError if it cannot be read, or its
+        subclass UnreadableImage if it is corrupt or too large."""
         raise NotImplementedError
 
 

@@ -36,7 +36,7 @@ JSON_LABELS = "imagenet_22k"  # in the yaml's name: the label is a JSON list of 
 
 
 class Tsv(ImageDataset):
-    """A dataset of the rows that root/{split}.yaml, or another `yaml` below root, describes.
+    """A dataset of the rows described by root/{split}.yaml, or by the file `yaml` below root.
 
     Samples are in the order of the linelist. Labels are integers, or names if there is a labelmap.
     """

@@ -37,7 +37,8 @@ def knot_weights(side: int, cell: float) -> np.ndarray:
 
 
 def directional_ramp(random: RandomState, height: int, width: int) -> np.ndarray:
-    """Return a linear ramp (H, W) in a random direction, from 0 to at most 1 (a scene diagonal)."""
+    """Return a linear ramp (H, W) in a random direction. It starts at 0 and would reach 1 over the
+    length of the scene's diagonal, so all values are in 0..1."""
     angle = random.uniform(0, 2 * np.pi)
     y, x = np.mgrid[:height, :width]
     distance = x * np.cos(angle) + y * np.sin(angle)

@@ -112,8 +112,9 @@ def write_scenes(
 ) -> None:
     """Render `train` training and `val` validation scenes into a new folder.
 
-    Sides are `low` to `high` pixels long. A scene is a function of the seed, the split and its
-    number. The folder appears only when it is complete. Raises FileExistsError if it exists.
+    Sides are `low` to `high` pixels long. For given `low` and `high`, a scene depends only on the
+    seed, the split and its number in the split. The folder appears only when all scenes are
+    complete. Raises FileExistsError if it already exists.
     """
     if not 48 <= low <= high:
         raise ValueError(f"scenes need sides of 48 <= low <= high pixels, given {low} and {high}")
@@ -199,8 +200,8 @@ def render_scene(random: RandomState, height: int, width: int, scans: tuple) -> 
 def add_digit(random: RandomState, image: np.ndarray, placed: list[Digit], scans: tuple) -> None:
     """Paint a random digit into `image` and append it to `placed`, both in place.
 
-    Its random position leaves at least MIN_VISIBLE of this digit and of all others visible. Paints
-    nothing if TRIES random positions all fail.
+    Its position is random, but leaves at least MIN_VISIBLE of this digit and of each other digit
+    visible. Paints nothing if TRIES random positions all fail.
     """
     fine, targets = scans
     index = random.randint(len(targets))

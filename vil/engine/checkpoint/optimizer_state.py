@@ -40,8 +40,8 @@ def state_by_name(optimizer: Optimizer) -> dict[str, dict]:
 def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
     """Load the result of `state_by_name`. Returns the names of parameters without saved state.
 
-    These are parameters that were frozen before. Their state starts empty, except that a step
-    counter gets the value of its group.
+    Such parameters were frozen in the saved run. Their state starts as `initial_state`. A step
+    counter that the optimizer keeps per group applies to them as well.
     """
     current = optimizer.state_dict()
     current["state"], fresh = {}, []

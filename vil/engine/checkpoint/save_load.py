@@ -179,8 +179,8 @@ def update_links(folder: Path, state: TrainState) -> None:
 def prune(folder: Path, step: int, keep: int, is_pinned: Callable[[int], bool]) -> None:
     """Remove old checkpoints, except the `keep` newest, the best and the pinned ones.
 
-    Checkpoints after `step` do not count as newest. They must be corrupt, because the run resumed
-    from an earlier one.
+    Checkpoints after `step` are neither counted nor removed. The run resumed from an earlier
+    checkpoint, so they are corrupt.
     """
     best = resolve_link(folder, "best")
     for checkpoint in [c for c in checkpoints(folder) if step_of(c) <= step][max(keep, 1) :]:
@@ -286,13 +286,12 @@ def resume(
     say: Callable[[str], None],
     allow_changes: bool = False,
 ) -> TrainState:
-    """Load the newest valid checkpoint and return its state. Return `fresh` if there is no
-    checkpoint.
+    """Load the newest valid checkpoint and return its state, or `fresh` if there is none.
 
-    Rank 0 selects the checkpoint for all ranks, so all machines must have access to the folder.
-    Another number of ranks or another seed is logged. Another batch size, epoch length or optimizer
-    raises CheckpointError, because the saved step or optimizer state would be wrong. Other samples
-    raise CheckpointError unless `allow_changes` is set.
+    Rank 0 selects the checkpoint for all ranks, so all machines need access to the folder. A change
+    of the number of ranks or the seed is logged. A change of the batch size, epoch length or
+    optimizer raises CheckpointError, because the saved step or optimizer state would be wrong. A
+    change of the training samples raises CheckpointError unless `allow_changes` is set.
     """
     checkpoint = broadcast_object(newest_valid(folder, say) if dist.is_main else None)
     if checkpoint is None:

@@ -42,15 +42,15 @@ class AttentionWeights(NamedTuple):
 class Attention(nn.Module):
     """Base class of the attention modules. A subclass must define:
 
-    - a constructor with the arguments of this class, and `rel_pos` unless `has_relative_bias` is
-      False. It may forward arguments to the base class as **kwargs.
+    - a constructor with the arguments of this class, and `rel_pos` unless
+      `has_relative_bias` is False. It may forward arguments to the base class as **kwargs.
     - `forward(x, grid, valid_hw=None)`, which maps x (B, G+L, C) to the same shape.
     - `macs(grid)`.
 
-    The other methods and attributes are optional. Their defaults suit a class without the feature.
+    All other methods and attributes are optional: a subclass overrides those it needs.
 
-    grid: (X, Y) for parameters whose size depends on the grid.
-    Raises ValueError if num_heads does not divide dim.
+    grid: (X, Y) for parameters whose size depends on the grid. Raises ValueError if num_heads does
+    not divide dim.
     """
 
     shown: tuple[str, ...] = ("dim", "num_heads", "num_global")  # by print(model)
@@ -307,7 +307,7 @@ class GlobalLocalAttention(Attention):
         return AttentionWeights(weights, self.num_global, grid, grid)
 
     def _global_weights(self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid) -> Tensor:
-        """Return the weights (B, N, Q, T) of global tokens. queries (Q,): their indices."""
+        """Return the weights (B, N, Q, T) of global queries, given by their indices (Q,)."""
         query, kv = (self.query_global, self.kv_global) if self.separate else (self.query, self.kv)
         q, k = self.split_heads(query(x[:, queries])), self.split_parts(kv(x), 2)[0]
         bias = self.global_bias(grid)[:, queries] if self.rel_pos and len(queries) else None

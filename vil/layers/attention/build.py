@@ -95,7 +95,7 @@ def check_attention(name: str, cls: Any) -> None:
 def check_entry(cls: Any, entry: Entry) -> None:
     """Raise ValueError unless a class defines what `Attention` and its registry entry require.
 
-    The constructor must have the arguments that the entry names in `keys` and `feature`.
+    The constructor must have each argument named in the entry's `keys` or `feature`.
     """
     check_attention(entry.name, cls)
     feature = entry.facts.get("feature")

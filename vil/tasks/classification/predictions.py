@@ -57,9 +57,9 @@ class Predictions(NamedTuple):
         return [(*map(int, pairs[n]), int(counts[n])) for n in order]
 
     def extremes(self, most: int = SHOWN) -> dict[str, np.ndarray]:
-        """Select up to `most` images to show under each title, and no image twice.
+        """Select the images to show, as {title of a group: indices into the arrays}.
 
-        Returns {title: indices into the arrays}.
+        A group has up to `most` images. No image is in two groups.
         """
 
         def first(candidates: np.ndarray, key: np.ndarray) -> np.ndarray:

@@ -158,9 +158,10 @@ def build_train_transform(cfg: CfgNode, sizes: list[int] | None = None) -> Calla
 
 
 def _render_few(cfg: CfgNode, folder: str) -> CfgNode:
-    """Return a config whose synthetic datasets are in `folder`, with images for one training step.
+    """Return a copy of a config, with its synthetic datasets in `folder`.
 
-    Returns `cfg` itself if any of its datasets is not synthetic.
+    Scenes are limited to those of one training step and one for validation. Returns `cfg` itself
+    unless all of its datasets are synthetic.
     """
     sets = {*cfg.DATA.TRAIN, *cfg.DATA.TEST}
     if not sets <= datasets.SYNTHETIC_SETS:

@@ -31,7 +31,8 @@ def to_results(
     """Convert the detections of one image to rows of COCO's results format.
 
     A row is {image_id, category_id, bbox [x, y, w, h], score} and, with masks, `segmentation`, a
-    compressed RLE. size: (H, W) of the image. category_ids: category ids, from label 1.
+    compressed RLE. size: (H, W) of the image. category_ids: the id of each label's category,
+    starting with label 1.
     """
     boxes = box_convert(detections.boxes, "xyxy", "xywh")
     columns = (column.tolist() for column in (detections.labels, boxes, detections.scores))

@@ -131,7 +131,7 @@ class DetectionTask(Task):
         return [" ".join([f"  {label:{width}}", *cells]) for label, cells in rows.items()]
 
     def draw_worst(self, name: str, count: int, folder: Path) -> list[Path]:
-        """Draw the `count` images with the most errors, from the files written by `evaluate`."""
+        """Draw the `count` images with the most errors, using the results that `evaluate` wrote."""
         boxes, *masks = (
             json.loads((self.results_folder / f"{name}_{iou_type}.json").read_text("utf-8"))
             for iou_type in self.iou_types

@@ -215,7 +215,7 @@ def parse_boxes(boxes: list) -> Array:
 
 
 def parse_box(box: object) -> list[float]:
-    """Return the four numbers of a box, or four times NaN if the box is invalid."""
+    """Return the four numbers of a box, or four NaNs if the box is invalid."""
     try:
         return np.array(box, np.float64).reshape(4).tolist()
     except (TypeError, ValueError, OverflowError):

@@ -143,12 +143,12 @@ class CocoDataset(Dataset):
 def missing_images(
     folder: Path, names: Iterable[str], roots: Sequence[str | Path] = ()
 ) -> list[str]:
-    """Return the `names` of files that do not exist in the folder.
+    """Return those of the file names `names` that do not exist in the folder.
 
-    Lists directories, because querying each file takes minutes for COCO on a network disk.
-    An annotation file must not select other files of this machine. Therefore this raises DataError
-    for a path outside of the folder, and for a link that leads outside of the folder and `roots`.
-    It also raises DataError if there is no such folder.
+    Lists directories, because querying each file takes minutes for COCO on a network disk. Raises
+    DataError if the folder does not exist, if a name is a path outside of it, or if a link leads
+    outside of both the folder and `roots`. So an annotation file cannot give access to other files
+    of the machine.
     """
     if not folder.is_dir():
         raise DataError(f"there is no image folder {folder}")

@@ -50,7 +50,8 @@ class AnnotationCheck(NamedTuple):
     def raise_if_unusable(self) -> None:
         """Raise DataError if the dataset cannot be used for training.
 
-        That is so if it has no usable box, or if images are missing or too many are unreadable.
+        This is the case if it has no usable box, if any image is missing, or if too many images are
+        unreadable.
         """
         table, path = self.table, self.table.path
         if not (has_box(table) & ~table.crowd).any():
@@ -92,7 +93,7 @@ def has_box(table: Annotations) -> np.ndarray:
 
 
 def summarize(table: Annotations, masks: bool) -> list[str]:
-    """Return lines with the numbers of images, masks, and boxes by area and by category.
+    """Return lines with counts of images, boxes (also by area and category), and masks.
 
     masks: whether the file has any mask.
     """

@@ -32,14 +32,14 @@ class _AtLeastTwoPixels:
 
 
 class ShortestSize(_AtLeastTwoPixels, v2.RandomShortestSize):
-    """Transform that resizes the shorter side to a random one of `min_size`.
+    """Transform that resizes the shorter side to a length sampled from `min_size`.
 
     The longer side is at most `max_size`.
     """
 
 
 class ScaleJitter(_AtLeastTwoPixels, v2.ScaleJitter):
-    """Transform that resizes an image to fit into `target_size`, times a random factor."""
+    """Transform that scales an image to fit into `target_size`, then by a random factor."""
 
 
 def train_transform(

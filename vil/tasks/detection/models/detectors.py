@@ -61,10 +61,10 @@ class PerImageDetector:
     ) -> tuple[list[ImageList], list[Tensors], Targets | None]:
         """Normalize and pad the batch, run the backbone, and split the result by image.
 
-        Returns (single, levels, targets). single: for each image, an ImageList of this image only.
-        levels: for each image, {level name: (1, C, x, y)} without padding. targets: those after
-        the input transform.
-        Raises ValueError in training if an image has no target or a box has no area.
+        Returns (single, levels, targets). single: one ImageList per image, with only that
+        image. levels: for each image, {level name: (1, C, x, y)} without padding. targets: the
+        targets as changed by the input transform. Raises ValueError in training if an image has no
+        target or a box has no area.
         """
         if self.training:
             check_targets(images, targets)
@@ -100,7 +100,7 @@ class PerImageDetector:
 
 
 class RCNN(PerImageDetector, FasterRCNN):
-    """Faster R-CNN or Mask R-CNN, called like torchvision's.
+    """Faster R-CNN or Mask R-CNN, with the same call interface as torchvision's.
 
     In training mode, model(images, targets) returns a dict of losses. In eval mode, model(images)
     returns a dict per image with `boxes` (n, 4), `labels` (n,), `scores` (n,) and, for Mask R-CNN,
@@ -126,7 +126,7 @@ class RCNN(PerImageDetector, FasterRCNN):
 
 
 class RetinaNetDetector(PerImageDetector, RetinaNet):
-    """RetinaNet, called like `RCNN`. Its detections have no masks."""
+    """RetinaNet, with the same call interface as `RCNN`. Its detections have no masks."""
 
     def get_classifier(self) -> list[nn.Module]:
         """Return the layers whose number of outputs depends on the number of categories."""

@@ -110,7 +110,8 @@ class Pooler(MultiScaleRoIAlign):
     ) -> Tensor:
         """Return the features of all boxes, (P, C, output_size, output_size).
 
-        x, boxes, image_shapes: per image, its levels {name: (1, C, X, Y)}, boxes (n, 4) and (H, W).
+        x: pyramid levels {name: (1, C, X, Y)} of each image. boxes: boxes (n, 4) of each image.
+        image_shapes: (H, W) of each image.
         """
         pool = super().forward
         return torch.cat([pool(*each) for each in zip(x, [[b] for b in boxes], image_shapes)])
@@ -127,8 +128,9 @@ def box_head(version: str, channels: int, hidden: int) -> nn.Module:
 def dense_head(version: str, channels: int, anchors: int, classes: int) -> nn.Module:
     """Build RetinaNet's head, which predicts classes and boxes.
 
-    version: "v1" or "v2", which adds GroupNorm and the GIoU loss. anchors: number per cell.
-    classes: number with background. Raises ValueError if v2 does not support `channels`.
+    version: "v1", or "v2", which adds GroupNorm and the GIoU loss. anchors: number of
+    anchors per cell. classes: number of classes, including the background. Raises ValueError if v2
+    does not support `channels`.
     """
     if version == "v1":
         return RetinaNetHead(channels, anchors, classes)

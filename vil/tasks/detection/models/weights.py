@@ -42,11 +42,11 @@ def load_detector(
 
 
 def load_body(body: nn.Module, state: dict[str, Tensor], rule: str) -> Report:
-    """Load the weights of a classifier, or of a detector of the 2021 reference code, into a body.
+    """Load the weights of a classifier or of a 2021 reference detector into a body.
 
     The head and other parts are ignored. rule: see `load_weights`. A classifier's position
-    embeddings cover its full image. They are therefore interpolated to the largest image, even if
-    the body crops embeddings.
+    embeddings cover its whole image. They are therefore interpolated to the largest image of the
+    body, even if the body itself crops its embeddings for smaller images.
     """
     detector = any(name.startswith(BACKBONE) for name in state)
     surplus = tuple((BACKBONE if detector else "") + name for name in CLASSIFIER)
