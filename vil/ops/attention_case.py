@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from vil.ops.call import Call
+from vil.ops.layout import Layout
 from vil.ops.window import Window
 
 LARGE_BATCH = 64  # images; above it, time is proportional to the batch
@@ -22,7 +23,7 @@ class Case:
     valid: whether some images are padded.
     """
 
-    window: Window
+    window: Window | Layout
     batch: int
     heads: int
     head_dim: int
@@ -45,24 +46,36 @@ class Case:
         return cls(window, *sizes, *has, needs_grad=torch.is_grad_enabled())
 
     @property
+    def is_layout(self) -> bool:
+        """Whether the call computes the layout of a pattern instead of a window."""
+        return isinstance(self.window, Layout)
+
+    @property
     def symbolic(self) -> bool:
         """Whether batch or grid are dynamic dimensions of torch.export or torch.compile."""
         return self.window.symbolic or isinstance(self.batch, torch.SymInt)
 
-    def bucket(self) -> str:
-        """Return the key of tuned choices for this case. Similar cases have the same key.
+    def _kind(self) -> str:
+        """Describe the window or the layout, for `bucket`."""
+        window = self.window
+        if isinstance(window, Layout):
+            return f"pattern {window.pattern}"
+        return f"{window.mask.name.lower()}, {len(window.offsets)} offsets"
 
-        The key has the batch size and the grid sides rounded up to powers of two, except that grids
-        of up to four chunks per side are exact. So a new image size needs no tuning. The key has
-        only the number of offsets, because all eight neighbors of random shift take the same time.
+    def bucket(self) -> str:
+        """Return the key of the tuned backend for this case. Similar cases have the same key.
+
+        The batch size in the key is rounded up to a power of two, at most LARGE_BATCH. Grid sides,
+        in chunks, are rounded up to powers of two if above four. So similar image sizes share a
+        choice. The key has the number of offsets instead of the offsets, because all eight
+        neighbors of random shift take the same time.
         """
         window = self.window
         rows, cols = (next_power_of_2(chunks, exact_to=4) for chunks in window.chunks)
         batch = min(next_power_of_2(self.batch), LARGE_BATCH)
         bias = "+".join(["table"] * self.table_bias + ["globals"] * self.global_bias)
         words = [
-            f"{rows}x{cols} chunks of {window.size}x{window.size} {window.mask.name.lower()}",
-            f"{len(window.offsets)} offsets",
+            f"{rows}x{cols} chunks of {window.size}x{window.size} {self._kind()}",
             f"B{batch} N{self.heads} D{self.head_dim} G{self.num_global}",
             f"bias {bias or 'none'}",
             f"{self.dtype} {self.device}".removeprefix("torch."),

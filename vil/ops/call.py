@@ -6,7 +6,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from vil.ops.bias import NO_BIAS, LocalBias
+from vil.ops.layout import Layout
+from vil.ops.patterns.base import BY_NUMBER
 from vil.ops.window import Mask, Window
+
+PATTERN = 2  # instead of a mask in the numbers of a layout
 
 Gradients = tuple[Tensor | None, ...]  # of q, k, v, the table and to_global
 
@@ -17,7 +21,7 @@ class Call(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    window: Window
+    window: Window | Layout
     num_global: int = 0
     bias: LocalBias = NO_BIAS
     valid_hw: Tensor | None = None
@@ -25,14 +29,20 @@ class Call(NamedTuple):
     dropout_p: float = 0.0
 
 
-def to_numbers(window: Window, num_global: int) -> list[int]:
+def to_numbers(window: Window | Layout, num_global: int) -> list[int]:
     """Return the window and the number of global tokens as a flat list, for torch operators."""
-    offsets = [step for offset in window.offsets for step in offset]
-    return [*window.grid, window.size, int(window.mask), num_global, *offsets]
+    if isinstance(window, Layout):
+        kind, own = PATTERN, [window.pattern.number, *(window.max_reach or ())]
+    else:
+        kind, own = int(window.mask), [step for offset in window.offsets for step in offset]
+    return [*window.grid, window.size, kind, num_global, *own]
 
 
-def from_numbers(numbers: Sequence[int]) -> tuple[Window, int]:
+def from_numbers(numbers: Sequence[int]) -> tuple[Window | Layout, int]:
     """Return the window and the number of global tokens from the list of `to_numbers`."""
-    rows, cols, size, mask, num_global, *steps = numbers
-    offsets = tuple(zip(steps[::2], steps[1::2]))
-    return Window((rows, cols), size, Mask(mask), offsets), num_global
+    rows, cols, size, kind, num_global, *own = numbers
+    if kind == PATTERN:
+        number, *reach = own
+        return Layout((rows, cols), size, BY_NUMBER[number], tuple(reach) or None), num_global
+    offsets = tuple(zip(own[::2], own[1::2]))
+    return Window((rows, cols), size, Mask(kind), offsets), num_global

@@ -27,6 +27,7 @@ from vil.ops.backends import BACKWARDS, FORWARDS, blocked
 from vil.ops.backends.chunk_groups import chunk_groups, halo_size
 from vil.ops.bias import LocalBias
 from vil.ops.call import Call, from_numbers, to_numbers
+from vil.ops.layout import Layout
 from vil.ops.window import Window
 from vil.utils.precision import autocast_off
 
@@ -35,8 +36,8 @@ STATIC = "SymInt[] numbers, float scale"
 
 
 def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
-    """Return the function `unsupported` of a combination: the reasons why either pass lacks
-    support."""
+    """Return the function `unsupported` of a combination. It returns the reasons why either pass
+    does not support a case."""
 
     forward_limits, backward_limits = FORWARDS[forward].unsupported, BACKWARDS[backward].unsupported
 
@@ -80,6 +81,7 @@ def _operator(forward: str, backward: str) -> Callable:
 
     def setup_context(ctx: FunctionCtx, inputs: tuple, output: tuple) -> None:
         *tensors, ctx.numbers, ctx.scale = inputs
+        ctx.window = from_numbers(ctx.numbers)[0]  # keeps a layout's pattern, which numbers name
         ctx.save_for_backward(*tensors, *output)
 
     def differentiate(ctx: FunctionCtx, dout: Tensor, dlse: Tensor | None) -> tuple:
@@ -104,7 +106,7 @@ def _operator(forward: str, backward: str) -> Callable:
 def _gradient(backward: str) -> Callable:
     """Declare the operator vil::<backward>_gradient.
 
-    It returns the gradients; that of a missing bias is an empty tensor.
+    The operator returns all gradients, with an empty tensor for a missing bias.
     """
     run, name = BACKWARDS[backward].run, f"vil::{backward}_gradient"
 
@@ -132,6 +134,9 @@ def _register_flops(name: str, num_matmuls: int, direction: str) -> None:
     def flops(q_shape: Sequence[int], *rest, **kwargs) -> int:
         numbers = next(x for x in rest if isinstance(x, list | tuple) and len(x) > 6)
         window, num_global = from_numbers(numbers)
+        if isinstance(window, Layout):
+            pairs = window.length * num_global + window.density * window.length**2
+            return int(2 * num_matmuls * q_shape[:2].numel() * q_shape[3] * pairs)
         batch, heads, _, dim = q_shape
         halo = halo_size(window, batch * heads) if direction == "blocked" else int(window.cyclic)
         return 2 * num_matmuls * batch * heads * dim * num_pairs(window, num_global, halo)

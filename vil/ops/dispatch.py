@@ -25,6 +25,7 @@ EXPORTABLE = ("gathered", "chunk_autograd")
 # (most tokens of a grid, least share of all pairs that chunks would multiply) for full attention
 # under a mask. On larger grids the scores of a batch would take too much memory.
 MASKED = ((200, 0.3), (1024, 0.7))
+SPARSE = 0.8  # density of chunk pairs below which a layout is computed in chunks
 CHOICES: dict[str, str] = {}  # {Case.bucket(): the fastest backend}
 
 
@@ -35,9 +36,11 @@ def preferred(case: Case) -> tuple[str, ...]:
     window covers much of a small grid.
     """
     if is_exporting():
-        return EXPORTABLE
+        return ("masked",) if case.is_layout else EXPORTABLE
     names = PREFERENCE.get(case.device, PREFERENCE["cpu"])
     window = case.window
+    if case.is_layout:
+        return _preferred_for_layout(case)
     if case.device != "cpu" or case.symbolic:
         return names
     rows, cols = (3 * n - (0 if window.cyclic else 2) for n in window.chunks)
@@ -46,6 +49,14 @@ def preferred(case: Case) -> tuple[str, ...]:
         window.length <= tokens and pairs > share * window.length**2 for tokens, share in MASKED
     )
     return ("masked", *names) if masked else names
+
+
+def _preferred_for_layout(case: Case) -> tuple[str, ...]:
+    """Return the backends for a layout: sparse below a density, else full attention."""
+    if case.symbolic:
+        return ("masked",)
+    sparse = case.window.density < SPARSE and case.device == "cpu"
+    return ("blocked", "masked") if sparse else ("masked", "blocked")
 
 
 def choose(case: Case, backend: str = "auto") -> str:

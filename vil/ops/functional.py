@@ -12,6 +12,7 @@ from vil.ops.attention_case import Case
 from vil.ops.bias import NO_BIAS, LocalBias
 from vil.ops.call import Call
 from vil.ops.dispatch import BACKENDS, choose
+from vil.ops.layout import Layout
 from vil.ops.small_grid import shrink_call
 from vil.ops.window import Window, real_cells
 from vil.utils.precision import autocast_off
@@ -25,7 +26,7 @@ def local_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    window: Window,
+    window: Window | Layout,
     *,
     num_global: int = 0,
     bias: LocalBias | None = None,
@@ -38,9 +39,9 @@ def local_attention(
     """Attend from each local token to the global tokens and its window, under one softmax.
 
     q (B, N, L, D): local queries, row-major over the grid.
-    window: the grid X * Y = L, chunks of w x w tokens, and which chunks a token attends to.
+    window: a `Window` of w x w chunks, or the `Layout` of a pattern; its grid has X * Y = L tokens.
     k, v (B, N, G+L, D): global tokens first.
-    bias.table (N, (4w-1)**2): added by relative position.
+    bias.table (N, window.table_entries): added by relative position; (4w-1)**2 for a `Window`.
     bias.to_global (N, G): added toward global tokens.
     valid_hw (B, 2): rows and columns of each image that are not padding. No token attends to
       padding.
@@ -66,7 +67,7 @@ def local_attention(
         return _no_images(call)
     name = choose(Case.of(call), backend)
     if name in BUILT_IN and is_transformed(q, k, v, *bias):  # an operator's jvp would be zero
-        name = TRANSFORMABLE
+        name = choose(Case.of(call), "masked" if isinstance(window, Layout) else TRANSFORMABLE)
     with autocast_off(q.device.type):
         return BACKENDS[name].run(hide_padding(call))
 
@@ -102,6 +103,8 @@ def _check(call: Call) -> None:
         raise ValueError(f"num_global {num_global} and dropout_p {dropout_p} are out of range")
     if length != window.length:
         raise ValueError(f"q has {length} tokens, the grid {window.grid} has {window.length}")
+    if isinstance(window, Layout) and window.heads not in (1, heads):
+        raise ValueError(f"q has {heads} heads, the pattern {window.pattern} has {window.heads}")
     keys = (batch, heads, num_global + length, dim)
     if k.shape != keys or v.shape != keys:
         raise ValueError(
@@ -115,7 +118,7 @@ def _check(call: Call) -> None:
     if valid_hw is not None and valid_hw.shape != (batch, 2):
         raise ValueError(f"valid_hw must be (batch, 2) = {(batch, 2)}, got {tuple(valid_hw.shape)}")
     for part, shape in (
-        (bias.table, (heads, (4 * window.size - 1) ** 2)),
+        (bias.table, (heads, window.table_entries)),
         (bias.to_global, (heads, num_global)),
     ):
         if part is not None and part.shape != shape:

@@ -2,13 +2,17 @@
 
 It is slow and direct: one query at a time, with one softmax over the global keys and the keys of
 the window. In a small cyclic grid a key can occur several times. Each occurrence counts, with the
-bias of its offset. The file shares no code with the masks of window.py.
+bias of its offset. In a layout, the pattern is asked about one query and all keys. The file shares
+no code with the masks of window.py and layout.py.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vil.ops.bias import NO_BIAS, LocalBias
+from vil.ops.layout import Layout
+from vil.ops.patterns.base import Pairs
 from vil.ops.window import Mask, Window
 
 
@@ -30,11 +34,26 @@ def attended_keys(window: Window, x: int, y: int) -> list[tuple[int, int, int]]:
     return keys
 
 
+def keys_of_pattern(layout: Layout, x: int, y: int) -> tuple[Tensor, Tensor]:
+    """Return (table indices, visible) for the query at (x, y) and every token of the grid.
+
+    table indices (L,) int64: into the bias table. visible (H or 1, L) bool.
+    """
+    row, col = (torch.arange(n) for n in layout.grid)
+    row, col = row.repeat_interleave(layout.grid[1]), col.repeat(layout.grid[0])
+    pairs = Pairs(layout.grid, torch.full_like(row, x), torch.full_like(col, y), row, col)
+    top, left = layout.table_reach
+    down = (x - row).clamp(-top, top) + top
+    index = down * (2 * left + 1) + (y - col).clamp(-left, left) + left
+    visible = layout.pattern.visible(pairs)
+    return index, visible.expand(layout.heads, layout.length)
+
+
 def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    window: Window,
+    window: Window | Layout,
     *,
     num_global: int = 0,
     bias: LocalBias = NO_BIAS,
@@ -54,26 +73,33 @@ def attend(
     out = []
     for number in range(window.length):
         x, y = divmod(number, window.grid[1])
-        local = torch.tensor(attended_keys(window, x, y), device=q.device).reshape(-1, 3)
+        if isinstance(window, Layout):
+            index, visible = (part.to(q.device) for part in keys_of_pattern(window, x, y))
+            row, col = (
+                torch.arange(window.length, device=q.device) // window.grid[1],
+                torch.arange(window.length, device=q.device) % window.grid[1],
+            )
+        else:
+            local = torch.tensor(attended_keys(window, x, y), device=q.device).reshape(-1, 3)
+            (row, col, index), visible = (
+                local.unbind(1),
+                torch.ones(1, len(local), dtype=torch.bool, device=q.device),
+            )
         attended = torch.cat(
-            [
-                torch.arange(num_global, device=q.device),
-                num_global + local[:, 0] * window.grid[1] + local[:, 1],
-            ]
+            [torch.arange(num_global, device=q.device), num_global + row * window.grid[1] + col]
         )
         # (B, N, attended keys)
         score = scale * (queries[:, :, number, None] * keys[:, :, attended]).sum(-1)
         if bias.to_global is not None:
-            zeros = bias.to_global.new_zeros(len(bias.to_global), len(local))
+            zeros = bias.to_global.new_zeros(len(bias.to_global), len(row))
             score = score + torch.cat([bias.to_global, zeros], 1)
         if bias.table is not None:
-            added = bias.table[:, local[:, 2]]
+            added = bias.table[:, index]
             score = score + torch.cat([added.new_zeros(len(added), num_global), added], 1)
-        real = torch.ones(len(q), len(attended), dtype=torch.bool, device=q.device)  # per image
         if valid_hw is not None:
-            real[:, num_global:] = (local[:, 0] < valid_hw[:, :1]) & (local[:, 1] < valid_hw[:, 1:])
-        weight = _softmax(score, real[:, None])
-        weight = torch.nn.functional.dropout(weight, dropout_p)
+            visible = visible & ((row < valid_hw[:, :1]) & (col < valid_hw[:, 1:]))[:, None]
+        weight = _softmax(score, F.pad(visible, (num_global, 0), value=True))
+        weight = F.dropout(weight, dropout_p)
         out.append((weight[..., None] * values[:, :, attended]).sum(-2))
     return torch.stack(out, dim=2).to(q.dtype)
 

@@ -17,15 +17,17 @@ from torch import Tensor
 
 from vil.ops.attention_case import Case
 from vil.ops.call import Call
+from vil.ops.layout import Layout
 from vil.ops.window import SELF_CHUNK, Mask, Window
 
 
-def shrink_window(window: Window, *, dropout: bool = False) -> Window:
-    """Return the equivalent window of size s; the same window if it is not larger than the grid.
+def shrink_window(window: Window | Layout, *, dropout: bool = False) -> Window | Layout:
+    """Return an equivalent window of size max(X, Y); `window` itself if it is not larger.
 
-    With dropout, a cyclic window is kept, because each occurrence of a key is dropped separately.
+    A layout does not change. With dropout, a cyclic window is kept, because each occurrence of a
+    key is dropped separately.
     """
-    size = 0 if window.symbolic else max(window.grid)
+    size = 0 if window.symbolic or isinstance(window, Layout) else max(window.grid)
     if not size or window.size < size or (window.size == size and not window.cyclic):
         return window
     if window.mask == Mask.EXACT:

@@ -63,7 +63,7 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
         q=draw(*lead, window.length, case.head_dim),
         k=draw(*lead, keys, case.head_dim),
         v=draw(*lead, keys, case.head_dim),
-        table=draw(case.heads, (4 * window.size - 1) ** 2) if case.table_bias else None,
+        table=draw(case.heads, window.table_entries) if case.table_bias else None,
         to_global=draw(case.heads, case.num_global) if case.global_bias else None,
         valid_hw=valid_hw,
         cotangent=draw(*lead, window.length, case.head_dim),
@@ -71,7 +71,7 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
 
 
 def leaves_of(inputs: Inputs) -> dict[str, Tensor]:
-    """Return copies of q, k, v and the bias that require gradients."""
+    """Return {name: copy} of q, k, v and the biases. The copies require gradients."""
     return {
         name: getattr(inputs, name).detach().clone().requires_grad_()
         for name in ("q", "k", "v", "table", "to_global")

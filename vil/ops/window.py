@@ -62,8 +62,36 @@ def real_cells(valid_hw: Tensor, size: tuple[int, int]) -> Tensor:
     return inside[:, None]
 
 
+class ChunkGrid:
+    """A grid of tokens that is divided into chunks of w x w. Attributes: grid (X, Y), size (w)."""
+
+    grid: tuple[int, int]
+    size: int
+
+    @property
+    def symbolic(self) -> bool:
+        """Whether a side of the grid is symbolic, such as a dynamic dimension of torch.export."""
+        return any(isinstance(n, torch.SymInt) for n in self.grid)
+
+    @property
+    def length(self) -> int:
+        """L, the number of tokens."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def tile(self) -> int:
+        """W, the number of tokens of a chunk."""
+        return self.size * self.size
+
+    @property
+    def chunks(self) -> tuple[int, int]:
+        """(R, C), the rows and columns of the chunk grid. Chunks at its end may be partly
+        padding."""
+        return tuple((n + self.size - 1) // self.size for n in self.grid)
+
+
 @dataclass(frozen=True)
-class Window:
+class Window(ChunkGrid):
     """The window of every token of a grid.
 
     grid: rows and columns of tokens. size: w, the chunk side and the reach of the exact mask.
@@ -117,25 +145,9 @@ class Window:
         return self.mask == Mask.CYCLIC
 
     @property
-    def symbolic(self) -> bool:
-        """Whether a side of the grid is symbolic, such as a dynamic dimension of torch.export."""
-        return any(isinstance(n, torch.SymInt) for n in self.grid)
-
-    @property
-    def length(self) -> int:
-        """L, the number of tokens."""
-        return self.grid[0] * self.grid[1]
-
-    @property
-    def tile(self) -> int:
-        """W, the number of tokens of a chunk."""
-        return self.size * self.size
-
-    @property
-    def chunks(self) -> tuple[int, int]:
-        """(R, C), the rows and columns of the chunk grid. Chunks at its end may be partly
-        padding."""
-        return tuple((n + self.size - 1) // self.size for n in self.grid)
+    def table_entries(self) -> int:
+        """The number of entries of the bias table of a head: (4w-1)**2."""
+        return (4 * self.size - 1) ** 2
 
     def repeats(self) -> bool:
         """Return whether a query attends to a key twice. This happens in cyclic grids of few
@@ -184,8 +196,10 @@ class Window:
         return ((qx - kx).abs() <= self.size) & ((qy - ky).abs() <= self.size)
 
     def _tile_positions(self, device: torch.device | str) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the rows and the columns of queries (W, 1) and keys (1, K*W), from the query's
-        chunk."""
+        """Return (queries, keys), each as [rows, columns], of shapes (W, 1) and (1, K*W).
+
+        Rows and columns are relative to the first token of the query's chunk.
+        """
         inside = torch.arange(self.size, device=device)
         lines = [x.flatten() for x in torch.meshgrid(inside, inside, indexing="ij")]  # (W,) each
         shifts = torch.tensor(self.offsets, device=device) * self.size  # (K, 2)

@@ -3,9 +3,17 @@
 The fused attention operators do not support them.
 """
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def is_exporting() -> bool:
@@ -25,3 +33,18 @@ def is_transformed(*tensors: Tensor | None) -> bool:
     return forward_ad._current_level >= 0 and any(
         x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors
     )
+
+
+def untraced(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function to run in a thread of its own.
+
+    torch keeps transforms, fake tensors, tracers and inference mode per thread. So the function
+    computes with real tensors, whose values it can read, and its result can be cached.
+    """
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(function, *args, **kwargs).result()
+
+    return run

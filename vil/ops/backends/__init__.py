@@ -33,14 +33,24 @@ def no_limits(case: Case) -> list[str]:
     return []
 
 
+def _windows_only(limits: Callable[[Case], list[str]]) -> Callable[[Case], list[str]]:
+    """Return `limits` with a reason against the layouts of patterns."""
+
+    def unsupported(case: Case) -> list[str]:
+        return ["it computes windows, no patterns"] if case.is_layout else limits(case)
+
+    return unsupported
+
+
 @dataclass(frozen=True)
 class Implementation(Entry):
-    """A registry entry of a function that computes attention, or a pass of it, and of its limits.
+    """Registry entry of a function that computes attention or one pass of it, with its limits.
 
-    It reads two facts. `unsupported`: a function that returns the reasons why a case is not
-    supported, or its location "module:attribute"; by default every case is supported. `passes`: the
-    names of a forward and a backward pass. With `passes`, `home` and `unsupported` are factories:
-    each is called with both names and returns the function.
+    It reads three items of `facts`. `unsupported`: a function that returns the reasons why a case
+    is not supported, or its location "module:attribute"; by default, no reasons. `layouts`: whether
+    the function also computes layouts of patterns; by default, only windows. `passes`: the names of
+    a forward and a backward pass. With `passes`, `home` and `unsupported` locate factories, which
+    are called with these two names and return the function.
     """
 
     @cached_property
@@ -52,7 +62,8 @@ class Implementation(Entry):
     def unsupported(self) -> Callable[[Case], list[str]]:
         """The function that returns the reasons why a case is not supported; an empty list if it
         is."""
-        return self._resolve(self.facts.get("unsupported", no_limits))
+        limits = self._resolve(self.facts.get("unsupported", no_limits))
+        return limits if self.facts.get("layouts") else _windows_only(limits)
 
     def resolve(self) -> None:
         """Import the functions now, because torch.compile cannot trace an import at first use."""
@@ -92,10 +103,10 @@ BACKWARDS = Registry("backward pass", entry_type=Implementation)
 BACKENDS = Registry("backend", entry_type=Backend)
 
 
-def _add_passes(name: str, module: str, about: str, *registries: Registry) -> None:
+def _add_passes(name: str, module: str, about: str, *registries: Registry, **facts: Any) -> None:
     home = f"{__name__}.{module}"
     for registry, function in zip(registries, ("forward", "backward")):
-        registry.add(name, f"{home}:{function}", about, unsupported=f"{home}:unsupported")
+        registry.add(name, f"{home}:{function}", about, unsupported=f"{home}:unsupported", **facts)
 
 
 def _add(name: str, home: str, about: str, limits: str | None = None, **facts: Any) -> None:
@@ -110,10 +121,11 @@ _BLOCKED = "a few chunks at a time, scores recomputed in the backward pass"
 _TRITON = "one fused kernel each way, scores recomputed in the backward pass"
 _FLEX = "torch's FlexAttention on tokens in chunk order"
 _UNFOLD = "a copy of each token's neighbors, by"
-_add_passes("blocked", "blocked", _BLOCKED, FORWARDS, BACKWARDS)
+_add_passes("blocked", "blocked", _BLOCKED, FORWARDS, BACKWARDS, layouts=True)
 _add_passes("triton", "triton.fused", _TRITON, FORWARDS, BACKWARDS)
 _add_passes("flex", "flex", _FLEX, FORWARDS)
-_add("masked", "dense_masked:run", "all scores under a boolean mask", "unsupported")
+_MASKED = "all scores under a boolean mask"
+_add("masked", "dense_masked:run", _MASKED, "unsupported", layouts=True)
 _add("chunk_autograd", "sliding_chunk:run_autograd", "sliding chunks, backward by autograd")
 _add("chunk_handgrad", "sliding_chunk:run_handgrad", "sliding chunks, hand-written backward")
 _add("gathered", "gather_sdpa:run", "gathered neighbor chunks, one fused attention; exportable")
@@ -127,6 +139,7 @@ for _pair in itertools.product(FORWARDS, BACKWARDS):
         FORWARDS[_forward].about if _same else f"forward of {_forward}, backward of {_backward}",
         unsupported="vil.ops.custom_op:join_limits",
         passes=_pair,
+        layouts=True,  # if both passes do
     )
 _add("unfold_tensor", "unfold:run_tensor", f"{_UNFOLD} views", "unsupported")
 _add("unfold_nnf", "unfold:run_nnf", f"{_UNFOLD} F.unfold", "unsupported")

@@ -11,7 +11,6 @@ w*w tokens, K offsets. In a batch (see chunk_groups.py): b images, n heads, p bl
 chunks and J key chunks, T = G + J*W keys, h = b*n*p.
 """
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -19,13 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vil.ops.attention_case import Case
+from vil.ops.backends import block_sparse
 from vil.ops.backends.chunk_groups import (
     Batch,
     ChunkGroup,
     add_halo,
     batches,
     chunk_groups,
-    even_share,
     halo_size,
     key_rectangles,
     key_tiles,
@@ -33,11 +32,12 @@ from vil.ops.backends.chunk_groups import (
     sum_halo,
 )
 from vil.ops.backends.chunk_layout import can_be_empty, from_tiles, is_even, to_tiles
+from vil.ops.backends.scratch import BATCH_BYTES, Scratch, even_share, wide
 from vil.ops.bias import LocalBias, tile_bias
 from vil.ops.call import Call, Gradients
+from vil.ops.layout import Layout
 from vil.ops.window import Mask, Window, real_cells
 
-BATCH_BYTES = 1 << 22  # scores of a batch: a part of the last-level cache
 softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout out)) out
 
 
@@ -52,6 +52,8 @@ def unsupported(case: Case) -> list[str]:
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
     """Compute the output and the log-sum-exp, see `vil.ops.custom_op`."""
+    if isinstance(call.window, Layout):
+        return block_sparse.forward(call)
     q, window = call.q, call.window
     scratch = Scratch(q)
     halo = halo_size(window, q.shape[:2].numel())
@@ -81,6 +83,8 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
     The weights are computed with a new softmax. exp(scores - lse) would scale all weights of a row
     by the rounding error of `lse`, and is slower for scores that are in the cache.
     """
+    if isinstance(call.window, Layout):
+        return block_sparse.backward(call, out, lse, dout)
     q, window = call.q, call.window
     scratch, other = Scratch(q), Scratch(q)
     halo = halo_size(window, q.shape[:2].numel())
@@ -107,41 +111,10 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
     return dq.close(), dk.close(), dv.close(), *bias.result()
 
 
-def wide(x: Tensor) -> torch.dtype:
-    """Return the dtype of scores and sums for inputs like x: at least float32."""
-    return torch.promote_types(x.dtype, torch.float32)
-
-
 def flatten_queries(tiles: Tensor, batch: Batch) -> Tensor:
     """Return the query chunks of a batch, from tiles (B, N, R, C, w, w, D), as (h, M*W, D)."""
     x = query_tiles(tiles, batch)
     return x.reshape(x.shape[:4].numel(), -1, x.shape[-1])
-
-
-class Scratch:
-    """Buffers that are reused in all batches, because allocating new memory is as slow as a
-    matmul."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.like, self.buffers = like, {}
-
-    def take(self, use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return an uninitialized tensor. It reuses the memory of the previous tensor with the same
-        `use`."""
-        size = math.prod(shape)
-        if use not in self.buffers or len(self.buffers[use]) < size:
-            self.buffers[use] = self.like.new_empty(size, dtype=dtype)
-        return self.buffers[use][:size].view(shape)
-
-    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """Compute a @ b for a batch of h matrices, at least in float32."""
-        shape = (*a.shape[:2], b.shape[2])
-        product = torch.bmm(a, b, out=self.take("product", shape, a.dtype))
-        return self.cast(product, wide(a), "wide")
-
-    def cast(self, x: Tensor, dtype: torch.dtype, use: str = "cast") -> Tensor:
-        """Convert x to a dtype, in a buffer."""
-        return x if x.dtype == dtype else self.take(use, x.shape, dtype).copy_(x)
 
 
 class OutputTiles:
@@ -271,9 +244,9 @@ class Scores:
         return scores
 
     def _added(self, tile: Tensor, first: Tensor, group: ChunkGroup) -> Tensor:
-        """Return what to add to scores (n or 1, M*W, T): the bias and the mask of the exact window.
+        """Return the bias of a group's scores (n or 1, M*W, T), with the exact window's mask.
 
-        The mask is the smallest finite number.
+        Keys outside the exact window get the smallest finite number.
         """
         size = first.shape[2] + len(group.keys) * tile.shape[1]
         shape = (group.num_queries, len(tile), tile.shape[1], size)
@@ -283,10 +256,10 @@ class Scores:
         return added.transpose(0, 1).flatten(1, 2)
 
     def _bias(self, heads: slice) -> tuple[Tensor, Tensor] | None:
-        """Return the bias of some heads by offset, (n or 1, W, K, W), and by global token, (n or 1,
-        W, G).
+        """Return the bias of some heads: (n or 1, W, K, W) for local keys by offset, and (n or 1,
+        W, G) for global tokens.
 
-        Returns None without a bias.
+        The first includes the mask of the exact window. Returns None without bias and mask.
         """
         window, tile, (table, to_global) = self.window, self.window.tile, self.call.bias
         has_bias = table is not None or to_global is not None
@@ -305,8 +278,10 @@ class Scores:
         return local.expand(count, -1, -1).unflatten(2, (-1, tile)), first
 
     def _real(self) -> Tensor | None:
-        """Return which keys are not padding, as bool in the layout of `Keys.tiles` with D = 1; None
-        if all."""
+        """Return which keys are not padding, as bool in the layout of `Keys.tiles` with D = 1.
+
+        Returns None if there is no padding.
+        """
         window, valid_hw = self.window, self.call.valid_hw
         if valid_hw is None and is_even(window) and (window.cyclic or not self.halo):
             return None

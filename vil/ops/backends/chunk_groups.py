@@ -13,19 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vil.ops.backends.scratch import even_share, split_range
 from vil.ops.window import ALL_NINE, Window
 
 MAX_EMPTY_SCORES = 150_000  # scores of empty chunks that cost less than several groups
 
 
 class ChunkGroup(NamedTuple):
-    """A rectangle of blocks of query chunks. In each block, the key chunks are at the same
+    """A rectangle of blocks of query chunks. All blocks have their key chunks at the same relative
     positions.
 
-    first: (row, column) of the first query chunk. count: rows and columns of blocks. side: rows
-    and columns of query chunks in a block. keys: (row, column) of the key chunks of a
-    block, relative to its first query chunk. offset_index[i][j]: index of the offset that leads
-    from query chunk i of a block to its key chunk j.
+    first: (row, column) of the first query chunk. count: rows and columns of blocks. side: rows and
+    columns of query chunks in a block. keys: (row, column) of the key chunks of a block, relative
+    to its first query chunk. offset_index[i][j]: index of the offset that leads from query chunk i
+    of a block to its key chunk j.
     """
 
     first: tuple[int, int]
@@ -118,10 +119,9 @@ def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span
 
 
 def batches(group: ChunkGroup, images: int, heads: slice, limit: int) -> Iterator[Batch]:
-    """Yield the batches of a group. Each has some of the group's blocks, of the images and of
-    `heads`.
+    """Yield batches that together cover all blocks of a group, for all images and `heads`.
 
-    A batch has at most `limit` blocks in all of its images and heads together, but at least one.
+    A batch has at most `limit` blocks, counted once per image and head, but at least one.
     """
     across = even_share(group.count[1], limit)
     down = even_share(group.count[0], limit // group.count[1])
@@ -135,19 +135,6 @@ def batches(group: ChunkGroup, images: int, heads: slice, limit: int) -> Iterato
             first = (group.first[0] + rows.start, group.first[1] + cols.start)
             count = (rows.stop - rows.start, cols.stop - cols.start)
             yield Batch(group._replace(first=first, count=count), image, head)
-
-
-def split_range(span: slice, size: int) -> list[slice]:
-    """Split a range into parts of at most `size` elements."""
-    starts = range(span.start, span.stop, size)
-    return [slice(start, min(start + size, span.stop)) for start in starts]
-
-
-def even_share(count: int, limit: int) -> int:
-    """Return the size of equal parts of `count` elements, at most `limit`. The last part may be
-    smaller."""
-    parts = -(-count // max(1, limit))
-    return -(-count // parts)
 
 
 def add_halo(x: Tensor, window: Window) -> Tensor:

@@ -125,5 +125,5 @@ def attend_jointly(first: Call, scores: Tensor, visible: Tensor, values: Values)
 
 
 def can_be_empty(num_global: int, valid_hw: Tensor | None) -> bool:
-    """Return whether queries without keys are possible: with padding, and without global tokens."""
+    """Return whether a query may have no keys: only with padding and without global tokens."""
     return valid_hw is not None and num_global == 0

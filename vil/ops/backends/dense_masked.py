@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vil.ops.attention_case import Case
-from vil.ops.backends.chunk_layout import can_be_empty, masked_softmax
+from vil.ops.backends.chunk_layout import masked_softmax
 from vil.ops.call import Call
+from vil.ops.layout import Layout
+from vil.ops.patterns.base import Pairs
 from vil.ops.window import Mask, Window, real_cells
 
 MAX_MASKED_LENGTH = 8192  # tokens; above it the scores of a head exceed 256 MiB
@@ -31,9 +33,9 @@ def run(call: Call) -> Tensor:
     """Compute `vil.ops.local_attention` for a checked call."""
     q, k, v, window, num_global, bias, valid_hw, scale, dropout_p = call
     visible, index = dense_window(window, q.device)
-    visible = visible[None]
     if valid_hw is not None:
-        visible = visible & real_cells(valid_hw.to(q.device), window.grid).flatten(2)
+        real = real_cells(valid_hw.to(q.device), window.grid).flatten(2)
+        visible = visible & real[:, :, None]  # (B, 1 or H, L, L)
     scores = (q * scale) @ k.mT
     scores = scores if scores.dtype == torch.float64 else scores.float()
     if bias.table is not None:
@@ -41,14 +43,18 @@ def run(call: Call) -> Tensor:
         scores = scores + F.pad(local, (num_global, 0))
     if bias.to_global is not None:
         scores = scores + F.pad(bias.to_global, (0, window.length))[:, None]
-    visible = F.pad(visible, (num_global, 0), value=True)[:, None]
-    weights = masked_softmax(scores, visible, can_be_empty(num_global, valid_hw))
+    visible = F.pad(visible, (num_global, 0), value=True)
+    may_be_empty = num_global == 0 and (valid_hw is not None or isinstance(window, Layout))
+    weights = masked_softmax(scores, visible, may_be_empty)
     return F.dropout(weights, dropout_p).to(v.dtype) @ v
 
 
-def dense_window(window: Window, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the mask (L, L) bool of visible keys, and the index (L, L) int64 into the bias
+def dense_window(window: Window | Layout, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the mask (H or 1, L, L) bool of visible keys, and the index (L, L) int64 into the bias
     table."""
+    if isinstance(window, Layout):
+        pairs = Pairs.every(window.grid)
+        return window.mask.to(device), window.bias_index(pairs.rows, pairs.cols).to(device)
     side = 4 * window.size - 1
     visible = torch.zeros(*window.grid, *window.grid, dtype=torch.bool, device=device)
     index = torch.zeros(*window.grid, *window.grid, dtype=torch.long, device=device)
@@ -59,7 +65,7 @@ def dense_window(window: Window, device: torch.device) -> tuple[Tensor, Tensor]:
         visible |= added
         entry = row_index[:, None, :, None] * side + col_index[None, :, None, :]
         index = torch.where(added, entry, index)
-    return visible.flatten(2).flatten(0, 1), index.flatten(2).flatten(0, 1)
+    return visible.flatten(2).flatten(0, 1)[None], index.flatten(2).flatten(0, 1)
 
 
 def _along(window: Window, axis: int, step: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -62,16 +62,16 @@ _shapes: set[str] = set()  # compiled in this process
 class Blocks(NamedTuple):
     """The window in FlexAttention's terms.
 
-    The tensor `added` has the bias of each global key, followed by the bias table. The index of a
-    query and a local key into it is base + code of the query - code of the key.
+    The tensor `added` has the bias of each global key, followed by the bias table. The bias of a
+    query and a local key is at index base + (code of the query) - (code of the key).
 
-    base (M, S+M) int32: for a query block and a key block, the start of the pair's biases; -1 if
-    their chunks are not neighbors. code (P) int32: depends on the position of a token in its chunk.
-    near (S*P + T) bool: whether an entry of `added` is in the exact window; None for other masks.
-    real (h, (S+M)*P) bool: whether a key is not padding. lists: eight tensors, or None for each
-    that is not needed. For each query block they have the number and the indices of its partly
-    visible key blocks, then of its fully visible ones. The other four have the same for each key
-    block, for the backward pass.
+    base (M, S+M) int32: the base index of each pair of a query block and a key block; -1 if their
+    chunks are not neighbors. code (P) int32: a number for each position in a chunk.
+    near (S*P + T) bool: whether an entry of `added` is in the exact window; None for other
+    masks. real (h, (S+M)*P) bool: whether a key is not padding. lists: four pairs of tensors
+    (number of blocks, their indices). The first two pairs have the key blocks that each query block
+    sees partly, and fully. The other two have the query blocks of each key block, for the backward
+    pass. Tensors that are not needed are None.
     """
 
     base: Tensor
@@ -204,8 +204,8 @@ def _num_blocks(window: Window) -> int:
 
 
 def _num_first(num_global: int, block: int) -> int:
-    """Return S, the number of blocks for global tokens. It is at least 1, so that G = 0 adds no
-    shape."""
+    """Return S, the number of blocks for global tokens. It is at least 1, so that G = 0 needs no
+    compilation of its own."""
     return max(1, math.ceil(num_global / block))
 
 
@@ -255,7 +255,8 @@ def _compiled(compiler: str) -> Callable:
 def _flex(
     q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, plan: Blocks, lse: bool, options: dict
 ) -> tuple[Tensor, Tensor | None]:
-    """q (h, 1, M*P, D), k, v (h, 1, (S+M)*P, D), added (h, S*P + T) -> like q, (h, 1, M*P)."""
+    """Attend from q (h, 1, M*P, D) to k, v (h, 1, (S+M)*P, D) with biases added (h, S*P + T).
+    Return the output, in the shape of q, and the log-sum-exp (h, 1, M*P) or None."""
     if not torch.compiler.is_dynamo_compiling():
         raise RuntimeError("torch.compile is disabled: FlexAttention would store all scores")
     size = len(plan.code)
@@ -376,7 +377,7 @@ def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) 
 
 
 def _lists(base: Tensor, real: Tensor, has_full: bool, backward: bool) -> tuple:
-    """Return `Blocks.lists`. A fully visible block is fully visible for all images and heads."""
+    """Return `Blocks.lists`. A pair of blocks is fully visible only if it is so in all images."""
     partial, full = base >= 0, None
     if has_full:
         is_real = real.unflatten(1, (base.shape[1], -1)).all(2).all(0)

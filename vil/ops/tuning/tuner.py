@@ -171,8 +171,8 @@ def find_mismatch(name: str, case: Case) -> str:
 
 
 def shrink(case: Case, dtype: torch.dtype) -> Case:
-    """Return the case on a small grid with cut chunks: B 1, N 2, at most two and a half chunks per
-    side."""
+    """Return the case on a small grid whose last chunks are incomplete: B 1, N 2, at most two and a
+    half chunks per side."""
     size = case.window.size
     grid = tuple(min(chunks, 3) * size - size // 2 for chunks in case.window.chunks)
     window = replace(case.window, grid=grid)

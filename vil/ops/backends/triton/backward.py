@@ -45,12 +45,13 @@ def read_stat(LSE, token):
 
 @triton.jit
 def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
-    """Add the contribution of a block of keys (K, D_PAD) to three sums over all keys of a query.
+    """Add the contribution of a block of keys (K, D_PAD) to three sums over a query's keys.
 
-    acc: E keys. rest (Q,): the row sums of E. They are 0 in exact arithmetic, so that `rest` is the
-    error of delta, due to the rounding of `out`; the other kernels get a corrected delta.
-    pull: P keys, one more matmul, with which `query_kernel` corrects dq too. It is summed in
-    float32 only: in 16 bits the correction is below the rounding error.
+    acc: E keys. rest (Q,): the row sums of E. They would be 0 in exact arithmetic, so `rest` is the
+    error of delta that is due to the rounding of `out`. `query_kernel` adds it to the delta that
+    the other kernels read. pull: P keys, with which `query_kernel` corrects dq too. It takes one
+    more matmul, and is computed only for float32: in 16 bits the correction is below the rounding
+    error.
     """
     weight = exponential(score, stat[:, None], keys.dtype)
     dscore = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
@@ -230,10 +231,10 @@ def tile_kernel(
 ):  # fmt: skip
     """Sum gradients of scores over images and chunks: TILE (splits, N, Q, cells) float32.
 
-    Each split sums a part of the (image, chunk) pairs. The queries are those from number part*Q on
-    in each chunk. The cells are the keys of one rectangle, `width` wide, which starts at (top,
-    left) relative to the chunk's corner. Relative positions, and so the bias, are the same for
-    every chunk. Tokens outside the grid add nothing.
+    Each split sums a part of the (image, chunk) pairs. The queries are Q tokens of each chunk,
+    beginning with token number part*Q. The cells are the keys of one rectangle, `width` wide, which
+    starts at (top, left) relative to the chunk's corner. Relative positions, and so the bias, are
+    the same for every chunk. Tokens outside the grid add nothing.
     """
     blocks = tl.cdiv(cells, K)
     number = tl.program_id(0)

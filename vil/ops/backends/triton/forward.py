@@ -144,8 +144,8 @@ def bias_and_mask(score, TABLE, row, col, key_row, key_col, exists, w, MASK: tl.
     """Add the bias of the relative position to the scores, and set masked scores to -inf.
 
     Queries may be along either dimension: row, col are (Q, 1) and key_row, key_col (1, K), or row,
-    col are (1, Q) and key_row, key_col (K, 1). Positions are those before wrapping, which index the
-    bias.
+    col are (1, Q) and key_row, key_col (K, 1). In a cyclic window, pass positions from before the
+    wrapping, because they index the bias.
     """
     if TABLE is not None:
         side = 4 * w - 1

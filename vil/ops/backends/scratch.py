@@ -1,0 +1,55 @@
+"""Reused buffers and batch sizes of the backends that compute a few chunks at a time.
+
+Shapes: h matrices of a batch.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+BATCH_BYTES = 1 << 22  # scores of a batch: a part of the last-level cache
+
+
+def wide(x: Tensor) -> torch.dtype:
+    """Return the dtype of scores and sums for inputs like x: at least float32."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def split_range(span: slice, size: int) -> list[slice]:
+    """Split a range into parts of at most `size` elements."""
+    starts = range(span.start, span.stop, size)
+    return [slice(start, min(start + size, span.stop)) for start in starts]
+
+
+def even_share(count: int, limit: int) -> int:
+    """Return the size of equal parts of `count` elements, at most `limit`. The last part may be
+    smaller."""
+    parts = -(-count // max(1, limit))
+    return -(-count // parts)
+
+
+class Scratch:
+    """Buffers that are reused in all batches, because allocating new memory is as slow as a
+    matmul."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like, self.buffers = like, {}
+
+    def take(self, use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return an uninitialized tensor. It reuses the memory of the previous tensor with the same
+        `use`."""
+        size = math.prod(shape)
+        if use not in self.buffers or len(self.buffers[use]) < size:
+            self.buffers[use] = self.like.new_empty(size, dtype=dtype)
+        return self.buffers[use][:size].view(shape)
+
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        """Compute a @ b for a batch of h matrices, at least in float32."""
+        shape = (*a.shape[:2], b.shape[2])
+        product = torch.bmm(a, b, out=self.take("product", shape, a.dtype))
+        return self.cast(product, wide(a), "wide")
+
+    def cast(self, x: Tensor, dtype: torch.dtype, use: str = "cast") -> Tensor:
+        """Convert x to a dtype, in a buffer."""
+        return x if x.dtype == dtype else self.take(use, x.shape, dtype).copy_(x)

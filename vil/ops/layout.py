@@ -1,0 +1,234 @@
+"""The layout of a pattern on a grid: which key chunks each query chunk attends to, and how.
+
+A pair of chunks is absent, fully visible, or partly visible; the latter has a mask of w x w tokens
+by w x w tokens. Equal masks are stored once. Tokens beyond the end of the grid, which complete the
+last chunks, are never visible as keys.
+
+Shapes: X Y grid rows and columns, L = X*Y tokens, w chunk side, W = w*w tokens of a chunk, R x C
+chunks, Q = R*C, H heads if their patterns differ, else 1. E pairs of chunks, T masks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vil.ops.patterns.base import Grid, Pairs, Pattern, Reach
+from vil.ops.window import ChunkGrid
+from vil.utils.transforms import untraced
+
+PAIRS_AT_ONCE = 1 << 21  # of tokens, while a layout is built
+MAX_MASK_BYTES = 1 << 30
+FULL, ABSENT = -1, -2  # indices that stand for a mask: all pairs visible, none visible
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Layout(ChunkGrid):
+    """A pattern on a grid, computed in chunks.
+
+    grid: rows and columns of tokens. size: w, the side of a chunk. The result of attention does not
+    depend on it.
+    max_reach: the largest displacement (rows, columns) with a bias of its own; pairs farther apart
+    have the bias of this displacement (Shaw et al., arXiv:1803.02155, section 3.2). By default the
+    pattern's reach, or that of the grid if the pattern has none.
+
+    Raises ValueError for a size below 1, and if the pattern is not defined on the grid.
+    """
+
+    grid: Grid
+    size: int
+    pattern: Pattern
+    max_reach: Reach | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.grid) < 1 or self.size < 1:
+            raise ValueError(
+                f"grid and chunk must be positive, got grid {self.grid}, chunk {self.size}"
+            )
+        self.pattern.check_grid(self.grid)
+
+    def repeats(self) -> bool:
+        """Return False: in a layout, no query attends to a key twice."""
+        return False
+
+    @property
+    def heads(self) -> int:
+        """H: 1 if all heads have the same pattern."""
+        return self.pattern.heads
+
+    @property
+    def table_reach(self) -> Reach:
+        """The largest displacement (rows, columns) of the bias table."""
+        if self.max_reach is not None:
+            return self.max_reach
+        return self.pattern.reach or (self.grid[0] - 1, self.grid[1] - 1)
+
+    @property
+    def table_entries(self) -> int:
+        """The number of entries of the bias table of a head."""
+        top, left = self.table_reach
+        return (2 * top + 1) * (2 * left + 1)
+
+    def bias_index(self, rows: Tensor, cols: Tensor) -> Tensor:
+        """Return the index of displacements into a flattened bias table.
+
+        The table has 2 * reach + 1 rows and columns, with the displacement (0, 0) in the middle.
+        """
+        (top, left) = self.table_reach
+        rows, cols = rows.clamp(-top, top), cols.clamp(-left, left)
+        return (rows + top) * (2 * left + 1) + cols + left
+
+    @property
+    def mask(self) -> Tensor:
+        """The mask of all pairs, (H, L, L) bool. It is cached for a few layouts."""
+        return dense_mask(self)
+
+    @property
+    def lists(self) -> ChunkLists:
+        """The pairs of chunks. They are cached for some layouts."""
+        return build_lists(self)
+
+    @property
+    def density(self) -> float:
+        """The fraction of all pairs of chunks that are computed, the mean over heads."""
+        return len(self.lists.query) / (self.heads * math.prod(self.chunks) ** 2)
+
+    def count_pairs(self) -> int:
+        """Count the visible pairs of tokens, of all heads with patterns of their own."""
+        return self.lists.num_visible
+
+    def chunk_tokens(self, chunks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows and columns of the tokens of chunks, (.., W) each, not clipped."""
+        inside = torch.arange(self.tile)
+        row, col = chunks // self.chunks[1], chunks % self.chunks[1]
+        rows = row[..., None] * self.size + inside // self.size
+        return rows, col[..., None] * self.size + inside % self.size
+
+    def tile_masks(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Return the masks of pairs of chunks, (n, W, W) bool. head, query, key (n,): their head
+        and their chunks."""
+        (query_row, query_col), (key_row, key_col) = map(self.chunk_tokens, (query, key))
+        inside = (key_row < self.grid[0]) & (key_col < self.grid[1])  # (n, W)
+        tokens = [query_row, query_col, key_row, key_col]
+        if not self.pattern.invariant:  # else equal displacements must have equal masks
+            tokens = [x.clamp(max=self.grid[at % 2] - 1) for at, x in enumerate(tokens)]
+        queries, keys = (
+            [x.unsqueeze(dim) for x in part] for part, dim in ((tokens[:2], 2), (tokens[2:], 1))
+        )
+        visible = self.pattern.visible(Pairs(self.grid, *queries, *keys))
+        if self.heads > 1:
+            visible = visible.expand(self.heads, len(head), self.tile, self.tile)
+            visible = visible[head, torch.arange(len(head))]
+        return visible.expand(len(head), self.tile, self.tile) & inside[:, None]
+
+
+@dataclass(frozen=True)
+class ChunkLists:
+    """The pairs of chunks of a layout that are not absent, sorted by head, query and key.
+
+    head, query, key (E,) int64: the head and the chunks of each pair. mask (E,) int64: the index of
+    its mask in `masks` (T, W, W) bool; FULL if all pairs of its tokens are visible. num_visible:
+    visible pairs of tokens. num_blind: tokens, counted for each head, that attend to no token.
+    """
+
+    head: Tensor
+    query: Tensor
+    key: Tensor
+    mask: Tensor
+    masks: Tensor
+    num_visible: int
+    num_blind: int
+
+
+@lru_cache(maxsize=8)
+@untraced
+def dense_mask(layout: Layout) -> Tensor:
+    """Return the mask of all pairs of tokens, (H, L, L) bool."""
+    mask = layout.pattern.mask(layout.grid)
+    return (mask if mask.ndim == 3 else mask[None]).contiguous()
+
+
+@lru_cache(maxsize=64)
+@untraced
+def build_lists(layout: Layout) -> ChunkLists:
+    """Find the pairs of chunks of a layout, and their masks.
+
+    Logs a warning if tokens attend to no token of the grid. Raises ValueError if the masks would
+    take more than MAX_MASK_BYTES.
+    """
+    near = layout.pattern.chunk_pairs(layout.grid, layout.size)
+    pairs = near.expand(layout.heads, -1, -1).nonzero()
+    some, which = _distinct(layout, pairs)
+    masks, number = _distinct_masks(layout, some)
+    number = number[which]
+    pairs, number = pairs[number != ABSENT], number[number != ABSENT]
+    head, query, key = pairs.unbind(1)
+    of_mask = F.pad(masks.sum(2), (0, 0, 0, 1), value=layout.tile)  # the last row is that of FULL
+    num_keys = of_mask[number] * _real_tokens(layout)[query]  # (E, W)
+    seen = torch.zeros(layout.heads, math.prod(layout.chunks), layout.tile, dtype=torch.int64)
+    seen.index_put_((head, query), num_keys, accumulate=True)
+    num_blind = layout.heads * layout.length - int((seen > 0).sum())
+    if num_blind:
+        log.warning(
+            "pattern %s on %d x %d tokens: %d of %d tokens attend to no token of the grid",
+            layout.pattern, *layout.grid, num_blind, layout.heads * layout.length,
+        )  # fmt: skip
+    return ChunkLists(head, query, key, number, masks, int(num_keys.sum()), num_blind)
+
+
+def _distinct(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (pairs of chunks whose masks may differ, for each pair the index of its like).
+
+    In a pattern that depends on the displacement only, the pairs with the same displacement have
+    equal masks, unless the chunk of the key is cut by the end of the grid.
+    """
+    if not layout.pattern.invariant:
+        return pairs, torch.arange(len(pairs))
+    (rows, cols), (_, query, key) = layout.chunks, pairs.unbind(1)
+    row, col = key // cols, key % cols
+    kind = [query // cols - row, query % cols - col, row == rows - 1, col == cols - 1]
+    _, which = torch.stack([x.long() for x in kind], 1).unique(dim=0, return_inverse=True)
+    first = torch.zeros(int(which.max()) + 1, dtype=torch.int64)
+    first[which] = torch.arange(len(pairs))  # any of the pairs
+    return pairs[first], which
+
+
+def _distinct_masks(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (masks (T, W, W) without duplicates, index of each pair's mask, FULL or ABSENT)."""
+    shape = (layout.tile, layout.tile)
+    ends = {_packed(torch.zeros(1, *shape))[0]: ABSENT, _packed(torch.ones(1, *shape))[0]: FULL}
+    numbers, masks, index = dict(ends), [], []
+    for part in pairs.split(max(1, PAIRS_AT_ONCE // layout.tile**2)):
+        tiles = layout.tile_masks(*part.unbind(1))
+        for tile, bits in zip(tiles, _packed(tiles)):
+            if bits not in numbers:
+                numbers[bits] = len(masks)
+                masks.append(tile)
+            index.append(numbers[bits])
+        if len(masks) * layout.tile**2 > MAX_MASK_BYTES:
+            raise ValueError(
+                f"pattern {layout.pattern} on {layout.grid[0]} x {layout.grid[1]} tokens: the "
+                f"masks of its chunks take more than {MAX_MASK_BYTES >> 20} MiB"
+            )
+    masks = torch.stack(masks) if masks else torch.zeros(0, *shape, dtype=torch.bool)
+    return masks, torch.tensor(index, dtype=torch.int64)
+
+
+def _packed(tiles: Tensor) -> list[bytes]:
+    """Return the bits of each mask."""
+    return [row.tobytes() for row in np.packbits(tiles.flatten(1).numpy() != 0, axis=1)]
+
+
+def _real_tokens(layout: Layout) -> Tensor:
+    """Return which tokens of the chunks are in the grid, (Q, W) bool."""
+    rows, cols = layout.chunk_tokens(torch.arange(math.prod(layout.chunks)))
+    return (rows < layout.grid[0]) & (cols < layout.grid[1])

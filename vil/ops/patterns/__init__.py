@@ -1,0 +1,54 @@
+"""Patterns of 2-D attention: which tokens of a grid are keys of which query, for any grid.
+
+A pattern is a predicate on pairs of tokens. Patterns are combined by `|`, `&` and `-`, in Python or
+as text in a config, such as "axial | local:5". `vil.ops.layout` turns a pattern into the lists of
+key chunks that a backend computes.
+
+The registry names the classes by location, so that importing this package does not import torch.
+Each name is also an attribute of this package: `patterns.local(5) | patterns.axial()`.
+"""
+
+from typing import Any
+
+from vil.utils.lazy import lazy_exports
+from vil.utils.registry import Registry
+
+_HERE = "vil.ops.patterns"
+_lazy, __dir__, __all__ = lazy_exports(
+    _HERE,
+    {"Pairs": f"{_HERE}.base", "Pattern": f"{_HERE}.base", "parse_pattern": f"{_HERE}.expression"},
+)
+__all__ += ["PATTERNS", "register_pattern"]
+
+PATTERNS = Registry("pattern", check=f"{_HERE}.base:check_entry")
+for _name, _home, _about in (
+    ("local", "geometric:Local", "keys up to a distance: local:DISTANCE[,NORM]"),
+    ("axial", "geometric:Axial", "keys in the row and the column of the query"),
+    ("dilated", "geometric:Dilated", "keys a multiple of STEP away: dilated:STEP"),
+    ("swin", "geometric:Swin", "windows that do not overlap: swin:WINDOW[,SHIFT]"),
+    ("window", "geometric:ChunkWindow", "the window of longformer: window:SIZE[,SW_EXACT]"),
+    ("gaussian", "sampled:gaussian", "sampled near keys: gaussian:SIGMA,DENSITY[,SEED]"),
+    ("random", "sampled:random", "sampled keys: random:DENSITY[,SEED]"),
+    ("probability", "sampled:probability", "sampled by a function of yours, in Python only"),
+    ("global_tokens", "explicit:GlobalTokens", "the first COUNT tokens see, and are seen by, all"),
+    ("from_mask", "explicit:from_mask", "a mask of token pairs: from_mask:FILE.npy"),
+    ("from_blocks", "explicit:from_blocks", "a mask of chunk pairs: from_blocks:FILE.npy,CHUNK"),
+):
+    PATTERNS.add(_name, f"{_HERE}.{_home}", _about)
+
+
+def __getattr__(name: str) -> Any:
+    return PATTERNS.load(name) if name in PATTERNS else _lazy(name)
+
+
+def register_pattern(name: str, cls_or_home: Any, *, about: str = "") -> None:
+    """Register a pattern under a name, for patterns given as text.
+
+    cls_or_home: a subclass of `Pattern` or a function that returns one, or its location as a string
+    "module:attribute". The arguments in the text become its positional and keyword arguments:
+    "mine:3,seed=1" calls it as mine(3, seed=1).
+
+    Raises ValueError for a name that is already taken or is not an identifier, and for an object
+    that cannot be called.
+    """
+    PATTERNS.register(name, cls_or_home, about)

@@ -1,0 +1,283 @@
+"""The base class of patterns, the pairs of tokens that it is asked about, and its algebra.
+
+Shapes: X Y grid rows and columns, L = X*Y tokens, H heads if their patterns differ,
+else 1, w chunk side, Q chunks of w x w tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from vil.utils.registry import Entry, load_object
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Grid = tuple[int, int]
+Reach = tuple[int, int]
+BY_NUMBER: WeakValueDictionary[int, Pattern] = WeakValueDictionary()
+_counter = itertools.count()
+LAYOUT = "vil.ops.layout:Layout"  # which imports this file
+DENSITY_CHUNK = 8  # of the layout from which `density` is counted
+
+
+class Pairs(NamedTuple):
+    """Pairs of a query and a key: their positions in a grid, int64 tensors that broadcast.
+
+    The displacement of a pair is the position of the query minus that of the key.
+    """
+
+    grid: Grid
+    query_row: Tensor
+    query_col: Tensor
+    key_row: Tensor
+    key_col: Tensor
+
+    @property
+    def rows(self) -> Tensor:
+        """Rows from the key to the query."""
+        return self.query_row - self.key_row
+
+    @property
+    def cols(self) -> Tensor:
+        """Columns from the key to the query."""
+        return self.query_col - self.key_col
+
+    @property
+    def query(self) -> Tensor:
+        """Index of the query in the grid, row-major."""
+        return self.query_row * self.grid[1] + self.query_col
+
+    @property
+    def key(self) -> Tensor:
+        """Index of the key in the grid, row-major."""
+        return self.key_row * self.grid[1] + self.key_col
+
+    @classmethod
+    def of_tokens(cls, grid: Grid, query: Tensor, key: Tensor) -> Pairs:
+        """Return the pairs of tokens given by their indices."""
+        cols = grid[1]
+        return cls(grid, query // cols, query % cols, key // cols, key % cols)
+
+    @classmethod
+    def every(cls, grid: Grid) -> Pairs:
+        """Return all pairs of a grid; they broadcast to (L, L)."""
+        row = torch.arange(grid[0])[:, None].expand(grid).flatten()
+        col = torch.arange(grid[1])[None, :].expand(grid).flatten()
+        return cls(grid, row[:, None], col[:, None], row, col)
+
+
+class Pattern:
+    """Which keys each query of a grid attends to.
+
+    A subclass defines `visible`. It should be a frozen dataclass, whose fields are the arguments of
+    the pattern; two patterns with equal fields are then one pattern. Three attributes describe it:
+
+    heads: H, 1 if all heads have the same pattern.
+    invariant: whether the pattern depends on the displacement of a pair only. Such a pattern is
+      built faster.
+    reach: the largest displacement (rows, columns) of a visible pair in any grid; None if it grows
+      with the grid. With a reach, only chunks within it are looked at.
+    """
+
+    number: int  # of the object in this process, by which torch operators name it
+    heads: int = 1
+    invariant: bool = False
+    reach: Reach | None = None
+    precedence: ClassVar[int] = 9  # of the text: an operand of lower precedence gets parentheses
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Pattern:
+        self = super().__new__(cls)
+        object.__setattr__(self, "number", next(_counter))
+        BY_NUMBER[self.number] = self
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to copy or pickle; a copy has its own number."""
+        return {name: value for name, value in vars(self).items() if name != "number"}
+
+    def visible(self, pairs: Pairs) -> Tensor:
+        """Return whether the query of each pair attends to its key, bool in the shape of the pairs.
+
+        With H > 1, the result has a first dimension H.
+        """
+        raise NotImplementedError
+
+    def chunk_pairs(self, grid: Grid, chunk: int) -> Tensor:
+        """Return which chunks a chunk may attend to, (H or 1, Q, Q) bool.
+
+        False where no query of the first chunk attends to a key of the second.
+        """
+        rows, cols = chunk_distances(grid, chunk)
+        if self.reach is None:
+            return torch.ones(1, *rows.shape, dtype=torch.bool)
+        # chunks n apart have tokens at least (n - 1) * chunk + 1 apart
+        near = [(n - 1) * chunk < reach for n, reach in zip((rows, cols), self.reach)]
+        return (near[0] & near[1])[None]
+
+    def check_grid(self, grid: Grid) -> None:
+        """Raise ValueError if the pattern is not defined on a grid."""
+
+    def mask(self, grid: Grid) -> Tensor:
+        """Return the mask of all pairs of a grid, (L, L) bool, or (H, L, L) if heads differ."""
+        self.check_grid(grid)
+        pairs = Pairs.every(grid)
+        shape = (pairs.grid[0] * pairs.grid[1],) * 2
+        visible = self.visible(pairs)
+        return visible.expand(*((self.heads,) if self.heads > 1 else ()), *shape)
+
+    def layout(self, grid: Grid, chunk: int = 8) -> Any:
+        """Return the layout of the pattern on a grid, for `vil.ops.local_attention`."""
+        return load_object(LAYOUT)(grid, chunk, self)
+
+    def density(self, grid: Grid) -> float:
+        """Return the fraction of all pairs of a grid that are visible, the mean over heads."""
+        return self.layout(grid, DENSITY_CHUNK).count_pairs() / (self.heads * math.prod(grid) ** 2)
+
+    def plot(self, grid: Grid, query: Grid | None = None) -> Figure:
+        """Draw the keys of one query, by default in the middle, and the mask of all pairs."""
+        from vil.ops.patterns.plot import plot_mask
+
+        return plot_mask(self.mask(grid), grid, query, str(self))
+
+    def __or__(self, other: Pattern) -> Pattern:
+        return combine("|", self, other)
+
+    def __and__(self, other: Pattern) -> Pattern:
+        return combine("&", self, other)
+
+    def __sub__(self, other: Pattern) -> Pattern:
+        return combine("-", self, other)
+
+    def __str__(self) -> str:
+        """Return the text that `parse_pattern` reads."""
+        arguments = [getattr(self, field.name) for field in fields(self)]
+        return f"{self.name}:{','.join(map(str, arguments))}" if arguments else self.name
+
+    @property
+    def name(self) -> str:
+        """The name under which the class is registered, else the name of the class."""
+        from vil.ops.patterns import PATTERNS
+
+        cls = type(self)
+        home = f"{cls.__module__}:{cls.__qualname__}"
+        return next((n for n, e in PATTERNS.items() if e.home in (cls, home)), cls.__name__)
+
+
+@dataclass(frozen=True)
+class Combination(Pattern):
+    """Two patterns joined by `|` (union), `&` (intersection) or `-` (difference)."""
+
+    sign: str
+    left: Pattern
+    right: Pattern
+
+    @property
+    def heads(self) -> int:
+        return max(self.left.heads, self.right.heads)
+
+    @property
+    def invariant(self) -> bool:
+        return self.left.invariant and self.right.invariant
+
+    @property
+    def reach(self) -> Reach | None:
+        left, right = self.left.reach, self.right.reach
+        if self.sign == "-":
+            return left
+        if left is None or right is None:
+            return None if self.sign == "|" else left or right
+        choose = max if self.sign == "|" else min
+        return choose(left[0], right[0]), choose(left[1], right[1])
+
+    @property
+    def precedence(self) -> int:
+        return OPERATORS[self.sign].precedence
+
+    def visible(self, pairs: Pairs) -> Tensor:
+        return OPERATORS[self.sign].join(self.left.visible(pairs), self.right.visible(pairs))
+
+    def chunk_pairs(self, grid: Grid, chunk: int) -> Tensor:
+        left = self.left.chunk_pairs(grid, chunk)
+        if self.sign == "-":
+            return left
+        return OPERATORS[self.sign].join(left, self.right.chunk_pairs(grid, chunk))
+
+    def check_grid(self, grid: Grid) -> None:
+        self.left.check_grid(grid)
+        self.right.check_grid(grid)
+
+    def __str__(self) -> str:
+        left, right = str(self.left), str(self.right)
+        left = f"({left})" if self.left.precedence < self.precedence else left
+        right = f"({right})" if self.right.precedence <= self.precedence else right
+        return f"{left} {self.sign} {right}"
+
+
+class Operator(NamedTuple):
+    """An operator of patterns, with Python's precedence."""
+
+    precedence: int
+    join: Callable[[Tensor, Tensor], Tensor]
+
+
+OPERATORS = {
+    "|": Operator(1, operator.or_),
+    "&": Operator(2, operator.and_),
+    "-": Operator(3, lambda a, b: a & ~b),
+}
+
+
+def combine(sign: str, left: Pattern, right: Pattern) -> Pattern:
+    """Return left | right, left & right or left - right.
+
+    Raises ValueError if both have patterns per head, of different numbers of heads.
+    """
+    if not isinstance(right, Pattern):
+        return NotImplemented
+    if left.heads != right.heads and 1 not in (left.heads, right.heads):
+        raise ValueError(
+            f"patterns of {left.heads} and of {right.heads} heads cannot be combined by {sign}"
+        )
+    return Combination(sign, left, right)
+
+
+def chunk_distances(grid: Grid, chunk: int) -> tuple[Tensor, Tensor]:
+    """Return the rows and the columns between each two chunks of a grid, two (Q, Q) int64, in
+    chunks."""
+    rows, cols = (-(-side // chunk) for side in grid)
+    number = torch.arange(rows * cols)
+    row, col = number // cols, number % cols
+    return (row[:, None] - row).abs(), (col[:, None] - col).abs()
+
+
+def operands(pattern: Pattern) -> Iterator[Pattern]:
+    """Yield the patterns that a pattern is combined from; the pattern itself if it is no
+    combination."""
+    if not isinstance(pattern, Combination):
+        yield pattern
+        return
+    yield from operands(pattern.left)
+    yield from operands(pattern.right)
+
+
+def check_entry(cls: Any, entry: Entry) -> None:
+    """Raise ValueError unless a registered object can make patterns under its name."""
+    if not entry.name.isidentifier():
+        raise ValueError(f"the pattern name {entry.name!r} must consist of letters, digits and _")
+    if not callable(cls):
+        raise ValueError(f"pattern {entry.name!r} must be a class or a function, got {cls!r}")
+    if isinstance(cls, type) and (not issubclass(cls, Pattern) or cls.visible is Pattern.visible):
+        raise ValueError(
+            f"pattern {entry.name!r} ({cls.__name__}) must be a subclass of "
+            "vil.ops.patterns.Pattern that defines visible"
+        )

@@ -1,0 +1,201 @@
+"""Patterns whose pairs are sampled once, with a probability for each pair.
+
+A hash of (seed, query, key) gives each pair a random number, so that any part of the mask can be
+computed without the rest, and equally on every machine.
+
+Pairs are sampled without replacement, with probabilities proportional to their weights: each pair
+has an exponential arrival time with its weight as the rate, and the first arrivals are the sample
+(Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006). Up to EXACT_TOKENS
+tokens the sample has the exact size. In larger grids, pairs are sampled independently, with the
+size as expectation.
+
+Shapes: X Y grid rows and columns, L = X*Y tokens.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from vil.ops.patterns.base import Grid, Pairs, Pattern
+
+EXACT_TOKENS = 8192
+PAIRS_AT_ONCE = 1 << 20
+BIN_SHIFT = 48  # of a float64: the sign, the exponent and four bits of the mantissa are left
+BINS = 1 << 15
+BISECTIONS = 60
+LATEST = 1e300
+SAMPLED_QUERIES = 1024  # of larger grids, to estimate the number of arrivals
+Weights = Callable[[Pairs], Tensor]
+# constants of SplitMix64 (Steele, Lea and Flood, 2014)
+GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def random(density: float, seed: int = 0) -> "Sampled":
+    """Return a pattern of keys sampled with equal probability (Big Bird, arXiv:2007.14062).
+
+    density: fraction of all pairs of a grid that are sampled. seed: of the sample.
+    Raises ValueError for a density outside of (0, 1].
+    """
+    return Sampled(Uniform(), density, seed, f"random:{density},{seed}")
+
+
+def gaussian(sigma: float, density: float, seed: int = 0) -> "Sampled":
+    """Return a pattern of keys sampled with a Gaussian of their distance from the query.
+
+    sigma: standard deviation in tokens. density, seed: see `random`.
+    """
+    if not isinstance(sigma, int | float) or not sigma > 0:
+        raise ValueError(f"gaussian: sigma must be above 0, got {sigma!r}")
+    return Sampled(Gaussian(sigma), density, seed, f"gaussian:{sigma},{density},{seed}")
+
+
+def probability(weights: Weights, density: float, seed: int = 0) -> "Sampled":
+    """Return a pattern of keys sampled with probabilities of your own.
+
+    weights: a function from `Pairs` to their weights, a tensor that broadcasts to the pairs. Pairs
+    are sampled in proportion to their weights, which are not negative. density, seed: see `random`.
+    """
+    return Sampled(weights, density, seed, "")
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Weights that are equal for all pairs."""
+
+    def __call__(self, pairs: Pairs) -> Tensor:
+        return torch.ones(())
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Weights that fall with the distance of a pair. sigma: standard deviation in tokens."""
+
+    sigma: float
+
+    def __call__(self, pairs: Pairs) -> Tensor:
+        squared = (pairs.rows**2 + pairs.cols**2).double()
+        return torch.exp(squared / (-2 * self.sigma**2))
+
+
+@dataclass(frozen=True)
+class Sampled(Pattern):
+    """A sample of all pairs. fraction: the share of pairs that are sampled. text: see `str`."""
+
+    weights: Weights
+    fraction: float
+    seed: int
+    text: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.fraction, int | float) or not 0 < self.fraction <= 1:
+            raise ValueError(f"the density must be above 0 and at most 1, got {self.fraction!r}")
+
+    def visible(self, pairs: Pairs) -> Tensor:
+        return self.arrival(pairs) <= _last_arrival(self, pairs.grid)
+
+    def arrival(self, pairs: Pairs) -> Tensor:
+        """Return the arrival time of each pair, float64; infinity for a weight of 0."""
+        weight = self.weights(pairs).double()
+        return -torch.log(uniform(self.seed, pairs.query, pairs.key)) / weight
+
+    def __str__(self) -> str:
+        return self.text or f"probability:{self.weights},{self.fraction},{self.seed}"
+
+
+def uniform(seed: int, query: Tensor, key: Tensor) -> Tensor:
+    """Return a random number in (0, 1) for each pair of indices, float64."""
+    x = mix(mix(torch.tensor(seed) + query) + key)
+    return ((x >> 11) & ((1 << 53) - 1)).double().add_(0.5).mul_(2.0**-53)
+
+
+def mix(x: Tensor) -> Tensor:
+    """Return SplitMix64 of each int64 number. Products wrap around."""
+    x = x + _signed(GOLDEN)
+    x = (x ^ _shift_right(x, 30)) * _signed(FIRST)
+    x = (x ^ _shift_right(x, 27)) * _signed(SECOND)
+    return x ^ _shift_right(x, 31)
+
+
+def _signed(number: int) -> int:
+    """Return the signed 64-bit number with the bits of an unsigned one."""
+    return number - (1 << 64)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Shift without copying the sign bit."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+@lru_cache(maxsize=256)
+def _last_arrival(pattern: Sampled, grid: Grid) -> float:
+    """Return the time up to which the pairs of a grid are sampled."""
+    length = math.prod(grid)
+    wanted = max(1, round(pattern.fraction * length**2))
+    if length <= EXACT_TOKENS:
+        return _exact_arrival(pattern, grid, wanted)
+    return _expected_arrival(pattern, grid, wanted / length**2)
+
+
+def _exact_arrival(pattern: Sampled, grid: Grid, wanted: int) -> float:
+    """Return the arrival time of the last of `wanted` pairs.
+
+    The first pass counts the times by their leading bits, the second sorts those in one bin.
+    Raises ValueError if fewer pairs have a weight.
+    """
+    times = (pattern.arrival(pairs).flatten() for pairs in _all(grid))
+    counts = sum(_bins(time).bincount(minlength=BINS) for time in times)
+    total = counts.cumsum(0)
+    last = int((total < wanted).sum())
+    if last == _bins(torch.tensor(math.inf, dtype=torch.float64)):
+        raise ValueError(
+            f"{pattern}: {wanted} pairs of a grid of {grid[0]} x {grid[1]} tokens are to be "
+            f"sampled, but only {int(total[last - 1])} have a weight above 0"
+        )
+    times = (pattern.arrival(pairs).flatten() for pairs in _all(grid))
+    of_bin = torch.cat([time[_bins(time) == last] for time in times])
+    return of_bin.kthvalue(wanted - int(total[last] - counts[last])).values.item()
+
+
+def _bins(time: Tensor) -> Tensor:
+    """Return the leading bits of each time. Bits of positive floats are in the order of the
+    numbers."""
+    return (time.view(torch.int64) >> BIN_SHIFT).clamp(min=0)
+
+
+def _expected_arrival(pattern: Sampled, grid: Grid, density: float) -> float:
+    """Return the time at which the expected share of arrived pairs is `density`.
+
+    It is estimated from the weights of some queries, and found by bisection.
+    """
+    step = max(1, math.prod(grid) // SAMPLED_QUERIES)
+    weights = torch.cat([_weights(pattern, pairs) for pairs in _all(grid, step)])
+    low, high = 0.0, 1.0
+    while _share(weights, high) < density and high < LATEST:
+        low, high = high, 2 * high
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _share(weights, middle) < density else (low, middle)
+    return high
+
+
+def _share(weights: Tensor, time: float) -> float:
+    """Return the expected share of pairs that have arrived."""
+    return -torch.expm1(-time * weights).mean().item()
+
+
+def _weights(pattern: Sampled, pairs: Pairs) -> Tensor:
+    """Return the weights of pairs, flat."""
+    shape = torch.broadcast_shapes(pairs.query.shape, pairs.key.shape)
+    return pattern.weights(pairs).double().expand(shape).flatten()
+
+
+def _all(grid: Grid, step: int = 1) -> Iterator[Pairs]:
+    """Yield the pairs of every `step`-th query with all keys, some queries at a time."""
+    length = math.prod(grid)
+    keys = torch.arange(length)
+    for queries in torch.arange(0, length, step).split(max(1, PAIRS_AT_ONCE // length)):
+        yield Pairs.of_tokens(grid, queries[:, None], keys)
