@@ -1,4 +1,4 @@
-"""The exceptions that vil raises for what a user can mend; `exit_code` is that of a command."""
+"""Exceptions for problems that a user can fix. `exit_code`: of a command that raises one."""
 
 # ruff: noqa: F401
 

@@ -42,7 +42,8 @@ class Baseline(NamedTuple):
 
 
 def differentiate(compute: Callable[[], Tensor], leaves: list[Tensor], dout: Tensor) -> Candidate:
-    """Return a candidate from a forward function. Its backward computes all leaves' gradients."""
+    """Return a candidate from a forward function. The backward of the candidate computes the
+    gradients of all leaves."""
     grad = torch.autograd.grad
     return Candidate(compute, lambda out: grad(out, leaves, dout, materialize_grads=True))
 
@@ -56,8 +57,9 @@ def sdpa(case: Case, inputs: Inputs) -> Candidate:
 def natten(case: Case, inputs: Inputs) -> Candidate:
     """Return a candidate for NATTEN's 2-D attention to the (2w+1)**2 nearest tokens.
 
-    Inputs have NATTEN's layout. Unlike the backends, NATTEN adds no bias and, at the border, moves
-    the window inwards instead of cutting it.
+    The inputs are converted to NATTEN's layout here, outside the timed functions. Unlike the
+    backends, NATTEN adds no bias and, at the border, moves the window inwards instead of cutting
+    it.
     """
     from natten.functional import na2d
 

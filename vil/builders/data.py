@@ -111,7 +111,7 @@ def check_dataset_arguments(cfg: CfgNode, arguments_of: Callable[[str], list[str
 @contextmanager
 def dataset_arguments(cfg: CfgNode, name: str, taken: list[str]) -> Iterator[dict[str, Any]]:
     """Yield a dict of the items of DATA.KWARGS with keys in `taken`. Open the dataset in the `with`
-    block: a TypeError there, as for wrong arguments, is raised as ConfigError."""
+    block: a TypeError there, such as for a wrong argument, becomes a ConfigError."""
     try:
         yield {key: value for key, value in cfg.DATA.KWARGS.items() if key in taken}
     except TypeError as error:

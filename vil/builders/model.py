@@ -135,10 +135,10 @@ def find_weights(given: str, data_dir: str) -> Path:
     """Return the path of a weight file or checkpoint folder.
 
     given: a name such as "ViL_Tiny_Weights.IMAGENET1K_V1", or a path, which may also be relative to
-    `data_dir` (DATA.DATA_DIR). A run's folder stands for its best checkpoint. The files `best` and
-    `last` stand for the checkpoint that they name.
+    `data_dir` (DATA.DATA_DIR). For a run's folder, its best checkpoint is used; for a file `best`
+    or `last`, the checkpoint that is named in the file.
 
-    If a checkpoint has averaged weights (OPTIM.EMA), returns the file of these. Raises
+    If a checkpoint has averaged weights (OPTIM.EMA), the path is that of their file. Raises
     CheckpointError if there are no weights at the path, or if a checkpoint is corrupt.
     """
     if MEMBER.fullmatch(given) and not Path(given).exists():

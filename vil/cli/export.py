@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_files(result) -> None:
-    """Print the largest difference from the model, and the size of each file."""
+    """Print the largest difference from the model per input shape, and the size of each file."""
     print(result.report)
     for difference in result.differences:
         images = " x ".join(map(str, difference.shape))

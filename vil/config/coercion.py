@@ -72,7 +72,7 @@ def _number(text: str) -> float:
 
 
 def _text(text: str) -> str:
-    """Remove quotes around a text. They remain if a word in the shell is quoted twice: "'no'"."""
+    """Remove quotes around a text. The shell leaves the inner ones in a word such as "'no'"."""
     if isinstance(text, Quoted):
         return str(text)
     if text in NOTHING:

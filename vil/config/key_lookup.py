@@ -37,7 +37,7 @@ def is_known(key: str) -> bool:
 def nearest(key: str) -> str | None:
     """Return the declared key that is most similar to `key`; None if no key is similar enough.
 
-    The full key and its last part are compared.
+    Similarity is the sum of those of the full keys and of their last parts.
     """
     if last(key).upper() in ALIASES:
         return ALIASES[last(key).upper()]

@@ -141,8 +141,8 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
 
 
 def _infer_task(cfg: CfgNode, settings: Sequence[Setting]) -> None:
-    """Set TASK to the task that another key implies, unless the same or a later source sets
-    TASK."""
+    """Set TASK to the task that another key implies, unless TASK is set by the same source as that
+    key or by a later one."""
     explicit = next((s for s in reversed(settings) if s.key == "TASK"), None)
     for name, entry in registry("task").items():
         key = entry.facts.get("implied_by")

@@ -58,7 +58,8 @@ def match_classes(
         by_position: leave the dataset unchanged, whatever its class names are.
 
     If the dataset or the model has no class names, classes are matched by position. A warning is
-    logged if only one of them has names. Raises DataError if the names differ.
+    logged if only one of them has names. Raises DataError if the sets of names differ, or if names
+    that must be reordered are not unique.
     """
     here, learned = list(dataset.classes), list(learned)
     if here == learned or by_position:
@@ -111,9 +112,9 @@ def read_class_mapping(
 ) -> Tensor:
     """Read the mapping from model classes to dataset classes (DATA.TARGETMAP).
 
-    It is needed if the two differ. The JSON file maps "<class number of the model>" to
-    "<name>(...)". The text from the last "(" on is ignored. The rest, <name>, selects the dataset
-    classes called <name> and those whose name starts with "<name>(".
+    A mapping is needed if the dataset has other classes than the model. The JSON file maps "<class
+    number of the model>" to "<name>(...)". The last "(" and the text after it are ignored. <name>
+    selects the dataset classes called <name> and those whose name starts with "<name>(".
 
     Returns a many-to-many bool mapping (num_classes, classes of the dataset). Logs a warning if
     some dataset classes are not mapped. Raises DataError if the file is invalid, has a class number

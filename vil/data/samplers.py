@@ -58,9 +58,9 @@ def epoch_order(n: int, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
     """Return the dataset indices (N,) int64 of one epoch in random order.
 
     If repeats > 1, each sample comes `repeats` times in a row, and an epoch has about N / repeats
-    distinct samples. This is repeated augmentation (Hoffer et al., arXiv:1901.09335; 3 in DeiT,
-    arXiv:2012.12877). All numpy versions give the same order, so a run can resume under another
-    one.
+    distinct samples. This is repeated augmentation (Hoffer et al., arXiv:1901.09335); DeiT
+    (arXiv:2012.12877) uses 3 repeats. All numpy versions give the same order, so a run can resume
+    under another version.
     """
     generator = np.random.RandomState(np.random.MT19937(seed_sequence("order", seed, epoch)))
     return generator.permutation(n)[: -(-n // repeats)].repeat(repeats)[:n]

@@ -120,8 +120,8 @@ class NonFiniteSteps:
         self.in_a_row = 0
 
     def count(self, flags: Flags, model: nn.Module, **record: Any) -> int:
-        """Return 1 if the step was skipped, else 0. Before it raises DivergedError, write a file to
-        crash/."""
+        """Return 1 if the step was skipped, else 0. Writes a file to crash/ before raising
+        DivergedError."""
         self.in_a_row = self.in_a_row + 1 if flags.bad else 0
         if self.in_a_row > self.limit:
             dump(self.file, model, record | {"samples": record["samples"].tolist()})

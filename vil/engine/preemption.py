@@ -1,9 +1,9 @@
 """Stop a run cleanly after a signal, and end it by force if a step hangs.
 
 The first SIGTERM, SIGUSR1 (which schedulers send in advance) or SIGINT (Ctrl-C) is recorded. The
-ranks exchange it with the flags of each training step, and between the batches of an evaluation.
-Then all ranks raise StoppedError at the same point, and the loop saves a checkpoint. The signal
-handler itself saves nothing, because it may run in the middle of a collective.
+ranks share it together with the flags of each training step, and between the batches of an
+evaluation. Then all ranks raise StoppedError at the same point, and the loop saves a checkpoint.
+The signal handler itself saves nothing, because it may run in the middle of a collective.
 
 A watchdog thread ends the process if no step has finished for `hang_seconds`, or within
 `grace_seconds` after a signal. First it writes the stacks of all threads to stderr and to
@@ -161,7 +161,8 @@ class PreemptionGuard:
 
 
 def describe_position() -> str:
-    """Describe where the main thread is, outside torch, and whether it waits for other ranks."""
+    """Describe the main thread's innermost frame outside torch, and whether the thread waits for
+    other ranks."""
     frame = sys._current_frames().get(threading.main_thread().ident)
     stack = traceback.extract_stack(frame)
     waits = any(part in line.filename for line in stack for part in COLLECTIVES)

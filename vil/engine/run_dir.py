@@ -106,7 +106,7 @@ class RunDir:
 
 
 def outcome(error: BaseException | None) -> tuple[str, int, str]:
-    """Return (state, exit code, reason) of a run that ended with `error`, None for success."""
+    """Convert the error that ended a run, or None for success, to (state, exit code, reason)."""
     if error is None:
         return "finished", 0, ""
     if isinstance(error, StoppedError):
@@ -128,7 +128,7 @@ def open_folder(folder: Path) -> TextIO:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise RunFolderError if the folder contains a link to a file, a named pipe or a device.
+    """Raise RunFolderError if the folder contains a named pipe, a device or a link to a file.
 
     If someone else created the folder, such a link could make the run overwrite another file. Links
     to folders are allowed, such as `checkpoints` on another disk.

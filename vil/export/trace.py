@@ -78,8 +78,8 @@ def token_stride(model: nn.Module) -> int:
 def least_side(model: nn.Module) -> int:
     """Return the smallest image side for tracing with dynamic sizes.
 
-    It has at least two tokens, chunks and reduced tokens per row in every stage, because torch
-    treats dimensions of size 1 as constant.
+    torch treats dimensions of size 1 as constant. With this side, every stage has at least two
+    tokens per row and, depending on its attention, two chunks or two cells of keys.
     """
     if not isinstance(model, MsViT):
         return 2 * EXTERNAL_STRIDE

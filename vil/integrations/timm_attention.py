@@ -177,7 +177,7 @@ class PatchedAttention(GlobalLocalAttention):
         return self.proj_drop(torch.cat(rows, dim=1) if self.num_global else rows[0])
 
     def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x (B, T, C) to q, k, v (B, N, T, D), normalized."""
+        """Project x (B, T, C) to q, k, v (B, N, T, D), and normalize q and k."""
         if self.qkv is None:
             projected = (linear(x) for linear in (self.q_proj, self.k_proj, self.v_proj))
             # (B, T, M*D) -> (B, M, T, D): keys and values may have M < N heads

@@ -1,7 +1,7 @@
 """Named architectures of MsViT.
 
-They are those of arXiv:2103.15358, tables 1 and 9; two with the depths and widths of Swin, which
-the same authors published later; and the small vil_nano for 64-pixel images of digits.
+They are those of arXiv:2103.15358, tables 1 and 9; two that the same authors published later, with
+the depths and widths of Swin; and the small vil_nano for 64-pixel images of digits.
 """
 
 import fnmatch

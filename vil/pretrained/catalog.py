@@ -1,9 +1,9 @@
 """Weight enums in the style of torchvision, such as ViL_Tiny_Weights.IMAGENET1K_V1.
 
-There is one class per model and one member per file. A member has `url`, `sha256`, `transforms()`,
-which builds the input transform, and `meta`: parameters, multiply-accumulates, metrics, recipe and
-classes. meta also says whether the metrics are "published" by the authors or "measured" with this
-package. DEFAULT is the member with the best accuracy.
+There is one class per model and one member per file. A member has `url`, `sha256`, `meta` and
+`transforms()`, which builds the input transform. `meta` has the parameters, multiply-accumulates,
+metrics, recipe and classes. It also says whether the metrics are "published" by the authors or
+"measured" with this package. DEFAULT is the member with the best accuracy.
 
 ViL_Nano_Weights.DIGITS ships with the package. The files in published.csv are the authors'. Their
 host is offline, so a download fails with an error that explains how to use a local copy.

@@ -22,13 +22,13 @@ RESIZABLE = ("x_pos_embed", "y_pos_embed", TABLE, "head.weight", "head.bias")
 
 
 def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
-    """Return (name, model) for a state dict, with a randomly initialized model of its architecture.
+    """Return the name of a state dict's architecture, and a randomly initialized model of it.
 
     The state dict has vil's names or those of the 2021 reference. Image size, windows, number of
     classes and the attention of each stage (full or local) are inferred from the tensors. Windows
-    of models without a relative bias cannot be inferred and are those of the named architecture.
-    For a detector's backbone, the model crops its position embeddings on other grids, as the
-    reference did, instead of interpolating them.
+    of models without a relative bias cannot be inferred and are those of the named architecture. If
+    the state dict is a detector's, the model crops its position embeddings for other grid sizes, as
+    the reference did, instead of interpolating them.
 
     Raises CheckpointError, with the nearest model and the differences, if no model fits.
     """

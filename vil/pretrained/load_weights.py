@@ -286,7 +286,7 @@ def select_classes(head: str, classes: Sequence[str] | None) -> list[str] | None
 
 
 def _read_rows(head: str, count: int) -> Sequence[int]:
-    """Return the class indices in FILE, for a `head` of "rows:FILE", each below `count`."""
+    """Return the class indices in the FILE of a `head` "rows:FILE". All are below `count`."""
     path = Path(head.removeprefix("rows:"))
     if not path.is_file():
         raise CheckpointError(f"rows of the head: there is no {path}")

@@ -62,10 +62,10 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def find_weights(path: Path) -> Path:
-    """Return the weight file in a folder or run. Any other path is returned unchanged.
+    """Return the weight file in a model folder, checkpoint folder or run folder.
 
-    For a run folder, this is the file in its best checkpoint. For a run's file `best` or `last`, it
-    is the file in the checkpoint that `best` or `last` names.
+    A run folder stands for its best checkpoint. The files `best` and `last` of a run stand for the
+    checkpoint that they name. Any other path is returned unchanged.
     """
     if (path / "config.yaml").is_file():
         path = path / "checkpoints/best"

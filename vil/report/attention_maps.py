@@ -62,7 +62,7 @@ def draw_attention(image: np.ndarray, rows: list[Row], title: str, path: str | P
 
 
 def printable(text: str) -> str:
-    """Escape characters that fonts or file formats cannot show, and bytes that are not UTF-8."""
+    """Replace characters that cannot be printed, and escape bytes that are not UTF-8."""
     valid = text.encode("utf-8", "backslashreplace").decode()
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in valid)
 

@@ -64,8 +64,8 @@ class RunRecord:
 def metrics(file: Path) -> Iterator[dict]:
     """Yield the lines of a metrics.jsonl, without numbers that are not finite.
 
-    Incomplete lines are skipped: the last line may still be written, or a crash may have cut it. A
-    missing file yields nothing.
+    Incomplete lines are skipped: a run may be writing the last line, or a crash may have cut a line
+    short. A missing file yields nothing.
     """
     if not file.is_file():
         return

@@ -7,7 +7,7 @@ noun        what messages call a model of the task, such as "detector"
 implied_by  config key that selects the task if it is set and TASK is not
 hint        part of a message: how to write a config for the task
 commands    {command: one-line help} of the task's commands: "detect train", "detect check"
-spellings   {command: examples} of aliases for general commands: "detect train" for `vil train`
+spellings   {alias: example command lines} of general commands: "detect train" for `vil train`
 formats     choices of `vil predict --format`, the default first
 flags       {flag of `vil predict`: config key that the flag sets}
 defaults    {config key: default value in `vil predict`}

@@ -251,8 +251,8 @@ class ConfigTask(Task):
     def _check(self, dataset: Any, name: str, *, resuming: bool = True) -> None:
         """Read one image of a dataset and, if `resuming`, match its classes with the model's.
 
-        Reading logs warnings about images once here, instead of in every loader worker. Raises
-        DataError if the classes differ.
+        Warnings about images are then logged once here, instead of in every loader worker. Raises
+        DataError if the dataset's classes differ from the model's.
         """
         with suppress(OSError, AttributeError, IndexError):
             dataset.image(0)

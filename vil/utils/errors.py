@@ -87,7 +87,7 @@ def one_line(error: Exception) -> str:
 
 def explain_load_error(error: Exception) -> str:
     """Return a one-line reason why torch.load failed. Leaves out torch.load's advice to disable
-    weights_only, which would run code in the file."""
+    weights_only, because following it could run code in the file."""
     message = str(error)
     if "unsupported global" in message.lower() or message.startswith("Cannot use ``weights_only"):
         return "it holds pickled objects, which could run code; a state dict of tensors would not"

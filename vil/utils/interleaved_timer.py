@@ -134,10 +134,10 @@ def warm_up(
 
 
 def peak_bytes(candidate: Candidate, device: torch.device) -> tuple[int, int]:
-    """Return the peak bytes that a forward and backward pass allocates, as two numbers.
+    """Return the peak bytes of a forward and backward pass, as two numbers.
 
-    The first includes the output and the gradients. The second excludes them. It is too low if the
-    peak comes before the last gradient is allocated.
+    The first includes the output and the gradients, the second excludes them. The second is too low
+    if the peak comes before the last gradient is allocated.
     """
     results: list[Tensor] = []
 

@@ -70,8 +70,8 @@ class Entry:
 class Registry(Mapping[str, Entry]):
     """A mapping from name to entry for components of one kind, in the order of registration.
 
-    check: function, or its location "module:function". `register` calls it as check(component,
-    entry), but `add` does not. It raises ValueError for an invalid component.
+    check: function, or its location "module:function", that raises ValueError for an invalid
+    component. `register` calls it as check(component, entry); `add` does not.
     """
 
     def __init__(

@@ -40,8 +40,8 @@ def to_rgb(image: Image.Image, value_range: Sequence[float] = ()) -> Image.Image
 
 
 def _range_of(image: Image.Image, least: float, most: float) -> tuple[float, float]:
-    """Return the default (low, high) of an image with values from `least` to `most`, by its type.
-    Raises ValueRangeError if there is no default, or if the values are outside of it."""
+    """Return the default (low, high) of values for an image's type. Raises ValueRangeError if the
+    type has no default, or if the image's range `least`..`most` exceeds the default."""
     # a PNG has 16 bits at most, also in mode I
     is_16_bit = ";16" in image.mode or (image.mode == "I" and image.format == "PNG")
     kind = "float" if image.mode == "F" else "16-bit" if is_16_bit else "32-bit"

@@ -65,10 +65,11 @@ def _open(image: str | Path | Image.Image | np.ndarray) -> list[ImageSource]:
 def find_images(
     words: Sequence[str], read_stdin: Callable[[], bytes], *, sample: bool = False
 ) -> tuple[list[ImageSource], list[str]]:
-    """Return the images that command line words name or, if `sample`, the package's sample images.
+    """Return the images that `words` specify or, if `sample`, the package's sample images.
 
-    words: files, folders, or "-" for `read_stdin`. Returns (images, classes): `classes` are those
-    of the sample images, else empty. Raises DataError if there are no images.
+    words: files, folders, or "-" for `read_stdin`. Returns (images, classes): `classes` has the
+    class names of the sample images, and is empty for other images. Raises DataError if there are
+    no images.
     """
     if sample:
         return read_demo_digits()

@@ -79,7 +79,7 @@ def _evaluate(folder: Path, options: Options, checkpoint: str) -> TaskReport:
 
 
 def settings(cfg: CfgNode) -> list[Setting]:
-    """List all config keys with their values, and the defaults of those that differ, as YAML."""
+    """List all config keys with their values, and the defaults of changed keys, as YAML."""
     changed = diff(cfg, get_config())
     return [
         Setting(key, as_yaml(value), as_yaml(changed[key][1]) if key in changed else None)

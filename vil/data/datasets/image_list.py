@@ -36,11 +36,12 @@ class ImageSource(NamedTuple):
 def find_images(words: Iterable[str], read_stdin: Callable[[], bytes]) -> list[ImageSource]:
     """Return the images that command-line arguments name, in the order of the arguments.
 
-    A word is one of the following. Hidden files and folders below a folder are skipped.
+    Each of the `words` is one of the following:
     - a file, which need not exist
-    - a folder: all images below it, sorted by path; links to other folders are not followed
-    - "-": the bytes that `read_stdin` returns. UTF-8 text without NUL is a list of files and
-      folders, one per line. Any other bytes are one image.
+    - a folder: all images below it, sorted by path, without hidden files and folders;
+      links to other folders are not followed
+    - "-": the bytes that `read_stdin` returns. UTF-8 text without NUL is a list of files
+      and folders, one per line. Any other bytes are one image.
     """
     images = []
     for word in words:
@@ -81,7 +82,7 @@ def images_at(path: str) -> list[ImageSource]:
 
 
 class PredictionBatch(NamedTuple):
-    """A batch of images. A sample is (tensor, (height, width) before the transform, index)."""
+    """A batch of samples (tensor, (height, width) before the transform, index)."""
 
     samples: list[tuple]
     bad_samples: tuple[BadSample, ...]

@@ -82,8 +82,8 @@ class Archive:
         raise NotImplementedError
 
     def read(self, index: int) -> bytes:
-        """Return the decompressed bytes of a member. Raises OSError if it cannot be read, or its
-        subclass UnreadableImage if it is corrupt or too large."""
+        """Return the decompressed bytes of a member. Raises OSError if the member cannot be read;
+        this is an UnreadableImage if the member is corrupt or too large."""
         raise NotImplementedError
 
 
@@ -172,8 +172,8 @@ class TarArchive(Archive):
 
 
 class HeaderFile(io.FileIO):
-    """A file that raises ReadError for reads above MAX_HEADER bytes. A header may state any
-    size."""
+    """A file that raises ReadError for reads above MAX_HEADER bytes, because a corrupt header may
+    state any size."""
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= MAX_HEADER:

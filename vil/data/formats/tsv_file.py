@@ -156,8 +156,8 @@ def cached_index(path: Path) -> Path:
 
 
 def write_index(beside: Path, cached: Path, offsets: np.ndarray) -> None:
-    """Write the row offsets to `beside` or, if that fails, to `cached`. Log a warning with the
-    path. If both fail, log a warning and keep the offsets in memory only."""
+    """Write the row offsets to `beside` or, if that fails, to `cached`. Logs a warning that names
+    the written file or, if both fail, says that the offsets stay in memory only."""
     try:
         try:
             write_offsets(beside, offsets)

@@ -2,7 +2,7 @@
 
 Files are written to a temporary folder and synced to disk. Then the folder is renamed, and its
 parent folder is synced. A manifest has the size and SHA-256 of each file. A second file has the
-SHA-256 of the manifest. They detect files that have changed on the disk.
+SHA-256 of the manifest. Together they detect files that have changed on the disk.
 """
 
 import errno

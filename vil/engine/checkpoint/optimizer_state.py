@@ -67,8 +67,8 @@ def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
 def initial_state(known: list[dict], parameter: Tensor) -> dict:
     """Return the initial state of a parameter without saved state: empty, or a zero momentum.
 
-    torch's fused SGD requires that all parameters of a group have a momentum, or none. known:
-    states of the other parameters in the group.
+    In torch's fused SGD, either all parameters of a group must have a momentum, or none.
+    known: states of the other parameters in the group.
     """
     if any(state.keys() == {MOMENTUM} and state[MOMENTUM] is not None for state in known):
         return {MOMENTUM: torch.zeros_like(parameter)}

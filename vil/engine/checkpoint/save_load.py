@@ -179,8 +179,8 @@ def update_links(folder: Path, state: TrainState) -> None:
 def prune(folder: Path, step: int, keep: int, is_pinned: Callable[[int], bool]) -> None:
     """Remove old checkpoints, except the `keep` newest, the best and the pinned ones.
 
-    Checkpoints after `step` are neither counted nor removed. The run resumed from an earlier
-    checkpoint, so they are corrupt.
+    Checkpoints after `step` are neither counted nor removed. They must be corrupt: otherwise the
+    run would have resumed from one of them.
     """
     best = resolve_link(folder, "best")
     for checkpoint in [c for c in checkpoints(folder) if step_of(c) <= step][max(keep, 1) :]:

@@ -60,7 +60,7 @@ def own_arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
 
 
 def _arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
-    """Return {name: parameter} of a class's constructor, with those it forwards as **kwargs."""
+    """Return {name: parameter} of a class's constructor and those it passes **kwargs to."""
     arguments: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__[: cls.__mro__.index(Attention) + 1]:
         if "__init__" not in vars(base):

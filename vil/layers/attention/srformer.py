@@ -1,7 +1,8 @@
 """Spatial-reduction attention: keys and values are computed from a downsampled map.
 
-Source: Pyramid Vision Transformer, arXiv:2102.12122, section 3.3. As in the 2021 reference (the
-original Vision Longformer code), with an instance norm and without downsampling global tokens.
+Source: Pyramid Vision Transformer, arXiv:2102.12122, section 3.3. As in the original Vision
+Longformer code (the 2021 reference), there is an instance norm, and global tokens are not
+downsampled.
 
 Shapes: B batch, N heads, D head dim, C = N*D, X Y grid, L = X*Y local tokens, G global tokens,
 T = G+L, r ratio, R reduced tokens. `valid_hw` (B, 2): unpadded rows and columns of each image.

@@ -34,7 +34,7 @@ def no_limits(case: Case) -> list[str]:
 
 
 def _windows_only(limits: Callable[[Case], list[str]]) -> Callable[[Case], list[str]]:
-    """Return `limits` with a reason against the layouts of patterns."""
+    """Return `limits`, extended to reject every case that is a layout of a pattern."""
 
     def unsupported(case: Case) -> list[str]:
         return ["it computes windows, no patterns"] if case.is_layout else limits(case)
@@ -44,13 +44,13 @@ def _windows_only(limits: Callable[[Case], list[str]]) -> Callable[[Case], list[
 
 @dataclass(frozen=True)
 class Implementation(Entry):
-    """Registry entry of a function that computes attention or one pass of it, with its limits.
+    """Registry entry of a function that computes attention, or one of its two passes.
 
-    It reads three items of `facts`. `unsupported`: a function that returns the reasons why a case
-    is not supported, or its location "module:attribute"; by default, no reasons. `layouts`: whether
-    the function also computes layouts of patterns; by default, only windows. `passes`: the names of
-    a forward and a backward pass. With `passes`, `home` and `unsupported` locate factories, which
-    are called with these two names and return the function.
+    It reads three items of `facts`. `unsupported`: a function that returns the reasons
+    why a case is not supported (default: none), or the location "module:attribute" of that
+    function. `layouts`: whether layouts of patterns are supported (default: only windows).
+    `passes`: names of a forward and a backward pass. If `passes` is given, `home` and `unsupported`
+    are the locations of factories. Each is called with the two names and returns the function.
     """
 
     @cached_property

@@ -32,9 +32,10 @@ softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout
 class ListGroup(NamedTuple):
     """Query chunks with J key chunks each.
 
-    head: the head they belong to; None if all heads are equal. queries (P,), keys (P, J): numbers
-    of chunks. hidden (P or 1, W, J*W) bool: pairs that are not visible; None if all are visible.
-    steps (P or 1, J): index of the displacement of each pair of chunks in `Plan.steps`.
+    head: the head they belong to; None if all heads have the same lists. queries (P,),
+    keys (P, J): indices of chunks. hidden (P or 1, W, J*W) bool: whether a key token is hidden from
+    a query token; None if none is. steps (P or 1, J): indices into `Plan.steps`, the displacement
+    of each pair of query and key chunk.
     """
 
     head: int | None
@@ -52,7 +53,7 @@ class Plan(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Query chunks `part` of a group, for some images and some heads."""
+    """Part of a group: the query chunks in the slice `part`, for some images and heads."""
 
     group: ListGroup
     images: slice
@@ -60,7 +61,7 @@ class Batch(NamedTuple):
     part: slice
 
     def take(self, x: Tensor) -> Tensor:
-        """Return the rows of a tensor (P or 1, ..) of the group that belong to the batch."""
+        """Return the rows of a group's tensor (P or 1, ..) that belong to the batch."""
         return x if len(x) == 1 else x[self.part]
 
 
@@ -89,7 +90,7 @@ def make_plan(layout: Layout, device: torch.device) -> Plan:
 
 
 def _hidden_pairs(lists: ChunkLists, pairs: Tensor) -> Tensor | None:
-    """Return which tokens are hidden in pairs of chunks (P, J), (P, W, J*W); None if none are."""
+    """Return `hidden` of `ListGroup` for pairs of chunks (P, J): (P, W, J*W) bool or None."""
     masks = lists.mask[pairs]
     if (masks == FULL).all():
         return None
@@ -98,7 +99,7 @@ def _hidden_pairs(lists: ChunkLists, pairs: Tensor) -> Tensor | None:
 
 
 def _split_equal(kinds: Tensor) -> Iterator[tuple[Tensor, bool]]:
-    """Yield (indices, whether their rows are equal) of groups of rows of `kinds` (P, n)."""
+    """Group the rows of `kinds` (P, n). Yield (row indices, whether the rows are equal)."""
     if not kinds.shape[1]:  # chunks without keys
         yield torch.arange(len(kinds)), True
         return

@@ -196,8 +196,8 @@ def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
 def _key_view(
     x: Tensor, batch: Batch, first: tuple[int, int], size: tuple[int, ...] = ()
 ) -> Tensor:
-    """Return a strided view of x. For each block it starts `first` chunks after the block's first
-    chunk."""
+    """Return a strided view of x with `size` chunks, or a single chunk, per block. The view starts
+    at `first` plus the (row, column) of the block's first query chunk."""
     x = x[batch.images, batch.heads]
     (row, col), strides = batch.group.first, x.stride()
     shape = (*x.shape[:2], *batch.group.count, *size, *x.shape[4:])

@@ -2,9 +2,9 @@
 
 FlexAttention divides the sequences of queries and keys into blocks. A list (the BlockMask) has the
 key blocks of each query block, and functions that mask and change single scores are compiled into
-its kernel. A 2-D window is scattered over a row-major sequence: most blocks would have a few
-visible keys among many hidden ones, all of which are computed. So tokens are reordered chunk by
-chunk, and each chunk is padded to a block:
+FlexAttention's kernel. A 2-D window is scattered over a row-major sequence: most blocks would have
+a few visible keys among many hidden ones, all of which are computed. So tokens are reordered chunk
+by chunk, and each chunk is padded to a block:
 
     chunks a, b, c, d     row-major order       a a b b | a a b b | c c d d | c c d d
     of 2 x 2 tokens       chunk order           a a a a | b b b b | c c c c | d d d d
@@ -18,7 +18,7 @@ is rounded up to a power of two, everything else that varies is in tensors of a 
 MAX_SHAPES, `unsupported` refuses further shapes; torch raises an error if it gets them anyway.
 
 `run` uses FlexAttention's own backward pass, on CUDA only. `forward` returns the log-sum-exp for
-a backward pass of `vil.ops.custom_op`; torch does not compile it on CPUs.
+a backward pass of `vil.ops.custom_op`; on CPUs, torch cannot compile `forward`.
 
 Shapes: B batch, N heads, h = B*N, L tokens, G global tokens, D channels, W = w*w tokens of a chunk,
 P tokens of a block (a padded chunk), M query blocks (chunks, and empty ones), S first key blocks
@@ -263,7 +263,7 @@ def _flex(
     first = k.shape[2] - q.shape[2]
 
     def bias_index(query: Tensor, key: Tensor) -> Tensor:
-        """Return the index of a pair into `added`; any index within bounds for a hidden pair."""
+        """Return the index into `added` of a query and a key; any valid index for a hidden key."""
         start = plan.base[query // size, key // size]
         local = start + plan.code[query % size] - plan.code[key % size]
         return torch.where(key < first, key, local.clamp(min=0))

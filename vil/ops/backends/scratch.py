@@ -23,8 +23,8 @@ def split_range(span: slice, size: int) -> list[slice]:
 
 
 def even_share(count: int, limit: int) -> int:
-    """Return the size of equal parts of `count` elements, at most `limit`. The last part may be
-    smaller."""
+    """Return the size, at most `limit`, of the parts into which `count` elements are evenly
+    divided. The last part may be smaller."""
     parts = -(-count // max(1, limit))
     return -(-count // parts)
 

@@ -30,14 +30,15 @@ Product = Callable[[Tensor, Tensor, Offsets], Tensor]
 
 
 def scores_autograd(q: Tensor, k: Tensor, offsets: Offsets) -> Tensor:
-    """Multiply q with the keys k of the window, (B, N, R, C, W, D) each: (B, N, R, C, W, K*W)."""
+    """Compute the scores (B, N, R, C, W, K*W) of the queries q and the keys of their window. q and
+    k are (B, N, R, C, W, D)."""
     return torch.cat([q @ near.mT for near in roll_neighbors(k, offsets)], dim=-1)
 
 
 def values_autograd(weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
     """Multiply weights (B, N, R, C, W, K*W) with the values of the window.
 
-    Returns the shape of v (B, N, R, C, W, D).
+    Returns a tensor of the same shape as v, (B, N, R, C, W, D).
     """
     parts = weights.chunk(len(offsets), dim=-1)
     return sum(part @ near for part, near in zip(parts, roll_neighbors(v, offsets)))

@@ -127,11 +127,10 @@ def reason_against(name: str, case: Case, trial_case: Case, max_bytes: float) ->
 
 
 def expected_bytes(name: str, case: Case) -> int:
-    """Return the expected peak bytes of forward and backward, without the inputs, using fake
-    tensors.
+    """Estimate the peak bytes of forward and backward, besides the inputs, on fake tensors.
 
-    Returns 0 for a backend that does not run on fake tensors. If it needs too much memory, its
-    timed run fails.
+    Returns 0 for a backend that does not run on fake tensors. If such a backend needs too much
+    memory, its timed run fails.
     """
     if BACKENDS[name].facts.get("compiles"):
         return 0

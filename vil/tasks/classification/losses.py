@@ -51,8 +51,8 @@ def focal(
     """Compute the focal loss: bce weighted by (1 - p_t)^gamma (arXiv:1708.02002, section 3).
 
     p_t = t p + (1 - t)(1 - p) for probability p and target t, which may be soft. alpha weights only
-    the positive term. The paper's alpha, here called a, corresponds to alpha = a / (1 - a), up to a
-    constant factor of the loss.
+    the positive term. A weight a in the paper is alpha = a / (1 - a) here, except for a constant
+    factor of the loss.
     normalize: sum over classes and average over images, instead of averaging over images and
     classes.
     """
@@ -99,7 +99,7 @@ def widen(logits: Tensor) -> Tensor:
 
 
 def soften(targets: Tensor, logits: Tensor, smoothing: float) -> Tensor:
-    """Convert targets to soft targets (B, K) in the loss's dtype, and smooth class targets."""
+    """Convert targets to soft targets (B, K), float32 or higher; smooth only class targets."""
     dtype, classes = widen(logits).dtype, logits.shape[-1]
     if targets.is_floating_point():
         return targets.to(dtype)

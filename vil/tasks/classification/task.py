@@ -102,10 +102,11 @@ class ClassificationTask(Task):
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
         """Return {loss, top1, top5, count} of a test set, with accuracies in percent.
 
-        If `per_class` is set, {per_class: {right, count}} has the numbers of correct predictions
-        and of images of each class. The loss is the cross entropy without mixup or smoothing,
-        averaged over images. It is summed in float64, so that the metrics do not depend on the
-        batch size or the number of ranks. Raises DataError if no image can be read.
+        If `per_class` is set, also returns per_class: {right, count}, the numbers of correct
+        predictions and of images for each class. The loss is the cross entropy without mixup or
+        smoothing, averaged over images. The losses are summed in float64, so that the result does
+        not depend on the batch size or the number of ranks. Raises DataError if no image can be
+        read.
         """
         mapping = self.class_mapping.get(name)
         num_classes = self.num_classes if mapping is None else mapping.shape[1]

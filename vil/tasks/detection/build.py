@@ -160,8 +160,8 @@ def build_train_transform(cfg: CfgNode, sizes: list[int] | None = None) -> Calla
 def _render_few(cfg: CfgNode, folder: str) -> CfgNode:
     """Return a copy of a config, with its synthetic datasets in `folder`.
 
-    Scenes are limited to those of one training step and one for validation. Returns `cfg` itself
-    unless all of its datasets are synthetic.
+    Limits the dataset `scenes` to the images of one training step and one validation image. Returns
+    `cfg` itself unless all of its datasets are synthetic.
     """
     sets = {*cfg.DATA.TRAIN, *cfg.DATA.TEST}
     if not sets <= datasets.SYNTHETIC_SETS:

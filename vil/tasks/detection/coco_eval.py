@@ -104,8 +104,8 @@ def run_coco_eval(truth: dict, rows: list[dict], iou_type: str, **params: Any) -
     The object's dict `eval` has precision (T, R, K, A, M) and recall (T, K, A, M), with -1 where
     there are no objects.
     truth: output of `load_truth`. rows: sorted output of `select_results`. params: attributes to
-    set in the object's `params`. If there are any, the evaluation also marks false positives (`fp`)
-    and missed objects (`fn`) in the annotations of the object's `cocoDt` and `cocoGt`.
+    set in the object's `params`. If `params` is not empty, false positives are also marked (`fp`)
+    in the object's `cocoDt`, and missed objects (`fn`) in `cocoGt`.
     """
     library, silent = masks.import_faster_coco_eval(), dict(print_function=lambda *_: None)
     coco = library.COCO(truth, **silent)

@@ -94,7 +94,7 @@ def _to_cpu(output: dict, scores: Tensor, masks: Tensor | None) -> Detections:
 
 
 def crop_masks(masks: Tensor, boxes: Tensor) -> list[Mask]:
-    """Crop copies of masks (n, H, W) bool to their boxes (n, 4) plus a margin."""
+    """Crop masks (n, H, W) bool to their boxes (n, 4) plus a margin, and copy the crops."""
     height, width = masks.shape[-2:]
     low = (boxes[:, :2].float().cpu().floor().long() - MARGIN).clamp(min=0)
     high = boxes[:, 2:].float().cpu().ceil().long() + MARGIN

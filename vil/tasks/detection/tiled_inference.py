@@ -50,10 +50,11 @@ def detect_tiled(
 
 
 def make_tiles(size: tuple[int, int], tile: int, overlap: int) -> Tensor:
-    """Return T tiles that cover an image of `size` (H, W): (T, 4) int64, x1 y1 x2 y2, row by row.
+    """Return T tiles, row by row, that cover an image of `size` (H, W).
 
-    The last tile of a row or column is shifted to end at the image's border. If a side of the image
-    is shorter than `tile`, the tiles have its length. Raises ValueError unless 0 <= overlap < tile.
+    Returns (T, 4) int64, x1 y1 x2 y2. The last tile of a row or column is shifted to end at the
+    image's border. If the image is shorter or narrower than `tile`, so are the tiles. Raises
+    ValueError unless 0 <= overlap < tile.
     """
     if tile < 1 or not 0 <= overlap < tile:
         raise ValueError(f"overlap must be at least 0 and below the tile {tile}, given {overlap}")
@@ -97,9 +98,10 @@ def concat(parts: list[Detections]) -> Detections:
 def merge(detections: Detections, cut: Tensor, nms: float, per_image: int) -> Detections:
     """Suppress duplicates, and return at most `per_image` detections sorted by score.
 
-    cut (n,) bool: boxes that touch an inner border. They are suppressed by uncut boxes of any score
-    and by larger cut boxes. Boxes are in float64 because torchvision adds an offset per class. With
-    4096 pixels and 1000 classes, float32 would not resolve half pixels.
+    cut (n,) bool: whether each box touches an inner border. A cut box is suppressed by uncut boxes
+    of any score and by larger cut boxes. Boxes are converted to float64, because torchvision
+    offsets the boxes of each class: with 4096 pixels and 1000 classes, float32 would not resolve
+    half pixels.
     """
     boxes = detections.boxes.double()
     area = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1)

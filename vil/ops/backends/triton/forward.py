@@ -130,7 +130,8 @@ def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
 
 @triton.jit
 def resolve_token(row, col, exists, X, Y, w, rows, cols, MASK: tl.constexpr):
-    """Return the token at (row, col), wrapped in a cyclic window, and whether it is not padding."""
+    """Return the token number of (row, col), and whether the token exists and is not padding. In a
+    cyclic window, positions outside the grid of chunks are wrapped first."""
     if MASK == -1:
         high, wide = tl.cdiv(X, w) * w, tl.cdiv(Y, w) * w
         row = tl.where(row < 0, row + high, tl.where(row >= high, row - high, row))

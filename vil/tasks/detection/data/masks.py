@@ -32,7 +32,7 @@ def import_faster_coco_eval() -> ModuleType:
 
 
 class Segmentations:
-    """M segmentations, stored in a few arrays whose memory forked loader workers share.
+    """M segmentations in a few arrays, so that forked loader workers share their memory.
 
     `usable` (M,) bool: whether each segmentation has at least one valid piece, see `parse_polygon`
     and `parse_rle`.

@@ -45,8 +45,8 @@ def load_body(body: nn.Module, state: dict[str, Tensor], rule: str) -> Report:
     """Load the weights of a classifier or of a 2021 reference detector into a body.
 
     The head and other parts are ignored. rule: see `load_weights`. A classifier's position
-    embeddings cover its whole image. They are therefore interpolated to the largest image of the
-    body, even if the body itself crops its embeddings for smaller images.
+    embeddings cover its whole image. They are therefore interpolated to the grid of the body's
+    embeddings, even if the body crops these for smaller images in the forward pass.
     """
     detector = any(name.startswith(BACKBONE) for name in state)
     surplus = tuple((BACKBONE if detector else "") + name for name in CLASSIFIER)
