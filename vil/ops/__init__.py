@@ -11,6 +11,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "BACKENDS": "vil.ops.backends",
         "Backend": "vil.ops.backends",
         "Case": "vil.ops.attention_case",
+        "Layout": "vil.ops.layout",
         "LocalBias": "vil.ops.bias",
         "Window": "vil.ops.window",
         "choose": "vil.ops.dispatch",
