@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.autograd import gradcheck
+from torch.utils.flop_counter import FlopCounterMode
 
 from vil.ops import BACKENDS, Case, LocalBias, choose, explain, local_attention, patterns
 from vil.ops.backends.dense_masked import MAX_MASKED_LENGTH
@@ -180,6 +181,16 @@ def test_operator_is_correct_under_torch_compile():
     torch.testing.assert_close(attend(q), plain)
     (first,), (second,) = (torch.autograd.grad(x.sum(), q) for x in (attend(q), plain))
     torch.testing.assert_close(first, second)
+
+
+def test_flops_are_those_of_the_listed_chunks():
+    layout = Layout((8, 8), 4, patterns.swin(4))
+    q = torch.randn(2, 3, 64, 5, requires_grad=True)
+    k = torch.randn(2, 3, 65, 5)
+    with FlopCounterMode(display=False) as counter:
+        local_attention(q, k, k, layout, num_global=1, backend="blocked").sum().backward()
+    pairs = 4 * 16 * 16 + 64  # four chunks attend to themselves, all tokens to the global one
+    assert counter.get_total_flops() == 2 * (2 + 5) * 2 * 3 * 5 * pairs
 
 
 def test_dropout_drops_weights():

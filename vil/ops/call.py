@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vil.ops.bias import NO_BIAS, LocalBias
 from vil.ops.layout import Layout
-from vil.ops.patterns.base import BY_NUMBER
+from vil.ops.patterns.base import BY_NUMBER, Pattern
 from vil.ops.window import Mask, Window
 
 PATTERN = 2  # instead of a mask in the numbers of a layout
@@ -46,3 +46,8 @@ def from_numbers(numbers: Sequence[int]) -> tuple[Window | Layout, int]:
         return Layout((rows, cols), size, BY_NUMBER[number], tuple(reach) or None), num_global
     offsets = tuple(zip(own[::2], own[1::2]))
     return Window((rows, cols), size, Mask(kind), offsets), num_global
+
+
+def find_pattern(numbers: Sequence[int]) -> Pattern | None:
+    """Return the pattern in the list of `to_numbers`; None for a window."""
+    return BY_NUMBER[numbers[5]] if numbers[3] == PATTERN else None

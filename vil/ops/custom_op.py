@@ -26,7 +26,7 @@ from vil.ops.attention_case import Case
 from vil.ops.backends import BACKWARDS, FORWARDS, blocked
 from vil.ops.backends.chunk_groups import chunk_groups, halo_size
 from vil.ops.bias import LocalBias
-from vil.ops.call import Call, from_numbers, to_numbers
+from vil.ops.call import Call, find_pattern, from_numbers, to_numbers
 from vil.ops.layout import Layout
 from vil.ops.window import Window
 from vil.utils.precision import autocast_off
@@ -81,7 +81,7 @@ def _operator(forward: str, backward: str) -> Callable:
 
     def setup_context(ctx: FunctionCtx, inputs: tuple, output: tuple) -> None:
         *tensors, ctx.numbers, ctx.scale = inputs
-        ctx.window = from_numbers(ctx.numbers)[0]  # keeps a layout's pattern, which numbers name
+        ctx.pattern = find_pattern(ctx.numbers)  # kept, because the backward pass looks it up
         ctx.save_for_backward(*tensors, *output)
 
     def differentiate(ctx: FunctionCtx, dout: Tensor, dlse: Tensor | None) -> tuple:
@@ -132,17 +132,25 @@ def _register_flops(name: str, num_matmuls: int, direction: str) -> None:
     """Register the FLOPs of `num_matmuls` matmuls of all queries with their keys."""
 
     def flops(q_shape: Sequence[int], *rest, **kwargs) -> int:
-        numbers = next(x for x in rest if isinstance(x, list | tuple) and len(x) > 6)
+        numbers = next(x for x in rest if isinstance(x, list | tuple) and len(x) > 5)
         window, num_global = from_numbers(numbers)
-        if isinstance(window, Layout):
-            pairs = window.length * num_global + window.density * window.length**2
-            return int(2 * num_matmuls * q_shape[:2].numel() * q_shape[3] * pairs)
         batch, heads, _, dim = q_shape
-        halo = halo_size(window, batch * heads) if direction == "blocked" else int(window.cyclic)
-        return 2 * num_matmuls * batch * heads * dim * num_pairs(window, num_global, halo)
+        if isinstance(window, Layout):
+            pairs = num_layout_pairs(window, num_global)
+        elif direction == "blocked":
+            pairs = num_pairs(window, num_global, halo_size(window, batch * heads))
+        else:
+            pairs = num_pairs(window, num_global, int(window.cyclic))
+        return 2 * num_matmuls * batch * heads * dim * pairs
 
     namespace, operator = name.split("::")
     register_flop_formula(getattr(getattr(torch.ops, namespace), operator))(flops)
+
+
+def num_layout_pairs(layout: Layout, num_global: int) -> int:
+    """Count the pairs of query and key in the chunks of a layout, the mean over heads."""
+    queries = layout.chunks[0] * layout.chunks[1] * layout.tile
+    return round(queries * (num_global + layout.density * queries))
 
 
 def num_pairs(window: Window, num_global: int, halo: int) -> int:
