@@ -198,7 +198,7 @@ def test_a_missing_folder_is_answered_with_a_drawing():
     ("counts", "pattern"),
     [
         ({"train/cat": 9, "train/dog": 0, "val/cat": 1}, r"train/dog has no im.*: remove it"),
-        ({"train/cat": 9, "train/dog": 9, "val/cow": 1, "val/elk": 1}, "not have: cow, elk"),
+        ({"train/cat": 9, "train/dog": 9, "val/cow": 1, "val/elk": 1}, "training split: cow, elk"),
     ],
 )
 def test_folders_that_cannot_be_used(counts, pattern):
