@@ -172,7 +172,7 @@ SCALARS = st.none() | st.booleans() | NUMBERS
 VALUES = st.recursive(SCALARS | TEXT, lambda inner: st.lists(inner, max_size=3), max_leaves=5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(VALUES)
 def test_dump_loads_back_whatever_an_open_node_holds(tmp_path_factory, value):
     cfg = defaults.tree()

@@ -152,6 +152,7 @@ def hang(folder, **options):
     return start((str(folder), {"sleep_step": 3, **options}))
 
 
+@pytest.mark.long  # it waits for twice the limit
 def test_a_step_that_hangs_ends_the_process_and_names_the_line(tmp_path):
     process = hang(tmp_path, hang_seconds=1.0)
     output = process.communicate(timeout=60)[0]

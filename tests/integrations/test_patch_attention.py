@@ -364,7 +364,7 @@ ERRORS = {
     "parallel": (
         partial(timm.create_model, "vit_base_patch16_224", block_fn=timm.models.vision_transformer
                 .ParallelScalingBlock, depth=1),
-        {}, r"blocks.0 \(ParallelScalingBlock\) holds none of",
+        {}, r"blocks.0 \(ParallelScalingBlock\) has no attention that can",
     ),
     "dropped patches": (partial(vit, patch_drop_rate=0.5), {}, "patch_drop_rate 0.5"),
     "no window": (vit, dict(window=0), "window must be an integer of at least 1, got 0"),

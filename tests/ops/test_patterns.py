@@ -127,10 +127,10 @@ def test_large_sample_has_the_expected_size(text):
     assert math.prod(grid) > EXACT_TOKENS
     pattern = parse_pattern(text)
     wanted = 0.001 * math.prod(grid) ** 2
-    queries = torch.arange(0, math.prod(grid), 9)
+    queries = torch.arange(0, math.prod(grid), 36)
     pairs = patterns.Pairs.of_tokens(grid, queries[:, None], torch.arange(math.prod(grid)))
-    count = pattern.visible(pairs).sum().item() * 9
-    assert abs(count - wanted) < 5 * math.sqrt(9 * wanted) + 0.02 * wanted
+    count = pattern.visible(pairs).sum().item() * 36
+    assert abs(count - wanted) < 5 * math.sqrt(36 * wanted) + 0.02 * wanted
 
 
 def test_sample_that_is_too_large_is_refused():

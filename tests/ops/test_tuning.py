@@ -327,5 +327,5 @@ def test_a_path_that_cannot_be_written_is_a_warning(monkeypatch, tmp_path, caplo
     with caplog.at_level(logging.WARNING):
         trial = tuner.Trial("blocked", forward=1.0)
         assert not tuning_cache.save("cpu", {CASE.bucket(): [trial]})
-    assert "cannot write the choices" in caplog.text
+    assert "cannot write the tuned backends" in caplog.text
     assert tuning_cache.load("cpu") == 0

@@ -129,7 +129,8 @@ def mode_of(window: Window) -> int | None:
 
 
 def add_memory(row: Row, candidate: Candidate, device: torch.device) -> None:
-    """Measure the memory of a row. If that fails, add the reason to the row's note."""
+    """Measure the peak memory of a candidate, and store it in the row. If that fails, add the
+    reason to the row's note."""
     try:
         row.peak_mib, row.extra_mib = (size / MIB for size in peak_bytes(candidate, device))
     except Exception as error:

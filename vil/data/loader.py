@@ -110,7 +110,8 @@ class EvalLoader:
         self.bad_samples = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
 
     def __len__(self) -> int:
-        """Return this process's number of batches, including those that iteration omits."""
+        """Return the number of batches of this process. Iteration skips those in which no image can
+        be read."""
         return len(self.order)
 
     def __iter__(self) -> Iterator[Batch]:

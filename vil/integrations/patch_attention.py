@@ -154,8 +154,8 @@ def find_attentions(
         if not attentions:
             place, names = f"blocks.{number}", ", ".join(map(qualified_name, REPLACEABLE))
             raise ValueError(
-                f"cannot patch {type(model).__name__}: {place} ({type(block).__name__}) holds none "
-                f"of {names}{describe_unsupported(block, place)}"
+                f"cannot patch {type(model).__name__}: {place} ({type(block).__name__}) has no "
+                f"attention that can be replaced ({names}){describe_unsupported(block, place)}"
             )
         yield from attentions
 

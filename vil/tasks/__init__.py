@@ -48,7 +48,7 @@ def task_for(cfg: CfgNode, device) -> "Task":  # noqa: F821 - vil.tasks.base nee
 
 
 def refuse_without(cfg: CfgNode, workflow: str) -> None:
-    """Raise ConfigError if a config's task has an entry for `workflow` in its `lacks`."""
+    """Raise ConfigError if the task of a config does not support a workflow, such as "export"."""
     entry = task_entry(cfg)
     if why := entry.facts.get("lacks", {}).get(workflow):
         noun = entry.facts.get("noun", entry.name)

@@ -32,7 +32,7 @@ def path_below(
     shown = f"{path}, a link to {real}" if path.is_symlink() else path
     raise DataError(
         f"{named_by} names {shown}, which is not below {root}; "
-        "DATA.KWARGS.extra_roots lists other folders that may be read"
+        "to allow it, add its folder to DATA.KWARGS.extra_roots"
     )
 
 

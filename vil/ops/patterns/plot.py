@@ -16,7 +16,7 @@ def plot_mask(
 
     query: (row, column), by default the middle of the grid. There is a row of panels for each head.
     """
-    masks = mask if mask.ndim == 3 else mask[None]
+    masks = (mask if mask.ndim == 3 else mask[None]).numpy()
     row, col = query or (grid[0] // 2, grid[1] // 2)
     figure = Figure(figsize=(2 * INCHES, len(masks) * INCHES), layout="constrained")
     figure.suptitle(title)
@@ -24,7 +24,7 @@ def plot_mask(
         zip(figure.subplots(len(masks), 2, squeeze=False), masks)
     ):
         head = f"head {number}: " if len(masks) > 1 else ""
-        panels[0].imshow(of_head[row * grid[1] + col].view(grid), cmap="Blues", vmin=0, vmax=1)
+        panels[0].imshow(of_head[row * grid[1] + col].reshape(grid), cmap="Blues", vmin=0, vmax=1)
         panels[0].plot(col, row, "o", color="tab:orange")
         panels[0].set_title(f"{head}keys of the token at {row}, {col}")
         panels[1].imshow(of_head, cmap="Blues", vmin=0, vmax=1)

@@ -26,7 +26,7 @@ EXACT_TOKENS = 8192
 PAIRS_AT_ONCE = 1 << 20
 BIN_SHIFT = 48  # of a float64: the sign, the exponent and four bits of the mantissa are left
 BINS = 1 << 15
-BISECTIONS = 60
+NEWTON_STEPS, PRECISION = 100, 1e-9
 LATEST = 1e300
 SAMPLED_QUERIES = 1024  # of larger grids, to estimate the number of arrivals
 Weights = Callable[[Pairs], Tensor]
@@ -169,22 +169,21 @@ def _bins(time: Tensor) -> Tensor:
 def _expected_arrival(pattern: Sampled, grid: Grid, density: float) -> float:
     """Return the time at which the expected share of arrived pairs is `density`.
 
-    It is estimated from the weights of some queries, and found by bisection.
+    It is estimated from the weights of some queries. The share is a concave function of the time,
+    so Newton's method from below finds the time without overshooting.
     """
     step = max(1, math.prod(grid) // SAMPLED_QUERIES)
     weights = torch.cat([_weights(pattern, pairs) for pairs in _all(grid, step)])
-    low, high = 0.0, 1.0
-    while _share(weights, high) < density and high < LATEST:
-        low, high = high, 2 * high
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _share(weights, middle) < density else (low, middle)
-    return high
-
-
-def _share(weights: Tensor, time: float) -> float:
-    """Return the expected share of pairs that have arrived."""
-    return -torch.expm1(-time * weights).mean().item()
+    if (weights > 0).double().mean().item() <= density:
+        return LATEST
+    time = density / weights.mean().item()
+    for _ in range(NEWTON_STEPS):
+        waiting = torch.exp(-time * weights)  # probability that a pair has not arrived
+        missing = density - (1 - waiting.mean().item())
+        time += missing / (weights * waiting).mean().item()
+        if missing <= density * PRECISION:
+            break
+    return time
 
 
 def _weights(pattern: Sampled, pairs: Pairs) -> Tensor:

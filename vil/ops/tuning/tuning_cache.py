@@ -88,7 +88,7 @@ def save(device: str, trials: dict[str, list[Trial]]) -> bool:
         path().parent.mkdir(parents=True, exist_ok=True)
         replace_text(path(), json.dumps({"format": FORMAT, "machines": machines}, indent=1) + "\n")
     except OSError as error:
-        log.warning("cannot write the choices of backends to %s: %s", path(), error.strerror)
+        log.warning("cannot write the tuned backends to %s: %s", path(), error.strerror)
         return False
     return True
 
