@@ -33,9 +33,9 @@ def small_normal(*shape: int) -> nn.Parameter:
 def same_size(new: tuple[int, ...], old: tuple[int, ...]) -> bool:
     """Return whether two sizes are equal; False if `new` has a symbolic dimension.
 
-    If torch.export traced the comparison of a symbolic dimension, the exported program would reject
-    the old size. When this returns False, the caller resizes, which changes nothing if the sizes
-    are equal at run time.
+    torch.export would record a comparison of a symbolic dimension as a condition, new != old, and
+    the exported program would reject inputs of the old size. The caller resizes instead, which
+    changes nothing if the sizes are equal at run time.
     """
     return not any(isinstance(n, torch.SymInt) for n in new) and tuple(new) == tuple(old)
 
