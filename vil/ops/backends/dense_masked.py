@@ -22,7 +22,7 @@ def unsupported(case: Case) -> list[str]:
     reasons = []
     if case.window.repeats():
         reasons.append("keys repeat: the cyclic grid has fewer chunks than the window")
-    if case.window.length > MAX_MASKED_LENGTH:
+    if not case.window.symbolic and case.window.length > MAX_MASKED_LENGTH:
         reasons.append(
             f"{case.window.length} tokens are more than {MAX_MASKED_LENGTH}: it stores all scores"
         )
@@ -54,7 +54,8 @@ def dense_window(window: Window | Layout, device: torch.device) -> tuple[Tensor,
     table."""
     if isinstance(window, Layout):
         pairs = Pairs.every(window.grid)
-        return window.mask.to(device), window.bias_index(pairs.rows, pairs.cols).to(device)
+        mask = window.pattern.mask(window.grid)[None] if window.symbolic else window.mask
+        return mask.to(device), window.bias_index(pairs.rows, pairs.cols).to(device)
     side = 4 * window.size - 1
     visible = torch.zeros(*window.grid, *window.grid, dtype=torch.bool, device=device)
     index = torch.zeros(*window.grid, *window.grid, dtype=torch.long, device=device)

@@ -1,0 +1,193 @@
+"""Compare attention of layouts with torch's attention under a mask, and find the crossover.
+
+  python benchmarks/layouts.py               all parts, and benchmarks/results/layouts-cpu.json
+  python benchmarks/layouts.py speed memory  some parts; writes no file
+
+speed      against scaled_dot_product_attention with the same boolean mask, and per computed pair
+           against a window
+memory     peak of the tensors beyond inputs, output and gradients, against the same mask, and
+           against a learned dense bias
+large      memory of the process on 256 x 256 tokens
+crossover  time of the dense and of the sparse backend from 2 % to 100 % density, and what `auto`
+           selects without tuning
+
+Two threads, float32, D 64, medians of interleaved repeats of forward and backward. Density is the
+fraction of all pairs of chunks that are computed.
+"""
+
+import math
+import multiprocessing
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from attention_engine import GIB, Ratio, process_memory
+from shared import CPU, MIB, RESULTS, add_json, make_parser, write_json
+
+from vil.bench.baselines import differentiate, make_candidate
+from vil.ops import Case, Layout, Window, choose, patterns
+from vil.ops.custom_op import num_layout_pairs, num_pairs
+from vil.ops.patterns import parse_pattern
+from vil.ops.testing import Inputs, make_inputs
+from vil.utils.interleaved_timer import Candidate, peak_bytes, time_interleaved
+from vil.utils.machine import machine
+
+THREADS, ROUNDS = 2, 9
+RESULT = RESULTS / "layouts-cpu.json"
+SPARSE, DENSE = "blocked", "masked"
+DENSITIES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+GRIDS = {(14, 14): (7, 16), (28, 28): (7, 4), (56, 56): (8, 1)}  # grid: chunk, images
+
+
+def chunk_mask(side: int, chunk: int, density: float, seed: int = 0) -> patterns.Pattern:
+    """Return random pairs of chunks; each chunk attends at least to itself."""
+    count = math.ceil(side / chunk) ** 2
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.rand(count, count, generator=generator).fill_diagonal_(-1).flatten().argsort()
+    blocks = torch.zeros(count * count, dtype=torch.bool)
+    blocks[order[: max(count, round(density * count * count))]] = True
+    return patterns.from_blocks(blocks.view(count, count), chunk)
+
+
+def make_case(window: Window | Layout, batch: int = 2, heads: int = 12, **spec: Any) -> Case:
+    return Case(window, batch, heads, 64, **spec)
+
+
+def layout_of(side: int, pattern: patterns.Pattern | str, chunk: int = 8) -> Layout:
+    pattern = parse_pattern(pattern) if isinstance(pattern, str) else pattern
+    return Layout((side, side), chunk, pattern)
+
+
+def masked_sdpa(case: Case, inputs: Inputs) -> Candidate:
+    """Return torch's attention with the mask of a layout: its fused kernel, which takes masks of two
+    or four dimensions."""
+    leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+    mask = case.window.mask[None] if case.window.heads > 1 else case.window.mask[0]
+    attend = F.scaled_dot_product_attention
+    return differentiate(lambda: attend(*leaves, mask), leaves, inputs.cotangent)
+
+
+def biased_sdpa(case: Case, inputs: Inputs) -> Candidate:
+    """Return torch's attention with a dense bias (N, L, L) from a table, which is learned."""
+    leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v, inputs.table)]
+    layout = case.window
+    pairs = patterns.Pairs.every(layout.grid)
+    index = layout.bias_index(pairs.rows, pairs.cols)
+
+    def attend() -> torch.Tensor:
+        bias = leaves[3][:, index].masked_fill(~layout.mask, -torch.inf)
+        return F.scaled_dot_product_attention(*leaves[:3], bias)
+
+    return differentiate(attend, leaves, inputs.cotangent)
+
+
+def time_all(candidates: dict[str, Candidate]) -> dict[str, float]:
+    """Return the median seconds of forward and backward of each candidate, timed in turns."""
+    times, dropped = time_interleaved(candidates, ROUNDS, CPU, exempt=list(candidates))
+    assert not dropped, dropped
+    return {
+        name: statistics.median(map(sum, zip(each.forward, each.backward)))
+        for name, each in times.items()
+    }
+
+
+def computed_pairs(window: Window | Layout) -> int:
+    """Return the pairs of tokens that are multiplied, for one image and head."""
+    layout = isinstance(window, Layout)
+    return num_layout_pairs(window, 0) if layout else num_pairs(window, 0, 0)
+
+
+def speed() -> Iterator[Ratio]:
+    """Time layouts against the dense mask and, per computed pair, against a window."""
+    window = make_case(Window.from_mode((56, 56), 8, 0, 0))
+    plain = make_candidate(SPARSE, window, make_inputs(window))
+    for side, name, pattern, wanted in (
+        (56, "random chunks, 30 %", chunk_mask(56, 8, 0.3), 2.2),
+        (56, "axial | local:3", "axial | local:3", None),
+        (56, "axial", "axial", None),
+        (64, "random chunks, 10 %", chunk_mask(64, 8, 0.1), 5.0),
+        (64, "local:4", "local:4", None),
+    ):
+        case = make_case(layout_of(side, pattern))
+        inputs = make_inputs(case)
+        ours = {SPARSE: make_candidate(SPARSE, case, inputs), "sdpa": masked_sdpa(case, inputs)}
+        times = time_all(ours | {"window": plain})
+        text = f"{side}x{side} {name} (density {case.window.density:.0%}): "
+        yield Ratio(f"{text}x faster than masked sdpa", times["sdpa"] / times[SPARSE], wanted)
+        per_pair = {
+            name: times[name] / computed_pairs(each.window)
+            for name, each in ((SPARSE, case), ("window", window))
+        }
+        share = per_pair[SPARSE] / per_pair["window"]
+        bound = 1.15 if wanted else None
+        yield Ratio(f"{text}time per computed pair over a window's", share, None, bound)
+
+
+def memory() -> Iterator[Ratio]:
+    """Compare the peak of the tensors of a layout with that of the dense mask and bias."""
+    pattern = chunk_mask(56, 8, 0.3)
+    for bias, dense, most in ((False, masked_sdpa, 1.0), (True, biased_sdpa, 1 / 8)):
+        case = make_case(layout_of(56, pattern), table_bias=bias)
+        inputs = make_inputs(case)
+        ours = peak_bytes(make_candidate(SPARSE, case, inputs), CPU)[1]
+        theirs = peak_bytes(dense(case, inputs), CPU)[1]
+        text = f"56x56 random chunks, 30 %, {'with' if bias else 'without'} bias: "
+        yield Ratio(f"{text}MiB at the peak", ours / MIB)
+        yield Ratio(f"{text}over the memory of sdpa", ours / theirs, None, most)
+
+
+def large() -> Iterator[Ratio]:
+    """Measure what forward and backward on a large grid add to the memory of a new process."""
+    case = make_case(layout_of(256, "local:8 | global_tokens:1"), batch=1, heads=3)
+    with multiprocessing.get_context("spawn").Pool(1) as fresh:
+        grown, peak = fresh.apply(process_memory, (SPARSE, case))
+    text = "256x256 local:8 | global_tokens:1, B 1, N 3: GiB"
+    yield Ratio(f"{text} that the process grew by", grown / GIB, None, 2.0)
+    yield Ratio(f"{text} of tensors beyond inputs", peak / GIB)
+
+
+def crossover() -> Iterator[Ratio]:
+    """Time both backends over densities; compare the selected one with the faster one."""
+    losses = []
+    for (side, _), (chunk, batch) in GRIDS.items():
+        last_sparse = 0.0
+        for density in DENSITIES:
+            case = make_case(layout_of(side, chunk_mask(side, chunk, density), chunk), batch)
+            inputs = make_inputs(case)
+            times = time_all({n: make_candidate(n, case, inputs) for n in (SPARSE, DENSE)})
+            share = times[SPARSE] / times[DENSE]
+            losses.append(times[choose(case)] / min(times.values()))
+            last_sparse = case.window.density if share < 1 else last_sparse
+            text = f"{side}x{side}, density {case.window.density:.0%}"
+            yield Ratio(f"{text}: time of {SPARSE} over {DENSE}", share)
+            yield Ratio(f"{text}: time of auto over the faster", losses[-1], None, 1.25)
+        yield Ratio(f"{side}x{side}: largest density at which {SPARSE} is faster", last_sparse)
+    mean = math.exp(statistics.mean(map(math.log, losses)))
+    yield Ratio("time of auto over the faster, geometric mean", mean, None, 1.1)
+
+
+PARTS: dict[str, Callable[[], Iterator[Ratio]]] = {
+    function.__name__: function for function in (speed, memory, large, crossover)
+}
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)} (all)")
+    add_json(parser)
+    args = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    ratios = []
+    for part in args.parts or PARTS:
+        for ratio in PARTS[part]():
+            print(ratio, flush=True)
+            ratios.append(ratio)
+    values = [{"name": r.name, "value": r.value, "wanted": r.wanted} for r in ratios]
+    file = args.json or (None if args.parts else RESULT)
+    write_json(file, {"machine": machine(CPU), "ratios": values})
+
+
+if __name__ == "__main__":
+    main()

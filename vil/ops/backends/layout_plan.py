@@ -1,0 +1,89 @@
+"""The plan of a layout: its query chunks in groups that are computed alike.
+
+Query chunks with equally many key chunks form a group. If their lists also have equal displacements
+and masks, as those in the interior of a local pattern, they share the bias and the mask.
+
+Shapes: Q chunks of W = w*w tokens, S displacements between chunks. In a group: P query chunks with
+J key chunks each.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vil.ops.layout import FULL, ChunkLists, Layout
+from vil.utils.transforms import untraced
+
+MIN_EQUAL = 4  # query chunks with equal lists that are worth a group of their own
+
+
+class ListGroup(NamedTuple):
+    """Query chunks with J key chunks each.
+
+    head: the head they belong to; None if all heads have the same lists. queries (P,),
+    keys (P, J): indices of chunks. hidden (P or 1, W, J*W) bool: whether a key token is hidden from
+    a query token; None if none is. steps (P or 1, J): indices into `Plan.steps`, the displacement
+    of each pair of query and key chunk.
+    """
+
+    head: int | None
+    queries: Tensor
+    keys: Tensor
+    hidden: Tensor | None
+    steps: Tensor
+
+
+class Plan(NamedTuple):
+    """The groups of a layout. steps (S, 2): displacements (rows, columns) of chunks, in chunks."""
+
+    groups: tuple[ListGroup, ...]
+    steps: Tensor
+
+
+@lru_cache(maxsize=64)
+@untraced
+def make_plan(layout: Layout, device: torch.device) -> Plan:
+    """Divide the query chunks of a layout into groups."""
+    lists, (rows, cols) = layout.lists, layout.chunks
+    displacement = [lists.query // cols - lists.key // cols, lists.query % cols - lists.key % cols]
+    steps, step = torch.stack(displacement, 1).unique(dim=0, return_inverse=True)
+    kinds = torch.stack([step, lists.mask], 1)
+    sizes = (lists.head * rows * cols + lists.query).bincount(minlength=layout.heads * rows * cols)
+    first = sizes.cumsum(0) - sizes
+    groups = []
+    for head, of_head in enumerate(sizes.split(rows * cols)):
+        for num_keys in of_head.unique().tolist():
+            queries = (of_head == num_keys).nonzero()[:, 0]
+            pairs = first[head * rows * cols + queries, None] + torch.arange(num_keys)  # (P, J)
+            for some, is_equal in _split_equal(kinds[pairs].flatten(1)):
+                shared = pairs[some[:1]] if is_equal else pairs[some]
+                hidden = _hidden_pairs(lists, shared)
+                tensors = (queries[some], lists.key[pairs[some]], hidden, step[shared])
+                tensors = (x if x is None else x.to(device) for x in tensors)
+                groups.append(ListGroup(head if layout.heads > 1 else None, *tensors))
+    return Plan(tuple(groups), steps)
+
+
+def _hidden_pairs(lists: ChunkLists, pairs: Tensor) -> Tensor | None:
+    """Return `hidden` of `ListGroup` for pairs of chunks (P, J): (P, W, J*W) bool or None."""
+    masks = lists.mask[pairs]
+    if (masks == FULL).all():
+        return None
+    hidden = torch.cat([~lists.masks, lists.masks.new_zeros(1, *lists.masks.shape[1:])])
+    return hidden[masks].transpose(1, 2).flatten(2)  # FULL is the last
+
+
+def _split_equal(kinds: Tensor) -> Iterator[tuple[Tensor, bool]]:
+    """Group the rows of `kinds` (P, n). Yield (row indices, whether the rows are equal)."""
+    if not kinds.shape[1]:  # chunks without keys
+        yield torch.arange(len(kinds)), True
+        return
+    _, which, counts = kinds.unique(dim=0, return_inverse=True, return_counts=True)
+    for kind in (counts >= MIN_EQUAL).nonzero()[:, 0].tolist():
+        yield (which == kind).nonzero()[:, 0], True
+    rest = (counts < MIN_EQUAL)[which].nonzero()[:, 0]
+    if len(rest):
+        yield rest, False
