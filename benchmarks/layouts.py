@@ -61,8 +61,10 @@ def layout_of(side: int, pattern: patterns.Pattern | str, chunk: int = 8) -> Lay
 
 
 def masked_sdpa(case: Case, inputs: Inputs) -> Candidate:
-    """Return torch's attention with the mask of a layout: its fused kernel, which takes masks of two
-    or four dimensions."""
+    """Return torch's attention with the mask of a layout.
+
+    A mask of three dimensions would not be computed by its fused kernel.
+    """
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     mask = case.window.mask[None] if case.window.heads > 1 else case.window.mask[0]
     attend = F.scaled_dot_product_attention

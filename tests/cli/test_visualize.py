@@ -149,9 +149,9 @@ def test_weights_of_a_file(run, photo):
 
 @pytest.mark.long
 def test_every_example_of_the_pattern_s_help_is_drawn():
-    examples = re.sub(r"\\\n *", "", pattern_help).splitlines()[2:8]
+    examples = re.sub(r"\\\n *", "", pattern_help).splitlines()[2:9]
     lines = [re.split(r"   +", line.strip())[0] for line in examples if "vil visualize" in line]
-    assert len(lines) == 5
+    assert len(lines) == 6
     Path("docs").mkdir()
     for line in lines:
         words = shlex.split(line)[2:]
@@ -187,6 +187,18 @@ def test_the_picture_of_the_docs_is_what_its_command_draws():
 def test_patterns_that_cannot_be(words, message):
     ended = vil("visualize", "pattern", "--grid", "7x5", "--window", "4", *words.split())
     refused(ended, USAGE, message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--pattern axail", "unknown pattern 'axail'; did you mean 'axial'"),
+        ("--pattern axial --window 3", "not allowed with argument"),
+        ("--token 1,1", "one of the arguments --window --pattern is required"),
+    ],
+)
+def test_a_bad_pattern_is_refused(words, message):
+    refused(vil("visualize", "pattern", "--grid", "7x5", *words.split()), USAGE, message)
 
 
 def test_the_help_names_what_is_shown_of_every_attention():

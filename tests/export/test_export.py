@@ -21,8 +21,8 @@ from vil.utils.errors import ExportError
 ROOT = Path(__file__).parents[2]
 MODELS = {  # every attention, and both kinds of position: ARCH, attention
     "relative": (
-        "l1,h1,d8,n1,s1,g1,p4,f3,a0_l2,h2,d16,n1,s1,g2,p2,f2,a0_l3,h2,d16,n1,s0,g1,p2,a0",
-        "longformer/global",
+        "l1,h1,d8,n1,s1,g1,p4,f3,a0_l2,h2,d16,n2,s1,g2,p2,f2,a0_l3,h2,d16,n1,s0,g1,p2,a0",
+        "longformer/global,pattern",
     ),
     "absolute": (
         "l1,h2,d8,n2,s1,g1,p4,f3,a1_l2,h2,d16,n2,s1,g0,p2,f5,a1",

@@ -370,7 +370,7 @@ ERRORS = {
     "no window": (vit, dict(window=0), "window must be an integer of at least 1, got 0"),
     "half a window": (vit, dict(window=3.5), "integer of at least 1, got 3.5"),
     "a misspelt name": (vit, dict(attention="longfomer"), "did you mean 'longformer'"),
-    "one with weights": (vit, dict(attention="linformer"), "choices: longformer, global, full"),
+    "one with weights": (vit, dict(attention="linformer"), "longformer, pattern, global, full"),
     "a misspelt argument": (vit, dict(windows=7), "argument of longformer.*did you mean 'window'"),
     "weights apart": (vit, dict(share_weights=False), "unknown argument .*'share_weights'"),
     "full with a window": (vit, dict(attention="full", window=7), "timm's own and takes no window"),

@@ -27,12 +27,14 @@ pytestmark = pytest.mark.smoke
 CASES = sorted(path.stem for path in GOLDEN.glob("*.safetensors") if "model_" not in path.stem)
 OWN = {  # the required arguments of each attention
     "longformer": {"window": 3},
+    "pattern": {"pattern": "axial | local:1", "chunk": 3},
     "linformer": {"num_features": 5},
     "performer": {"num_features": 6},
     "srformer": {"ratio": 3},
 }
 SEPARATE = {  # the arguments with the most parameters
     "longformer": {"share_weights": False},
+    "pattern": {"share_weights": False},
     "global": {"share_weights": False},
     "linformer": {"share_kv": False},
 }
@@ -218,6 +220,12 @@ def test_export_with_symbolic_sizes(name):
         ("longformer", {"window": 0}, "must be positive"),
         ("longformer", {"window": 2, "sw_exact": 1, "mode": 1}, "needs all nine chunks"),
         ("longformer", {"window": 2, "num_heads": 3}, "num_heads 3 does not divide dim 8"),
+        ("longformer", {}, "longformer attention needs the argument window"),
+        ("pattern", {"pattern": "axail"}, "unknown pattern 'axail'; did you mean 'axial'"),
+        ("pattern", {"pattern": "axial |"}, "at the end: expected the name of a"),
+        ("pattern", {"pattern": "axial", "rel_pos": True}, "needs `grid`"),
+        ("pattern", {"pattern": "axial", "max_reach": -1}, "max_reach at least 0, got 8 and -1"),
+        ("pattern", {"pattern": "window:3,-1"}, "a cyclic window may meet a key twice"),
         ("full", {"rel_pos": True}, "needs `grid`"),
         ("linformer", {"num_features": 5}, "needs `grid`"),
         ("linformer", OWN["linformer"] | {"rel_pos": True}, "linformer attention has no relative"),
@@ -239,6 +247,7 @@ def test_invalid_settings_raise(name, arguments, message):
 def test_macs_are_half_the_counted_flops_on_complete_chunks(name, separate):
     own = OWN.get(name, {}) | (SEPARATE.get(name, {}) if separate else {})
     own |= {"backend": "chunk_autograd"} if name == "longformer" else {}
+    own |= {"pattern": "swin:3"} if name == "pattern" else {}  # of complete chunks
     module = vil.build_attention(name, dim=8, num_heads=2, num_global=2, grid=(6, 9), **own)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         module(torch.randn(1, 56, 8), (6, 9))

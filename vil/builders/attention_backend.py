@@ -18,6 +18,7 @@ from yacs.config import CfgNode
 from vil.builders.device import amp_dtype
 from vil.engine import distributed
 from vil.engine.distributed import DistInfo
+from vil.layers.attention import Attention
 from vil.models.vision_longformer import MsViT
 from vil.ops import BACKENDS, Case, choose, explain
 from vil.ops.dispatch import CHOICES, tuned
@@ -36,14 +37,18 @@ class BackendRequest(NamedTuple):
     stage: int
     case: Case
     backend: str  # the name of a pinned backend, or "auto"
+    modules: tuple[Attention, ...]  # that make this call
 
     def __str__(self) -> str:
         window = self.case.window
-        visible = {1: "the self chunk", 2: "the self chunk and one neighbor"}
+        if self.case.is_layout:
+            keys = f"pattern {window.pattern}"
+        else:
+            visible = {1: "the self chunk", 2: "the self chunk and one neighbor"}
+            keys = visible.get(len(window.offsets), "all nine chunks")
         return (
             f"stage {self.stage}: {window.grid[0]} x {window.grid[1]} tokens, w {window.size}, "
-            f"{visible.get(len(window.offsets), 'all nine chunks')}, "
-            f"{'training' if self.case.needs_grad else 'evaluation'}"
+            f"{keys}, {'training' if self.case.needs_grad else 'evaluation'}"
         )
 
 
@@ -72,10 +77,11 @@ def backend_requests(
     )
     requests, grids = [], network.grids((cfg.INPUT.IMAGE_SIZE,) * 2)
     for number, (stage, grid) in enumerate(zip(network.stages, grids), start=1):
-        kinds = {type(block.attn): block.attn for block in stage.blocks}
-        for attention in kinds.values():
-            for case in attention.backend_cases(grid, training=training, **spec):
-                requests.append(BackendRequest(number, case, attention.backend))
+        modules: dict[tuple[Case, str], list[Attention]] = {}
+        for block in stage.blocks:
+            for case in block.attn.backend_cases(grid, training=training, **spec):
+                modules.setdefault((case, block.attn.backend), []).append(block.attn)
+        requests += [BackendRequest(number, *call, tuple(own)) for call, own in modules.items()]
     return requests
 
 
@@ -122,12 +128,12 @@ def select_attention_backends(
             log.warning("%s cannot be written: %s", folder / FILE, error.strerror or error)
     _report(requests, say)
     if attention_network(model) is not model:  # a detector: its images have many sizes
-        pin_for_all_sizes(attention_network(model), requests)
+        pin_for_all_sizes(requests)
 
 
-def pin_for_all_sizes(network: nn.Module, requests: list[BackendRequest]) -> None:
-    """Pin one backend per stage for images of all sizes: the one selected for INPUT.IMAGE_SIZE, or
-    the one selected for large grids if the former does not support them."""
+def pin_for_all_sizes(requests: list[BackendRequest]) -> None:
+    """Pin one backend per attention for images of all sizes: the one selected for INPUT.IMAGE_SIZE,
+    or the one selected for large grids if the former does not support them."""
     for request in requests:
         if request.case.needs_grad != requests[0].case.needs_grad:
             continue  # the training cases come first and decide, if there are any
@@ -136,9 +142,8 @@ def pin_for_all_sizes(network: nn.Module, requests: list[BackendRequest]) -> Non
         name = choose(case, request.backend)
         if name != request.backend and BACKENDS[name].unsupported(large):
             name = choose(large)
-        for block in network.stages[request.stage - 1].blocks:
-            if block.attn.backend:
-                block.attn.backend = name
+        for attention in request.modules:
+            attention.backend = name
 
 
 def _report(requests: list[BackendRequest], say: Callable[[str], None]) -> None:

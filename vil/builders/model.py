@@ -87,8 +87,10 @@ def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
     for names, keys in _keys_by_attention().items():
         if present.isdisjoint(names):
             warn_unused(cfg, f"no stage has {' or '.join(names)} attention", keys)
-    arguments = {name: own_settings(cfg, e) for name, e in ATTENTIONS.items() if e.keys}
-    arguments["longformer"]["backend"] = backend  # a legacy ATTN_TYPE may pin it
+    arguments = {n: own_settings(cfg, e) for n, e in ATTENTIONS.items() if e.keys and n in present}
+    for own in arguments.values():
+        if "backend" in own:
+            own["backend"] = backend  # a legacy ATTN_TYPE may pin it
     model = MsViT(
         stages,
         norm_embed=vit.NORM_EMBED,

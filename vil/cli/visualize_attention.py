@@ -13,10 +13,10 @@ a pixel: row and column in that image, from 0 at the top left, as on the ticks o
 and blocks count from 1. By default the last block of each stage is drawn.
 
 The weights are the model's exact attention weights, computed without mixed precision: softmax over
-window and global tokens for longformer, over all tokens for full, over the global tokens for
-global, over reduced cells for srformer, and normalized random-feature products for performer.
-linformer is refused: it mixes all tokens with weights of both signs, so single tokens have no
-weight. docs/guides/visualize.md explains the plot.
+window and global tokens for longformer, over the keys of the pattern and global tokens for pattern,
+over all tokens for full, over the global tokens for global, over reduced cells for srformer, and
+normalized random-feature products for performer. linformer is refused: it mixes all tokens with
+weights of both signs, so single tokens have no weight. docs/guides/visualize.md explains the plot.
 """
 
 import argparse

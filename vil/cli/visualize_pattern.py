@@ -1,15 +1,17 @@
-"""Draw the keys that a query attends to: the window of local attention, by mask and mode.
+"""Draw the keys that a query attends to: a window of local attention, or any pattern.
 
   vil visualize pattern --grid 12x17 --window 5
   vil visualize pattern --grid 12x17 --window 5 --sw-exact 1 --token 3,4 --out exact.png
   vil visualize pattern --grid 14 --window 4 --sw-exact 0 1 -1               a panel for each mask
   vil visualize pattern --grid 14 --window 4 --mode 0 -1 1 2 3 4 5 6 7 8     and for each mode
+  vil visualize pattern --grid 14 --pattern "axial | local:2" "swin:4" --out patterns.png
   vil visualize pattern --grid 12x14 --window 3 --sw-exact 0 1 -1 0 --mode 0 0 0 3 \\
       --token 4,7 4,7 1,7 4,7 --out docs/pattern.png                         the plot of the docs
 
 For several panels give lists of equal length, or one value for all panels. --token: row and column
 of the query, from 0 (the center by default). Queries also attend to all global tokens, which are
-not part of the grid. docs/internals/operation.md explains masks and modes.
+not part of the grid. docs/internals/operation.md explains masks and modes, docs/guides/patterns.md
+patterns.
 """
 
 import argparse
@@ -20,7 +22,10 @@ from vil.utils.output_paths import IMAGE_SUFFIXES, output_file
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--grid", required=True, metavar="XxY", help="rows and columns of tokens, 12x17 or 14")
-    add("--window", required=True, type=int, metavar="W", help="w, the side of a chunk")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--window", type=int, metavar="W", help="w, the side of a chunk")
+    text = 'patterns such as "axial | local:5" instead of a window'
+    what.add_argument("--pattern", nargs="+", default=[], metavar="TEXT", help=text)
     numbers = dict(nargs="+", type=int, default=[0], metavar="N")
     text = "0 chunks cut at the border, 1 the exact window, -1 cyclic (0)"
     add("--sw-exact", "--sw_exact", help=text, **numbers)
@@ -35,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     path = output_file(args.out, "--out", IMAGE_SUFFIXES)
     masks, modes, tokens = args.sw_exact, args.mode, args.token or []
-    visualize_pattern(args.grid, args.window, path, masks=masks, modes=modes, tokens=tokens)
+    options = dict(masks=masks, modes=modes, tokens=tokens, patterns=args.pattern)
+    visualize_pattern(args.grid, args.window, path, **options)
     print(path)
     return 0

@@ -18,7 +18,6 @@ from vil.layers.attention.base import Attention
 from vil.models.vision_longformer import MsViT
 from vil.utils.errors import one_line
 
-BACKEND = "gathered"  # plain operators, which support dynamic sizes
 EXTERNAL_STRIDE = 32  # assumed for external models
 MAX_STEPS = 1000  # sides to try
 
@@ -55,7 +54,7 @@ def trace_model(model: nn.Module, spec: ExportSpec) -> ExportedProgram:
     if "size" in spec.dynamic:
         size = tuple(_open_side(model, n) for n in size)
     images = torch.zeros(2 if "batch" in spec.dynamic else 1, in_channels(model), *size)
-    with use_backend(model, BACKEND), torch.no_grad(), as_export_error("a torch.export program"):
+    with use_backend(model, "auto"), torch.no_grad(), as_export_error("a torch.export program"):
         return torch.export.export(model, (images,), dynamic_shapes=axes, strict=False)
 
 

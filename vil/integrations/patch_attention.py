@@ -2,6 +2,7 @@
 
 model = timm.create_model("vit_small_patch16_224", img_size=1024, pretrained=True)
 vil.patch_attention(model, window=8)                      # every block
+vil.patch_attention(model, pattern="axial | local:3")     # a pattern instead of a window
 vil.patch_attention(model, "full", blocks=[-2, -1])       # restore the last two
 """
 
@@ -15,6 +16,7 @@ from vil.integrations.timm_attention import (
     PatchedAttention,
     PatchedGlobalOnly,
     PatchedLongformer,
+    PatchedPattern,
     PatchGrid,
 )
 from vil.layers.attention import ATTENTIONS, own_arguments
@@ -23,18 +25,20 @@ from vil.utils.lookup import lookup
 # name -> replacement; "full" restores timm's attention
 PATCHES: dict[str, type[PatchedAttention] | None] = {
     "longformer": PatchedLongformer,
+    "pattern": PatchedPattern,
     "global": PatchedGlobalOnly,
     "full": None,
 }
 DEFAULTS = {"longformer": {"window": 7}}
 REPLACEABLE = (Attention, AttentionRope, EvaAttention)
 REQUIRED = ("blocks", "patch_embed", "num_prefix_tokens")
-FIXED = {"share_weights"}  # timm's attention has one set of projections
+# timm's attention has one set of projections, and its own relative position bias
+FIXED = {"share_weights", "max_reach"}
 
 
 def patch_attention(
     model: nn.Module,
-    attention: str = "longformer",
+    attention: str | None = None,
     *,
     blocks: int | Iterable[int] | None = None,
     **kwargs,
@@ -47,17 +51,19 @@ def patch_attention(
     distillation, registers) become global tokens. Projections, norms, gates and drop rates are
     kept, so parameters and state dict names do not change. A model can be patched more than once.
 
-    attention: "longformer", "global" (patch tokens attend to prefix tokens only), or "full",
-      which restores timm's attention.
+    attention: "longformer", "pattern", "global" (patch tokens attend to prefix tokens only), or
+      "full", which restores timm's attention. By default "pattern" if `pattern` is given, else
+      "longformer".
     blocks: indices of the blocks to change, negative ones counted from the end; None for all.
       Other blocks do not change.
     kwargs: arguments of longformer: window=7, sw_exact=0, mode=0, mode_switch=1.0,
-      backend="auto"; see `vil.build_attention`. Training with mode > 0 requires
-      `vil.layers.attention.set_progress`.
+      backend="auto"; of pattern: pattern="axial | local:2", chunk=8, backend="auto"; see
+      `vil.build_attention`. Training with mode > 0 requires `vil.layers.attention.set_progress`.
 
     Raises ValueError for a model that cannot be patched and for an unknown name, argument, block or
     value. The model is then unchanged.
     """
+    attention = attention or ("pattern" if "pattern" in kwargs else "longformer")
     cls = lookup(PATCHES, attention, "attention to patch in")
     kwargs = DEFAULTS.get(attention, {}) | kwargs
     check_arguments(attention, kwargs)

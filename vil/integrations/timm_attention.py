@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from vil.layers.attention.base import AttentionWeights, GlobalLocalAttention
 from vil.layers.attention.global_only import GlobalOnlyAttention
 from vil.layers.attention.longformer import LongformerAttention
+from vil.layers.attention.pattern import PatternAttention
 
 
 class PatchGrid:
@@ -205,6 +206,17 @@ class PatchedAttention(GlobalLocalAttention):
 
 class PatchedLongformer(PatchedAttention, LongformerAttention):
     """Patch tokens attend to their window and the prefix tokens, prefix tokens to everything."""
+
+
+class PatchedPattern(PatchedAttention, PatternAttention):
+    """Patch tokens attend to a pattern and the prefix tokens, prefix tokens to everything.
+
+    Raises ValueError if the pattern is not defined on the model's grid.
+    """
+
+    def __init__(self, plain: nn.Module, num_global: int, grid: PatchGrid, **kwargs) -> None:
+        super().__init__(plain, num_global, grid, **kwargs)
+        self.window(grid.size)
 
 
 class PatchedGlobalOnly(PatchedAttention, GlobalOnlyAttention):

@@ -3,11 +3,17 @@
 Shapes: B batch, T tokens (global and local), C channels.
 """
 
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
-from vil.layers.attention.base import Attention
+from vil.layers.attention import ATTENTIONS, Attention, build_attention, own_arguments
+from vil.layers.attention.build import COMMON
 from vil.layers.padding import Grid
+from vil.utils.lookup import lookup
 
 
 class Block(nn.Module):
@@ -38,3 +44,23 @@ class Block(nn.Module):
         """Return the multiply-accumulates for one image."""
         tokens = self.attn.num_global + grid[0] * grid[1]
         return self.attn.macs(grid) + 8 * tokens * self.attn.dim**2
+
+
+def build_block(fields: Mapping[str, Any]) -> Block:
+    """Build a block from a plain dict.
+
+    fields: "attention", the name of an attention; its arguments and those of every attention, see
+    `build_attention`; and "drop", "drop_path" and "norm_eps" of `Block`.
+    Raises ValueError for an unknown name or field, with the nearest one, and for a missing field.
+    """
+    fields = dict(fields)
+    name = fields.pop("attention", None)
+    if name is None:
+        raise ValueError(f"a block needs the field 'attention', one of {', '.join(ATTENTIONS)}")
+    own = own_arguments(ATTENTIONS.load(name))
+    of_block = [key for key in inspect.signature(Block).parameters if key != "attn"]
+    known = dict.fromkeys((*COMMON, "rel_pos", *own, *of_block))
+    for key in fields:
+        lookup(known, key, f"field of a {name} block")
+    options = {key: fields.pop(key) for key in of_block if key in fields}
+    return Block(build_attention(name, **fields), **options)

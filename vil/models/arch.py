@@ -104,6 +104,36 @@ def format_attention(stages: Sequence[StageSpec]) -> str:
     return "/".join(parts)
 
 
+def split_by_block(text: str, counts: Sequence[int]) -> list[list[str]]:
+    """Split the text of an attention argument by stages and blocks.
+
+    Parts separated by `/` apply to stages 1, 2, ...; the last part also applies to all later
+    stages. Parts of these, separated by `;`, alternate over the blocks of the stage that have the
+    attention. Text in quotes is not split. counts: the number of these blocks in each stage.
+
+    Returns the text of each of these blocks, by stage. Raises ValueError if there are more parts
+    than stages or, in a stage that has such blocks, than blocks, and for an empty part.
+    """
+    stages = _split_unquoted(text, "/")
+    if len(stages) > len(counts):
+        raise ValueError(f"{text!r} is for {len(stages)} stages, the model has {len(counts)}")
+    stages += stages[-1:] * (len(counts) - len(stages))
+    result = []
+    for number, (part, count) in enumerate(zip(stages, counts), start=1):
+        blocks = _split_unquoted(part, ";")
+        if not all(blocks) or 0 < count < len(blocks):
+            problem = f"has parts for {len(blocks)} blocks" if all(blocks) else "has an empty part"
+            raise ValueError(f"{text!r} {problem} in stage {number}, which has {count} such blocks")
+        result.append(list(islice(cycle(blocks), count)))
+    return result
+
+
+def _split_unquoted(text: str, sign: str) -> list[str]:
+    """Split at each `sign` that is not in quotes, and strip spaces."""
+    to_end = r"""(?=(?:[^'"]|'[^']*'|"[^"]*")*$)"""  # the quotes that follow are complete
+    return [part.strip() for part in re.split(sign + to_end, text)]
+
+
 def _shortest_cycle(names: tuple[str, ...]) -> str:
     """Return the shortest list, comma-separated, that gives `names` when repeated."""
     length = next(n for n in range(1, len(names) + 1) if names[n:] == names[:-n])

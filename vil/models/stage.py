@@ -23,7 +23,7 @@ class Stage(nn.Module):
     """One stage of MsViT: a patch embedding, then transformer blocks.
 
     grid: (X, Y) that position parameters are sized for. drop_path_rates: one rate per block.
-    settings: keyword arguments of MsViT.
+    arguments: attention arguments of each block. settings: keyword arguments of MsViT.
     """
 
     def __init__(
@@ -32,6 +32,7 @@ class Stage(nn.Module):
         in_chans: int,
         grid: tuple[int, int],
         drop_path_rates: Sequence[float],
+        arguments: Sequence[Mapping[str, Any]],
         settings: Mapping[str, Any],
     ) -> None:
         super().__init__()
@@ -59,11 +60,10 @@ class Stage(nn.Module):
             proj_drop=drop,
         )
         self.blocks = nn.ModuleList()
-        for name, rate in zip(spec.attention, drop_path_rates):
+        for name, rate, own in zip(spec.attention, drop_path_rates, arguments):
             argument = ATTENTIONS.entry(name).facts.get("feature")  # argument for attn_size
-            own = {argument: spec.attn_size} if argument else {}
-            own |= (settings["attention_args"] or {}).get(name, {})
-            attn = build_attention(name, **common, **own)
+            sized = {argument: spec.attn_size} if argument else {}
+            attn = build_attention(name, **common, **(sized | own))
             self.blocks.append(Block(attn, drop=drop, drop_path=rate, norm_eps=norm_eps))
         self.grad_checkpoint = settings["grad_checkpoint"]  # recompute each block in backward
 

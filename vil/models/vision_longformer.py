@@ -22,7 +22,7 @@ from timm.layers import to_2tuple, trunc_normal_
 from torch import Tensor, nn
 
 from vil.layers.attention import ATTENTIONS
-from vil.models.arch import StageSpec
+from vil.models.arch import StageSpec, split_by_block
 from vil.models.stage import Stage, to_map
 from vil.utils.lookup import lookup
 
@@ -42,7 +42,8 @@ class MsViT(nn.Module):
     avg_pool: classify from the mean of all tokens instead of the first global token.
     pos_resize: "interpolate" or "crop" absolute position embeddings on other grids.
     attention_args: arguments of `build_attention` by attention name, for example
-      {"longformer": {"mode": 1}}.
+      {"longformer": {"mode": 1}}. A pattern may differ by stage and block, see
+      `vil.models.arch.split_by_block`.
     grad_checkpoint: recompute each block in backward instead of storing its activations.
 
     If a stage specifies relative bias, but one of its attention classes has none, the stage gets an
@@ -72,21 +73,20 @@ class MsViT(nn.Module):
         super().__init__()
         self.settings = settings  # keyword arguments as given; saved in the model card
         self.notes: dict[str, Any] = {}  # input transform and class names of the loaded weights
-        for name in attention_args or {}:
-            lookup(ATTENTIONS, name, "attention")
         stages = _with_positions(stages)
         depths = [len(spec.attention) for spec in stages]
         rates = torch.linspace(0, drop_path_rate, max(sum(depths), 1), device="cpu").split(depths)
         self.specs = tuple(stages)
         self.num_classes, self.in_chans = num_classes, in_chans
         self.stages, map_size = nn.ModuleList(), to_2tuple(img_size)
-        for spec, stage_rates in zip(stages, rates):
+        arguments = arguments_by_block(stages, attention_args or {})
+        for spec, stage_rates, own in zip(stages, rates, arguments):
             grid = (map_size[0] // spec.patch, map_size[1] // spec.patch)
             if min(grid) < 1:
                 raise ValueError(
                     f"stage {len(self.stages) + 1} has no tokens: its map is smaller than its patch"
                 )
-            self.stages.append(Stage(spec, in_chans, grid, stage_rates.tolist(), settings))
+            self.stages.append(Stage(spec, in_chans, grid, stage_rates.tolist(), own, settings))
             in_chans, map_size = spec.dim, grid
         self.num_features = self.head_hidden_size = in_chans
         self.norm = nn.LayerNorm(in_chans, eps=norm_eps)
@@ -365,6 +365,26 @@ class MsViT(nn.Module):
             for stage, grid in zip(self.stages, self.grids(img_size))
         ]
         return [*counts, self.head.weight.numel() if isinstance(self.head, nn.Linear) else 0]
+
+
+def arguments_by_block(
+    stages: Sequence[StageSpec], arguments: Mapping[str, Mapping[str, Any]]
+) -> list[list[dict[str, Any]]]:
+    """Return the attention arguments of each block, by stage.
+
+    arguments: arguments by attention name. Raises ValueError for an unknown name, and if the text
+    of an argument does not fit the stages, see `split_by_block`.
+    """
+    result = [[dict(arguments.get(name, {})) for name in spec.attention] for spec in stages]
+    for name, given in arguments.items():
+        counts = [spec.attention.count(name) for spec in stages]
+        split = lookup(ATTENTIONS, name, "attention").facts.get("by_block", ())
+        for argument in (key for key in split if isinstance(given.get(key), str) and any(counts)):
+            for own, spec, texts in zip(result, stages, split_by_block(given[argument], counts)):
+                blocks = [block for block, used in zip(own, spec.attention) if used == name]
+                for block, text in zip(blocks, texts):
+                    block[argument] = text
+    return result
 
 
 def _with_positions(stages: Sequence[StageSpec]) -> list[StageSpec]:

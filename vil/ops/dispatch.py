@@ -6,6 +6,7 @@ sentences. `vil.ops.tuning.tuner` stores the fastest backend in CHOICES. Nothing
 
 from vil.ops.attention_case import Case
 from vil.ops.backends import BACKENDS
+from vil.ops.backends.dense_masked import MAX_MASKED_LENGTH
 from vil.ops.window import ALL_NINE
 from vil.utils.lookup import lookup
 from vil.utils.transforms import is_exporting
@@ -55,8 +56,9 @@ def _preferred_for_layout(case: Case) -> tuple[str, ...]:
     """Return the backends for a layout: sparse below a density, else full attention."""
     if case.symbolic:
         return ("masked",)
-    sparse = case.window.density < SPARSE and case.device == "cpu"
-    return ("blocked", "masked") if sparse else ("masked", "blocked")
+    if case.device != "cpu" or case.window.length > MAX_MASKED_LENGTH:
+        return ("masked", "blocked")
+    return ("blocked", "masked") if case.window.density < SPARSE else ("masked", "blocked")
 
 
 def choose(case: Case, backend: str = "auto") -> str:

@@ -122,4 +122,7 @@ def _check(call: Call) -> None:
         (bias.to_global, (heads, num_global)),
     ):
         if part is not None and part.shape != shape:
-            raise ValueError(f"the bias must have shape {shape}, got {tuple(part.shape)}")
+            where = ""
+            if part is bias.table and isinstance(window, Layout):
+                where = f" for displacements up to {window.table_reach} of {window.pattern}"
+            raise ValueError(f"the bias must have shape {shape}{where}, got {tuple(part.shape)}")

@@ -41,7 +41,8 @@ class Layout(ChunkGrid):
     have the bias of this displacement (Shaw et al., arXiv:1803.02155, section 3.2). By default the
     pattern's reach, or that of the grid if the pattern has none.
 
-    Raises ValueError for a size below 1, and if the pattern is not defined on the grid.
+    Raises ValueError for a size below 1, if the pattern is not defined on the grid, and if the grid
+    has an open size that the pattern cannot be traced for.
     """
 
     grid: Grid
@@ -53,6 +54,10 @@ class Layout(ChunkGrid):
         if min(self.grid) < 1 or self.size < 1:
             raise ValueError(
                 f"grid and chunk must be positive, got grid {self.grid}, chunk {self.size}"
+            )
+        if self.symbolic and not self.pattern.traceable:
+            raise ValueError(
+                f"pattern {self.pattern} depends on the size of the grid: export it for one size"
             )
         self.pattern.check_grid(self.grid)
 

@@ -18,8 +18,9 @@ from vil.engine.distributed import DistInfo
 from vil.engine.evaluation import evaluating
 from vil.models.attention_maps import attention_maps
 from vil.models.vision_longformer import MsViT
-from vil.ops import Window
-from vil.ops.reference import attended_keys
+from vil.ops import Layout, Window
+from vil.ops.patterns import parse_pattern
+from vil.ops.reference import attended_keys, keys_of_pattern
 from vil.ops.window import Mask
 from vil.report.attention_maps import Row, draw_attention
 from vil.report.pattern import draw_patterns, seen_from
@@ -164,23 +165,29 @@ def rows_of(
 
 def visualize_pattern(
     grid: str,
-    window: int,
+    window: int | None,
     out: Path,
     *,
     masks: Sequence[int] = (0,),
     modes: Sequence[int] = (0,),
     tokens: Sequence[str] = (),
+    patterns: Sequence[str] = (),
 ) -> None:
     """Draw one or several attention patterns to the file `out`, each in a panel.
 
     grid: "rows x cols" of tokens, such as "12x17" or "14". window: side of a chunk. masks,
     modes: values of SW_EXACT and MODE. tokens: "row,col" of the queries, by default the middle
-    token. Panel i uses item i of each list; a one-item list applies to all panels.
+    token. patterns: patterns to draw instead of a window, see `vil.ops.patterns`. Panel i uses item
+    i of each list; a one-item list applies to all panels.
     """
     size = grid_of(grid)
     tokens = list(tokens) or [f"{size[0] // 2},{size[1] // 2}"]
-    lists = dict(zip(("--sw-exact", "--mode", "--token"), (list(masks), list(modes), tokens)))
-    panels = [panel(size, window, *row) for row in zip(*paired(lists))]
+    if patterns:
+        lists = {"--pattern": list(patterns), "--token": tokens}
+        panels = [pattern_panel(size, *row) for row in zip(*paired(lists))]
+    else:
+        lists = {"--sw-exact": list(masks), "--mode": list(modes), "--token": tokens}
+        panels = [panel(size, window, *row) for row in zip(*paired(lists))]
     with replacing(out) as aside:
         draw_patterns(panels, aside)
 
@@ -233,5 +240,21 @@ def panel(grid: tuple[int, int], size: int, exact: int, mode: int, token: str) -
         raise ConfigError(str(error)) from error
     met = [(row, col) for row, col, _ in attended_keys(window, *place)]
     title = f"SW_EXACT {exact} ({Mask(exact).name.lower()}), MODE {mode}"
-    seen = f"{len(set(met))} of {grid[0] * grid[1]} tokens, and the global ones"
-    return f"{title}\n{seen}", seen_from(met, grid, place), size
+    return _titled(title, met, grid), seen_from(met, grid, place), size
+
+
+def pattern_panel(grid: tuple[int, int], text: str, token: str) -> tuple:
+    """Return a panel for `draw_patterns`: the keys of any head, for a pattern with several heads.
+    text: the pattern. token: "row,col" of the query."""
+    place = parse_token(token, grid, "tokens")
+    try:
+        _, visible = keys_of_pattern(Layout(grid, max(grid), parse_pattern(text)), *place)
+    except ValueError as error:
+        raise ConfigError(f"--pattern {text}: {error}") from error
+    met = [divmod(key, grid[1]) for key in visible.any(0).nonzero()[:, 0].tolist()]
+    return _titled(text, met, grid), seen_from(met, grid, place), max(grid)
+
+
+def _titled(title: str, keys: Sequence[tuple[int, int]], grid: tuple[int, int]) -> str:
+    """Return the title of a panel with the number of keys."""
+    return f"{title}\n{len(set(keys))} of {grid[0] * grid[1]} tokens, and the global ones"

@@ -18,6 +18,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "GlobalOnlyAttention": f"{_HERE}.global_only",
         "LinformerAttention": f"{_HERE}.linformer",
         "LongformerAttention": f"{_HERE}.longformer",
+        "PatternAttention": f"{_HERE}.pattern",
         "PerformerAttention": f"{_HERE}.performer",
         "SRAttention": f"{_HERE}.srformer",
         "build_attention": f"{_HERE}.build",
@@ -27,11 +28,12 @@ __getattr__, __dir__, __all__ = lazy_exports(
 )
 __all__ += ["ATTENTIONS", "register_attention"]
 
-
 # Facts of an entry: `feature`, the constructor argument that the letter f of an ARCH string sets;
-# `other_keys`, config keys that concern the attention but set no constructor argument.
+# `other_keys`, config keys that concern the attention but set no constructor argument; `by_block`,
+# the arguments whose text may differ by stage and block (see vil.models.arch.split_by_block).
 ATTENTIONS = Registry("attention", check=f"{_HERE}.build:check_entry")
 _MSVIT = "MODEL.VIT.MSVIT"
+DEFAULT_PATTERN = "axial | local:2"
 ATTENTIONS.add("full", f"{_HERE}.full:FullAttention", "every token attends to every token")
 ATTENTIONS.add(
     "longformer",
@@ -46,6 +48,33 @@ ATTENTIONS.add(
     },
     feature="window",
     other_keys=(f"{_MSVIT}.TUNE", f"{_MSVIT}.ONLY_GLOBAL"),
+)
+ATTENTIONS.add(
+    "pattern",
+    f"{_HERE}.pattern:PatternAttention",
+    "a token attends to a 2-D pattern (PATTERN) and the global tokens",
+    keys={
+        "share_weights": f"{_MSVIT}.SHARE_W",
+        "pattern": Key(
+            f"{_MSVIT}.PATTERN",
+            DEFAULT_PATTERN,
+            "pattern: which keys a token attends to, such as axial | local:5. Parts separated by / "
+            "are for stage 1, 2, ..., the last one also for the rest; those separated by ; "
+            "alternate over the blocks of a stage. docs/guides/patterns.md lists the patterns.",
+        ),
+        "max_reach": Key(
+            f"{_MSVIT}.PATTERN_REACH",
+            0,
+            "pattern: largest displacement with a relative bias of its own; pairs farther apart "
+            "share the outermost one. 0: that of the pattern, or of the image.",
+            lambda value: value >= 0,
+            "at least 0",
+        ),
+        "backend": f"{_MSVIT}.BACKEND",
+    },
+    feature="chunk",
+    by_block=("pattern",),
+    other_keys=(f"{_MSVIT}.TUNE",),
 )
 ATTENTIONS.add(
     "linformer",

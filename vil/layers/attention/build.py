@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def build_attention(
-    name: str, *, dim: int, num_heads: int, rel_pos: bool = False, **arguments: Any
+    name: str, *, dim: int = 0, num_heads: int = 0, rel_pos: bool = False, **arguments: Any
 ) -> Attention:
     """Build an attention module by name.
 
@@ -37,14 +37,21 @@ def build_attention(
       linformer: num_features, share_kv=True
       performer: num_features, batch_max="auto"
       srformer: ratio, ragged="auto"
+      pattern: pattern="axial | local:2" (a text or a `Pattern`), chunk=8, max_reach=0,
+        share_weights=True, backend="auto"
       global: share_weights=True
     Raises ValueError for an unknown name or argument (with the choices) and for invalid settings.
     """
     cls = ATTENTIONS.load(name)
     check_attention(name, cls)
+    if dim < 1 or num_heads < 1:
+        raise ValueError(f"{name} attention needs dim and num_heads of at least 1")
     for key in arguments:
         if key not in COMMON:
             lookup(own_arguments(cls), key, f"argument of {name} attention")
+    needed = [k for k, p in own_arguments(cls).items() if p.default is p.empty]
+    if missing := [key for key in needed if key not in arguments]:
+        raise ValueError(f"{name} attention needs the argument {', '.join(missing)}")
     if cls.has_relative_bias:
         arguments["rel_pos"] = rel_pos
     elif rel_pos:

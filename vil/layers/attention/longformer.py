@@ -2,8 +2,8 @@
 
 Source: Vision Longformer, arXiv:2103.15358, sections 3.2 and 3.3.
 
-Shapes: B batch, N heads, D head dim, L local tokens, G global tokens, T = G+L, Q queries, w side of
-a chunk (the grid is divided into chunks of w x w tokens).
+Shapes: B batch, N heads, D head dim, L local tokens, G global tokens, w side of a chunk (the grid
+is divided into chunks of w x w tokens).
 """
 
 import math
@@ -14,19 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vil.layers.attention.base import GlobalLocalAttention
+from vil.layers.attention.local import AttendedKeys, LocalAttention
 from vil.layers.padding import Grid, Valid
 from vil.layers.pos_embed import register_relative_bias
-from vil.ops import BACKENDS, Case, LocalBias, Window, local_attention
+from vil.ops import Case, Window
 from vil.ops.reference import attended_keys
-from vil.ops.small_grid import shrink_case
 from vil.ops.window import mode_offsets
-from vil.utils.lookup import lookup
 from vil.utils.train_step import TrainStep
 from vil.utils.transforms import is_exporting
 
 
-class LongformerAttention(GlobalLocalAttention):
+class LongformerAttention(LocalAttention):
     """Attention of local tokens to a window and the global tokens, and of global tokens to all.
 
     window: w, the chunk side.
@@ -49,15 +47,12 @@ class LongformerAttention(GlobalLocalAttention):
         sw_exact: int = 0,
         mode: int = 0,
         mode_switch: float = 1.0,
-        backend: str = "auto",
         **common,
     ) -> None:
         super().__init__(dim, num_heads, **common)
         # raise on invalid settings now, not in the first forward pass
         Window.from_mode((1, 1), window, sw_exact, mode)
-        if backend != "auto":
-            lookup(BACKENDS, backend, "backend")
-        self.window_size, self.sw_exact, self.backend = window, sw_exact, backend
+        self.window_size, self.sw_exact = window, sw_exact
         self.mode, self.mode_switch = mode, mode_switch
         self.progress: TrainStep | None = None
         self.index = 0
@@ -74,48 +69,20 @@ class LongformerAttention(GlobalLocalAttention):
                 "random shift samples another window at each training step, which cannot be "
                 "exported: export the model in evaluation, with model.eval() or vil export"
             )
-        attend = self._attend_shifted if self.mode > 0 else self._attend
+        attend = self._attend_shifted if self.mode > 0 else super().attend_local
         return attend(q, k, v, grid, valid_hw)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
-        dropout_p = self.attn_drop if self.training else 0.0
-        options = dict(num_global=self.num_global, bias=self.bias(), valid_hw=valid_hw)
-        options |= dict(scale=self.scale, dropout_p=dropout_p, backend=self.backend)
-        return local_attention(q, k, v, self.window(grid), **options)
-
     # random shift changes the window at each step: torch.compile would compile every window
-    _attend_shifted = torch.compiler.disable(_attend)
-
-    def bias(self) -> LocalBias | None:
-        """Return the learned bias of local queries; None without rel_pos."""
-        if not self.rel_pos:
-            return None
-        to_global = self.g2l_relative_position_bias[1] if self.num_global else None
-        return LocalBias(self.local_relative_position_bias_table.mT, to_global)
+    _attend_shifted = torch.compiler.disable(LocalAttention.attend_local)
 
     def window(self, grid: Grid, mode: int | None = None) -> Window:
         """Return the window for a grid and a mode, by default `current_mode()`."""
         mode = self.current_mode() if mode is None else mode
         return Window.from_mode(grid, self.window_size, self.sw_exact, mode)
 
-    def case(self, grid: Grid, mode: int, *, training: bool, padded: bool = False, **call) -> Case:
-        """Return the `Case` of a local attention call. padded: whether it has `valid_hw`.
-
-        mode: see `current_mode`. call: batch, dtype and device.
-        """
-        case = Case(
-            self.window(grid, mode),
-            heads=self.num_heads,
-            head_dim=self.dim // self.num_heads,
-            num_global=self.num_global,
-            table_bias=self.rel_pos,
-            global_bias=self.rel_pos and self.num_global > 0,
-            valid=padded,
-            dropout=training and self.attn_drop > 0,
-            needs_grad=training,
-            **call,
-        )
-        return shrink_case(case)
+    def case(self, grid: Grid, mode: int, *, training: bool, **call: Any) -> Case:
+        """Return the `Case` of a local attention call, see `make_case`. mode: see `window`."""
+        return self.make_case(self.window(grid, mode), training=training, **call)
 
     def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
         """Yield a case for each kind of call, see `Attention.backend_cases`.
@@ -160,42 +127,12 @@ class LongformerAttention(GlobalLocalAttention):
             return None
         return f"random shift is over, all nine chunks from epoch {first}"
 
-    def local_weights(
-        self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid
-    ) -> Tensor:
-        """Return the weights (B, N, Q, T) of local queries q (B, N, Q, D) over k (B, N, T, D).
-
-        queries (Q,): indices of the queries among the local tokens.
-        """
-        scores = self.scores(q, k)
-        rows = [
-            self._window_weights(scores[:, :, at], grid, query, valid_hw)
-            for at, query in enumerate(queries.tolist())
-        ]
-        return torch.stack(rows, dim=2) if rows else scores
-
-    def _window_weights(self, scores: Tensor, grid: Grid, query: int, valid_hw: Valid) -> Tensor:
-        """Convert the scores (B, N, T) of one local token to weights (B, N, T).
-
-        If a key occurs twice in the window, its weights are summed.
-        """
-        bias, num_global = self.bias(), self.num_global
+    def attended(self, grid: Grid, query: int) -> AttendedKeys:
+        """Return the keys of a local token, given by its index."""
         local = attended_keys(self.window(grid), *divmod(query, grid[1]))
-        row, col, index = torch.tensor(local, device=scores.device).reshape(-1, 3).unbind(1)
-        keys = num_global + row * grid[1] + col
-        keys = torch.cat([torch.arange(num_global, device=scores.device), keys])
-        scores = scores[:, :, keys]
-        if bias is not None:
-            parts = [bias.table[:, index]]
-            if bias.to_global is not None:
-                parts.insert(0, bias.to_global)
-            scores = scores + torch.cat(parts, dim=-1)
-        if valid_hw is not None:
-            real = self.real_tokens(valid_hw, grid)[:, keys]
-            scores = scores.masked_fill(~real[:, None], -torch.inf)
-        weights = scores.softmax(-1).nan_to_num(0.0)
-        full = weights.new_zeros(*weights.shape[:2], num_global + grid[0] * grid[1])
-        return full.index_add(2, keys, weights)
+        row, col, entries = torch.tensor(local).reshape(-1, 3).unbind(1)
+        visible = torch.ones(1, len(local), dtype=torch.bool)
+        return AttendedKeys(row * grid[1] + col, entries, visible)
 
     @property
     def min_export_side(self) -> int:

@@ -87,6 +87,8 @@ class Pattern:
       built faster.
     reach: the largest displacement (rows, columns) of a visible pair in any grid; None if it grows
       with the grid. With a reach, only chunks within it are looked at.
+    traceable: whether torch.export can trace `visible` for a grid of open size. By default, that
+      of `invariant`.
     """
 
     number: int  # of the object in this process, by which torch operators name it
@@ -164,6 +166,10 @@ class Pattern:
         return f"{self.name}:{','.join(map(str, arguments))}" if arguments else self.name
 
     @property
+    def traceable(self) -> bool:
+        return self.invariant
+
+    @property
     def name(self) -> str:
         """The name under which the class is registered, else the name of the class."""
         from vil.ops.patterns import PATTERNS
@@ -198,6 +204,10 @@ class Combination(Pattern):
             return None if self.sign == "|" else left or right
         choose = max if self.sign == "|" else min
         return choose(left[0], right[0]), choose(left[1], right[1])
+
+    @property
+    def traceable(self) -> bool:
+        return self.left.traceable and self.right.traceable
 
     @property
     def precedence(self) -> int:

@@ -158,7 +158,8 @@ def _read(mask: Mask, name: str, expected: str) -> tuple[Tensor, str]:
             mask = np.load(source, allow_pickle=False)
         except (OSError, ValueError) as error:
             raise ValueError(f"{name}: {source} cannot be read as .npy: {error}") from None
-    mask = torch.as_tensor(mask)
+    if not isinstance(mask, Tensor):  # from_numpy ignores a default device such as meta
+        mask = torch.from_numpy(np.asarray(mask))
     if mask.dtype != torch.bool or mask.ndim not in (2, 3) or mask.shape[-1] != mask.shape[-2]:
         raise ValueError(
             f"{name}: expected a bool mask {expected}, got {tuple(mask.shape)} of type {mask.dtype}"

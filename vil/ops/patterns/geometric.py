@@ -93,6 +93,7 @@ class Swin(Pattern):
 
     window: int
     shift: int = 0
+    traceable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count("swin: the window", self.window)
@@ -128,6 +129,7 @@ class ChunkWindow(Pattern):
     size: int
     sw_exact: int = 0
     mode: int = 0
+    traceable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count("window: the size", self.size)

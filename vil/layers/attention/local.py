@@ -1,0 +1,159 @@
+"""Base class of attention in which local tokens attend to some of the tokens around them.
+
+Shapes: B batch, N heads, D head dim, L local tokens, G global tokens, T = G+L, Q queries, K keys.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vil.layers.attention.base import GlobalLocalAttention
+from vil.layers.padding import Grid, Valid
+from vil.ops import BACKENDS, Case, Layout, LocalBias, Window, local_attention
+from vil.ops.small_grid import shrink_case
+from vil.utils.lookup import lookup
+
+
+class AttendedKeys(NamedTuple):
+    """The local keys that one query may attend to.
+
+    keys (K,): indices of local tokens; a token may occur several times. entries (K,): indices into
+    the bias table. visible (N or 1, K) bool: whether each head attends to the key.
+    """
+
+    keys: Tensor
+    entries: Tensor
+    visible: Tensor
+
+
+class LocalAttention(GlobalLocalAttention):
+    """Attention of local tokens to the global tokens and to a window or a layout.
+
+    A subclass defines `window`, `attended` and `local_macs`. It registers the relative position
+    bias if `rel_pos` is set.
+
+    backend: "auto", or a name of `vil.ops.BACKENDS`.
+    """
+
+    def __init__(self, dim: int, num_heads: int, *, backend: str = "auto", **common: Any) -> None:
+        super().__init__(dim, num_heads, **common)
+        if backend != "auto":
+            lookup(BACKENDS, backend, "backend")
+        self.backend = backend
+
+    def window(self, grid: Grid) -> Window | Layout:
+        """Return the window, or the layout, of this forward pass on a grid."""
+        raise NotImplementedError
+
+    def attended(self, grid: Grid, query: int) -> AttendedKeys:
+        """Return the keys of a local token, given by its index."""
+        raise NotImplementedError
+
+    def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
+        """Return the output (B, N, L, D) of local queries q with k, v (B, N, G+L, D)."""
+        return self.attend(q, k, v, self.window(grid), self.bias(grid), valid_hw)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        window: Window | Layout,
+        bias: LocalBias | None,
+        valid_hw: Valid,
+    ) -> Tensor:
+        """Call `vil.ops.local_attention` with the settings of this module."""
+        return local_attention(
+            q,
+            k,
+            v,
+            window,
+            num_global=self.num_global,
+            bias=bias,
+            valid_hw=valid_hw,
+            scale=self.scale,
+            dropout_p=self.attn_drop if self.training else 0.0,
+            backend=self.backend,
+        )
+
+    def bias(self, grid: Grid) -> LocalBias | None:
+        """Return the learned bias of local queries on a grid; None without rel_pos."""
+        if not self.rel_pos:
+            return None
+        to_global = self.g2l_relative_position_bias[1] if self.num_global else None
+        return LocalBias(self.bias_table(grid).mT, to_global)
+
+    def bias_table(self, grid: Grid) -> Tensor:
+        """Return the bias table (entries, N) for a grid."""
+        return self.local_relative_position_bias_table
+
+    def make_case(
+        self, window: Window | Layout, *, training: bool, padded: bool = False, **call: Any
+    ) -> Case:
+        """Return the `Case` of a local attention call.
+
+        padded: whether it has `valid_hw`. call: batch, dtype and device.
+        """
+        case = Case(
+            window,
+            heads=self.num_heads,
+            head_dim=self.dim // self.num_heads,
+            num_global=self.num_global,
+            table_bias=self.rel_pos,
+            global_bias=self.rel_pos and self.num_global > 0,
+            valid=padded,
+            dropout=training and self.attn_drop > 0,
+            needs_grad=training,
+            **call,
+        )
+        return shrink_case(case)
+
+    def local_weights(
+        self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid
+    ) -> Tensor:
+        """Return the weights (B, N, Q, T) of local queries q (B, N, Q, D) over k (B, N, T, D).
+
+        queries (Q,): indices of the queries among the local tokens.
+        """
+        return self.weights_under(self.bias(grid), q, k, grid, queries, valid_hw)
+
+    def weights_under(
+        self,
+        bias: LocalBias | None,
+        q: Tensor,
+        k: Tensor,
+        grid: Grid,
+        queries: Tensor,
+        valid_hw: Valid,
+    ) -> Tensor:
+        """Return the weights of `local_weights` under a bias."""
+        scores = self.scores(q, k)
+        rows = [
+            self._weights_of_query(scores[:, :, at], grid, query, bias, valid_hw)
+            for at, query in enumerate(queries.tolist())
+        ]
+        return torch.stack(rows, dim=2) if rows else scores
+
+    def _weights_of_query(
+        self, scores: Tensor, grid: Grid, query: int, bias: LocalBias | None, valid_hw: Valid
+    ) -> Tensor:
+        """Convert the scores (B, N, T) of one local token to weights (B, N, T).
+
+        If a key occurs twice in the window, its weights are summed.
+        """
+        num_global, device = self.num_global, scores.device
+        local, entries, visible = (x.to(device) for x in self.attended(grid, query))
+        keys = torch.cat([torch.arange(num_global, device=device), num_global + local])
+        scores = scores[:, :, keys]
+        if bias is not None:
+            parts = [bias.table[:, entries]]
+            if bias.to_global is not None:
+                parts.insert(0, bias.to_global)
+            scores = scores + torch.cat(parts, dim=-1)
+        visible = torch.cat([visible.new_ones(len(visible), num_global), visible], dim=1)
+        if valid_hw is not None:
+            visible = visible & self.real_tokens(valid_hw, grid)[:, keys][:, None]
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)
+        full = weights.new_zeros(*weights.shape[:2], num_global + grid[0] * grid[1])
+        return full.index_add(2, keys, weights)

@@ -1,0 +1,170 @@
+"""Attention by a pattern: a local token attends to the keys of any 2-D pattern.
+
+Shapes: B batch, N heads, D head dim, X Y grid rows and columns, L = X*Y local tokens, G global
+tokens, K keys.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vil.layers.attention import DEFAULT_PATTERN
+from vil.layers.attention.base import TABLE
+from vil.layers.attention.local import AttendedKeys, LocalAttention
+from vil.layers.padding import Grid, Valid
+from vil.layers.pos_embed import (
+    register_relative_bias,
+    replace_parameter,
+    resize_table,
+    resize_tables,
+    same_size,
+)
+from vil.ops import Case, Layout, LocalBias
+from vil.ops.patterns import Pattern, parse_pattern
+from vil.ops.reference import keys_of_pattern
+
+
+class PatternAttention(LocalAttention):
+    """Attention of local tokens to a pattern and the global tokens, and of global tokens to all.
+
+    pattern: a `vil.ops.patterns.Pattern`, or its text, such as "axial | local:5".
+    chunk: side of the chunks in which the pattern is computed. It changes the speed, not the
+    result.
+    max_reach: the largest displacement, in rows and in columns, with a bias of its own; pairs
+    farther apart share the outermost entries of the bias table. 0: the largest displacement of the
+    pattern, or of the grid if the pattern has none.
+    backend: "auto", or a name of `vil.ops.BACKENDS`.
+    rel_pos: learn a relative position bias. For a pattern whose displacements grow with the grid,
+    and max_reach 0, the table is sized for `grid` and is interpolated on another grid.
+
+    Raises ValueError for a text that does not parse, for a pattern of another number of heads or
+    that is not defined on `grid`, and if the table needs `grid` and it is None.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        pattern: str | Pattern = DEFAULT_PATTERN,
+        chunk: int = 8,
+        max_reach: int = 0,
+        **common: Any,
+    ) -> None:
+        super().__init__(dim, num_heads, **common)
+        self.pattern = parse_pattern(pattern) if isinstance(pattern, str) else pattern
+        if self.pattern.heads not in (1, num_heads):
+            raise ValueError(
+                f"the pattern {self.pattern} has masks of {self.pattern.heads} heads, the "
+                f"attention has {num_heads} heads"
+            )
+        if chunk < 1 or max_reach < 0:
+            raise ValueError(
+                f"chunk must be at least 1 and max_reach at least 0, got {chunk} and {max_reach}"
+            )
+        self.chunk, self.max_reach = chunk, (max_reach, max_reach) if max_reach else None
+        if self.grid is not None:
+            self.window(self.grid)
+        if self.rel_pos:
+            if self.is_sized and self.grid is None:
+                raise ValueError(
+                    f"the pattern {self.pattern} with rel_pos needs `grid`, for the size of its "
+                    "bias table, or max_reach"
+                )
+            self.table_size = self._table_size(self.grid or (1, 1))
+            register_relative_bias(self, self.table_size)
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether the bias table has the size of a grid."""
+        return self.max_reach is None and self.pattern.reach is None
+
+    def window(self, grid: Grid) -> Layout:
+        """Return the layout of the pattern on a grid. Raises ValueError if it has none."""
+        return Layout(grid, self.chunk, self.pattern, self.max_reach)
+
+    def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
+        """Return the output (B, N, L, D) of local queries q with k, v (B, N, G+L, D).
+
+        With `valid_hw`, a table that is sized for a grid is resized to the unpadded size of each
+        image.
+        """
+        biases = self._biases_by_image(grid, valid_hw)
+        if not biases:
+            return super().attend_local(q, k, v, grid, valid_hw)
+        images = zip(biases, *(x.split(1) for x in (q, k, v, valid_hw)))
+        layout = self.window(grid)
+        return torch.cat([self.attend(*qkv, layout, bias, hw) for bias, *qkv, hw in images])
+
+    def local_weights(
+        self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid
+    ) -> Tensor:
+        """Return the weights of chosen local tokens, see `LocalAttention.local_weights`."""
+        biases = self._biases_by_image(grid, valid_hw)
+        if not biases:
+            return super().local_weights(q, k, grid, queries, valid_hw)
+        images = zip(biases, *(x.split(1) for x in (q, k, valid_hw)))
+        return torch.cat(
+            [self.weights_under(bias, *qk, grid, queries, hw) for bias, *qk, hw in images]
+        )
+
+    def _biases_by_image(self, grid: Grid, valid_hw: Valid) -> list[LocalBias]:
+        """Return the bias of each image; an empty list if all images have that of `bias`."""
+        if valid_hw is None or not (self.rel_pos and self.is_sized):
+            return []
+        sizes = (self.table_size, self._table_size(grid), 2 * valid_hw - 1)
+        tables = resize_tables(self.local_relative_position_bias_table, *sizes, centered=True)
+        return [self.bias(grid)._replace(table=table.mT) for table in tables]
+
+    def bias_table(self, grid: Grid) -> Tensor:
+        """Return the bias table (entries, N), resized to the grid if it is sized for another."""
+        table, size = self.local_relative_position_bias_table, self._table_size(grid)
+        if not self.is_sized or same_size(size, self.table_size):
+            return table
+        return resize_table(table, self.table_size, size)
+
+    def _table_size(self, grid: Grid) -> Grid:
+        """Return (rows, columns) of the bias table for a grid."""
+        rows, cols = self.max_reach or self.pattern.reach or (grid[0] - 1, grid[1] - 1)
+        return 2 * rows + 1, 2 * cols + 1
+
+    def set_grid(self, grid: Grid, rule: str = "linear") -> None:
+        """Resize a bias table that is sized for a grid. rule: a key of `pos_embed.RULES`."""
+        if self.rel_pos and self.is_sized:
+            table, size = self.local_relative_position_bias_table.detach(), self._table_size(grid)
+            replace_parameter(self, TABLE, resize_table(table, self.table_size, size, rule))
+            self.table_size = size
+
+    def table_shape(self, entries: int) -> Grid:
+        """Return (rows, columns) of the relative position table."""
+        return self.table_size
+
+    @property
+    def param_grid(self) -> Grid | None:
+        """The grid that the bias table is sized for; None if it does not depend on a grid."""
+        if not (self.rel_pos and self.is_sized):
+            return None
+        rows, cols = self.table_size
+        return (rows + 1) // 2, (cols + 1) // 2
+
+    def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
+        """Yield a case for each kind of call, see `Attention.backend_cases`."""
+        for needs_grad in (True, False) if training else (False,):
+            yield self.make_case(self.window(grid), training=needs_grad, **call)
+
+    def attended(self, grid: Grid, query: int) -> AttendedKeys:
+        """Return the keys of a local token: all tokens, with those that the pattern shows."""
+        entries, visible = keys_of_pattern(self.window(grid), *divmod(query, grid[1]))
+        return AttendedKeys(torch.arange(len(entries)), entries, visible)
+
+    def local_macs(self, grid: Grid) -> int:
+        """Return the multiply-accumulates of scores and values, for visible pairs only."""
+        layout = self.window(grid)
+        pairs = layout.count_pairs() // layout.heads + grid[0] * grid[1] * self.num_global
+        return 2 * pairs * self.dim
+
+    def extra_repr(self) -> str:
+        own = f"pattern={self.pattern}, chunk={self.chunk}, backend={self.backend}"
+        return f"{super().extra_repr()}, {own}"
