@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from attention_engine import GIB, Ratio, process_memory
 from shared import CPU, MIB, RESULTS, add_json, make_parser, write_json
 
-from vil.bench.baselines import differentiate, make_candidate
+from vil.bench.baselines import differentiate, make_candidate, masked_sdpa
 from vil.ops import Case, Layout, Window, choose, patterns
 from vil.ops.custom_op import num_layout_pairs, num_pairs
 from vil.ops.patterns import parse_pattern
@@ -58,17 +58,6 @@ def make_case(window: Window | Layout, batch: int = 2, heads: int = 12, **spec: 
 def layout_of(side: int, pattern: patterns.Pattern | str, chunk: int = 8) -> Layout:
     pattern = parse_pattern(pattern) if isinstance(pattern, str) else pattern
     return Layout((side, side), chunk, pattern)
-
-
-def masked_sdpa(case: Case, inputs: Inputs) -> Candidate:
-    """Return torch's attention with the mask of a layout.
-
-    A mask of three dimensions would not be computed by its fused kernel.
-    """
-    leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
-    mask = case.window.mask[None] if case.window.heads > 1 else case.window.mask[0]
-    attend = F.scaled_dot_product_attention
-    return differentiate(lambda: attend(*leaves, mask), leaves, inputs.cotangent)
 
 
 def biased_sdpa(case: Case, inputs: Inputs) -> Candidate:

@@ -9,7 +9,7 @@ import torch
 from tests.common.backends import restored_backends
 from vil.bench.attention import FLOOR, measure, mode_of, plain
 from vil.bench.baselines import BESIDE, count_pairs, matmuls, natten_reasons
-from vil.ops import BACKENDS, Case, Window, choose, register_backend
+from vil.ops import BACKENDS, Case, Layout, Window, choose, patterns, register_backend
 from vil.ops.reference import attended_keys
 from vil.utils.interleaved_timer import Candidate, peak_bytes, time_interleaved
 
@@ -36,6 +36,18 @@ def test_the_pairs_are_those_of_the_reference(kind):
         keys = [len(attended_keys(window, x, y)) for x in range(grid[0]) for y in range(grid[1])]
         for num_global in (0, 2):
             assert count_pairs(window, num_global) == sum(keys) + num_global * len(keys)
+
+
+def test_a_pattern_is_measured_beside_attention_under_its_mask():
+    layout = Layout((5, 7), 3, patterns.parse_pattern("axial | local:1"))
+    case = dataclasses.replace(CASE, window=layout)
+    assert count_pairs(layout, 2) == layout.mask.sum() + 2 * 35
+    rows = {row.backend: row for row in measure(case, ["blocked", "gathered", *BESIDE], rounds=1)}
+    assert rows["blocked"].total_ms > 0
+    assert rows["sdpa_masked"].total_ms > 0
+    assert rows["gathered"].reason == "it computes windows, no patterns"
+    assert rows["blocked"].spec["mask"] == "axial | local:1,max"
+    assert measure(CASE, ["sdpa_masked"], rounds=1)[0].reason == "only patterns have a mask"
 
 
 @pytest.mark.parametrize("side", [7, 40])
@@ -110,7 +122,7 @@ def test_a_backend_that_fails_is_a_reason(own_table):
 
 
 def test_an_unknown_backend_is_rejected_with_the_choices():
-    with pytest.raises(ValueError, match="did you mean 'blocked'.*sdpa, natten"):
+    with pytest.raises(ValueError, match="did you mean 'blocked'.*sdpa, sdpa_masked, natten"):
         measure(CASE, ["bloked"], 1)
 
 

@@ -13,11 +13,13 @@ from tests.common.marks import cases
 from vil.ops import (
     BACKENDS,
     Case,
+    Layout,
     LocalBias,
     Window,
     choose,
     explain,
     local_attention,
+    patterns,
     register_backend,
 )
 from vil.ops.dispatch import CHOICES
@@ -184,6 +186,24 @@ def test_every_backend_is_tried_or_gives_reasons():
     assert trials[: len(able)] == able
     assert able == sorted(able, key=lambda trial: trial.seconds)
     assert "exact window only" in next(t.reason for t in trials if t.name == "unfold_nnf")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        patterns.parse_pattern("axial | local:1"),
+        patterns.from_mask(torch.ones(35, 35, dtype=torch.bool).tril()),  # of this grid only
+        patterns.from_blocks(torch.eye(6, dtype=torch.bool).expand(3, -1, -1).clone(), 3),
+    ],
+    ids=["any grid", "one grid", "per head"],
+)
+def test_the_fastest_backend_of_a_pattern_is_chosen(pattern):
+    case = Case(Layout((5, 7), 3, pattern), 2, 3, 4, table_bias=True)
+    trials = tuner.tune(case, ["masked", "blocked", "gathered"], rounds=1)
+    assert {trial.name: bool(trial.reason) for trial in trials} == {
+        "masked": False, "blocked": False, "gathered": True,
+    }  # fmt: skip
+    assert choose(case) == trials[0].name
 
 
 def test_an_unknown_name_or_device_raises_before_measuring():

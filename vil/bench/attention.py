@@ -1,8 +1,9 @@
 """Benchmark the backends of local attention and baselines on one case, in alternation.
 
-A case is a shape and a window. The baselines are `sdpa`, torch's full attention without bias, and
-`natten`, if it is installed. `floor` is a lower bound: the time of the matmuls of all query-key
-pairs in the windows, two in forward and five in backward.
+A case is a shape and a window or a pattern. The baselines are `sdpa`, torch's full attention
+without bias; `sdpa_masked`, the same under a pattern's mask; and `natten`, if it is installed.
+`floor` is a lower bound: the time of the matmuls of all query-key pairs in the windows, two in
+forward and five in backward.
 
 Memory is the peak of the tensors that one forward and backward pass allocates, without the inputs
 and the output's gradient. peak_mib includes the output and the gradients, extra_mib does not.
@@ -27,7 +28,7 @@ FLOOR = "floor"
 BASES = ("chunk_handgrad", "sdpa", FLOOR)  # each row's time is divided by the time of these
 SPARE = 0.8  # fraction of the free memory that may be used
 ROUNDS = 9
-ALL_PAIRS = ("masked", "sdpa")  # these multiply every query with every key
+ALL_PAIRS = ("masked", "sdpa", "sdpa_masked")  # these multiply every query with every key
 
 
 @dataclass
@@ -64,8 +65,8 @@ class Row:
         return dict(
             grid=list(window.grid),
             window=window.size,
-            mask=window.mask.name.lower(),
-            mode=mode_of(window),
+            mask=str(window.pattern) if case.is_layout else window.mask.name.lower(),
+            mode=None if case.is_layout else mode_of(window),
             **{name: getattr(case, name) for name in ("batch", "heads", "head_dim", "num_global")},
             dtype=str(case.dtype).removeprefix("torch."),
             bias=case.table_bias,

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vil.ops import BACKENDS, Case, Window
+from vil.ops import BACKENDS, Case, Layout, Window
+from vil.ops.backends.dense_masked import MAX_MASKED_LENGTH
 from vil.ops.testing import Inputs, leaves_of
 from vil.ops.tuning.tuner import backend_candidate, expected_bytes
 from vil.ops.window import Mask
@@ -54,6 +55,22 @@ def sdpa(case: Case, inputs: Inputs) -> Candidate:
     return differentiate(lambda: F.scaled_dot_product_attention(*leaves), leaves, inputs.cotangent)
 
 
+def masked_sdpa(case: Case, inputs: Inputs) -> Candidate:
+    """Return a candidate for torch's attention with the mask of a layout, without bias."""
+    leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+    mask = F.pad(case.window.mask.to(inputs.q.device), (case.num_global, 0), value=True)
+    mask = mask[None] if len(mask) > 1 else mask[0]  # the fused kernel takes no three dimensions
+    attend = F.scaled_dot_product_attention
+    return differentiate(lambda: attend(*leaves, mask), leaves, inputs.cotangent)
+
+
+def masked_sdpa_reasons(case: Case) -> list[str]:
+    """Return the reasons why torch's attention with a mask cannot run a case; empty if it can."""
+    if not case.is_layout:
+        return ["only patterns have a mask"]
+    return ["the mask of all pairs is too large"] if case.window.length > MAX_MASKED_LENGTH else []
+
+
 def natten(case: Case, inputs: Inputs) -> Candidate:
     """Return a candidate for NATTEN's 2-D attention to the (2w+1)**2 nearest tokens.
 
@@ -86,7 +103,7 @@ def natten_reasons(case: Case) -> list[str]:
         reasons.append("NATTEN is compared on a CUDA device only")
     elif importlib.util.find_spec("natten") is None:
         reasons.append("not installed: pip install natten")
-    if case.window.mask != Mask.EXACT:
+    if case.is_layout or case.window.mask != Mask.EXACT:
         reasons.append("NATTEN has no chunk masks, only the exact window")
     if side > min(case.window.grid):
         reasons.append(f"its window of {side} x {side} is larger than the grid")
@@ -95,6 +112,7 @@ def natten_reasons(case: Case) -> list[str]:
 
 BESIDE = {
     "sdpa": Baseline(sdpa, lambda case: [], "full attention, no bias"),
+    "sdpa_masked": Baseline(masked_sdpa, masked_sdpa_reasons, "under the pattern's mask, no bias"),
     "natten": Baseline(natten, natten_reasons, "no bias, window moved inwards at the border"),
 }
 
@@ -116,11 +134,14 @@ def reasons_against(name: str, case: Case, max_bytes: float) -> list[str]:
     return [problem.format(size / MIB, max_bytes / MIB)] if size > max_bytes else []
 
 
-def count_pairs(window: Window, num_global: int) -> int:
+def count_pairs(window: Window | Layout, num_global: int) -> int:
     """Count the query-key pairs in the windows of one image and head, global keys included.
 
-    Padding is not counted. A key that occurs twice in a window counts twice.
+    Padding is not counted. A key that occurs twice in a window counts twice. In a layout, the
+    visible pairs are counted, the mean over heads.
     """
+    if isinstance(window, Layout):
+        return window.count_pairs() // window.heads + num_global * window.length
     axes = [[count_axis_pairs(window, axis, o[axis]) for axis in (0, 1)] for o in window.offsets]
     return sum(map(prod, axes)) + num_global * window.length
 

@@ -3,15 +3,16 @@
   vil benchmark attention                                          the paper's figure, in fp32
   vil benchmark attention --grids 14,28,56 --window 7,8 --dtype float32,bfloat16 --device cuda
   vil benchmark attention --masks chunks,cyclic --modes 0,1 --backends blocked,chunk_handgrad,sdpa
+  vil benchmark attention --grids 28,56 --window 8 --pattern "axial | local:5" "random:0.2"
   vil benchmark attention --plot benchmarks/results/.../attention.json       plot again
 
-Each combination of grid, window, number of heads, dtype, mask and mode is a case. All candidates
-take turns on it: the backends that support it, sdpa (full attention, no bias), natten (if
-installed; CUDA, exact window, no bias) and floor (only the GEMMs of the attended pairs, a lower
-bound). The table has median times, tensor memory beyond inputs, output and gradients, and the ratio
-of forward plus backward time to that of chunk_handgrad, sdpa and floor. A star marks the choice of
-`auto`. Unsupported candidates give the reason. Writes attention.json, attention.csv and plots to
---out.
+Each combination of grid, window, number of heads, dtype, and mask and mode or pattern is a case.
+All candidates take turns on it: the backends that support it, sdpa (full attention, no bias),
+sdpa_masked (under the mask of a pattern, no bias), natten (if installed; CUDA, exact window, no
+bias) and floor (only the GEMMs of the attended pairs, a lower bound). The table has median times,
+tensor memory beyond inputs, output and gradients, and the ratio of forward plus backward time to
+that of chunk_handgrad, sdpa and floor. A star marks the choice of `auto`. Unsupported candidates
+give the reason. Writes attention.json, attention.csv and plots to --out.
 """
 
 import argparse
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for flag, (default, _, meaning) in {**LISTS, **NUMBERS}.items():
         metavar = "A,B" if flag in LISTS else "N"
         add(f"--{flag}", default=default, metavar=metavar, help=f"{meaning} ({default})")
+    add("--pattern", nargs="+", default=[], metavar="TEXT", help="patterns instead of windows")
     add("--bias", action=argparse.BooleanOptionalAction, default=True, help="learned biases")
     add("--backends", metavar="A,B", help="the candidates, sdpa and natten too, by default all")
     add("--device", default="auto", help="auto, cpu or cuda")
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     parsers |= {"backends": listed(), "max_bytes": number_of_bytes}
     values = convert(args, parsers)
     benchmark = workflow.AttentionBenchmark(
-        **values, bias=args.bias, device=args.device, out=args.out
+        **values, patterns=args.pattern, bias=args.bias, device=args.device, out=args.out
     )
     print(benchmark.title)
     for rows in benchmark.run():
@@ -87,7 +89,7 @@ def table(rows: list) -> str:
     spec = rows[0].spec
     across, mode = (
         "{} x {}".format(*spec["grid"]),
-        f", mode {spec['mode']}" if spec["mode"] != 0 else "",
+        f", mode {spec['mode']}" if spec["mode"] else "",
     )
     taken = [row.backend for row in rows if row.auto]
     shape = "B {batch}, N {heads}, D {head_dim}, G {num_global}, {dtype}".format(**spec)

@@ -59,7 +59,7 @@ class Case:
         """Describe the window or the layout, for `bucket`."""
         window = self.window
         if isinstance(window, Layout):
-            return f"pattern {window.pattern}"
+            return f"pattern {window.pattern} ({window.density:.1f} of the chunks)"
         return f"{window.mask.name.lower()}, {len(window.offsets)} offsets"
 
     def bucket(self) -> str:

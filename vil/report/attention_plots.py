@@ -27,6 +27,7 @@ STYLES = {
     "unfold_nnf": ("#8C6D31", "<"),
     "unfold_tensor": ("#BCA136", ">"),
     "sdpa": ("#4D4D4D", "d"),
+    "sdpa_masked": ("#8C8C8C", "X"),
     "natten": ("#A50F15", "h"),
     FLOOR: ("#000000", ""),
 }
@@ -37,7 +38,11 @@ MASKS = {
     "chunks": "nine chunks, cut at the border",
     "cyclic": "nine chunks, wrapped",
 }
-LABELS = {"sdpa": "sdpa (full attention)", FLOOR: "lower bound: GEMMs only"}
+LABELS = {
+    "sdpa": "sdpa (full attention)",
+    "sdpa_masked": "sdpa under the mask",
+    FLOOR: "lower bound: GEMMs only",
+}
 INK, GUIDE = "#222222", "#9a9a9a"
 TEXT = {"fontsize": 9, "color": INK}
 
@@ -169,7 +174,9 @@ def order(name: str) -> tuple[bool, int, str]:
 
 
 def describe_case(mask: str, mode: int | None) -> str:
-    """Describe a mask and mode."""
+    """Describe a mask and mode. mask: a key of MASKS, or the text of a pattern."""
+    if mask not in MASKS:
+        return f"pattern {mask}"
     if mode == 0:
         return MASKS[mask]
     ways = {None: "chosen chunks", -1: "self chunk"}

@@ -3,13 +3,15 @@
 import itertools
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from vil.bench.attention import Row, measure, plain
 from vil.bench.baselines import BESIDE
-from vil.ops import BACKENDS, Case, Window
+from vil.ops import BACKENDS, Case, Layout, Window
+from vil.ops.patterns import parse_pattern
 from vil.ops.tuning import tuning_cache
 from vil.report.attention_plots import draw
 from vil.utils.errors import ConfigError, as_config_error
@@ -32,8 +34,9 @@ class AttentionBenchmark:
         grids: Sequence[tuple[int, int]],
         window: Sequence[int],
         heads: Sequence[int],
-        masks: Sequence[str],
-        modes: Sequence[int],
+        masks: Sequence[str] = (),
+        modes: Sequence[int] = (),
+        patterns: Sequence[str] = (),
         dtype: Sequence[str],
         rounds: int,
         bias: bool,
@@ -43,29 +46,27 @@ class AttentionBenchmark:
         out: str | None = None,
         **spec: int,
     ):
-        """Make a case of each combination of grids, window, heads, masks, modes and dtype.
+        """Make a case of each combination of grids, window, heads, dtype, and masks and modes or
+        patterns.
 
-        grids: (rows, columns) of tokens. window: sides of a chunk. bias: with position biases.
+        grids: (rows, columns) of tokens. window: sides of a chunk. patterns: patterns to measure
+        instead of windows, see `vil.ops.patterns`. bias: with position biases.
         spec: batch, head_dim and num_global of every case. Raises ConfigError for invalid settings.
         """
         self.rounds, self.max_bytes = rounds, max_bytes
         self.device = find_device(device)
         spec |= dict(table_bias=bias, global_bias=bias and spec["num_global"] > 0)
         types = {name: getattr(torch, name) for name in DTYPES}
-        product = itertools.product(
-            [lookup(types, name, "dtype") for name in dtype],
-            [lookup(MASKS, name, "mask") for name in masks],
-            *(modes, window, heads, grids),
-        )
+        kinds = [partial(Layout, pattern=parse_pattern(text)) for text in patterns] or [
+            partial(Window.from_mode, mask=lookup(MASKS, mask, "mask"), mode=mode)
+            for mask, mode in itertools.product(masks, modes)
+        ]
+        dtypes = [lookup(types, name, "dtype") for name in dtype]
         self.cases = [
-            Case(
-                window=Window.from_mode(grid, size, mask, mode),
-                heads=num_heads,
-                dtype=dtype,
-                device=self.device.type,
-                **spec,
+            Case(make(grid, size), heads=num_heads, dtype=dtype, device=self.device.type, **spec)
+            for dtype, make, size, num_heads, grid in itertools.product(
+                dtypes, kinds, window, heads, grids
             )
-            for dtype, mask, mode, size, num_heads, grid in product
         ]
         known = dict.fromkeys([*BACKENDS, *BESIDE])
         self.names = list(known if backends is None else backends)

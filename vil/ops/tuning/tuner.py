@@ -99,7 +99,8 @@ def timed_batch(case: Case) -> int:
     """Return the number of images to time, at least 1. Together they have at most MAX_SCORES
     scores."""
     window = case.window
-    scores = case.heads * window.length * (case.num_global + len(window.offsets) * window.tile)
+    keys = window.density * window.length if case.is_layout else len(window.offsets) * window.tile
+    scores = case.heads * window.length * (case.num_global + keys)
     return max(1, min(case.batch, int(MAX_SCORES[case.device] // scores)))
 
 
@@ -149,8 +150,9 @@ def find_mismatch(name: str, case: Case) -> str:
     agree."""
     # fp32 too: the rounding of half precision would hide small errors
     small = [shrink(case, dtype) for dtype in dict.fromkeys((case.dtype, torch.float32))]
+    small = list(filter(None, small))
     usable = [few for few in small if not BACKENDS[name].unsupported(few)]
-    if not usable:
+    if small and not usable:
         reasons = "; ".join(BACKENDS[name].unsupported(small[0]))
         return f"cannot be checked on a small grid: {reasons}"
     for few in usable:
@@ -169,13 +171,20 @@ def find_mismatch(name: str, case: Case) -> str:
     return ""
 
 
-def shrink(case: Case, dtype: torch.dtype) -> Case:
-    """Return the case on a small grid whose last chunks are incomplete: B 1, N 2, at most two and a
-    half chunks per side."""
+def shrink(case: Case, dtype: torch.dtype) -> Case | None:
+    """Return the case on a small grid whose last chunks are incomplete: B 1, N 2 (or as many heads
+    as the pattern), at most two and a half chunks per side.
+
+    Returns None for a pattern that is not defined on the small grid, such as a mask.
+    """
     size = case.window.size
     grid = tuple(min(chunks, 3) * size - size // 2 for chunks in case.window.chunks)
-    window = replace(case.window, grid=grid)
-    return replace(case, window=window, batch=1, heads=2, dtype=dtype, dropout=False)
+    heads = case.heads if case.is_layout and case.window.heads > 1 else 2
+    try:
+        window = replace(case.window, grid=grid)
+    except ValueError:
+        return None
+    return replace(case, window=window, batch=1, heads=heads, dtype=dtype, dropout=False)
 
 
 def time_candidates(
