@@ -20,17 +20,18 @@ from vil.integrations.timm_attention import (
     PatchGrid,
 )
 from vil.layers.attention import ATTENTIONS, own_arguments
+from vil.layers.attention.base import GlobalLocalAttention
 from vil.utils.lookup import lookup
 
-# name -> replacement; "full" restores timm's attention
-PATCHES: dict[str, type[PatchedAttention] | None] = {
+PATCHES: dict[str, type[PatchedAttention]] = {
     "longformer": PatchedLongformer,
     "pattern": PatchedPattern,
     "global": PatchedGlobalOnly,
-    "full": None,
 }
+RESTORE = "full"  # the name for timm's own attention
 DEFAULTS = {"longformer": {"window": 7}}
 REPLACEABLE = (Attention, AttentionRope, EvaAttention)
+WHAT = "attention to patch in"
 REQUIRED = ("blocks", "patch_embed", "num_prefix_tokens")
 # timm's attention has one set of projections, and its own relative position bias
 FIXED = {"share_weights", "max_reach"}
@@ -51,9 +52,9 @@ def patch_attention(
     distillation, registers) become global tokens. Projections, norms, gates and drop rates are
     kept, so parameters and state dict names do not change. A model can be patched more than once.
 
-    attention: "longformer", "pattern", "global" (patch tokens attend to prefix tokens only), or
-      "full", which restores timm's attention. By default "pattern" if `pattern` is given, else
-      "longformer".
+    attention: "longformer", "pattern", "global" (patch tokens attend to prefix tokens only), a
+      registered subclass of `GlobalLocalAttention` that uses its projections, or "full", which
+      restores timm's attention. By default "pattern" if `pattern` is given, else "longformer".
     blocks: indices of the blocks to change, negative ones counted from the end; None for all.
       Other blocks do not change.
     kwargs: arguments of longformer: window=7, sw_exact=0, mode=0, mode_switch=1.0,
@@ -64,7 +65,7 @@ def patch_attention(
     value. The model is then unchanged.
     """
     attention = attention or ("pattern" if "pattern" in kwargs else "longformer")
-    cls = lookup(PATCHES, attention, "attention to patch in")
+    cls = find_replacement(attention)
     kwargs = DEFAULTS.get(attention, {}) | kwargs
     check_arguments(attention, kwargs)
     check_model(model)
@@ -85,9 +86,32 @@ def patch_attention(
     return model
 
 
+def find_replacement(attention: str) -> type[PatchedAttention] | None:
+    """Return the class that replaces timm's attention; None to restore it.
+
+    For a registered attention without such a class, it is made. Raises ValueError for an unknown
+    name, and for an attention with projections of its own, with the choices.
+    """
+    if attention == RESTORE:
+        return None
+    if attention not in PATCHES:
+        names = [*PATCHES, *(name for name in ATTENTIONS if name not in PATCHES), RESTORE]
+        usable = [name for name in names if name in (*PATCHES, RESTORE) or is_patchable(name)]
+        cls = ATTENTIONS.load(lookup({name: name for name in usable}, attention, WHAT))
+        PATCHES[attention] = type(f"Patched{cls.__name__}", (PatchedAttention, cls), {})
+    return PATCHES[attention]
+
+
+def is_patchable(name: str) -> bool:
+    """Return whether an attention can use the projections of timm's attention."""
+    cls, base = ATTENTIONS.load(name), GlobalLocalAttention
+    own = (cls.forward, getattr(cls, "add_projections", None), getattr(cls, "attend_all", None))
+    return issubclass(cls, base) and own == (base.forward, base.add_projections, base.attend_all)
+
+
 def check_arguments(attention: str, kwargs: Mapping[str, object]) -> None:
     """Raise ValueError for an argument that the attention does not have, or a bad window."""
-    if attention == "full" and kwargs:
+    if attention == RESTORE and kwargs:
         raise ValueError(f"full attention is timm's own and takes no {', '.join(kwargs)}")
     allowed = own_arguments(ATTENTIONS.load(attention))
     allowed = {name: p for name, p in allowed.items() if name not in FIXED}

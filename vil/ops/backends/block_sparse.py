@@ -249,8 +249,7 @@ class Scores:
         for group in self.part.plan.groups:
             keys = self.num_global + group.keys.shape[1] * tile
             if keys:
-                is_shared = len(group.steps) == 1
-                self.added = self._added(group.steps, group.hidden) if is_shared else None
+                self.added = self._added(group)
                 size = tile * keys * self.dtype.itemsize
                 yield from _batches(group, images, heads, BATCH_BYTES // size)
 
@@ -264,34 +263,42 @@ class Scores:
         group, num_global = batch.group, self.num_global
         lanes = (batch.heads.stop - batch.heads.start, batch.part.stop - batch.part.start)
         by_head = scores.unflatten(0, (-1, *lanes))
-        hidden = None if group.hidden is None else batch.take(group.hidden)
-        if self.part.bias is not None:
-            added = self.added
-            if added is None:
-                added = self._added(batch.take(group.steps), hidden)
-            by_head.add_(added[batch.heads])
-        elif hidden is not None:
-            by_head[..., num_global:].masked_fill_(hidden, self.least)
+        if self.added is not None:
+            by_head.add_(self.added[batch.heads])
+        else:
+            self._add_bias(by_head, batch)
+            if group.hidden is not None:
+                by_head[..., num_global:].masked_fill_(batch.take(group.hidden), self.least)
         if self.padding is not None and group.keys.shape[1]:
             padding = self.padding[batch.images][:, group.keys[batch.part]].flatten(2)
             if padding.any():
                 by_head[..., num_global:].masked_fill_(padding[:, None, :, None], self.least)
         return scores
 
-    def _added(self, steps: Tensor, hidden: Tensor | None) -> Tensor | None:
-        """Return what to add to the scores of all heads, (n, p or 1, W, T).
+    def _added(self, group: ListGroup) -> Tensor | None:
+        """Return what to add to all scores of a group, (n, 1, W, T), if its lists are equal.
 
-        steps (p or 1, J), hidden (p or 1, W, J*W): see `ListGroup`. The bias of masked keys is the
-        smallest finite number. Returns None without a bias.
+        The bias of masked keys is the smallest finite number. Returns None without a bias, and if
+        the lists differ.
         """
-        if self.part.bias is None:
+        if self.part.bias is None or len(group.steps) > 1:
             return None
         table, to_global = self.part.bias
-        shape = (len(to_global), len(steps), table.shape[-1])
-        local = table[:, steps].transpose(2, 3).reshape(*shape, -1)  # (n, p, W, J*W)
-        if hidden is not None:
-            local = local.masked_fill_(hidden, self.least)
-        return torch.cat([to_global[:, None, None].expand(*shape, -1), local], -1)
+        local = table[:, group.steps].transpose(2, 3).flatten(3)  # (n, 1, W, J*W)
+        if group.hidden is not None:
+            local.masked_fill_(group.hidden, self.least)
+        return torch.cat([to_global[:, None, None].expand(*local.shape[:3], -1), local], -1)
+
+    def _add_bias(self, scores: Tensor, batch: Batch) -> None:
+        """Add the bias, if there is one, to the scores (b, n, p, W, T) of a batch."""
+        if self.part.bias is None:
+            return
+        table, to_global = (x[batch.heads] for x in self.part.bias)
+        if self.num_global:
+            scores[..., : self.num_global] += to_global[:, None, None]
+        if batch.group.steps.shape[1]:
+            tiles = table[:, batch.take(batch.group.steps)].transpose(2, 3)  # (n, p, W, J, W)
+            scores[..., self.num_global :].unflatten(4, tiles.shape[3:]).add_(tiles)
 
     def _padding(self) -> Tensor | None:
         """Return which tokens of the chunks are padding of an image, (B, Q, W) bool; None without
