@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What only a GPU can show, in one command and without network: the gpu tests, then the benchmarks of attention.
 # Writes benchmarks/results/<gpu>-<date>/: tests.txt, engine.json with the promised ratios, masks/, modes/ and model/ with figures and
-# pictures of every backend.
+# pictures of every backend, layouts.json with the times of patterns against SDPA with their masks.
 #   ./scripts/gpu_check.sh            QUICK=1 ./scripts/gpu_check.sh   (fewer repeats)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,5 +19,6 @@ shape="--device cuda --dtype bfloat16 --batch 8 --heads 6 --head-dim 64 --window
 "$python" benchmarks/attention_engine.py H --rounds "$rounds" --json "$out/engine.json"
 "$python" -m vil benchmark attention $shape --masks chunks,exact,cyclic --out "$out/masks"
 "$python" -m vil benchmark attention $shape --modes 0,1 --out "$out/modes"
+"$python" benchmarks/layout_backends.py --device cuda --dtype bfloat16 --batch 8 --grids 28 56 --rounds "$rounds" --json "$out/layouts.json"
 "$python" -m vil benchmark model --rounds "$rounds" --out "$out/model" --profile DEVICE cuda DATALOADER.BSZ 128
 echo "$out"

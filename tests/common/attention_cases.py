@@ -71,6 +71,11 @@ PAIRWISE = [make_case(*row) for row in pairwise_rows()]
 def name_of(case: Case) -> str:
     window = case.window
     bias = "t" * case.table_bias + "g" * case.global_bias
+    if case.is_layout:
+        return (
+            f"{window.grid[0]}x{window.grid[1]}-w{window.size}-{window.pattern}-G{case.num_global}"
+            f"-bias{bias or 0}-reach{window.max_reach}-valid{int(case.valid)}-{str(case.dtype)[6:]}"
+        )
     offsets = (
         "all" if len(window.offsets) == 9 else "+".join(f"{dx}{dy}" for dx, dy in window.offsets)
     )

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.common.attention_cases import PAIRWISE, name_of
+from tests.common.layout_cases import ALL_LAYOUTS
 from vil.ops import BACKENDS, Case, Window, choose
 from vil.ops.testing import errors, make_inputs, run
 from vil.ops.tuning import tuner
@@ -22,12 +23,16 @@ ON_GPU = [
         [torch.bfloat16, torch.float16, torch.float32, torch.float32] * len(PAIRWISE),
     )
 ]
+LAYOUTS = [
+    replace(case, device="cuda", head_dim=dim)
+    for case, dim in zip(ALL_LAYOUTS, [16, 32, 48, 64, 96, 128] * len(ALL_LAYOUTS))
+]
 LARGE = Case(
     Window((56, 56), 8), 8, 6, 64, 1, torch.bfloat16, "cuda", table_bias=True, global_bias=True
 )
 
 
-@pytest.mark.parametrize("case", ON_GPU, ids=name_of)
+@pytest.mark.parametrize("case", ON_GPU + LAYOUTS, ids=name_of)
 def test_backends_equal_the_reference_on_a_gpu(case):
     able = [
         name
@@ -40,7 +45,7 @@ def test_backends_equal_the_reference_on_a_gpu(case):
 
 
 @pytest.mark.parametrize("name", COMPILED)
-@pytest.mark.parametrize("case", ON_GPU[::12], ids=name_of)
+@pytest.mark.parametrize("case", ON_GPU[::12] + LAYOUTS[::9], ids=name_of)
 def test_compiled_backends_equal_the_reference_on_a_gpu(name, case):
     if reasons := BACKENDS[name].unsupported(case):
         pytest.skip("; ".join(reasons))

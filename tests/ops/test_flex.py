@@ -14,9 +14,11 @@ import torch
 from test_backends import EXACT
 
 from tests.common.attention_cases import PAIRWISE, make_case, name_of
-from vil.ops import BACKENDS, LocalBias, Window, reference
+from tests.common.layout_cases import ALL_LAYOUTS, CALLS, LAYOUTS, layout_case
+from vil.ops import BACKENDS, LocalBias, Window, patterns, reference
 from vil.ops.backends import blocked, flex
 from vil.ops.call import Call
+from vil.ops.layout import Layout
 from vil.ops.testing import errors, make_inputs
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -43,6 +45,14 @@ GROUPS = {  # each is one shape for torch, compiled once
     "larger chunks": [
         make_case((0, 0), (13, 9), 7, 1, BOTH, True, F16),
         make_case((0, 3), (15, 10), 7, 2, TABLE, False, F16),
+    ],
+    "layouts": [
+        layout_case("(axial | local:2) - local:1", (5, 7), CALLS[1], head_dim=4),
+        layout_case("random:0.1", (7, 4), CALLS[1], head_dim=4),
+    ],
+    "layouts of full chunks": [  # blocks without padding, with a table for the largest reach
+        layout_case("blocks per head", (5, 7), CALLS[4], head_dim=4),
+        layout_case("mask per head", (9, 7), CALLS[4], head_dim=4),
     ],
 }
 SMALL = GROUPS["chunks"][1]
@@ -123,6 +133,21 @@ def test_lse_and_gradients_of_the_joined_pair(group, eager):
     for case in GROUPS[group]:
         check(case, "flex+blocked")
         check_lse(case)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", LAYOUTS, ids=name_of)
+def test_layouts_equal_the_reference(case, eager):
+    check(case, "flex+blocked")
+    check_lse(case)
+
+
+@pytest.mark.slow
+def test_lse_and_gradients_of_the_joined_pair_on_every_layout(eager):
+    for case in ALL_LAYOUTS:
+        check(case, "flex+blocked")
+        check_lse(case)
+        flex.forget()
 
 
 @pytest.mark.slow
@@ -209,6 +234,7 @@ def test_inside_an_operator_of_a_compiled_program():
         (dict(window=Window((3, 3), 3, -1)), "keys repeat"),
         (dict(dtype=torch.float64), "float64"),
         (dict(window=Window((460, 460), 10)), "2116 chunks are more than 2048"),
+        (dict(window=Layout((460, 460), 10, patterns.local(2))), "2116 chunks are more than 2048"),
         (dict(device="meta"), "device meta"),
         (dict(device="cuda"), "4 channels per head"),
         (dict(device="cuda", batch=9000, heads=8), "72000 images times heads"),

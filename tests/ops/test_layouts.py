@@ -5,13 +5,18 @@ import torch
 from torch.autograd import gradcheck
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.common.attention_cases import name_of
+from tests.common.layout_cases import LAYOUTS
 from vil.ops import BACKENDS, Case, LocalBias, choose, explain, local_attention, patterns
 from vil.ops.backends.dense_masked import MAX_MASKED_LENGTH
 from vil.ops.layout import Layout
 from vil.ops.patterns import parse_pattern
 from vil.ops.testing import errors, make_inputs
 
-ACCEPT = ("blocked", "masked")  # the backends that compute layouts on a CPU
+ACCEPT = ("blocked", "masked")  # the backends that compute layouts on a CPU, with gradients
+# those whose kernels are tested in test_flex and test_triton
+COMPUTE = {*ACCEPT, "flex", "triton"}
+COMPUTE |= {f"{a}+{b}" for a in COMPUTE for b in ("blocked", "triton") if a not in (b, "masked")}
 PATTERNS = [
     "local:2",
     "axial",
@@ -48,6 +53,12 @@ def assert_equal(case):
 @pytest.mark.parametrize("text", PATTERNS)
 def test_backend_equals_reference(text, call):
     assert_equal(case_of(parse_pattern(text), *call))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", LAYOUTS, ids=name_of)
+def test_backend_equals_reference_on_every_pattern(case):
+    assert_equal(case)
 
 
 @pytest.mark.parametrize("call", [c for c in CALLS if c[0] == (5, 7)], ids=str)
@@ -206,5 +217,9 @@ def test_dropout_drops_weights():
 def test_all_backends_are_decided():
     """A new backend must state whether it computes layouts."""
     case = case_of(patterns.axial(), *CALLS[1])
-    unsupported = {name for name, entry in BACKENDS.items() if entry.unsupported(case)}
-    assert unsupported == set(BACKENDS) - set(ACCEPT)
+    refusing = {
+        name
+        for name, entry in BACKENDS.items()
+        if "it computes windows, no patterns" in entry.unsupported(case)
+    }
+    assert refusing == set(BACKENDS) - COMPUTE

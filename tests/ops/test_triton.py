@@ -17,10 +17,12 @@ import pytest
 import torch
 
 from tests.common.attention_cases import PAIRWISE, make_case, name_of
+from tests.common.layout_cases import ALL_LAYOUTS, CALLS, LAYOUTS, layout_case
 from tests.common.marks import cases
-from vil.ops import Case, LocalBias, Window
-from vil.ops.backends.triton import fused
+from vil.ops import Case, LocalBias, Window, patterns
+from vil.ops.backends.triton import bias_gradients, fused
 from vil.ops.call import Call
+from vil.ops.layout import Layout
 from vil.ops.testing import errors, make_inputs
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -72,7 +74,20 @@ SIZES = [  # head dims with different padding, small and large windows
         (128, 8, (9, 15), -1, SINGLE), (128, 7, (8, 13), 1, HALF),
     ]
 ]  # fmt: skip
+LAYOUTS = [  # some with padded channels
+    replace(case, head_dim=(16, 16, 20)[at % 3], batch=1 + at % 2)
+    for at, case in enumerate(LAYOUTS)
+]
+LARGE_LAYOUTS = [case for case in LAYOUTS if case.window.length > 35]
+LAYOUTS = [case for case in LAYOUTS if case not in LARGE_LAYOUTS]
 QUICK = [case for case in CASES if case.window.size == 2][:3]
+QUICK += [
+    replace(layout_case(name, grid, CALLS[number]), batch=1)
+    for name, grid, number in [
+        ("(axial | local:2) - local:1", (3, 5), 1),
+        ("mask per head", (4, 3), 0),
+    ]
+]
 TABLE_OF_PAIRS = [
     replace(case, head_dim=16, dtype=HALF if case.dtype == torch.float64 else case.dtype)
     for case in PAIRWISE
@@ -133,7 +148,11 @@ def check(found: dict[str, tuple[float, float]]) -> None:
 @needs_triton
 @pytest.mark.parametrize(
     "case",
-    cases(CASES, long=[c for c in CASES if c not in QUICK], text=name_of),
+    cases(
+        QUICK + [c for c in CASES + LAYOUTS if c not in QUICK],
+        long=[c for c in CASES + LAYOUTS if c not in QUICK],
+        text=name_of,
+    ),
     ids=name_of,
 )
 def test_the_kernels_equal_the_reference(interpreter, case):
@@ -149,7 +168,7 @@ def test_the_kernels_equal_the_reference_in_all_sizes(interpreter, case):
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("case", TABLE_OF_PAIRS, ids=name_of)
+@pytest.mark.parametrize("case", TABLE_OF_PAIRS + LARGE_LAYOUTS, ids=name_of)
 def test_the_kernels_equal_the_reference_on_every_pair_of_values(interpreter, case):
     check(interpreter(measure, case))
 
@@ -178,27 +197,52 @@ def passes(call: Call, dout: torch.Tensor) -> list[torch.Tensor]:
 
 @needs_triton
 @pytest.mark.long
-def test_strides_change_nothing(interpreter):
-    case = replace(CASES[2], window=Window((4, 3), 2, 1))
+@pytest.mark.parametrize(
+    "window", [Window((4, 3), 2, 1), Layout((4, 3), 2, patterns.axial())], ids=["window", "layout"]
+)
+def test_strides_change_nothing(interpreter, window):
+    case = replace(CASES[2], window=window)
     for a, b in zip(*(interpreter(both_passes, case, other) for other in (False, True))):
         assert a.isfinite().all()
         assert torch.equal(a, b)
 
 
-def rows_without_keys() -> list[torch.Tensor]:
+def rows_without_keys(window: Window | Layout) -> list[torch.Tensor]:
     q, k, v, dout = torch.randn(4, 1, 1, 36, 16).unbind()
-    return passes(Call(q, k, v, Window((6, 6), 2), valid_hw=torch.tensor([[1, 1]])), dout)[:5]
+    return passes(Call(q, k, v, window, valid_hw=torch.tensor([[1, 1]])), dout)[:5]
 
 
 @needs_triton
-def test_a_row_without_keys_gives_zero_and_no_gradient(interpreter):
-    out, lse, dq, dk, dv = interpreter(rows_without_keys)
+@pytest.mark.parametrize(
+    "window", [Window((6, 6), 2), Layout((6, 6), 3, patterns.local(1))], ids=["window", "layout"]
+)
+def test_a_row_without_keys_gives_zero_and_no_gradient(interpreter, window):
+    out, lse, dq, dk, dv = interpreter(rows_without_keys, window)
     assert lse[0, 0, -1] == -torch.inf
     assert out[0, 0, -1].eq(0).all()
     assert dq[0, 0, -1].eq(0).all()
     assert out[0, 0, 0].ne(0).any()
     assert dv[0, 0, 0].ne(0).any()
     assert all(grad[0, 0, 1:].eq(0).all() for grad in (dk, dv))
+
+
+def gradient_in_groups(case: Case) -> list[torch.Tensor]:
+    """The gradient of the bias table, of all displacements of chunks at once and one by one."""
+    found = []
+    for share in (bias_gradients.TILE_SHARE, 1 << 30):  # no room for more than one
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bias_gradients, "TILE_SHARE", share)
+            found.append(both_passes(case, rearranged=False)[5])
+    return found
+
+
+@needs_triton
+@pytest.mark.long
+def test_the_gradient_of_the_table_is_summed_in_groups_that_fit(interpreter):
+    case = replace(layout_case("axial", (5, 4), CALLS[0]), batch=1, heads=1)
+    first, second = interpreter(gradient_in_groups, case)
+    assert first.ne(0).any()
+    torch.testing.assert_close(first, second)
 
 
 def bias_of_other_type() -> list[torch.dtype]:
@@ -250,7 +294,8 @@ def compile_both(case: Case) -> dict[str, tuple[int, int]]:
 def check_compiled(case: Case, found: dict[str, tuple[int, int]]) -> None:
     wanted = {"forward_kernel", "query_kernel", "key_kernel"}
     wanted |= {"global_kernel"} if case.num_global else set()
-    wanted |= {"tile_kernel", "table_kernel"} if case.table_bias else set()
+    tables = ("step", "displacement") if case.is_layout else ("tile", "table")
+    wanted |= {f"{name}_kernel" for name in tables} if case.table_bias else set()
     assert found.keys() == wanted
     for name, (size, shared) in found.items():
         assert size > 0, name
@@ -273,6 +318,24 @@ def test_the_kernels_compile_for_a_gpu(compiler, dim, size, kind, num_global, bi
 
 
 @needs_triton
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("dim", "size", "text", "num_global", "bias", "dtype"),
+    [
+        (64, 8, "axial | local:5", 1, BOTH, BRAIN),
+        (48, 7, "swin:7", 0, TABLE, HALF),  # no chunk has a mask
+        (128, 7, "local:3", 1, BOTH, SINGLE),
+    ],
+)
+def test_the_kernels_of_layouts_compile_for_a_gpu(
+    compiler, dim, size, text, num_global, bias, dtype
+):
+    layout = Layout((21, 21), size, patterns.parse_pattern(text))
+    case = Case(layout, 2, 2, dim, num_global, dtype, "cpu", *bias, True)
+    check_compiled(case, compiler(compile_both, case))
+
+
+@needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE], ids=str)
 @pytest.mark.parametrize("dim", [16, 20, 32, 48, 64, 96, 128])
@@ -285,12 +348,15 @@ def test_all_kernels_compile_for_a_gpu(compiler, dim, dtype):
     ]:
         case = case_of(dim, (kind, 0), (20, 20), size, num_global, bias, valid, dtype)
         check_compiled(case, compiler(compile_both, case))
+        layout = Layout((20, 20), size, patterns.parse_pattern("local:3 | random:0.1"))
+        case = replace(case, window=layout)
+        check_compiled(case, compiler(compile_both, case))
 
 
 @needs_triton
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "case", CASES + SIZES, ids=lambda case: f"d{case.head_dim}-{name_of(case)}"
+    "case", CASES + SIZES + ALL_LAYOUTS, ids=lambda case: f"d{case.head_dim}-{name_of(case)}"
 )
 def test_the_kernels_equal_the_reference_on_a_gpu(case):
     check(measure(replace(case, device="cuda")))
@@ -298,8 +364,13 @@ def test_the_kernels_equal_the_reference_on_a_gpu(case):
 
 @needs_triton
 @pytest.mark.gpu
-def test_a_repeated_run_gives_the_same_bits():
-    case = Case(Window((56, 56), 8), 8, 6, 64, 1, BRAIN, "cuda", True, True)
+@pytest.mark.parametrize(
+    "window",
+    [Window((56, 56), 8), Layout((56, 56), 8, patterns.parse_pattern("axial | random:0.05"))],
+    ids=["window", "layout"],
+)
+def test_a_repeated_run_gives_the_same_bits(window):
+    case = Case(window, 8, 6, 64, 1, BRAIN, "cuda", True, True)
     runs = [both_passes(case, rearranged=False) for _ in range(5)]
     for other in runs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(runs[0], other))
@@ -317,6 +388,10 @@ PLAIN = Case(Window((8, 8), 4), 1, 1, 32, device="cuda")
         ({"head_dim": 129}, "16 to 128 channels"),
         ({"window": Window((8, 8), 1)}, "the window must be 2 to 32, not 1"),
         ({"window": Window((8, 8), 33)}, "the window must be 2 to 32, not 33"),
+        (
+            {"window": Layout((8, 8), 1, patterns.axial())},
+            "the chunks must be 2 to 32, not 1",
+        ),
         ({"num_global": 65}, "65 global tokens are more than 64"),
         ({"dropout": True}, "dropout"),
     ],

@@ -122,14 +122,14 @@ _TRITON = "one fused kernel each way, scores recomputed in the backward pass"
 _FLEX = "torch's FlexAttention on tokens in chunk order"
 _UNFOLD = "a copy of each token's neighbors, by"
 _add_passes("blocked", "blocked", _BLOCKED, FORWARDS, BACKWARDS, layouts=True)
-_add_passes("triton", "triton.fused", _TRITON, FORWARDS, BACKWARDS)
-_add_passes("flex", "flex", _FLEX, FORWARDS)
+_add_passes("triton", "triton.fused", _TRITON, FORWARDS, BACKWARDS, layouts=True)
+_add_passes("flex", "flex", _FLEX, FORWARDS, layouts=True)
 _MASKED = "all scores under a boolean mask"
 _add("masked", "dense_masked:run", _MASKED, "unsupported", layouts=True)
 _add("chunk_autograd", "sliding_chunk:run_autograd", "sliding chunks, backward by autograd")
 _add("chunk_handgrad", "sliding_chunk:run_handgrad", "sliding chunks, hand-written backward")
 _add("gathered", "gather_sdpa:run", "gathered neighbor chunks, one fused attention; exportable")
-_add("flex", "flex:run", _FLEX, "run_unsupported", compiles=True)
+_add("flex", "flex:run", _FLEX, "run_unsupported", compiles=True, layouts=True)
 for _pair in itertools.product(FORWARDS, BACKWARDS):
     _forward, _backward = _pair
     _same = _forward == _backward

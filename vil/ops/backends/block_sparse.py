@@ -71,7 +71,7 @@ def split_call(call: Call) -> Iterator[Part]:
     num_heads = 1 if layout.heads > 1 else even_share(heads, limit // num_images)
     if call.bias.table is not None:
         size = len(plan.steps) * layout.tile**2 * wide(call.q).itemsize
-        num_heads = even_share(num_heads, BIAS_BYTES // size)
+        num_heads = even_share(num_heads, BIAS_BYTES // max(1, size))
     for some in split_range(slice(0, heads), num_heads):
         bias = expand_bias(call, some, plan)
         own = plan._replace(groups=tuple(g for g in plan.groups if g.head in (None, some.start)))

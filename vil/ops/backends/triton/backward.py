@@ -12,6 +12,8 @@ channels. The gradient of the scores is E = P * (dout values^T - delta). The ker
     tile_kernel      E summed over images and chunks, for each pair of positions in a chunk
     table_kernel     the table's gradient, which is this tile summed by relative position
 
+The last two compute windows; those of layouts are in layout_bias.py.
+
 Shapes: see forward.py.
 """
 
@@ -19,11 +21,9 @@ import triton
 import triton.language as tl
 
 from vil.ops.backends.triton.forward import (
-    NOTHING,
     SIZES,
     bias_and_mask,
     chunk_tokens,
-    corner,
     exponential,
     global_scores,
     own_chunk,
@@ -33,6 +33,14 @@ from vil.ops.backends.triton.forward import (
     rectangle,
     resolve_token,
     write,
+)
+from vil.ops.backends.triton.lists import (
+    NOTHING,
+    corner,
+    head_table,
+    list_blocks,
+    listed_tokens,
+    pattern_scores,
 )
 
 
@@ -63,10 +71,22 @@ def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
     return acc, rest, pull
 
 
+@triton.jit
+def key_step(score, stat, delta, queries, grads, values, dkeys, dvalues):
+    """Add the contribution of a block of queries (Q, D_PAD) to dk / scale and dv of a block of keys
+    (K, D_PAD). score (K, Q)."""
+    weight = exponential(score, stat[None, :], queries.dtype)
+    dscore = tl.dot(values, tl.trans(grads), input_precision="ieee") - delta[None, :]
+    dvalues = tl.dot(weight.to(grads.dtype), grads, dvalues, input_precision="ieee")
+    dscore = (weight * dscore).to(queries.dtype)
+    dkeys = tl.dot(dscore, queries, dkeys, input_precision="ieee")
+    return dkeys, dvalues
+
+
 @triton.jit(do_not_specialize=SIZES)
 def query_kernel(
-    q, k, v, out, dout, dq, LSE, DELTA, TABLE, TO_GLOBAL, VALID_HW, RECTS,
-    num_rects, N, X, Y, w, G, parts, scale,
+    q, k, v, out, dout, dq, LSE, DELTA, TABLE, TO_GLOBAL, VALID_HW, RECTS, lists,
+    num_rects, N, X, Y, w, G, parts, reach_rows, reach_cols, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
@@ -81,7 +101,7 @@ def query_kernel(
     grads = read(dout, image, head, query, D, D_PAD)
     results = read(out, image, head, query, D, D_PAD)
     if TABLE is not None:
-        TABLE += head * (4 * w - 1) * (4 * w - 1)
+        TABLE = head_table(TABLE, head, w, reach_rows, reach_cols)
 
     first_stat = (image.to(tl.int64) * N + head) * X * Y
     stat = read_stat(LSE + first_stat, query)
@@ -101,21 +121,43 @@ def query_kernel(
         acc, rest, pull = grad_step(
             scores_global, stat, grads, delta, global_keys, global_values, acc, rest, pull
         )
-    for number in tl.range(0, num_rects):
-        first_row, first_col, across, count = rectangle(
-            RECTS, number, x0, y0, row, col, w, rows, cols, MASK
-        )
-        for first in tl.range(0, count, K):
-            key_row, key_col, is_key = rect_tokens(first, count, across, first_row, first_col, K)
-            key, is_key = resolve_token(key_row, key_col, is_key, X, Y, w, rows, cols, MASK)
+    if lists is not None:
+        place = (row - x0) * w + col - y0
+        chunk = x0 // w * tl.cdiv(Y, w) + y0 // w
+        begin, end, blocks = list_blocks(lists, head, chunk, w, K)
+        for number in tl.range(begin, end):
+            key_row, key_col, key_place, key, is_key, mask = listed_tokens(
+                lists, number, blocks, rows, cols, Y, w, K
+            )
             keys = read(k, image, head, G + key, D, D_PAD)
             values = read(v, image, head, G + key, D, D_PAD)
             score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-            score = bias_and_mask(
-                score, TABLE, row[:, None], col[:, None], key_row[None, :], key_col[None, :],
-                is_key[None, :], w, MASK,
+            score = pattern_scores(
+                score, TABLE, lists, mask, row[:, None], col[:, None],
+                key_row[None, :], key_col[None, :], place[:, None], key_place[None, :],
+                is_key[None, :], w, reach_rows, reach_cols,
             )  # fmt: skip
             acc, rest, pull = grad_step(score, stat, grads, delta, keys, values, acc, rest, pull)
+    else:
+        for number in tl.range(0, num_rects):
+            first_row, first_col, across, count = rectangle(
+                RECTS, number, x0, y0, row, col, w, rows, cols, MASK
+            )
+            for first in tl.range(0, count, K):
+                key_row, key_col, is_key = rect_tokens(
+                    first, count, across, first_row, first_col, K
+                )
+                key, is_key = resolve_token(key_row, key_col, is_key, X, Y, w, rows, cols, MASK)
+                keys = read(k, image, head, G + key, D, D_PAD)
+                values = read(v, image, head, G + key, D, D_PAD)
+                score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+                score = bias_and_mask(
+                    score, TABLE, row[:, None], col[:, None], key_row[None, :], key_col[None, :],
+                    is_key[None, :], w, MASK,
+                )  # fmt: skip
+                acc, rest, pull = grad_step(
+                    score, stat, grads, delta, keys, values, acc, rest, pull
+                )
     if queries.dtype == tl.float32:
         acc -= rest[:, None] * pull
     write(dq, image, head, query, exists, acc * scale, D, D_PAD)
@@ -124,15 +166,15 @@ def query_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def key_kernel(
-    q, k, v, dout, dk, dv, LSE, DELTA, TABLE, VALID_HW, RECTS,
-    num_rects, N, X, Y, w, G, parts, scale,
+    q, k, v, dout, dk, dv, LSE, DELTA, TABLE, VALID_HW, RECTS, lists,
+    num_rects, N, X, Y, w, G, parts, reach_rows, reach_cols, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv of one block of keys of a chunk. Scores are transposed: rows are keys.
 
-    RECTS are mirrored: they contain the queries of all chunks that attend to this chunk. The
-    gradients of padding are 0.
+    RECTS and lists are mirrored: they contain the queries of all chunks that attend to this chunk.
+    The gradients of padding are 0.
     """
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
     if part * K >= height * width:
@@ -147,30 +189,47 @@ def key_kernel(
     LSE += first_stat
     DELTA += first_stat
     if TABLE is not None:
-        TABLE += head * (4 * w - 1) * (4 * w - 1)
+        TABLE = head_table(TABLE, head, w, reach_rows, reach_cols)
 
     dkeys = tl.zeros([K, D_PAD], tl.float32)
     dvalues = tl.zeros([K, D_PAD], tl.float32)
-    for number in tl.range(0, num_rects):
-        first_row, first_col, across, count = rectangle(
-            RECTS, number, x0, y0, key_row, key_col, w, X, Y, MASK
-        )
-        for first in tl.range(0, count, Q):
-            row, col, is_query = rect_tokens(first, count, across, first_row, first_col, Q)
-            query, is_query = resolve_token(row, col, is_query, X, Y, w, X, Y, MASK)
+    if lists is not None:
+        key_place = (key_row - x0) * w + key_col - y0
+        chunk = x0 // w * tl.cdiv(Y, w) + y0 // w
+        begin, end, blocks = list_blocks(lists, head, chunk, w, Q)
+        for number in tl.range(begin, end):
+            row, col, place, query, is_query, mask = listed_tokens(
+                lists, number, blocks, X, Y, Y, w, Q
+            )
             queries = read(q, image, head, query, D, D_PAD)
             grads = read(dout, image, head, query, D, D_PAD)
             stat, delta = read_stat(LSE, query), tl.load(DELTA + query)
             score = tl.dot(keys, tl.trans(queries), input_precision="ieee") * scale
-            score = bias_and_mask(
-                score, TABLE, row[None, :], col[None, :], key_row[:, None], key_col[:, None],
-                is_query[None, :] & is_key[:, None], w, MASK,
+            score = pattern_scores(
+                score, TABLE, lists, mask, row[None, :], col[None, :],
+                key_row[:, None], key_col[:, None], place[None, :], key_place[:, None],
+                is_query[None, :] & is_key[:, None], w, reach_rows, reach_cols,
             )  # fmt: skip
-            weight = exponential(score, stat[None, :], queries.dtype)
-            dscore = tl.dot(values, tl.trans(grads), input_precision="ieee") - delta[None, :]
-            dvalues = tl.dot(weight.to(grads.dtype), grads, dvalues, input_precision="ieee")
-            dscore = (weight * dscore).to(queries.dtype)
-            dkeys = tl.dot(dscore, queries, dkeys, input_precision="ieee")
+            dkeys, dvalues = key_step(score, stat, delta, queries, grads, values, dkeys, dvalues)
+    else:
+        for number in tl.range(0, num_rects):
+            first_row, first_col, across, count = rectangle(
+                RECTS, number, x0, y0, key_row, key_col, w, X, Y, MASK
+            )
+            for first in tl.range(0, count, Q):
+                row, col, is_query = rect_tokens(first, count, across, first_row, first_col, Q)
+                query, is_query = resolve_token(row, col, is_query, X, Y, w, X, Y, MASK)
+                queries = read(q, image, head, query, D, D_PAD)
+                grads = read(dout, image, head, query, D, D_PAD)
+                stat, delta = read_stat(LSE, query), tl.load(DELTA + query)
+                score = tl.dot(keys, tl.trans(queries), input_precision="ieee") * scale
+                score = bias_and_mask(
+                    score, TABLE, row[None, :], col[None, :], key_row[:, None], key_col[:, None],
+                    is_query[None, :] & is_key[:, None], w, MASK,
+                )  # fmt: skip
+                dkeys, dvalues = key_step(
+                    score, stat, delta, queries, grads, values, dkeys, dvalues
+                )
     write(dk, image, head, G + key, exists, dkeys * scale, D, D_PAD)
     write(dv, image, head, G + key, exists, dvalues, D, D_PAD)
 

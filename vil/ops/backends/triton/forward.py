@@ -4,23 +4,34 @@ A program computes a block of queries of one chunk. Their keys fill a few rectan
 nine chunks together are one), clipped to the grid. The kernel reads the tokens of a rectangle row
 by row in blocks of any width, directly in the row-major layout. So a border, an absent neighbor or
 padding costs nothing, and masks are needed only at the end of a rectangle and for the exact mask.
+In the layout of a pattern, keys are in listed chunks instead of rectangles (lists.py).
 The softmax is the online softmax of FlashAttention (arXiv:2205.14135).
 
 Shapes: N heads, L tokens of the grid of X rows and Y columns, G global tokens, w chunk side, D head
 dim (D_PAD: the next power of two), Q and K tokens of a block of queries and of keys. MASK is
 Window.mask: 1 exact, 0 chunks, -1 cyclic. Arguments q, k, v, out, .. are `Tokens` of fused.py:
-pointer and strides.
+pointer and strides. `lists`, reach_rows and reach_cols (of the bias table) are None for a window,
+RECTS and num_rects for a layout.
 """
 
 import triton
 import triton.language as tl
 
+from vil.ops.backends.triton.lists import (
+    NOTHING,
+    corner,
+    head_table,
+    list_blocks,
+    listed_tokens,
+    pattern_scores,
+)
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-NOTHING = tl.constexpr(float("-inf"))
 # sizes that vary between images: kernels do not specialize on them
 SIZES = ["num_rects", "B", "N", "L", "X", "Y", "w", "G", "part", "parts", "splits"]
 SIZES += ["top", "left", "height", "width", "cells"]
+SIZES += ["first_step", "num_steps", "reach_rows", "reach_cols", "span_rows", "span_cols"]
 
 
 @triton.jit
@@ -58,13 +69,6 @@ def real_size(VALID_HW, image, X, Y):
         rows = tl.minimum(tl.load(VALID_HW + 2 * image).to(tl.int32), X)
         cols = tl.minimum(tl.load(VALID_HW + 2 * image + 1).to(tl.int32), Y)
     return rows, cols
-
-
-@triton.jit
-def corner(chunk, w, Y):
-    """Return the first row and column of a chunk."""
-    across = tl.cdiv(Y, w)
-    return chunk // across * w, chunk % across * w
 
 
 @triton.jit
@@ -201,8 +205,8 @@ def softmax_step(score, values, top, total, acc):
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
-    q, k, v, out, LSE, TABLE, TO_GLOBAL, VALID_HW, RECTS,
-    num_rects, N, X, Y, w, G, parts, scale,
+    q, k, v, out, LSE, TABLE, TO_GLOBAL, VALID_HW, RECTS, lists,
+    num_rects, N, X, Y, w, G, parts, reach_rows, reach_cols, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
@@ -218,7 +222,7 @@ def forward_kernel(
     query = row * Y + col
     queries = read(q, image, head, query, D, D_PAD)
     if TABLE is not None:
-        TABLE += head * (4 * w - 1) * (4 * w - 1)
+        TABLE = head_table(TABLE, head, w, reach_rows, reach_cols)
 
     top = tl.full([Q], NOTHING, tl.float32)
     total = tl.zeros([Q], tl.float32)
@@ -232,21 +236,41 @@ def forward_kernel(
         scores_global = tl.dot(queries, tl.trans(global_keys), input_precision="ieee") * scale
         scores_global = global_scores(scores_global, TO_GLOBAL, lane[None, :], G)
         top, total, acc = softmax_step(scores_global, global_values, top, total, acc)
-    for number in tl.range(0, num_rects):
-        first_row, first_col, across, count = rectangle(
-            RECTS, number, x0, y0, row, col, w, rows, cols, MASK
-        )
-        for first in tl.range(0, count, K):
-            key_row, key_col, is_key = rect_tokens(first, count, across, first_row, first_col, K)
-            key, is_key = resolve_token(key_row, key_col, is_key, X, Y, w, rows, cols, MASK)
+    if lists is not None:
+        place = (row - x0) * w + col - y0
+        chunk = x0 // w * tl.cdiv(Y, w) + y0 // w
+        begin, end, blocks = list_blocks(lists, head, chunk, w, K)
+        for number in tl.range(begin, end):
+            key_row, key_col, key_place, key, is_key, mask = listed_tokens(
+                lists, number, blocks, rows, cols, Y, w, K
+            )
             keys = read(k, image, head, G + key, D, D_PAD)
             values = read(v, image, head, G + key, D, D_PAD)
             score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-            score = bias_and_mask(
-                score, TABLE, row[:, None], col[:, None], key_row[None, :], key_col[None, :],
-                is_key[None, :], w, MASK,
+            score = pattern_scores(
+                score, TABLE, lists, mask, row[:, None], col[:, None],
+                key_row[None, :], key_col[None, :], place[:, None], key_place[None, :],
+                is_key[None, :], w, reach_rows, reach_cols,
             )  # fmt: skip
             top, total, acc = softmax_step(score, values, top, total, acc)
+    else:
+        for number in tl.range(0, num_rects):
+            first_row, first_col, across, count = rectangle(
+                RECTS, number, x0, y0, row, col, w, rows, cols, MASK
+            )
+            for first in tl.range(0, count, K):
+                key_row, key_col, is_key = rect_tokens(
+                    first, count, across, first_row, first_col, K
+                )
+                key, is_key = resolve_token(key_row, key_col, is_key, X, Y, w, rows, cols, MASK)
+                keys = read(k, image, head, G + key, D, D_PAD)
+                values = read(v, image, head, G + key, D, D_PAD)
+                score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+                score = bias_and_mask(
+                    score, TABLE, row[:, None], col[:, None], key_row[None, :], key_col[None, :],
+                    is_key[None, :], w, MASK,
+                )  # fmt: skip
+                top, total, acc = softmax_step(score, values, top, total, acc)
 
     has_keys = total > 0
     acc = acc / tl.where(has_keys, total, 1.0)[:, None]  # a row without keys is 0

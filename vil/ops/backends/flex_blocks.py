@@ -1,0 +1,300 @@
+"""The blocks of FlexAttention: which a window or a layout computes, and the masks and bias in them.
+
+Shapes: see flex.py; also H heads with lists of their own (1 for a window), T' masks.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vil.ops.attention_case import Case, next_power_of_2
+from vil.ops.backends.chunk_layout import from_chunks, to_chunks
+from vil.ops.layout import FULL, Layout
+from vil.ops.window import Mask, Window, real_cells
+from vil.utils.transforms import untraced
+
+FEWEST_BLOCKS = 16  # below it, empty blocks cost less than another compilation
+NO_REACH = (0, 0)  # of a table with one entry, for layouts without a table
+
+Lists = tuple[Tensor | None, ...]
+
+
+class WindowBlocks(NamedTuple):
+    """A window in FlexAttention's terms.
+
+    The tensor `added` has the bias of each global key, followed by the bias table. The bias of a
+    query and a local key is at index base + (code of the query) - (code of the key).
+
+    base (M, S+M) int32: the base index of each pair of a query block and a key block; -1 if their
+    chunks are not neighbors. code (P) int32: a number for each position in a chunk.
+    near (S*P + T) bool: whether an entry of `added` is in the exact window; None for other
+    masks. real (h, (S+M)*P) bool: whether a key is not padding. lists: four pairs of tensors
+    (number of blocks, their indices). The first two pairs have the key blocks that each query block
+    sees partly, and fully. The other two have the query blocks of each key block, for the backward
+    pass. Tensors that are not needed are None.
+    """
+
+    base: Tensor
+    code: Tensor
+    near: Tensor | None
+    real: Tensor
+    lists: Lists
+
+
+class LayoutBlocks(NamedTuple):
+    """The layout of a pattern in FlexAttention's terms.
+
+    The tensor `added` has the bias of each global key, followed by the bias table.
+
+    masks (H, M, S+M) int32: the index into `tiles` of each pair of a query block and a key block.
+    tiles (T', W, W) bool: the masks of the layout, then a mask that shows all pairs, and one that
+    hides all. rows, cols (M*P) int32: the position of each query in the grid. reach: of the table.
+    real, lists: as those of a window, with a dimension H in the lists.
+    """
+
+    masks: Tensor
+    tiles: Tensor
+    rows: Tensor
+    cols: Tensor
+    reach: tuple[int, int]
+    real: Tensor
+    lists: Lists
+
+
+def block_size(window: Window | Layout, device: str, backward: bool) -> int:
+    """Return P: the tokens of a chunk, rounded up to the block size of the kernels."""
+    step = 16 if device == "cpu" else 128 if backward else 64
+    return math.ceil(window.tile / step) * step
+
+
+def num_blocks(window: Window | Layout) -> int:
+    """Return M, the number of chunks rounded up to a power of two. The kernels skip empty
+    blocks."""
+    return max(FEWEST_BLOCKS, next_power_of_2(math.prod(window.chunks)))
+
+
+def num_first(num_global: int, block: int) -> int:
+    """Return S, the number of blocks for global tokens. It is at least 1, so that G = 0 needs no
+    compilation of its own."""
+    return max(1, math.ceil(num_global / block))
+
+
+def has_full(window: Window | Layout, block: int) -> bool:
+    """Return whether some pairs of blocks may be fully visible, so that they need no mask."""
+    is_exact = isinstance(window, Window) and window.mask == Mask.EXACT
+    return window.tile == block and not is_exact
+
+
+def num_tiles(layout: Layout) -> int:
+    """Return T', rounded up to a power of two."""
+    return next_power_of_2(len(layout.lists.masks) + 2)
+
+
+def table_reach(case: Case) -> tuple[int, int]:
+    """Return the reach of the bias table of a layout."""
+    return case.window.table_reach if case.table_bias else NO_REACH
+
+
+def widths(case: Case, block: int) -> tuple[int, int]:
+    """Return (S*P, T). For windows, T is that of the largest window whose chunks fit into a
+    block."""
+    first = num_first(case.num_global, block) * block
+    if not case.is_layout:
+        return first, (4 * math.isqrt(block) - 1) ** 2
+    rows, cols = table_reach(case)
+    return first, (2 * rows + 1) * (2 * cols + 1)
+
+
+def to_blocks(x: Tensor, window: Window | Layout, size: int) -> Tensor:
+    """Reorder (B, N, L, ..) to (h, 1, M*P, ..) in chunk order, zero-padded."""
+    x = to_chunks(x, window).flatten(2, 3).flatten(0, 1)  # (h, chunks, W, ..)
+    x = F.pad(x, (0, 0, 0, size - window.tile, 0, num_blocks(window) - x.shape[1]))
+    return x.flatten(1, 2)[:, None]
+
+
+def from_blocks(x: Tensor, window: Window | Layout, lead: torch.Size) -> Tensor:
+    """Reorder (h, 1, M*P, ..), or (B, N, M*P, ..), to (B, N, L, ..)."""
+    x = x.flatten(0, 1).unflatten(1, (num_blocks(window), -1))
+    x = x[:, : math.prod(window.chunks), : window.tile]
+    return from_chunks(x.unflatten(1, window.chunks).unflatten(0, lead), window)
+
+
+def make_blocks(
+    case: Case, size: int, valid_hw: Tensor | None, device: torch.device
+) -> WindowBlocks | LayoutBlocks:
+    """Return the blocks of a call."""
+    make = _layout_blocks if case.is_layout else _window_blocks
+    return make(case, size, valid_hw, device)
+
+
+def _window_blocks(
+    case: Case, size: int, valid_hw: Tensor | None, device: torch.device
+) -> WindowBlocks:
+    """Return the blocks of a window. They take a few small operations, so nothing is cached per
+    grid."""
+    window, (first, width) = case.window, widths(case, size)
+    side, inside = 4 * window.size - 1, torch.arange(window.size, device=device)
+    code = (inside[:, None] * side + inside).flatten()
+    near = None
+    if window.mask == Mask.EXACT:
+        line = (torch.arange(side, device=device) - (2 * window.size - 1)).abs() <= window.size
+        near = (line[:, None] & line).flatten()
+        near = F.pad(F.pad(near, (0, width - len(near))), (first, 0), value=True)
+    real = _real(case, size, valid_hw, device)
+    base = _base(window, case.num_global, size, device)
+    seen = (base >= 0)[None]
+    full = seen & _all_real(real, base.shape[1]) if has_full(window, size) else None
+    lists = _lists(seen, full, case.needs_grad)
+    return WindowBlocks(base, F.pad(code, (0, size - window.tile)).int(), near, real, lists)
+
+
+def _base(window: Window, num_global: int, size: int, device: torch.device) -> Tensor:
+    """Return `WindowBlocks.base` (M, S+M) int32. It is 0 for global tokens."""
+    rows, cols = window.chunks
+    first, (count, side) = num_first(num_global, size), (num_blocks(window), 4 * window.size - 1)
+    base = torch.full((count, first + count), -1, dtype=torch.int32, device=device)
+    base[: rows * cols, : math.ceil(num_global / size)] = 0
+    row = torch.arange(rows, device=device)[:, None].expand(rows, cols)
+    col = torch.arange(cols, device=device).expand(rows, cols)
+    for dx, dy in window.offsets:
+        r, c = row + dx, col + dy
+        inside = (r >= 0) & (r < rows) & (c >= 0) & (c < cols) | window.cyclic
+        start = (2 * window.size - 1 - dx * window.size) * side
+        start += 2 * window.size - 1 - dy * window.size + first * size
+        key = (first + r % rows * cols + c % cols).reshape(-1, 1)
+        local = base[: rows * cols]
+        old = local.gather(1, key)
+        local.scatter_(1, key, torch.where(inside.reshape(-1, 1), start, old).int())
+    return base
+
+
+def _layout_blocks(
+    case: Case, size: int, valid_hw: Tensor | None, device: torch.device
+) -> LayoutBlocks:
+    """Return the blocks of a layout."""
+    masks, *tensors = _layout_tensors(case.window, case.num_global, size, device)
+    real, hidden = _real(case, size, valid_hw, device), len(case.window.lists.masks) + 1
+    full = None
+    if has_full(case.window, size):
+        full = (masks == hidden - 1) & _all_real(real, masks.shape[2])
+    lists = _lists(masks != hidden, full, case.needs_grad)
+    return LayoutBlocks(masks, *tensors, table_reach(case), real, lists)
+
+
+@lru_cache(maxsize=32)
+@untraced
+def _layout_tensors(
+    layout: Layout, num_global: int, size: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return masks, tiles, rows and cols of `LayoutBlocks`."""
+    pairs, (first, count) = layout.lists, (num_first(num_global, size), num_blocks(layout))
+    full = len(pairs.masks)
+    masks = torch.full((layout.heads, count, first + count), full + 1, dtype=torch.int32)
+    masks[:, : math.prod(layout.chunks), : math.ceil(num_global / size)] = full
+    number = torch.where(pairs.mask == FULL, full, pairs.mask)
+    masks[pairs.head, pairs.query, first + pairs.key] = number.int()
+    tiles = torch.zeros(num_tiles(layout), layout.tile, layout.tile, dtype=torch.bool)
+    tiles[:full], tiles[full] = pairs.masks, True
+    rows, cols = layout.chunk_tokens(torch.arange(count))
+    tokens = (F.pad(x, (0, size - layout.tile)).flatten().int() for x in (rows, cols))
+    return tuple(x.to(device) for x in (masks, tiles, *tokens))
+
+
+def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) -> Tensor:
+    """Return `real` of the blocks: True for global tokens, and for tokens that are not padding."""
+    window = case.window
+    limit = torch.tensor([window.grid]) if valid_hw is None else valid_hw
+    tokens = real_cells(limit.to(device), window.grid).flatten(2)[..., None]
+    local = to_blocks(tokens, window, size)[:, 0, :, 0]
+    first = torch.arange(widths(case, size)[0], device=device) < case.num_global
+    real = torch.cat([first.expand(len(local), -1), local], dim=1)
+    return real.expand(case.batch, -1).repeat_interleave(case.heads, dim=0)
+
+
+def _lists(seen: Tensor, full: Tensor | None, backward: bool) -> Lists:
+    """Return the lists of the pairs of blocks in `seen` (H, M, S+M) bool.
+
+    full: which of them need no mask, in the same shape; None if none ever is.
+    """
+    parts = (seen, None) if full is None else (seen & ~full, full)
+    mirrored = [part.mT if backward and part is not None else None for part in parts]
+    return tuple(x for part in (*parts, *mirrored) for x in _indices(part))
+
+
+def _all_real(real: Tensor, count: int) -> Tensor:
+    """Return which of `count` key blocks have no padding in any image, (count) bool."""
+    return real.unflatten(1, (count, -1)).all(2).all(0)
+
+
+def _indices(visible: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return, for each row of a bool tensor (H, rows, cols), the number of its True entries, and
+    all columns, beginning with those of the True entries.
+
+    The counts are (1, H, rows) int32, the columns (1, H, rows, cols) int32. Returns (None, None)
+    for None.
+    """
+    if visible is None:
+        return None, None
+    *lead, cols = visible.shape
+    rank = torch.where(visible, visible.cumsum(-1) - 1, cols)  # hidden ones go to the extra column
+    column = torch.arange(cols, device=visible.device, dtype=torch.int32).expand(visible.shape)
+    indices = column.new_zeros(*lead, cols + 1).scatter_(-1, rank, column)[..., :cols].contiguous()
+    return visible.sum(-1, dtype=torch.int32)[None], indices[None]
+
+
+def score_functions(
+    blocks: WindowBlocks | LayoutBlocks, added: Tensor | None, size: int, first: int, heads: int
+) -> tuple[Callable, Callable]:
+    """Return FlexAttention's (mask_mod, score_mod): functions of the image, head, query and key.
+
+    first: S*P. heads: of q; images and heads of `real` and `added` are one dimension.
+    """
+    make = _layout_functions if isinstance(blocks, LayoutBlocks) else _window_functions
+    visible, bias_index = make(blocks, size, first)
+
+    def shown(b: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return blocks.real[b * heads + head, key] & visible(head, query, key)
+
+    def biased(score: Tensor, b: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score + added[b * heads + head, bias_index(query, key)]
+
+    return shown, biased
+
+
+def _window_functions(blocks: WindowBlocks, size: int, first: int) -> tuple[Callable, Callable]:
+    """Return (visible, bias_index) of a window."""
+
+    def bias_index(query: Tensor, key: Tensor) -> Tensor:
+        """Return the index into `added` of a query and a key; any valid index for a hidden key."""
+        start = blocks.base[query // size, key // size]
+        local = start + blocks.code[query % size] - blocks.code[key % size]
+        return torch.where(key < first, key, local.clamp(min=0))
+
+    def visible(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        near = blocks.base[query // size, key // size] >= 0
+        return near if blocks.near is None else near & blocks.near[bias_index(query, key)]
+
+    return visible, bias_index
+
+
+def _layout_functions(blocks: LayoutBlocks, size: int, first: int) -> tuple[Callable, Callable]:
+    """Return (visible, bias_index) of a layout."""
+    (top, left), last = blocks.reach, blocks.tiles.shape[1] - 1  # the last token of a chunk
+
+    def bias_index(query: Tensor, key: Tensor) -> Tensor:
+        """Return the index into `added` of a query and a key."""
+        local = (key - first).clamp(min=0)
+        rows = (blocks.rows[query] - blocks.rows[local]).clamp(-top, top) + top
+        cols = (blocks.cols[query] - blocks.cols[local]).clamp(-left, left) + left
+        return torch.where(key < first, key, first + rows * (2 * left + 1) + cols)
+
+    def visible(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        tile = blocks.masks[head, query // size, key // size]
+        return blocks.tiles[tile, (query % size).clamp(max=last), (key % size).clamp(max=last)]
+
+    return visible, bias_index

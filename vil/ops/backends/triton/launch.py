@@ -1,0 +1,176 @@
+"""Launch the Triton kernels: block sizes, shared arguments, the rectangles of a window.
+
+The kernels are imported with the first call, so that this file does not need Triton. With
+TRITON_INTERPRET=1 in the environment (before Triton is first imported) they run on the CPU, slowly.
+
+Shapes: B batch, N heads, L tokens, G global tokens, D head dim, w chunk side.
+"""
+
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vil.ops.attention_case import next_power_of_2
+from vil.ops.backends.triton.layouts import make_lists
+from vil.ops.call import Call
+from vil.ops.layout import Layout
+from vil.ops.window import Window
+
+PROGRAMS = 1024  # enough to fill a large GPU where the number of splits is free
+TILE_SHARE = 16  # tiles of scores take at most 1/16 of the bytes of the other tensors
+ENTRIES, LINES = 128, 16  # of the table and of a tile, per step of the last kernel
+
+Rectangle = tuple[int, int, int, int]
+
+
+class Launch(NamedTuple):
+    """The largest blocks of queries and of keys, the number of warps, and the pipeline stages."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+LAUNCHES = {  # (pass, D_PAD, bytes per number); a smaller D_PAD uses the entry of 64
+    ("forward", 64, 2): Launch(64, 64, 4, 3),
+    ("forward", 128, 2): Launch(64, 64, 4, 2),
+    ("forward", 64, 4): Launch(32, 32, 4, 2),
+    ("forward", 128, 4): Launch(32, 16, 4, 2),
+    ("backward", 64, 2): Launch(64, 64, 4, 2),
+    ("backward", 128, 2): Launch(64, 64, 8, 2),
+    ("backward", 64, 4): Launch(32, 32, 4, 2),
+    ("backward", 128, 4): Launch(32, 16, 4, 2),
+}
+
+
+class Tokens(NamedTuple):
+    """A tensor (B, N, L, D) as a kernel argument: its pointer and strides."""
+
+    at: Tensor
+    image: int
+    head: int
+    token: int
+    channel: int
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Tokens":
+        return cls(x, *x.stride())
+
+
+def interpreted() -> bool:
+    """Return whether kernels run in Triton's interpreter, on the CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@lru_cache(maxsize=1)
+def kernels() -> SimpleNamespace:
+    """Return the kernels and their helpers by name."""
+    if interpreted():
+        from vil.ops.backends.triton.interpreter import repair
+
+        repair()
+    from vil.ops.backends.triton import backward, forward, layout_bias
+
+    return SimpleNamespace(**(vars(forward) | vars(backward) | vars(layout_bias)))
+
+
+class Launcher:
+    """The arguments that all kernels of a call share: sizes, float32 biases and launch
+    parameters."""
+
+    def __init__(self, call: Call) -> None:
+        q, valid_hw = call.q, call.valid_hw
+        self.window, self.scale, self.num_global = call.window, call.scale, call.num_global
+        self.images, self.heads, self.length, self.channels = q.shape
+        self.device, self.bytes = q.device, q.numel() * q.itemsize
+        self.table, self.to_global = (
+            None if bias is None or not bias.numel() else bias.float().contiguous()
+            for bias in call.bias
+        )
+        self.valid_hw = (
+            None if valid_hw is None else valid_hw.to(q.device, torch.int64).contiguous()
+        )
+        self.padded = max(16, next_power_of_2(self.channels))
+        self.launches = {
+            direction: LAUNCHES[direction, max(64, self.padded), q.itemsize]
+            for direction in ("forward", "backward")
+        }
+        self.global_block = max(16, next_power_of_2(self.num_global)) if self.num_global else 0
+
+    def options(self, direction: str, owned: str) -> dict[str, int]:
+        """Return the constants and launch options of a kernel.
+
+        owned: "queries" or "keys". A program of the kernel computes one block of these, and loops
+        over the blocks of the other.
+        """
+        launch, window = self.launches[direction], self.window
+        is_layout = isinstance(window, Layout)
+        cells = window.tile if is_layout else max(map(area, rectangles(window)))
+        own, walked = (max(16, next_power_of_2(n)) for n in (window.tile, cells))
+        owns_queries = owned == "queries"
+        return {
+            "D": self.channels,
+            "D_PAD": self.padded,
+            "Q": min(launch.queries, own if owns_queries else walked),
+            "K": min(launch.keys, walked if owns_queries else own),
+            "num_warps": launch.warps,
+            "num_stages": launch.stages,
+        }
+
+    def by_chunk(self, kernel: Callable, direction: str, owned: str, *tensors, **constants) -> None:
+        """Launch one program per block of queries (or keys) of each chunk, for each image and
+        head."""
+        options, window = self.options(direction, owned), self.window
+        parts = -(-window.tile // options["Q" if owned == "queries" else "K"])
+        rects, lists, num_rects, reach = self._walked(mirrored=owned == "keys")
+        kernel[(self.images * self.heads * window.chunks[0] * window.chunks[1] * parts,)](
+            *tensors, rects, lists,
+            num_rects, self.heads, *window.grid, window.size, self.num_global, parts, *reach,
+            self.scale,
+            MASK=0 if rects is None else int(window.mask), **options, **constants,
+        )  # fmt: skip
+
+    def _walked(self, mirrored: bool) -> tuple:
+        """Return the arguments RECTS, lists, num_rects and the reach of the bias table."""
+        if isinstance(self.window, Layout):
+            lists = make_lists(self.window, self.device, mirrored)
+            return None, lists, None, self.window.table_reach
+        rects = rectangles(self.window, mirrored)
+        return on_device(rects, self.device), None, len(rects), (None, None)
+
+
+def rectangles(window: Window, mirrored: bool = False) -> tuple[Rectangle, ...]:
+    """Return rectangles that contain the keys of a chunk: one if possible, else one per offset.
+
+    A rectangle is (first row, end row, first column, end column), relative to the chunk's corner.
+    With `mirrored`, they contain the queries that attend to the chunk instead.
+    """
+    w, offsets = window.size, window.offsets
+    rows, cols = ({offset[axis] for offset in offsets} for axis in (0, 1))
+    if len(offsets) == len(rows) * len(cols):  # without gaps, since (0, 0) is among them
+        edges = [(min(rows), max(rows) + 1, min(cols), max(cols) + 1)]
+    else:
+        edges = [(dx, dx + 1, dy, dy + 1) for dx, dy in offsets]
+    if mirrored:
+        edges = [(1 - b, 1 - a, 1 - d, 1 - c) for a, b, c, d in edges]
+    return tuple(tuple(w * edge for edge in rect) for rect in edges)
+
+
+def area(rect: Rectangle) -> int:
+    """Return the number of tokens of a rectangle."""
+    return (rect[1] - rect[0]) * (rect[3] - rect[2])
+
+
+@lru_cache(maxsize=256)
+def on_device(rects: tuple[Rectangle, ...], device: torch.device) -> Tensor:
+    """Return the rectangles on the device, (R, 4) int32.
+
+    The tensor is cached, because copying to the device synchronizes and cannot be in a CUDA graph.
+    """
+    return torch.tensor(rects, dtype=torch.int32, device=device)

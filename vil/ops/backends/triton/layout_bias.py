@@ -1,0 +1,113 @@
+"""The gradient of a layout's bias table, without atomics.
+
+Pairs of chunks with the same displacement (a step) have the same displacements of their tokens,
+and so the same bias. step_kernel sums the gradient of scores over all images and pairs of a step,
+for each pair of positions in the two chunks. displacement_kernel sums these tiles by the
+displacement of tokens. Each sum has a fixed order, so repeated runs give equal bits.
+
+Shapes: see lists.py. S steps, E pairs of chunks.
+"""
+
+import triton
+import triton.language as tl
+
+from vil.ops.backends.triton.backward import read_stat
+from vil.ops.backends.triton.forward import SIZES, exponential, read, real_size
+from vil.ops.backends.triton.lists import chunk_places, head_table, pattern_scores
+
+
+@triton.jit(do_not_specialize=SIZES)
+def step_kernel(
+    q, k, v, dout, LSE, DELTA, TABLE, VALID_HW, TILE, lists, KEY_CHUNKS,
+    part, first_step, num_steps, splits, B, N, X, Y, w, G, reach_rows, reach_cols, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Sum gradients of scores by step: TILE (splits, num_steps, N, Q, W) float32.
+
+    The steps begin with `first_step`, the queries with place part*Q of their chunks. Each split
+    sums a part of the (image, pair of chunks) of a step. lists: the query chunks of each step;
+    KEY_CHUNKS (E,) their key chunks. Tokens outside the grid add nothing.
+    """
+    blocks = tl.cdiv(w * w, K)
+    number = tl.program_id(0)
+    block, head = number % blocks, number // blocks % N
+    step, split = number // (blocks * N) % num_steps, number // (blocks * N * num_steps)
+    start = lists.starts + head * lists.stride + first_step + step
+    begin = tl.load(start)
+    count = tl.load(start + 1) - begin
+    if TABLE is not None:
+        TABLE = head_table(TABLE, head, w, reach_rows, reach_cols)
+
+    acc = tl.zeros([Q, K], tl.float32)
+    for item in tl.range(split, B * count, splits):
+        image, pair = item // count, begin + item % count
+        rows, cols = real_size(VALID_HW, image, X, Y)
+        row, col, place, query, is_query = chunk_places(
+            tl.load(lists.chunks + pair), part * Q, X, Y, Y, w, Q
+        )
+        key_row, key_col, key_place, key, is_key = chunk_places(
+            tl.load(KEY_CHUNKS + pair), block * K, rows, cols, Y, w, K
+        )
+        queries = read(q, image, head, query, D, D_PAD)
+        grads = read(dout, image, head, query, D, D_PAD)
+        keys = read(k, image, head, G + key, D, D_PAD)
+        values = read(v, image, head, G + key, D, D_PAD)
+        first_stat = (image.to(tl.int64) * N + head) * X * Y
+        stat, delta = read_stat(LSE + first_stat, query), tl.load(DELTA + first_stat + query)
+        score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+        score = pattern_scores(
+            score, TABLE, lists, tl.load(lists.masks + pair), row[:, None], col[:, None],
+            key_row[None, :], key_col[None, :], place[:, None], key_place[None, :],
+            is_query[:, None] & is_key[None, :], w, reach_rows, reach_cols,
+        )  # fmt: skip
+        dscore = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
+        acc += exponential(score, stat[:, None], queries.dtype) * dscore
+
+    line = ((split * num_steps + step) * N + head).to(tl.int64) * Q + tl.arange(0, Q)
+    key_place = block * K + tl.arange(0, K)
+    at = TILE + line[:, None] * (w * w) + key_place[None, :]
+    tl.store(at, acc, mask=(key_place < w * w)[None, :])
+
+
+@triton.jit(do_not_specialize=SIZES)
+def displacement_kernel(
+    TILE, STEP_AT, DTABLE, part, first_step, num_steps, splits, N, span_rows, span_cols, w,
+    Q: tl.constexpr, LINES: tl.constexpr, ENTRIES: tl.constexpr,
+):  # fmt: skip
+    """Sum the splits of TILE, and add the sums by displacement of tokens to DTABLE float32.
+
+    Steps are at most span_rows - 1 rows and span_cols - 1 columns of chunks. STEP_AT
+    (2*span_rows - 1, 2*span_cols - 1) int32 has the number of each step, -1 for none. DTABLE (N,
+    2*span_rows*w - 1, 2*span_cols*w - 1) has the displacement 0 in the middle. A displacement of
+    tokens occurs in up to four steps.
+    """
+    wide = 2 * span_cols * w - 1
+    entries = (2 * span_rows * w - 1) * wide
+    blocks = tl.cdiv(entries, ENTRIES)
+    block, head = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    entry = block * ENTRIES + tl.arange(0, ENTRIES)
+    is_entry = entry < entries
+    down, right = entry // wide + 1, entry % wide + 1  # plus span * w, so above 0
+    acc = tl.zeros([ENTRIES], tl.float32)
+    for quarter in tl.static_range(4):
+        step_row, step_col = down // w + quarter // 2, right // w + quarter % 2  # plus span
+        exists = is_entry & (step_row > 0) & (step_row < 2 * span_rows)
+        exists = exists & (step_col > 0) & (step_col < 2 * span_cols)
+        step_at = STEP_AT + (step_row - 1) * (2 * span_cols - 1) + step_col - 1
+        step = tl.load(step_at, mask=exists, other=-1) - first_step
+        exists = exists & (step >= 0) & (step < num_steps)
+        inner_row, inner_col = down - step_row * w, right - step_col * w
+        for first in tl.range(0, splits * Q, LINES):
+            line = first + tl.arange(0, LINES)
+            place = part * Q + line % Q
+            key_row = (place // w)[:, None] - inner_row[None, :]
+            key_col = (place % w)[:, None] - inner_col[None, :]
+            inside = (place < w * w)[:, None] & exists[None, :]
+            inside = inside & (key_row >= 0) & (key_row < w) & (key_col >= 0) & (key_col < w)
+            at = (line // Q * num_steps)[:, None] + step[None, :]
+            at = (at * N + head).to(tl.int64) * Q + (line % Q)[:, None]
+            acc += tl.sum(
+                tl.load(TILE + at * (w * w) + key_row * w + key_col, mask=inside, other=0.0), 0
+            )
+    at = DTABLE + head * entries + entry
+    tl.store(at, tl.load(at, mask=is_entry) + acc, mask=is_entry)

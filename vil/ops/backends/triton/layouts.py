@@ -1,0 +1,98 @@
+"""The layout of a pattern as kernel arguments.
+
+Lists are built once per layout and device and cached, as a copy to the device synchronizes and
+cannot be in a CUDA graph.
+
+Shapes: N heads, H heads if their patterns differ, else 1, W = w*w tokens of a chunk, E pairs of
+chunks, T masks, S steps (displacements between two chunks of a pair).
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vil.ops.layout import Layout
+from vil.utils.transforms import untraced
+
+
+class Lists(NamedTuple):
+    """Lists of chunks: of key chunks by query chunk, or the reverse, or of query chunks by step.
+
+    List i of head h has the pairs starts[h * stride + i] to starts[h * stride + i + 1] - 1.
+    stride: the length of a row of starts, 0 if all heads have the same lists. chunks (E,): the
+    chunk of each pair. masks (E,): the index of its mask in tiles, below 0 if all pairs of its
+    tokens are visible. tiles (T, W, W): masks; empty if there are none. Indices are int32, masks
+    uint8. No field is None, which Triton does not compile inside a tuple.
+    """
+
+    starts: Tensor
+    stride: int
+    chunks: Tensor
+    masks: Tensor
+    tiles: Tensor
+
+
+class Steps(NamedTuple):
+    """The pairs of chunks, sorted by step.
+
+    lists: the query chunks of each step. keys (E,) int32: the key chunk of each pair. count: S.
+    span: the largest step plus one, in (rows, columns) of chunks. numbers (2*rows - 1, 2*cols - 1)
+    int32: the number of each step, by rows and columns from the key to the query; -1 for none.
+    """
+
+    lists: Lists
+    keys: Tensor
+    count: int
+    span: tuple[int, int]
+    numbers: Tensor
+
+
+@lru_cache(maxsize=64)
+@untraced
+def make_lists(layout: Layout, device: torch.device, mirrored: bool = False) -> Lists:
+    """Return the key chunks of each query chunk; with `mirrored`, the reverse."""
+    pairs = layout.lists
+    lines, chunks = (pairs.key, pairs.query) if mirrored else (pairs.query, pairs.key)
+    order, starts, stride = _sort(layout, lines, layout.chunks[0] * layout.chunks[1])
+    return _on_device(layout, device, starts, stride, chunks[order], pairs.mask[order])
+
+
+@lru_cache(maxsize=64)
+@untraced
+def make_steps(layout: Layout, device: torch.device) -> Steps:
+    """Return the pairs of chunks by step."""
+    pairs, cols = layout.lists, layout.chunks[1]
+    apart = [pairs.query // cols - pairs.key // cols, pairs.query % cols - pairs.key % cols]
+    steps, number = torch.stack(apart, 1).unique(dim=0, return_inverse=True)
+    order, starts, stride = _sort(layout, number, len(steps))
+    lists = _on_device(layout, device, starts, stride, pairs.query[order], pairs.mask[order])
+    rows, cols = span = tuple((steps.abs().amax(0) + 1).tolist()) if len(steps) else (1, 1)
+    numbers = torch.full((2 * rows - 1, 2 * cols - 1), -1, dtype=torch.int32)
+    numbers[steps[:, 0] + rows - 1, steps[:, 1] + cols - 1] = torch.arange(len(steps)).int()
+    keys = pairs.key[order].int().to(device)
+    return Steps(lists, keys, len(steps), span, numbers.to(device))
+
+
+@lru_cache(maxsize=64)
+@untraced
+def _tiles(layout: Layout, device: torch.device) -> Tensor:
+    """Return the masks on the device, (T, W, W) uint8, once for all lists of a layout."""
+    return layout.lists.masks.view(torch.uint8).to(device)
+
+
+def _sort(layout: Layout, lines: Tensor, count: int) -> tuple[Tensor, Tensor, int]:
+    """Return (order of the pairs by head and line, `starts` and `stride` of `Lists`)."""
+    lines = layout.lists.head * count + lines
+    sizes = lines.bincount(minlength=layout.heads * count)
+    starts = F.pad(sizes.cumsum(0), (1, 0)).unfold(0, count + 1, max(1, count))
+    return lines.argsort(stable=True), starts, count + 1 if layout.heads > 1 else 0
+
+
+def _on_device(
+    layout: Layout, device: torch.device, starts: Tensor, stride: int, *indices: Tensor
+) -> Lists:
+    starts, chunks, masks = (x.to(torch.int32).contiguous().to(device) for x in (starts, *indices))
+    return Lists(starts, stride, chunks, masks, _tiles(layout, device))
