@@ -68,8 +68,10 @@ CALLS = [  # chunk, G, table, to_global, padded images, max_reach, dtype
 
 
 def layout_case(name: str, grid: Grid, call: tuple, head_dim: int = 16) -> Case:
+    """name: a key of MAKERS, or the text of a pattern."""
     chunk, num_global, *bias_and_padding, max_reach, dtype = call
-    layout = Layout(grid, chunk, MAKERS[name](grid), max_reach)
+    pattern = MAKERS[name](grid) if name in MAKERS else parse_pattern(name)
+    layout = Layout(grid, chunk, pattern, max_reach)
     return Case(layout, 2, HEADS, head_dim, num_global, dtype, "cpu", *bias_and_padding)
 
 

@@ -15,7 +15,7 @@ from test_backends import EXACT
 
 from tests.common.attention_cases import PAIRWISE, make_case, name_of
 from tests.common.layout_cases import ALL_LAYOUTS, CALLS, LAYOUTS, layout_case
-from vil.ops import BACKENDS, LocalBias, Window, patterns, reference
+from vil.ops import BACKENDS, LocalBias, Window, local_attention, patterns, reference
 from vil.ops.backends import blocked, flex
 from vil.ops.call import Call
 from vil.ops.layout import Layout
@@ -50,12 +50,16 @@ GROUPS = {  # each is one shape for torch, compiled once
         layout_case("(axial | local:2) - local:1", (5, 7), CALLS[1], head_dim=4),
         layout_case("random:0.1", (7, 4), CALLS[1], head_dim=4),
     ],
-    "layouts of full chunks": [  # blocks without padding, with a table for the largest reach
-        layout_case("blocks per head", (5, 7), CALLS[4], head_dim=4),
-        layout_case("mask per head", (9, 7), CALLS[4], head_dim=4),
+    "layouts per head": [
+        layout_case("blocks per head", (5, 7), (4, 2, True, True, True, (4, 6), F32), head_dim=4),
+        layout_case("mask per head", (7, 7), (4, 2, True, True, True, (4, 6), F32), head_dim=4),
+    ],
+    "layouts of full blocks": [
+        layout_case("window:4", (5, 7), (4, 0, False, False, True, None, F32), head_dim=4),
+        layout_case("window:4", (9, 13), (4, 0, False, False, True, None, F32), head_dim=4),
     ],
 }
-SMALL = GROUPS["chunks"][1]
+SMALL, SMALL_LAYOUT = GROUPS["chunks"][1], GROUPS["layouts"][0]
 needs_compiler = pytest.mark.skipif(
     bool(lacking := flex.run_unsupported(replace(SMALL, needs_grad=False))),
     reason="; ".join(lacking),
@@ -128,6 +132,14 @@ def test_compiled_output_equals_the_reference_on_every_pair_of_values():
         check(case, "flex")
 
 
+@needs_compiler
+@pytest.mark.slow
+def test_compiled_output_equals_the_reference_on_every_pattern():
+    for case in without_grad(LAYOUTS):
+        check(case, "flex")
+        flex.forget()
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_lse_and_gradients_of_the_joined_pair(group, eager):
     for case in GROUPS[group]:
@@ -159,8 +171,9 @@ def test_lse_and_gradients_of_the_joined_pair_on_every_pair_of_values(eager):
         check_lse(case)
 
 
-def test_any_strides_work_and_inputs_do_not_change(eager):
-    case = without_grad([SMALL])[0]
+@pytest.mark.parametrize("case", [SMALL, SMALL_LAYOUT], ids=["window", "layout"])
+def test_any_strides_work_and_inputs_do_not_change(case, eager):
+    case = without_grad([case])[0]
     call = call_of(case, make_inputs(case))
     q, k, v = (x.permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3) for x in call[:3])
     tensors = [q, k, v, *call.bias]
@@ -206,6 +219,25 @@ def test_inside_a_compiled_program(eager):
     compiled = torch.compile(program, backend="eager", fullgraph=True)
     with torch.no_grad():
         torch.testing.assert_close(compiled(*tensors), program(*tensors))
+
+
+def test_layouts_inside_a_compiled_program(eager):
+    """The pairs compute them. `flex` says that it does not."""
+    case = SMALL_LAYOUT
+    inputs = make_inputs(case)
+    q, k, v = (x.requires_grad_() for x in (inputs.q, inputs.k, inputs.v))
+    layout = case.window
+
+    def program(backend, q, k, v):
+        return local_attention(q.sin(), k, v, layout, num_global=2, backend=backend) + 1
+
+    compiled = torch.compile(program, backend="eager", fullgraph=True)
+    found, wanted = (attend("flex+blocked", q, k, v) for attend in (compiled, program))
+    torch.testing.assert_close(found, wanted)
+    first, second = (torch.autograd.grad(x.sum(), (q, k, v)) for x in (found, wanted))
+    torch.testing.assert_close(first, second)
+    with torch.no_grad(), pytest.raises(Exception, match="it computes windows only"):
+        compiled("flex", q, k, v)
 
 
 @needs_compiler

@@ -87,6 +87,8 @@ def run_unsupported(case: Case) -> list[str]:
     reasons = _reasons(case, lse=False)
     if case.needs_grad and case.device == "cpu":
         reasons.append("FlexAttention has no backward pass on CPUs")
+    if case.is_layout and torch.compiler.is_dynamo_compiling():
+        reasons.append("inside torch.compile it computes windows only, its pairs also patterns")
     biased = case.table_bias or case.global_bias
     if case.needs_grad and biased and torch.are_deterministic_algorithms_enabled():
         reasons.append("deterministic algorithms: it sums the gradient of the bias in any order")
@@ -121,8 +123,6 @@ def _reasons(case: Case, lse: bool) -> list[str]:
         reasons.append("dropout: FlexAttention has none")
     if case.symbolic:
         return [*reasons, "the batch or the grid is open: their blocks are listed in advance"]
-    if case.is_layout and torch.compiler.is_dynamo_compiling():
-        return [*reasons, "inside torch.compile it computes windows, no patterns"]
     lanes, chunks, most = case.batch * case.heads, math.prod(window.chunks), _most_chunks(window)
     on_gpu, has_room = case.device == "cuda", chunks > most or _has_room(_shape(case, lse))
     few, many = case.head_dim < 16, lanes > MAX_GRID

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vil.ops.attention_case import Case, next_power_of_2
 from vil.ops.backends.chunk_layout import from_chunks, to_chunks
+from vil.ops.call import from_numbers, to_numbers
 from vil.ops.layout import FULL, Layout
 from vil.ops.window import Mask, Window, real_cells
 from vil.utils.transforms import untraced
@@ -92,6 +93,13 @@ def has_full(window: Window | Layout, block: int) -> bool:
 
 def num_tiles(layout: Layout) -> int:
     """Return T', rounded up to a power of two."""
+    return _count_tiles(*to_numbers(layout, 0))
+
+
+@torch.compiler.assume_constant_result
+def _count_tiles(*numbers: int) -> int:
+    """Return T' of the layout in the numbers: torch.compile cannot trace how lists are built."""
+    layout, _ = from_numbers(numbers)
     return next_power_of_2(len(layout.lists.masks) + 2)
 
 
