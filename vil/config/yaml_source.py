@@ -84,24 +84,31 @@ def from_file(
     below: the files whose _BASE_ led to this one. roots: folders that may contain base files.
     """
     if path in below:
-        chain = " -> ".join(_shown(step) for step in (*below, path))
-        raise ConfigError(f"{_shown(path)}: _BASE_ files include each other: {chain}")
-    if not roots:  # below configs/, packaged or the nearest folder of that name, or beside the file
-        named = [parent for parent in path.parents if parent.name == "configs"]
-        roots = [packaged_root(), path.parent, *named[:1]]
+        chain = " -> ".join(shown(step) for step in (*below, path))
+        raise ConfigError(f"{shown(path)}: _BASE_ files include each other: {chain}")
+    roots = roots or base_roots(path)
     own, inherited = [], []
-    for setting in read_yaml(_read_text(path), _shown(path)):
+    for setting in read_yaml(read_text(path), shown(path)):
         if setting.key != "_BASE_":
             own.append(setting)
             continue
         names = setting.value if isinstance(setting.value, list) else [setting.value]
         for name in names:
-            base = _find_base(str(name), path, setting.where, roots)
+            base = find_base(str(name), path, setting.where, roots)
             inherited += from_file(base, (*below, path), roots)
     return inherited + legacy.modernise(own, is_known)
 
 
-def _find_base(name: str, path: Path, where: str, roots: Sequence[Path]) -> Path:
+def base_roots(path: Path) -> list[Path]:
+    """Return the folders that may contain the base files of a config: configs/, packaged or the
+    nearest folder of that name, and the config's own folder."""
+    named = [parent for parent in path.parents if parent.name == "configs"]
+    return [packaged_root(), path.parent, *named[:1]]
+
+
+def find_base(name: str, path: Path, where: str, roots: Sequence[Path]) -> Path:
+    """Return the path of the base file `name` of the config `path`. where: file and line that name
+    it. Raises ConfigError if it does not exist, or lies outside of the folders `roots`."""
     try:
         base = find(name, path.parent)
     except ConfigError as error:
@@ -115,19 +122,21 @@ def _find_base(name: str, path: Path, where: str, roots: Sequence[Path]) -> Path
     return base
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Read a config file. Raises ConfigError if it is too large, unreadable or not UTF-8."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         text = data.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{_shown(path)}: cannot be read: {error}") from None
+        raise ConfigError(f"{shown(path)}: cannot be read: {error}") from None
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{_shown(path)}: larger than {MAX_BYTES} bytes, the limit for a config")
+        raise ConfigError(f"{shown(path)}: larger than {MAX_BYTES} bytes, the limit for a config")
     return text
 
 
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
+    """Return a path for messages: relative to the current directory if it lies below."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -135,8 +144,14 @@ def _shown(path: Path) -> str:
 # YAML
 
 
-def read_yaml(text: str, label: str) -> list[Setting]:
-    """Return the settings of a YAML mapping. label: the name of the file, for messages."""
+def read_yaml(
+    text: str, label: str, keeps_empty: Callable[[str], bool] = EXTENSIBLE.__contains__
+) -> list[Setting]:
+    """Return the settings of a YAML mapping.
+
+    label: the name of the file, for messages. keeps_empty: called with the dotted key of an empty
+    mapping; if True, it becomes a setting with the value EMPTY, else it is dropped.
+    """
     try:
         _screen(text, label)
         root = yaml.compose(text, Loader=_Loader)
@@ -148,7 +163,7 @@ def read_yaml(text: str, label: str) -> list[Setting]:
         return []
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{label}: expected a mapping of keys, got a single value")
-    return list(_Walk(lambda line: f"{label}:{line}").section(root))
+    return list(_Walk(lambda line: f"{label}:{line}", keeps_empty).section(root))
 
 
 def _screen(text: str, label: str) -> None:
@@ -167,8 +182,12 @@ def _screen(text: str, label: str) -> None:
 class _Walk:
     """Converts YAML nodes to settings. It counts nodes, because aliases may expand to very many."""
 
-    def __init__(self, where: Callable[[int], str]) -> None:
-        self.where = where
+    def __init__(
+        self,
+        where: Callable[[int], str],
+        keeps_empty: Callable[[str], bool] = EXTENSIBLE.__contains__,
+    ) -> None:
+        self.where, self.keeps_empty = where, keeps_empty
         self.lines: dict[str, int] = {}
         self.visited = 0
 
@@ -189,7 +208,7 @@ class _Walk:
     def key(self, key: str, node: yaml.Node, where: str) -> Iterator[Setting]:
         if not isinstance(node, yaml.MappingNode):
             yield Setting(key, self.plain(node), where)
-        elif not node.value and key in EXTENSIBLE:
+        elif not node.value and self.keeps_empty(key):
             yield Setting(key, EMPTY, where)
         else:
             yield from self.section(node, f"{key}.")
@@ -213,10 +232,14 @@ class _Walk:
 # The command line
 
 
-def from_options(opts: Sequence[str]) -> Iterator[Setting]:
-    """Yield the settings in a mixture of KEY VALUE and KEY=VALUE words."""
+def from_options(opts: Sequence[str | Setting]) -> Iterator[Setting]:
+    """Yield the settings in a mixture of KEY VALUE and KEY=VALUE words. A Setting is yielded
+    unchanged."""
     words = iter(opts)
     for word in words:
+        if isinstance(word, Setting):
+            yield word
+            continue
         key, equals, value = str(word).partition("=")
         if not equals:
             value = next(words, None)

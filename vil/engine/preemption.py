@@ -33,6 +33,7 @@ BACKSTOP_SECONDS = 2.0
 EXIT_SECONDS = 2.0  # a rank that exits breaks its peers' collectives: let them report first
 POLL_SECONDS = 0.2
 STOPPED_SECONDS = 2.0  # a poll that is later than this was stopped, not just slow
+LAUNCHER_PID = "VIL_LAUNCHER_PID"  # process of a sweep that started this run
 COLLECTIVES = ("torch/distributed/", "torch/nn/parallel/", "torch/autograd/")
 
 
@@ -120,8 +121,7 @@ class PreemptionGuard:
 
     def _monitor(self) -> None:
         """Run the watchdog thread: end the process if a deadline has passed."""
-        before, launcher = time.monotonic(), os.getppid()
-        is_elastic = "TORCHELASTIC_RUN_ID" in os.environ  # started by torchrun
+        before, launcher = time.monotonic(), launcher_pid()
         while not self.closed.wait(POLL_SECONDS):
             now = time.monotonic()
             if (stopped := now - before - POLL_SECONDS) > STOPPED_SECONDS:  # by SIGSTOP
@@ -130,9 +130,9 @@ class PreemptionGuard:
                 if self.progress_time:
                     self._arm_backstop()
             before = now
-            if is_elastic and os.getppid() != launcher and not self.received_signal:
+            if launcher and os.getppid() != launcher and not self.received_signal:
                 self.received_signal, self.signal_time = signal.SIGTERM, now
-                echo_error(f"vil: rank {self.dist.rank}: torchrun is gone, the run ends")
+                echo_error(f"vil: rank {self.dist.rank}: its launcher is gone, the run ends")
             if self.folder and 0 < self.hang_seconds < now - self.progress_time:
                 self._exit(f"no step in {self.hang_seconds:g} s", hung=True)
             since = max(self.signal_time, self.progress_time)
@@ -158,6 +158,14 @@ class PreemptionGuard:
             if hung and not self.dist.is_main:
                 time.sleep(EXIT_SECONDS)  # rank 0 reports it too, before its collectives break
         os._exit(code)
+
+
+def launcher_pid() -> int:
+    """Return the id of the process that this run must not outlive, torchrun or a sweep; 0 if there
+    is none."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return os.getppid()
+    return int(os.environ.get(LAUNCHER_PID, 0))
 
 
 def describe_position() -> str:

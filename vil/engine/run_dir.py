@@ -160,6 +160,20 @@ def lock(file: Path) -> TextIO:
     return stream
 
 
+def is_locked(folder: Path) -> bool:
+    """Return whether a run is writing to a folder."""
+    try:
+        stream = (folder / "run.lock").open("r+")
+    except OSError:
+        return False
+    with stream:  # closing releases the lock
+        try:
+            fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
 def lock_folder(folder: Path) -> int | None:
     """Lock the folder itself, in case `run.lock` is deleted. Returns the file descriptor.
 
