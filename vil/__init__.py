@@ -13,6 +13,7 @@ _HOMES = {
     "evaluate": "vil.workflows.evaluate",
     "load_for_inference": "vil.workflows.inference",
     "predict": "vil.workflows.predict",
+    "sweep": "vil.workflows.sweep",
     "train": "vil.workflows.train",
     "build_attention": "vil.layers.attention",
     "build_block": "vil.layers.block",

@@ -35,6 +35,7 @@ from vil.utils.registry import Entry
 
 COMMANDS = {
     "train": "train from a config, or resume a run",
+    "sweep": "train every combination of settings, and compare the results in one table",
     "evaluate": "evaluate weights on the test sets",
     "predict": "predict what images show",
     "convert": "convert a checkpoint to a self-describing safetensors file",

@@ -1,0 +1,158 @@
+"""Train every combination of settings, and compare the results in one table.
+
+  vil sweep --config-file digits/vil_nano.yaml --output sweeps/attentions \\
+      "MODEL.VIT.MSVIT.ATTN_TYPE=[full, longformer]" "SEED=[0, 1, 2]" OPTIM.EPOCHS 3
+  vil sweep --grid my_sweep.yaml                      a file: base, fixed, grid, variants
+  vil sweep --grid my_sweep.yaml --dry-run            check all configs, list the runs
+  vil sweep --grid my_sweep.yaml --list               the state of each run
+  vil sweep --grid my_sweep.yaml --jobs 2             two at a time, each with half of the cores
+  vil sweep --grid my_sweep.yaml --slurm "--gres=gpu:1 --time=4:00:00" --jobs 8
+  vil sweep --output sweeps/attentions                go on with what the folder remembers
+  vil sweep --output sweeps/attentions --table        the table of what has finished
+
+A list for a key that takes one value gives a run for each of its values. All configs are checked
+before the first run starts. The same command again goes on where it was stopped: finished runs are
+skipped, others resume from their checkpoints, failed ones are tried again. A grid with more values
+adds runs. Ctrl-C and SIGTERM stop the sweep as they stop vil train: the runs save their state.
+
+Files in the output folder: summary.csv and summary.md (a row for each combination: mean and
+standard deviation over the seeds, images/s, memory, parameters, MACs), runs.csv, plots/, and
+runs/<run>, the folders of vil train. docs/guides/sweep.md describes grid files.
+"""
+
+import argparse
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from vil.cli.arguments import at_least, config_arguments, options_of
+from vil.utils.errors import ConfigError
+from vil.utils.text_table import align
+from vil.workflows.sweep_grid import Grid, plain, short_key
+from vil.workflows.sweep_plan import SweepPlan, SweepRun, plan_sweep, write_plan
+from vil.workflows.sweep_source import make_grid
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    config_arguments(parser, output="folder of the sweep (sweeps/<name of the grid or config>)")
+    add = parser.add_argument
+    add("--grid", metavar="FILE", help="YAML file with base, fixed, grid and variants")
+    add("--jobs", type=at_least(1), metavar="N", help="runs at a time (1; SLURM: no limit)")
+    text = "processes of each run, started by torchrun (1)"
+    add("--nproc", type=at_least(1), default=1, metavar="N", help=text)
+    modes = parser.add_mutually_exclusive_group()
+    add = modes.add_argument
+    add("--dry-run", action="store_true", help="check all configs and list the runs")
+    add("--list", action="store_true", help="print the state of each run")
+    add("--table", action="store_true", help="write the table of what has finished; train nothing")
+    text = "submit the runs as a job array, with these options of sbatch"
+    add("--slurm", nargs="?", const="", metavar="OPTIONS", help=text)
+    add("--task", type=at_least(0), metavar="N", help="train run N only, as a task of the array")
+
+
+def run(args: argparse.Namespace) -> int:
+    plan = plan_sweep(grid_of(args), output_of(args))
+    if args.list:
+        return print_states(plan)
+    from vil.workflows import sweep, sweep_results
+
+    sizes = sweep.check_models(plan)
+    if args.dry_run:
+        return print_plan(plan)
+    if args.slurm is not None:
+        return submit(plan, args)
+    if args.table:
+        table = sweep_results.make_table(plan, sizes)
+        files = sweep_results.write_table(plan.folder, table)
+        return print_table(table, files)
+    result = sweep.run_sweep(
+        plan,
+        sizes,
+        only=None if args.task is None else task_of(plan, args.task),
+        jobs=args.jobs or 1,
+        num_processes=args.nproc,
+        say=lambda line: print(line, flush=True),
+    )
+    print_table(result.table, [plan.folder / "summary.md"])
+    return result.code
+
+
+def grid_of(args: argparse.Namespace) -> Grid:
+    options = options_of(args)
+    flags = {key: value for key, value in options.flags.items() if key != "OUTPUT_DIR"}
+    seed = [f"SEED={flags.pop('SEED')}"] if flags["SEED"] is not None else []
+    words = [*options.words, *seed]
+    file = args.config_file
+    return make_grid(file, words, file=args.grid, flags=flags, imports=options.imports)
+
+
+def output_of(args: argparse.Namespace) -> Path:
+    """Return the folder of the sweep: --output, else sweeps/<name of the grid or config>."""
+    name = args.grid or args.config_file
+    if args.output_dir is None and name is None:
+        raise ConfigError("give --output, the folder of the sweep")
+    return Path(args.output_dir or Path("sweeps", Path(name).stem))
+
+
+def task_of(plan: SweepPlan, number: int) -> SweepRun:
+    if number >= len(plan.runs):
+        raise ConfigError(f"--task {number}: {plan.folder} has {len(plan.runs)} runs")
+    return plan.runs[number]
+
+
+def print_plan(plan: SweepPlan) -> int:
+    """Print the runs with their values and states."""
+    from vil.workflows.sweep_state import read_state
+
+    print(f"{len(plan.runs)} runs in {plan.folder}; every config is valid")
+    rows = [[run.name, read_state(run).state, describe(run, plan)] for run in plan.runs]
+    print(align(rows, num_left=3))
+    return 0
+
+
+def print_states(plan: SweepPlan) -> int:
+    """Print the state, the number of steps and the reason of a failure of each run."""
+    from vil.workflows.sweep_state import read_state
+
+    states = [(run, read_state(run)) for run in plan.runs]
+    rows = [[r.name, s.state, f"step {s.step}" if s.step else "", s.reason] for r, s in states]
+    print(align(rows, num_left=4))
+    counts = Counter(state.state for _, state in states)
+    print(", ".join(f"{count} {state}" for state, count in counts.items()))
+    return 0
+
+
+def describe(run: SweepRun, plan: SweepPlan) -> str:
+    """Return the variant and the values of a run."""
+    values = [f"{short_key(key, plan.keys)}={plain(v)}" for key, v in run.settings.items()]
+    return " ".join([*([run.variant] if run.variant else []), *values])
+
+
+def submit(plan: SweepPlan, args: argparse.Namespace) -> int:
+    """Write the script of a job array for the runs that have not finished, and submit it."""
+    from vil.workflows import sweep_slurm
+    from vil.workflows.sweep_state import read_state
+
+    tasks = [i for i, run in enumerate(plan.runs) if read_state(run).state != "finished"]
+    if not tasks:
+        print("all runs have finished")
+        return 0
+    sweep_slurm.sbatch_options(args.slurm)  # before anything is written
+    write_plan(plan)
+    settings = dict(options=args.slurm, jobs=args.jobs, num_processes=args.nproc)
+    script = sweep_slurm.write_script(plan.folder, tasks, **settings)
+    job = sweep_slurm.submit(script)
+    if job is None:
+        print(f"there is no sbatch here; on the cluster: sbatch {script}")
+    else:
+        print(f"job {job}: {len(tasks)} runs; vil sweep --output {plan.folder} --list shows them")
+    return 0
+
+
+def print_table(table: Any, files: list[Path]) -> int:
+    from vil.workflows.sweep_results import format_summary
+
+    print(f"\n{format_summary(table)}\n")
+    for file in files:
+        print(file)
+    return 0

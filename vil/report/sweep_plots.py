@@ -1,0 +1,90 @@
+"""Plot the results of a sweep: the metric of each group with its spread, and against its cost."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
+
+from vil.report.sweep_table import GroupRow, Table
+from vil.utils.atomic_write import write_aside
+
+INK, DOT = "#222222", "#0072B2"
+COLORS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#8C6D31",
+    "#4D4D4D", "#A50F15",
+)  # fmt: skip
+MARKS = "osD^vPX<>dh*"
+WIDE = 10  # ratio of costs from which the axis is logarithmic
+# what a group costs: (label of the axis, value, divisor)
+COSTS: tuple[tuple[str, Callable[[GroupRow], float | None], float], ...] = (
+    ("images per second of training", lambda group: group.images_per_second, 1.0),
+    ("multiply-accumulates for one image (millions)", lambda group: group.macs, 1e6),
+)
+
+
+def draw(table: Table, folder: Path) -> list[Path]:
+    """Write <metric>.png and <metric>_cost.png, and return their paths. Groups without a finished
+    run are left out; without any group there is no plot. Raises OSError."""
+    groups = [group for group in table.groups if group.metric is not None]
+    if not groups:
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {table.metric: plot_spread(table, groups), f"{table.metric}_cost": plot_cost(table)}
+    files = []
+    for name, figure in figures.items():
+        if figure is not None:
+            with write_aside(folder / f"{name}.png") as aside:
+                figure.savefig(aside, dpi=120)
+            files.append(folder / f"{name}.png")
+    return files
+
+
+def plot_spread(table: Table, groups: list[GroupRow]) -> Figure:
+    """Plot a line per group: a dot for each seed, and the mean with its standard deviation."""
+    figure = Figure(figsize=(7, 1.2 + 0.34 * len(groups)), layout="constrained")
+    axes = figure.add_subplot(xlabel=label(table))
+    for y, group in enumerate(groups):
+        axes.plot(group.values, [y] * len(group.values), "o", color=DOT, alpha=0.35, markersize=5)
+        axes.errorbar(
+            group.metric, y, xerr=group.spread, fmt="D", color=INK, capsize=4, markersize=5
+        )
+    axes.set_yticks(range(len(groups)), [group.name for group in groups])
+    axes.invert_yaxis()
+    axes.margins(y=0.6 / max(len(groups), 1))
+    axes.grid(axis="x", alpha=0.3)
+    counts = {group.seeds for group in groups}
+    seeds = f"{counts.pop()}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    axes.set_title(f"{table.title}: mean, standard deviation, and {seeds} seeds", fontsize=9)
+    return figure
+
+
+def plot_cost(table: Table) -> Figure | None:
+    """Plot the metric against each of COSTS that is known; None if none is."""
+    groups = [group for group in table.groups if group.metric is not None]
+    known = [cost for cost in COSTS if any(cost[1](group) for group in groups)]
+    if not known:
+        return None
+    figure = Figure(figsize=(5.2 * len(known), 4.4), layout="constrained")
+    panels = figure.subplots(1, len(known), squeeze=False, sharey=True)[0]
+    for axes, (title, value_of, unit) in zip(panels, known):
+        for number, group in enumerate(groups):
+            if value := value_of(group):
+                axes.errorbar(
+                    value / unit, group.metric, yerr=group.spread, capsize=3, label=group.name,
+                    fmt=MARKS[number % len(MARKS)], color=COLORS[number % len(COLORS)],
+                )  # fmt: skip
+        values = [value_of(group) for group in groups if value_of(group)]
+        if max(values) > WIDE * min(values):
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.set_xlabel(title)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel(label(table))
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return figure
+
+
+def label(table: Table) -> str:
+    return f"{table.label} ({table.unit})" if table.unit else table.label

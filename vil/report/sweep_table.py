@@ -1,0 +1,175 @@
+"""The table of a sweep: a row for each run, and one for each group of runs that differ by their
+seed only, with the mean and the spread of the metric. Written as CSV and Markdown."""
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from vil.report.page import short
+
+
+class RunRow(NamedTuple):
+    """A run. Numbers are None where nothing is logged yet.
+
+    state, code, reason, step: see `vil.workflows.sweep_state.RunState`. metric: of the last
+    evaluation. best: best value of all evaluations. images_per_second: median
+    of training. memory_mib: peak, see `vil.engine.logger.memory_mb`. seconds: of all steps.
+    """
+
+    name: str
+    group: str
+    settings: dict[str, Any]
+    seed: int
+    state: str
+    code: int | None = None
+    reason: str = ""
+    step: int = 0
+    metric: float | None = None
+    best: float | None = None
+    images_per_second: float | None = None
+    memory_mib: float | None = None
+    seconds: float | None = None
+
+
+class GroupRow(NamedTuple):
+    """Runs that differ by their seed only. Means are over the finished ones.
+
+    spread: sample standard deviation of the metric; None for fewer than two. values: the metric of
+    each finished run. seeds: number of finished runs. runs: number of all runs. macs: of one image.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    metric: float | None
+    spread: float | None
+    values: list[float]
+    seeds: int
+    runs: int
+    images_per_second: float | None
+    memory_mib: float | None
+    parameters: int | None = None
+    macs: int | None = None
+
+
+class Table(NamedTuple):
+    """The results of a sweep. metric: its name. label, unit: for people. keys: swept config keys,
+    and the short name of each."""
+
+    title: str
+    metric: str
+    label: str
+    unit: str
+    keys: dict[str, str]
+    groups: list[GroupRow]
+    runs: list[RunRow]
+
+
+def summarize(
+    name: str, runs: Sequence[RunRow], parameters: int | None, macs: int | None
+) -> GroupRow:
+    """Return the row of a group of runs."""
+    done = [run for run in runs if run.state == "finished" and run.metric is not None]
+    values = [run.metric for run in done]
+    settings = {key: value for key, value in runs[0].settings.items() if key != "SEED"}
+    return GroupRow(
+        name,
+        settings,
+        mean(values),
+        statistics.stdev(values) if len(values) > 1 else None,
+        values,
+        len(done),
+        len(runs),
+        mean([run.images_per_second for run in done]),
+        mean([run.memory_mib for run in done]),
+        parameters,
+        macs,
+    )
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the values that are not None; None if there are none."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def summary_csv(table: Table) -> str:
+    """Return the groups as CSV. Numbers are unrounded, missing ones are empty."""
+    keys = [key for key in table.keys if key != "SEED"]
+    head = ["name", *keys, table.metric, f"{table.metric}_std", "seeds", "runs"]
+    head += ["images_per_second", "memory_mib", "parameters", "macs"]
+    rows = [
+        [g.name, *(g.settings.get(key) for key in keys), g.metric, g.spread, g.seeds, g.runs]
+        + [g.images_per_second, g.memory_mib, g.parameters, g.macs]
+        for g in table.groups
+    ]
+    return to_csv([head, *rows])
+
+
+def runs_csv(table: Table) -> str:
+    """Return the runs as CSV, also those that are not finished, with the reason of a failure."""
+    keys = [key for key in table.keys if key != "SEED"]
+    head = ["name", "group", *keys, "seed", "state", "step", table.metric, f"best_{table.metric}"]
+    head += ["images_per_second", "memory_mib", "seconds", "reason"]
+    rows = [
+        [r.name, r.group, *(r.settings.get(key) for key in keys), r.seed, r.state, r.step, r.metric]
+        + [r.best, r.images_per_second, r.memory_mib, r.seconds, r.reason]
+        for r in table.runs
+    ]
+    return to_csv([head, *rows])
+
+
+def to_csv(rows: Sequence[Sequence[Any]]) -> str:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(rows)
+    return stream.getvalue()
+
+
+def summary_cells(table: Table) -> list[list[str]]:
+    """Return the table of groups as text: a row of titles, then a row for each group."""
+    unit = f" ({table.unit})" if table.unit else ""
+    titles = ["", f"{table.label}{unit}", "seeds", "images/s", "memory (MiB)", "parameters", "MACs"]
+    rows = [titles]
+    for g in table.groups:
+        rows.append([
+            g.name, with_spread(g.metric, g.spread),
+            str(g.seeds) if g.seeds == g.runs else f"{g.seeds} of {g.runs}",
+            number(g.images_per_second, ".1f"), number(g.memory_mib, ",.0f"),
+            "-" if g.parameters is None else short(g.parameters),
+            "-" if g.macs is None else short(g.macs),
+        ])  # fmt: skip
+    return rows
+
+
+def with_spread(value: float | None, spread: float | None) -> str:
+    return number(value, ".2f") + ("" if spread is None else f" ± {spread:.2f}")
+
+
+def number(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"
+
+
+def markdown(table: Table, plots: Sequence[str] = (), notes: Sequence[str] = ()) -> str:
+    """Return the table of groups as Markdown, then what is not finished, plots, and notes."""
+    head, *rows = summary_cells(table)
+    lines = [f"# {escape(table.title)}", "", *pipes([head, ["---"] * len(head), *rows])]
+    open_runs = [run for run in table.runs if run.state != "finished"]
+    if open_runs:
+        cells = [[run.name, run.state, str(run.step), run.reason] for run in open_runs]
+        head = ["not finished", "state", "step", "reason"]
+        lines += ["", *pipes([head, ["---"] * 4, *cells])]
+    for plot in plots:
+        lines += ["", f"![{table.label}]({plot})"]
+    for note in notes:
+        lines += ["", escape(note)]
+    return "\n".join([*lines, ""])
+
+
+def pipes(rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(map(escape, row))} |" for row in rows]
+
+
+def escape(text: str) -> str:
+    """Escape text for a cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

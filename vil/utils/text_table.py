@@ -1,0 +1,15 @@
+"""Lay out rows of text as aligned columns."""
+
+from collections.abc import Sequence
+
+
+def align(rows: Sequence[Sequence[str]], num_left: int = 1) -> str:
+    """Return rows as lines of aligned columns: the first `num_left` to the left, others to the
+    right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(_pad(row, widths, num_left)).rstrip() for row in rows)
+
+
+def _pad(row: Sequence[str], widths: Sequence[int], num_left: int) -> list[str]:
+    cells = enumerate(zip(row, widths))
+    return [cell.ljust(w) if i < num_left else cell.rjust(w) for i, (cell, w) in cells]

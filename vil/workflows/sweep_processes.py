@@ -1,0 +1,172 @@
+"""Train the runs of a sweep in processes of `vil train`, several at a time.
+
+A run that crashes ends alone. A signal that stops the sweep is passed on: the runs save their state
+and end, as `vil train` does. A run whose sweep was killed stops by itself (`LAUNCHER_PID`).
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from vil.config.plugins import PREFIX as PLUGIN
+from vil.engine.preemption import LAUNCHER_PID, SIGNALS
+from vil.engine.run_dir import is_locked, now
+from vil.utils.atomic_write import TEXT
+from vil.workflows.sweep_plan import SweepRun
+from vil.workflows.sweep_state import begin_attempt, end_attempt
+
+POLL_SECONDS = 0.1
+# How long to wait for a run that another process holds: one that saves after its sweep was killed.
+LOCKED_SECONDS = 60.0
+
+
+@dataclass
+class Attempt:
+    """A run in a process of its own."""
+
+    run: SweepRun
+    process: subprocess.Popen
+    began: float
+
+
+class RunPool:
+    """Trains runs, `jobs` at a time, each with its share of the cores.
+
+    num_processes: processes of each run, started by torchrun if there are several. devices: names
+    for CUDA_VISIBLE_DEVICES, which runs at the same time share out; empty to leave it unset.
+    on_begin, on_end: called with each run.
+    """
+
+    def __init__(
+        self,
+        jobs: int = 1,
+        num_processes: int = 1,
+        devices: Sequence[str] = (),
+        *,
+        on_begin: Callable[[SweepRun], None] = lambda run: None,
+        on_end: Callable[[SweepRun], None] = lambda run: None,
+    ):
+        self.jobs, self.num_processes, self.devices = jobs, num_processes, devices
+        self.on_begin, self.on_end = on_begin, on_end
+        self.active: dict[int, Attempt] = {}  # by slot
+        self.signal = 0  # the first signal that was received
+
+    def train(self, runs: Sequence[SweepRun]) -> int:
+        """Train runs, or resume them. Returns the number of the signal that stopped it, or 0.
+
+        A run that another process holds comes last, and is left out if it stays so.
+        """
+        waiting, deadline = deque(runs), time.monotonic() + LOCKED_SECONDS
+        with self._signals():
+            while self.active or (waiting and not self.signal):
+                if not self._start_next(waiting):
+                    if not self.active and time.monotonic() > deadline:
+                        break
+                    time.sleep(POLL_SECONDS)
+                if self._reap():
+                    deadline = time.monotonic() + LOCKED_SECONDS
+        return self.signal
+
+    def _start_next(self, waiting: deque[SweepRun]) -> bool:
+        """Start the next run that no other process holds, if a slot is free."""
+        slot = next((slot for slot in range(self.jobs) if slot not in self.active), None)
+        for _ in range(0 if slot is None or self.signal else len(waiting)):
+            run = waiting.popleft()
+            if not is_locked(run.folder):
+                self.active[slot] = self._start(run, slot)
+                if self.signal:  # it arrived before the run could be told
+                    self._pass_on(self.signal)
+                return True
+            waiting.append(run)
+        return False
+
+    def _start(self, run: SweepRun, slot: int) -> Attempt:
+        command = train_command(run, self.num_processes)
+        self.on_begin(run)
+        began = begin_attempt(run)
+        with run.output_file.open("a", **TEXT) as stream:
+            stream.write(f"# {now()} {shlex.join(command)}\n")
+            stream.flush()
+            environment = self._environment(slot)
+            words = dict(stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment)
+            return Attempt(run, subprocess.Popen(command, **words), began)
+
+    def _environment(self, slot: int) -> dict[str, str]:
+        """Return the environment of a run: its threads, its GPU, and the process it belongs to."""
+        own = {}
+        if self.jobs * self.num_processes > 1:
+            given = os.environ.get("OMP_NUM_THREADS", "")
+            cores = int(given) if given.isdecimal() else len(os.sched_getaffinity(0))
+            own["OMP_NUM_THREADS"] = str(max(1, cores // (self.jobs * self.num_processes)))
+        if self.num_processes == 1:  # torchrun's processes watch torchrun
+            own[LAUNCHER_PID] = str(os.getpid())
+        if self.devices and self.jobs > 1:
+            first = slot * self.num_processes
+            names = [
+                self.devices[(first + i) % len(self.devices)] for i in range(self.num_processes)
+            ]
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(names))
+        return {**os.environ, **own}
+
+    def _reap(self) -> bool:
+        """Record the runs that have ended. Returns whether there were any."""
+        ended = [slot for slot, a in self.active.items() if a.process.poll() is not None]
+        for slot in ended:
+            attempt = self.active.pop(slot)
+            returncode = attempt.process.returncode
+            if returncode and self.signal:  # it was stopped, also before it could handle signals
+                returncode = 130 if self.signal == signal.SIGINT else 75
+            end_attempt(attempt.run, returncode, attempt.began)
+            self.on_end(attempt.run)
+        return bool(ended)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Pass signals on to the runs. Python allows handlers in the main thread only."""
+        handlers = {}
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.signal(number, self._forward) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _forward(self, number: int, frame: object) -> None:
+        self.signal = self.signal or number
+        self._pass_on(number)
+
+    def _pass_on(self, number: int) -> None:
+        # torchrun dies of SIGUSR1; SIGTERM means the same to a run
+        passed = signal.SIGTERM if number == signal.SIGUSR1 else number
+        for attempt in list(self.active.values()):
+            if attempt.process.poll() is None:
+                attempt.process.send_signal(passed)
+
+
+def visible_devices() -> list[str]:
+    """Return the names of the GPUs that this process may use, as in CUDA_VISIBLE_DEVICES."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",") if given else [str(i) for i in range(torch.cuda.device_count())]
+
+
+def train_command(run: SweepRun, num_processes: int = 1) -> list[str]:
+    """Return the command that trains or resumes a run."""
+    launcher = [sys.executable]
+    if num_processes > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone"]
+        launcher += [f"--nproc_per_node={num_processes}"]
+    words = ["-m", "vil", "train", "--config-file", str(run.config_file)]
+    words += ["--output_dir", str(run.folder), "--resume"]
+    imports = [name for name in run.cfg.IMPORTS if not name.startswith(PLUGIN)]
+    return [*launcher, *words, *(word for name in imports for word in ("--import", name))]

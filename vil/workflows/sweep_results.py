@@ -1,0 +1,107 @@
+"""Read the results of a sweep's runs, and write its table and plots."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from vil.config.defaults import leaves
+from vil.engine.loop import Metric
+from vil.report import sweep_plots
+from vil.report.run_record import RunRecord
+from vil.report.sweep_table import (
+    RunRow,
+    Table,
+    markdown,
+    runs_csv,
+    summarize,
+    summary_cells,
+    summary_csv,
+)
+from vil.tasks import task_for
+from vil.utils.atomic_write import replace_text
+from vil.utils.errors import ConfigError, RunFolderError, os_error_as
+from vil.utils.machine import processor
+from vil.utils.text_table import align
+from vil.workflows.sweep_grid import short_key
+from vil.workflows.sweep_plan import SEED, SweepPlan, SweepRun
+from vil.workflows.sweep_state import read_state
+
+
+class ModelSize(NamedTuple):
+    """Parameters of a model, and multiply-accumulates for one image; None if unknown."""
+
+    parameters: int | None = None
+    macs: int | None = None
+
+
+def metric_of(run: SweepRun) -> Metric:
+    """Return the metric of a run's task."""
+    return task_for(run.cfg, torch.device("cpu")).metric
+
+
+def make_table(plan: SweepPlan, sizes: Mapping[str, ModelSize]) -> Table:
+    """Read the results of all runs of a plan."""
+    metric = metric_of(plan.runs[0])
+    rows = {run.name: read_row(run, metric, plan.keys) for run in plan.runs}
+    groups = [
+        summarize(name, [rows[run.name] for run in runs], *sizes.get(name, ModelSize()))
+        for name, runs in plan.groups.items()
+    ]
+    keys = {key: short_key(key, plan.keys) for key in plan.keys}
+    label = metric.label or metric.name
+    name = plan.folder.resolve().name
+    return Table(name, metric.name, label, metric.unit, keys, groups, list(rows.values()))
+
+
+def read_row(run: SweepRun, metric: Metric, keys: Sequence[str] = ()) -> RunRow:
+    """Read what a run has logged. keys: config keys whose values belong to the row."""
+    state, values = read_state(run), leaves(run.cfg)
+    row = RunRow(
+        run.name, run.group, {key: values.get(key) for key in keys}, values[SEED], state.state,
+        state.code, state.reason, state.step,
+    )  # fmt: skip
+    try:
+        record = RunRecord.read(run.folder)
+    except RunFolderError:  # the reason is in the row
+        return row
+    logged = next(iter(record.evaluations().values()), [])
+    results = [point[metric.name] for point in logged if metric.name in point]
+    steps = [point for point in record.points if point["split"] == "train"]
+    speeds = [point["img/s"] for point in steps if "img/s" in point]
+    memory = [point["mem"] for point in steps if "mem" in point]
+    return row._replace(
+        metric=results[-1] if results else None,
+        best=(max if metric.higher_is_better else min)(results) if results else None,
+        images_per_second=statistics.median(speeds) if speeds else None,
+        memory_mib=max(memory) if memory else None,
+        seconds=record.training_seconds() if steps else None,
+    )
+
+
+def format_summary(table: Table) -> str:
+    """Return the rows of the groups as aligned columns."""
+    return align(summary_cells(table))
+
+
+def write_table(folder: Path, table: Table) -> list[Path]:
+    """Write runs.csv, summary.csv, the plots and summary.md, and return their paths. Raises
+    ConfigError if the folder cannot be written."""
+    notes = [
+        f"{table.label}: of the last evaluation, mean ± standard deviation over the seeds. "
+        "images/s: of training, median. memory: peak of the process, on a GPU of its tensors. "
+        f"Measured on {processor()}."
+    ]
+    with os_error_as(ConfigError, f"--output {folder}"):
+        plots = sweep_plots.draw(table, folder / "plots")
+        names = [path.relative_to(folder).as_posix() for path in plots]
+        texts = {
+            "runs.csv": runs_csv(table),
+            "summary.csv": summary_csv(table),
+            "summary.md": markdown(table, names, notes),
+        }
+        for name, text in texts.items():
+            replace_text(folder / name, text)
+    return [*(folder / name for name in texts), *plots]

@@ -1,0 +1,104 @@
+"""Run a sweep as a SLURM job array: write its script, and submit it.
+
+A task of the array calls `vil sweep --task N`, which trains run N. Two minutes before its time is
+up, or when it is preempted, the run saves and the task goes back into the queue.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vil.utils.atomic_write import replace_text
+from vil.utils.errors import ConfigError, os_error_as
+
+SCRIPT = """\
+#!/usr/bin/env bash
+# One run of the sweep in {folder} per task. Written by vil sweep --slurm; submit it with sbatch.
+#SBATCH --job-name={name}
+#SBATCH --array={tasks}
+#SBATCH --ntasks=1
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output="{folder}/output/slurm-%A_%a.txt"
+{options}set -uo pipefail
+cd {cwd}
+{command} --task "$SLURM_ARRAY_TASK_ID" &
+run=$!
+trap 'kill -TERM $run' USR1 TERM
+code=0
+while kill -0 $run 2>/dev/null; do   # a signal ends the wait, not the run
+    wait $run && code=0 || code=$?
+done
+if [ $code = 75 ]; then
+    echo "saved; back into the queue"
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit $code
+"""
+
+
+def write_script(
+    folder: Path, tasks: Sequence[int], *, options: str = "", jobs: int | None = None,
+    num_processes: int = 1,
+) -> Path:  # fmt: skip
+    """Write <folder>/sweep.sbatch and return its path.
+
+    tasks: numbers of the runs. options: options of sbatch, such as "--gres=gpu:1 --time=2:00:00".
+    jobs: largest number of tasks at a time. num_processes: processes of each run.
+    """
+    folder = folder.resolve()
+    command = [sys.executable, "-m", "vil", "sweep", "--output", str(folder)]
+    command += ["--nproc", str(num_processes)]
+    text = SCRIPT.format(
+        folder=folder,
+        name=re.sub(r"[^\w.-]", "_", folder.name),
+        tasks=ranges(tasks) + (f"%{jobs}" if jobs else ""),
+        options="".join(f"#SBATCH {word}\n" for word in sbatch_options(options)),
+        cwd=shlex.quote(os.getcwd()),
+        command=shlex.join(command),
+    )
+    with os_error_as(ConfigError, f"--output {folder}"):
+        replace_text(folder / "sweep.sbatch", text)
+    return folder / "sweep.sbatch"
+
+
+def sbatch_options(text: str) -> list[str]:
+    """Split options of sbatch: one for each line of a script. Raises ConfigError for other
+    words."""
+    options: list[str] = []
+    for word in shlex.split(text):
+        if word.startswith("-"):
+            options.append(word)
+        elif options and "=" not in options[-1] and " " not in options[-1]:
+            options[-1] += f" {shlex.quote(word)}"
+        else:
+            raise ConfigError(f"--slurm {text!r}: expected options of sbatch, got {word!r}")
+    return options
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as sbatch's --array has them: 0, 1, 2, 5 as "0-2,5"."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def submit(script: Path) -> str | None:
+    """Submit a script; return the number of its job, or None if there is no sbatch here. Raises
+    ConfigError with sbatch's own words if it refuses."""
+    if shutil.which("sbatch") is None:
+        return None
+    done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True)
+    if done.returncode:
+        raise ConfigError(f"sbatch {script}: {done.stderr.strip() or done.returncode}")
+    return done.stdout.strip().partition(";")[0]

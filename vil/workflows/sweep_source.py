@@ -1,0 +1,119 @@
+"""Make the grid of a sweep from words, from Python values, and from a YAML file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from vil.config.coercion import as_written
+from vil.config.yaml_source import (
+    EMPTY,
+    Setting,
+    base_roots,
+    find,
+    find_base,
+    from_options,
+    read_text,
+    read_yaml,
+    shown,
+)
+from vil.utils.errors import ConfigError
+from vil.utils.lookup import lookup
+from vil.workflows.configure import Overrides, as_options, make_config
+from vil.workflows.sweep_grid import Grid, Variant, check_grid, is_axis, with_axis, with_fixed
+
+PARTS = dict.fromkeys(("base", "fixed", "grid", "variants"))  # of a file
+
+
+def make_grid(
+    config: CfgNode | str | Path | None = None,
+    overrides: Overrides | None = None,
+    *,
+    file: str | Path | None = None,
+    axes: Mapping[str, Sequence[Any]] | None = None,
+    variants: Mapping[str, Mapping[str, Any]] | None = None,
+    flags: Mapping[str, str | Path | None] | None = None,
+    imports: Sequence[str] = (),
+) -> Grid:
+    """Make a grid from Python values and a file.
+
+    overrides: settings of all runs. A list for a key that takes one value is an axis, and so is a
+    list of lists for a key that takes a list. file: see `read_grid`; the other arguments replace
+    what it says about their keys. axes: {key: values}. variants: {name: {key: value}}, where the
+    key _BASE_ is a config file that replaces `config`.
+    """
+    grid = read_grid(file) if file else Grid()
+    if config is not None and grid.config is not None:
+        raise ConfigError(f"{file} has a base: leave --config-file out")
+    config = str(config) if isinstance(config, Path) else config
+    flags = {key: str(value) for key, value in (flags or {}).items() if value is not None}
+    grid = replace(grid, flags=flags, imports=tuple(imports))
+    grid = replace(grid, config=grid.config if config is None else config)
+    make_config(grid.config, imports=imports)  # runs the imports, so that their keys are known
+    for setting in from_options(as_options(overrides)):
+        grid = with_axis(grid, setting) if is_axis(setting) else with_fixed(grid, setting)
+    for key, values in (axes or {}).items():
+        grid = with_axis(grid, Setting(key, as_written(list(values)), "grid"))
+    if variants is not None:
+        grid = replace(grid, variants=tuple(as_variant(*item) for item in variants.items()))
+    check_grid(grid)
+    return grid
+
+
+def as_variant(name: str, settings: Mapping[str, Any]) -> Variant:
+    """Make a variant from {key: value}."""
+    base = settings.get("_BASE_", "")
+    keys = {key: value for key, value in settings.items() if key != "_BASE_"}
+    own = (Setting(k, v if isinstance(v, str) else as_written(v), "grid") for k, v in keys.items())
+    return Variant(name, tuple(own), str(base))
+
+
+def read_grid(file: str | Path) -> Grid:
+    """Read a grid from a YAML file with the parts `base`, `fixed`, `grid` and `variants`.
+
+    base: a config, as in _BASE_. fixed: settings of all runs. grid: {key: list of values}.
+    variants: {name: settings}, of which _BASE_ replaces the base. Keys may be nested or dotted.
+    """
+    path = find(file)
+    settings = read_yaml(read_text(path), shown(path), keeps_empty=is_variant)
+    grid, variants = Grid(), {}
+    for setting in settings:
+        part, _, key = setting.key.partition(".")
+        try:
+            lookup(PARTS, part, "part of a sweep")
+        except ValueError as error:
+            raise ConfigError(f"{setting.where}: {error}") from None
+        inner = setting._replace(key=key)
+        if part == "base" and isinstance(setting.value, str) and not key:
+            base = find_base(setting.value, path, setting.where, base_roots(path))
+            grid = replace(grid, config=str(base))
+        elif part == "variants" and key:
+            name, _, name_of_key = key.partition(".")
+            variants.setdefault(name, []).append(inner._replace(key=name_of_key))
+        elif key and part != "base":
+            grid = with_axis(grid, inner) if part == "grid" else with_fixed(grid, inner)
+        elif setting.value not in ("", EMPTY):
+            raise ConfigError(f"{setting.where}: {part}: expected keys and values below it")
+    return replace(grid, variants=tuple(_variant(path, *item) for item in variants.items()))
+
+
+def is_variant(key: str) -> bool:
+    """Return whether a dotted key of a grid's file is that of a variant."""
+    return key.startswith("variants.") and key.count(".") == 1
+
+
+def _variant(path: Path, name: str, settings: Sequence[Setting]) -> Variant:
+    base, own = "", []
+    for setting in settings:
+        if setting.key == "_BASE_":
+            base = str(find_base(str(setting.value), path, setting.where, base_roots(path)))
+        elif setting.key:
+            own.append(setting)
+        elif setting.value not in ("", EMPTY):
+            raise ConfigError(
+                f"{setting.where}: variant {name}: expected keys and values below it, "
+                f"got {setting.value!r:.80}"
+            )
+    return Variant(name, tuple(own), base)

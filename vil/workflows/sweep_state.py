@@ -1,0 +1,111 @@
+"""The state of each run of a sweep, from its folder and from how its last attempt ended."""
+
+import json
+import re
+import signal
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from vil.engine.run_dir import is_locked, now
+from vil.report.run_record import RunRecord
+from vil.utils.atomic_write import TEXT, replace_text
+from vil.utils.errors import INTERRUPTED, PREEMPTED, RunFolderError
+from vil.workflows.sweep_plan import SweepRun
+
+STOPPED = (PREEMPTED, INTERRUPTED)  # exit codes of a run that saved its state and can resume
+LOST = 1  # exit code of a run that a signal killed
+LINE = re.compile(r"^(?:vil \S+|torchrun)[^:\n]*: (.+)$", re.MULTILINE)  # an error of a command
+TAIL = 20_000  # bytes of a run's output that are searched
+
+
+class RunState(NamedTuple):
+    """State of a run.
+
+    state: "pending", "running", "interrupted" (it will resume), "failed" or "finished". code: exit
+    code of the last attempt. step: number of finished steps.
+    """
+
+    state: str
+    code: int | None = None
+    reason: str = ""
+    step: int = 0
+
+
+def read_state(run: SweepRun) -> RunState:
+    """Return the state of a run."""
+    outcome = read_json(run.outcome_file)
+    try:
+        status = RunRecord.read(run.folder).status
+    except (OSError, RunFolderError) as error:
+        return RunState("failed", RunFolderError.exit_code, str(error))
+    step = status.get("step", 0)
+    code, reason = outcome.get("code"), outcome.get("reason", "")
+    if status.get("state") == "finished" or code == 0:
+        return RunState("finished", 0, step=step)
+    if is_locked(run.folder):
+        return RunState("running", step=step)
+    if code is None:  # the sweep was killed before it could write how the run ended
+        code, reason = status.get("code"), status.get("reason", "")
+    if code is None:
+        started = run.output_file.exists() or bool(status)
+        return RunState("interrupted" if started else "pending", step=step)
+    return RunState("interrupted" if code in STOPPED else "failed", code, reason, step)
+
+
+def begin_attempt(run: SweepRun) -> float:
+    """Forget how the last attempt ended. Returns the time."""
+    run.outcome_file.unlink(missing_ok=True)
+    return time.time()
+
+
+def end_attempt(run: SweepRun, returncode: int, began: float) -> None:
+    """Record how an attempt ended.
+
+    returncode: of the process, negative for a signal. began: the time of `begin_attempt`.
+    """
+    code, reason = describe_end(run, returncode, began)
+    outcome = {"code": code, "reason": reason, "time": now()}
+    replace_text(run.outcome_file, json.dumps(outcome, indent=1) + "\n")
+
+
+def describe_end(run: SweepRun, returncode: int, began: float) -> tuple[int, str]:
+    """Return the exit code of a run and the reason of a failure in one line.
+
+    status.json of the run tells it best, if it was written in this attempt: torchrun itself ends
+    with 1 whatever happened. Otherwise it is the error line of the command.
+    """
+    file = run.folder / "status.json"
+    status = read_json(file) if file.is_file() and file.stat().st_mtime >= began - 1 else {}
+    if returncode != 0 and status.get("code") and status.get("reason"):
+        return status["code"], one_line(status["reason"])
+    if returncode < 0:
+        name = signal.Signals(-returncode).name
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        return LOST, f"killed by {name}{hint}"
+    return returncode, "" if returncode == 0 else last_error(run.output_file)
+
+
+def last_error(file: Path) -> str:
+    """Return the last error line of a command in a file of its output, or else its last line."""
+    try:
+        with file.open("rb") as stream:
+            stream.seek(max(0, file.stat().st_size - TAIL))
+            text = stream.read().decode("utf-8", "replace")
+    except OSError:
+        return "no output"
+    lines = text.strip().splitlines() or ["no output"]
+    return one_line((LINE.findall(text) or lines)[-1])
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())[:500]
+
+
+def read_json(file: Path) -> dict:
+    """Return the object in a JSON file; an empty dict if there is none."""
+    try:
+        found = json.loads(file.read_text(**TEXT))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
