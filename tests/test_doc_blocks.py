@@ -34,6 +34,8 @@ from tests.common.doc_pages import PAGES, PythonBlocks, blocks, command_lines, r
 from tests.common.marks import cases
 from vil.config import get_config
 from vil.data import build_dataset
+from vil.workflows.sweep_plan import plan_sweep
+from vil.workflows.sweep_source import make_grid
 
 LANGUAGES = {"python", "bash", "yaml", "json", "text"}
 # Pages whose blocks another test runs; that test names the page.
@@ -45,7 +47,7 @@ ELSEWHERE = {
 }
 LONG = {
     "README.md", "docs/guides/export.md", "docs/guides/exported_files.md", "docs/guides/tuning.md",
-    "docs/guides/other_tools.md",
+    "docs/guides/other_tools.md", "docs/guides/sweep.md",
 }  # fmt: skip
 PYTHON = [
     page for page in PAGES
@@ -89,7 +91,14 @@ def files(tmp_path_factory) -> Path:
             if block.language == "python" and f'register_{component}("' in block.code
         )  # fmt: skip
         (folder / f"{name}.py").write_text(code)
+    (grid,) = filter(is_grid, blocks("docs/guides/sweep.md"))
+    (folder / "my_sweep.yaml").write_text(grid.code)
     return folder
+
+
+def is_grid(block) -> bool:
+    """Whether a block is a file for `vil sweep --grid`, not a config."""
+    return block.language == "yaml" and "\ngrid:" in block.code
 
 
 @pytest.fixture
@@ -150,6 +159,9 @@ def test_configs_and_maps_load(block, tmp_path):
         assert json.loads(block.code)
         return
     (tmp_path / "mine.yaml").write_text(block.code)
+    if is_grid(block):
+        assert len(plan_sweep(make_grid(file=tmp_path / "mine.yaml"), "s").runs) == 9
+        return
     assert get_config(tmp_path / "mine.yaml") != get_config()
 
 

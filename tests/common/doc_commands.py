@@ -57,6 +57,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "train --config-file imagenet/vil_tiny_rpb.yaml --data photos": PHOTOS,
     "train --config-file scenes": SCENES,
     "train --config-file mine.yaml --data mine": DETECTOR,
+    "sweep": ("--dry-run",),  # tests/workflows/test_sweep_runs.py trains
     "tune": (*TINY, "--backends", "blocked", "--rounds", "1"),
     "benchmark attention": BENCHMARK,
     "benchmark model": (*TINY, "--rounds", "1", "--beside", "none", "--out", "runs/model"),

@@ -6,7 +6,7 @@
   vil sweep --grid my_sweep.yaml --dry-run            check all configs, list the runs
   vil sweep --grid my_sweep.yaml --list               the state of each run
   vil sweep --grid my_sweep.yaml --jobs 2             two at a time, each with half of the cores
-  vil sweep --grid my_sweep.yaml --slurm "--gres=gpu:1 --time=4:00:00" --jobs 8
+  vil sweep --grid my_sweep.yaml --slurm="--gres=gpu:1 --time=4:00:00" --jobs 8
   vil sweep --output sweeps/attentions                go on with what the folder remembers
   vil sweep --output sweeps/attentions --table        the table of what has finished
 
@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=at_least(1), metavar="N", help="runs at a time (1; SLURM: no limit)")
     text = "processes of each run, started by torchrun (1)"
     add("--nproc", type=at_least(1), default=1, metavar="N", help=text)
-    modes = parser.add_mutually_exclusive_group()
-    add = modes.add_argument
-    add("--dry-run", action="store_true", help="check all configs and list the runs")
+    text = "check all configs and list the runs; with --slurm, print the script"
+    add("--dry-run", action="store_true", help=text)
+    add = parser.add_mutually_exclusive_group().add_argument
     add("--list", action="store_true", help="print the state of each run")
     add("--table", action="store_true", help="write the table of what has finished; train nothing")
     text = "submit the runs as a job array, with these options of sbatch"
@@ -58,9 +58,11 @@ def run(args: argparse.Namespace) -> int:
 
     sizes = sweep.check_models(plan)
     if args.dry_run:
-        return print_plan(plan)
+        print_plan(plan)
     if args.slurm is not None:
         return submit(plan, args)
+    if args.dry_run:
+        return 0
     if args.table:
         table = sweep_results.make_table(plan, sizes)
         files = sweep_results.write_table(plan.folder, table)
@@ -100,14 +102,13 @@ def task_of(plan: SweepPlan, number: int) -> SweepRun:
     return plan.runs[number]
 
 
-def print_plan(plan: SweepPlan) -> int:
+def print_plan(plan: SweepPlan) -> None:
     """Print the runs with their values and states."""
     from vil.workflows.sweep_state import read_state
 
     print(f"{len(plan.runs)} runs in {plan.folder}; every config is valid")
     rows = [[run.name, read_state(run).state, describe(run, plan)] for run in plan.runs]
     print(align(rows, num_left=3))
-    return 0
 
 
 def print_states(plan: SweepPlan) -> int:
@@ -137,10 +138,13 @@ def submit(plan: SweepPlan, args: argparse.Namespace) -> int:
     if not tasks:
         print("all runs have finished")
         return 0
-    sweep_slurm.sbatch_options(args.slurm)  # before anything is written
-    write_plan(plan)
     settings = dict(options=args.slurm, jobs=args.jobs, num_processes=args.nproc)
-    script = sweep_slurm.write_script(plan.folder, tasks, **settings)
+    text = sweep_slurm.format_script(plan.folder, tasks, **settings)
+    if args.dry_run:
+        print(f"\n{text}", end="")
+        return 0
+    write_plan(plan)
+    script = sweep_slurm.write_script(plan.folder, text)
     job = sweep_slurm.submit(script)
     if job is None:
         print(f"there is no sbatch here; on the cluster: sbatch {script}")

@@ -99,28 +99,29 @@ def distinct_warnings() -> Iterator[None]:
 
 
 def check_models(plan: SweepPlan) -> dict[str, ModelSize]:
-    """Build the model of each group of runs, without weights. Returns {group: its size}.
+    """Build the task and the model of each group of runs, without weights. Returns {group: size}.
 
     Raises ConfigError for a model that cannot be built, and for runs that are judged by different
     metrics.
     """
-    sizes = {}
+    sizes, metrics = {}, {}
     with distinct_warnings():
-        metric = metric_of(plan.runs[0])
         for group, (run, *_) in plan.groups.items():
-            if (other := metric_of(run)).name != metric.name:
-                raise ConfigError(
-                    f"{run.name} is judged by {other.name}, {plan.runs[0].name} by {metric.name}: "
-                    "a sweep compares runs of one metric"
-                )
             try:
+                metrics[run.name] = metric_of(run).name
                 cost = analyze_cost(run.cfg)
+                sizes[group] = ModelSize(cost.parameters, cost.macs)
             except NotImplementedError:  # a task of a plug-in need not count it
                 sizes[group] = ModelSize()
             except ConfigError as error:
                 raise ConfigError(f"run {run.name}: {error}") from error
-            else:
-                sizes[group] = ModelSize(cost.parameters, cost.macs)
+    first = next(iter(metrics))
+    for name, metric in metrics.items():
+        if metric != metrics[first]:
+            raise ConfigError(
+                f"{name} is judged by {metric}, {first} by {metrics[first]}: a sweep compares runs "
+                "of one metric"
+            )
     return sizes
 
 

@@ -43,19 +43,24 @@ exit $code
 """
 
 
-def write_script(
-    folder: Path, tasks: Sequence[int], *, options: str = "", jobs: int | None = None,
+def format_script(
+    folder: Path,
+    tasks: Sequence[int],
+    *,
+    options: str = "",
+    jobs: int | None = None,
     num_processes: int = 1,
-) -> Path:  # fmt: skip
-    """Write <folder>/sweep.sbatch and return its path.
+) -> str:
+    """Return the script of a job array.
 
     tasks: numbers of the runs. options: options of sbatch, such as "--gres=gpu:1 --time=2:00:00".
-    jobs: largest number of tasks at a time. num_processes: processes of each run.
+    jobs: largest number of tasks at a time. num_processes: processes of each run. Raises
+    ConfigError for words that are not options.
     """
     folder = folder.resolve()
     command = [sys.executable, "-m", "vil", "sweep", "--output", str(folder)]
     command += ["--nproc", str(num_processes)]
-    text = SCRIPT.format(
+    return SCRIPT.format(
         folder=folder,
         name=re.sub(r"[^\w.-]", "_", folder.name),
         tasks=ranges(tasks) + (f"%{jobs}" if jobs else ""),
@@ -63,6 +68,10 @@ def write_script(
         cwd=shlex.quote(os.getcwd()),
         command=shlex.join(command),
     )
+
+
+def write_script(folder: Path, text: str) -> Path:
+    """Write <folder>/sweep.sbatch and return its path."""
     with os_error_as(ConfigError, f"--output {folder}"):
         replace_text(folder / "sweep.sbatch", text)
     return folder / "sweep.sbatch"
