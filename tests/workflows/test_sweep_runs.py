@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import vil
 from tests.common.small_runs import TINY, checkpoint, command, environment, figures, metrics
+from vil.report import run_record
 
 pytestmark = pytest.mark.long
 ATTN = "MODEL.VIT.MSVIT.ATTN_TYPE"
@@ -56,6 +57,12 @@ def wait_until(what):
 def status(name, folder="s") -> dict:
     file = Path(folder, "runs", name, "status.json")
     return json.loads(file.read_text()) if file.exists() else {}
+
+
+def trains_beyond(name, step=0) -> bool:
+    """Whether a run has logged a later step."""
+    points = run_record.metrics(Path("s/runs", name, "metrics.jsonl"))  # may be half a line
+    return any(point["split"] == "train" and point["step"] > step for point in points)
 
 
 def starts(name, folder="s") -> int:
@@ -108,14 +115,14 @@ def test_a_run_whose_sweep_was_killed_saves_and_ends():
     """SIGKILL to the sweep alone. The next one waits for the run, and resumes it."""
     words = (*GRID[:-2], f"{ATTN}=[full]", "SEED=[0]", "OPTIM.EPOCHS=400", "RUN.SAVE_EVERY=400")
     name, sweep = NAMES[0], begin(*words)
-    wait_until(lambda: status(name).get("state") == "running")
+    wait_until(lambda: trains_beyond(name))
     os.kill(sweep.pid, signal.SIGKILL)
     sweep.wait()
     wait_until(lambda: status(name).get("state") == "preempted")
     step = status(name)["step"]
     assert 0 < step < 1600
     sweep = begin(*words)
-    wait_until(lambda: starts(name) == 2 and status(name)["state"] == "running")
+    wait_until(lambda: trains_beyond(name, step))
     os.kill(sweep.pid, signal.SIGINT)
     assert sweep.wait(DEADLINE) == 130
     assert f"{name} resumes after step {step}" in Path("sweep.log").read_text()
@@ -126,7 +133,7 @@ def test_a_run_whose_sweep_was_killed_saves_and_ends():
 def test_a_signal_stops_the_runs_with_their_state_saved(number, code):
     words = (*GRID, "OPTIM.EPOCHS=400", "RUN.SAVE_EVERY=400", "--jobs", "2")
     sweep = begin(*words, OMP_NUM_THREADS="2")
-    wait_until(lambda: all(status(name).get("state") == "running" for name in NAMES[:2]))
+    wait_until(lambda: all(map(trains_beyond, NAMES[:2])))
     os.kill(sweep.pid, number)
     assert sweep.wait(DEADLINE) == code
     for name in NAMES[:2]:
@@ -174,11 +181,32 @@ def test_from_python_with_an_attention_from_a_file():
 
 
 def test_two_processes_for_a_run_and_one_task_of_an_array():
-    words, nowhere = (*GRID[:-2], "SEED=[0, 1]", "OPTIM.EPOCHS=1"), str(Path("bin").resolve())
-    assert "on the cluster: sbatch s/sweep.sbatch" in run(*words, "--slurm", PATH=nowhere)
+    words, nowhere = (*GRID[:-2], "SEED=[0, 1]", "OPTIM.EPOCHS=1"), "/nowhere"
+    shown = run(*words, "--slurm=--time=1:00:00", PATH=nowhere)
+    assert "on the cluster: sbatch s/sweep.sbatch" in shown
     assert "--array=0-1\n" in Path("s/sweep.sbatch").read_text()
     run("sweep", "--output", "s", "--task", "1", "--nproc", "2")
     assert "ranks 2," in Path("s/runs/seed_1/env.txt").read_text()
     assert [row["state"] for row in rows()] == ["pending", "finished"]
     run(*words, "--slurm", PATH=nowhere)
     assert "--array=0\n" in Path("s/sweep.sbatch").read_text()
+
+
+def test_a_task_of_an_array_saves_and_is_requeued(tmp_path):
+    """The script in a shell, with the variables of SLURM and a scontrol that prints its words."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/scontrol").write_text("#!/bin/sh\necho scontrol $*\n")
+    (tmp_path / "bin/scontrol").chmod(0o755)
+    own = dict(SLURM_ARRAY_TASK_ID="1", SLURM_JOB_ID="7", PATH=f"{tmp_path}/bin:/usr/bin:/bin")
+    words = (*GRID[:-2], "SEED=[0, 1]", "RUN.SAVE_EVERY=400")
+    run(*words, "OPTIM.EPOCHS=400", "--slurm", PATH="/nowhere")
+    with open("task.log", "w") as log:
+        task = subprocess.Popen(
+            ["bash", "s/sweep.sbatch"], env=environment(**own), stdout=log, stderr=log
+        )
+    wait_until(lambda: trains_beyond("seed_1"))
+    task.send_signal(signal.SIGUSR1)
+    assert task.wait(DEADLINE) == 75
+    assert "back into the queue\nscontrol requeue 7\n" in Path("task.log").read_text()
+    assert (status("seed_1")["code"], status("seed_0")) == (75, {})
+    assert [row["state"] for row in rows()] == ["pending", "interrupted"]

@@ -1,6 +1,7 @@
 """Train every combination of settings of a grid, and compare the results in one table."""
 
 import logging
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -147,9 +148,10 @@ def run_sweep(
         number = train_runs(plan, [only], 1, num_processes, say)
     table = make_table(plan, sizes)
     write_table(plan.folder, table)
-    if number and (stop := StoppedError(number)).exit_code != INTERRUPTED:
-        raise stop
     if number:
+        stop = StoppedError(signal.Signals(number))
+        if stop.exit_code != INTERRUPTED:
+            raise stop
         return SweepResult("interrupted", INTERRUPTED, plan.folder, table)
     rows = [row for row in table.runs if only is None or row.name == only.name]
     return SweepResult(*outcome(rows), plan.folder, table)

@@ -35,8 +35,8 @@ code=0
 while kill -0 $run 2>/dev/null; do   # a signal ends the wait, not the run
     wait $run && code=0 || code=$?
 done
-if [ $code = 75 ]; then
-    echo "saved; back into the queue"
+if [ $code = 75 ] || [ $code = 143 ]; then   # saved, or stopped before there was anything to save
+    echo "back into the queue"
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit $code
