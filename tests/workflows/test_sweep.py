@@ -110,6 +110,11 @@ def test_a_config_that_two_variants_share_runs_once(caplog):
     assert "bare-seed_0 has the config of plain-seed_0: it runs once" in caplog.text
 
 
+def test_a_warning_about_all_configs_is_given_once(caplog):
+    planned("SEED=[0, 1, 2]", "OPTIM.WARMUP=7")
+    assert caplog.text.count("OPTIM.WARMUP") == 1
+
+
 def test_python_values_make_the_same_grid():
     words = planned(f"{ATTN}=[full, longformer]", "OPTIM.LR=[0.1, 0.2]")
     python = plan_sweep(

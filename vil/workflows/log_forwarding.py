@@ -52,3 +52,14 @@ def forward_logs(is_main: bool) -> Iterator[LogForwarder]:
         for record in forwarder.records:
             if record.levelno >= logging.WARNING:
                 logging.getLogger().handle(record)
+
+
+@contextmanager
+def distinct_warnings() -> Iterator[None]:
+    """Log each warning of the package once, at the end of the block: configs that are loaded in it
+    may have much in common."""
+    with forward_logs(True) as logs:
+        try:
+            yield
+        finally:
+            logs.records[:] = {record.getMessage(): record for record in logs.records}.values()

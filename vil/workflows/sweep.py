@@ -2,8 +2,7 @@
 
 import logging
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +16,7 @@ from vil.utils.errors import INTERRUPTED, ConfigError, StoppedError
 from vil.utils.output_paths import make_folder
 from vil.workflows.analyze import analyze_cost
 from vil.workflows.configure import Overrides
-from vil.workflows.log_forwarding import forward_logs
+from vil.workflows.log_forwarding import distinct_warnings
 from vil.workflows.sweep_plan import SweepPlan, SweepRun, plan_sweep, write_plan
 from vil.workflows.sweep_processes import RunPool, visible_devices
 from vil.workflows.sweep_results import ModelSize, make_table, metric_of, read_row, write_table
@@ -87,16 +86,6 @@ def sweep(
     plan = plan_sweep(made, output_dir)
     sizes = check_models(plan)
     return run_sweep(plan, sizes, jobs=jobs, num_processes=num_processes, say=say)
-
-
-@contextmanager
-def distinct_warnings() -> Iterator[None]:
-    """Log each warning of the block once, at its end: configs of a sweep have much in common."""
-    with forward_logs(True) as logs:
-        try:
-            yield
-        finally:
-            logs.records[:] = {record.getMessage(): record for record in logs.records}.values()
 
 
 def check_models(plan: SweepPlan) -> dict[str, ModelSize]:

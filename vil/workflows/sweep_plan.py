@@ -26,6 +26,7 @@ from vil.config.yaml_source import Setting
 from vil.utils.atomic_write import TEXT, replace_text
 from vil.utils.errors import ConfigError, os_error_as
 from vil.utils.output_paths import make_folder
+from vil.workflows.log_forwarding import distinct_warnings
 from vil.workflows.sweep_grid import Cell, Grid, digest, plain
 
 # Keys that a later call may change: where and how a run is computed, not what.
@@ -99,7 +100,11 @@ def plan_sweep(grid: Grid, folder: str | Path) -> SweepPlan:
     Without a base of its own, the grid has that of the folder. Raises ConfigError for a config that
     is not valid, and for a grid that contradicts the runs of the folder.
     """
-    folder = Path(folder)
+    with distinct_warnings():
+        return _plan(grid, Path(folder))
+
+
+def _plan(grid: Grid, folder: Path) -> SweepPlan:
     known = read_plan(folder)
     if known and grid.config is None:
         grid = replace(grid, config=known.base)

@@ -22,6 +22,7 @@ from vil.config.yaml_source import (
 from vil.utils.errors import ConfigError
 from vil.utils.lookup import lookup
 from vil.workflows.configure import Overrides, as_options, make_config
+from vil.workflows.log_forwarding import forward_logs
 from vil.workflows.sweep_grid import Grid, Variant, check_grid, is_axis, with_axis, with_fixed
 
 PARTS = dict.fromkeys(("base", "fixed", "grid", "variants"))  # of a file
@@ -51,7 +52,8 @@ def make_grid(
     flags = {key: str(value) for key, value in (flags or {}).items() if value is not None}
     grid = replace(grid, flags=flags, imports=tuple(imports))
     grid = replace(grid, config=grid.config if config is None else config)
-    make_config(grid.config, imports=imports)  # runs the imports, so that their keys are known
+    with forward_logs(False):  # plan_sweep repeats the warnings
+        make_config(grid.config, imports=imports)  # runs the imports, so that their keys are known
     for setting in from_options(as_options(overrides)):
         grid = with_axis(grid, setting) if is_axis(setting) else with_fixed(grid, setting)
     for key, values in (axes or {}).items():
