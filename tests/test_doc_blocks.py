@@ -34,8 +34,8 @@ from tests.common.doc_pages import PAGES, PythonBlocks, blocks, command_lines, r
 from tests.common.marks import cases
 from vil.config import get_config
 from vil.data import build_dataset
-from vil.workflows.sweep_plan import plan_sweep
-from vil.workflows.sweep_source import make_grid
+from vil.workflows.sweeping.plan import plan_sweep
+from vil.workflows.sweeping.source import make_grid
 
 LANGUAGES = {"python", "bash", "yaml", "json", "text"}
 # Pages whose blocks another test runs; that test names the page.
@@ -63,7 +63,10 @@ NEW_LINES = {line: words for line, words in VIL_LINES.items() if line not in FIR
 IMPORTING = [line for line in NEW_LINES if "--import" in line]
 KEYED = [line for line, words in NEW_LINES.items() if has_keys(words) and line not in IMPORTING]
 UNKEYED = [line for line, words in NEW_LINES.items() if not has_keys(words)]
-PLUGINS = {"nesterov": "optimizer", "mine": "backend"}  # files that pages ask to save
+PLUGINS = {  # files that pages ask to save, and what their block contains
+    "nesterov": 'register_optimizer("', "mine": 'register_backend("',
+    "diagonals": 'register_pattern("diagonals"',
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +88,10 @@ def files(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     write_files(folder)
     shutil.copy(ROOT / "vil/weights/vil_nano_digits.safetensors", folder / "nano.safetensors")
-    for name, component in PLUGINS.items():
+    for name, part in PLUGINS.items():
         code = next(
             block.code for page in PAGES for block in blocks(page)
-            if block.language == "python" and f'register_{component}("' in block.code
+            if block.language == "python" and part in block.code
         )  # fmt: skip
         (folder / f"{name}.py").write_text(code)
     (grid,) = filter(is_grid, blocks("docs/guides/sweep.md"))

@@ -18,10 +18,10 @@ from vil.report import sweep_plots
 from vil.report.sweep_table import RunRow, Table, markdown, runs_csv, summarize, summary_csv
 from vil.utils.errors import ConfigError
 from vil.workflows.sweep import check_models
-from vil.workflows.sweep_plan import identify, plan_sweep, write_plan
-from vil.workflows.sweep_slurm import ranges
-from vil.workflows.sweep_source import make_grid
-from vil.workflows.sweep_state import begin_attempt, end_attempt, read_state
+from vil.workflows.sweeping.plan import identify, plan_sweep, write_plan
+from vil.workflows.sweeping.slurm import ranges
+from vil.workflows.sweeping.source import make_grid
+from vil.workflows.sweeping.state import begin_attempt, end_attempt, read_state
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ATTN = "MODEL.VIT.MSVIT.ATTN_TYPE"

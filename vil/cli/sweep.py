@@ -28,9 +28,9 @@ from typing import Any
 from vil.cli.arguments import at_least, config_arguments, options_of
 from vil.utils.errors import ConfigError
 from vil.utils.text_table import align
-from vil.workflows.sweep_grid import Grid, plain, short_key
-from vil.workflows.sweep_plan import SweepPlan, SweepRun, plan_sweep, write_plan
-from vil.workflows.sweep_source import make_grid
+from vil.workflows.sweeping.grid import Grid, plain, short_key
+from vil.workflows.sweeping.plan import SweepPlan, SweepRun, plan_sweep, write_plan
+from vil.workflows.sweeping.source import make_grid
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_sweep(grid_of(args), output_of(args))
     if args.list:
         return print_states(plan)
-    from vil.workflows import sweep, sweep_results
+    from vil.workflows import sweep
+    from vil.workflows.sweeping import results
 
     sizes = sweep.check_models(plan)
     if args.dry_run:
@@ -64,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return 0
     if args.table:
-        table = sweep_results.make_table(plan, sizes)
-        files = sweep_results.write_table(plan.folder, table)
+        table = results.make_table(plan, sizes)
+        files = results.write_table(plan.folder, table)
         return print_table(table, files)
     result = sweep.run_sweep(
         plan,
@@ -104,7 +105,7 @@ def task_of(plan: SweepPlan, number: int) -> SweepRun:
 
 def print_plan(plan: SweepPlan) -> None:
     """Print the runs with their values and states."""
-    from vil.workflows.sweep_state import read_state
+    from vil.workflows.sweeping.state import read_state
 
     print(f"{len(plan.runs)} runs in {plan.folder}; every config is valid")
     rows = [[run.name, read_state(run).state, describe(run, plan)] for run in plan.runs]
@@ -113,7 +114,7 @@ def print_plan(plan: SweepPlan) -> None:
 
 def print_states(plan: SweepPlan) -> int:
     """Print the state, the number of steps and the reason of a failure of each run."""
-    from vil.workflows.sweep_state import read_state
+    from vil.workflows.sweeping.state import read_state
 
     states = [(run, read_state(run)) for run in plan.runs]
     rows = [[r.name, s.state, f"step {s.step}" if s.step else "", s.reason] for r, s in states]
@@ -131,21 +132,21 @@ def describe(run: SweepRun, plan: SweepPlan) -> str:
 
 def submit(plan: SweepPlan, args: argparse.Namespace) -> int:
     """Write the script of a job array for the runs that have not finished, and submit it."""
-    from vil.workflows import sweep_slurm
-    from vil.workflows.sweep_state import read_state
+    from vil.workflows.sweeping import slurm
+    from vil.workflows.sweeping.state import read_state
 
     tasks = [i for i, run in enumerate(plan.runs) if read_state(run).state != "finished"]
     if not tasks:
         print("all runs have finished")
         return 0
     settings = dict(options=args.slurm, jobs=args.jobs, num_processes=args.nproc)
-    text = sweep_slurm.format_script(plan.folder, tasks, **settings)
+    text = slurm.format_script(plan.folder, tasks, **settings)
     if args.dry_run:
         print(f"\n{text}", end="")
         return 0
     write_plan(plan)
-    script = sweep_slurm.write_script(plan.folder, text)
-    job = sweep_slurm.submit(script)
+    script = slurm.write_script(plan.folder, text)
+    job = slurm.submit(script)
     if job is None:
         print(f"there is no sbatch here; on the cluster: sbatch {script}")
     else:
@@ -154,7 +155,7 @@ def submit(plan: SweepPlan, args: argparse.Namespace) -> int:
 
 
 def print_table(table: Any, files: list[Path]) -> int:
-    from vil.workflows.sweep_results import format_summary
+    from vil.workflows.sweeping.results import format_summary
 
     print(f"\n{format_summary(table)}\n")
     for file in files:

@@ -13,7 +13,7 @@ from vil.report.page import short
 class RunRow(NamedTuple):
     """A run. Numbers are None where nothing is logged yet.
 
-    state, code, reason, step: see `vil.workflows.sweep_state.RunState`. metric: of the last
+    state, code, reason, step: see `vil.workflows.sweeping.state.RunState`. metric: of the last
     evaluation. best: best value of all evaluations. images_per_second: median
     of training. memory_mib: peak, see `vil.engine.logger.memory_mb`. seconds: of all steps.
     """

@@ -17,11 +17,11 @@ from vil.utils.output_paths import make_folder
 from vil.workflows.analyze import analyze_cost
 from vil.workflows.configure import Overrides
 from vil.workflows.log_forwarding import distinct_warnings
-from vil.workflows.sweep_plan import SweepPlan, SweepRun, plan_sweep, write_plan
-from vil.workflows.sweep_processes import RunPool, visible_devices
-from vil.workflows.sweep_results import ModelSize, make_table, metric_of, read_row, write_table
-from vil.workflows.sweep_source import make_grid
-from vil.workflows.sweep_state import read_state
+from vil.workflows.sweeping.plan import SweepPlan, SweepRun, plan_sweep, write_plan
+from vil.workflows.sweeping.processes import RunPool, visible_devices
+from vil.workflows.sweeping.results import ModelSize, make_table, metric_of, read_row, write_table
+from vil.workflows.sweeping.source import make_grid
+from vil.workflows.sweeping.state import read_state
 
 UNUSUAL = 1  # exit code of a sweep with a run that ended in no documented way
 log = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from vil.config.plugins import PREFIX as PLUGIN
 from vil.engine.preemption import LAUNCHER_PID, SIGNALS
 from vil.engine.run_dir import is_locked, now
 from vil.utils.atomic_write import TEXT
-from vil.workflows.sweep_plan import SweepRun
-from vil.workflows.sweep_state import begin_attempt, end_attempt
+from vil.workflows.sweeping.plan import SweepRun
+from vil.workflows.sweeping.state import begin_attempt, end_attempt
 
 POLL_SECONDS = 0.1
 # How long to wait for a run that another process holds: one that saves after its sweep was killed.

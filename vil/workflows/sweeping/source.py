@@ -23,7 +23,7 @@ from vil.utils.errors import ConfigError
 from vil.utils.lookup import lookup
 from vil.workflows.configure import Overrides, as_options, make_config
 from vil.workflows.log_forwarding import forward_logs
-from vil.workflows.sweep_grid import Grid, Variant, check_grid, is_axis, with_axis, with_fixed
+from vil.workflows.sweeping.grid import Grid, Variant, check_grid, is_axis, with_axis, with_fixed
 
 PARTS = dict.fromkeys(("base", "fixed", "grid", "variants"))  # of a file
 

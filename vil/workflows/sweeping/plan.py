@@ -27,7 +27,7 @@ from vil.utils.atomic_write import TEXT, replace_text
 from vil.utils.errors import ConfigError, os_error_as
 from vil.utils.output_paths import make_folder
 from vil.workflows.log_forwarding import distinct_warnings
-from vil.workflows.sweep_grid import Cell, Grid, digest, plain
+from vil.workflows.sweeping.grid import Cell, Grid, digest, plain
 
 # Keys that a later call may change: where and how a run is computed, not what.
 LOCAL = {

@@ -11,7 +11,7 @@ from vil.engine.run_dir import is_locked, now
 from vil.report.run_record import RunRecord
 from vil.utils.atomic_write import TEXT, replace_text
 from vil.utils.errors import INTERRUPTED, PREEMPTED, RunFolderError
-from vil.workflows.sweep_plan import SweepRun
+from vil.workflows.sweeping.plan import SweepRun
 
 STOPPED = (PREEMPTED, INTERRUPTED)  # exit codes of a run that saved its state and can resume
 LOST = 1  # exit code of a run that a signal killed

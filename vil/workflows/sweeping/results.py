@@ -25,9 +25,9 @@ from vil.utils.atomic_write import replace_text
 from vil.utils.errors import ConfigError, RunFolderError, os_error_as
 from vil.utils.machine import processor
 from vil.utils.text_table import align
-from vil.workflows.sweep_grid import short_key
-from vil.workflows.sweep_plan import SEED, SweepPlan, SweepRun
-from vil.workflows.sweep_state import read_state
+from vil.workflows.sweeping.grid import short_key
+from vil.workflows.sweeping.plan import SEED, SweepPlan, SweepRun
+from vil.workflows.sweeping.state import read_state
 
 
 class ModelSize(NamedTuple):
