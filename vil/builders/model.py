@@ -2,6 +2,7 @@
 
 import logging
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from vil.integrations.external_models import build_external
 from vil.layers.attention import ATTENTIONS
 from vil.models.arch import parse_arch
 from vil.models.registry import ARCHS
+from vil.models.stage import Stage
 from vil.models.vision_longformer import MsViT
 from vil.ops import choose
 from vil.optim import OPTIMIZERS
@@ -97,6 +99,7 @@ def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
         norm_eps=msvit.LN_EPS,
         avg_pool=vit.AVG_POOL,
         pos_resize=vit.POS_RESIZE,
+        reversible=vit.REVERSIBLE,
         attention_args=arguments,
         **common,
     )
@@ -185,6 +188,8 @@ def prepare_for_training(
     model = move_to_device(cfg, model, device)
     ema = Ema(model, cfg.OPTIM.EMA) if cfg.OPTIM.EMA else None
     models = [model, *([ema.model] if ema else [])]
+    if cfg.MODEL.COMPILE and any(isinstance(m, Stage) and m.reversible for m in model.modules()):
+        log.warning("MODEL.COMPILE: reversible blocks are compiled for evaluation only")
     _apply_fsdp(cfg, models, dist, device)
     _compile(cfg, models, device)
     return TrainedModel(model, ema)
@@ -237,4 +242,5 @@ def _apply_fsdp(
     for model in models:
         network = attention_network(model)
         stages = network.stages if isinstance(network, MsViT) else ()
-        shard(model, (block for stage in stages for block in stage.blocks), dist, device)
+        units = ([stage] if stage.reversible else stage.blocks for stage in stages)
+        shard(model, chain.from_iterable(units), dist, device)

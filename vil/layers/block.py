@@ -37,8 +37,16 @@ class Block(nn.Module):
 
         valid_hw (B, 2): rows and columns of each image that are not padding; None for no padding.
         """
-        x = x + self.drop_path(self.attn(self.norm1(x), grid, valid_hw))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x = x + self.attn_branch(x, grid, valid_hw)
+        return x + self.mlp_branch(x)
+
+    def attn_branch(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
+        """Return what the attention adds to x (B, T, C)."""
+        return self.drop_path(self.attn(self.norm1(x), grid, valid_hw))
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        """Return what the MLP adds to x (B, T, C)."""
+        return self.drop_path(self.mlp(self.norm2(x)))
 
     def macs(self, grid: Grid) -> int:
         """Return the multiply-accumulates for one image."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vil.layers.attention import Attention
 from vil.layers.attention.base import AttentionWeights
+from vil.models.stage import store_activations
 from vil.models.vision_longformer import MsViT
 
 
@@ -37,7 +38,8 @@ def attention_maps(
     module, calls = attention_at(model, stage, block), []
     hook = module.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
     try:
-        model.forward_intermediates(images, intermediates_only=True, valid=valid)
+        with store_activations(model):  # else the hook's tensors have no gradient
+            model.forward_intermediates(images, intermediates_only=True, valid=valid)
     finally:
         hook.remove()
     x, grid, valid_hw = calls[0]

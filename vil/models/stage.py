@@ -4,7 +4,8 @@ Shapes: B batch, c input channels, H W input size, X Y grid, L = X*Y local token
 d width.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from vil.layers.block import Block
 from vil.layers.padding import downsample_valid, zero_padding
 from vil.layers.patch_embed import PatchEmbed
 from vil.layers.pos_embed import AbsoluteEmbedding
+from vil.layers.reversible import run_reversible
 from vil.models.arch import StageSpec
 
 
@@ -66,6 +68,8 @@ class Stage(nn.Module):
             attn = build_attention(name, **common, **(sized | own))
             self.blocks.append(Block(attn, drop=drop, drop_path=rate, norm_eps=norm_eps))
         self.grad_checkpoint = settings["grad_checkpoint"]  # recompute each block in backward
+        self.reversible = settings["reversible"]
+        self.stores_activations = False  # see `store_activations`
 
     def forward(
         self, x: Tensor, valid: Tensor | None = None
@@ -79,12 +83,37 @@ class Stage(nn.Module):
         if valid is not None:
             limit = torch.tensor(grid, device=valid.device)
             valid = downsample_valid(valid, self.embed.patch).clamp(max=limit)
+        if self.reversible:
+            recompute = not self.stores_activations
+            tokens = run_reversible(self.blocks, tokens, grid, valid, recompute=recompute)
+            return tokens, grid, valid
         for block in self.blocks:
             if self.grad_checkpoint and torch.is_grad_enabled():
                 tokens = checkpoint(block, tokens, grid, valid, use_reentrant=False)
             else:
                 tokens = block(tokens, grid, valid)
         return tokens, grid, valid
+
+    def extra_repr(self) -> str:
+        return "reversible=True" if self.reversible else ""
+
+
+@contextmanager
+def store_activations(model: nn.Module) -> Iterator[None]:
+    """Make the reversible stages of a model store their activations in a `with` block.
+
+    Forward passes in the block compute the same, with the memory of ordinary blocks. Then autograd
+    knows every operation: second derivatives and gradients of tensors from hooks work.
+    """
+    stages = [module for module in model.modules() if isinstance(module, Stage)]
+    before = [stage.stores_activations for stage in stages]
+    try:
+        for stage in stages:
+            stage.stores_activations = True
+        yield
+    finally:
+        for stage, value in zip(stages, before):
+            stage.stores_activations = value
 
 
 def to_map(

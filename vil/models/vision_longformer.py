@@ -45,6 +45,9 @@ class MsViT(nn.Module):
       {"longformer": {"mode": 1}}. A pattern may differ by stage and block, see
       `vil.models.arch.split_by_block`.
     grad_checkpoint: recompute each block in backward instead of storing its activations.
+    reversible: run the blocks of each stage in two streams, whose activations are recomputed from
+      the stage's output. This is another function of the same parameters, see
+      `vil.layers.reversible`. grad_checkpoint is then ignored, with a warning.
 
     If a stage specifies relative bias, but one of its attention classes has none, the stage gets an
     absolute position embedding instead, and a warning is logged. Raises ValueError if a stage has
@@ -68,6 +71,7 @@ class MsViT(nn.Module):
         pos_resize: str = "interpolate",
         attention_args: Mapping[str, Mapping] | None = None,
         grad_checkpoint: bool = False,
+        reversible: bool = False,
     ) -> None:
         settings = {k: v for k, v in locals().items() if k not in ("self", "stages", "__class__")}
         super().__init__()
@@ -98,6 +102,7 @@ class MsViT(nn.Module):
             for i, (channels, stride) in enumerate(zip(self.channels, self.strides))
         ]
         self.apply(_init_linear)
+        self.set_grad_checkpointing(grad_checkpoint)
 
     # Classifier
 
@@ -282,7 +287,13 @@ class MsViT(nn.Module):
     # Training
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Set whether backward recomputes each block instead of storing its activations."""
+        """Set whether backward recomputes each block instead of storing its activations.
+
+        A reversible model ignores it with a warning, because it stores no activations of blocks.
+        """
+        if enable and self.settings["reversible"]:
+            log.warning("reversible blocks are recomputed already: no gradient checkpointing")
+            return
         for stage in self.stages:
             stage.grad_checkpoint = enable
 

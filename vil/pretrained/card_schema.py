@@ -77,6 +77,7 @@ MODEL: dict[str, Check] = {
     "attention_args": (is_arguments, "an object of an object for each attention"),
     "grad_checkpoint": FLAG,
 }
+LATER: dict[str, Check] = {"reversible": FLAG}  # not in cards of earlier versions
 CARD: dict[str, Check] = {
     "transform": (is_transform, f"an object with {', '.join(TRANSFORM)}"),
     "classes": (is_names, "a list of strings"),
@@ -92,7 +93,9 @@ def check_card(card: Any, source: Path) -> dict:
         raise CheckpointError(f"{source} has format {form}, of a later version of vil: update vil")
     if not isinstance(card.get("model"), dict):
         raise CheckpointError(f"{source}: its model card has no object 'model'")
-    for fields, values in ((CARD, card), (MODEL, card["model"])):
+    model = card["model"]
+    later = {name: check for name, check in LATER.items() if name in model}
+    for fields, values in ((CARD, card), (MODEL | later, model)):
         for name, (holds, sentence) in fields.items():
             if name not in values:
                 raise CheckpointError(f"{source}: its model card has no {name!r}")

@@ -36,6 +36,7 @@ WAYS = {
     "nhwc": ["AMP.MEMORY_FORMAT=nhwc"],
     "compile": ["MODEL.COMPILE=True"],
     "checkpoint": ["MODEL.GRAD_CHECKPOINT=True"],
+    "reversible": ["MODEL.VIT.REVERSIBLE=True"],
 }
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 

@@ -19,6 +19,7 @@ SETTINGS = {
     "norm_eps": "MODEL.VIT.MSVIT.LN_EPS",
     "avg_pool": "MODEL.VIT.AVG_POOL",
     "pos_resize": "MODEL.VIT.POS_RESIZE",
+    "reversible": "MODEL.VIT.REVERSIBLE",  # not in files of earlier versions
 }
 ATTENTION = {
     (name, argument): key
@@ -59,7 +60,7 @@ def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
         )
     model = {**model, "img_size": sides[0]}
     own = model["attention_args"] or {}
-    found = {key: model[name] for name, key in SETTINGS.items()}
+    found = {key: model[name] for name, key in SETTINGS.items() if name in model}
     present = model["attention"].replace("/", ",").split(",")
     read = {key for (kind, _), key in ATTENTION.items() if kind in present}
     for (kind, name), key in ATTENTION.items():

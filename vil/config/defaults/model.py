@@ -42,6 +42,12 @@ DECLARED = (
     Section("MODEL.VIT", "Vision transformers."),
     Key("DROP", 0.0, "Dropout of embedding, attention output and MLP layers.", below_one),
     Key("DROP_PATH", 0.1, "Stochastic depth of the last block; the first has 0.", below_one),
+    Key(
+        "REVERSIBLE",
+        False,
+        "Run blocks in two streams that backward recomputes: memory hardly grows with their "
+        "number, 1/3 more time. The same parameters as without it, but another function.",
+    ),
     Key("NORM_EMBED", True, "Use LayerNorm in the patch embeddings."),
     Key("AVG_POOL", False, "Classify the mean of all tokens, not the first global token."),
     Key(

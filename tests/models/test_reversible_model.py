@@ -1,0 +1,247 @@
+"""Reversible models: same parameters and weights, memory, maps, padding, export, and refusals."""
+
+import copy
+import pickle
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import vil
+from vil.config import get_config
+from vil.data.batch import Batch
+from vil.data.mixup import Mix
+from vil.export import export_model, load_exported
+from vil.layers.attention import set_progress
+from vil.models.arch import parse_arch
+from vil.models.attention_maps import attention_maps
+from vil.models.stage import store_activations
+from vil.models.vision_longformer import MsViT
+from vil.pretrained.card_schema import check_card
+from vil.pretrained.model_card import make_model_card
+from vil.utils.errors import CheckpointError
+from vil.utils.timing import peak_tensor_bytes
+from vil.utils.train_step import TrainStep
+
+SMALL = "l1,h1,d8,n2,s1,g1,p4,f3,a0_l2,h2,d16,n3,s1,g2,p2,f2,a1_l3,h2,d16,n1,s0,g0,p2,f2,a0"
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.smoke
+
+
+def small(arch=SMALL, **settings) -> MsViT:
+    torch.manual_seed(0)
+    settings = {"img_size": 40, "num_classes": 5, "reversible": True} | settings
+    return MsViT(parse_arch(arch), **settings)
+
+
+def step(model, x, stored=False, **valid):
+    """Gradients of all parameters; `stored`: by autograd alone."""
+    model.zero_grad()
+    torch.manual_seed(5)
+    if stored:
+        with store_activations(model):
+            loss = model.forward_intermediates(x, **valid)[0].square().sum()
+    else:
+        loss = model.forward_intermediates(x, **valid)[0].square().sum()
+    loss.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_close(found, wanted, tolerance=1e-9):
+    assert set(found) == set(wanted)
+    for name in found:
+        assert (found[name] - wanted[name]).norm() <= tolerance * wanted[name].norm(), name
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_training_step_equals_that_of_stored_activations(padded):
+    """Three stages with dropout, drop path and random shift, on an image of odd sides."""
+    own = dict(drop_path_rate=0.3, drop_rate=0.1, attn_drop_rate=0.1)
+    model = small(**own, attention_args={"longformer": {"mode": 1}}).double().train()
+    set_progress(model, TrainStep(seed=3, step=17))
+    x = torch.randn(2, 3, 40, 47, dtype=torch.float64)
+    valid = {"valid": torch.tensor([[40, 47], [17, 30]])} if padded else {}
+    assert_close(step(model, x, **valid), step(model, x, stored=True, **valid))
+
+
+def test_drop_path_with_mixup_trains_as_with_stored_activations():
+    """Three updates on batches mixed per sample, which draw between the passes of the model."""
+    mix = Mix(5, mixup_alpha=0.8, cutmix_alpha=1.0, mode="elem", label_smoothing=0.1)
+    trained = []
+    for stored in (False, True):
+        model = small(drop_path_rate=0.5, drop_rate=0.1).double().train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(3):
+            torch.manual_seed(number)
+            images, targets = torch.randn(4, 3, 40, 40, dtype=torch.float64), torch.arange(4)
+            batch = mix(Batch(images, targets, indices=targets, epoch=0, step=number))
+            with store_activations(model) if stored else nullcontext():
+                logits = model(batch.images)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(logits, batch.targets.double()).backward()
+            optimizer.step()
+        trained.append(dict(model.named_parameters()))
+    assert_close(*trained)
+
+
+def test_weights_of_an_ordinary_model_load_and_print_tells_the_difference():
+    ordinary, model = small(reversible=False), small()
+    model.load_state_dict(ordinary.state_dict())
+    assert [name for name, _ in model.named_parameters()] == [
+        name for name, _ in ordinary.named_parameters()
+    ]
+    x = torch.randn(1, 3, 40, 40)
+    assert not torch.allclose(model.eval()(x), ordinary.eval()(x))  # another function
+    assert model.macs((40, 40)) == ordinary.macs((40, 40))
+    assert str(model).count("reversible=True") == 3
+    assert "reversible" not in str(ordinary)
+
+
+def test_an_added_block_stores_nothing():
+    stored = []
+    for blocks in (1, 4):
+        model = small(f"l1,h2,d16,n{blocks},s1,g1,p4,f4,a0", drop_path_rate=0.1).train()
+        own, sizes = {p.data_ptr() for p in model.parameters()}, {}
+
+        def pack(x, own=own, sizes=sizes):
+            if x.data_ptr() not in own:
+                sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            out = model(torch.randn(2, 3, 40, 40))
+        stored.append(sum(sizes.values()))
+        out.sum().backward()
+    assert stored[0] == stored[1] > 0
+
+
+@pytest.mark.long
+def test_an_added_block_needs_little_memory():
+    """At most 10 % of an ordinary block's at the peak, gradients of its parameters included."""
+    peaks = {}
+    for reversible in (False, True):
+        for blocks in (1, 3):
+            arch = f"l1,h2,d32,n{blocks},s0,g1,p8,a0"
+            model = small(arch, reversible=reversible, img_size=64, drop_path_rate=0.1).train()
+            x = torch.randn(32, 3, 64, 64)
+
+            def run(model=model, x=x):
+                model.zero_grad()
+                model(x).square().sum().backward()
+
+            run()
+            peaks[reversible, blocks] = peak_tensor_bytes(run, CPU)
+    ordinary, added = (peaks[key, 3] - peaks[key, 1] for key in (False, True))
+    assert added <= 0.1 * ordinary, peaks
+
+
+def test_frozen_stages_store_nothing_and_get_no_gradient():
+    model = small().double().train()
+    model.freeze_stages(2)
+    x = torch.randn(2, 3, 40, 40, dtype=torch.float64)
+    found = step(model, x)
+    assert not any(name.startswith(("stages.0", "stages.1")) for name in found)
+    assert_close(found, step(model, x, stored=True))
+    assert not model.stages[1](torch.randn(1, 8, 10, 10).double())[0].requires_grad
+
+
+def test_gradient_checkpointing_is_ignored_with_a_warning(caplog):
+    model = small(grad_checkpoint=True).double().train()
+    x = torch.randn(2, 3, 40, 40, dtype=torch.float64)
+    plain = step(small().double().train(), x)
+    assert_close(step(model, x), plain)
+    model.set_grad_checkpointing()
+    assert [r.getMessage() for r in caplog.records] == [
+        "reversible blocks are recomputed already: no gradient checkpointing"
+    ] * 2
+    model.set_grad_checkpointing(False)
+    assert len(caplog.records) == 2
+
+
+def test_gradients_of_attention_maps():
+    """A hook sees tensors of the graph, because maps are computed with stored activations."""
+    model, x = small().eval(), torch.randn(1, 3, 40, 40, requires_grad=True)
+    attention_maps(model, x, 1, -1, queries=[0, 3]).weights.square().sum().backward()
+    assert x.grad.norm() > 0
+    assert not any(stage.stores_activations for stage in model.stages)
+
+
+def test_second_derivatives_with_stored_activations():
+    model, x = small().double(), torch.randn(1, 3, 40, 40, dtype=torch.float64, requires_grad=True)
+    for stage in model.stages:
+        for block in stage.blocks:
+            block.attn.backend = "chunk_autograd" if block.attn.backend else None
+    with store_activations(model), sdpa_kernel(SDPBackend.MATH):
+        (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(grad.square().sum(), x)
+    assert second.isfinite().all()
+    assert second.norm() > 0
+
+
+def test_copies_and_pickles_train():
+    model, x = small().double(), torch.randn(2, 3, 40, 40, dtype=torch.float64)
+    wanted = step(model, x)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert_close(step(other, x), wanted)
+
+
+def test_the_setting_is_kept_with_the_weights(tmp_path):
+    model, x = small().eval(), torch.randn(1, 3, 40, 40)
+    vil.save_pretrained(model, tmp_path)
+    again = vil.from_pretrained(tmp_path)
+    assert again.stages[0].reversible
+    assert torch.equal(again(x), model(x))
+    plain = vil.from_pretrained(tmp_path, reversible=False)
+    assert not plain.stages[0].reversible
+    assert vil.get_model("vil_tiny", reversible=True, num_classes=2).stages[3].reversible
+
+
+def test_cards_of_earlier_versions_are_valid(tmp_path):
+    card = make_model_card(small())
+    card = {**card, "model": {**card["model"], "img_size": 40}}
+    del card["model"]["reversible"]
+    check_card(card, tmp_path)
+    card["model"]["reversible"] = "yes"
+    with pytest.raises(CheckpointError, match="reversible 'yes' in its model card is not true or"):
+        check_card(card, tmp_path)
+
+
+def test_the_config_key():
+    arch = "MODEL.VIT.MSVIT.ARCH=l1,h1,d8,n2,p8,a0"
+    for words, wanted in ([arch, "MODEL.VIT.REVERSIBLE=True"], True), ([arch], False):
+        assert vil.build_model(get_config(opts=words)).stages[0].reversible == wanted
+
+
+def test_the_meta_device():
+    with torch.device("meta"):
+        model = small()
+        model(torch.empty(2, 3, 40, 40)).sum().backward()
+
+
+@pytest.mark.long
+def test_compiling_leaves_training_as_it_is():
+    model, x = small(drop_path_rate=0.2).train(), torch.randn(2, 3, 40, 40)
+    wanted = step(model, x)
+    compiled = torch.compile(model, backend="aot_eager")
+    torch.manual_seed(5)
+    model.zero_grad()
+    compiled.forward_intermediates(x)[0].square().sum().backward()
+    assert_close({name: p.grad for name, p in model.named_parameters() if p.grad is not None},
+                 wanted, 1e-4)  # fmt: skip
+    model.eval()
+    with torch.no_grad():
+        plain = model(x)
+        graph = torch.compile(model, backend="aot_eager", fullgraph=True)
+        assert torch.allclose(graph(x), plain, atol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_a_file_computes_the_same(suffix, tmp_path):
+    model = small("l1,h1,d8,n2,s0,g1,p4,a1").train()
+    export_model(model, tmp_path / f"model{suffix}", size=(24, 28), dynamic=["batch"])
+    x = torch.randn(3, 3, 24, 28)
+    found = load_exported(tmp_path / f"model{suffix}")(x)
+    assert torch.allclose(found, model.eval()(x).detach(), atol=1e-4)

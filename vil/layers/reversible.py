@@ -1,0 +1,234 @@
+"""Reversible residual blocks: the backward pass recomputes activations from the outputs.
+
+The blocks update two streams in turn, which both start as the input:
+
+    y1 = x1 + attn_branch(x2)
+    y2 = x2 + mlp_branch(y1)
+
+Only the last y1 and y2 are stored. The backward pass subtracts the branches in reverse order to
+get each block's inputs, so the memory does not grow with the number of blocks. It costs one more
+forward pass. The output is the mean of the streams.
+
+Sources: RevNet, arXiv:1707.04585, section 3; Reversible Vision Transformers, arXiv:2302.04869,
+section 3. Its Rev-MViT averages the streams before a stage transition, as here after each stage.
+
+Shapes: B batch, T tokens (global and local), C channels, n blocks.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torch.func import functional_call
+
+from vil.layers.block import Block
+from vil.layers.padding import Grid, Valid
+from vil.utils.precision import has_autocast
+from vil.utils.transforms import is_exporting, is_transformed
+
+Autocast = Callable[[], AbstractContextManager]  # makes a context
+
+NO_SECOND = (
+    "reversible blocks have no second derivative, and no backward pass inside a torch.func "
+    "transform: run the forward pass inside vil.models.stage.store_activations(model)"
+)
+CHANGED = (
+    "reversible blocks recompute their activations, but the model changed after the forward pass: "
+    "call train(), eval() and set_progress() only after backward()"
+)
+
+
+def run_reversible(
+    blocks: Sequence[Block], x: Tensor, grid: Grid, valid_hw: Valid = None, *, recompute: bool
+) -> Tensor:
+    """Apply blocks to x (B, T, C) in two streams, and return the mean of the streams (B, T, C).
+
+    The streams are at least float32: in bfloat16, recomputed inputs would lose most of their
+    digits.
+    recompute: recompute activations in backward instead of storing them. Without gradients, in an
+    export and under torch.func transforms, nothing is recomputed.
+    """
+    if not len(blocks):
+        return x
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    parameters = [p for block in blocks for p in block.parameters() if p.requires_grad]
+    call = Call(blocks, grid, valid_hw)
+    needs_grad = torch.is_grad_enabled() and (x.requires_grad or len(parameters) > 0)
+    if recompute and needs_grad and not is_exporting() and not is_transformed(x, *parameters):
+        streams = _recompute(call, wide)
+    else:
+        streams = [wide, wide]
+        for step in range(call.num_steps):
+            call.advance(streams, step)
+    return ((streams[0] + streams[1]) / 2).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a call of n blocks, which take 2n steps. Each step updates one stream."""
+
+    blocks: Sequence[Block]
+    grid: Grid
+    valid_hw: Valid
+
+    @property
+    def num_steps(self) -> int:
+        return 2 * len(self.blocks)
+
+    def advance(self, streams: list[Tensor], step: int) -> None:
+        """Replace a stream by itself plus a branch of the other stream."""
+        block, changed = self.blocks[step // 2], step % 2
+        streams[changed] = streams[changed] + self.branch(block, step, streams[1 - changed])
+
+    def branch(self, block: nn.Module, step: int, x: Tensor) -> Tensor:
+        """Return the attention branch in even steps, and the MLP branch in odd steps."""
+        x = x.to(block.norm1.weight.dtype)  # of a model in bfloat16
+        return block.mlp_branch(x) if step % 2 else block.attn_branch(x, self.grid, self.valid_hw)
+
+
+# torch.compile cannot trace the generators' states: it leaves the blocks out
+@torch.compiler.disable
+def _recompute(call: Call, x: Tensor) -> tuple[Tensor, Tensor]:
+    trainable = [list_trainable(block) for block in call.blocks]
+    names = [list(block) for block in trainable]
+    parameters = chain.from_iterable(block.values() for block in trainable)
+    return ReversibleFunction.apply(call, names, x, *parameters)
+
+
+def list_trainable(block: Block) -> dict[str, Tensor]:
+    """Return {name: parameter} of a block's trainable parameters."""
+    return {name: p for name, p in block.named_parameters() if p.requires_grad}
+
+
+class ReversibleFunction(torch.autograd.Function):
+    """The streams after all blocks, with a backward pass that recomputes the activations.
+
+    The parameters are inputs, so that their gradients come out of the graph that autograd knows.
+    DDP, FSDP and hooks of tensors see each gradient once, as they do without recomputation.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, call: Call, names: list[list[str]], x: Tensor, *parameters: Tensor
+    ) -> tuple[Tensor, ...]:
+        """names: for each block, the names of its parameters in `parameters`."""
+        ctx.call, ctx.names, ctx.device, ctx.states = call, names, x.device, []
+        ctx.autocast, ctx.draws = _current_autocast(x.device), _list_draws(call.blocks)
+        streams = [x, x]
+        with ctx.autocast():
+            for step in range(call.num_steps):
+                ctx.states.append(get_rng_states(x.device))
+                call.advance(streams, step)
+        ctx.save_for_backward(*streams, *parameters)
+        return tuple(streams)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple:
+        if torch.is_grad_enabled() or is_transformed(*grads):
+            raise RuntimeError(NO_SECOND)
+        if _list_draws(ctx.call.blocks) != ctx.draws:
+            raise RuntimeError(CHANGED)
+        first, second, *parameters = ctx.saved_tensors
+        streams, grads, left = [first, second], list(grads), iter(parameters)
+        blocks = [
+            RecomputedBlock(ctx.call, block, dict(zip(names, left)))
+            for block, names in zip(ctx.call.blocks, ctx.names)
+        ]
+        with restored_rng(ctx.device):
+            for step in reversed(range(ctx.call.num_steps)):
+                set_rng_states(ctx.device, ctx.states[step])
+                blocks[step // 2].undo(streams, grads, step, ctx.autocast)
+        to_parameters = (grad for block in blocks for grad in block.grads)
+        return None, None, grads[0] + grads[1], *to_parameters
+
+
+class RecomputedBlock(nn.Module):
+    """Recomputes the branches of a block with the parameters of the forward pass.
+
+    parameters: {name: parameter} of the trainable parameters. grads: their gradients, in the same
+    order; None for a parameter that no branch used.
+    """
+
+    def __init__(self, call: Call, block: Block, parameters: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.call, self.block = call, block
+        # copies: a hook of a parameter must not run for the inner gradients
+        self.used = {f"block.{name}": p.detach().requires_grad_() for name, p in parameters.items()}
+        self.grads: list[Tensor | None] = [None] * len(parameters)
+
+    def forward(self, step: int, x: Tensor) -> Tensor:
+        """Return a branch of x (B, T, C)."""
+        return self.call.branch(self.block, step, x)
+
+    def undo(
+        self, streams: list[Tensor], grads: list[Tensor], step: int, autocast: Autocast
+    ) -> None:
+        """Replace the streams and their gradients by those before a step."""
+        changed, other = step % 2, 1 - step % 2
+        x = streams[other].detach().requires_grad_()
+        with torch.enable_grad(), autocast():
+            branch = functional_call(self, self.used, (step, x))
+        streams[changed] = streams[changed] - branch.detach()
+        inputs, grad = (x, *self.used.values()), grads[changed].to(branch.dtype)
+        to_x, *found = torch.autograd.grad(branch, inputs, grad, allow_unused=True)
+        if to_x is not None:
+            grads[other] = grads[other] + to_x
+        self.grads = [_add(total, grad) for total, grad in zip(self.grads, found)]
+
+
+def _add(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
+    return grad if total is None else total if grad is None else total + grad
+
+
+def _current_autocast(device: torch.device) -> Autocast:
+    """Return a function that makes a context with the current autocast settings of a device.
+
+    Its cache is off: weights that were cast without gradients must not be used with them.
+    """
+    kind = device.type
+    if not has_autocast(kind):
+        return nullcontext
+    dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+    return partial(torch.autocast, kind, dtype=dtype, enabled=enabled, cache_enabled=False)
+
+
+def _list_draws(blocks: Sequence[Block]) -> list[tuple[Any, ...]]:
+    """Return what random numbers depend on besides torch's generators, for each module."""
+    names = ("training", "progress", "last_redraw")  # random shift; performer
+    modules = (module for block in blocks for module in block.modules())
+    return [tuple(getattr(module, name, None) for name in names) for module in modules]
+
+
+def _generators(device: torch.device) -> list[tuple[Any, tuple]]:
+    """Return (module, arguments of its get_rng_state) for the CPU and the device."""
+    if device.type in ("cpu", "meta"):
+        return [(torch, ())]
+    where = () if device.type == "mps" else (device,)
+    return [(torch, ()), (torch.get_device_module(device), where)]
+
+
+def get_rng_states(device: torch.device) -> list[Tensor]:
+    """Return the states of torch's generators of the CPU and of a device."""
+    return [module.get_rng_state(*where) for module, where in _generators(device)]
+
+
+def set_rng_states(device: torch.device, states: list[Tensor]) -> None:
+    """Set the states that `get_rng_states` returned."""
+    for (module, where), state in zip(_generators(device), states):
+        module.set_rng_state(state, *where)
+
+
+@contextmanager
+def restored_rng(device: torch.device) -> Iterator[None]:
+    """Restore the states of torch's generators at the end of a `with` block."""
+    states = get_rng_states(device)
+    try:
+        yield
+    finally:
+        set_rng_states(device, states)
