@@ -219,6 +219,20 @@ def test_the_models_page_has_the_measured_numbers():
         assert f"| {name} | {row['top1']:.2f} | {step:.2f} | {memory:.0f} MiB |" in page
 
 
+def test_the_reversible_page_has_the_measured_numbers():
+    result = json.loads((RESULTS / "reversible-cpu.json").read_text())
+    page, rows = read("docs/guides/reversible.md"), result["rows"]
+    assert f"needs {100 * result['ratio']:.1f} % of the memory" in page
+    for blocks in {name.split()[1] for name in rows}:
+        a, b = (rows[f"{side} {blocks}"] for side in ("ordinary", "reversible"))
+        time = b["seconds"] / a["seconds"]
+        assert f"| {blocks} | {a['MiB']:.0f} | {b['MiB']:.0f} | {time:.2f} |" in page
+    digits = json.loads((RESULTS / "reversible-digits-cpu.json").read_text())
+    for side, top1 in digits["top1"].items():
+        cells = [f"{value:.2f}" for value in (*top1, digits["means"][side])]
+        assert f"| {side} | {' | '.join(cells)} |" in page
+
+
 # ----------------------------------------------------------------------------------------- keys
 
 DETECTOR = (

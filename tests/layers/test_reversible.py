@@ -1,5 +1,7 @@
 """Reversible blocks: gradients equal those of the two-stream formula, whatever is sampled."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -52,6 +54,17 @@ def two_streams(blocks, x, grid, valid_hw=None):
 
 def recomputed(blocks, x, grid, valid_hw=None):
     return run_reversible(blocks, x, grid, valid_hw, recompute=True)
+
+
+class Wrapped(nn.Module):
+    """Blocks and the function that runs them, as a module."""
+
+    def __init__(self, blocks, run):
+        super().__init__()
+        self.blocks, self.run = blocks, run
+
+    def forward(self, x):
+        return self.run(self.blocks, x, (7, 8))
 
 
 def gradients(run, blocks, x, grid, valid_hw=None, weight=None):
@@ -140,6 +153,19 @@ def test_autocast_repeats_the_precision_of_the_forward_pass(dtype, inside):
     assert_equal(*found, tolerance=torch.finfo(dtype).eps)
 
 
+def test_a_pass_in_the_same_autocast_context_gets_its_gradients():
+    """Weights that the first pass casts without a graph are not used by the second one."""
+    blocks, found = make_blocks(rate=0.0).float(), []
+    x = make_tokens(blocks, (7, 8)).float()
+    for first in (recomputed, two_streams):
+        with torch.autocast("cpu", torch.bfloat16):
+            first(blocks, x, (7, 8))
+            out = two_streams(blocks, x, (7, 8))
+        grads = torch.autograd.grad(out.square().sum(), list(blocks.parameters()))
+        found.append(grads)
+    assert_equal(*found, tolerance=0)
+
+
 def test_a_model_in_bfloat16_keeps_its_streams_in_float32():
     blocks = make_blocks(rate=0.0, num=8).bfloat16()
     x = make_tokens(blocks, (7, 8)).bfloat16()
@@ -174,6 +200,25 @@ def test_hooks_and_accumulation_see_each_gradient_once():
         out.backward(torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view_as(out))
         assert len(seen) == 2 * call
         assert_equal([seen[-2], seen[-1]], [wanted[at], 2 * call * wanted[at]])
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
+def test_ddp_reduces_each_gradient_once(options, tmp_path):
+    """In one process; tests/cli/test_reversible_runs.py trains with two."""
+    blocks = make_blocks(rate=0.0)
+    x = make_tokens(blocks, (7, 8))
+    wanted = gradients(two_streams, blocks, x, (7, 8))[2:]
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(Wrapped(blocks, recomputed), **options)
+        for step in (1, 2):
+            with model.no_sync() if step == 1 and not options else nullcontext():
+                out = model(x)
+                weight = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view_as(out)
+                out.backward(weight)
+            assert_equal([p.grad for p in blocks.parameters()], [step * grad for grad in wanted])
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_a_graph_can_be_kept():
@@ -216,19 +261,11 @@ def test_parameters_of_a_functional_call_get_the_gradients():
     blocks = make_blocks(rate=0.0)
     x = make_tokens(blocks, (7, 8))
 
-    class Model(nn.Module):
-        def __init__(self, run):
-            super().__init__()
-            self.blocks, self.run = blocks, run
-
-        def forward(self, x):
-            return self.run(self.blocks, x, (7, 8))
-
     scaled = {f"blocks.{k}": (1.5 * p).detach() for k, p in blocks.named_parameters()}
     found = []
     for run in (recomputed, two_streams):
         given = {name: value.clone().requires_grad_() for name, value in scaled.items()}
-        loss = torch.func.functional_call(Model(run), given, (x,)).square().sum()
+        loss = torch.func.functional_call(Wrapped(blocks, run), given, (x,)).square().sum()
         found.append(torch.autograd.grad(loss, list(given.values())))
     assert_equal(*found)
 

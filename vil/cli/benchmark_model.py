@@ -20,7 +20,7 @@ from vil.cli.arguments import at_least, config_arguments, convert, listed, resol
 
 DEFAULT = "imagenet/vil_tiny.yaml"
 BATCH = 16
-WAYS = "fp32, tf32, bf16, fp16, nchw, nhwc, compile, checkpoint"
+WAYS = "fp32, tf32, bf16, fp16, nchw, nhwc, compile, checkpoint, reversible"
 BESIDE = "timm/swin_tiny_patch4_window7_224,timm/deit_tiny_patch16_224"
 SHOWN = 10  # costliest operations
 
