@@ -42,7 +42,7 @@ class BackendRequest(NamedTuple):
     def __str__(self) -> str:
         window = self.case.window
         if self.case.is_layout:
-            keys = f"pattern {window.pattern}"
+            keys = f"pattern {window.pattern}, density {window.density:.2f}"
         else:
             visible = {1: "the self chunk", 2: "the self chunk and one neighbor"}
             keys = visible.get(len(window.offsets), "all nine chunks")

@@ -4,9 +4,11 @@ The selection never changes the result. A backend that does not support a case s
 sentences. `vil.ops.tuning.tuner` stores the fastest backend in CHOICES. Nothing is measured here.
 """
 
+import math
+
 from vil.ops.attention_case import Case
 from vil.ops.backends import BACKENDS
-from vil.ops.backends.dense_masked import MAX_MASKED_LENGTH
+from vil.ops.layout import Layout
 from vil.ops.window import ALL_NINE
 from vil.utils.lookup import lookup
 from vil.utils.transforms import is_exporting
@@ -26,7 +28,9 @@ EXPORTABLE = ("gathered", "chunk_autograd")
 # (most tokens of a grid, least share of all pairs that chunks would multiply) for full attention
 # under a mask. On larger grids the scores of a batch would take too much memory.
 MASKED = ((200, 0.3), (1024, 0.7))
-SPARSE = 0.8  # density of chunk pairs below which a layout is computed in chunks
+# (most tokens of a grid, density of chunk pairs) up to which a layout is computed in chunks on a
+# CPU, as benchmarks/layouts.py measures. All scores of a larger grid never fit into the cache.
+SPARSE = ((256, 0.45), (math.inf, 1.0))
 CHOICES: dict[str, str] = {}  # {Case.bucket(): the fastest backend}
 
 
@@ -56,9 +60,24 @@ def _preferred_for_layout(case: Case) -> tuple[str, ...]:
     """Return the backends for a layout: sparse below a density, else full attention."""
     if case.symbolic:
         return ("masked",)
-    if case.device != "cpu" or case.window.length > MAX_MASKED_LENGTH:
+    if case.device != "cpu":
         return ("masked", "blocked")
-    return ("blocked", "masked") if case.window.density < SPARSE else ("masked", "blocked")
+    return ("blocked", "masked") if is_sparse(case.window) else ("masked", "blocked")
+
+
+def describe_crossover() -> str:
+    """Describe in a line when a layout is computed in chunks without tuning."""
+    small, density = SPARSE[0]
+    return (
+        f"patterns on CPUs, untuned: in chunks on more than {small} tokens, and on fewer up to a "
+        f"density of {density}"
+    )
+
+
+def is_sparse(layout: Layout) -> bool:
+    """Return whether a layout is computed in chunks on a CPU without tuning."""
+    density = next(density for tokens, density in SPARSE if layout.length <= tokens)
+    return density >= 1 or layout.density <= density
 
 
 def choose(case: Case, backend: str = "auto") -> str:

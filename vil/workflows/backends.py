@@ -11,7 +11,7 @@ from vil.builders.attention_backend import BackendRequest, backend_requests
 from vil.builders.device import configure_device
 from vil.engine.run_dir import PACKAGES
 from vil.ops import BACKENDS, explain
-from vil.ops.dispatch import CHOICES
+from vil.ops.dispatch import CHOICES, describe_crossover
 from vil.ops.tuning import tuner, tuning_cache
 from vil.tasks import task_for
 from vil.utils.errors import ConfigError, as_config_error
@@ -50,7 +50,10 @@ def explain_backends(cfg: CfgNode) -> BackendReport:
         for r in requests
     ]
     tuned = sum(request.case.bucket() in CHOICES for request in requests)
-    return BackendReport(_environment(device), verdicts, tuned, str(tuning_cache.path()))
+    lines = _environment(device)
+    if any(request.case.is_layout for request in requests):
+        lines.append(describe_crossover())
+    return BackendReport(lines, verdicts, tuned, str(tuning_cache.path()))
 
 
 def _environment(device: torch.device) -> list[str]:

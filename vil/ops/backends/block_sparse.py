@@ -24,7 +24,7 @@ from vil.ops.call import Call, Gradients
 from vil.ops.layout import Layout
 from vil.ops.window import real_cells
 
-PART_BYTES = 1 << 21  # of q's chunks in a part: its keys and values stay in the cache
+PART_BYTES = 1 << 22  # of q's chunks in a part: its keys and values stay in the cache
 BIAS_BYTES = 1 << 24  # of the bias of all displacements, which the heads of a part share
 softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout out)) out
 
