@@ -213,7 +213,7 @@ def test_labels_of_imagenet_22k_are_json(root):
     dataset = build_dataset("imagenet_22k_a.yaml", root, "train")
     assert dataset.targets.tolist() == list(range(9, -1, -1))
     yaml.write_text("img: imagenet_22k_a.tsv\nlabel: train.tsv\n")
-    with pytest.raises(DataError, match="leave out 'label'"):
+    with pytest.raises(DataError, match="remove 'label'"):
         build_dataset("imagenet_22k_a.yaml", root, "train")
     yaml.write_text("img: train.tsv\n")
     with pytest.raises(DataError, match="line 1: the label must be a JSON list"):

@@ -65,7 +65,7 @@ class Tsv(ImageDataset):
         self.images, labels, self.keys = open_files(files)
         as_json = JSON_LABELS in (yaml or source.name)
         if as_json and labels is not self.images:
-            raise DataError(f"{source}: {JSON_LABELS} has its labels in 'img': leave out 'label'")
+            raise DataError(f"{source}: {JSON_LABELS} reads labels from 'img': remove 'label'")
         self.rows = read_rows(files.get("linelist"), len(self.images))
         labelmap = read_labelmap(files["labelmap"]) if "labelmap" in files else {}
         if labelmap:

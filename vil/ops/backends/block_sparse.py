@@ -107,7 +107,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     for part in split_call(call):
         scores_of = Scores(part, scratch)
         keys, values = (Keys(x, part, scratch) for x in (part.call.k, part.call.v))
-        rows = torch.zeros_like(scores_of.q)
+        rows = scores_of.new_rows()
         top = torch.full(rows.shape[:-1], least, dtype=lse.dtype, device=q.device)
         largest = torch.ones_like(top)
         for batch in scores_of.batches():
@@ -118,7 +118,9 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
             put(rows, torch.bmm(scratch.cast(weights, q.dtype), values.gather(batch)), batch)
         empty = top == least
         stat = (top - largest.log_()).masked_fill_(empty, -torch.inf)
-        part.of(out).copy_(restore(rows.masked_fill_(empty[..., None], 0.0), layout))
+        if empty.any():
+            rows.masked_fill_(empty[..., None], 0.0)
+        part.of(out).copy_(restore(rows, layout))
         part.of(lse).copy_(restore(stat[..., None], layout)[..., 0])
     return out, lse
 
@@ -132,8 +134,10 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
         scores_of = Scores(part, scratch)
         keys, values = Keys(part.call.k, part, other), Keys(part.call.v, part, scratch)
         grads = divide(part.of(dout), layout)
-        grads.masked_fill_(divide(part.of(lse)[..., None], layout) == -torch.inf, 0.0)
-        rows, bias_sums = torch.zeros_like(scores_of.q), BiasSums(part)
+        empty = part.of(lse) == -torch.inf
+        if empty.any():
+            grads.masked_fill_(divide(empty[..., None], layout), 0.0)
+        rows, bias_sums = scores_of.new_rows(), BiasSums(part)
         key_sums, value_sums = KVGrad(part.call.k, part), KVGrad(part.call.v, part)
         for batch in scores_of.batches():
             some, queries, grad = keys.gather(batch), scores_of.queries(batch), select(grads, batch)
@@ -252,6 +256,13 @@ class Scores:
                 self.added = self._added(group)
                 size = tile * keys * self.dtype.itemsize
                 yield from _batches(group, images, heads, BATCH_BYTES // size)
+
+    def new_rows(self) -> Tensor:
+        """Return a tensor for the output or the gradient of all query chunks, in the shape of q. It
+        is 0 for chunks that no batch has."""
+        groups = [g for g in self.part.plan.groups if self.num_global + g.keys.shape[1]]
+        is_complete = sum(len(group.queries) for group in groups) == self.q.shape[2]
+        return torch.empty_like(self.q) if is_complete else torch.zeros_like(self.q)
 
     def queries(self, batch: Batch) -> Tensor:
         """Return the scaled queries of a batch, (h, W, D)."""

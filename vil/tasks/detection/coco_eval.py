@@ -46,7 +46,7 @@ def to_results(
 
 
 def decode_rle(rle: dict[str, Any]) -> np.ndarray:
-    """Decode the segmentation of a row of `to_results` to a bitmap (H, W) uint8."""
+    """Decode a run-length mask, as `to_results` writes it, to a bitmap (H, W) uint8."""
     return runs_to_mask(decompress_runs(rle["counts"].encode("ascii")), *rle["size"])
 
 

@@ -132,7 +132,8 @@ class RunPool:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Pass signals on to the runs. Python allows handlers in the main thread only."""
+        """Pass signals on to the runs inside the context. In a thread that is not the main one, do
+        nothing: Python allows no signal handlers there."""
         handlers = {}
         if threading.current_thread() is threading.main_thread():
             handlers = {number: signal.signal(number, self._forward) for number in SIGNALS}

@@ -47,7 +47,7 @@ def make_grid(
     """
     grid = read_grid(file) if file else Grid()
     if config is not None and grid.config is not None:
-        raise ConfigError(f"{file} has a base: leave --config-file out")
+        raise ConfigError(f"{file} names its base config: remove --config-file")
     config = str(config) if isinstance(config, Path) else config
     flags = {key: str(value) for key, value in (flags or {}).items() if value is not None}
     grid = replace(grid, flags=flags, imports=tuple(imports))
