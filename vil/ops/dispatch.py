@@ -30,7 +30,7 @@ EXPORTABLE = ("gathered", "chunk_autograd")
 MASKED = ((200, 0.3), (1024, 0.7))
 # (most tokens of a grid, density of chunk pairs) up to which a layout is computed in chunks on a
 # CPU, as benchmarks/layouts.py measures. All scores of a larger grid never fit into the cache.
-SPARSE = ((256, 0.45), (math.inf, 1.0))
+SPARSE = ((256, 0.65), (math.inf, 1.0))
 CHOICES: dict[str, str] = {}  # {Case.bucket(): the fastest backend}
 
 
