@@ -123,8 +123,8 @@ def test_other_backends_say_why_they_cannot_run():
 
 
 def test_backend_is_chosen_by_density():
-    dense = Case(Layout((32, 32), 8, patterns.dilated(2)), 1, 2, 8)
-    sparse = Case(Layout((32, 32), 8, patterns.local(3)), 1, 2, 8)
+    dense = Case(Layout((16, 16), 4, patterns.dilated(2)), 1, 2, 8)
+    sparse = Case(Layout((16, 16), 4, patterns.local(3)), 1, 2, 8)
     assert dense.window.density == 1
     assert sparse.window.density < 0.5
     assert (choose(dense), choose(sparse)) == ("masked", "blocked")
