@@ -40,6 +40,7 @@ HEAD_DIM, NUM_GLOBAL, EPS, MILLI = 32, 1, 1e-6, 1e3
 # the argument that sets an attention's size -> its value on a grid of this side
 SIZES: dict[str, Callable[[int], int]] = {
     "window": lambda side: 7,
+    "chunk": lambda side: 7,
     "num_features": lambda side: 64,
     "ratio": lambda side: max(side // 7, 1),
 }

@@ -12,7 +12,7 @@ from tests.common.small_runs import vil
 from vil.ops import BACKENDS
 
 SMALL = ("--head-dim", "4", "--batch", "1", "--rounds", "1", "--device", "cpu")
-NAMES = [*BACKENDS, "sdpa", "natten", "floor"]
+NAMES = [*BACKENDS, "sdpa", "sdpa_masked", "natten", "floor"]
 COLUMNS = (
     "backend grid window mask mode batch heads head_dim num_global dtype bias device pairs auto "
     "rounds forward_ms backward_ms peak_mib extra_mib over_chunk_handgrad over_sdpa over_floor "

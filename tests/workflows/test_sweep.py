@@ -141,7 +141,11 @@ WRONG = [
     ("OUTPUT_DIR=x SEED=[1]", "OUTPUT_DIR: the runs lie in the folder of --output"),
     ("MODEL.VIT.MSVIT.ARCH=[l1,h5]", "run arch_h5: ARCH stage 1 ('h5'): 5 heads"),
     ("MODEL.VIT.MSVIT.BACKEND=[auto,blokced]", "unknown backend 'blokced'"),
-    ("TASK=[classification,detection]", "run task_detection: TASK detection: set DETECTION.MODEL"),
+    pytest.param(
+        "TASK=[classification,detection]",
+        "run task_detection: TASK detection: set DETECTION.MODEL",
+        marks=pytest.mark.detection,
+    ),
     ("SEED=[1] --task 1", "--task 1: s has 1 runs"),
     ("SEED=[1] --slurm gres", "--slurm 'gres': expected options of sbatch, got 'gres'"),
     ("SEED=[1] --list --table", "not allowed with"),
