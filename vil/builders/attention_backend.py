@@ -81,7 +81,7 @@ def backend_requests(
         for block in stage.blocks:
             for case in block.attn.backend_cases(grid, training=training, **spec):
                 modules.setdefault((case, block.attn.backend), []).append(block.attn)
-        requests += [BackendRequest(number, *call, tuple(own)) for call, own in modules.items()]
+        requests += [BackendRequest(number, *call, tuple(users)) for call, users in modules.items()]
     return requests
 
 

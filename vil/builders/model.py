@@ -90,9 +90,9 @@ def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
         if present.isdisjoint(names):
             warn_unused(cfg, f"no stage has {' or '.join(names)} attention", keys)
     arguments = {n: own_settings(cfg, e) for n, e in ATTENTIONS.items() if e.keys and n in present}
-    for own in arguments.values():
-        if "backend" in own:
-            own["backend"] = backend  # a legacy ATTN_TYPE may pin it
+    for settings in arguments.values():
+        if "backend" in settings:
+            settings["backend"] = backend  # a legacy ATTN_TYPE may pin it
     model = MsViT(
         stages,
         norm_embed=vit.NORM_EMBED,

@@ -7,11 +7,11 @@
   vil sweep --grid my_sweep.yaml --list               the state of each run
   vil sweep --grid my_sweep.yaml --jobs 2             two at a time, each with half of the cores
   vil sweep --grid my_sweep.yaml --slurm="--gres=gpu:1 --time=4:00:00" --jobs 8
-  vil sweep --output sweeps/attentions                go on with what the folder remembers
-  vil sweep --output sweeps/attentions --table        the table of what has finished
+  vil sweep --output sweeps/attentions                resume the runs of a folder
+  vil sweep --output sweeps/attentions --table        the table of the finished runs
 
 A list for a key that takes one value gives a run for each of its values. All configs are checked
-before the first run starts. The same command again goes on where it was stopped: finished runs are
+before the first run starts. The same command again resumes where it was stopped: finished runs are
 skipped, others resume from their checkpoints, failed ones are tried again. A grid with more values
 adds runs. Ctrl-C and SIGTERM stop the sweep as they stop vil train: the runs save their state.
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help=text)
     add = parser.add_mutually_exclusive_group().add_argument
     add("--list", action="store_true", help="print the state of each run")
-    add("--table", action="store_true", help="write the table of what has finished; train nothing")
+    add("--table", action="store_true", help="write the table of the finished runs; train nothing")
     text = "submit the runs as a job array, with these options of sbatch"
     add("--slurm", nargs="?", const="", metavar="OPTIONS", help=text)
     add("--task", type=at_least(0), metavar="N", help="train run N only, as a task of the array")

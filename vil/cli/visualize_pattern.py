@@ -22,10 +22,10 @@ from vil.utils.output_paths import IMAGE_SUFFIXES, output_file
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--grid", required=True, metavar="XxY", help="rows and columns of tokens, 12x17 or 14")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--window", type=int, metavar="W", help="w, the side of a chunk")
+    choice = parser.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--window", type=int, metavar="W", help="w, the side of a chunk")
     text = 'patterns such as "axial | local:5" instead of a window'
-    what.add_argument("--pattern", nargs="+", default=[], metavar="TEXT", help=text)
+    choice.add_argument("--pattern", nargs="+", default=[], metavar="TEXT", help=text)
     numbers = dict(nargs="+", type=int, default=[0], metavar="N")
     text = "0 chunks cut at the border, 1 the exact window, -1 cyclic (0)"
     add("--sw-exact", "--sw_exact", help=text, **numbers)

@@ -105,8 +105,8 @@ def find_replacement(attention: str) -> type[PatchedAttention] | None:
 def is_patchable(name: str) -> bool:
     """Return whether an attention can use the projections of timm's attention."""
     cls, base = ATTENTIONS.load(name), GlobalLocalAttention
-    own = (cls.forward, getattr(cls, "add_projections", None), getattr(cls, "attend_all", None))
-    return issubclass(cls, base) and own == (base.forward, base.add_projections, base.attend_all)
+    names = ("forward", "add_projections", "attend_all")
+    return issubclass(cls, base) and all(getattr(cls, n) is getattr(base, n) for n in names)
 
 
 def check_arguments(attention: str, kwargs: Mapping[str, object]) -> None:

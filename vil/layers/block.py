@@ -65,9 +65,9 @@ def build_block(fields: Mapping[str, Any]) -> Block:
     name = fields.pop("attention", None)
     if name is None:
         raise ValueError(f"a block needs the field 'attention', one of {', '.join(ATTENTIONS)}")
-    own = own_arguments(ATTENTIONS.load(name))
+    arguments = own_arguments(ATTENTIONS.load(name))
     of_block = [key for key in inspect.signature(Block).parameters if key != "attn"]
-    known = dict.fromkeys((*COMMON, "rel_pos", *own, *of_block))
+    known = dict.fromkeys((*COMMON, "rel_pos", *arguments, *of_block))
     for key in fields:
         lookup(known, key, f"field of a {name} block")
     options = {key: fields.pop(key) for key in of_block if key in fields}

@@ -62,10 +62,10 @@ class Stage(nn.Module):
             proj_drop=drop,
         )
         self.blocks = nn.ModuleList()
-        for name, rate, own in zip(spec.attention, drop_path_rates, arguments):
+        for name, rate, chosen in zip(spec.attention, drop_path_rates, arguments):
             argument = ATTENTIONS.entry(name).facts.get("feature")  # argument for attn_size
             sized = {argument: spec.attn_size} if argument else {}
-            attn = build_attention(name, **common, **(sized | own))
+            attn = build_attention(name, **common, **(sized | chosen))
             self.blocks.append(Block(attn, drop=drop, drop_path=rate, norm_eps=norm_eps))
         self.grad_checkpoint = settings["grad_checkpoint"]  # recompute each block in backward
         self.reversible = settings["reversible"]

@@ -84,13 +84,13 @@ class MsViT(nn.Module):
         self.num_classes, self.in_chans = num_classes, in_chans
         self.stages, map_size = nn.ModuleList(), to_2tuple(img_size)
         arguments = arguments_by_block(stages, attention_args or {})
-        for spec, stage_rates, own in zip(stages, rates, arguments):
+        for spec, stage_rates, chosen in zip(stages, rates, arguments):
             grid = (map_size[0] // spec.patch, map_size[1] // spec.patch)
             if min(grid) < 1:
                 raise ValueError(
                     f"stage {len(self.stages) + 1} has no tokens: its map is smaller than its patch"
                 )
-            self.stages.append(Stage(spec, in_chans, grid, stage_rates.tolist(), own, settings))
+            self.stages.append(Stage(spec, in_chans, grid, stage_rates.tolist(), chosen, settings))
             in_chans, map_size = spec.dim, grid
         self.num_features = self.head_hidden_size = in_chans
         self.norm = nn.LayerNorm(in_chans, eps=norm_eps)
@@ -387,14 +387,15 @@ def arguments_by_block(
     of an argument does not fit the stages, see `split_by_block`.
     """
     result = [[dict(arguments.get(name, {})) for name in spec.attention] for spec in stages]
-    for name, given in arguments.items():
+    for name, settings in arguments.items():
         counts = [spec.attention.count(name) for spec in stages]
-        split = lookup(ATTENTIONS, name, "attention").facts.get("by_block", ())
-        for argument in (key for key in split if isinstance(given.get(key), str) and any(counts)):
-            for own, spec, texts in zip(result, stages, split_by_block(given[argument], counts)):
-                blocks = [block for block, used in zip(own, spec.attention) if used == name]
+        for key in lookup(ATTENTIONS, name, "attention").facts.get("by_block", ()):
+            if not isinstance(settings.get(key), str) or not any(counts):
+                continue
+            for stage, spec, texts in zip(result, stages, split_by_block(settings[key], counts)):
+                blocks = [block for block, used in zip(stage, spec.attention) if used == name]
                 for block, text in zip(blocks, texts):
-                    block[argument] = text
+                    block[key] = text
     return result
 
 

@@ -66,7 +66,7 @@ def _preferred_for_layout(case: Case) -> tuple[str, ...]:
 
 
 def describe_crossover() -> str:
-    """Describe in a line when a layout is computed in chunks without tuning."""
+    """Return one line about when layouts are computed in chunks without tuning."""
     small, density = SPARSE[0]
     return (
         f"patterns on CPUs, untuned: in chunks on more than {small} tokens, and on fewer up to a "

@@ -118,6 +118,14 @@ class Layout(ChunkGrid):
         rows = row[..., None] * self.size + inside // self.size
         return rows, col[..., None] * self.size + inside % self.size
 
+    def steps(self) -> tuple[Tensor, Tensor]:
+        """Return (the distinct displacements of the pairs of chunks, (S, 2) int64, in rows and
+        columns of chunks; the index of each pair's displacement, (E,))."""
+        (_, cols), lists = self.chunks, self.lists
+        rows = lists.query // cols - lists.key // cols
+        both = torch.stack([rows, lists.query % cols - lists.key % cols], 1)
+        return both.unique(dim=0, return_inverse=True)
+
     def tile_masks(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Return the masks of pairs of chunks, (n, W, W) bool. head, query, key (n,): their head
         and their chunks."""

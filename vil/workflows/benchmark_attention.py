@@ -57,7 +57,7 @@ class AttentionBenchmark:
         self.device = find_device(device)
         spec |= dict(table_bias=bias, global_bias=bias and spec["num_global"] > 0)
         types = {name: getattr(torch, name) for name in DTYPES}
-        kinds = [partial(Layout, pattern=parse_pattern(text)) for text in patterns] or [
+        windows = [partial(Layout, pattern=parse_pattern(text)) for text in patterns] or [
             partial(Window.from_mode, mask=lookup(MASKS, mask, "mask"), mode=mode)
             for mask, mode in itertools.product(masks, modes)
         ]
@@ -65,7 +65,7 @@ class AttentionBenchmark:
         self.cases = [
             Case(make(grid, size), heads=num_heads, dtype=dtype, device=self.device.type, **spec)
             for dtype, make, size, num_heads, grid in itertools.product(
-                dtypes, kinds, window, heads, grids
+                dtypes, windows, window, heads, grids
             )
         ]
         known = dict.fromkeys([*BACKENDS, *BESIDE])

@@ -65,7 +65,7 @@ ATTENTIONS.add(
         "max_reach": Key(
             f"{_MSVIT}.PATTERN_REACH",
             0,
-            "pattern: largest displacement with a relative bias of its own; pairs farther apart "
+            "pattern: largest displacement with an entry in the relative bias table; pairs beyond "
             "share the outermost one. 0: that of the pattern, or of the image.",
             lambda value: value >= 0,
             "at least 0",

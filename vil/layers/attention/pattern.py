@@ -32,9 +32,9 @@ class PatternAttention(LocalAttention):
     pattern: a `vil.ops.patterns.Pattern`, or its text, such as "axial | local:5".
     chunk: side of the chunks in which the pattern is computed. It changes the speed, not the
     result.
-    max_reach: the largest displacement, in rows and in columns, with a bias of its own; pairs
-    farther apart share the outermost entries of the bias table. 0: the largest displacement of the
-    pattern, or of the grid if the pattern has none.
+    max_reach: the largest displacement, in rows and in columns, in the bias table; pairs farther
+    apart share the outermost entries. 0: the largest displacement of the pattern, or of the grid if
+    the pattern has none.
     backend: "auto", or a name of `vil.ops.BACKENDS`.
     rel_pos: learn a relative position bias. For a pattern whose displacements grow with the grid,
     and max_reach 0, the table is sized for `grid` and is interpolated on another grid.
@@ -166,5 +166,5 @@ class PatternAttention(LocalAttention):
         return 2 * pairs * self.dim
 
     def extra_repr(self) -> str:
-        own = f"pattern={self.pattern}, chunk={self.chunk}, backend={self.backend}"
-        return f"{super().extra_repr()}, {own}"
+        text = f"pattern={self.pattern}, chunk={self.chunk}, backend={self.backend}"
+        return f"{super().extra_repr()}, {text}"

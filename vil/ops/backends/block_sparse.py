@@ -62,7 +62,7 @@ class Part(NamedTuple):
 def split_call(call: Call) -> Iterator[Part]:
     """Split a call into parts, whose chunks of q take at most PART_BYTES each.
 
-    The bias of a part takes at most BIAS_BYTES, and heads with patterns of their own are apart.
+    The bias of a part takes at most BIAS_BYTES. Heads whose patterns differ are in separate parts.
     """
     (images, heads, length, dim), layout = call.q.shape, call.window
     plan = make_plan(layout, call.q.device)
@@ -74,12 +74,12 @@ def split_call(call: Call) -> Iterator[Part]:
         num_heads = even_share(num_heads, BIAS_BYTES // max(1, size))
     for some in split_range(slice(0, heads), num_heads):
         bias = expand_bias(call, some, plan)
-        own = plan._replace(groups=tuple(g for g in plan.groups if g.head in (None, some.start)))
+        groups = tuple(group for group in plan.groups if group.head in (None, some.start))
         for image in split_range(slice(0, images), num_images):
             q, k, v = (x[image, some] for x in (call.q, call.k, call.v))
             valid_hw = None if call.valid_hw is None else call.valid_hw[image]
             part = call._replace(q=q, k=k, v=v, valid_hw=valid_hw)
-            yield Part(image, some, part, own, bias)
+            yield Part(image, some, part, plan._replace(groups=groups), bias)
 
 
 def expand_bias(call: Call, heads: slice, plan: Plan) -> tuple[Tensor, Tensor] | None:

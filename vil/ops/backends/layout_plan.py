@@ -48,8 +48,7 @@ class Plan(NamedTuple):
 def make_plan(layout: Layout, device: torch.device) -> Plan:
     """Divide the query chunks of a layout into groups."""
     lists, (rows, cols) = layout.lists, layout.chunks
-    displacement = [lists.query // cols - lists.key // cols, lists.query % cols - lists.key % cols]
-    steps, step = torch.stack(displacement, 1).unique(dim=0, return_inverse=True)
+    steps, step = layout.steps()
     kinds = torch.stack([step, lists.mask], 1)
     sizes = (lists.head * rows * cols + lists.query).bincount(minlength=layout.heads * rows * cols)
     first = sizes.cumsum(0) - sizes

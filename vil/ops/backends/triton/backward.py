@@ -26,6 +26,7 @@ from vil.ops.backends.triton.forward import (
     chunk_tokens,
     exponential,
     global_scores,
+    listed_scores,
     own_chunk,
     read,
     real_size,
@@ -126,16 +127,9 @@ def query_kernel(
         chunk = x0 // w * tl.cdiv(Y, w) + y0 // w
         begin, end, blocks = list_blocks(lists, head, chunk, w, K)
         for number in tl.range(begin, end):
-            key_row, key_col, key_place, key, is_key, mask = listed_tokens(
-                lists, number, blocks, rows, cols, Y, w, K
-            )
-            keys = read(k, image, head, G + key, D, D_PAD)
-            values = read(v, image, head, G + key, D, D_PAD)
-            score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-            score = pattern_scores(
-                score, TABLE, lists, mask, row[:, None], col[:, None],
-                key_row[None, :], key_col[None, :], place[:, None], key_place[None, :],
-                is_key[None, :], w, reach_rows, reach_cols,
+            score, keys, values = listed_scores(
+                queries, k, v, TABLE, lists, image, head, number, blocks, row, col, place,
+                rows, cols, Y, w, G, reach_rows, reach_cols, scale, D, D_PAD, K,
             )  # fmt: skip
             acc, rest, pull = grad_step(score, stat, grads, delta, keys, values, acc, rest, pull)
     else:

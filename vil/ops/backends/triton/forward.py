@@ -203,6 +203,30 @@ def softmax_step(score, values, top, total, acc):
     return higher, total, acc
 
 
+@triton.jit
+def listed_scores(
+    queries, k, v, TABLE, lists, image, head, number, blocks, row, col, place,
+    rows, cols, Y, w, G, reach_rows, reach_cols, scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Return (scores (Q, K) with bias and mask, keys, values) of block `number` of the lists.
+
+    row, col, place: of the queries; see `chunk_places`.
+    """
+    key_row, key_col, key_place, key, is_key, mask = listed_tokens(
+        lists, number, blocks, rows, cols, Y, w, K
+    )
+    keys = read(k, image, head, G + key, D, D_PAD)
+    values = read(v, image, head, G + key, D, D_PAD)
+    score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+    score = pattern_scores(
+        score, TABLE, lists, mask, row[:, None], col[:, None],
+        key_row[None, :], key_col[None, :], place[:, None], key_place[None, :],
+        is_key[None, :], w, reach_rows, reach_cols,
+    )  # fmt: skip
+    return score, keys, values
+
+
 @triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
     q, k, v, out, LSE, TABLE, TO_GLOBAL, VALID_HW, RECTS, lists,
@@ -241,16 +265,9 @@ def forward_kernel(
         chunk = x0 // w * tl.cdiv(Y, w) + y0 // w
         begin, end, blocks = list_blocks(lists, head, chunk, w, K)
         for number in tl.range(begin, end):
-            key_row, key_col, key_place, key, is_key, mask = listed_tokens(
-                lists, number, blocks, rows, cols, Y, w, K
-            )
-            keys = read(k, image, head, G + key, D, D_PAD)
-            values = read(v, image, head, G + key, D, D_PAD)
-            score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-            score = pattern_scores(
-                score, TABLE, lists, mask, row[:, None], col[:, None],
-                key_row[None, :], key_col[None, :], place[:, None], key_place[None, :],
-                is_key[None, :], w, reach_rows, reach_cols,
+            score, keys, values = listed_scores(
+                queries, k, v, TABLE, lists, image, head, number, blocks, row, col, place,
+                rows, cols, Y, w, G, reach_rows, reach_cols, scale, D, D_PAD, K,
             )  # fmt: skip
             top, total, acc = softmax_step(score, values, top, total, acc)
     else:

@@ -64,9 +64,7 @@ def make_lists(layout: Layout, device: torch.device, mirrored: bool = False) -> 
 @untraced
 def make_steps(layout: Layout, device: torch.device) -> Steps:
     """Return the pairs of chunks by step."""
-    pairs, cols = layout.lists, layout.chunks[1]
-    apart = [pairs.query // cols - pairs.key // cols, pairs.query % cols - pairs.key % cols]
-    steps, number = torch.stack(apart, 1).unique(dim=0, return_inverse=True)
+    pairs, (steps, number) = layout.lists, layout.steps()
     order, starts, stride = _sort(layout, number, len(steps))
     lists = _on_device(layout, device, starts, stride, pairs.query[order], pairs.mask[order])
     rows, cols = span = tuple((steps.abs().amax(0) + 1).tolist()) if len(steps) else (1, 1)
