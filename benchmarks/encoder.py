@@ -32,6 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vil.layers.attention import ATTENTIONS, build_attention
 from vil.layers.block import Block
+from vil.report.attention_plots import format_axes
 from vil.utils.machine import machine
 from vil.utils.timing import peak_tensor_bytes
 
@@ -190,7 +191,7 @@ def format_table(rows: list[Row], about: dict) -> str:
 PANELS = {
     "forward_ms": "forward (ms)",
     "training_ms": "forward + backward (ms)",
-    "training_mib": "peak memory, forward + backward (MiB)",
+    "training_mib": "peak memory of both (MiB)",
 }
 COLORS = ("#0072B2", "#4D4D4D", "#E69F00", "#CC79A7", "#56B4E9", "#8C6D31")  # ours, in order
 THEIRS = {"torch": ("#D55E00", "--"), "torch fast": ("#A50F15", "--"), "timm": ("#009E73", "--")}
@@ -212,6 +213,7 @@ def plot(rows: list[Row], about: dict, file: Path) -> None:
                 color, dashes = styles.get(name, ("#7570B3", "-"))
                 look = dict(color=color, linestyle=dashes, marker="o", markersize=3.5)
                 axes.plot(*zip(*points), label=name, **look) if points else None
+            format_axes(axes, {r.grid**2: f"{r.grid}×{r.grid}" for r in rows})
     figure.suptitle(about["title"], fontsize=10)
     lines, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(lines, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8.5)
