@@ -82,7 +82,7 @@ def test_the_parts_of_analyze_add_up():
 def test_info_names_the_density_of_patterns_and_the_crossover():
     words = ("MODEL.VIT.MSVIT.ATTN_TYPE=pattern", "MODEL.VIT.MSVIT.PATTERN=axial")
     shown = succeeds("info", *TINY, *words)
-    assert re.search(r"^patterns on CPUs, untuned: in chunks on more than 256 tokens", shown, re.M)
+    assert re.search(r"^patterns on CPUs, untuned: masked_sdpa above a density of 0", shown, re.M)
     assert re.search(r"stage 1: .*, pattern axial, density 0\.\d\d, evaluation", shown)
 
 

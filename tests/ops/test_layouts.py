@@ -1,5 +1,7 @@
 """Attention of a layout: every backend that accepts layouts equals the reference."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -7,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.common.attention_cases import name_of
 from tests.common.layout_cases import LAYOUTS
-from vil.ops import BACKENDS, Case, LocalBias, choose, explain, local_attention, patterns
+from vil.ops import BACKENDS, Case, LocalBias, Window, choose, explain, local_attention, patterns
 from vil.ops.backends.dense_masked import MAX_MASKED_LENGTH
 from vil.ops.layout import Layout
 from vil.ops.patterns import parse_pattern
@@ -17,6 +19,7 @@ ACCEPT = ("blocked", "masked")  # the backends that compute layouts on a CPU, wi
 # those whose kernels are tested in test_flex and test_triton
 COMPUTE = {*ACCEPT, "flex", "triton"}
 COMPUTE |= {f"{a}+{b}" for a in COMPUTE for b in ("blocked", "triton") if a not in (b, "masked")}
+COMPUTE |= {"masked_sdpa"}  # without the gradient of a bias
 PATTERNS = [
     "local:2",
     "axial",
@@ -47,6 +50,12 @@ def case_of(pattern, grid, chunk, num_global, table, to_global, valid, dtype, he
 def assert_equal(case):
     for key, (error, bound) in errors(case, ACCEPT).items():
         assert error <= bound, f"{key}: {error:.2g} > {bound:.2g}"
+    fused = [replace(case, table_bias=False, global_bias=False), replace(case, needs_grad=False)]
+    fused = [each for each in fused if not BACKENDS["masked_sdpa"].unsupported(each)]
+    assert fused
+    for each in fused:
+        for key, (error, bound) in errors(each, ["masked_sdpa"]).items():
+            assert error <= bound, f"{key}: {error:.2g} > {bound:.2g}"
 
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
@@ -67,6 +76,19 @@ def test_pattern_per_head_with_empty_rows(call):
     mask[:, 3] = False
     mask[1, :20] = False
     assert_equal(case_of(patterns.from_mask(mask), *call))
+
+
+def test_the_fused_mask_says_why_it_cannot_run():
+    call = ((5, 7), 3, 0, True, False, False, torch.bfloat16)
+    case = case_of(patterns.axial(), *call)
+    reasons = BACKENDS["masked_sdpa"].unsupported
+    assert any("a bias in training" in reason for reason in reasons(case))
+    assert any("a bias in half" in reason for reason in reasons(replace(case, needs_grad=False)))
+    plain = replace(case, table_bias=False)
+    assert not reasons(plain)
+    assert any("dropout" in reason for reason in reasons(replace(plain, dropout=True)))
+    window = replace(plain, window=Window((5, 7), 3))
+    assert reasons(window) == ["it computes patterns, no windows"]
 
 
 @pytest.mark.parametrize("name", ACCEPT)
@@ -117,7 +139,8 @@ def test_chunk_size_does_not_change_the_result():
 def test_other_backends_say_why_they_cannot_run():
     case = case_of(patterns.axial(), *CALLS[1])
     for name, verdict in explain(case).items():
-        assert (name in ACCEPT) == (verdict in ("chosen", "could run")), f"{name}: {verdict}"
+        can_run = name in (*ACCEPT, "masked_sdpa")
+        assert can_run == (verdict in ("chosen", "could run")), f"{name}: {verdict}"
     with pytest.raises(ValueError, match="gathered.*it computes windows, no patterns"):
         choose(case, "gathered")
 
@@ -127,7 +150,11 @@ def test_backend_is_chosen_by_density():
     sparse = Case(Layout((16, 16), 4, patterns.local(3)), 1, 2, 8)
     assert dense.window.density == 1
     assert sparse.window.density < 0.5
-    assert (choose(dense), choose(sparse)) == ("masked", "blocked")
+    assert (choose(dense), choose(sparse)) == ("masked_sdpa", "blocked")
+    biased = [replace(case, table_bias=True) for case in (dense, sparse)]
+    assert tuple(map(choose, biased)) == ("masked", "blocked")
+    evaluation = replace(biased[0], needs_grad=False)
+    assert choose(evaluation) == "masked_sdpa"
     large = Case(Layout((100, 100), 10, patterns.dilated(2)), 1, 1, 8)
     assert large.window.length > MAX_MASKED_LENGTH
     assert choose(large) == "blocked"

@@ -8,7 +8,6 @@ import math
 
 from vil.ops.attention_case import Case
 from vil.ops.backends import BACKENDS
-from vil.ops.layout import Layout
 from vil.ops.window import ALL_NINE
 from vil.utils.lookup import lookup
 from vil.utils.transforms import is_exporting
@@ -28,9 +27,12 @@ EXPORTABLE = ("gathered", "chunk_autograd")
 # (most tokens of a grid, least share of all pairs that chunks would multiply) for full attention
 # under a mask. On larger grids the scores of a batch would take too much memory.
 MASKED = ((200, 0.3), (1024, 0.7))
-# (most tokens of a grid, density of chunk pairs) up to which a layout is computed in chunks on a
-# CPU, as benchmarks/layouts.py measures. All scores of a larger grid never fit into the cache.
-SPARSE = ((256, 0.65), (math.inf, 1.0))
+# {dense backend: (most tokens of a grid, density of chunk pairs)} up to which a layout is computed
+# in chunks on a CPU instead, as benchmarks/layouts.py measures
+SPARSE = {
+    "masked_sdpa": ((1024, 0.45), (math.inf, 0.7)),
+    "masked": ((256, 0.65), (math.inf, 1.0)),
+}
 CHOICES: dict[str, str] = {}  # {Case.bucket(): the fastest backend}
 
 
@@ -61,23 +63,29 @@ def _preferred_for_layout(case: Case) -> tuple[str, ...]:
     if case.symbolic:
         return ("masked",)
     if case.device != "cpu":
-        return ("masked", "blocked")
-    return ("blocked", "masked") if is_sparse(case.window) else ("masked", "blocked")
+        return ("masked_sdpa", "masked", "blocked")
+    return ("blocked", *SPARSE) if is_sparse(case) else (*SPARSE, "blocked")
 
 
 def describe_crossover() -> str:
     """Return one line about when layouts are computed in chunks without tuning."""
-    small, density = SPARSE[0]
-    return (
-        f"patterns on CPUs, untuned: in chunks on more than {small} tokens, and on fewer up to a "
-        f"density of {density}"
-    )
+    rules = [
+        f"{name} above a density of {density}"
+        + (f" up to {tokens} tokens" if tokens < math.inf else " on larger grids")
+        for name, steps in SPARSE.items()
+        for tokens, density in steps
+        if density < 1
+    ]
+    return f"patterns on CPUs, untuned: {', '.join(rules)}; else blocked"
 
 
-def is_sparse(layout: Layout) -> bool:
+def is_sparse(case: Case) -> bool:
     """Return whether a layout is computed in chunks on a CPU without tuning."""
-    density = next(density for tokens, density in SPARSE if layout.length <= tokens)
-    return density >= 1 or layout.density <= density
+    dense = next((name for name in SPARSE if not BACKENDS[name].unsupported(case)), None)
+    if dense is None:
+        return True
+    density = next(density for tokens, density in SPARSE[dense] if case.window.length <= tokens)
+    return density >= 1 or case.window.density <= density
 
 
 def choose(case: Case, backend: str = "auto") -> str:

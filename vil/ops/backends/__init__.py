@@ -126,6 +126,8 @@ _add_passes("triton", "triton.fused", _TRITON, FORWARDS, BACKWARDS, layouts=True
 _add_passes("flex", "flex", _FLEX, FORWARDS, layouts=True)
 _MASKED = "all scores under a boolean mask"
 _add("masked", "dense_masked:run", _MASKED, "unsupported", layouts=True)
+_FUSED = "torch's fused attention under the mask"
+_add("masked_sdpa", "masked_sdpa:run", _FUSED, "unsupported", layouts=True)
 _add("chunk_autograd", "sliding_chunk:run_autograd", "sliding chunks, backward by autograd")
 _add("chunk_handgrad", "sliding_chunk:run_handgrad", "sliding chunks, hand-written backward")
 _add("gathered", "gather_sdpa:run", "gathered neighbor chunks, one fused attention; exportable")

@@ -1,0 +1,66 @@
+"""Full attention under a pattern's mask by torch's scaled_dot_product_attention, which stores no
+scores.
+
+The mask has an entry for each pair of tokens, so it suits the same grids as dense_masked.py. The
+fused kernels have no gradient for a bias.
+
+Shapes: B batch, N heads, H heads if their patterns differ, else 1, L tokens, G global tokens.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vil.ops.attention_case import Case
+from vil.ops.backends import dense_masked
+from vil.ops.bias import LocalBias
+from vil.ops.call import Call
+from vil.ops.window import real_cells
+
+FULL_PRECISION = (torch.float32, torch.float64)
+
+
+def unsupported(case: Case) -> list[str]:
+    """Return the reasons why this backend does not support a case."""
+    has_bias = case.table_bias or case.global_bias
+    checks = {
+        "dropout: torch would store all scores": case.dropout,
+        "a bias in training: the fused kernels have no gradient for it": has_bias
+        and case.needs_grad,
+        "a bias in half precision: it would be rounded": has_bias
+        and case.dtype not in FULL_PRECISION,
+        "the size of the grid is open": case.symbolic,
+        "it computes patterns, no windows": not case.is_layout,
+    }
+    reasons = [text for text, applies in checks.items() if applies]
+    return reasons if case.symbolic else reasons + dense_masked.unsupported(case)
+
+
+def run(call: Call) -> Tensor:
+    """Compute `vil.ops.local_attention` for a checked call."""
+    visible, index = dense_masked.dense_window(call.window, call.q.device)
+    visible = F.pad(visible[None], (call.num_global, 0), value=True)  # (1, H, L, G+L)
+    if call.valid_hw is not None:
+        real = real_cells(call.valid_hw.to(call.q.device), call.window.grid).flatten(2)
+        visible = visible & F.pad(real, (call.num_global, 0), value=True)[:, :, None]
+    is_empty = None
+    if not call.num_global:  # torch's kernels differ in what they give for a row without keys
+        is_empty = ~visible.any(3, keepdim=True)
+        visible = visible | is_empty
+    mask = _add_bias(visible, index, call.bias, call.num_global)
+    out = F.scaled_dot_product_attention(call.q, call.k, call.v, mask, scale=call.scale)
+    return out if is_empty is None else out.masked_fill(is_empty, 0.0)
+
+
+def _add_bias(visible: Tensor, index: Tensor, bias: LocalBias, num_global: int) -> Tensor:
+    """Return the mask, with the bias of visible pairs if there is one, in four dimensions."""
+    table, to_global = bias
+    if table is None and to_global is None:
+        return visible
+    like = to_global if table is None else table
+    added = like.new_zeros(1, len(like), *visible.shape[2:])
+    if table is not None:
+        added[..., num_global:] = table.index_select(1, index.flatten()).unflatten(1, index.shape)
+    if to_global is not None:
+        added[..., :num_global] = to_global[:, None]
+    return torch.where(visible, added, -torch.inf)
