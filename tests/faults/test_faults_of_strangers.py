@@ -87,7 +87,7 @@ CONFIGS = {
     "merged key": ("OPTIM: &a {LR: 1}\nSOLVER: {<<: *a}", "SOLVER.<<"),
     "bomb of aliases": (BOMB, "too large after its aliases are expanded"),
     "alias to itself": ("DATA: &a {KWARGS: *a}", "too large"),
-    "depth": ("DATA: {KWARGS: {a: " + "[" * 5000, "nested more than"),
+    "depth": ("DATA: {KWARGS: {a: " + "[" * 5000, "nest"),
     "size": ("#" * (1 << 20) + "\n", "larger than"),
     "base of the system": ("_BASE_: ../../../etc/passwd", "a config must end in"),
     "base that is a link": ("_BASE_: link.yaml", "lies outside"),
