@@ -6,8 +6,8 @@ Some images and heads are computed at a time, so that tokens in the order of chu
 memory, and stay in the cache.
 
 Shapes: B batch, N heads, L tokens, G global tokens, D channels, Q chunks of W = w*w tokens, S
-displacements between chunks. In a group: P query chunks with J key chunks each. In a part or a
-batch: b images, n heads, p query chunks, T = G + J*W keys, h = b*n*p.
+displacements between chunks. In a group: P query chunks with J key chunks each. In a part: b images
+and n heads. In a batch: p query chunks of these, T = G + J*W keys, h = b*n*p.
 """
 
 import math
@@ -30,16 +30,20 @@ softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout
 
 
 class Batch(NamedTuple):
-    """Part of a group: the query chunks in the slice `part`, for some images and heads."""
+    """Some query chunks of a group, which are computed at once for all images and heads of a part.
+
+    span: which chunks of the group. queries (b*n*p,), keys (b*n*p*J,): rows of chunks, in tensors
+    with a row per image, head and chunk.
+    """
 
     group: ListGroup
-    images: slice
-    heads: slice
-    part: slice
+    span: slice
+    queries: Tensor
+    keys: Tensor
 
     def take(self, x: Tensor) -> Tensor:
         """Return the rows of a group's tensor (P or 1, ..) that belong to the batch."""
-        return x if len(x) == 1 else x[self.part]
+        return x if len(x) == 1 else x[self.span]
 
 
 class Part(NamedTuple):
@@ -60,13 +64,16 @@ class Part(NamedTuple):
 
 
 def split_call(call: Call) -> Iterator[Part]:
-    """Split a call into parts, whose chunks of q take at most PART_BYTES each.
+    """Split a call into parts. Heads whose patterns differ are in separate parts.
 
-    The bias of a part takes at most BIAS_BYTES. Heads whose patterns differ are in separate parts.
+    In a part, all chunks of q take at most PART_BYTES, the scores of any query chunk BATCH_BYTES,
+    and the bias BIAS_BYTES, unless a single image and head needs more.
     """
     (images, heads, length, dim), layout = call.q.shape, call.window
     plan = make_plan(layout, call.q.device)
-    limit = PART_BYTES // (length * dim * call.q.itemsize)
+    most_keys = call.num_global + max(g.keys.shape[1] for g in plan.groups) * layout.tile
+    score_bytes = max(1, layout.tile * most_keys * wide(call.q).itemsize)
+    limit = min(PART_BYTES // (length * dim * call.q.itemsize), BATCH_BYTES // score_bytes)
     num_images = even_share(images, limit)
     num_heads = 1 if layout.heads > 1 else even_share(heads, limit // num_images)
     if call.bias.table is not None:
@@ -111,7 +118,8 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
         top = torch.full(rows.shape[:-1], least, dtype=lse.dtype, device=q.device)
         largest = torch.ones_like(top)
         for batch in scores_of.batches():
-            scores = scores_of.compute(batch, scores_of.queries(batch), keys.gather(batch))
+            queries = gather(scores_of.q, batch.queries)
+            scores = scores_of.compute(batch, queries, keys.gather(batch))
             put(top, scores.amax(-1), batch)
             weights = torch.softmax(scores, -1, out=scores)
             put(largest, weights.amax(-1), batch)
@@ -138,9 +146,10 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
         if empty.any():
             grads.masked_fill_(divide(empty[..., None], layout), 0.0)
         rows, bias_sums = scores_of.new_rows(), BiasSums(part)
-        key_sums, value_sums = KVGrad(part.call.k, part), KVGrad(part.call.v, part)
+        key_sums, value_sums = (KVGrad(x, part, scratch) for x in (part.call.k, part.call.v))
         for batch in scores_of.batches():
-            some, queries, grad = keys.gather(batch), scores_of.queries(batch), select(grads, batch)
+            queries, grad = (gather(x, batch.queries) for x in (scores_of.q, grads))
+            some = keys.gather(batch)
             weights = scores_of.compute(batch, queries, some)
             weights = torch.softmax(weights, -1, out=weights)
             dscores = other.matmul(grad, values.gather(batch).mT)
@@ -150,8 +159,8 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
                 s.cast(x, grad.dtype) for s, x in ((scratch, weights), (other, dscores))
             )
             put(rows, torch.bmm(dscores, some), batch)
-            key_sums.add(torch.bmm(dscores.mT, queries), batch)
-            value_sums.add(torch.bmm(weights.mT, grad), batch)
+            key_sums.add(dscores, queries, batch)
+            value_sums.add(weights, grad, batch)
         part.of(dq).copy_(restore(rows.mul_(call.scale), layout))
         key_sums.write(part.of(dk))
         value_sums.write(part.of(dv))
@@ -170,17 +179,20 @@ def restore(x: Tensor, layout: Layout) -> Tensor:
     return from_chunks(x.unflatten(2, layout.chunks), layout)
 
 
-def select(x: Tensor, batch: Batch) -> Tensor:
-    """Return the query chunks of a batch, from x (B, N, Q, W, D), as (h, W, D)."""
-    some = x[batch.images, batch.heads].index_select(2, batch.group.queries[batch.part])
-    return some.flatten(0, 2)
+def gather(x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return some chunks of x (b, n, Q, W, D), as (number of rows, W, D).
+
+    torch.gather is faster than index_select on CPUs.
+    """
+    flat = x.flatten(0, 2).flatten(1)
+    index = rows[:, None].expand(-1, flat.shape[1])
+    out = None if out is None else out.view(index.shape)
+    return torch.gather(flat, 0, index, out=out).view(-1, *x.shape[3:])
 
 
-def put(x: Tensor, rows: Tensor, batch: Batch) -> None:
-    """Write rows (h, W, ..) of the query chunks of a batch to x (B, N, Q, W, ..)."""
-    target = x[batch.images, batch.heads]
-    index = batch.group.queries[batch.part]
-    target.index_copy_(2, index, rows.view(*target.shape[:2], len(index), *target.shape[3:]))
+def put(x: Tensor, values: Tensor, batch: Batch) -> None:
+    """Write values (h, W, ..) of the query chunks of a batch to x (b, n, Q, W, ..)."""
+    x.flatten(0, 2).index_copy_(0, batch.queries, values)
 
 
 class Keys:
@@ -193,42 +205,38 @@ class Keys:
 
     def gather(self, batch: Batch) -> Tensor:
         """Copy the keys of a batch to (h, T, D), global tokens first."""
-        index = batch.group.keys[batch.part]  # (p, J)
-        chunks = self.chunks[batch.images, batch.heads]
-        (b, n), (w, dim) = chunks.shape[:2], chunks.shape[3:]
-        shape = (b, n, index.numel(), w, dim)
-        local = self.scratch.take("chunks", shape, chunks.dtype)
-        torch.index_select(chunks, 2, index.flatten(), out=local)
-        local = local.view(b, n, len(index), -1, dim)
+        (b, n, _, w, dim), h, dtype = self.chunks.shape, len(batch.queries), self.chunks.dtype
+        local = self.scratch.take("chunks", (len(batch.keys), w, dim), dtype)
+        local = gather(self.chunks, batch.keys, local).view(h, batch.group.keys.shape[1] * w, dim)
         if not self.num_global:
-            return local.flatten(0, 2)
-        size = self.num_global + local.shape[3]
-        keys = self.scratch.take("keys", (b, n, len(index), size, dim), chunks.dtype)
-        keys[..., : self.num_global, :] = self.first[batch.images, batch.heads, None]
-        keys[..., self.num_global :, :] = local
-        return keys.flatten(0, 2)
+            return local
+        keys = self.scratch.take("keys", (h, self.num_global + local.shape[1], dim), dtype)
+        keys[:, self.num_global :] = local
+        keys.view(b, n, -1, *keys.shape[1:])[..., : self.num_global, :] = self.first[:, :, None]
+        return keys
 
 
 class KVGrad:
     """The gradient of keys or values (B, N, G+L, D), to which batches are added one after the
     other."""
 
-    def __init__(self, x: Tensor, part: Part) -> None:
+    def __init__(self, x: Tensor, part: Part, scratch: Scratch) -> None:
         self.layout, self.num_global = part.call.window, part.call.num_global
+        self.scratch = scratch
         (b, n, _, dim), dtype = x.shape, wide(x)
         chunks = math.prod(self.layout.chunks)
         self.first = x.new_zeros(b, n, self.num_global, dim, dtype=dtype)
         self.chunks = x.new_zeros(b, n, chunks, self.layout.tile, dim, dtype=dtype)
 
-    def add(self, grad: Tensor, batch: Batch) -> None:
-        """Add the gradient (h, T, D) of a batch's keys."""
-        index = batch.group.keys[batch.part]
-        target = self.chunks[batch.images, batch.heads]
-        grad = grad.to(target.dtype).unflatten(0, (*target.shape[:2], len(index)))
+    def add(self, left: Tensor, right: Tensor, batch: Batch) -> None:
+        """Add left.mT @ right, of left (h, W, T) and right (h, W, D), to a batch's keys."""
+        grad = self.scratch.take("grad", (*left.mT.shape[:2], right.shape[2]), right.dtype)
+        grad = torch.bmm(left.mT, right, out=grad).to(self.chunks.dtype)
         if self.num_global:
-            self.first[batch.images, batch.heads] += grad[..., : self.num_global, :].sum(2)
-        local = grad[..., self.num_global :, :].reshape(*target.shape[:2], -1, *target.shape[3:])
-        target.index_add_(2, index.flatten(), local)
+            to_global, grad = grad.tensor_split([self.num_global], 1)
+            self.first += to_global.unflatten(0, (*self.first.shape[:2], -1)).sum(2)
+        flat = self.chunks.view(-1, self.chunks.shape[3:].numel())
+        flat.index_add_(0, batch.keys, grad.reshape(len(batch.keys), flat.shape[1]))
 
     def write(self, result: Tensor) -> None:
         """Write the complete gradient to `result`."""
@@ -249,13 +257,18 @@ class Scores:
 
     def batches(self) -> Iterator[Batch]:
         """Yield all batches."""
-        (images, heads), tile = self.q.shape[:2], self.part.call.window.tile
+        (b, n, num_chunks), tile = self.q.shape[:3], self.part.call.window.tile
+        first = torch.arange(b * n, device=self.q.device)[:, None] * num_chunks
         for group in self.part.plan.groups:
-            keys = self.num_global + group.keys.shape[1] * tile
-            if keys:
-                self.added = self._added(group)
-                size = tile * keys * self.dtype.itemsize
-                yield from _batches(group, images, heads, BATCH_BYTES // size)
+            num_keys = self.num_global + group.keys.shape[1] * tile
+            if not num_keys:
+                continue
+            self.added = self._added(group)
+            count = len(group.queries)
+            limit = BATCH_BYTES // (b * n * tile * num_keys * self.dtype.itemsize)
+            for span in split_range(slice(0, count), even_share(count, limit)):
+                rows = ((first + x[span].flatten()).flatten() for x in (group.queries, group.keys))
+                yield Batch(group, span, *rows)
 
     def new_rows(self) -> Tensor:
         """Return a tensor for the output or the gradient of all query chunks, in the shape of q. It
@@ -264,24 +277,19 @@ class Scores:
         is_complete = sum(len(group.queries) for group in groups) == self.q.shape[2]
         return torch.empty_like(self.q) if is_complete else torch.zeros_like(self.q)
 
-    def queries(self, batch: Batch) -> Tensor:
-        """Return the scaled queries of a batch, (h, W, D)."""
-        return select(self.q, batch)
-
     def compute(self, batch: Batch, queries: Tensor, keys: Tensor) -> Tensor:
         """Return the scores (h, W, T) with bias. Masked keys have the smallest finite number."""
         scores = self.scratch.matmul(queries, keys.mT)
         group, num_global = batch.group, self.num_global
-        lanes = (batch.heads.stop - batch.heads.start, batch.part.stop - batch.part.start)
-        by_head = scores.unflatten(0, (-1, *lanes))
+        by_head = scores.view(*self.q.shape[:2], -1, *scores.shape[1:])  # (b, n, p, W, T)
         if self.added is not None:
-            by_head.add_(self.added[batch.heads])
+            by_head.add_(self.added)
         else:
             self._add_bias(by_head, batch)
             if group.hidden is not None:
                 by_head[..., num_global:].masked_fill_(batch.take(group.hidden), self.least)
         if self.padding is not None and group.keys.shape[1]:
-            padding = self.padding[batch.images][:, group.keys[batch.part]].flatten(2)
+            padding = self.padding[:, group.keys[batch.span]].flatten(2)
             if padding.any():
                 by_head[..., num_global:].masked_fill_(padding[:, None, :, None], self.least)
         return scores
@@ -304,7 +312,7 @@ class Scores:
         """Add the bias, if there is one, to the scores (b, n, p, W, T) of a batch."""
         if self.part.bias is None:
             return
-        table, to_global = (x[batch.heads] for x in self.part.bias)
+        table, to_global = self.part.bias
         if self.num_global:
             scores[..., : self.num_global] += to_global[:, None, None]
         if batch.group.steps.shape[1]:
@@ -335,19 +343,6 @@ def bias_index(layout: Layout, steps: Tensor) -> Tensor:
     return layout.bias_index(*displacement)
 
 
-def _batches(group: ListGroup, images: int, heads: int, limit: int) -> Iterator[Batch]:
-    """Yield the batches of a group. Each has at most `limit` query chunks in all of its images and
-    heads together, but at least one."""
-    count = len(group.queries)
-    part = even_share(count, limit)
-    n = even_share(heads, limit // count)
-    b = even_share(images, limit // (count * n))
-    for some in split_range(slice(0, heads), n):
-        for image in split_range(slice(0, images), b):
-            for span in split_range(slice(0, count), part):
-                yield Batch(group, image, some, span)
-
-
 class BiasSums:
     """The gradient of the bias of a part, summed over its images and chunks.
 
@@ -358,6 +353,7 @@ class BiasSums:
     def __init__(self, part: Part) -> None:
         call, heads = part.call, part.call.q.shape[1]
         (table, to_global), tile, self.num_global = call.bias, call.window.tile, call.num_global
+        self.num_heads = heads
         shapes = (heads, len(part.plan.steps), tile, tile), (heads, self.num_global)
         self.tiles, self.first = (
             None if bias is None else call.q.new_zeros(shape, dtype=wide(call.q))
@@ -368,17 +364,16 @@ class BiasSums:
         """Add the gradient of a batch's scores (h, W, T)."""
         if self.tiles is None and self.first is None:
             return
-        count = batch.part.stop - batch.part.start
-        n, tile = batch.heads.stop - batch.heads.start, dscores.shape[1]
-        sums = dscores.unflatten(0, (-1, n, count)).sum(0)  # (n, p, W, T)
+        n, p, tile = self.num_heads, batch.span.stop - batch.span.start, dscores.shape[1]
+        sums = dscores.unflatten(0, (-1, n, p)).sum(0)  # (n, p, W, T)
         if self.first is not None:
-            self.first[batch.heads] += sums[..., : self.num_global].sum((1, 2))
+            self.first += sums[..., : self.num_global].sum((1, 2))
         steps = batch.take(batch.group.steps)
         if self.tiles is not None and steps.shape[1]:
             local = sums[..., self.num_global :]
             local = local.sum(1, keepdim=True) if len(steps) == 1 else local
             local = local.unflatten(3, (-1, tile)).transpose(2, 3).flatten(1, 2)  # (n, p*J, W, W)
-            self.tiles[batch.heads].index_add_(1, steps.flatten(), local)
+            self.tiles.index_add_(1, steps.flatten(), local)
 
 
 class BiasGrad:
