@@ -23,7 +23,7 @@ def path_below(
     """Return root/name, or `name` if it is absolute, after checking where it lies.
 
     Raises DataError unless it lies below `root` or one of the `roots`, with all links resolved.
-    named_by: where the path comes from, for the message.
+    named_by: the file or config key that contains the path, for the message.
     """
     path = Path(root, name)
     real = Path(os.path.realpath(path))

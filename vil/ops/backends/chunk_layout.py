@@ -52,8 +52,8 @@ def from_chunks(x: Tensor, window: Window) -> Tensor:
 
 
 def at_offsets(x: Tensor, window: Window) -> Tensor:
-    """Gather the tokens at the window's K offsets from each chunk, (B, N, L, D) -> (B, N, R, C,
-    K*W, D).
+    """Gather for each of R x C chunks the tokens of the chunks at the window's K offsets,
+    (B, N, L, D) -> (B, N, R, C, K*W, D).
 
     Positions outside the grid have arbitrary tokens. torch.export traces this gather instead of
     padding and rolling, because a graph with padding would be valid for one remainder of X / w
@@ -64,14 +64,15 @@ def at_offsets(x: Tensor, window: Window) -> Tensor:
 
 
 def _chunk_index(window: Window, device: torch.device) -> Tensor:
-    """Return the index of each token in the chunk layout, (L) int64."""
+    """Return the index that each token of the grid has in the order of chunks, (L,) int64."""
     w, (row, col) = window.size, (torch.arange(n, device=device) for n in window.grid)
     row, col = row[:, None], col[None, :]
     return ((row // w * window.chunks[1] + col // w) * w * w + row % w * w + col % w).flatten()
 
 
 def roll_neighbors(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
-    """Yield x (B, N, R, C, ...) rolled by each offset.
+    """Yield, for each chunk offset, x (B, N, R, C, ...) rolled so that the neighbor at this offset
+    takes the place of each chunk.
 
     Consecutive offsets with the same row step use the same rolled rows.
     """
@@ -83,8 +84,8 @@ def roll_neighbors(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
 
 
 def sum_neighbors(parts: Iterable[Tensor], offsets: Offsets) -> Tensor:
-    """Apply the transpose of `roll_neighbors`: roll each part back by its offset, and sum all
-    parts."""
+    """Apply the transpose of `roll_neighbors`: roll each part (one per offset) back by its offset,
+    and sum all parts."""
     rows: dict[int, Tensor] = {}
     for part, (dx, dy) in zip(parts, offsets):
         part = torch.roll(part, dy, dims=3) if dy else part
@@ -104,11 +105,11 @@ def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tenso
 
 
 def attend_jointly(first: Call, scores: Tensor, visible: Tensor, values: Values) -> Tensor:
-    """Attend to global and local keys under one softmax, from queries in any layout.
+    """Attend to global and local keys under one softmax, for queries (B, N, .., D) in any layout.
 
-    first: a call whose q (B, N, .., D) is scaled, and whose k and v have only the global tokens.
-    scores, visible (B, N or 1, .., K): scores of the local keys, and whether each is visible.
-    values: a function that multiplies the weights of the local keys with v.
+    first: a call whose q is scaled, and whose k and v have only the global tokens. scores
+    (B, N, .., K): scores of the local keys. visible (B, N or 1, .., K): whether each key is
+    visible. values: a function that multiplies the weights of the local keys with v.
     """
     num_global, unit = first.num_global, (1,) * (first.q.ndim - 4)
     if num_global:

@@ -39,10 +39,10 @@ def parse_pattern(text: str) -> Pattern:
 
 
 def make_pattern(name: str, *arguments: Any, **options: Any) -> Pattern:
-    """Return the pattern that is registered as `name`, called with the arguments.
+    """Return the pattern that the class or function registered as `name` makes from arguments.
 
-    Raises ValueError for an unknown name, for arguments that it does not accept, and if the
-    registered function returns something else.
+    Raises ValueError for an unknown name, for arguments that the class or function does not accept,
+    and if its result is not a pattern.
     """
     function = PATTERNS.load(name)
     signature = inspect.signature(function)
@@ -86,7 +86,7 @@ class _Parser:
         return [*tokens, Token("sign", END, len(self.text) + 1)]
 
     def _expression(self, precedence: int) -> Pattern:
-        """Parse operators of at least a precedence; they associate to the left."""
+        """Parse terms joined by operators of at least this precedence, left to right."""
         left = self._term()
         while (sign := self._next()).text in OPERATORS:
             strength = OPERATORS[sign.text].precedence
@@ -110,7 +110,7 @@ class _Parser:
         return self._checked(token, make_pattern, token.text, *arguments, **options)
 
     def _arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Parse the arguments after a name."""
+        """Parse the arguments after a name into (values, {key: value})."""
         arguments, options = [], {}
         while self._next().text in (":" if not arguments and not options else ","):
             self.position += 1
@@ -150,7 +150,7 @@ class _Parser:
             raise self._error(f"expected {text}")
 
     def _checked(self, token: Token, function: Callable, *arguments: Any, **options: Any) -> Any:
-        """Call a function; its ValueError gets the position of a token."""
+        """Call a function. If it raises ValueError, add the position of a token to the error."""
         try:
             return function(*arguments, **options)
         except ValueError as error:
