@@ -35,7 +35,7 @@ ALL_PAIRS = ("masked", "sdpa", "sdpa_masked")  # these multiply every query with
 class Row:
     """Measurements of one backend or baseline on a case; `reason` says why if there are none.
 
-    auto: whether the backend "auto" selects this one. forward_ms, backward_ms: median times.
+    auto: whether backend="auto" selects this backend. forward_ms, backward_ms: median times.
     over_NAME: total time divided by the total time of the row NAME. peak_mib, extra_mib: peak
     memory with and without output and gradients. note: a remark such as "full attention, no bias".
     """

@@ -154,7 +154,7 @@ def count_pairs(window: Window | Layout, num_global: int) -> int:
 def count_axis_pairs(window: Window, axis: int, step: int) -> int:
     """Count the query-key pairs along one axis of the grid (0: rows, 1: columns).
 
-    Only keys in the chunk that lies `step` chunks after the query's chunk count.
+    Counts only pairs whose key lies in the chunk `step` chunks after the query's chunk.
     """
     w, count = window.size, window.chunks[axis]
     token = torch.arange(window.grid[axis])

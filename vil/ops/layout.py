@@ -116,7 +116,8 @@ class Layout(ChunkGrid):
     def chunk_tokens(self, chunks: Tensor) -> tuple[Tensor, Tensor]:
         """Return (rows, columns) in the grid for the W tokens of each chunk, (.., W) each.
 
-        chunks (..): row-major indices. Tokens that only complete the last chunks lie outside.
+        chunks (..): row-major indices. Tokens that only complete the last chunks lie
+        outside the grid.
         """
         inside = torch.arange(self.tile)
         row, col = chunks // self.chunks[1], chunks % self.chunks[1]

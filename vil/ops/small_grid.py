@@ -23,7 +23,7 @@ from vil.ops.window import SELF_CHUNK, Mask, Window
 
 def shrink_window(window: Window | Layout, *, dropout: bool = False) -> Window | Layout:
     """Return an equivalent window whose size is the longer side of the grid; `window` itself if it
-    is not larger than the grid.
+    is smaller.
 
     A layout does not change. With dropout, a cyclic window is kept, because each occurrence of a
     key is dropped separately.

@@ -27,7 +27,8 @@ NEIGHBORS = tuple(offset for offset in ALL_NINE if offset != SELF_CHUNK)
 
 
 class Mask(IntEnum):
-    """Which tokens of the attended chunks are keys of a query. The values are those of SW_EXACT."""
+    """Which tokens of the attended chunks are keys of a query. The values are those of the
+    config key SW_EXACT."""
 
     EXACT = 1  # keys at most w rows and w columns away
     CHUNKS = 0  # all keys inside the grid
@@ -88,7 +89,7 @@ class ChunkGrid:
 
     @property
     def chunks(self) -> tuple[int, int]:
-        """(R, C), the rows and columns of the chunk grid. Chunks at its end may be partly
+        """(R, C), the rows and columns of the chunk grid. Its last chunks may be partly
         padding."""
         return tuple((n + self.size - 1) // self.size for n in self.grid)
 

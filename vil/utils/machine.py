@@ -43,7 +43,7 @@ def search_file(pattern: str, file: str) -> str | None:
 
 
 def processor() -> str:
-    """Return the processor's name, or its architecture if the name is unknown."""
+    """Return the processor's name, or the machine's architecture if the name is unknown."""
     name = search_file(r"model name\s*:\s*(.+)", "/proc/cpuinfo")
     return name or platform.processor() or platform.machine()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class TrainStep:
     """The training step that is about to run. `step` and `epoch` count from 0; `epochs` is the
-    length of the training."""
+    planned number of epochs."""
 
     seed: int = 0
     step: int = 0

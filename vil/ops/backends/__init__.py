@@ -47,7 +47,7 @@ class Implementation(Entry):
     """Registry entry of a function that computes attention, or one of its two passes.
 
     It reads three items of `facts`. `unsupported`: a function that takes a case and returns the
-    reasons why it is not supported (default: supports all), or the location "module:attribute" of
+    reasons why it is not supported (default: no reasons), or the location "module:attribute" of
     that function. `layouts`: whether layouts of patterns are supported (default: only windows).
     `passes`: names of a forward and a backward pass. If `passes` is given, `home` and `unsupported`
     are the locations of factories. Each is called with the two names and returns the function.
@@ -60,8 +60,8 @@ class Implementation(Entry):
 
     @cached_property
     def unsupported(self) -> Callable[[Case], list[str]]:
-        """The function that returns the reasons why a case is not supported; an empty list if it
-        is."""
+        """The function that takes a case and returns the reasons why it is not supported; an empty
+        list if it is supported."""
         limits = self._resolve(self.facts.get("unsupported", no_limits))
         return limits if self.facts.get("layouts") else _windows_only(limits)
 
@@ -110,8 +110,8 @@ def _add_passes(name: str, module: str, about: str, *registries: Registry, **fac
 
 
 def _add(name: str, home: str, about: str, limits: str | None = None, **facts: Any) -> None:
-    """Add a backend of this package. limits: name of its `unsupported` function, in the module of
-    `home`."""
+    """Add a backend of this package. limits: name of the function, in the module of `home`, that
+    returns the reasons why a case is not supported; None if all cases are."""
     if limits:
         facts["unsupported"] = f"{__name__}.{home.partition(':')[0]}:{limits}"
     BACKENDS.add(name, f"{__name__}.{home}", about, **facts)
@@ -157,9 +157,9 @@ def register_backend(
     """Register a backend. It can then be selected by `backend=name`, and the tuner measures it.
 
     attend: a function attend(q, k, v, window, *, num_global, bias, valid_hw, scale, dropout_p) ->
-    (B, N, L, D), with the shapes of `vil.ops.local_attention`. unsupported: a function that returns
-    the reasons why a case is not supported; an empty list if it is. Register the backend before a
-    model is built or compiled. Raises ValueError if the name is taken.
+    (B, N, L, D), with the shapes of `vil.ops.local_attention`. unsupported: a function that takes
+    a case and returns the reasons why it is not supported; an empty list if it is supported.
+    Register the backend before a model is built or compiled. Raises ValueError if the name exists.
     """
     parameters = inspect.signature(attend).parameters
     valid = "valid" if "valid" in parameters and "valid_hw" not in parameters else "valid_hw"

@@ -251,8 +251,8 @@ class Scores:
     def _added(self, tile: Tensor, first: Tensor, group: ChunkGroup) -> Tensor:
         """Return the bias (n or 1, M*W, T) of each block of a group, for n heads.
 
-        tile, first: the bias of local and global keys from `_bias`, whose tile has the exact
-        window's mask: the smallest finite number for masked keys.
+        tile, first: the bias of local and of global keys, see `_bias`. `tile` includes the mask of
+        the exact window: masked keys have the smallest finite number.
         """
         size = first.shape[2] + len(group.keys) * tile.shape[1]
         shape = (group.num_queries, len(tile), tile.shape[1], size)

@@ -20,8 +20,8 @@ MAX_EMPTY_SCORES = 150_000  # scores of empty chunks that cost less than several
 
 
 class ChunkGroup(NamedTuple):
-    """A rectangle of query chunks, divided into equal blocks. Relative to its block, each block has
-    its key chunks at the same positions.
+    """A rectangle of query chunks, divided into equal blocks. The key chunks of a block lie at the
+    same positions relative to the block in all blocks.
 
     first: (row, column) of the first query chunk. count: rows and columns of blocks. side: rows and
     columns of query chunks in a block. keys: (row, column) of the key chunks of a block, relative
@@ -205,8 +205,11 @@ def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
 def _key_view(
     x: Tensor, batch: Batch, first: tuple[int, int], size: tuple[int, ...] = ()
 ) -> Tensor:
-    """Return a strided view of x with `size` (rows, columns) of chunks, or one chunk, per block. In
-    each block, the chunks start at `first` from the block's first query chunk."""
+    """Return a strided view of x with `size` (rows, columns) of chunks, or one chunk, per block.
+
+    first: (row, column) in x of the first of these chunks, relative to the first query chunk of
+    the block.
+    """
     x = x[batch.images, batch.heads]
     (row, col), strides = batch.group.first, x.stride()
     shape = (*x.shape[:2], *batch.group.count, *size, *x.shape[4:])

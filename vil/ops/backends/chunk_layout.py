@@ -22,8 +22,8 @@ def is_even(window: Window) -> bool:
 
 
 def to_tiles(x: Tensor, window: Window) -> Tensor:
-    """View (B, N, L, D) as (B, N, R, C, w, w, D). If w does not divide the grid, make a padded
-    copy."""
+    """View tokens (B, N, L, D) as R x C chunks of w x w tokens, (B, N, R, C, w, w, D). Return a
+    zero-padded copy instead if w does not divide both sides of the grid."""
     (rows, cols), w = window.chunks, window.size
     x = x.unflatten(2, window.grid)
     if not is_even(window):  # F.pad copies even without padding
@@ -32,20 +32,20 @@ def to_tiles(x: Tensor, window: Window) -> Tensor:
 
 
 def from_tiles(x: Tensor, window: Window) -> Tensor:
-    """Reverse `to_tiles`, without the padding."""
+    """Reverse `to_tiles`: reorder (B, N, R, C, w, w, D) to (B, N, L, D), without the padding."""
     x = x.transpose(3, 4).flatten(4, 5).flatten(2, 3)
     return x[:, :, : window.grid[0], : window.grid[1]].flatten(2, 3)
 
 
 def to_chunks(x: Tensor, window: Window) -> Tensor:
-    """Reorder (B, N, L, D), row-major, to (B, N, R, C, W, D)."""
+    """Reorder row-major tokens (B, N, L, D) to R x C chunks of W tokens, (B, N, R, C, W, D)."""
     if window.symbolic:
         return at_offsets(x, Window(window.grid, window.size, offsets=(SELF_CHUNK,)))
     return to_tiles(x, window).flatten(4, 5)
 
 
 def from_chunks(x: Tensor, window: Window) -> Tensor:
-    """Reorder (B, N, R, C, W, D) to (B, N, L, D), without the padding."""
+    """Reverse `to_chunks`: reorder (B, N, R, C, W, D) to (B, N, L, D), without the padding."""
     if window.symbolic:
         return x.flatten(2, 4).index_select(2, _chunk_index(window, x.device))
     return from_tiles(x.unflatten(4, (window.size, window.size)), window)

@@ -132,7 +132,7 @@ def _reasons(case: Case, lse: bool) -> list[str]:
     on_gpu, has_room = case.device == "cuda", chunks > most or _has_room(_shape(case, lse))
     few, many = case.head_dim < 16, lanes > MAX_GRID
     checks = {
-        "keys repeat: a list has every key block once": window.repeats(),
+        "keys repeat in a small cyclic grid: block lists have each block once": window.repeats(),
         "float64: FlexAttention computes in float32": case.dtype == torch.float64,
         f"{case.head_dim} channels per head: on GPUs FlexAttention needs at least 16": on_gpu
         and few,
@@ -175,7 +175,7 @@ def _limits() -> dict[str, int | bool]:
     """Return torch settings under which torch raises an error instead of computing all L x L
     scores.
 
-    They allow more than MAX_SHAPES compilations, because torch also recompiles for other
+    The settings allow more than MAX_SHAPES compilations, because torch also recompiles for other
     properties, such as whether an input requires a gradient.
     """
     if hasattr(torch._dynamo.config, "recompile_limit"):
@@ -228,7 +228,7 @@ def _run(call: Call, lse: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def _compute(inputs: tuple, lse: bool, case: Case) -> tuple[Tensor, Tensor | None]:
-    """Run the compiled `_flex` on its first five arguments, `inputs`, and return its results."""
+    """Run `_flex`, compiled, with `inputs` as its first five arguments. Returns (output, lse)."""
     if case.device == "cpu":  # where FlexAttention refuses inputs that require gradients
         inputs = (*(None if x is None else x.detach() for x in inputs[:4]), inputs[4])
     options = {"FORCE_USE_FLEX_ATTENTION": True}  # not the kernel for short sequences
@@ -287,7 +287,7 @@ def _keys(x: Tensor, window: Window | Layout, num_global: int, size: int) -> Ten
 
 
 def _added(bias: LocalBias, sizes: tuple[int, int], images: int) -> Tensor | None:
-    """Return both biases in one tensor (h, S*P + T); None without a bias.
+    """Return both biases in one tensor (h = images * heads, S*P + T); None without a bias.
 
     A row has the biases of global keys, padded to S*P, then the table, padded to T. sizes:
     (S*P, T). Each image has a copy, so that the kernel does not sum gradients over images.

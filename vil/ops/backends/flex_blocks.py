@@ -28,9 +28,9 @@ Lists = tuple[Tensor | None, ...]
 class WindowBlocks(NamedTuple):
     """A window as tensors for FlexAttention: M query blocks and S+M key blocks of P tokens each.
 
-    The first S key blocks have the global keys. The tensor `added` (h, S*P + T) has the bias of
-    each global key, followed by the bias table. The bias of a query and a local key is at index
-    base + (code of the query) - (code of the key).
+    The first S key blocks have the global keys; h is images times heads. The tensor `added`
+    (h, S*P + T) has the bias of each global key, followed by the bias table. The bias of a query
+    and a local key is at index base + (code of the query) - (code of the key).
 
     base (M, S+M) int32: the base index of each pair of a query block and a key block; -1 if their
     chunks are not neighbors. code (P) int32: a number for each position in a chunk.
@@ -78,8 +78,8 @@ def block_size(window: Window | Layout, device: str, backward: bool) -> int:
 
 
 def num_blocks(window: Window | Layout) -> int:
-    """Return M, the number of query blocks: that of chunks, rounded up to a power of two and to at
-    least FEWEST_BLOCKS. The kernels skip empty blocks."""
+    """Return M, the number of query blocks: the number of chunks, rounded up to a power of two, or
+    FEWEST_BLOCKS if that is more. The kernels skip empty blocks."""
     return max(FEWEST_BLOCKS, next_power_of_2(math.prod(window.chunks)))
 
 
@@ -90,7 +90,7 @@ def num_first(num_global: int, block: int) -> int:
 
 
 def has_full(window: Window | Layout, block: int) -> bool:
-    """Return whether pairs of blocks may be fully visible, without a mask. block: P."""
+    """Return whether pairs of blocks with `block` tokens can be fully visible, without a mask."""
     is_exact = isinstance(window, Window) and window.mask == Mask.EXACT
     return window.tile == block and not is_exact
 
@@ -148,8 +148,10 @@ def make_blocks(
 def _window_blocks(
     case: Case, size: int, valid_hw: Tensor | None, device: torch.device
 ) -> WindowBlocks:
-    """Return the tensors of a window. They take a few small operations, so nothing is cached per
-    grid."""
+    """Return the tensors for FlexAttention of a window. size: P, the tokens in a block.
+
+    They are built by a few small operations, so nothing is cached per grid.
+    """
     window, (first, width) = case.window, widths(case, size)
     side, inside = 4 * window.size - 1, torch.arange(window.size, device=device)
     code = (inside[:, None] * side + inside).flatten()
@@ -189,7 +191,7 @@ def _base(window: Window, num_global: int, size: int, device: torch.device) -> T
 def _layout_blocks(
     case: Case, size: int, valid_hw: Tensor | None, device: torch.device
 ) -> LayoutBlocks:
-    """Return the tensors of a layout."""
+    """Return the tensors for FlexAttention of a layout. size: P, the tokens in a block."""
     masks, *tensors = _layout_tensors(case.window, case.num_global, size, device)
     real, hidden = _real(case, size, valid_hw, device), len(case.window.lists.masks) + 1
     full = None

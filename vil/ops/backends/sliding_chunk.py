@@ -45,8 +45,8 @@ def values_autograd(weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
 
 
 class HandMatmul(Function):
-    """`scores_autograd(a, b)` or `values_autograd(a, b)`, with a backward pass that saves only a
-    and b."""
+    """An autograd function for `scores_autograd(a, b)` or `values_autograd(a, b)` that saves only a
+    and b for its backward pass."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, a: Tensor, b: Tensor, offsets: Offsets, scores: bool) -> Tensor:

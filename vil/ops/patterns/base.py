@@ -44,12 +44,12 @@ class Pairs(NamedTuple):
 
     @property
     def rows(self) -> Tensor:
-        """Rows from the key to the query."""
+        """Row of the query minus row of the key."""
         return self.query_row - self.key_row
 
     @property
     def cols(self) -> Tensor:
-        """Columns from the key to the query."""
+        """Column of the query minus column of the key."""
         return self.query_col - self.key_col
 
     @property
@@ -104,7 +104,7 @@ class Pattern:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to copy or pickle: all but `number`, as a copy gets a number itself."""
+        """Return the state to copy or pickle, without `number`: each copy gets a new one."""
         return {name: value for name, value in vars(self).items() if name != "number"}
 
     def visible(self, pairs: Pairs) -> Tensor:

@@ -22,7 +22,7 @@ END = "the end"
 
 
 class Token(NamedTuple):
-    """A piece of the text. kind: number, quoted, word, or sign. column: counted from 1."""
+    """A token of pattern text. kind: number, quoted, word, or sign. column: counted from 1."""
 
     kind: str
     text: str
@@ -61,7 +61,7 @@ def make_pattern(name: str, *arguments: Any, **options: Any) -> Pattern:
 
 
 class _Parser:
-    """A recursive descent parser: `position` is the number of the next token."""
+    """A recursive descent parser of pattern text. `position` is the index of the next token."""
 
     def __init__(self, text: str) -> None:
         self.text, self.position = text, 0
@@ -150,7 +150,7 @@ class _Parser:
             raise self._error(f"expected {text}")
 
     def _checked(self, token: Token, function: Callable, *arguments: Any, **options: Any) -> Any:
-        """Call a function. If it raises ValueError, add the position of a token to the error."""
+        """Call a function. If it raises ValueError, add the position of `token` to the message."""
         try:
             return function(*arguments, **options)
         except ValueError as error:

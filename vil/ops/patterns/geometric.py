@@ -160,6 +160,6 @@ class ChunkWindow(Pattern):
 
 
 def check_count(what: str, value: object) -> None:
-    """Raise ValueError unless a value is a whole number of at least 1. what: its name."""
+    """Raise ValueError unless a value is a whole number of at least 1. what: names it."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{what} must be a whole number of at least 1, got {value!r}")

@@ -47,7 +47,7 @@ from vil.ops.backends.triton.lists import (
 
 @triton.jit
 def read_stat(LSE, token):
-    """Return the log-sum-exp of rows; +inf for rows without keys, so that their weights are 0."""
+    """Load the log-sum-exp of queries; +inf for those without keys, so that their weights are 0."""
     stat = tl.load(LSE + token)
     return tl.where(stat == NOTHING, float("inf"), stat)
 
@@ -59,8 +59,8 @@ def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
     P (Q, K): attention weights. E: gradient of the scores. acc: E keys. rest (Q,): the row sums of
     E. They would be 0 in exact arithmetic, so `rest` is the error of delta that is due to the
     rounding of `out`. `query_kernel` adds it to the delta that the other kernels read. pull: P
-    keys, with which `query_kernel` corrects dq too. It takes one more matmul, and is computed only
-    for float32: in 16 bits the correction is below the rounding error.
+    keys, with which `query_kernel` corrects dq too. `pull` takes one more matmul, and is computed
+    only for float32: in 16 bits the correction is below the rounding error.
     """
     weight = exponential(score, stat[:, None], keys.dtype)
     dscore = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
@@ -94,8 +94,8 @@ def query_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq of one block of queries, and DELTA (B, N, L), their sums of out * dout over the
-    channels. Loops over the same keys as the forward kernel."""
+    """Compute dq of one block of queries, and DELTA (B, N, L): each query's sum of out * dout over
+    the channels. Loops over the same keys as the forward kernel."""
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
     if part * Q >= height * width:
         return

@@ -196,6 +196,7 @@ def softmax_step(score, values, top, total, acc):
 
     top (Q,): the largest score so far. total (Q,), acc (Q, D_PAD): the sums of exponentials and of
     weighted values, relative to `top`. While `top` of a row is -inf, its sums are relative to 0.
+    Returns the updated (top, total, acc).
     """
     higher = tl.maximum(top, tl.max(score, 1))
     level = tl.where(higher == NOTHING, 0.0, higher)

@@ -19,8 +19,8 @@ from vil.utils.transforms import untraced
 
 
 class Lists(NamedTuple):
-    """Lists of chunks, joined: key chunks of each query chunk, query chunks of each key chunk, or
-    query chunks of each step (displacement between the chunks of a pair).
+    """Lists of chunks in joined tensors: the key chunks of each query chunk, the query chunks of
+    each key chunk, or the query chunks of each step (displacement between the chunks of a pair).
 
     List i of head h has the pairs starts[h * stride + i] to starts[h * stride + i + 1] - 1.
     stride: the length of a row of starts, 0 if all heads have the same lists. chunks (E,): the

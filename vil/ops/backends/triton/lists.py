@@ -81,7 +81,7 @@ def pattern_scores(
 
     As in `bias_and_mask`, queries may be along either dimension. mask: the index of the pair's mask
     in lists.tiles (T, W, W), below 0 if all pairs of its tokens are visible. Displacements beyond
-    the reach have the bias of the reach.
+    reach_rows and reach_cols are clamped to them.
     """
     if TABLE is not None:
         down = tl.minimum(tl.maximum(row - key_row, -reach_rows), reach_rows) + reach_rows
