@@ -45,9 +45,9 @@ def test_a_pattern_is_measured_beside_attention_under_its_mask():
     rows = {row.backend: row for row in measure(case, ["blocked", "gathered", *BESIDE], rounds=1)}
     assert rows["blocked"].total_ms > 0
     assert rows["sdpa_masked"].total_ms > 0
-    assert rows["gathered"].reason == "it computes windows, no patterns"
+    assert rows["gathered"].reason == "it computes windows, not patterns"
     assert rows["blocked"].spec["mask"] == "axial | local:1,max"
-    assert measure(CASE, ["sdpa_masked"], rounds=1)[0].reason == "only patterns have a mask"
+    assert measure(CASE, ["sdpa_masked"], rounds=1)[0].reason.startswith("it computes patterns")
 
 
 @pytest.mark.parametrize("side", [7, 40])

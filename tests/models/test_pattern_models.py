@@ -121,7 +121,7 @@ def test_the_config_selects_pattern_reach_and_backend():
         ("axail", "unknown pattern 'axail'; did you mean 'axial'"),
         ("axial | | local:1", "at column 9"),
         ("axial / local:1 / swin:2", "is for 3 stages, the model has 2"),
-        ("window:3,-1", "cyclic window may meet a key twice"),
+        ("window:3,-1", "a query may attend to a key twice"),
         ("from_mask:small.npy", "a grid of 7 x 7 tokens needs a mask of 49 x 49 pairs, got 4 x 4"),
     ],
 )
@@ -164,7 +164,7 @@ def test_a_patched_model_refuses_a_mask_of_another_grid():
 @pytest.mark.long
 def test_a_pattern_of_one_size_is_not_exported_with_open_sizes(tmp_path):
     model = build("axial / random:0.5")
-    message = "random:0.5,0 depends on the size of the grid: export it for one size"
+    message = "random:0.5,0 depends on the size of the grid: export the model for one image size"
     with pytest.raises(ValueError, match=message):
         export_model(model, tmp_path / "model.pt2", size=(28, 28))
     export_model(model, tmp_path / "model.pt2", size=(28, 28), dynamic=["batch"])

@@ -88,7 +88,7 @@ def test_the_fused_mask_says_why_it_cannot_run():
     assert not reasons(plain)
     assert any("dropout" in reason for reason in reasons(replace(plain, dropout=True)))
     window = replace(plain, window=Window((5, 7), 3))
-    assert reasons(window) == ["it computes patterns, no windows"]
+    assert reasons(window) == ["it computes patterns, not windows"]
 
 
 @pytest.mark.parametrize("name", ACCEPT)
@@ -141,7 +141,7 @@ def test_other_backends_say_why_they_cannot_run():
     for name, verdict in explain(case).items():
         can_run = name in (*ACCEPT, "masked_sdpa")
         assert can_run == (verdict in ("chosen", "could run")), f"{name}: {verdict}"
-    with pytest.raises(ValueError, match="gathered.*it computes windows, no patterns"):
+    with pytest.raises(ValueError, match="gathered.*it computes windows, not patterns"):
         choose(case, "gathered")
 
 
@@ -167,7 +167,7 @@ def test_wrong_calls_are_refused():
     with pytest.raises(ValueError, match=r"shape \(3, 25\) for .* up to \(2, 2\) of local:2,max"):
         local_attention(q, q, q, layout, bias=LocalBias(torch.zeros(3, 9)))
     two = patterns.from_mask(torch.ones(2, 35, 35, dtype=torch.bool))
-    with pytest.raises(ValueError, match="q has 3 heads, the pattern .* has 2"):
+    with pytest.raises(ValueError, match="q has 3 heads, but the pattern .* has 2"):
         local_attention(q, q, q, Layout((5, 7), 3, two))
     with pytest.raises(ValueError, match="grid and chunk must be positive"):
         Layout((5, 7), 0, patterns.local(2))
@@ -247,6 +247,6 @@ def test_all_backends_are_decided():
     refusing = {
         name
         for name, entry in BACKENDS.items()
-        if "it computes windows, no patterns" in entry.unsupported(case)
+        if "it computes windows, not patterns" in entry.unsupported(case)
     }
     assert refusing == set(BACKENDS) - COMPUTE

@@ -206,7 +206,7 @@ ERRORS = [
     ("dilated:0", "the step must be a whole number of at least 1, got 0"),
     ("random:2", "the density must be above 0 and at most 1, got 2"),
     ("gaussian:0,0.5", "sigma must be above 0, got 0"),
-    ("window:3,-1", "a cyclic window may meet a key twice"),
+    ("window:3,-1", "a query may attend to a key twice"),
     ("window:3,1,-1", "the exact window"),
     ("from_mask:nothing.npy", "nothing.npy cannot be read"),
     ("", "at the end: expected the name of a pattern"),

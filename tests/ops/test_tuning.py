@@ -222,7 +222,7 @@ def test_too_many_bytes_are_a_reason():
 
 def test_in_evaluation_a_pair_is_its_forward():
     reasons = BACKENDS["blocked+triton"].unsupported(replace(CASE, needs_grad=False))
-    assert reasons == ["without gradients the backend blocked does the same"]
+    assert reasons == ["without gradients it is the same as the backend blocked"]
 
 
 def test_in_evaluation_only_the_forward_pass_counts():

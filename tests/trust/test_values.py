@@ -77,13 +77,13 @@ def test_one_warning_names_the_rule(tmp_path, caplog):
         save((RAMP * 65535).astype(np.uint16), tmp_path / f"{number}.png")
         read_image(tmp_path / f"{number}.png")
     assert caplog.messages == [
-        "16-bit images are read as values from 0 to 65535 (DATA.VALUE_RANGE)"
+        "16-bit images are read with the value range 0 to 65535; set DATA.VALUE_RANGE to change it"
     ]
 
 
 def test_dark_images_are_warned_of(tmp_path, caplog):
     read_image(save((RAMP * 4095).astype(np.uint16), tmp_path / "a.png"))
-    assert "some use few of these and become dark" in caplog.text
+    assert "use only a small part of this range, and become dark" in caplog.text
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

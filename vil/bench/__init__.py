@@ -1,1 +1,1 @@
-"""Measure time, memory and layout copies of models, for `vil benchmark` and `vil analyze`."""
+"""Benchmarks of models and of attention backends, for `vil benchmark` and `vil analyze`."""

@@ -1,9 +1,9 @@
-"""Benchmark the backends of local attention and baselines on one case, in alternation.
+"""Benchmark local attention backends and baselines on one case, in interleaved rounds.
 
-A case is a shape and a window or a pattern. The baselines are `sdpa`, torch's full attention
-without bias; `sdpa_masked`, the same under a pattern's mask; and `natten`, if it is installed.
-`floor` is a lower bound: the time of the matmuls of all query-key pairs in the windows, two in
-forward and five in backward.
+A case has the tensor sizes and the window or pattern of one attention call. The baselines are
+`sdpa`, torch's full attention without bias; `sdpa_masked`, torch's attention under a pattern's
+mask; and `natten`, if it is installed. `floor` is a lower bound: the time of only the matmuls over
+all query-key pairs in the windows, two in the forward pass and five in the backward pass.
 
 Memory is the peak of the tensors that one forward and backward pass allocates, without the inputs
 and the output's gradient. peak_mib includes the output and the gradients, extra_mib does not.
@@ -33,10 +33,11 @@ ALL_PAIRS = ("masked", "sdpa", "sdpa_masked")  # these multiply every query with
 
 @dataclass
 class Row:
-    """Measurements of one backend or baseline on a case, or the reason why there are none.
+    """Measurements of one backend or baseline on a case; `reason` says why if there are none.
 
-    forward_ms, backward_ms: medians. over_*: total time, divided by that of the named row. auto:
-    whether "auto" selects this backend. note: what limits the comparison.
+    auto: whether backend="auto" selects this backend. forward_ms, backward_ms: median times.
+    over_NAME: total time divided by the total time of the row NAME. peak_mib, extra_mib: peak
+    memory with and without output and gradients. note: a remark such as "full attention, no bias".
     """
 
     backend: str
@@ -60,7 +61,7 @@ class Row:
 
     @property
     def spec(self) -> dict:
-        """The columns that describe the case. pairs: query-key pairs of all images and heads."""
+        """The case as {column: value}. "pairs" counts query-key pairs in all images and heads."""
         case, window = self.case, self.case.window
         return dict(
             grid=list(window.grid),
@@ -78,7 +79,7 @@ class Row:
 def measure(
     case: Case, names: Iterable[str], rounds: int = ROUNDS, max_bytes: float | None = None
 ) -> list[Row]:
-    """Measure backends and baselines on a case. Returns a row per name, then one for the floor.
+    """Measure backends and baselines on a case. Returns a row per name, then the lower bound's row.
 
     names: keys of BACKENDS or BESIDE (the baselines).
     max_bytes: backends with a higher estimated memory do not run. Default: 0.8 of the free memory.
@@ -120,7 +121,8 @@ def measure(
 
 
 def mode_of(window: Window) -> int | None:
-    """Return the neighbor mode (config key MODE) of a window; None for custom offsets."""
+    """Return the value of the config key MODE (-1, 0 or 1..8) that gives a window's chunk offsets;
+    None if no value does."""
     if window.offsets == ALL_NINE:
         return 0
     if len(window.offsets) == 1:

@@ -31,10 +31,10 @@ MIB = 2**20
 
 
 class Baseline(NamedTuple):
-    """An attention outside of BACKENDS, to compare the backends with.
+    """An attention implementation that is not in BACKENDS, to compare the backends with.
 
-    candidate: makes the functions to time. reasons: lists why it cannot run a case. note: how it
-    differs from the backends.
+    candidate: function that returns the passes to time. reasons: function that returns the reasons
+    why the baseline cannot run a case. note: how the baseline differs from the backends.
     """
 
     candidate: Callable[[Case, Inputs], Candidate]
@@ -43,20 +43,20 @@ class Baseline(NamedTuple):
 
 
 def differentiate(compute: Callable[[], Tensor], leaves: list[Tensor], dout: Tensor) -> Candidate:
-    """Return a candidate from a forward function. The backward of the candidate computes the
-    gradients of all leaves."""
+    """Return a candidate with the forward pass `compute`. Its backward pass computes the gradients
+    of all `leaves` for `dout`, the gradient of the output."""
     grad = torch.autograd.grad
     return Candidate(compute, lambda out: grad(out, leaves, dout, materialize_grads=True))
 
 
 def sdpa(case: Case, inputs: Inputs) -> Candidate:
-    """Return a candidate for torch's attention of every token to all tokens, without bias."""
+    """Return a candidate that runs torch's SDPA of all tokens with all tokens, without bias."""
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     return differentiate(lambda: F.scaled_dot_product_attention(*leaves), leaves, inputs.cotangent)
 
 
 def masked_sdpa(case: Case, inputs: Inputs) -> Candidate:
-    """Return a candidate for torch's attention with the mask of a layout, without bias."""
+    """Return a candidate that runs torch's SDPA under the mask of a pattern, without bias."""
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     mask = F.pad(case.window.mask.to(inputs.q.device), (case.num_global, 0), value=True)
     mask = mask[None] if len(mask) > 1 else mask[0]  # the fused kernel takes no three dimensions
@@ -65,14 +65,16 @@ def masked_sdpa(case: Case, inputs: Inputs) -> Candidate:
 
 
 def masked_sdpa_reasons(case: Case) -> list[str]:
-    """Return the reasons why torch's attention with a mask cannot run a case; empty if it can."""
+    """Return the reasons why `masked_sdpa` cannot run a case; an empty list if it can."""
     if not case.is_layout:
-        return ["only patterns have a mask"]
-    return ["the mask of all pairs is too large"] if case.window.length > MAX_MASKED_LENGTH else []
+        return ["it computes patterns, and the case has a window"]
+    if case.window.length > MAX_MASKED_LENGTH:
+        return [f"{case.window.length} tokens: masks are limited to {MAX_MASKED_LENGTH} tokens"]
+    return []
 
 
 def natten(case: Case, inputs: Inputs) -> Candidate:
-    """Return a candidate for NATTEN's 2-D attention to the (2w+1)**2 nearest tokens.
+    """Return a candidate that runs NATTEN's 2-D attention to the (2w+1)**2 nearest tokens.
 
     The inputs are converted to NATTEN's layout here, outside the timed functions. Unlike the
     backends, NATTEN adds no bias and, at the border, moves the window inwards instead of cutting
@@ -97,14 +99,14 @@ def natten(case: Case, inputs: Inputs) -> Candidate:
 
 
 def natten_reasons(case: Case) -> list[str]:
-    """Return the reasons why NATTEN cannot run a case; empty if it can."""
+    """Return the reasons why NATTEN cannot run a case; an empty list if it can."""
     reasons, side = [], 2 * case.window.size + 1
     if case.device != "cuda":
         reasons.append("NATTEN is compared on a CUDA device only")
     elif importlib.util.find_spec("natten") is None:
-        reasons.append("not installed: pip install natten")
+        reasons.append("NATTEN is not installed: pip install natten")
     if case.is_layout or case.window.mask != Mask.EXACT:
-        reasons.append("NATTEN has no chunk masks, only the exact window")
+        reasons.append("NATTEN computes only the exact window (SW_EXACT 1)")
     if side > min(case.window.grid):
         reasons.append(f"its window of {side} x {side} is larger than the grid")
     return reasons
@@ -118,27 +120,30 @@ BESIDE = {
 
 
 def make_candidate(name: str, case: Case, inputs: Inputs) -> Candidate:
-    """Return the candidate for a key of BESIDE or BACKENDS."""
+    """Return the passes to time of a baseline (key of BESIDE) or a backend (key of BACKENDS)."""
     if name in BESIDE:
         return BESIDE[name].candidate(case, inputs)
     return backend_candidate(name, case, inputs, leaves_of(inputs))
 
 
 def reasons_against(name: str, case: Case, max_bytes: float) -> list[str]:
-    """Return the reasons why a candidate cannot run a case, such as memory; empty if it can."""
+    """Return the reasons why a baseline or backend cannot run a case; an empty list if it can.
+
+    A backend whose estimated memory exceeds `max_bytes` cannot run.
+    """
     if name in BESIDE:
         return BESIDE[name].reasons(case)
     if reasons := BACKENDS[name].unsupported(case):
         return reasons
-    size, problem = expected_bytes(name, case), "would need {:.0f} MiB, the limit is {:.0f} MiB"
+    size, problem = expected_bytes(name, case), "would need {:.0f} MiB, but the limit is {:.0f} MiB"
     return [problem.format(size / MIB, max_bytes / MIB)] if size > max_bytes else []
 
 
 def count_pairs(window: Window | Layout, num_global: int) -> int:
-    """Count the query-key pairs in the windows of one image and head, global keys included.
+    """Count the query-key pairs of one image and head, including pairs with global keys.
 
-    Padding is not counted. A key that occurs twice in a window counts twice. In a layout, the
-    visible pairs are counted, the mean over heads.
+    Padding is not counted. A key that occurs twice in a cyclic window counts twice. For a pattern,
+    the count is the mean over its heads, rounded down.
     """
     if isinstance(window, Layout):
         return window.count_pairs() // window.heads + num_global * window.length
@@ -147,7 +152,10 @@ def count_pairs(window: Window | Layout, num_global: int) -> int:
 
 
 def count_axis_pairs(window: Window, axis: int, step: int) -> int:
-    """Count the query-key pairs along one axis, for keys `step` chunks after the query's chunk."""
+    """Count the query-key pairs along one axis of the grid (0: rows, 1: columns).
+
+    Counts only pairs whose key lies in the chunk `step` chunks after the query's chunk.
+    """
     w, count = window.size, window.chunks[axis]
     token = torch.arange(window.grid[axis])
     query, key = token[:, None], token[None, :]
@@ -159,10 +167,11 @@ def count_axis_pairs(window: Window, axis: int, step: int) -> int:
 
 
 def find_floor(case: Case) -> tuple[Candidate, float]:
-    """Return (candidate, seconds) of the fastest lower bound, over the tile sizes in TILES.
+    """Return a lower bound of attention on a case: (candidate to time, its measured seconds).
 
-    The candidate runs the matmuls that every backend needs for the query-key pairs of a case: two
-    in forward, five in backward (scores again, and gradients of weights, v, q and k).
+    The candidate runs only the matmuls that every backend needs for the query-key pairs: two in
+    forward, five in backward (scores again, and gradients of weights, v, q and k). It uses the
+    fastest of the tile sizes in TILES.
     """
     trials = []
     for candidate in (matmuls(case, tile) for tile in TILES):
@@ -172,7 +181,8 @@ def find_floor(case: Case) -> tuple[Candidate, float]:
 
 
 def matmuls(case: Case, tile: tuple[int, int]) -> Candidate:
-    """Return a candidate for the matmuls of all query-key pairs, with (m, n) tiles of scores."""
+    """Return a candidate that runs the matmuls of all query-key pairs of a case, in batches of
+    matrices whose scores have the shape `tile`."""
     pairs = case.batch * case.heads * count_pairs(case.window, case.num_global)
     m, n = tile
     m = min(m, isqrt(pairs))

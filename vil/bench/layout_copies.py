@@ -22,7 +22,10 @@ COPIES = (aten.clone, aten._to_copy, aten.copy_)
 
 
 class Conversion(NamedTuple):
-    """Layout copies by one operator in one module, summed over calls. way: forward or backward."""
+    """All copies that one operator makes in one module and that only change the memory layout.
+
+    way: "forward" or "backward" pass. calls, bytes, share: totals of one training step.
+    """
 
     module: str
     way: str
@@ -35,7 +38,7 @@ class Conversion(NamedTuple):
 def conversions(
     model: nn.Module, images: Tensor, dtype: torch.dtype | None = None
 ) -> list[Conversion]:
-    """List the layout copies of one training step, those with the largest share of time first.
+    """List the layout copies of one training step, those that take the most time first.
 
     images: (B, c, H, W). dtype: the autocast dtype; None for no autocast. The model stays in its
     train or eval mode.
@@ -51,7 +54,7 @@ def conversions(
 
 
 def run_step(model: nn.Module, images: Tensor, dtype: torch.dtype | None) -> None:
-    """Run forward and backward of the cross entropy, with class 0 as every target."""
+    """Run the model, and the backward pass of a cross entropy in which all targets are class 0."""
     model.zero_grad()
     with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
         logits = model(images)
@@ -62,7 +65,8 @@ def run_step(model: nn.Module, images: Tensor, dtype: torch.dtype | None) -> Non
 class CopyRecorder(TorchDispatchMode):
     """Dispatch mode that times every operator and records the layout copies.
 
-    copies: {(module, way, operator): [calls, bytes, seconds]}. seconds: total of all operators.
+    copies: {(module, "forward" or "backward", operator): [calls, bytes, seconds]}.
+    seconds: total time of all operators, including those that copy nothing.
     """
 
     def __init__(self, scopes: ModuleScopes, device: torch.device) -> None:
@@ -92,6 +96,6 @@ def changes_layout(source: Any, result: Tensor) -> bool:
 
 
 def memory_order(x: Tensor) -> list[tuple[int, int]]:
-    """Return (dimension, stride) of the dimensions larger than 1, largest stride first."""
+    """Return (dimension, stride) of each dimension larger than 1, largest stride first."""
     strides = [(d, x.stride(d)) for d in range(x.ndim) if x.shape[d] > 1]
     return sorted(strides, key=lambda pair: (-pair[1], pair[0]))

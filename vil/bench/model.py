@@ -27,7 +27,7 @@ class Contender:
 
     images (B, 3, H, W) and targets (B,) are on the model's device. The images have the model's
     memory format. amp_dtype: the autocast dtype; None for no autocast. switch: called before each
-    pass, to apply global settings of torch.
+    pass to apply the global torch settings of this model.
     """
 
     network: nn.Module
@@ -39,7 +39,7 @@ class Contender:
     switch: Callable[[], object] = lambda: None
 
     def evaluate(self) -> Tensor:
-        """Return the logits (B, K) of the images in eval mode, without gradients."""
+        """Return the logits (B, classes) of the images in eval mode, without gradients."""
         self.switch()
         self.network.eval()
         with torch.no_grad(), self.autocast():
@@ -63,10 +63,11 @@ class Contender:
 
 @dataclass
 class Row:
-    """Measurements of a model with certain settings, or the reason why there are none.
+    """Measurements of a model with certain settings; `reason` says why if there are none.
 
     way: the settings, such as "bf16+nhwc". attention: the backends of the stages in training.
-    evaluation, training: images per second. over_*: that speed divided by the first row's.
+    evaluation, training: images per second. over_evaluation, over_training: these speeds divided by
+    those of the first row. evaluation_mib, training_mib: peak memory.
     """
 
     model: str
@@ -84,9 +85,10 @@ class Row:
 
 
 def measure(entries: Sequence[tuple[Row, Contender | None]], rounds: int) -> list[Row]:
-    """Measure the contenders in alternation. Returns the rows, filled in.
+    """Measure models in interleaved rounds, and store the results in their rows. Returns all rows.
 
-    entries: a row and its contender. None for a contender means that the row already has a reason.
+    entries: pairs of a row and the `Contender` to measure for it. The contender is None if the row
+    already has a reason why it is not measured.
     """
     contenders = {str(number): one for number, (_, one) in enumerate(entries) if one is not None}
     candidates = {

@@ -40,14 +40,15 @@ class ModuleScopes:
 
     @property
     def current(self) -> tuple[str, str]:
-        """(module, "forward" or "backward") of the operation that is running."""
+        """The (module name, "forward" or "backward") to which the running operation belongs."""
         node = torch._C._current_autograd_node()
         if self.stack:  # also true while gradient checkpointing recomputes a block
             return self.stack[-1][0], "forward"
         return (OUTSIDE, "forward") if node is None else self.of_backward(node._sequence_nr())
 
     def of_backward(self, number: int) -> tuple[str, str]:
-        """Return (module, "backward") of the backward operation with autograd sequence `number`."""
+        """Return (module name, "backward") for a backward operation. number: its autograd sequence
+        number."""
         inside = (name for begin, end, name in self.spans if begin <= number < end)
         return next(inside, OUTSIDE), "backward"
 

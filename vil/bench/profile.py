@@ -19,7 +19,10 @@ MICRO = 1e-6
 
 
 class Cost(NamedTuple):
-    """Total time of one operator in one module, without the operators that it calls."""
+    """Total time of one operator in one module, without the operators that it calls.
+
+    way: "forward" or "backward" pass.
+    """
 
     module: str
     way: str
@@ -30,7 +33,7 @@ class Cost(NamedTuple):
 
 
 class LabeledScopes(ModuleScopes):
-    """Module scopes that also mark each module's forward in the profiler's trace."""
+    """A `ModuleScopes` that also labels each module's forward pass in the profiler's trace."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -49,10 +52,10 @@ class LabeledScopes(ModuleScopes):
 def profiled(
     step: Callable[[], object], model: nn.Module, device: torch.device, trace: Path
 ) -> list[Cost]:
-    """Profile one step after a warm-up step. Returns the costs, highest first.
+    """Profile one training step after a warm-up step. Returns the costs, longest time first.
 
-    On CUDA, costs are device time, else CPU time. step: runs one training step of `model`.
-    trace: a file to write for chrome://tracing or Perfetto, compressed if its name ends in .gz.
+    Times are device time on CUDA, else CPU time. step: function that runs a training step of
+    `model`. trace: file to write for chrome://tracing or Perfetto, compressed if it ends in .gz.
     """
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * cuda]
@@ -72,7 +75,7 @@ def profiled(
 
 
 def find_module(event: FunctionEvent, scopes: ModuleScopes) -> tuple[str, str]:
-    """Return (module, "forward" or "backward") of a profiler event."""
+    """Return the (module name, "forward" or "backward") to which a profiler event belongs."""
     parent = event.cpu_parent
     while parent is not None:
         if parent.name.startswith(MODULE):

@@ -1,4 +1,4 @@
-"""Local 2-D attention as pure tensor functions: the operation, its windows, reference and backends.
+"""Local 2-D attention as pure tensor functions: windows, patterns, a reference and backends.
 
 Names are imported at their first use, so that importing this package does not import torch.
 """

@@ -18,9 +18,10 @@ LARGE_BATCH = 64  # images; above it, time is proportional to the batch
 
 @dataclass(frozen=True)
 class Case:
-    """The static properties of a call with q (batch, heads, L, head_dim).
+    """The static properties of a `local_attention` call with q (batch, heads, L, head_dim).
 
-    valid: whether some images are padded.
+    table_bias, global_bias: whether the bias has a table, and biases toward global tokens. valid:
+    whether the call has `valid_hw`, as some images are padded. needs_grad: whether autograd is on.
     """
 
     window: Window | Layout
@@ -38,7 +39,7 @@ class Case:
 
     @classmethod
     def of(cls, call: Call) -> Case:
-        """Return the case of a call."""
+        """Return the static properties of a call."""
         q, _, _, window, num_global, (table, to_global), valid_hw, _, dropout_p = call
         batch, heads, _, head_dim = q.shape
         sizes = (batch, heads, head_dim, num_global, q.dtype, q.device.type)
@@ -47,7 +48,7 @@ class Case:
 
     @property
     def is_layout(self) -> bool:
-        """Whether the call computes the layout of a pattern instead of a window."""
+        """Whether the call attends by the `Layout` of a pattern instead of a `Window`."""
         return isinstance(self.window, Layout)
 
     @property
@@ -56,19 +57,19 @@ class Case:
         return self.window.symbolic or isinstance(self.batch, torch.SymInt)
 
     def _kind(self) -> str:
-        """Describe the window or the layout, for `bucket`."""
+        """Describe the window or the pattern in a few words, for the key of `bucket`."""
         window = self.window
         if isinstance(window, Layout):
             return f"pattern {window.pattern} ({window.density:.1f} of the chunks)"
         return f"{window.mask.name.lower()}, {len(window.offsets)} offsets"
 
     def bucket(self) -> str:
-        """Return the key of the tuned backend for this case. Similar cases have the same key.
+        """Return the key under which the tuned backend for this case is stored.
 
-        The batch size in the key is rounded up to a power of two, at most LARGE_BATCH. Grid sides,
-        in chunks, are rounded up to powers of two if above four. So similar image sizes share a
-        choice. The key has the number of offsets instead of the offsets, because all eight
-        neighbors of random shift take the same time.
+        Similar cases have the same key. The batch size in the key is rounded up to a power of two,
+        at most LARGE_BATCH. Grid sides, in chunks, are rounded up to powers of two if above four,
+        so that similar image sizes share a backend. The key has the number of chunk offsets instead
+        of the offsets, because all eight neighbors of random shift take the same time.
         """
         window = self.window
         rows, cols = (next_power_of_2(chunks, exact_to=4) for chunks in window.chunks)

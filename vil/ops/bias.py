@@ -12,10 +12,11 @@ from vil.ops.window import Window
 
 
 class LocalBias(NamedTuple):
-    """The bias added to the scores of local queries. Both fields are optional.
+    """The bias added to the attention scores of local queries. Both fields are optional.
 
-    table (N, (4w-1)**2): by query position minus key position.
-    to_global (N, G): toward each global key.
+    table (N heads, entries): for local keys, an entry for each query position minus key position;
+      a `Window` of size w has (4w-1)**2 entries.
+    to_global (N heads, G): for each of the G global keys.
     """
 
     table: Tensor | None = None
@@ -26,9 +27,9 @@ NO_BIAS = LocalBias()
 
 
 def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
-    """Return the bias of all pairs of tokens in a chunk and its neighbors, (N, W, K*W).
+    """Return the bias of each query of a chunk toward the keys of the chunks at the K offsets.
 
-    Returns None without a table.
+    The shape is (N heads, W, K*W) for chunks of W tokens. Returns None without a bias table.
     """
     if bias.table is None:
         return None
@@ -37,9 +38,10 @@ def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
 
 
 def joined_bias(bias: LocalBias, window: Window, num_global: int) -> Tensor | None:
-    """Return the bias of all keys of a chunk, global tokens first, (N, W, G + K*W).
+    """Return the bias of each query of a chunk toward G global keys, then the keys at K offsets.
 
-    A missing field counts as 0. Returns None if both fields are missing.
+    The shape is (N heads, W, G + K*W) for chunks of W tokens. A missing field of `bias` counts
+    as 0. Returns None if both are missing.
     """
     local = tile_bias(bias, window)
     if not num_global or (local is None and bias.to_global is None):

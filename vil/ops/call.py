@@ -30,7 +30,8 @@ class Call(NamedTuple):
 
 
 def to_numbers(window: Window | Layout, num_global: int) -> list[int]:
-    """Return the window and the number of global tokens as a flat list, for torch operators."""
+    """Encode the window and the number of global tokens as a list of integers, the form in which
+    torch operators take them. `from_numbers` decodes the list."""
     if isinstance(window, Layout):
         kind, own = PATTERN, [window.pattern.number, *(window.max_reach or ())]
     else:
@@ -39,7 +40,7 @@ def to_numbers(window: Window | Layout, num_global: int) -> list[int]:
 
 
 def from_numbers(numbers: Sequence[int]) -> tuple[Window | Layout, int]:
-    """Return the window and the number of global tokens from the list of `to_numbers`."""
+    """Decode a list of `to_numbers` into (window or layout, number of global tokens)."""
     rows, cols, size, kind, num_global, *own = numbers
     if kind == PATTERN:
         number, *reach = own
@@ -49,5 +50,5 @@ def from_numbers(numbers: Sequence[int]) -> tuple[Window | Layout, int]:
 
 
 def find_pattern(numbers: Sequence[int]) -> Pattern | None:
-    """Return the pattern in the list of `to_numbers`; None for a window."""
+    """Return the pattern that a list of `to_numbers` encodes; None if it encodes a window."""
     return BY_NUMBER[numbers[5]] if numbers[3] == PATTERN else None

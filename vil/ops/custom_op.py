@@ -36,8 +36,8 @@ STATIC = "SymInt[] numbers, float scale"
 
 
 def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
-    """Return the function `unsupported` of a combination. It returns the reasons why either pass
-    does not support a case."""
+    """Return the function `unsupported` of the backend that combines two passes. The function takes
+    a case and returns the reasons why a pass does not support it."""
 
     forward_limits, backward_limits = FORWARDS[forward].unsupported, BACKWARDS[backward].unsupported
 
@@ -46,15 +46,15 @@ def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
         if case.needs_grad:
             reasons += backward_limits(case)
         elif forward != backward:
-            reasons.append(f"without gradients the backend {forward} does the same")
+            reasons.append(f"without gradients it is the same as the backend {forward}")
         return list(dict.fromkeys(reasons))
 
     return unsupported
 
 
 def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
-    """Combine two passes into a backend. It declares torch operators, so call it once per
-    combination."""
+    """Return a backend's function that computes a `Call` by a forward pass (key of FORWARDS) and a
+    backward pass (key of BACKWARDS). Declares torch operators, so call it once per combination."""
     operator = _operator(forward, backward)
 
     def run(call: Call) -> Tensor:
@@ -72,7 +72,7 @@ def _call(tensors: Sequence[Tensor | None], numbers: Sequence[int], scale: float
 
 
 def _operator(forward: str, backward: str) -> Callable:
-    """Declare the operator vil::<forward>_<backward>, which returns out and lse."""
+    """Declare the operator vil::<forward>_<backward>: it returns the output and log-sum-exp."""
     run, name = FORWARDS[forward].run, f"vil::{forward}_{backward}"
     gradient = _gradient(backward)
 
@@ -86,7 +86,10 @@ def _operator(forward: str, backward: str) -> Callable:
 
     def differentiate(ctx: FunctionCtx, dout: Tensor, dlse: Tensor | None) -> tuple:
         if torch.is_grad_enabled():
-            raise RuntimeError(f"{backward} has no second derivative, backend chunk_autograd has")
+            raise RuntimeError(
+                f"the attention backend {backward} has no second derivative: "
+                "select the backend chunk_autograd"
+            )
         saved = ctx.saved_tensors  # read once: gradient checkpointing allows no more
         grads = gradient(*saved, dout, ctx.numbers, ctx.scale)
         biases = [None if bias is None else grad for bias, grad in zip(saved[3:5], grads[3:])]
@@ -104,9 +107,10 @@ def _operator(forward: str, backward: str) -> Callable:
 
 @cache
 def _gradient(backward: str) -> Callable:
-    """Declare the operator vil::<backward>_gradient.
+    """Declare the operator vil::<backward>_gradient, which runs a backward pass.
 
-    The operator returns all gradients, with an empty tensor for a missing bias.
+    It returns the gradients of q, k, v, the bias table and the bias toward global tokens. The
+    gradient of a missing bias is an empty tensor.
     """
     run, name = BACKWARDS[backward].run, f"vil::{backward}_gradient"
 
@@ -128,8 +132,11 @@ def _gradient(backward: str) -> Callable:
     return operator
 
 
-def _register_flops(name: str, num_matmuls: int, direction: str) -> None:
-    """Register the FLOPs of `num_matmuls` matmuls of all queries with their keys."""
+def _register_flops(name: str, num_matmuls: int, backend: str) -> None:
+    """Register an operator's FLOP formula: `num_matmuls` matmuls of all queries with their keys.
+
+    backend: key of FORWARDS or BACKWARDS; it decides how much padding is multiplied.
+    """
 
     def flops(q_shape: Sequence[int], *rest, **kwargs) -> int:
         numbers = next(x for x in rest if isinstance(x, list | tuple) and len(x) > 5)
@@ -137,7 +144,7 @@ def _register_flops(name: str, num_matmuls: int, direction: str) -> None:
         batch, heads, _, dim = q_shape
         if isinstance(window, Layout):
             pairs = num_layout_pairs(window, num_global)
-        elif direction == "blocked":
+        elif backend == "blocked":
             pairs = num_pairs(window, num_global, halo_size(window, batch * heads))
         else:
             pairs = num_pairs(window, num_global, int(window.cyclic))
@@ -148,13 +155,17 @@ def _register_flops(name: str, num_matmuls: int, direction: str) -> None:
 
 
 def num_layout_pairs(layout: Layout, num_global: int) -> int:
-    """Count the pairs of query and key in the chunks of a layout, the mean over heads."""
+    """Count the query-key pairs that one head of one image multiplies for a layout, including
+    hidden pairs of its chunks. If patterns differ by head, the count is the mean over heads."""
     queries = layout.chunks[0] * layout.chunks[1] * layout.tile
     return round(queries * (num_global + layout.density * queries))
 
 
 def num_pairs(window: Window, num_global: int, halo: int) -> int:
-    """Count the pairs of query and key that are multiplied, including the padding of chunks."""
+    """Count the query-key pairs that one head of one image multiplies, including the padding.
+
+    halo: 1 if the grid has a border of extra chunks, see `halo_size`, else 0.
+    """
     return sum(
         group.num_blocks * group.num_queries * window.tile
         * (num_global + len(group.keys) * window.tile)

@@ -1,4 +1,4 @@
-"""Local 2-D attention.
+"""Local 2-D attention: check the arguments, select a backend and run it.
 
 Shapes: B batch, N heads, D head dim, X Y grid, L = X*Y local tokens, G global tokens, w window.
 """
@@ -45,19 +45,24 @@ def local_attention(
     bias.to_global (N, G): added toward global tokens.
     valid_hw (B, 2): rows and columns of each image that are not padding. No token attends to
       padding.
-    scale: of the scores, D**-0.5 by default.
+    scale: factor of q @ k^T, D**-0.5 by default.
+    dropout_p: dropout probability of the attention weights.
     backend: "auto" or a name of `vil.ops.BACKENDS`. The result does not depend on it;
       `vil.ops.reference` is the reference implementation.
     valid: deprecated name of `valid_hw`.
 
-    Returns (B, N, L, D) in the dtype of q. A query without keys (padding, without global tokens)
-    gives 0. Statistics are computed in fp32 (fp64 for fp64 inputs). Autocast has no effect.
+    Returns (B, N, L, D) in the dtype of q. The output of a query without any key is 0. The softmax
+    statistics are computed in fp32 (fp64 for fp64 inputs). Autocast has no effect.
     Raises ValueError for inconsistent shapes, dtypes or settings, and for a backend that does not
     support the case.
     Source: Vision Longformer, arXiv:2103.15358, section 3.2.
     """
     if valid is not None:
-        warnings.warn("the argument valid is now valid_hw", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            "local_attention: the argument valid is deprecated, use valid_hw",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         valid_hw = valid
     bias = NO_BIAS if bias is None else bias
     call = Call(q, k, v, window, num_global, bias, valid_hw, scale or 1.0, dropout_p)
@@ -100,11 +105,18 @@ def _check(call: Call) -> None:
         )
     batch, heads, length, dim = q.shape
     if num_global < 0 or not 0 <= dropout_p <= 1:
-        raise ValueError(f"num_global {num_global} and dropout_p {dropout_p} are out of range")
+        raise ValueError(
+            f"num_global must be at least 0, got {num_global}; "
+            f"dropout_p must be from 0 to 1, got {dropout_p}"
+        )
     if length != window.length:
-        raise ValueError(f"q has {length} tokens, the grid {window.grid} has {window.length}")
+        raise ValueError(
+            f"q has {length} tokens, but the window's grid {window.grid} has {window.length}"
+        )
     if isinstance(window, Layout) and window.heads not in (1, heads):
-        raise ValueError(f"q has {heads} heads, the pattern {window.pattern} has {window.heads}")
+        raise ValueError(
+            f"q has {heads} heads, but the pattern {window.pattern} has {window.heads}"
+        )
     keys = (batch, heads, num_global + length, dim)
     if k.shape != keys or v.shape != keys:
         raise ValueError(
@@ -117,12 +129,12 @@ def _check(call: Call) -> None:
         )
     if valid_hw is not None and valid_hw.shape != (batch, 2):
         raise ValueError(f"valid_hw must be (batch, 2) = {(batch, 2)}, got {tuple(valid_hw.shape)}")
-    for part, shape in (
-        (bias.table, (heads, window.table_entries)),
-        (bias.to_global, (heads, num_global)),
+    for name, part, shape in (
+        ("table", bias.table, (heads, window.table_entries)),
+        ("to_global", bias.to_global, (heads, num_global)),
     ):
         if part is not None and part.shape != shape:
             where = ""
             if part is bias.table and isinstance(window, Layout):
                 where = f" for displacements up to {window.table_reach} of {window.pattern}"
-            raise ValueError(f"the bias must have shape {shape}{where}, got {tuple(part.shape)}")
+            raise ValueError(f"bias.{name} must have shape {shape}{where}, got {tuple(part.shape)}")

@@ -1,8 +1,8 @@
 """The layout of a pattern on a grid: which key chunks each query chunk attends to, and how.
 
-A pair of chunks is absent, fully visible, or partly visible; the latter has a mask of w x w tokens
-by w x w tokens. Equal masks are stored once. Tokens beyond the end of the grid, which complete the
-last chunks, are never visible as keys.
+A pair of chunks is absent, fully visible, or partly visible. A partly visible pair has a mask with
+an entry for each query token and each key token of the two chunks. Equal masks are stored once.
+Tokens beyond the end of the grid, which complete the last chunks, are never visible as keys.
 
 Shapes: X Y grid rows and columns, L = X*Y tokens, w chunk side, W = w*w tokens of a chunk, R x C
 chunks, Q = R*C, H heads if their patterns differ, else 1. E pairs of chunks, T masks.
@@ -33,16 +33,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Layout(ChunkGrid):
-    """A pattern on a grid, computed in chunks.
+    """A pattern on a grid of tokens, which attention computes in chunks of w x w tokens.
 
-    grid: rows and columns of tokens. size: w, the side of a chunk. The result of attention does not
-    depend on it.
-    max_reach: the largest displacement (rows, columns) with a bias of its own; pairs farther apart
-    have the bias of this displacement (Shaw et al., arXiv:1803.02155, section 3.2). By default the
-    pattern's reach, or that of the grid if the pattern has none.
+    grid: rows and columns of tokens. size: w; the result of attention does not depend on it.
+    max_reach: the largest displacement (rows, columns) with its own entry in the bias table; larger
+    ones are clamped to it (Shaw et al., arXiv:1803.02155, section 3.2). By default the pattern's
+    reach, or the largest displacement in the grid if the pattern has none.
 
     Raises ValueError for a size below 1, if the pattern is not defined on the grid, and if the grid
-    has an open size that the pattern cannot be traced for.
+    is symbolic (torch.export) but the pattern is not traceable.
     """
 
     grid: Grid
@@ -57,7 +56,8 @@ class Layout(ChunkGrid):
             )
         if self.symbolic and not self.pattern.traceable:
             raise ValueError(
-                f"pattern {self.pattern} depends on the size of the grid: export it for one size"
+                f"pattern {self.pattern} depends on the size of the grid: "
+                "export the model for one image size"
             )
         self.pattern.check_grid(self.grid)
 
@@ -67,7 +67,7 @@ class Layout(ChunkGrid):
 
     @property
     def heads(self) -> int:
-        """H: 1 if all heads have the same pattern."""
+        """H, the number of heads if their patterns differ; 1 if all have the same pattern."""
         return self.pattern.heads
 
     @property
@@ -79,14 +79,15 @@ class Layout(ChunkGrid):
 
     @property
     def table_entries(self) -> int:
-        """The number of entries of the bias table of a head."""
+        """The number of entries in the bias table of a head."""
         top, left = self.table_reach
         return (2 * top + 1) * (2 * left + 1)
 
     def bias_index(self, rows: Tensor, cols: Tensor) -> Tensor:
-        """Return the index of displacements into a flattened bias table.
+        """Return the indices of displacements (rows, cols) into a flattened bias table.
 
         The table has 2 * reach + 1 rows and columns, with the displacement (0, 0) in the middle.
+        Larger displacements than `table_reach` are clamped to it.
         """
         (top, left) = self.table_reach
         rows, cols = rows.clamp(-top, top), cols.clamp(-left, left)
@@ -94,41 +95,49 @@ class Layout(ChunkGrid):
 
     @property
     def mask(self) -> Tensor:
-        """The mask of all pairs, (H, L, L) bool. It is cached for a few layouts."""
+        """Whether each query attends to each key, (H, L, L) bool: H heads (1 if all are equal), L
+        tokens. It is cached for a few layouts."""
         return dense_mask(self)
 
     @property
     def lists(self) -> ChunkLists:
-        """The pairs of chunks. They are cached for some layouts."""
+        """The pairs of query and key chunks to compute. They are cached for some layouts."""
         return build_lists(self)
 
     @property
     def density(self) -> float:
-        """The fraction of all pairs of chunks that are computed, the mean over heads."""
+        """The fraction of all pairs of chunks that attention computes (mean over the heads)."""
         return len(self.lists.query) / (self.heads * math.prod(self.chunks) ** 2)
 
     def count_pairs(self) -> int:
-        """Count the visible pairs of tokens, of all heads with patterns of their own."""
+        """Count the visible pairs of tokens; if patterns differ by head, summed over heads."""
         return self.lists.num_visible
 
     def chunk_tokens(self, chunks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rows and columns of the tokens of chunks, (.., W) each, not clipped."""
+        """Return (rows, columns) in the grid for the W tokens of each chunk, (.., W) each.
+
+        chunks (..): row-major indices. Tokens that only complete the last chunks lie
+        outside the grid.
+        """
         inside = torch.arange(self.tile)
         row, col = chunks // self.chunks[1], chunks % self.chunks[1]
         rows = row[..., None] * self.size + inside // self.size
         return rows, col[..., None] * self.size + inside % self.size
 
     def steps(self) -> tuple[Tensor, Tensor]:
-        """Return (the distinct displacements of the pairs of chunks, (S, 2) int64, in rows and
-        columns of chunks; the index of each pair's displacement, (E,))."""
+        """Return (steps (S, 2) int64, index (E,)) of the E pairs in `lists`.
+
+        steps: the distinct displacements, query chunk minus key chunk, in rows and columns of
+        chunks. index: the number of each pair's displacement in `steps`.
+        """
         (_, cols), lists = self.chunks, self.lists
         rows = lists.query // cols - lists.key // cols
         both = torch.stack([rows, lists.query % cols - lists.key % cols], 1)
         return both.unique(dim=0, return_inverse=True)
 
     def tile_masks(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Return the masks of pairs of chunks, (n, W, W) bool. head, query, key (n,): their head
-        and their chunks."""
+        """Return which query tokens (dim 1) attend to which key tokens (dim 2) in n pairs of
+        chunks, (n, W, W) bool. head, query, key (n,): head, query chunk and key chunk of a pair."""
         (query_row, query_col), (key_row, key_col) = map(self.chunk_tokens, (query, key))
         inside = (key_row < self.grid[0]) & (key_col < self.grid[1])  # (n, W)
         tokens = [query_row, query_col, key_row, key_col]
@@ -146,11 +155,12 @@ class Layout(ChunkGrid):
 
 @dataclass(frozen=True)
 class ChunkLists:
-    """The pairs of chunks of a layout that are not absent, sorted by head, query and key.
+    """The pairs of query and key chunks that a layout computes, sorted by head, query and key.
 
-    head, query, key (E,) int64: the head and the chunks of each pair. mask (E,) int64: the index of
-    its mask in `masks` (T, W, W) bool; FULL if all pairs of its tokens are visible. num_visible:
-    visible pairs of tokens. num_blind: tokens, counted for each head, that attend to no token.
+    head, query, key (E,) int64: the head, query chunk and key chunk of each pair. mask (E,) int64:
+    the index of the pair's mask in `masks` (T, W, W) bool; FULL if all its W x W pairs of tokens
+    are visible. num_visible: number of visible pairs of tokens. num_blind: number of tokens,
+    counted for each head, that attend to no token.
     """
 
     head: Tensor
@@ -165,7 +175,7 @@ class ChunkLists:
 @lru_cache(maxsize=8)
 @untraced
 def dense_mask(layout: Layout) -> Tensor:
-    """Return the mask of all pairs of tokens, (H, L, L) bool."""
+    """Compute `Layout.mask`: whether each query token attends to each key token, (H, L, L) bool."""
     mask = layout.pattern.mask(layout.grid)
     return (mask if mask.ndim == 3 else mask[None]).contiguous()
 
@@ -173,7 +183,7 @@ def dense_mask(layout: Layout) -> Tensor:
 @lru_cache(maxsize=64)
 @untraced
 def build_lists(layout: Layout) -> ChunkLists:
-    """Find the pairs of chunks of a layout, and their masks.
+    """Find the pairs of query and key chunks that a layout computes, and their masks.
 
     Logs a warning if tokens attend to no token of the grid. Raises ValueError if the masks would
     take more than MAX_MASK_BYTES.
@@ -199,10 +209,11 @@ def build_lists(layout: Layout) -> ChunkLists:
 
 
 def _distinct(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (pairs of chunks whose masks may differ, for each pair the index of its like).
+    """Return (distinct, index): pairs of chunks whose masks may differ, and for each of `pairs` the
+    index in `distinct` of a pair with an equal mask.
 
-    In a pattern that depends on the displacement only, the pairs with the same displacement have
-    equal masks, unless the chunk of the key is cut by the end of the grid.
+    If a pattern depends on the displacement only, pairs of chunks with the same displacement have
+    equal masks, unless the end of the grid cuts the key chunk.
     """
     if not layout.pattern.invariant:
         return pairs, torch.arange(len(pairs))
@@ -216,7 +227,8 @@ def _distinct(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _distinct_masks(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (masks (T, W, W) without duplicates, index of each pair's mask, FULL or ABSENT)."""
+    """Return (masks, index): the distinct masks (T, W, W) of pairs of chunks, and for each pair the
+    index of its mask, FULL if all its token pairs are visible, or ABSENT if none is."""
     shape = (layout.tile, layout.tile)
     ends = {_packed(torch.zeros(1, *shape))[0]: ABSENT, _packed(torch.ones(1, *shape))[0]: FULL}
     numbers, masks, index = dict(ends), [], []
@@ -230,18 +242,18 @@ def _distinct_masks(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
         if len(masks) * layout.tile**2 > MAX_MASK_BYTES:
             raise ValueError(
                 f"pattern {layout.pattern} on {layout.grid[0]} x {layout.grid[1]} tokens: the "
-                f"masks of its chunks take more than {MAX_MASK_BYTES >> 20} MiB"
+                f"masks of its chunks take more than {MAX_MASK_BYTES >> 20} MiB; use a smaller grid"
             )
     masks = torch.stack(masks) if masks else torch.zeros(0, *shape, dtype=torch.bool)
     return masks, torch.tensor(index, dtype=torch.int64)
 
 
 def _packed(tiles: Tensor) -> list[bytes]:
-    """Return the bits of each mask."""
+    """Return the entries of each mask as packed bits, by which equal masks are found."""
     return [row.tobytes() for row in np.packbits(tiles.flatten(1).numpy() != 0, axis=1)]
 
 
 def _real_tokens(layout: Layout) -> Tensor:
-    """Return which tokens of the chunks are in the grid, (Q, W) bool."""
+    """Return which of the W tokens of each of the Q chunks lie in the grid, (Q, W) bool."""
     rows, cols = layout.chunk_tokens(torch.arange(math.prod(layout.chunks)))
     return (rows < layout.grid[0]) & (cols < layout.grid[1])

@@ -2,8 +2,8 @@
 
 It is slow and direct: one query at a time, with one softmax over the global keys and the keys of
 the window. In a small cyclic grid a key can occur several times. Each occurrence counts, with the
-bias of its offset. In a layout, the pattern is asked about one query and all keys. The file shares
-no code with the masks of window.py and layout.py.
+bias of its offset. In a layout, the pattern is evaluated for one query and all keys. The file
+shares no code with the masks of window.py and layout.py.
 """
 
 import torch
@@ -17,8 +17,8 @@ from vil.ops.window import Mask, Window
 
 
 def attended_keys(window: Window, x: int, y: int) -> list[tuple[int, int, int]]:
-    """Return (key row, key column, index into the bias table) of each key of the query at (x,
-    y)."""
+    """Return (row, column, index into the bias table) of each key that the query in row x and
+    column y attends to."""
     w, (rows, cols), keys = window.size, window.chunks, []
     for dx, dy in window.offsets:
         for i in range(w):
@@ -35,9 +35,9 @@ def attended_keys(window: Window, x: int, y: int) -> list[tuple[int, int, int]]:
 
 
 def keys_of_pattern(layout: Layout, x: int, y: int) -> tuple[Tensor, Tensor]:
-    """Return (table indices, visible) for the query at (x, y) and every token of the grid.
+    """Return (index, visible) of all L tokens as keys of the query in row x and column y.
 
-    table indices (L,) int64: into the bias table. visible (H or 1, L) bool.
+    index (L,) int64: into the bias table. visible (H heads or 1, L) bool: whether it is a key.
     """
     row, col = (torch.arange(n) for n in layout.grid)
     row, col = row.repeat_interleave(layout.grid[1]), col.repeat(layout.grid[0])
@@ -61,7 +61,8 @@ def attend(
     scale: float | None = None,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """Compute `local_attention` of q (B, N, L, D) with k and v (B, N, G+L, D)."""
+    """Compute `vil.ops.local_attention` one query at a time. The arguments and the result are
+    those of `local_attention`; all computations are in float32 (float64 for float64 inputs)."""
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     queries, keys, values = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -104,9 +105,9 @@ def attend(
     return torch.stack(out, dim=2).to(q.dtype)
 
 
-def _softmax(score: Tensor, real: Tensor) -> Tensor:
-    """Compute a softmax over the keys that are not padding; zeros if there are none."""
-    score = score.masked_fill(~real, -torch.inf)
+def _softmax(score: Tensor, visible: Tensor) -> Tensor:
+    """Compute a softmax over the visible scores of the last dimension; zeros if none is visible."""
+    score = score.masked_fill(~visible, -torch.inf)
     top = score.amax(-1, keepdim=True).detach() if score.shape[-1] else score.sum(-1, keepdim=True)
     power = torch.exp(score - torch.where(top.isfinite(), top, 0.0))
     total = power.sum(-1, keepdim=True)

@@ -3,7 +3,7 @@ cheaper.
 
 If w >= max(X, Y), the grid is a single chunk, and every query attends to all tokens. In a cyclic
 window each token occurs once per offset, with the bias of that offset. Several occurrences of a key
-in a softmax equal one occurrence whose bias is the log-sum-exp of theirs.
+in a softmax equal one occurrence whose bias is the log-sum-exp of their biases.
 
 Shapes: N heads, X Y grid, w window, s = max(X, Y), the size of the new window.
 """
@@ -22,7 +22,8 @@ from vil.ops.window import SELF_CHUNK, Mask, Window
 
 
 def shrink_window(window: Window | Layout, *, dropout: bool = False) -> Window | Layout:
-    """Return an equivalent window of size max(X, Y); `window` itself if it is not larger.
+    """Return an equivalent window whose size is the longer side of the grid; `window` itself if it
+    is smaller.
 
     A layout does not change. With dropout, a cyclic window is kept, because each occurrence of a
     key is dropped separately.
@@ -38,7 +39,7 @@ def shrink_window(window: Window | Layout, *, dropout: bool = False) -> Window |
 
 
 def shrink_call(call: Call) -> Call:
-    """Return the equivalent call with the window of `shrink_window` and a matching bias."""
+    """Return an equivalent call with the window of `shrink_window` and a bias table to match."""
     window = call.window
     small = shrink_window(window, dropout=call.dropout_p > 0)
     if small == window:
@@ -54,7 +55,7 @@ def shrink_call(call: Call) -> Call:
 
 
 def shrink_case(case: Case) -> Case:
-    """Return the case of `shrink_call`."""
+    """Return the static properties that a call of this case has after `shrink_call`."""
     small = shrink_window(case.window, dropout=case.dropout)
     if small == case.window:
         return case
@@ -68,8 +69,10 @@ def _square(table: Tensor, size: int) -> Tensor:
 
 
 def _sum_occurrences(table: Tensor | None, window: Window, size: int, q: Tensor) -> Tensor:
-    """Return the bias table (N, (4s-1)**2) that combines the occurrences of each key at all
-    offsets."""
+    """Return a bias table (N, (4s-1)**2) for a window of size s in which each key occurs once.
+
+    Each entry is the log-sum-exp of the biases that a key has at the offsets of `window`. size: s.
+    """
     if table is None:
         number = math.log(len(window.offsets))
         return q.new_full((q.shape[1], (4 * size - 1) ** 2), number)

@@ -26,8 +26,10 @@ CEILING_ULPS = 64.0  # largest bound
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a test call: q and cotangent (B, N, L, D), k and v (B, N, G+L, D), bias,
-    valid_hw."""
+    """The inputs of a test call of `local_attention`, and the gradient of its output.
+
+    q and cotangent (the gradient) are (B, N, L, D), k and v (B, N, G+L, D).
+    """
 
     q: Tensor
     k: Tensor
@@ -38,7 +40,7 @@ class Inputs:
     cotangent: Tensor
 
     def to(self, dtype: torch.dtype) -> Inputs:
-        """Convert the floating-point tensors."""
+        """Return a copy with the floating-point tensors converted to a dtype."""
         parts = {name: x for name, x in vars(self).items() if x is not None}
         return replace(self, **{n: x.to(dtype) for n, x in parts.items() if x.is_floating_point()})
 
@@ -82,7 +84,10 @@ def leaves_of(inputs: Inputs) -> dict[str, Tensor]:
 def forward(
     attend: Callable[..., Tensor], case: Case, inputs: Inputs, leaves: dict[str, Tensor]
 ) -> Tensor:
-    """Return the output (B, N, L, D) of a backend for `leaves`."""
+    """Run a backend, and return its output (B, N, L, D).
+
+    attend: the backend's function. leaves: see `leaves_of`; they replace the tensors of `inputs`.
+    """
     bias, scale = LocalBias(leaves.get("table"), leaves.get("to_global")), case.head_dim**-0.5
     options = dict(num_global=case.num_global, bias=bias, valid_hw=inputs.valid_hw, scale=scale)
     q, k, v = (leaves[name] for name in "qkv")
@@ -90,7 +95,8 @@ def forward(
 
 
 def run(attend: Callable[..., Tensor], case: Case, inputs: Inputs) -> dict[str, Tensor]:
-    """Return {name: tensor} of the output and, if the case needs gradients, of all gradients."""
+    """Run a backend's function `attend`, and return {name: tensor}: the output as "out" and, if the
+    case needs gradients, the gradients as "grad of q", "grad of k" and so on."""
     leaves = leaves_of(inputs)
     with torch.set_grad_enabled(case.needs_grad):
         out = forward(attend, case, inputs, leaves)
@@ -103,12 +109,12 @@ def run(attend: Callable[..., Tensor], case: Case, inputs: Inputs) -> dict[str, 
 
 
 def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[float, float]]:
-    """Return {"backend, tensor": (error, bound)}, where the error is relative to the float64
-    reference.
+    """Compare backends with the float64 reference. Returns {"backend, tensor": (error, bound)}.
 
-    The bound is a small multiple of the rounding error of full attention, and at least a few ulps.
-    This rounding error is measured in the case's dtype on the same inputs, with the backend
-    `masked`, or with the reference if `masked` does not support the case.
+    The error is the `distance` to the reference. The bound is a small multiple of the rounding
+    error of full attention, and at least a few ulps. This rounding error is measured in the case's
+    dtype on the same inputs, with the backend `masked`, or with the reference if `masked` does not
+    support the case.
     """
     inputs = make_inputs(case, seed)
     truth = run(reference.attend, case, inputs.to(torch.float64))
@@ -130,7 +136,7 @@ def errors(case: Case, names: Iterable[str], seed: int = 0) -> dict[str, tuple[f
 
 
 def differences(case: Case, name: str, other: str) -> dict[str, tuple[float, float]]:
-    """Return {tensor: (difference between two backends, bound)}."""
+    """Compare two backends on a case. Returns {tensor: (difference, allowed difference)}."""
     inputs = make_inputs(case)
     first, second = (run(BACKENDS[backend].attend, case, inputs) for backend in (name, other))
     bound = BACKEND_ULPS[case.dtype] * torch.finfo(case.dtype).eps

@@ -27,7 +27,8 @@ NEIGHBORS = tuple(offset for offset in ALL_NINE if offset != SELF_CHUNK)
 
 
 class Mask(IntEnum):
-    """Which tokens of the attended chunks are keys of a query. The values are those of SW_EXACT."""
+    """Which tokens of the attended chunks are keys of a query. The values are those of the
+    config key SW_EXACT."""
 
     EXACT = 1  # keys at most w rows and w columns away
     CHUNKS = 0  # all keys inside the grid
@@ -39,7 +40,7 @@ class Mask(IntEnum):
 
 
 def mode_offsets(mode: int) -> tuple[tuple[int, int], ...]:
-    """Return the chunk offsets of a neighbor mode.
+    """Return the chunk offsets (rows, columns) of a neighbor mode.
 
     0: all nine chunks. -1: the query's chunk only. 1..8: the query's chunk and one neighbor.
     """
@@ -56,7 +57,10 @@ def mode_offsets(mode: int) -> tuple[tuple[int, int], ...]:
 
 
 def real_cells(valid_hw: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return which cells of a feature map are not padding, (B, 1, X, Y) bool. size: (X, Y)."""
+    """Return which cells of a feature map are not padding, (B, 1, X, Y) bool.
+
+    valid_hw (B, 2): rows and columns of each image that are not padding. size: (X, Y).
+    """
     rows, cols = (torch.arange(n, device=valid_hw.device) for n in size)
     inside = (rows < valid_hw[:, :1])[:, :, None] & (cols < valid_hw[:, 1:])[:, None]
     return inside[:, None]
@@ -85,14 +89,14 @@ class ChunkGrid:
 
     @property
     def chunks(self) -> tuple[int, int]:
-        """(R, C), the rows and columns of the chunk grid. Chunks at its end may be partly
+        """(R, C), the rows and columns of the chunk grid. Its last chunks may be partly
         padding."""
         return tuple((n + self.size - 1) // self.size for n in self.grid)
 
 
 @dataclass(frozen=True)
 class Window(ChunkGrid):
-    """The window of every token of a grid.
+    """The window of local attention: which keys each token of a grid attends to.
 
     grid: rows and columns of tokens. size: w, the chunk side and the reach of the exact mask.
     mask: a `Mask` or its value. offsets: chunks to attend to, relative to the query's chunk.
@@ -131,13 +135,15 @@ class Window(ChunkGrid):
     def from_mode(
         cls, grid: tuple[int, int], size: int, mask: int = Mask.CHUNKS, mode: int = 0
     ) -> Window:
-        """Return the window of a neighbor mode (-1, 0, 1..8)."""
+        """Return a window with the chunk offsets of a neighbor mode, see `mode_offsets`."""
         return cls(grid, size, Mask(mask), mode_offsets(mode))
 
     @property
     def exact(self) -> int:
         """Deprecated: the value of `mask`."""
-        warnings.warn("Window.exact is now Window.mask", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            "Window.exact is deprecated, use Window.mask", DeprecationWarning, stacklevel=2
+        )
         return int(self.mask)
 
     @property
@@ -146,7 +152,7 @@ class Window(ChunkGrid):
 
     @property
     def table_entries(self) -> int:
-        """The number of entries of the bias table of a head: (4w-1)**2."""
+        """The number of entries in the bias table of a head: (4w-1)**2."""
         return (4 * self.size - 1) ** 2
 
     def repeats(self) -> bool:
@@ -157,7 +163,7 @@ class Window(ChunkGrid):
         return self.cyclic and len(distinct) < len(self.offsets)
 
     def without_absent(self) -> Window:
-        """Return the window without the offsets that are outside the grid for every chunk."""
+        """Return the window without the offsets that lead outside the grid from every chunk."""
         if self.cyclic or self.mask == Mask.EXACT or self.symbolic:
             return self
         rows, cols = self.chunks
@@ -165,7 +171,8 @@ class Window(ChunkGrid):
         return replace(self, offsets=offsets)
 
     def bias_index(self, device: torch.device | str = "cpu") -> Tensor:
-        """Return the index of each pair of tokens into a flattened bias table, (W, K*W) int64.
+        """Return the index into a flattened bias table for each of the W queries of a chunk and
+        each of its K*W keys, (W, K*W) int64.
 
         The table has 4w-1 rows and columns. The row of a pair is the query's row minus the key's,
         plus 2w-1; the column likewise.
@@ -175,15 +182,19 @@ class Window(ChunkGrid):
         return (qx - kx + 2 * self.size - 1) * side + (qy - ky + 2 * self.size - 1)
 
     def visible(self, valid_hw: Tensor | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """Return whether each query of a chunk attends to each key, (B or 1, R, C, W or 1, K*W)
-        bool."""
+        """Return whether each query attends to each key, (B or 1, R, C, W or 1, K*W) bool.
+
+        Each of the R x C chunks has W queries, and K*W keys in the chunks at the K offsets.
+        valid_hw (B, 2): rows and columns of each image that are not padding.
+        """
         rows, cols = self._real(0, valid_hw, device), self._real(1, valid_hw, device)
         real = rows[:, :, None, :, :, None] & cols[:, None, :, :, None, :]
         real = real.flatten(3).unsqueeze(3)
         return real & self.reach(device) if self.mask == Mask.EXACT else real
 
     def neighbor_tokens(self, device: torch.device | str = "cpu") -> Tensor:
-        """Return the indices of the tokens in the chunks at `offsets`, (R, C, K*W) int64.
+        """Return for each of the R x C chunks the indices of the K*W tokens in the chunks at
+        `offsets`, (R, C, K*W) int64.
 
         Positions outside the grid get the index of the nearest token inside it.
         """
@@ -191,12 +202,14 @@ class Window(ChunkGrid):
         return (rows[:, None, :, :, None] * self.grid[1] + cols[:, :, None]).flatten(2)
 
     def reach(self, device: torch.device | str = "cpu") -> Tensor:
-        """Return which keys are at most w rows and w columns from a query, (W, K*W) bool."""
+        """Return whether each of the K*W keys of a chunk is at most w rows and w columns from each
+        of its W queries, (W, K*W) bool."""
         (qx, qy), (kx, ky) = self._tile_positions(device)
         return ((qx - kx).abs() <= self.size) & ((qy - ky).abs() <= self.size)
 
     def _tile_positions(self, device: torch.device | str) -> tuple[list[Tensor], list[Tensor]]:
-        """Return (queries, keys), each as [rows, columns], of shapes (W, 1) and (1, K*W).
+        """Return the positions of a chunk's queries and of their keys, each as [rows, columns], of
+        shapes (W, 1) and (1, K*W).
 
         Rows and columns are relative to the first token of the query's chunk.
         """
@@ -207,8 +220,8 @@ class Window(ChunkGrid):
         return [line[:, None] for line in lines], keys
 
     def _real(self, axis: int, valid_hw: Tensor | None, device: torch.device | str) -> Tensor:
-        """Return which rows (or columns) of `_lines` are in the grid and not padding, (B or 1, R,
-        K, w) bool."""
+        """Return which rows (axis 0) or columns (axis 1) of `_lines` are in the grid and not
+        padding, (B or 1, R, K, w) bool."""
         line = self._lines(axis, device)
         real = ((line >= 0) & (line < self.grid[axis]))[None]
         if valid_hw is None:
@@ -216,7 +229,8 @@ class Window(ChunkGrid):
         return real & (line < valid_hw[:, axis, None, None, None].to(device))
 
     def _lines(self, axis: int, device: torch.device | str) -> Tensor:
-        """Return the rows (or columns) of the chunks at `offsets`, (R, K, w) int64."""
+        """Return the w rows (axis 0) or columns (axis 1) of the chunk at each of the K offsets from
+        each chunk, (R, K, w) int64; for axis 1, R is the number of chunk columns."""
         count = self.chunks[axis]
         chunk = torch.arange(count, device=device)
         if self.cyclic:  # roll instead of % count: ONNX has no remainder of an open dimension

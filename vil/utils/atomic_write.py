@@ -43,7 +43,7 @@ def write_aside(path: Path) -> Iterator[Path]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal."""
+    """Return the SHA-256 checksum of a file as hexadecimal text."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):
@@ -52,7 +52,8 @@ def sha256_of(path: Path) -> str:
 
 
 def set_default_permissions(path: Path) -> None:
-    """Give a file the default permissions of the umask. safetensors creates files as private."""
+    """Set a file's permissions to the defaults of the process's umask. Needed for safetensors,
+    which creates files that only their owner can read."""
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)

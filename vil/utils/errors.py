@@ -44,7 +44,7 @@ class DataError(RuntimeError):
 
 
 class CheckpointError(RuntimeError):
-    """Error for a weight file or checkpoint that is missing, corrupt, or of another model."""
+    """Error for a weight file or checkpoint that is missing, corrupt, or for another model."""
 
     exit_code = 4
 
@@ -90,12 +90,14 @@ def explain_load_error(error: Exception) -> str:
     weights_only, because following it could run code in the file."""
     message = str(error)
     if "unsupported global" in message.lower() or message.startswith("Cannot use ``weights_only"):
-        return "it holds pickled objects, which could run code; a state dict of tensors would not"
+        return (
+            "it holds pickled objects, which could run code: save a state dict of tensors instead"
+        )
     # KeyError of an int: arbitrary bytes, read as a pickle, refer to a missing entry
     is_arbitrary = isinstance(error, KeyError) and isinstance(error.args[0], int)
     if is_arbitrary or "weights_only" in message:
-        return "it is not a file of torch.save"
-    return "it ends too early" if isinstance(error, EOFError) else one_line(error)
+        return "it was not written by torch.save"
+    return "it is truncated" if isinstance(error, EOFError) else one_line(error)
 
 
 def as_config_error(build: Callable) -> Callable:

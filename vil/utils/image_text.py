@@ -22,12 +22,13 @@ def enlarge(image: Image.Image) -> tuple[Image.Image, int]:
 
 @lru_cache
 def load_font(size: int) -> ImageFont.FreeTypeFont:
-    """Load matplotlib's font, which is always installed. It has no East Asian characters."""
+    """Load the font that matplotlib ships, with a size in pixels. It has no East Asian
+    characters."""
     return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"), size)
 
 
 def font_for(canvas: Image.Image) -> ImageFont.FreeTypeFont:
-    """Load the font at a readable size for an image."""
+    """Load the font at a size that is readable on an image."""
     return load_font(max(max(canvas.size) // TEXT_HEIGHTS, 11))
 
 

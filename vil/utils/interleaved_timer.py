@@ -1,8 +1,9 @@
-"""Time candidates in turns, so that a slow moment of the machine affects all of them.
+"""Time several functions in turns, so that a slow moment of the machine affects all of them.
 
-Each round runs every candidate once. A warm-up drops candidates that are much too slow. A candidate
-that is slow in the first round skips most of the later rounds. Times include launch and execution
-of device kernels. torch.utils.benchmark.Timer cannot interleave: it repeats a single statement.
+Each round runs every function, called a candidate, once. A warm-up drops candidates that are much
+too slow. A candidate that is slow in the first round skips most of the later rounds. Times include
+launch and execution of device kernels. torch.utils.benchmark.Timer cannot interleave: it repeats a
+single statement.
 """
 
 import math
@@ -21,7 +22,8 @@ MILLI = 1e3
 
 
 class Limits(NamedTuple):
-    """Thresholds for slow candidates. `slow` and `too_slow` are multiples of the fastest time."""
+    """Thresholds for slow candidates. `slow` and `too_slow` are multiples of the fastest
+    candidate's time."""
 
     slow: float = 10.0  # above this, run only every `slow_rounds`-th round
     too_slow: float = 60.0  # above this, drop the candidate
@@ -31,7 +33,7 @@ class Limits(NamedTuple):
     def seconds(self, first: Mapping[str, float], exempt: Iterable[str], times: float) -> float:
         """Return a time limit in seconds: `times` x the fastest time, but at least `patience`.
 
-        first: seconds of each candidate. exempt: names that do not count as the fastest.
+        first: {name: seconds of its first call}. exempt: names that cannot be the fastest.
         """
         fastest = min((first[name] for name in first if name not in exempt), default=math.inf)
         return max(self.patience, times * fastest)
@@ -40,7 +42,7 @@ class Limits(NamedTuple):
 @dataclass(frozen=True)
 class Candidate:
     """A function to time. `forward` returns the output. `backward`, if given, takes the output and
-    returns the gradients. `least` is a known lower bound of the seconds for both passes."""
+    returns the gradients. `least` is a known lower bound of the seconds of both passes together."""
 
     forward: Callable[[], Any]
     backward: Callable[[Any], Sequence[Tensor]] | None = None
@@ -77,7 +79,7 @@ def time_interleaved(
 ) -> tuple[dict[str, Times], dict[str, str]]:
     """Time the candidates in interleaved rounds.
 
-    exempt: names that are never dropped for their measured time, and do not count as the fastest.
+    exempt: names that are never dropped for their measured time, and cannot be the fastest.
     Returns (times, dropped): {name: Times} of the candidates that finish, and {name: reason} of all
     others.
     """
@@ -110,8 +112,8 @@ def warm_up(
     """Run each candidate once, and drop those that fail or are too slow.
 
     A slow candidate runs twice, as the first call may compile. Candidates run in the order of
-    `least`, and do not run if `least` is above the limit. Returns (first, dropped): {name: seconds}
-    of the remaining candidates, and {name: reason} of all others.
+    `Candidate.least`, and do not run if it is above the limit. Returns (first, dropped):
+    {name: seconds} of the remaining candidates, and {name: reason} of all others.
     """
     first, dropped = {}, {}
     more = f"over {limits.too_slow:.0f} times the fastest"
@@ -134,10 +136,10 @@ def warm_up(
 
 
 def peak_bytes(candidate: Candidate, device: torch.device) -> tuple[int, int]:
-    """Return the peak bytes of a forward and backward pass, as two numbers.
+    """Return (peak, extra): bytes of tensor memory that a forward and backward pass needs at most.
 
-    The first includes the output and the gradients, the second excludes them. The second is too low
-    if the peak comes before the last gradient is allocated.
+    `peak` includes the output and the gradients, `extra` excludes them. `extra` is too low if the
+    peak comes before the last gradient is allocated.
     """
     results: list[Tensor] = []
 

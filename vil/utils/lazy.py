@@ -8,9 +8,9 @@ from typing import Any
 def lazy_exports(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` for a package.
+    """Return (`__getattr__`, `__dir__`, `__all__`) of a package that imports names at first use.
 
-    homes: {exported name: module that defines it}.
+    package: the full name. homes: {exported name: module that defines it}.
     """
 
     def __getattr__(name: str) -> Any:

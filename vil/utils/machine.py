@@ -15,7 +15,8 @@ import torch
 
 
 def machine(device: torch.device) -> dict[str, str | int]:
-    """Return a description to store with results: processor or GPU, threads, versions, date, ..."""
+    """Return a description of this machine to store with results: processor or GPU, threads,
+    versions, date and command."""
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return {
         "name": card or processor(),
@@ -32,7 +33,8 @@ def machine(device: torch.device) -> dict[str, str | int]:
 
 
 def search_file(pattern: str, file: str) -> str | None:
-    """Return group 1 of a pattern's first match in a file, None if there is no file or match."""
+    """Return group 1 of the first match of a regular expression in a file; None without a match or
+    if the file cannot be read."""
     try:
         match = re.search(pattern, Path(file).read_text())
     except OSError:
@@ -41,13 +43,13 @@ def search_file(pattern: str, file: str) -> str | None:
 
 
 def processor() -> str:
-    """Return the processor's name, or its architecture if the name is unknown."""
+    """Return the processor's name, or the machine's architecture if the name is unknown."""
     name = search_file(r"model name\s*:\s*(.+)", "/proc/cpuinfo")
     return name or platform.processor() or platform.machine()
 
 
 def slug(name: str) -> str:
-    """Return a name for use in a file name: lower-case letters and digits, separated by dashes."""
+    """Convert a name to lower-case letters and digits, separated by dashes, for file names."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
@@ -66,7 +68,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def total_bytes() -> int:
-    """Return the memory in bytes of this machine, or of its container (cgroup v2) if less."""
+    """Return the memory of this machine in bytes, or its container's limit (cgroup v2) if lower."""
     limit = search_file(r"^(\d+)", "/sys/fs/cgroup/memory.max")
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(total, int(limit) if limit else total)

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 
 class TensorMemory(TorchDispatchMode):
-    """A dispatch mode that counts the bytes of the tensors that operators return and that are
-    alive. `now` is the current count, and `peak` the largest so far."""
+    """A dispatch mode that counts the bytes of all live tensors that operators have returned. `now`
+    is the current count, and `peak` the largest so far."""
 
     def __init__(self) -> None:
         super().__init__()

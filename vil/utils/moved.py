@@ -37,7 +37,7 @@ class MovedModuleFinder(Loader):
         return ModuleSpec(name, self, is_package=is_package) if name in MODULES else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Import the new module, and make the old one return the new one's attributes."""
+        """Import the new module, and look up attributes of the deprecated `module` in it."""
         old, new = module.__name__, MODULES[module.__name__]
         warn(old, new)
         target = importlib.import_module(new)

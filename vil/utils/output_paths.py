@@ -23,7 +23,7 @@ def output_file(
     """Return the path of an output file, after checking that it may be written.
 
     Args:
-        flag: the option that sets the path, for messages.
+        flag: the option that sets the path, for error messages.
         endings: the allowed suffixes; () allows any.
         inputs: files that the command reads.
 
@@ -56,14 +56,17 @@ def refuse_inputs(path: Path, flag: str, inputs: Iterable[str | Path]) -> None:
 
 
 def refuse_run_files(path: Path, flag: str) -> None:
-    """Raise ConfigError for a path in a run's checkpoints, or for one of RUN_FILES in a run
-    folder."""
+    """Raise ConfigError for a path inside a run's checkpoints folder, and for a file that a run
+    folder needs (one of RUN_FILES). flag: the option that sets the path."""
     real = path.resolve()
     if real.name in RUN_FILES and (real.parent / "config.yaml").exists():
-        raise ConfigError(f"{flag} {path}: a record of the run in {real.parent}")
+        raise ConfigError(f"{flag} {path}: a file of the run in {real.parent}; choose another name")
     for folder in (real, *real.parents):
         if folder.name == "checkpoints" and (folder.parent / "config.yaml").exists():
-            raise ConfigError(f"{flag} {path}: lies in the checkpoints of the run {folder.parent}")
+            raise ConfigError(
+                f"{flag} {path}: lies in the checkpoints of the run {folder.parent}; "
+                "choose another path"
+            )
 
 
 @contextmanager

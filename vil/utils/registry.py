@@ -13,8 +13,8 @@ from vil.utils.lookup import lookup
 
 
 class Key(NamedTuple):
-    """A config key. `name` is the full name or, after a `Section` in a list, the name in this
-    section."""
+    """A config key. `name` is the full name, such as "OPTIM.LR"; in a list, after a `Section`, it
+    is the name within that section."""
 
     name: str
     default: Any  # its type is the key's type
@@ -104,8 +104,8 @@ class Registry(Mapping[str, Entry]):
     def register(self, name: str, home: Any, about: str = "", **declared: Any) -> None:
         """Add a component at run time, and check it unless `home` is a string.
 
-        declared: keys and facts of `add`. Raises ValueError if the name is taken or the check
-        fails.
+        declared: the arguments `keys` and `facts` of `add`. Raises ValueError if the name is taken
+        or the check fails.
         """
         self.add(name, home, about, **declared)
         if self.check is None or isinstance(home, str):
@@ -121,11 +121,13 @@ class Registry(Mapping[str, Entry]):
         del self.entries[name]
 
     def load(self, name: str) -> Any:
-        """Return the component `name`. Raises ValueError with the choices for an unknown name."""
+        """Return the component that is registered as `name`. Raises ValueError, which lists the
+        choices, for an unknown name."""
         return self.entry(name).load()
 
     def entry(self, name: str) -> Entry:
-        """Return the entry `name`. Raises ValueError with the choices for an unknown name."""
+        """Return the entry that is registered as `name`. Raises ValueError, which lists the
+        choices, for an unknown name."""
         return lookup(self.entries, name, self.kind)
 
     def __getitem__(self, name: str) -> Entry:

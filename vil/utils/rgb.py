@@ -46,19 +46,22 @@ def _range_of(image: Image.Image, least: float, most: float) -> tuple[float, flo
     is_16_bit = ";16" in image.mode or (image.mode == "I" and image.format == "PNG")
     kind = "float" if image.mode == "F" else "16-bit" if is_16_bit else "32-bit"
     if kind == "32-bit":
-        raise ValueRangeError("32-bit integers need DATA.VALUE_RANGE [low, high]")
+        raise ValueRangeError("images of 32-bit integers need DATA.VALUE_RANGE [low, high]")
     low, high = FULL_RANGE[kind]
     if least < low or most > high:
         text = f"values from {least:g} to {most:g} are outside of {low:g} to {high:g}"
-        raise ValueRangeError(f"{text}: set DATA.VALUE_RANGE")
+        raise ValueRangeError(f"{text}: set DATA.VALUE_RANGE [low, high]")
     _warn(kind, bool(0 < most < FEW_VALUES * high))
     return low, high
 
 
 @cache
 def _warn(kind: str, is_dark: bool) -> None:
-    """Log the default range used for images with more than 8 bits, once per process."""
-    text = "%s images are read as values from %g to %g (DATA.VALUE_RANGE)"
+    """Warn, once per process, which default range is used for images with more than 8 bits.
+
+    kind: key of FULL_RANGE. is_dark: whether the image uses only a small part of the range.
+    """
+    text = "%s images are read with the value range %g to %g; set DATA.VALUE_RANGE to change it"
     if is_dark:
-        text += "; some use few of these and become dark: set the range that they use"
+        text += " (some images use only a small part of this range, and become dark)"
     log.warning(text, kind, *FULL_RANGE[kind])

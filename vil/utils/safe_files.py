@@ -10,8 +10,8 @@ from vil.utils.errors import DataError, RunFolderError
 
 
 def regular_file(path: str | Path) -> Path:
-    """Return the path if it is a file or a folder. Raises OSError if not, or if it does not exist.
-    Reading a named pipe or a device might never end."""
+    """Return the path of a regular file or a folder. Raises OSError if there is neither: reading a
+    named pipe or a device might never end."""
     if not os.path.isdir(path) and not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return Path(path)
@@ -23,7 +23,7 @@ def path_below(
     """Return root/name, or `name` if it is absolute, after checking where it lies.
 
     Raises DataError unless it lies below `root` or one of the `roots`, with all links resolved.
-    named_by: where the path comes from, for the message.
+    named_by: the file or config key that contains the path, for the message.
     """
     path = Path(root, name)
     real = Path(os.path.realpath(path))

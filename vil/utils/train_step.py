@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TrainStep:
-    """The step that is about to run. `step` and `epoch` are 0 at the start of training."""
+    """The training step that is about to run. `step` and `epoch` count from 0; `epochs` is the
+    planned number of epochs."""
 
     seed: int = 0
     step: int = 0

@@ -37,7 +37,7 @@ def _windows_only(limits: Callable[[Case], list[str]]) -> Callable[[Case], list[
     """Return `limits`, extended to reject every case that is a layout of a pattern."""
 
     def unsupported(case: Case) -> list[str]:
-        return ["it computes windows, no patterns"] if case.is_layout else limits(case)
+        return ["it computes windows, not patterns"] if case.is_layout else limits(case)
 
     return unsupported
 
@@ -46,22 +46,22 @@ def _windows_only(limits: Callable[[Case], list[str]]) -> Callable[[Case], list[
 class Implementation(Entry):
     """Registry entry of a function that computes attention, or one of its two passes.
 
-    It reads three items of `facts`. `unsupported`: a function that returns the reasons
-    why a case is not supported (default: none), or the location "module:attribute" of that
-    function. `layouts`: whether layouts of patterns are supported (default: only windows).
+    It reads three items of `facts`. `unsupported`: a function that takes a case and returns the
+    reasons why it is not supported (default: no reasons), or the location "module:attribute" of
+    that function. `layouts`: whether layouts of patterns are supported (default: only windows).
     `passes`: names of a forward and a backward pass. If `passes` is given, `home` and `unsupported`
     are the locations of factories. Each is called with the two names and returns the function.
     """
 
     @cached_property
     def run(self) -> Callable:
-        """The function that computes a `vil.ops.call.Call`."""
+        """The function that computes a `vil.ops.call.Call`, imported at first use."""
         return self._resolve(self.home)
 
     @cached_property
     def unsupported(self) -> Callable[[Case], list[str]]:
-        """The function that returns the reasons why a case is not supported; an empty list if it
-        is."""
+        """The function that takes a case and returns the reasons why it is not supported; an empty
+        list if it is supported."""
         limits = self._resolve(self.facts.get("unsupported", no_limits))
         return limits if self.facts.get("layouts") else _windows_only(limits)
 
@@ -76,15 +76,15 @@ class Implementation(Entry):
 
 @dataclass(frozen=True)
 class Backend(Implementation):
-    """An entry of BACKENDS.
+    """Registry entry of a complete backend, in BACKENDS.
 
-    It reads a further fact, `compiles`: whether the backend calls torch.compile. Such a backend
-    must not run on fake tensors, because torch would cache a failed compilation.
+    It reads one more item of `facts`, `compiles`: whether the backend calls torch.compile. Such a
+    backend must not run on fake tensors, because torch would cache a failed compilation.
     """
 
     @cached_property
     def attend(self) -> Callable:
-        """The function with the arguments described in `register_backend`."""
+        """The backend as a function with the arguments of `attend` in `register_backend`."""
         from vil.ops.call import Call
 
         @wraps(self.run)
@@ -110,8 +110,8 @@ def _add_passes(name: str, module: str, about: str, *registries: Registry, **fac
 
 
 def _add(name: str, home: str, about: str, limits: str | None = None, **facts: Any) -> None:
-    """Add a backend of this package. limits: name of its `unsupported` function, in the module of
-    `home`."""
+    """Add a backend of this package. limits: name of the function, in the module of `home`, that
+    returns the reasons why a case is not supported; None if all cases are."""
     if limits:
         facts["unsupported"] = f"{__name__}.{home.partition(':')[0]}:{limits}"
     BACKENDS.add(name, f"{__name__}.{home}", about, **facts)
@@ -154,17 +154,17 @@ def register_backend(
     unsupported: Callable[[Case], list[str]] = no_limits,
     about: str = "registered at run time",
 ) -> None:
-    """Register a backend, for `backend=name` and for the tuner.
+    """Register a backend. It can then be selected by `backend=name`, and the tuner measures it.
 
     attend: a function attend(q, k, v, window, *, num_global, bias, valid_hw, scale, dropout_p) ->
-    (B, N, L, D), with the shapes of `vil.ops.local_attention`. unsupported: a function that returns
-    the reasons why a case is not supported; an empty list if it is. Register the backend before a
-    model is built or compiled. Raises ValueError if the name is taken.
+    (B, N, L, D), with the shapes of `vil.ops.local_attention`. unsupported: a function that takes
+    a case and returns the reasons why it is not supported; an empty list if it is supported.
+    Register the backend before a model is built or compiled. Raises ValueError if the name exists.
     """
     parameters = inspect.signature(attend).parameters
     valid = "valid" if "valid" in parameters and "valid_hw" not in parameters else "valid_hw"
     if valid == "valid":
-        text = f"backend {name}: the argument valid is now valid_hw"
+        text = f"backend {name}: the argument valid is deprecated, name it valid_hw"
         warnings.warn(text, DeprecationWarning, stacklevel=2)
 
     @wraps(attend)

@@ -42,16 +42,16 @@ softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout
 
 
 def unsupported(case: Case) -> list[str]:
-    """Return the reasons why this backend does not support a case."""
+    """Return the reasons why this backend does not support a case; an empty list if it does."""
     checks = {
         "dropout: the backward pass would recompute the weights with another mask": case.dropout,
-        "the size of the grid is open: its chunks are counted in advance": case.window.symbolic,
+        "the grid size is symbolic, but its chunks are counted in advance": case.window.symbolic,
     }
     return [text for text, applies in checks.items() if applies]
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """Compute the output and the log-sum-exp, see `vil.ops.custom_op`."""
+    """Compute the output (B, N, L, D), and the log-sum-exp of the scores (B, N, L)."""
     if isinstance(call.window, Layout):
         return block_sparse.forward(call)
     q, window = call.q, call.window
@@ -78,10 +78,11 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
-    """Compute the gradients. `lse` is used only to find rows without keys, and `out` not at all.
+    """Compute the gradients of q, k, v and the biases. dout: the gradient of the output.
 
-    The weights are computed with a new softmax. exp(scores - lse) would scale all weights of a row
-    by the rounding error of `lse`, and is slower for scores that are in the cache.
+    `lse` is used only to find rows without keys, and `out` is not used. The weights are computed
+    with a new softmax. exp(scores - lse) would scale all weights of a row by the rounding error of
+    `lse`, and is slower for scores that are in the cache.
     """
     if isinstance(call.window, Layout):
         return block_sparse.backward(call, out, lse, dout)
@@ -112,19 +113,22 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
 
 
 def flatten_queries(tiles: Tensor, batch: Batch) -> Tensor:
-    """Return the query chunks of a batch, from tiles (B, N, R, C, w, w, D), as (h, M*W, D)."""
+    """Return the queries of a batch as (h, M*W, D): h blocks of M chunks of W tokens.
+
+    tiles (B, N, R, C, w, w, D): a tensor in the layout of `to_tiles`.
+    """
     x = query_tiles(tiles, batch)
     return x.reshape(x.shape[:4].numel(), -1, x.shape[-1])
 
 
 class OutputTiles:
-    """The output (B, N, L, D), to which batches are written one after the other."""
+    """An output tensor (B, N, L, D) that is filled by batches of query chunks, one by one."""
 
     def __init__(self, result: Tensor, window: Window) -> None:
         self.result, self.window, self.tiles = result, window, to_tiles(result, window)
 
     def put(self, x: Tensor, batch: Batch) -> None:
-        """Write the output rows x (h, M*W, D) of a batch."""
+        """Write the results x (h, M*W, D) of a batch, h blocks of M*W queries each."""
         tiles = query_tiles(self.tiles, batch)
         tiles.copy_(x.view(tiles.shape))
 
@@ -145,7 +149,7 @@ class Keys:
         self.tiles = add_halo(tiles, call.window) if halo else tiles
 
     def gather(self, batch: Batch) -> Tensor:
-        """Copy the keys of a batch to (h, T, D), global tokens first."""
+        """Copy the T keys of each of the h blocks of a batch to (h, T, D), global tokens first."""
         chunks = key_rectangles(self.tiles, batch, self.halo)
         lead, (w, _, dim) = chunks[0].shape[:4], chunks[0].shape[-3:]
         num_keys = self.num_global + len(batch.group.keys) * w * w
@@ -179,7 +183,7 @@ class KVGrad:
             self.tiles = tiles.transpose(3, 4)
 
     def add(self, grad: Tensor, batch: Batch) -> None:
-        """Add the gradient (h, T, D) of a batch's keys."""
+        """Add the gradient (h, T, D) of a batch: of T keys for each of its h blocks."""
         tiles = key_tiles(self.tiles, batch, self.halo)
         grad = self.scratch.cast(grad, self.first.dtype).unflatten(0, tiles[0].shape[:4])
         if self.num_global:
@@ -198,7 +202,7 @@ class KVGrad:
 
 
 class Scores:
-    """Computes the scores of batches: matmul, bias and mask."""
+    """The attention scores of a call, computed batch by batch: matmul, bias and mask."""
 
     def __init__(self, call: Call, halo: int, scratch: Scratch) -> None:
         self.call, self.window, self.halo, self.scratch = call, call.window, halo, scratch
@@ -221,14 +225,15 @@ class Scores:
                 yield from batches(group, images, some, BATCH_BYTES // size)
 
     def queries(self, batch: Batch) -> Tensor:
-        """Return the scaled queries of a batch, (h, M*W, D)."""
+        """Return the scaled queries of a batch, (h, M*W, D): h blocks of M*W queries each."""
         tiles = query_tiles(self.q, batch)
         queries = self.scratch.take("queries", tiles.shape, tiles.dtype)
         torch.mul(tiles, self.call.scale, out=queries)
         return queries.view(tiles.shape[:4].numel(), -1, tiles.shape[-1])
 
     def compute(self, batch: Batch, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return the scores (h, M*W, T) with bias. Masked keys have the smallest finite number."""
+        """Return the scores (h, M*W, T) of a batch, with bias. Masked scores are the smallest
+        finite number. queries (h, M*W, D), keys (h, T, D): those of the batch."""
         scores = self.scratch.matmul(queries, keys.mT)
         by_head = split_lanes(scores, batch)
         if self.added is not None:
@@ -244,9 +249,10 @@ class Scores:
         return scores
 
     def _added(self, tile: Tensor, first: Tensor, group: ChunkGroup) -> Tensor:
-        """Return the bias of a group's scores (n or 1, M*W, T), with the exact window's mask.
+        """Return the bias (n or 1, M*W, T) of each block of a group, for n heads.
 
-        Keys outside the exact window get the smallest finite number.
+        tile, first: the bias of local and of global keys, see `_bias`. `tile` includes the mask of
+        the exact window: masked keys have the smallest finite number.
         """
         size = first.shape[2] + len(group.keys) * tile.shape[1]
         shape = (group.num_queries, len(tile), tile.shape[1], size)
@@ -256,8 +262,8 @@ class Scores:
         return added.transpose(0, 1).flatten(1, 2)
 
     def _bias(self, heads: slice) -> tuple[Tensor, Tensor] | None:
-        """Return the bias of some heads: (n or 1, W, K, W) for local keys by offset, and (n or 1,
-        W, G) for global tokens.
+        """Return the bias of n heads in a chunk: (n or 1, W queries, K offsets, W keys) for local
+        keys, and (n or 1, W queries, G) for global keys.
 
         The first includes the mask of the exact window. Returns None without bias and mask.
         """
@@ -293,7 +299,7 @@ class Scores:
 
 
 def split_lanes(scores: Tensor, batch: Batch) -> Tensor:
-    """View (h, M*W, T) as (b, n, p, M*W, T)."""
+    """View the scores of a batch (h, M*W, T) as (images, heads, blocks, M*W, T)."""
     heads = batch.heads.stop - batch.heads.start
     return scores.unflatten(0, (-1, heads, batch.group.num_blocks))
 
@@ -314,7 +320,7 @@ class BiasGrad:
         self.like, self.offset_index = lse, None
 
     def add(self, dscores: Tensor, batch: Batch) -> None:
-        """Add the gradient of a batch's scores (h, M*W, T)."""
+        """Add the gradient of a batch's scores (h, M*W, T): h blocks of M*W queries and T keys."""
         if self.tile is None and self.first is None:
             return
         if batch.group.offset_index is not self.offset_index:  # the batches of a group are in a row
@@ -325,7 +331,7 @@ class BiasGrad:
         self.sums[batch.heads] += of_images.sum(0) if len(of_images) > 1 else of_images[0]
 
     def _flush(self) -> None:
-        """Add the sums of a chunk group (N, M*W, T) to the sums by offset and by global token."""
+        """Add the sums (N, M*W, T) of a chunk group to the sums by offset and by global token."""
         if self.offset_index is None:
             return
         if self.first is not None:

@@ -1,4 +1,4 @@
-"""Divide the query chunks into groups with equally placed key chunks, and the groups into batches.
+"""Divide query chunks into groups whose key chunks lie at equal offsets, and groups into batches.
 
 Shapes: B batch, N heads, X Y grid, L = X*Y tokens, D channels, R x C chunks of W = w*w tokens. In a
 group: P blocks of M query chunks and J key chunks each. In a batch: b images, n heads, p blocks.
@@ -20,13 +20,13 @@ MAX_EMPTY_SCORES = 150_000  # scores of empty chunks that cost less than several
 
 
 class ChunkGroup(NamedTuple):
-    """A rectangle of blocks of query chunks. All blocks have their key chunks at the same relative
-    positions.
+    """A rectangle of query chunks, divided into equal blocks. The key chunks of a block lie at the
+    same positions relative to the block in all blocks.
 
     first: (row, column) of the first query chunk. count: rows and columns of blocks. side: rows and
     columns of query chunks in a block. keys: (row, column) of the key chunks of a block, relative
-    to its first query chunk. offset_index[i][j]: index of the offset that leads from query chunk i
-    of a block to its key chunk j.
+    to its first query chunk. offset_index[i][j]: index in `Window.offsets` of the offset from query
+    chunk i of a block to its key chunk j.
     """
 
     first: tuple[int, int]
@@ -47,7 +47,8 @@ class ChunkGroup(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Blocks that are computed together: some blocks of a group, for some images and some heads."""
+    """Query chunks that are computed together, for some images and heads. `group` is a part of a
+    larger `ChunkGroup`."""
 
     group: ChunkGroup
     images: slice
@@ -56,11 +57,12 @@ class Batch(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
-    """Divide the query chunks into groups. The key chunks of a group are all inside the grid.
+    """Divide the query chunks of a window into groups whose key chunks are all inside the grid.
 
     The interior of the grid is one group, and the chunks along each border are others. If the grid
     has only two rows (or columns) of chunks, both attend to the same keys and form one block. With
-    a halo, every chunk has all neighbors, so there is only one group.
+    a border of chunks around the grid (halo 1, else 0), every chunk has all neighbors, so there is
+    only one group.
     """
     shared = window.offsets == ALL_NINE
     steps = (sorted(set(axis)) for axis in zip(*window.offsets))
@@ -82,10 +84,11 @@ def chunk_groups(window: Window, halo: int) -> tuple[ChunkGroup, ...]:
 
 
 def halo_size(window: Window, lanes: int) -> int:
-    """Return the width of the halo in chunks, 1 or 0. With a halo, all chunks form one group.
+    """Return 1 if the grid gets a border of extra chunks (a halo), else 0.
 
-    A cyclic window has a halo. Any other window has one if the scores of empty chunks cost less
-    time than computing several groups. lanes: images times heads.
+    With a halo, all chunks form one group. A cyclic window has a halo. Any other window has one if
+    the scores of empty chunks cost less time than computing several groups. lanes: images times
+    heads.
     """
     if window.cyclic:
         return 1
@@ -105,7 +108,11 @@ class _Span(NamedTuple):
 
 
 def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span]:
-    """Return runs of chunks along one axis for which the same steps stay inside the grid."""
+    """Return runs of chunks along one axis for which the same offsets lead into the grid.
+
+    chunks: their number. steps: the offsets along this axis. shared: whether two chunks that make
+    up the axis form one block.
+    """
     if halo:
         return [_Span(0, chunks, 1, tuple(steps))]
     if chunks == 2 and shared:
@@ -121,7 +128,8 @@ def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span
 def batches(group: ChunkGroup, images: int, heads: slice, limit: int) -> Iterator[Batch]:
     """Yield batches that together cover all blocks of a group, for all images and `heads`.
 
-    A batch has at most `limit` blocks, counted once per image and head, but at least one.
+    images: their number. limit: the largest number of blocks in a batch, each counted once per
+    image and head. A batch has at least one block.
     """
     across = even_share(group.count[1], limit)
     down = even_share(group.count[0], limit // group.count[1])
@@ -138,8 +146,8 @@ def batches(group: ChunkGroup, images: int, heads: slice, limit: int) -> Iterato
 
 
 def add_halo(x: Tensor, window: Window) -> Tensor:
-    """Add a chunk on each side of dims 2 and 3: zeros, or in a cyclic window the opposite
-    chunks."""
+    """Pad a tensor (B, N, R, C, w, w, D) by one chunk on each side of dims 2 and 3: with zeros, or
+    in a cyclic window with the chunks of the opposite side."""
     if not window.cyclic:
         return F.pad(x, (0,) * 6 + (1,) * 4)
     x = torch.cat([x[:, :, -1:], x, x[:, :, :1]], 2)
@@ -162,8 +170,8 @@ def sum_halo(x: Tensor, window: Window) -> Tensor:
 
 
 def query_tiles(x: Tensor, batch: Batch) -> Tensor:
-    """View the queries of a batch as (b, n, rows of blocks, columns of blocks, rows of chunks in a
-    block, columns of chunks in a block, w, w, D)."""
+    """View the queries of a batch, from x (B, N, R, C, w, w, D), as (b, n, rows of blocks, columns
+    of blocks, rows of chunks in a block, columns of chunks in a block, w, w, D)."""
     (row, col), count, side = batch.group.first, batch.group.count, batch.group.side
     rows, cols = slice(row, row + count[0] * side[0]), slice(col, col + count[1] * side[1])
     x = x[batch.images, batch.heads, rows, cols]
@@ -180,11 +188,12 @@ def key_tiles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
 
 
 def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
-    """Return a batch's keys in as few views as possible. The views must not be written to.
+    """Return a batch's keys in as few views of x as possible. The views must not be written to.
 
-    If the key chunks of a block fill a rectangle, a single view has all of them, and the rectangles
-    of different blocks overlap in memory. Otherwise there is a view per key chunk. Dims 4 and 5 are
-    the rows and columns of key chunks.
+    x (B, N, R, C, w, w, D), with the halo in R and C. If the key chunks of a block fill a
+    rectangle, a single view has all of them, and the rectangles of different blocks overlap in
+    memory. Otherwise there is a view per key chunk. A view is (b, n, rows of blocks, columns of
+    blocks, rows of key chunks, columns of key chunks, w, w, D).
     """
     keys = batch.group.keys
     down, across = (1 + max(axis) - min(axis) for axis in zip(*keys))
@@ -196,8 +205,11 @@ def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
 def _key_view(
     x: Tensor, batch: Batch, first: tuple[int, int], size: tuple[int, ...] = ()
 ) -> Tensor:
-    """Return a strided view of x with `size` chunks, or a single chunk, per block. The view starts
-    at `first` plus the (row, column) of the block's first query chunk."""
+    """Return a strided view of x with `size` (rows, columns) of chunks, or one chunk, per block.
+
+    first: (row, column) in x of the first of these chunks, relative to the first query chunk of
+    the block.
+    """
     x = x[batch.images, batch.heads]
     (row, col), strides = batch.group.first, x.stride()
     shape = (*x.shape[:2], *batch.group.count, *size, *x.shape[4:])

@@ -22,8 +22,8 @@ def is_even(window: Window) -> bool:
 
 
 def to_tiles(x: Tensor, window: Window) -> Tensor:
-    """View (B, N, L, D) as (B, N, R, C, w, w, D). If w does not divide the grid, make a padded
-    copy."""
+    """View tokens (B, N, L, D) as R x C chunks of w x w tokens, (B, N, R, C, w, w, D). Return a
+    zero-padded copy instead if w does not divide both sides of the grid."""
     (rows, cols), w = window.chunks, window.size
     x = x.unflatten(2, window.grid)
     if not is_even(window):  # F.pad copies even without padding
@@ -32,28 +32,28 @@ def to_tiles(x: Tensor, window: Window) -> Tensor:
 
 
 def from_tiles(x: Tensor, window: Window) -> Tensor:
-    """Reverse `to_tiles`, without the padding."""
+    """Reverse `to_tiles`: reorder (B, N, R, C, w, w, D) to (B, N, L, D), without the padding."""
     x = x.transpose(3, 4).flatten(4, 5).flatten(2, 3)
     return x[:, :, : window.grid[0], : window.grid[1]].flatten(2, 3)
 
 
 def to_chunks(x: Tensor, window: Window) -> Tensor:
-    """Reorder (B, N, L, D), row-major, to (B, N, R, C, W, D)."""
+    """Reorder row-major tokens (B, N, L, D) to R x C chunks of W tokens, (B, N, R, C, W, D)."""
     if window.symbolic:
         return at_offsets(x, Window(window.grid, window.size, offsets=(SELF_CHUNK,)))
     return to_tiles(x, window).flatten(4, 5)
 
 
 def from_chunks(x: Tensor, window: Window) -> Tensor:
-    """Reorder (B, N, R, C, W, D) to (B, N, L, D), without the padding."""
+    """Reverse `to_chunks`: reorder (B, N, R, C, W, D) to (B, N, L, D), without the padding."""
     if window.symbolic:
         return x.flatten(2, 4).index_select(2, _chunk_index(window, x.device))
     return from_tiles(x.unflatten(4, (window.size, window.size)), window)
 
 
 def at_offsets(x: Tensor, window: Window) -> Tensor:
-    """Gather the tokens at the window's K offsets from each chunk, (B, N, L, D) -> (B, N, R, C,
-    K*W, D).
+    """Gather for each of R x C chunks the tokens of the chunks at the window's K offsets,
+    (B, N, L, D) -> (B, N, R, C, K*W, D).
 
     Positions outside the grid have arbitrary tokens. torch.export traces this gather instead of
     padding and rolling, because a graph with padding would be valid for one remainder of X / w
@@ -64,14 +64,15 @@ def at_offsets(x: Tensor, window: Window) -> Tensor:
 
 
 def _chunk_index(window: Window, device: torch.device) -> Tensor:
-    """Return the index of each token in the chunk layout, (L) int64."""
+    """Return the index that each token of the grid has in the order of chunks, (L,) int64."""
     w, (row, col) = window.size, (torch.arange(n, device=device) for n in window.grid)
     row, col = row[:, None], col[None, :]
     return ((row // w * window.chunks[1] + col // w) * w * w + row % w * w + col % w).flatten()
 
 
 def roll_neighbors(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
-    """Yield x (B, N, R, C, ...) rolled by each offset.
+    """Yield, for each chunk offset, x (B, N, R, C, ...) rolled so that the neighbor at this offset
+    takes the place of each chunk.
 
     Consecutive offsets with the same row step use the same rolled rows.
     """
@@ -83,8 +84,8 @@ def roll_neighbors(x: Tensor, offsets: Offsets) -> Iterator[Tensor]:
 
 
 def sum_neighbors(parts: Iterable[Tensor], offsets: Offsets) -> Tensor:
-    """Apply the transpose of `roll_neighbors`: roll each part back by its offset, and sum all
-    parts."""
+    """Apply the transpose of `roll_neighbors`: roll each part (one per offset) back by its offset,
+    and sum all parts."""
     rows: dict[int, Tensor] = {}
     for part, (dx, dy) in zip(parts, offsets):
         part = torch.roll(part, dy, dims=3) if dy else part
@@ -104,11 +105,11 @@ def masked_softmax(scores: Tensor, visible: Tensor, may_be_empty: bool) -> Tenso
 
 
 def attend_jointly(first: Call, scores: Tensor, visible: Tensor, values: Values) -> Tensor:
-    """Attend to global and local keys under one softmax, from queries in any layout.
+    """Attend to global and local keys under one softmax, for queries (B, N, .., D) in any layout.
 
-    first: a call whose q (B, N, .., D) is scaled, and whose k and v have only the global tokens.
-    scores, visible (B, N or 1, .., K): scores of the local keys, and whether each is visible.
-    values: a function that multiplies the weights of the local keys with v.
+    first: a call whose q is scaled, and whose k and v have only the global tokens. scores
+    (B, N, .., K): scores of the local keys. visible (B, N or 1, .., K): whether each key is
+    visible. values: a function that multiplies the weights of the local keys with v.
     """
     num_global, unit = first.num_global, (1,) * (first.q.ndim - 4)
     if num_global:

@@ -18,10 +18,12 @@ MAX_MASKED_LENGTH = 8192  # tokens; above it the scores of a head exceed 256 MiB
 
 
 def unsupported(case: Case) -> list[str]:
-    """Return the reasons why this backend does not support a case."""
+    """Return the reasons why this backend does not support a case; an empty list if it does."""
     reasons = []
     if case.window.repeats():
-        reasons.append("keys repeat: the cyclic grid has fewer chunks than the window")
+        reasons.append(
+            "keys repeat: the cyclic window spans more rows or columns of chunks than the grid"
+        )
     if not case.window.symbolic and case.window.length > MAX_MASKED_LENGTH:
         reasons.append(
             f"{case.window.length} tokens are more than {MAX_MASKED_LENGTH}: it stores all scores"
@@ -30,7 +32,7 @@ def unsupported(case: Case) -> list[str]:
 
 
 def run(call: Call) -> Tensor:
-    """Compute `vil.ops.local_attention` for a checked call."""
+    """Compute `vil.ops.local_attention` for a call with valid arguments. Returns (B, N, L, D)."""
     q, k, v, window, num_global, bias, valid_hw, scale, dropout_p = call
     visible, index = dense_window(window, q.device)
     if valid_hw is not None:
@@ -50,8 +52,8 @@ def run(call: Call) -> Tensor:
 
 
 def dense_window(window: Window | Layout, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the mask (H or 1, L, L) bool of visible keys, and the index (L, L) int64 into the bias
-    table."""
+    """Return (visible, index) for all pairs of L queries and L keys: whether the key is visible, (H
+    or 1, L, L) bool, and the pair's index into a flattened bias table, (L, L) int64."""
     if isinstance(window, Layout):
         pairs = Pairs.every(window.grid)
         mask = window.pattern.mask(window.grid)[None] if window.symbolic else window.mask
@@ -70,7 +72,11 @@ def dense_window(window: Window | Layout, device: torch.device) -> tuple[Tensor,
 
 
 def _along(window: Window, axis: int, step: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the mask and the table index along one axis, (n, n) each, for chunks `step` apart."""
+    """Return (visible, index) for all pairs of n rows (axis 0) or n columns (axis 1), (n, n) each.
+
+    A pair is visible if the key's chunk is `step` chunks after the query's chunk. index: the row or
+    column of the bias table.
+    """
     w, count = window.size, window.chunks[axis]
     token = torch.arange(window.grid[axis], device=device)
     query, key = token[:, None], token[None, :]

@@ -75,7 +75,7 @@ _shapes: set[str] = set()  # compiled in this process
 
 
 def unsupported(case: Case) -> list[str]:
-    """Return the reasons why `forward` does not support a case."""
+    """Return the reasons why `forward` does not support a case; an empty list if it does."""
     reasons = _reasons(case, lse=True)
     if case.device == "cpu" and COMPILER == "inductor":
         reasons.append("torch does not compile the log-sum-exp of FlexAttention on CPUs")
@@ -83,20 +83,25 @@ def unsupported(case: Case) -> list[str]:
 
 
 def run_unsupported(case: Case) -> list[str]:
-    """Return the reasons why `run` does not support a case."""
+    """Return the reasons why `run` does not support a case; an empty list if it does."""
     reasons = _reasons(case, lse=False)
     if case.needs_grad and case.device == "cpu":
-        reasons.append("FlexAttention has no backward pass on CPUs")
+        reasons.append("torch's FlexAttention has no backward pass on CPUs")
     if case.is_layout and torch.compiler.is_dynamo_compiling():
-        reasons.append("inside torch.compile it computes windows only, its pairs also patterns")
+        reasons.append(
+            "inside torch.compile it computes windows only; flex+blocked and flex+triton compute "
+            "patterns too"
+        )
     biased = case.table_bias or case.global_bias
     if case.needs_grad and biased and torch.are_deterministic_algorithms_enabled():
-        reasons.append("deterministic algorithms: it sums the gradient of the bias in any order")
+        reasons.append(
+            "deterministic algorithms are enabled: it sums the gradient of the bias in any order"
+        )
     return reasons
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """Compute the output and the log-sum-exp, see `vil.ops.custom_op`."""
+    """Compute the output (B, N, L, D), and the log-sum-exp of the scores (B, N, L)."""
     with torch.no_grad():
         out, lse = _run(call, lse=True)
         # the operator promises the strides too
@@ -104,49 +109,49 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def run(call: Call) -> Tensor:
-    """Compute `vil.ops.local_attention` for a checked call."""
+    """Compute `vil.ops.local_attention` for a call with valid arguments. Returns (B, N, L, D)."""
     assert call.dropout_p == 0, "`unsupported` refuses dropout"
     return _run(call, lse=False)[0]
 
 
 def forget() -> None:
-    """Free all compiled kernels. MAX_SHAPES other shapes can then be compiled."""
+    """Free all compiled kernels, so that MAX_SHAPES other shapes can be compiled."""
     if _shapes:
         torch._dynamo.reset()
     _shapes.clear()
 
 
 def _reasons(case: Case, lse: bool) -> list[str]:
-    """Return the reasons why a case is not supported by `forward` (if `lse`) or by `run`."""
+    """Return the reasons why `forward` (if `lse`) or `run` (if not) does not support a case."""
     reasons, window = _missing(case.device, COMPILER), case.window
     if case.dropout:
-        reasons.append("dropout: FlexAttention has none")
+        reasons.append("dropout: FlexAttention does not support it")
     if case.symbolic:
-        return [*reasons, "the batch or the grid is open: their blocks are listed in advance"]
+        return [*reasons, "the batch or grid size is symbolic, but blocks are listed in advance"]
     lanes, chunks, most = case.batch * case.heads, math.prod(window.chunks), _most_chunks(window)
     on_gpu, has_room = case.device == "cuda", chunks > most or _has_room(_shape(case, lse))
     few, many = case.head_dim < 16, lanes > MAX_GRID
     checks = {
-        "keys repeat: a list has every key block once": window.repeats(),
+        "keys repeat in a small cyclic grid: block lists have each block once": window.repeats(),
         "float64: FlexAttention computes in float32": case.dtype == torch.float64,
-        f"{case.head_dim} channels per head: on GPUs FlexAttention needs 16": on_gpu and few,
+        f"{case.head_dim} channels per head: on GPUs FlexAttention needs at least 16": on_gpu
+        and few,
         f"{lanes} images times heads: more than {MAX_GRID}": on_gpu and many,
-        f"{chunks} chunks are more than {most}: the lists of blocks grow with the square": chunks
-        > most,
-        f"{MAX_SHAPES} shapes are compiled and this is another: "
+        f"{chunks} chunks are more than {most}: block lists grow with the square": chunks > most,
+        f"{MAX_SHAPES} shapes are compiled, which is the limit, and this is another one: "
         "each takes seconds to compile and stays in memory": not has_room,
     }
     return reasons + [text for text, applies in checks.items() if applies]
 
 
 def _most_chunks(window: Window | Layout) -> int:
-    """Return the largest supported number of chunks; fewer if every head has its own lists."""
+    """Return the largest supported number of chunks. It is smaller if patterns differ by head."""
     return math.isqrt(MAX_BLOCKS**2 // (window.heads if isinstance(window, Layout) else 1))
 
 
 @torch.compiler.assume_constant_result
 def _missing(device: str, compiler: str) -> list[str]:
-    """Return the requirements that this machine does not meet."""
+    """Return the requirements of FlexAttention that this machine does not meet, as reasons."""
     reasons = []
     if device not in ("cpu", "cuda"):
         reasons.append(f"device {device}: FlexAttention is compiled for cpu and cuda")
@@ -162,7 +167,7 @@ def _missing(device: str, compiler: str) -> list[str]:
 
 @torch.compiler.assume_constant_result
 def _has_room(shape: str) -> bool:
-    """Return whether a shape is already compiled, or whether one more may be compiled."""
+    """Return whether a shape (see `_shape`) is compiled, or one more shape may be compiled."""
     return shape in _shapes or len(_shapes) < MAX_SHAPES
 
 
@@ -170,7 +175,7 @@ def _limits() -> dict[str, int | bool]:
     """Return torch settings under which torch raises an error instead of computing all L x L
     scores.
 
-    They allow more than MAX_SHAPES compilations, because torch also recompiles for other
+    The settings allow more than MAX_SHAPES compilations, because torch also recompiles for other
     properties, such as whether an input requires a gradient.
     """
     if hasattr(torch._dynamo.config, "recompile_limit"):
@@ -179,7 +184,7 @@ def _limits() -> dict[str, int | bool]:
 
 
 def _shape(case: Case, lse: bool) -> str:
-    """Return a key with everything in a case that makes torch recompile."""
+    """Return a text with all properties of a case, and `lse`, that make torch recompile."""
     window, backward = case.window, case.needs_grad and not lse
     block = block_size(window, case.device, backward)
     first, count = num_first(case.num_global, block), num_blocks(window)
@@ -197,7 +202,7 @@ def _shape(case: Case, lse: bool) -> str:
 
 
 def _lanes(case: Case) -> tuple[int, int]:
-    """Return the first two dimensions of q: (h, 1), or (B, N) if every head has its own lists."""
+    """Return the first two dimensions of q: (B*N, 1), or (B, N) if patterns differ by head."""
     own_lists = case.is_layout and case.window.heads > 1
     return (case.batch, case.heads) if own_lists else (case.batch * case.heads, 1)
 
@@ -223,7 +228,7 @@ def _run(call: Call, lse: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def _compute(inputs: tuple, lse: bool, case: Case) -> tuple[Tensor, Tensor | None]:
-    """Run the compiled `_flex`."""
+    """Run `_flex`, compiled, with `inputs` as its first five arguments. Returns (output, lse)."""
     if case.device == "cpu":  # where FlexAttention refuses inputs that require gradients
         inputs = (*(None if x is None else x.detach() for x in inputs[:4]), inputs[4])
     options = {"FORCE_USE_FLEX_ATTENTION": True}  # not the kernel for short sequences
@@ -252,13 +257,16 @@ def _flex(
     lse: bool,
     options: dict,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend from q (h, 1, M*P, D) to k, v (h, 1, (S+M)*P, D) with biases added (h, S*P + T).
+    """Attend from q (h, 1, M*P, D) to k, v (h, 1, (S+M)*P, D) with biases `added` (h, S*P + T).
 
-    The first two dimensions may be (B, N) instead. Returns the output, in the shape of q, and the
-    log-sum-exp (h, 1, M*P) or None.
+    Tokens are in blocks of P. The first two dimensions may be (B, N) instead. Returns the output,
+    in the shape of q, and if `lse` the log-sum-exp (h, 1, M*P), else None.
     """
     if not torch.compiler.is_dynamo_compiling():
-        raise RuntimeError("torch.compile is disabled: FlexAttention would store all scores")
+        raise RuntimeError(
+            "torch.compile is disabled, so FlexAttention would store all scores: "
+            "enable torch.compile, or select an attention backend other than flex"
+        )
     first = k.shape[2] - q.shape[2]
     size = q.shape[2] // blocks[0].shape[-2]
     visible, biased = score_functions(blocks, added, size, first, q.shape[1])
@@ -272,18 +280,17 @@ def _flex(
 
 
 def _keys(x: Tensor, window: Window | Layout, num_global: int, size: int) -> Tensor:
-    """Reorder (B, N, G+L, D) to (h, 1, (S+M)*P, D)."""
+    """Reorder keys or values (B, N, G+L, D) to padded blocks of P tokens, (h, 1, (S+M)*P, D)."""
     first = x[:, :, :num_global].flatten(0, 1)[:, None]
     first = F.pad(first, (0, 0, 0, num_first(num_global, size) * size - num_global))
     return torch.cat([first, to_blocks(x[:, :, num_global:], window, size)], dim=2)
 
 
 def _added(bias: LocalBias, sizes: tuple[int, int], images: int) -> Tensor | None:
-    """Return (h, S*P + T): the bias of each global key, then the table; None without a bias.
+    """Return both biases in one tensor (h = images * heads, S*P + T); None without a bias.
 
-    sizes: (S*P, T).
-
-    There is a copy per image, so that the kernel does not sum gradients over images.
+    A row has the biases of global keys, padded to S*P, then the table, padded to T. sizes:
+    (S*P, T). Each image has a copy, so that the kernel does not sum gradients over images.
     """
     table, to_global = bias
     if table is None and to_global is None:

@@ -1,4 +1,4 @@
-"""The blocks of FlexAttention: which a window or a layout computes, and the masks and bias in them.
+"""Block lists, masks and bias of a window or a layout, in the form that FlexAttention needs.
 
 Shapes: see flex.py; also H heads with lists of their own (1 for a window), T' masks.
 """
@@ -26,18 +26,19 @@ Lists = tuple[Tensor | None, ...]
 
 
 class WindowBlocks(NamedTuple):
-    """A window in FlexAttention's terms.
+    """A window as tensors for FlexAttention: M query blocks and S+M key blocks of P tokens each.
 
-    The tensor `added` has the bias of each global key, followed by the bias table. The bias of a
-    query and a local key is at index base + (code of the query) - (code of the key).
+    The first S key blocks have the global keys; h is images times heads. The tensor `added`
+    (h, S*P + T) has the bias of each global key, followed by the bias table. The bias of a query
+    and a local key is at index base + (code of the query) - (code of the key).
 
     base (M, S+M) int32: the base index of each pair of a query block and a key block; -1 if their
     chunks are not neighbors. code (P) int32: a number for each position in a chunk.
     near (S*P + T) bool: whether an entry of `added` is in the exact window; None for other
     masks. real (h, (S+M)*P) bool: whether a key is not padding. lists: four pairs of tensors
-    (number of blocks, their indices). The first two pairs have the key blocks that each query block
-    sees partly, and fully. The other two have the query blocks of each key block, for the backward
-    pass. Tensors that are not needed are None.
+    (number of blocks, their indices). The first two pairs list the key blocks that each query block
+    sees partly, and fully. The other two list the query blocks of each key block likewise, for the
+    backward pass. Tensors that are not needed are None.
     """
 
     base: Tensor
@@ -48,14 +49,16 @@ class WindowBlocks(NamedTuple):
 
 
 class LayoutBlocks(NamedTuple):
-    """The layout of a pattern in FlexAttention's terms.
+    """A layout as tensors for FlexAttention: M query blocks and S+M key blocks of P tokens each.
 
-    The tensor `added` has the bias of each global key, followed by the bias table.
+    The first S key blocks have the global keys. The tensor `added` has the bias of each global key,
+    followed by the bias table.
 
     masks (H, M, S+M) int32: the index into `tiles` of each pair of a query block and a key block.
     tiles (T', W, W) bool: the masks of the layout, then a mask that shows all pairs, and one that
-    hides all. rows, cols (M*P) int32: the position of each query in the grid. reach: of the table.
-    real, lists: as those of a window, with a dimension H in the lists.
+    hides all. rows, cols (M*P) int32: the position of each query in the grid. reach: the largest
+    displacement (rows, columns) in the bias table. real, lists: see `WindowBlocks`; the lists have
+    a dimension of H heads.
     """
 
     masks: Tensor
@@ -68,49 +71,51 @@ class LayoutBlocks(NamedTuple):
 
 
 def block_size(window: Window | Layout, device: str, backward: bool) -> int:
-    """Return P: the tokens of a chunk, rounded up to the block size of the kernels."""
+    """Return P, the tokens in a block: those of a chunk, rounded up to a multiple of the kernels'
+    block size. backward: whether FlexAttention's backward pass runs too."""
     step = 16 if device == "cpu" else 128 if backward else 64
     return math.ceil(window.tile / step) * step
 
 
 def num_blocks(window: Window | Layout) -> int:
-    """Return M, the number of chunks rounded up to a power of two. The kernels skip empty
-    blocks."""
+    """Return M, the number of query blocks: the number of chunks, rounded up to a power of two, or
+    FEWEST_BLOCKS if that is more. The kernels skip empty blocks."""
     return max(FEWEST_BLOCKS, next_power_of_2(math.prod(window.chunks)))
 
 
 def num_first(num_global: int, block: int) -> int:
-    """Return S, the number of blocks for global tokens. It is at least 1, so that G = 0 needs no
-    compilation of its own."""
+    """Return S, the number of blocks for global tokens. It is at least 1, so that calls without
+    global tokens share a compiled kernel. block: tokens per block."""
     return max(1, math.ceil(num_global / block))
 
 
 def has_full(window: Window | Layout, block: int) -> bool:
-    """Return whether some pairs of blocks may be fully visible, so that they need no mask."""
+    """Return whether pairs of blocks with `block` tokens can be fully visible, without a mask."""
     is_exact = isinstance(window, Window) and window.mask == Mask.EXACT
     return window.tile == block and not is_exact
 
 
 def num_tiles(layout: Layout) -> int:
-    """Return T', rounded up to a power of two."""
+    """Return T': the number of masks of a layout plus two, rounded up to a power of two."""
     return _count_tiles(*to_numbers(layout, 0))
 
 
 @torch.compiler.assume_constant_result
 def _count_tiles(*numbers: int) -> int:
-    """Return T' of the layout in the numbers: torch.compile cannot trace how lists are built."""
+    """Return `num_tiles` of the layout that `to_numbers` encodes in `numbers`. torch.compile cannot
+    trace how lists are built, so it treats the result as a constant."""
     layout, _ = from_numbers(numbers)
     return next_power_of_2(len(layout.lists.masks) + 2)
 
 
 def table_reach(case: Case) -> tuple[int, int]:
-    """Return the reach of the bias table of a layout."""
+    """Return the largest displacement in a layout's bias table; NO_REACH without a table."""
     return case.window.table_reach if case.table_bias else NO_REACH
 
 
 def widths(case: Case, block: int) -> tuple[int, int]:
-    """Return (S*P, T). For windows, T is that of the largest window whose chunks fit into a
-    block."""
+    """Return (S*P, T): tokens in the blocks of global keys, and entries of the bias table. For a
+    window, T is that of the largest window whose chunks fit into a block of P = `block` tokens."""
     first = num_first(case.num_global, block) * block
     if not case.is_layout:
         return first, (4 * math.isqrt(block) - 1) ** 2
@@ -119,14 +124,14 @@ def widths(case: Case, block: int) -> tuple[int, int]:
 
 
 def to_blocks(x: Tensor, window: Window | Layout, size: int) -> Tensor:
-    """Reorder (B, N, L, ..) to (h, 1, M*P, ..) in chunk order, zero-padded."""
+    """Reorder (B, N, L, ..) to zero-padded blocks of P = `size` tokens, (B*N, 1, M*P, ..)."""
     x = to_chunks(x, window).flatten(2, 3).flatten(0, 1)  # (h, chunks, W, ..)
     x = F.pad(x, (0, 0, 0, size - window.tile, 0, num_blocks(window) - x.shape[1]))
     return x.flatten(1, 2)[:, None]
 
 
 def from_blocks(x: Tensor, window: Window | Layout, lead: torch.Size) -> Tensor:
-    """Reorder (h, 1, M*P, ..), or (B, N, M*P, ..), to (B, N, L, ..)."""
+    """Reverse `to_blocks`: (B*N, 1, M*P, ..) or (B, N, M*P, ..) to (B, N, L, ..). lead: (B, N)."""
     x = x.flatten(0, 1).unflatten(1, (num_blocks(window), -1))
     x = x[:, : math.prod(window.chunks), : window.tile]
     return from_chunks(x.unflatten(1, window.chunks).unflatten(0, lead), window)
@@ -135,7 +140,7 @@ def from_blocks(x: Tensor, window: Window | Layout, lead: torch.Size) -> Tensor:
 def make_blocks(
     case: Case, size: int, valid_hw: Tensor | None, device: torch.device
 ) -> WindowBlocks | LayoutBlocks:
-    """Return the blocks of a call."""
+    """Return the tensors for FlexAttention of a call. size: P, the tokens in a block."""
     make = _layout_blocks if case.is_layout else _window_blocks
     return make(case, size, valid_hw, device)
 
@@ -143,8 +148,10 @@ def make_blocks(
 def _window_blocks(
     case: Case, size: int, valid_hw: Tensor | None, device: torch.device
 ) -> WindowBlocks:
-    """Return the blocks of a window. They take a few small operations, so nothing is cached per
-    grid."""
+    """Return the tensors for FlexAttention of a window. size: P, the tokens in a block.
+
+    They are built by a few small operations, so nothing is cached per grid.
+    """
     window, (first, width) = case.window, widths(case, size)
     side, inside = 4 * window.size - 1, torch.arange(window.size, device=device)
     code = (inside[:, None] * side + inside).flatten()
@@ -162,7 +169,7 @@ def _window_blocks(
 
 
 def _base(window: Window, num_global: int, size: int, device: torch.device) -> Tensor:
-    """Return `WindowBlocks.base` (M, S+M) int32. It is 0 for global tokens."""
+    """Return `WindowBlocks.base` (M, S+M) int32. It is 0 for the blocks of global keys."""
     rows, cols = window.chunks
     first, (count, side) = num_first(num_global, size), (num_blocks(window), 4 * window.size - 1)
     base = torch.full((count, first + count), -1, dtype=torch.int32, device=device)
@@ -184,7 +191,7 @@ def _base(window: Window, num_global: int, size: int, device: torch.device) -> T
 def _layout_blocks(
     case: Case, size: int, valid_hw: Tensor | None, device: torch.device
 ) -> LayoutBlocks:
-    """Return the blocks of a layout."""
+    """Return the tensors for FlexAttention of a layout. size: P, the tokens in a block."""
     masks, *tensors = _layout_tensors(case.window, case.num_global, size, device)
     real, hidden = _real(case, size, valid_hw, device), len(case.window.lists.masks) + 1
     full = None
@@ -199,7 +206,7 @@ def _layout_blocks(
 def _layout_tensors(
     layout: Layout, num_global: int, size: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return masks, tiles, rows and cols of `LayoutBlocks`."""
+    """Return (masks, tiles, rows, cols), fields of `LayoutBlocks`."""
     pairs, (first, count) = layout.lists, (num_first(num_global, size), num_blocks(layout))
     full = len(pairs.masks)
     masks = torch.full((layout.heads, count, first + count), full + 1, dtype=torch.int32)
@@ -214,7 +221,7 @@ def _layout_tensors(
 
 
 def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) -> Tensor:
-    """Return `real` of the blocks: True for global tokens, and for tokens that are not padding."""
+    """Return the field `real`: True for global keys, and for local keys that are not padding."""
     window = case.window
     limit = torch.tensor([window.grid]) if valid_hw is None else valid_hw
     tokens = real_cells(limit.to(device), window.grid).flatten(2)[..., None]
@@ -225,9 +232,10 @@ def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) 
 
 
 def _lists(seen: Tensor, full: Tensor | None, backward: bool) -> Lists:
-    """Return the lists of the pairs of blocks in `seen` (H, M, S+M) bool.
+    """Return the field `lists` for the pairs of blocks to compute, `seen` (H, M, S+M) bool.
 
-    full: which of them need no mask, in the same shape; None if none ever is.
+    full: the pairs that need no mask, in the same shape; None if all pairs need one. backward:
+    whether the lists of the backward pass are needed.
     """
     parts = (seen, None) if full is None else (seen & ~full, full)
     mirrored = [part.mT if backward and part is not None else None for part in parts]
@@ -235,7 +243,8 @@ def _lists(seen: Tensor, full: Tensor | None, backward: bool) -> Lists:
 
 
 def _all_real(real: Tensor, count: int) -> Tensor:
-    """Return which of `count` key blocks have no padding in any image, (count) bool."""
+    """Return which of `count` key blocks have no padding in any image, (count) bool. real: see
+    `WindowBlocks`."""
     return real.unflatten(1, (count, -1)).all(2).all(0)
 
 
@@ -260,7 +269,8 @@ def score_functions(
 ) -> tuple[Callable, Callable]:
     """Return FlexAttention's (mask_mod, score_mod): functions of the image, head, query and key.
 
-    first: S*P. heads: of q; images and heads of `real` and `added` are one dimension.
+    size: P. first: S*P. heads: those of q; in `real` and `added`, images and heads are one
+    dimension.
     """
     make = _layout_functions if isinstance(blocks, LayoutBlocks) else _window_functions
     visible, bias_index = make(blocks, size, first)
@@ -275,7 +285,7 @@ def score_functions(
 
 
 def _window_functions(blocks: WindowBlocks, size: int, first: int) -> tuple[Callable, Callable]:
-    """Return (visible, bias_index) of a window."""
+    """Return the functions visible(head, query, key) and bias_index(query, key) of a window."""
 
     def bias_index(query: Tensor, key: Tensor) -> Tensor:
         """Return the index into `added` of a query and a key; any valid index for a hidden key."""
@@ -291,7 +301,7 @@ def _window_functions(blocks: WindowBlocks, size: int, first: int) -> tuple[Call
 
 
 def _layout_functions(blocks: LayoutBlocks, size: int, first: int) -> tuple[Callable, Callable]:
-    """Return (visible, bias_index) of a layout."""
+    """Return the functions visible(head, query, key) and bias_index(query, key) of a layout."""
     (top, left), last = blocks.reach, blocks.tiles.shape[1] - 1  # the last token of a chunk
 
     def bias_index(query: Tensor, key: Tensor) -> Tensor:

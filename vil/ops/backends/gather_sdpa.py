@@ -25,7 +25,7 @@ from vil.ops.window import Window
 
 
 def run(call: Call) -> Tensor:
-    """Compute `vil.ops.local_attention` for a checked call."""
+    """Compute `vil.ops.local_attention` for a call with valid arguments. Returns (B, N, L, D)."""
     q, k, v, window, num_global, bias, valid_hw, scale, dropout_p = call
     window = window.without_absent()
     heads = q.shape[1]
@@ -45,7 +45,7 @@ def run(call: Call) -> Tensor:
 
 
 def _gather(x: Tensor, window: Window, num_global: int) -> Tensor:
-    """Gather the global and neighbor tokens of each chunk: (B, N*R*C, G + K*W, D)."""
+    """Gather the global tokens, and each chunk's neighbor tokens: (B, N*R*C, G + K*W, D)."""
     rows, cols = window.chunks
     first, local = x[:, :, :num_global], x[:, :, num_global:]
     parts = [first[:, :, None, None].expand(-1, -1, rows, cols, -1, -1)] if num_global else []

@@ -1,4 +1,4 @@
-"""The plan of a layout: its query chunks in groups that are computed alike.
+"""Divide the query chunks of a layout into groups that are computed alike.
 
 Query chunks with equally many key chunks form a group. If their lists also have equal displacements
 and masks, as those in the interior of a local pattern, they share the bias and the mask.
@@ -21,9 +21,9 @@ MIN_EQUAL = 4  # query chunks with equal lists that are worth a group of their o
 
 
 class ListGroup(NamedTuple):
-    """Query chunks with J key chunks each.
+    """P query chunks with J key chunks each, which are computed alike.
 
-    head: the head they belong to; None if all heads have the same lists. queries (P,),
+    head: the head of the query chunks; None if all heads have the same pattern. queries (P,),
     keys (P, J): indices of chunks. hidden (P or 1, W, J*W) bool: whether a key token is hidden from
     a query token; None if none is. steps (P or 1, J): indices into `Plan.steps`, the displacement
     of each pair of query and key chunk.
@@ -37,7 +37,8 @@ class ListGroup(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The groups of a layout. steps (S, 2): displacements (rows, columns) of chunks, in chunks."""
+    """The query chunks of a layout in groups. steps (S, 2): the distinct displacements between a
+    query chunk and a key chunk, in rows and columns of chunks."""
 
     groups: tuple[ListGroup, ...]
     steps: Tensor
@@ -46,7 +47,7 @@ class Plan(NamedTuple):
 @lru_cache(maxsize=64)
 @untraced
 def make_plan(layout: Layout, device: torch.device) -> Plan:
-    """Divide the query chunks of a layout into groups."""
+    """Divide the query chunks of a layout into groups, with index tensors on a device."""
     lists, (rows, cols) = layout.lists, layout.chunks
     steps, step = layout.steps()
     kinds = torch.stack([step, lists.mask], 1)
@@ -67,7 +68,8 @@ def make_plan(layout: Layout, device: torch.device) -> Plan:
 
 
 def _hidden_pairs(lists: ChunkLists, pairs: Tensor) -> Tensor | None:
-    """Return `hidden` of `ListGroup` for pairs of chunks (P, J): (P, W, J*W) bool or None."""
+    """Return `ListGroup.hidden` (P, W, J*W) bool: which keys each query must not attend to; None if
+    it may attend to all. pairs (P, J): indices of pairs of chunks in `lists`."""
     masks = lists.mask[pairs]
     if (masks == FULL).all():
         return None
@@ -76,7 +78,8 @@ def _hidden_pairs(lists: ChunkLists, pairs: Tensor) -> Tensor | None:
 
 
 def _split_equal(kinds: Tensor) -> Iterator[tuple[Tensor, bool]]:
-    """Group the rows of `kinds` (P, n). Yield (row indices, whether the rows are equal)."""
+    """Group equal rows of `kinds` (P, n). Yields (row indices, whether the rows are equal). Rows
+    that occur fewer than MIN_EQUAL times form one last group of unequal rows."""
     if not kinds.shape[1]:  # chunks without keys
         yield torch.arange(len(kinds)), True
         return

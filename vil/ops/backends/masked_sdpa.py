@@ -21,7 +21,7 @@ FULL_PRECISION = (torch.float32, torch.float64)
 
 
 def unsupported(case: Case) -> list[str]:
-    """Return the reasons why this backend does not support a case."""
+    """Return the reasons why this backend does not support a case; an empty list if it does."""
     has_bias = case.table_bias or case.global_bias
     checks = {
         "dropout: torch would store all scores": case.dropout,
@@ -29,15 +29,15 @@ def unsupported(case: Case) -> list[str]:
         and case.needs_grad,
         "a bias in half precision: it would be rounded": has_bias
         and case.dtype not in FULL_PRECISION,
-        "the size of the grid is open": case.symbolic,
-        "it computes patterns, no windows": not case.is_layout,
+        "the batch or grid size is symbolic": case.symbolic,
+        "it computes patterns, not windows": not case.is_layout,
     }
     reasons = [text for text, applies in checks.items() if applies]
     return reasons if case.symbolic else reasons + dense_masked.unsupported(case)
 
 
 def run(call: Call) -> Tensor:
-    """Compute `vil.ops.local_attention` for a checked call."""
+    """Compute `vil.ops.local_attention` for a call with valid arguments. Returns (B, N, L, D)."""
     visible, index = dense_masked.dense_window(call.window, call.q.device)
     visible = F.pad(visible[None], (call.num_global, 0), value=True)  # (1, H, L, G+L)
     if call.valid_hw is not None:
@@ -53,7 +53,8 @@ def run(call: Call) -> Tensor:
 
 
 def _add_bias(visible: Tensor, index: Tensor, bias: LocalBias, num_global: int) -> Tensor:
-    """Return the mask, with the bias of visible pairs if there is one, in four dimensions."""
+    """Return the attn_mask of torch's attention: `visible` (B or 1, H, L, G+L) without a bias; with
+    a bias, the bias of visible pairs and -inf for hidden ones."""
     table, to_global = bias
     if table is None and to_global is None:
         return visible

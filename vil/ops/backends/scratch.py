@@ -23,8 +23,8 @@ def split_range(span: slice, size: int) -> list[slice]:
 
 
 def even_share(count: int, limit: int) -> int:
-    """Return the size, at most `limit`, of the parts into which `count` elements are evenly
-    divided. The last part may be smaller."""
+    """Return the size of the parts if `count` elements are divided evenly into as few parts as
+    possible, of at most `limit` elements each. The last part may be smaller."""
     parts = -(-count // max(1, limit))
     return -(-count // parts)
 
@@ -45,11 +45,11 @@ class Scratch:
         return self.buffers[use][:size].view(shape)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """Compute a @ b for a batch of h matrices, at least in float32."""
+        """Return a @ b for a batch of h matrices, converted to at least float32."""
         shape = (*a.shape[:2], b.shape[2])
         product = torch.bmm(a, b, out=self.take("product", shape, a.dtype))
         return self.cast(product, wide(a), "wide")
 
     def cast(self, x: Tensor, dtype: torch.dtype, use: str = "cast") -> Tensor:
-        """Convert x to a dtype, in a buffer."""
+        """Return x if it has this dtype, else a converted copy in the buffer `use`."""
         return x if x.dtype == dtype else self.take(use, x.shape, dtype).copy_(x)

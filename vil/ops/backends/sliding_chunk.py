@@ -30,23 +30,23 @@ Product = Callable[[Tensor, Tensor, Offsets], Tensor]
 
 
 def scores_autograd(q: Tensor, k: Tensor, offsets: Offsets) -> Tensor:
-    """Compute the scores (B, N, R, C, W, K*W) of the queries q and the keys of their window. q and
-    k are (B, N, R, C, W, D)."""
+    """Compute the scores (B, N, R, C, W, K*W) of the W queries of each chunk with the keys of the
+    chunks at the K offsets. q and k are (B, N, R, C, W, D)."""
     return torch.cat([q @ near.mT for near in roll_neighbors(k, offsets)], dim=-1)
 
 
 def values_autograd(weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
-    """Multiply weights (B, N, R, C, W, K*W) with the values of the window.
+    """Multiply weights (B, N, R, C, W, K*W) with the values of the chunks at the K offsets.
 
-    Returns a tensor of the same shape as v, (B, N, R, C, W, D).
+    v and the result are (B, N, R, C, W, D).
     """
     parts = weights.chunk(len(offsets), dim=-1)
     return sum(part @ near for part, near in zip(parts, roll_neighbors(v, offsets)))
 
 
 class HandMatmul(Function):
-    """`scores_autograd(a, b)` or `values_autograd(a, b)`, with a backward pass that saves only a
-    and b."""
+    """An autograd function for `scores_autograd(a, b)` or `values_autograd(a, b)` that saves only a
+    and b for its backward pass."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, a: Tensor, b: Tensor, offsets: Offsets, scores: bool) -> Tensor:
@@ -58,7 +58,8 @@ class HandMatmul(Function):
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         if torch.is_grad_enabled():  # instead of returning a wrong second derivative
             raise RuntimeError(
-                "chunk_handgrad has no second derivative: use chunk_autograd with create_graph"
+                "the attention backend chunk_handgrad has no second derivative: "
+                "select the backend chunk_autograd"
             )
         a, b = ctx.saved_tensors
         grad_a = (values_autograd if ctx.scores else scores_autograd)(grad, b, ctx.offsets)

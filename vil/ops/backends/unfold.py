@@ -22,7 +22,7 @@ from vil.ops.window import Mask, Window
 def unfold_nnf(x: Tensor, reach: tuple[int, int]) -> Tensor:
     """Gather each token's K neighbors, (B, N, X, Y, D) -> (B, N, L, D, K), with 0 outside the grid.
 
-    reach: rows and columns to each side.
+    reach: rows and columns of neighbors to each side of a token.
     """
     sides = tuple(2 * n + 1 for n in reach)
     maps = x.permute(0, 1, 4, 2, 3).flatten(0, 1)  # (B*N, D, X, Y)
@@ -39,9 +39,9 @@ def unfold_tensor(x: Tensor, reach: tuple[int, int]) -> Tensor:
 
 
 def unsupported(case: Case) -> list[str]:
-    """Return the reasons why this backend does not support a case."""
+    """Return the reasons why this backend does not support a case; an empty list if it does."""
     exact = case.window.mask == Mask.EXACT
-    return [] if exact else ["the mask is not exact: unfolding computes the exact window only"]
+    return [] if exact else ["it computes only the exact window (SW_EXACT 1)"]
 
 
 def run_nnf(call: Call) -> Tensor:
@@ -75,13 +75,12 @@ def _run(call: Call, unfold: Callable[[Tensor, tuple[int, int]], Tensor]) -> Ten
 
 
 def _steps(reach: int, device: torch.device) -> Tensor:
-    """Return the relative positions of neighbors along an axis, key position minus query
-    position."""
+    """Return key position minus query position of all neighbors along an axis: -reach .. reach."""
     return torch.arange(-reach, reach + 1, device=device)
 
 
 def _neighbor_bias(table: Tensor, window: Window, reach: tuple[int, int]) -> Tensor:
-    """Return the bias of each neighbor, (N, K)."""
+    """Return the bias of each of the K relative positions of neighbors, (N heads, K)."""
     # the table is indexed by query position minus key position
     row, col = (2 * window.size - 1 - _steps(n, table.device) for n in reach)
     index = row[:, None] * (4 * window.size - 1) + col
@@ -91,7 +90,8 @@ def _neighbor_bias(table: Tensor, window: Window, reach: tuple[int, int]) -> Ten
 def _visible(
     window: Window, reach: tuple[int, int], valid_hw: Tensor | None, device: torch.device
 ) -> Tensor:
-    """Return whether each neighbor is inside the grid and not padding, (B or 1, L, K) bool."""
+    """Return whether each of the K neighbors of a token is inside the grid and not padding, (B or
+    1, L, K) bool."""
     real = torch.tensor([window.grid], device=device)
     if valid_hw is not None:
         real = real.minimum(valid_hw.to(device))  # (B, 2)

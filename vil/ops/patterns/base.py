@@ -1,4 +1,4 @@
-"""The base class of patterns, the pairs of tokens that it is asked about, and its algebra.
+"""The base class of patterns, the token pairs that it takes, and operators on patterns.
 
 Shapes: X Y grid rows and columns, L = X*Y tokens, H heads if their patterns differ,
 else 1, w chunk side, Q chunks of w x w tokens.
@@ -44,12 +44,12 @@ class Pairs(NamedTuple):
 
     @property
     def rows(self) -> Tensor:
-        """Rows from the key to the query."""
+        """Row of the query minus row of the key."""
         return self.query_row - self.key_row
 
     @property
     def cols(self) -> Tensor:
-        """Columns from the key to the query."""
+        """Column of the query minus column of the key."""
         return self.query_col - self.key_col
 
     @property
@@ -64,31 +64,31 @@ class Pairs(NamedTuple):
 
     @classmethod
     def of_tokens(cls, grid: Grid, query: Tensor, key: Tensor) -> Pairs:
-        """Return the pairs of tokens given by their indices."""
+        """Return the pairs of the tokens with the row-major indices `query` and `key`."""
         cols = grid[1]
         return cls(grid, query // cols, query % cols, key // cols, key % cols)
 
     @classmethod
     def every(cls, grid: Grid) -> Pairs:
-        """Return all pairs of a grid; they broadcast to (L, L)."""
+        """Return all pairs of a grid of L tokens. Their positions broadcast to (L, L)."""
         row = torch.arange(grid[0])[:, None].expand(grid).flatten()
         col = torch.arange(grid[1])[None, :].expand(grid).flatten()
         return cls(grid, row[:, None], col[:, None], row, col)
 
 
 class Pattern:
-    """Which keys each query of a grid attends to.
+    """A rule that decides which keys each query of a grid attends to: which pairs are visible.
 
-    A subclass defines `visible`. It should be a frozen dataclass, whose fields are the arguments of
-    the pattern; two patterns with equal fields are then one pattern. Three attributes describe it:
+    A subclass defines `visible`. It should be a frozen dataclass whose fields are the arguments of
+    the pattern, so that patterns with equal fields are equal. Four attributes describe a pattern:
 
-    heads: H, 1 if all heads have the same pattern.
-    invariant: whether the pattern depends on the displacement of a pair only. Such a pattern is
-      built faster.
+    heads: H, the number of heads if their patterns differ; 1 if all heads have the same pattern.
+    invariant: whether visibility depends only on the displacement of a pair (query position minus
+      key position). The masks of such a pattern are computed faster.
     reach: the largest displacement (rows, columns) of a visible pair in any grid; None if it grows
-      with the grid. With a reach, only chunks within it are looked at.
-    traceable: whether torch.export can trace `visible` for a grid of open size. By default, that
-      of `invariant`.
+      with the grid. Chunks farther apart than the reach are skipped.
+    traceable: whether torch.export can trace `visible` for a symbolic grid size. By default equal
+      to `invariant`.
     """
 
     number: int  # of the object in this process, by which torch operators name it
@@ -104,20 +104,22 @@ class Pattern:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to copy or pickle; a copy has its own number."""
+        """Return the state to copy or pickle, without `number`: each copy gets a new one."""
         return {name: value for name, value in vars(self).items() if name != "number"}
 
     def visible(self, pairs: Pairs) -> Tensor:
         """Return whether the query of each pair attends to its key, bool in the shape of the pairs.
 
-        With H > 1, the result has a first dimension H.
+        If patterns differ by head (H > 1), the result has a first dimension H.
         """
         raise NotImplementedError
 
     def chunk_pairs(self, grid: Grid, chunk: int) -> Tensor:
-        """Return which chunks a chunk may attend to, (H or 1, Q, Q) bool.
+        """Return whether each of Q query chunks may attend to each of Q key chunks, as bool (H or 1
+        heads, Q, Q).
 
-        False where no query of the first chunk attends to a key of the second.
+        False where no query of the query chunk attends to a key of the key chunk. chunk: side of a
+        chunk in tokens.
         """
         rows, cols = chunk_distances(grid, chunk)
         if self.reach is None:
@@ -138,15 +140,19 @@ class Pattern:
         return visible.expand(*((self.heads,) if self.heads > 1 else ()), *shape)
 
     def layout(self, grid: Grid, chunk: int = 8) -> Any:
-        """Return the layout of the pattern on a grid, for `vil.ops.local_attention`."""
+        """Return the pattern on a grid as the `window` argument of `vil.ops.local_attention`.
+
+        chunk: side of the chunks in which it is computed. It does not change the result.
+        """
         return load_object(LAYOUT)(grid, chunk, self)
 
     def density(self, grid: Grid) -> float:
-        """Return the fraction of all pairs of a grid that are visible, the mean over heads."""
+        """Return the fraction of a grid's query-key pairs that are visible (mean over heads)."""
         return self.layout(grid, DENSITY_CHUNK).count_pairs() / (self.heads * math.prod(grid) ** 2)
 
     def plot(self, grid: Grid, query: Grid | None = None) -> Figure:
-        """Draw the keys of one query, by default in the middle, and the mask of all pairs."""
+        """Draw the keys of one query, and the mask of all pairs. query: its (row, column), by
+        default the middle of the grid."""
         from vil.ops.patterns.plot import plot_mask
 
         return plot_mask(self.mask(grid), grid, query, str(self))
@@ -161,7 +167,7 @@ class Pattern:
         return combine("-", self, other)
 
     def __str__(self) -> str:
-        """Return the text that `parse_pattern` reads."""
+        """Return the pattern as text, such as "local:5", which `parse_pattern` reads."""
         arguments = [getattr(self, field.name) for field in fields(self)]
         return f"{self.name}:{','.join(map(str, arguments))}" if arguments else self.name
 
@@ -171,7 +177,7 @@ class Pattern:
 
     @property
     def name(self) -> str:
-        """The name under which the class is registered, else the name of the class."""
+        """The name under which the class is registered; the class name if it is not."""
         from vil.ops.patterns import PATTERNS
 
         cls = type(self)
@@ -234,7 +240,8 @@ class Combination(Pattern):
 
 
 class Operator(NamedTuple):
-    """An operator of patterns, with Python's precedence."""
+    """An operator that combines two patterns. precedence: as in Python. join: function that
+    combines the results of their `visible`."""
 
     precedence: int
     join: Callable[[Tensor, Tensor], Tensor]
@@ -248,22 +255,23 @@ OPERATORS = {
 
 
 def combine(sign: str, left: Pattern, right: Pattern) -> Pattern:
-    """Return left | right, left & right or left - right.
+    """Return left | right, left & right or left - right. sign: "|", "&" or "-".
 
-    Raises ValueError if both have patterns per head, of different numbers of heads.
+    Raises ValueError if both patterns differ by head and their numbers of heads differ.
     """
     if not isinstance(right, Pattern):
         return NotImplemented
     if left.heads != right.heads and 1 not in (left.heads, right.heads):
         raise ValueError(
-            f"patterns of {left.heads} and of {right.heads} heads cannot be combined by {sign}"
+            f"patterns of {left.heads} and of {right.heads} heads cannot be combined by {sign}: "
+            "they need the same number of heads, or one of them a single head"
         )
     return Combination(sign, left, right)
 
 
 def chunk_distances(grid: Grid, chunk: int) -> tuple[Tensor, Tensor]:
-    """Return the rows and the columns between each two chunks of a grid, two (Q, Q) int64, in
-    chunks."""
+    """Return (rows, columns): the distances between any two of the Q chunks of a grid, counted in
+    chunks, (Q, Q) int64 each. chunk: side of a chunk in tokens."""
     rows, cols = (-(-side // chunk) for side in grid)
     number = torch.arange(rows * cols)
     row, col = number // cols, number % cols
@@ -271,8 +279,8 @@ def chunk_distances(grid: Grid, chunk: int) -> tuple[Tensor, Tensor]:
 
 
 def operands(pattern: Pattern) -> Iterator[Pattern]:
-    """Yield the patterns that a pattern is combined from; the pattern itself if it is no
-    combination."""
+    """Yield the simple patterns from which a `Combination` is built; the pattern itself if it is
+    not a combination."""
     if not isinstance(pattern, Combination):
         yield pattern
         return
@@ -281,7 +289,8 @@ def operands(pattern: Pattern) -> Iterator[Pattern]:
 
 
 def check_entry(cls: Any, entry: Entry) -> None:
-    """Raise ValueError unless a registered object can make patterns under its name."""
+    """Raise ValueError if a registered class or function cannot make patterns, or if its name is
+    not an identifier."""
     if not entry.name.isidentifier():
         raise ValueError(f"the pattern name {entry.name!r} must consist of letters, digits and _")
     if not callable(cls):

@@ -23,9 +23,9 @@ Mask = Tensor | np.ndarray | str | Path
 class GlobalTokens(Pattern):
     """Tokens of the grid that attend to all tokens, and to which all tokens attend.
 
-    tokens: the number of these tokens, which are then the first of the grid, or all of a smaller
-    grid; or their positions, (row, column) pairs. A model's own global tokens are not part of a
-    grid and need no pattern.
+    tokens: a number n for the first n tokens of the grid (all of them in a smaller grid), or the
+    (row, column) positions of the tokens. The global tokens that a model adds to the grid are not
+    meant: they need no pattern.
     """
 
     tokens: int | tuple[tuple[int, int], ...] = 1
@@ -62,7 +62,7 @@ class GlobalTokens(Pattern):
             )
 
     def _indices(self, grid: Grid) -> list[int]:
-        """Return the indices of the tokens in the grid."""
+        """Return the row-major indices of `tokens` in a grid."""
         if isinstance(self.tokens, int):
             return list(range(min(self.tokens, math.prod(grid))))
         return [row * grid[1] + col for row, col in self.tokens]
@@ -70,7 +70,11 @@ class GlobalTokens(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class TokenMask(Pattern):
-    """The pairs of tokens in a mask (H or 1, L, L), for grids of L tokens; see `from_mask`."""
+    """A pattern given by a mask of token pairs, for grids of L tokens; see `from_mask`.
+
+    array (H or 1, L, L) bool: True where a query (row) attends to a key (column), for each head or
+    for all. source: the file of the mask, or "".
+    """
 
     array: Tensor = field(repr=False)
     source: str = ""
@@ -96,7 +100,11 @@ class TokenMask(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class ChunkMask(Pattern):
-    """The pairs of chunks in a mask (H or 1, Q, Q), for grids of Q chunks; see `from_blocks`."""
+    """A pattern given by a mask of chunk pairs, for grids of Q chunks; see `from_blocks`.
+
+    array (H or 1, Q, Q) bool: True where a query chunk (row) attends to a key chunk (column), for
+    each head or for all. chunk: side of a chunk in tokens. source: the file of the mask, or "".
+    """
 
     array: Tensor = field(repr=False)
     chunk: int = 8
@@ -131,19 +139,21 @@ class ChunkMask(Pattern):
 def from_mask(mask: Mask) -> TokenMask:
     """Return the pattern of a mask: True where the query (row) attends to the key (column).
 
-    mask: (L, L), or (H, L, L) with a mask per head, bool, or a .npy file of it. Tokens are numbered
-    row by row. Raises ValueError for another shape or type.
+    mask: a bool array (L, L) for grids of L tokens, or (H, L, L) with a mask per head, or the path
+    of a .npy file with this array. Tokens are numbered row by row. Raises ValueError for another
+    shape or type.
     """
     array, source = _read(mask, "from_mask", "(L, L) or (heads, L, L)")
     return TokenMask(array, source)
 
 
 def from_blocks(blocks: Mask, chunk: int) -> ChunkMask:
-    """Return the pattern of a mask of chunks: all queries of a chunk attend to all keys of another.
+    """Return the pattern of a chunk mask: where it is True, all queries of the chunk of the mask's
+    row attend to all keys of the chunk of its column.
 
-    blocks: (Q, Q), or (H, Q, Q) with a mask per head, bool, or a .npy file of it. chunk: the side
-    of a chunk in tokens. Chunks are numbered row by row. Raises ValueError for another shape or
-    type.
+    blocks: a bool array (Q, Q) for grids of Q chunks, or (H, Q, Q) with a mask per head, or the
+    path of a .npy file with this array. chunk: the side of a chunk in tokens. Chunks are numbered
+    row by row. Raises ValueError for another shape or type.
     """
     check_count("from_blocks: the side of a chunk", chunk)
     array, source = _read(blocks, "from_blocks", "(Q, Q) or (heads, Q, Q)")
@@ -151,7 +161,8 @@ def from_blocks(blocks: Mask, chunk: int) -> ChunkMask:
 
 
 def _read(mask: Mask, name: str, expected: str) -> tuple[Tensor, str]:
-    """Return (mask (H or 1, n, n), its file or "")."""
+    """Return (mask, source): the mask as a CPU tensor (H or 1, n, n) bool, and the path of its .npy
+    file, "" for an array. name, expected: the pattern and the allowed shapes, for messages."""
     source = str(mask) if isinstance(mask, str | Path) else ""
     if source:
         try:
@@ -168,10 +179,10 @@ def _read(mask: Mask, name: str, expected: str) -> tuple[Tensor, str]:
 
 
 def drop_single_head(visible: Tensor) -> Tensor:
-    """Remove the dimension of heads if there is only one."""
+    """Remove the first dimension, the heads, if its size is 1."""
     return visible[0] if len(visible) == 1 else visible
 
 
 def size(grid: Grid) -> str:
-    """Format a grid for messages."""
+    """Format a grid for messages, such as "7 x 8"."""
     return f"{grid[0]} x {grid[1]}"

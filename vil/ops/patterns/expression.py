@@ -22,7 +22,7 @@ END = "the end"
 
 
 class Token(NamedTuple):
-    """A piece of the text. kind: number, quoted, word, or sign. column: counted from 1."""
+    """A token of pattern text. kind: number, quoted, word, or sign. column: counted from 1."""
 
     kind: str
     text: str
@@ -39,10 +39,10 @@ def parse_pattern(text: str) -> Pattern:
 
 
 def make_pattern(name: str, *arguments: Any, **options: Any) -> Pattern:
-    """Return the pattern that is registered as `name`, called with the arguments.
+    """Return the pattern that the class or function registered as `name` makes from arguments.
 
-    Raises ValueError for an unknown name, for arguments that it does not accept, and if the
-    registered function returns something else.
+    Raises ValueError for an unknown name, for arguments that the class or function does not accept,
+    and if its result is not a pattern.
     """
     function = PATTERNS.load(name)
     signature = inspect.signature(function)
@@ -61,7 +61,7 @@ def make_pattern(name: str, *arguments: Any, **options: Any) -> Pattern:
 
 
 class _Parser:
-    """A recursive descent parser: `position` is the number of the next token."""
+    """A recursive descent parser of pattern text. `position` is the index of the next token."""
 
     def __init__(self, text: str) -> None:
         self.text, self.position = text, 0
@@ -86,7 +86,7 @@ class _Parser:
         return [*tokens, Token("sign", END, len(self.text) + 1)]
 
     def _expression(self, precedence: int) -> Pattern:
-        """Parse operators of at least a precedence; they associate to the left."""
+        """Parse terms joined by operators of at least this precedence, left to right."""
         left = self._term()
         while (sign := self._next()).text in OPERATORS:
             strength = OPERATORS[sign.text].precedence
@@ -110,7 +110,7 @@ class _Parser:
         return self._checked(token, make_pattern, token.text, *arguments, **options)
 
     def _arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Parse the arguments after a name."""
+        """Parse the arguments after a name into (values, {key: value})."""
         arguments, options = [], {}
         while self._next().text in (":" if not arguments and not options else ","):
             self.position += 1
@@ -150,7 +150,7 @@ class _Parser:
             raise self._error(f"expected {text}")
 
     def _checked(self, token: Token, function: Callable, *arguments: Any, **options: Any) -> Any:
-        """Call a function; its ValueError gets the position of a token."""
+        """Call a function. If it raises ValueError, add the position of `token` to the message."""
         try:
             return function(*arguments, **options)
         except ValueError as error:

@@ -83,10 +83,10 @@ class Dilated(Pattern):
 
 @dataclass(frozen=True)
 class Swin(Pattern):
-    """The keys in the query's window, where windows of w x w tokens do not overlap.
+    """The keys in the query's window. The windows of w x w tokens do not overlap.
 
-    window: w. shift: rows and columns that the windows are moved by, from 0 to w - 1. Windows at
-    the border are smaller, as Swin's masks make them.
+    window: w. shift: rows and columns by which the windows are moved, from 0 to w - 1. Windows that
+    the border cuts are smaller, as with Swin's attention masks.
 
     Source: Swin Transformer, arXiv:2103.14030, section 3.2.
     """
@@ -111,19 +111,19 @@ class Swin(Pattern):
         return same_rows & (self._number(pairs.query_col) == self._number(pairs.key_col))
 
     def _number(self, line: Tensor) -> Tensor:
-        """Return which window a row (or column) belongs to."""
+        """Return the number of the window to which each row (or column) belongs."""
         return (line - self.shift) // self.window
 
 
 @dataclass(frozen=True)
 class ChunkWindow(Pattern):
-    """The window of Vision Longformer, see `vil.ops.window.Window`.
+    """The window of Vision Longformer as a pattern, see `vil.ops.window.Window`.
 
     size: w. sw_exact: 1 for keys at most w rows and columns away, 0 for whole chunks. mode: 0 for
     the 3 x 3 chunks around the query, -1 for the query's chunk only.
 
-    Raises ValueError for a cyclic window (sw_exact -1): it may meet a key twice, with different
-    biases, which no set of pairs expresses.
+    Raises ValueError for a cyclic window (sw_exact -1): in it, a query may attend to a key twice,
+    with different biases, which a pattern cannot express.
     """
 
     size: int
@@ -135,8 +135,8 @@ class ChunkWindow(Pattern):
         check_count("window: the size", self.size)
         if self.sw_exact == Mask.CYCLIC:
             raise ValueError(
-                "window: a cyclic window may meet a key twice, so it cannot be part of a pattern: "
-                "use the attention longformer with SW_EXACT -1"
+                "window: in a cyclic window (SW_EXACT -1) a query may attend to a key twice, "
+                "which a pattern cannot express: use the attention longformer instead"
             )
         if self.mode not in (0, -1):
             raise ValueError(f"window: the mode must be 0 or -1, got {self.mode!r}")
@@ -160,6 +160,6 @@ class ChunkWindow(Pattern):
 
 
 def check_count(what: str, value: object) -> None:
-    """Raise ValueError unless a value is a whole number of at least 1."""
+    """Raise ValueError unless a value is a whole number of at least 1. what: names it."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{what} must be a whole number of at least 1, got {value!r}")

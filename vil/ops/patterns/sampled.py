@@ -37,14 +37,14 @@ GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 def random(density: float, seed: int = 0) -> "Sampled":
     """Return a pattern of keys sampled with equal probability (Big Bird, arXiv:2007.14062).
 
-    density: fraction of all pairs of a grid that are sampled. seed: of the sample.
+    density: fraction of all query-key pairs of a grid that are sampled. seed: random seed.
     Raises ValueError for a density outside of (0, 1].
     """
     return Sampled(Uniform(), density, seed, f"random:{density},{seed}")
 
 
 def gaussian(sigma: float, density: float, seed: int = 0) -> "Sampled":
-    """Return a pattern of keys sampled with a Gaussian of their distance from the query.
+    """Return a pattern of keys sampled with Gaussian weights of their distance from the query.
 
     sigma: standard deviation in tokens. density, seed: see `random`.
     """
@@ -54,17 +54,18 @@ def gaussian(sigma: float, density: float, seed: int = 0) -> "Sampled":
 
 
 def probability(weights: Weights, density: float, seed: int = 0) -> "Sampled":
-    """Return a pattern of keys sampled with probabilities of your own.
+    """Return a pattern of keys sampled with probabilities that you define.
 
-    weights: a function from `Pairs` to their weights, a tensor that broadcasts to the pairs. Pairs
-    are sampled in proportion to their weights, which are not negative. density, seed: see `random`.
+    weights: function that takes `Pairs` and returns their weights, a nonnegative tensor that
+    broadcasts to the pairs. Pairs are sampled in proportion to their weights. density, seed: see
+    `random`.
     """
     return Sampled(weights, density, seed, "")
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """Weights that are equal for all pairs."""
+    """A function that gives all pairs the same sampling weight."""
 
     def __call__(self, pairs: Pairs) -> Tensor:
         return torch.ones(())
@@ -72,7 +73,8 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Weights that fall with the distance of a pair. sigma: standard deviation in tokens."""
+    """A function that gives pairs a sampling weight that falls with their distance. sigma: standard
+    deviation in tokens."""
 
     sigma: float
 
@@ -83,7 +85,11 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Sampled(Pattern):
-    """A sample of all pairs. fraction: the share of pairs that are sampled. text: see `str`."""
+    """A pattern whose visible pairs are a random sample of all query-key pairs.
+
+    weights: function that takes `Pairs` and returns their sampling weights. fraction: the share of
+    pairs that are sampled. text: the result of str(); if "", a description of the arguments.
+    """
 
     weights: Weights
     fraction: float
@@ -98,7 +104,10 @@ class Sampled(Pattern):
         return self.arrival(pairs) <= _last_arrival(self, pairs.grid)
 
     def arrival(self, pairs: Pairs) -> Tensor:
-        """Return the arrival time of each pair, float64; infinity for a weight of 0."""
+        """Return a random time for each pair, float64. The earliest pairs are the sample.
+
+        Times are exponentially distributed with the weight as the rate; infinity for weight 0.
+        """
         weight = self.weights(pairs).double()
         return -torch.log(uniform(self.seed, pairs.query, pairs.key)) / weight
 
@@ -113,7 +122,7 @@ def uniform(seed: int, query: Tensor, key: Tensor) -> Tensor:
 
 
 def mix(x: Tensor) -> Tensor:
-    """Return SplitMix64 of each int64 number. Products wrap around."""
+    """Hash each int64 number with SplitMix64. Overflow of its products is intended."""
     x = x + _signed(GOLDEN)
     x = (x ^ _shift_right(x, 30)) * _signed(FIRST)
     x = (x ^ _shift_right(x, 27)) * _signed(SECOND)
@@ -121,18 +130,18 @@ def mix(x: Tensor) -> Tensor:
 
 
 def _signed(number: int) -> int:
-    """Return the signed 64-bit number with the bits of an unsigned one."""
+    """Return the int64 number that has the bits of an unsigned number of at least 2**63."""
     return number - (1 << 64)
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Shift without copying the sign bit."""
+    """Shift int64 numbers right, with zeros instead of copies of the sign bit."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 @lru_cache(maxsize=256)
 def _last_arrival(pattern: Sampled, grid: Grid) -> float:
-    """Return the time up to which the pairs of a grid are sampled."""
+    """Return the time of the last sampled pair of a grid. See `Sampled.arrival` for the times."""
     length = math.prod(grid)
     wanted = max(1, round(pattern.fraction * length**2))
     if length <= EXACT_TOKENS:
@@ -141,10 +150,10 @@ def _last_arrival(pattern: Sampled, grid: Grid) -> float:
 
 
 def _exact_arrival(pattern: Sampled, grid: Grid, wanted: int) -> float:
-    """Return the arrival time of the last of `wanted` pairs.
+    """Return the arrival time of the last pair, if the earliest `wanted` pairs are sampled.
 
-    The first pass counts the times by their leading bits, the second sorts those in one bin.
-    Raises ValueError if fewer pairs have a weight.
+    The first pass counts the times by their leading bits; the second searches the bin of the last
+    pair. Raises ValueError if fewer than `wanted` pairs have a weight above 0.
     """
     times = (pattern.arrival(pairs).flatten() for pairs in _all(grid))
     counts = sum(_bins(time).bincount(minlength=BINS) for time in times)
@@ -153,7 +162,8 @@ def _exact_arrival(pattern: Sampled, grid: Grid, wanted: int) -> float:
     if last == _bins(torch.tensor(math.inf, dtype=torch.float64)):
         raise ValueError(
             f"{pattern}: {wanted} pairs of a grid of {grid[0]} x {grid[1]} tokens are to be "
-            f"sampled, but only {int(total[last - 1])} have a weight above 0"
+            f"sampled, but only {int(total[last - 1])} have a weight above 0: "
+            "use a lower density"
         )
     times = (pattern.arrival(pairs).flatten() for pairs in _all(grid))
     of_bin = torch.cat([time[_bins(time) == last] for time in times])
@@ -161,15 +171,15 @@ def _exact_arrival(pattern: Sampled, grid: Grid, wanted: int) -> float:
 
 
 def _bins(time: Tensor) -> Tensor:
-    """Return the leading bits of each time. Bits of positive floats are in the order of the
-    numbers."""
+    """Return the leading bits of each time as an integer. Positive floats have the same order as
+    their bits."""
     return (time.view(torch.int64) >> BIN_SHIFT).clamp(min=0)
 
 
 def _expected_arrival(pattern: Sampled, grid: Grid, density: float) -> float:
-    """Return the time at which the expected share of arrived pairs is `density`.
+    """Return the time until which an expected share `density` of all pairs has arrived.
 
-    It is estimated from the weights of some queries. The share is a concave function of the time,
+    The share is estimated from the weights of some queries. It is a concave function of the time,
     so Newton's method from below finds the time without overshooting.
     """
     step = max(1, math.prod(grid) // SAMPLED_QUERIES)
@@ -187,13 +197,13 @@ def _expected_arrival(pattern: Sampled, grid: Grid, density: float) -> float:
 
 
 def _weights(pattern: Sampled, pairs: Pairs) -> Tensor:
-    """Return the weights of pairs, flat."""
+    """Return the sampling weights of pairs as a flat tensor, float64."""
     shape = torch.broadcast_shapes(pairs.query.shape, pairs.key.shape)
     return pattern.weights(pairs).double().expand(shape).flatten()
 
 
 def _all(grid: Grid, step: int = 1) -> Iterator[Pairs]:
-    """Yield the pairs of every `step`-th query with all keys, some queries at a time."""
+    """Yield the pairs of every `step`-th query with all keys, for a few queries at a time."""
     length = math.prod(grid)
     keys = torch.arange(length)
     for queries in torch.arange(0, length, step).split(max(1, PAIRS_AT_ONCE // length)):

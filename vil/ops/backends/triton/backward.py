@@ -47,7 +47,7 @@ from vil.ops.backends.triton.lists import (
 
 @triton.jit
 def read_stat(LSE, token):
-    """Return the log-sum-exp of rows; +inf for rows without keys, so that their weights are 0."""
+    """Load the log-sum-exp of queries; +inf for those without keys, so that their weights are 0."""
     stat = tl.load(LSE + token)
     return tl.where(stat == NOTHING, float("inf"), stat)
 
@@ -56,11 +56,11 @@ def read_stat(LSE, token):
 def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
     """Add the contribution of a block of keys (K, D_PAD) to three sums over a query's keys.
 
-    acc: E keys. rest (Q,): the row sums of E. They would be 0 in exact arithmetic, so `rest` is the
-    error of delta that is due to the rounding of `out`. `query_kernel` adds it to the delta that
-    the other kernels read. pull: P keys, with which `query_kernel` corrects dq too. It takes one
-    more matmul, and is computed only for float32: in 16 bits the correction is below the rounding
-    error.
+    P (Q, K): attention weights. E: gradient of the scores. acc: E keys. rest (Q,): the row sums of
+    E. They would be 0 in exact arithmetic, so `rest` is the error of delta that is due to the
+    rounding of `out`. `query_kernel` adds it to the delta that the other kernels read. pull: P
+    keys, with which `query_kernel` corrects dq too. `pull` takes one more matmul, and is computed
+    only for float32: in 16 bits the correction is below the rounding error.
     """
     weight = exponential(score, stat[:, None], keys.dtype)
     dscore = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
@@ -74,8 +74,11 @@ def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
 
 @triton.jit
 def key_step(score, stat, delta, queries, grads, values, dkeys, dvalues):
-    """Add the contribution of a block of queries (Q, D_PAD) to dk / scale and dv of a block of keys
-    (K, D_PAD). score (K, Q)."""
+    """Add the contribution of a block of Q queries to the gradients of a block of K keys.
+
+    score (K, Q). Returns the sums dkeys (K, D_PAD), which is dk without the factor `scale`, and
+    dvalues (K, D_PAD).
+    """
     weight = exponential(score, stat[None, :], queries.dtype)
     dscore = tl.dot(values, tl.trans(grads), input_precision="ieee") - delta[None, :]
     dvalues = tl.dot(weight.to(grads.dtype), grads, dvalues, input_precision="ieee")
@@ -91,7 +94,8 @@ def query_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq and DELTA (B, N, L) of one block of queries, with the forward kernel's loops."""
+    """Compute dq of one block of queries, and DELTA (B, N, L): each query's sum of out * dout over
+    the channels. Loops over the same keys as the forward kernel."""
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
     if part * Q >= height * width:
         return
@@ -167,7 +171,7 @@ def key_kernel(
 ):  # fmt: skip
     """Compute dk and dv of one block of keys of a chunk. Scores are transposed: rows are keys.
 
-    RECTS and lists are mirrored: they contain the queries of all chunks that attend to this chunk.
+    RECTS and lists are mirrored: they list the queries of all chunks that attend to this chunk.
     The gradients of padding are 0.
     """
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
@@ -234,9 +238,10 @@ def global_kernel(
     splits, N, L, G, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, Q: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of the global keys from one split of the queries.
+    """Compute the gradients of the global keys from every `splits`-th block of the queries.
 
-    dk, dv (B, N, splits*G, D) and DBIAS (B, N, splits, G), float32, to be summed over the splits.
+    The results of all splits are stored, and must be summed afterwards: dk, dv (B, N, splits*G, D)
+    and DBIAS (B, N, splits, G), float32.
     """
     number = tl.program_id(0)
     split, head, image = number % splits, number // splits % N, number // (splits * N)
@@ -282,9 +287,9 @@ def tile_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Sum gradients of scores over images and chunks: TILE (splits, N, Q, cells) float32.
+    """Sum gradients of scores over images and chunks into TILE (splits, N, Q, cells) float32.
 
-    Each split sums a part of the (image, chunk) pairs. The queries are Q tokens of each chunk,
+    Each split sums a share of the (image, chunk) pairs. The queries are Q tokens of each chunk,
     beginning with token number part*Q. The cells are the keys of one rectangle, `width` wide, which
     starts at (top, left) relative to the chunk's corner. Relative positions, and so the bias, are
     the same for every chunk. Tokens outside the grid add nothing.
@@ -332,8 +337,8 @@ def table_kernel(
     TILE, DTABLE, part, top, left, height, width, cells, splits, N, w,
     Q: tl.constexpr, LINES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Sum the splits of a tile, and add the sums to DTABLE (N, (4w-1)**2) float32 by relative
-    position."""
+    """Sum the splits of TILE (see `tile_kernel`), and add each pair's sum to the entry of its
+    relative position in DTABLE (N, (4w-1)**2) float32."""
     side = 4 * w - 1
     blocks = tl.cdiv(side * side, ENTRIES)
     block, head = tl.program_id(0) % blocks, tl.program_id(0) // blocks

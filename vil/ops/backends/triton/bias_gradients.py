@@ -24,8 +24,8 @@ from vil.ops.layout import Layout
 
 
 def global_gradients(launcher: Launcher, tensors: tuple, dk: Tensor, dv: Tensor) -> Tensor | None:
-    """Write the gradients of the global keys to dk and dv. Return the gradient of their bias (N,
-    G)."""
+    """Write the gradients of the G global keys and values to the first tokens of dk and dv. Returns
+    the gradient of their bias (N, G); None without a bias."""
     q, k, v, dout, lse, delta = tensors
     options = launcher.options("backward", "keys")
     groups = max(1, launcher.images * launcher.heads)
@@ -47,7 +47,7 @@ def global_gradients(launcher: Launcher, tensors: tuple, dk: Tensor, dv: Tensor)
 
 
 def table_gradient(launcher: Launcher, tensors: tuple) -> Tensor:
-    """Return the gradient of the bias table (N, entries) float32, summed over images and
+    """Return the gradient of the bias table (N heads, entries) float32, summed over images and
     chunks."""
     of_kind = _of_layout if isinstance(launcher.window, Layout) else _of_window
     return of_kind(launcher, tensors)
@@ -113,7 +113,7 @@ def _of_layout(launcher: Launcher, tensors: tuple) -> Tensor:
 
 
 def fold(sums: Tensor, axis: int, reach: int) -> Tensor:
-    """Change the largest displacement along an axis, which has the displacement 0 in the middle.
+    """Resize an axis of displacements to 2 * reach + 1 entries. The displacement 0 is the middle.
 
     Sums of larger displacements are added to the outermost entries. New entries are 0.
     """

@@ -36,7 +36,10 @@ SIZES += ["first_step", "num_steps", "reach_rows", "reach_cols", "span_rows", "s
 
 @triton.jit
 def pointers(tokens, image, head, token, D_PAD: tl.constexpr):
-    """Return pointers (len(token), D_PAD) to the channels of tokens, 64-bit for large tensors."""
+    """Return pointers (len(token), D_PAD) to the channels of some tokens of an image and a head.
+
+    tokens: a `Tokens`. Offsets are 64-bit, for large tensors.
+    """
     at = tokens.at + image.to(tl.int64) * tokens.image + head.to(tl.int64) * tokens.head
     channel = tl.arange(0, D_PAD)
     return at + token.to(tl.int64)[:, None] * tokens.token + channel[None, :] * tokens.channel
@@ -44,7 +47,8 @@ def pointers(tokens, image, head, token, D_PAD: tl.constexpr):
 
 @triton.jit
 def read(tokens, image, head, token, D: tl.constexpr, D_PAD: tl.constexpr):
-    """Load the channels of tokens, (len(token), D_PAD), with zeros beyond D."""
+    """Load the channels of some tokens of an image and a head, (len(token), D_PAD), with zeros
+    beyond D. tokens: a `Tokens`."""
     pointer = pointers(tokens, image, head, token, D_PAD)
     if D == D_PAD:
         x = tl.load(pointer)
@@ -55,7 +59,7 @@ def read(tokens, image, head, token, D: tl.constexpr, D_PAD: tl.constexpr):
 
 @triton.jit
 def write(tokens, image, head, token, exists, value, D: tl.constexpr, D_PAD: tl.constexpr):
-    """Store the channels of the tokens that exist."""
+    """Store `value` (len(token), D_PAD) as the channels of those tokens that exist."""
     pointer = pointers(tokens, image, head, token, D_PAD)
     mask = exists[:, None] & (tl.arange(0, D_PAD)[None, :] < D)
     tl.store(pointer, value.to(tokens.at.dtype.element_ty), mask=mask)
@@ -63,7 +67,7 @@ def write(tokens, image, head, token, exists, value, D: tl.constexpr, D_PAD: tl.
 
 @triton.jit
 def real_size(VALID_HW, image, X, Y):
-    """Return the rows and columns of an image that are not padding."""
+    """Return the numbers of rows and columns of an image that are not padding."""
     rows, cols = X, Y
     if VALID_HW is not None:
         rows = tl.minimum(tl.load(VALID_HW + 2 * image).to(tl.int32), X)
@@ -135,7 +139,7 @@ def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
 @triton.jit
 def resolve_token(row, col, exists, X, Y, w, rows, cols, MASK: tl.constexpr):
     """Return the token number of (row, col), and whether the token exists and is not padding. In a
-    cyclic window, positions outside the grid of chunks are wrapped first."""
+    cyclic window (MASK -1), positions outside the grid of chunks are wrapped first."""
     if MASK == -1:
         high, wide = tl.cdiv(X, w) * w, tl.cdiv(Y, w) * w
         row = tl.where(row < 0, row + high, tl.where(row >= high, row - high, row))
@@ -149,8 +153,8 @@ def bias_and_mask(score, TABLE, row, col, key_row, key_col, exists, w, MASK: tl.
     """Add the bias of the relative position to the scores, and set masked scores to -inf.
 
     Queries may be along either dimension: row, col are (Q, 1) and key_row, key_col (1, K), or row,
-    col are (1, Q) and key_row, key_col (K, 1). In a cyclic window, pass positions from before the
-    wrapping, because they index the bias.
+    col are (1, Q) and key_row, key_col (K, 1). In a cyclic window, pass key positions from before
+    the wrapping, because they index the bias.
     """
     if TABLE is not None:
         side = 4 * w - 1
@@ -192,6 +196,7 @@ def softmax_step(score, values, top, total, acc):
 
     top (Q,): the largest score so far. total (Q,), acc (Q, D_PAD): the sums of exponentials and of
     weighted values, relative to `top`. While `top` of a row is -inf, its sums are relative to 0.
+    Returns the updated (top, total, acc).
     """
     higher = tl.maximum(top, tl.max(score, 1))
     level = tl.where(higher == NOTHING, 0.0, higher)
@@ -211,7 +216,7 @@ def listed_scores(
 ):  # fmt: skip
     """Return (scores (Q, K) with bias and mask, keys, values) of block `number` of the lists.
 
-    row, col, place: of the queries; see `chunk_places`.
+    row, col, place: positions of the queries in the grid and in their chunk, see `chunk_places`.
     """
     key_row, key_col, key_place, key, is_key, mask = listed_tokens(
         lists, number, blocks, rows, cols, Y, w, K
@@ -234,9 +239,10 @@ def forward_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, MASK: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, K_GLOBAL: tl.constexpr,
 ):  # fmt: skip
-    """Compute out and LSE (B, N, L) of one block of queries. TABLE and TO_GLOBAL are float32.
+    """Compute out and LSE (B, N, L), the log-sum-exp of the scores, of one block of queries.
 
-    K_GLOBAL: the number of global keys, padded for tl.dot; 0 for none.
+    TABLE and TO_GLOBAL are float32 biases. K_GLOBAL: the number of global keys, padded for tl.dot;
+    0 for none.
     """
     image, head, part, x0, y0, height, width = own_chunk(parts, N, X, Y, w)
     if part * Q >= height * width:  # the last chunks are smaller: this block has no query

@@ -34,18 +34,20 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def unsupported(case: Case) -> list[str]:
-    """Return the reasons why this backend does not support a case."""
+    """Return the reasons why this backend does not support a case; an empty list if it does."""
     has_gpu = case.device == "cuda" and torch.cuda.is_available()
     too_old = has_gpu and torch.cuda.get_device_capability() < MIN_CAPABILITY
     channels_fit = HEAD_DIMS[0] <= case.head_dim <= HEAD_DIMS[1]
     window_fits, size = WINDOWS[0] <= case.window.size <= WINDOWS[1], case.window.size
-    word = "chunks" if case.is_layout else "window"
+    word = "chunk size" if case.is_layout else "window size"
     checks = {
         "triton is not installed": find_spec("triton") is None,
         f"it needs a CUDA device, not {case.device}": case.device != "cuda" and not interpreted(),
         "it needs a GPU of compute capability {}.{} or newer".format(*MIN_CAPABILITY): too_old,
         f"it computes in 16 or 32 bits, not in {str(case.dtype)[6:]}": case.dtype not in DTYPES,
-        "heads must have {} to {} channels".format(*HEAD_DIMS): not channels_fit,
+        "heads must have {} to {} channels, not {}".format(
+            *HEAD_DIMS, case.head_dim
+        ): not channels_fit,
         "the {} must be {} to {}, not {}".format(word, *WINDOWS, size): not window_fits,
         f"{case.num_global} global tokens are more than {MAX_GLOBAL}": case.num_global > MAX_GLOBAL,
     }
@@ -54,7 +56,7 @@ def unsupported(case: Case) -> list[str]:
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """Compute the output and the log-sum-exp, see `vil.ops.custom_op`."""
+    """Compute the output (B, N, L, D), and the log-sum-exp of the scores (B, N, L)."""
     q, launcher = call.q, Launcher(call)
     out = torch.empty_like(q)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -68,7 +70,8 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
-    """Compute the gradients; see `vil.ops.custom_op`."""
+    """Compute the gradients of q, k, v and the biases. dout: the gradient of the output `out`. lse:
+    the log-sum-exp that `forward` returned."""
     launcher, (table, to_global) = Launcher(call), call.bias
     dq, dk, dv = (torch.empty_like(x) for x in call[:3])
     lse, delta = lse.contiguous(), torch.empty_like(lse, memory_format=torch.contiguous_format)

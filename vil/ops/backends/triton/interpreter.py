@@ -11,8 +11,8 @@ from triton.runtime import interpreter
 
 
 def repair() -> None:
-    """Patch the interpreter, so that it computes what a GPU computes. Call it before kernels
-    run."""
+    """Patch Triton's interpreter, so that it computes what a GPU computes. Call this function
+    before kernels run."""
     builder, patch = interpreter.InterpreterBuilder, interpreter._patch_lang_tensor
     cast = builder.cast_impl
 

@@ -29,7 +29,8 @@ Rectangle = tuple[int, int, int, int]
 
 
 class Launch(NamedTuple):
-    """The largest blocks of queries and of keys, the number of warps, and the pipeline stages."""
+    """Launch parameters of a kernel: the largest number of queries and of keys in a block, the
+    number of warps, and the number of pipeline stages."""
 
     queries: int
     keys: int
@@ -70,7 +71,7 @@ def interpreted() -> bool:
 
 @lru_cache(maxsize=1)
 def kernels() -> SimpleNamespace:
-    """Return the kernels and their helpers by name."""
+    """Import the kernels and their helpers, and return them as attributes of a namespace."""
     if interpreted():
         from vil.ops.backends.triton.interpreter import repair
 
@@ -106,8 +107,8 @@ class Launcher:
     def options(self, direction: str, owned: str) -> dict[str, int]:
         """Return the constants and launch options of a kernel.
 
-        owned: "queries" or "keys". A program of the kernel computes one block of these, and loops
-        over the blocks of the other.
+        direction: "forward" or "backward". owned: "queries" or "keys"; each program computes one
+        block of these, and loops over the blocks of the others.
         """
         launch, window = self.launches[direction], self.window
         is_layout = isinstance(window, Layout)
@@ -124,8 +125,8 @@ class Launcher:
         }
 
     def by_chunk(self, kernel: Callable, direction: str, owned: str, *tensors, **constants) -> None:
-        """Launch one program per block of queries (or keys) of each chunk, for each image and
-        head."""
+        """Launch one program per block of queries (or keys, see `owned` in `options`) of each
+        chunk, for each image and head."""
         options, window = self.options(direction, owned), self.window
         parts = -(-window.tile // options["Q" if owned == "queries" else "K"])
         rects, lists, num_rects, reach = self._walked(mirrored=owned == "keys")
@@ -137,7 +138,10 @@ class Launcher:
         )  # fmt: skip
 
     def _walked(self, mirrored: bool) -> tuple:
-        """Return the arguments RECTS, lists, num_rects and the reach of the bias table."""
+        """Return the kernel arguments (RECTS, lists, num_rects, (reach_rows, reach_cols)).
+
+        mirrored: for kernels that loop over the queries of each key chunk instead of the reverse.
+        """
         if isinstance(self.window, Layout):
             lists = make_lists(self.window, self.device, mirrored)
             return None, lists, None, self.window.table_reach

@@ -22,11 +22,12 @@ def step_kernel(
     part, first_step, num_steps, splits, B, N, X, Y, w, G, reach_rows, reach_cols, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Sum gradients of scores by step: TILE (splits, num_steps, N, Q, W) float32.
+    """Sum gradients of scores by step into TILE (splits, num_steps, N, Q, W) float32.
 
-    The steps begin with `first_step`, the queries with place part*Q of their chunks. Each split
-    sums a part of the (image, pair of chunks) of a step. lists: the query chunks of each step;
-    KEY_CHUNKS (E,) their key chunks. Tokens outside the grid add nothing.
+    A step is a displacement between a query chunk and a key chunk. The kernel computes `num_steps`
+    steps beginning with `first_step`, and Q queries of each chunk beginning with number part*Q.
+    Each split sums a share of the pairs of chunks of a step, over all images. lists: the query
+    chunks of each step. KEY_CHUNKS (E,): their key chunks. Tokens outside the grid add nothing.
     """
     blocks = tl.cdiv(w * w, K)
     number = tl.program_id(0)
@@ -74,7 +75,8 @@ def displacement_kernel(
     TILE, STEP_AT, DTABLE, part, first_step, num_steps, splits, N, span_rows, span_cols, w,
     Q: tl.constexpr, LINES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Sum the splits of TILE, and add the sums by displacement of tokens to DTABLE float32.
+    """Sum the splits of TILE (see `step_kernel`), and add the sums to DTABLE float32, in the entry
+    of the displacement of each pair of tokens.
 
     Steps are at most span_rows - 1 rows and span_cols - 1 columns of chunks. STEP_AT
     (2*span_rows - 1, 2*span_cols - 1) int32 has the number of each step, -1 for none. DTABLE (N,

@@ -19,7 +19,8 @@ from vil.utils.transforms import untraced
 
 
 class Lists(NamedTuple):
-    """Lists of chunks: of key chunks by query chunk, or the reverse, or of query chunks by step.
+    """Lists of chunks in joined tensors: the key chunks of each query chunk, the query chunks of
+    each key chunk, or the query chunks of each step (displacement between the chunks of a pair).
 
     List i of head h has the pairs starts[h * stride + i] to starts[h * stride + i + 1] - 1.
     stride: the length of a row of starts, 0 if all heads have the same lists. chunks (E,): the
@@ -36,7 +37,7 @@ class Lists(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The pairs of chunks, sorted by step.
+    """The pairs of chunks of a layout, sorted by step: the displacement from key to query chunk.
 
     lists: the query chunks of each step. keys (E,) int32: the key chunk of each pair. count: S.
     span: the largest step plus one, in (rows, columns) of chunks. numbers (2*rows - 1, 2*cols - 1)
@@ -53,7 +54,7 @@ class Steps(NamedTuple):
 @lru_cache(maxsize=64)
 @untraced
 def make_lists(layout: Layout, device: torch.device, mirrored: bool = False) -> Lists:
-    """Return the key chunks of each query chunk; with `mirrored`, the reverse."""
+    """Return lists of key chunks by query chunk, or if `mirrored`, of query chunks by key chunk."""
     pairs = layout.lists
     lines, chunks = (pairs.key, pairs.query) if mirrored else (pairs.query, pairs.key)
     order, starts, stride = _sort(layout, lines, layout.chunks[0] * layout.chunks[1])
@@ -63,7 +64,7 @@ def make_lists(layout: Layout, device: torch.device, mirrored: bool = False) -> 
 @lru_cache(maxsize=64)
 @untraced
 def make_steps(layout: Layout, device: torch.device) -> Steps:
-    """Return the pairs of chunks by step."""
+    """Return the pairs of chunks of a layout, sorted by their displacement."""
     pairs, (steps, number) = layout.lists, layout.steps()
     order, starts, stride = _sort(layout, number, len(steps))
     lists = _on_device(layout, device, starts, stride, pairs.query[order], pairs.mask[order])
@@ -77,12 +78,13 @@ def make_steps(layout: Layout, device: torch.device) -> Steps:
 @lru_cache(maxsize=64)
 @untraced
 def _tiles(layout: Layout, device: torch.device) -> Tensor:
-    """Return the masks on the device, (T, W, W) uint8, once for all lists of a layout."""
+    """Return the T masks of a layout on a device, (T, W, W) uint8, shared by its lists."""
     return layout.lists.masks.view(torch.uint8).to(device)
 
 
 def _sort(layout: Layout, lines: Tensor, count: int) -> tuple[Tensor, Tensor, int]:
-    """Return (order of the pairs by head and line, `starts` and `stride` of `Lists`)."""
+    """Return (order, starts, stride): the order that sorts pairs of chunks by head and list, and
+    the fields of `Lists`. lines: the list of each pair. count: the number of lists per head."""
     lines = layout.lists.head * count + lines
     sizes = lines.bincount(minlength=layout.heads * count)
     starts = F.pad(sizes.cumsum(0), (1, 0)).unfold(0, count + 1, max(1, count))

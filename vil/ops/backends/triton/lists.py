@@ -16,16 +16,17 @@ NOTHING = tl.constexpr(float("-inf"))
 
 @triton.jit
 def corner(chunk, w, Y):
-    """Return the first row and column of a chunk."""
+    """Return the first row and column of a chunk in the grid."""
     across = tl.cdiv(Y, w)
     return chunk // across * w, chunk % across * w
 
 
 @triton.jit
 def list_blocks(lists, head, line, w, BLOCK: tl.constexpr):
-    """Return (number of the first block of a list, of the block after its last, blocks per chunk).
+    """Return (first, end, blocks): the numbers of a list's first block and of the block after its
+    last, and the number of blocks per chunk.
 
-    line: of the list. Every chunk of a list is divided into blocks of BLOCK tokens.
+    line: number of the list. Every chunk of a list is divided into blocks of BLOCK tokens.
     """
     start = lists.starts + head * lists.stride + line
     blocks = tl.cdiv(w * w, BLOCK)
@@ -36,8 +37,8 @@ def list_blocks(lists, head, line, w, BLOCK: tl.constexpr):
 def chunk_places(chunk, first, rows, cols, Y, w, BLOCK: tl.constexpr):
     """Return (row, col, place, token, exists) of BLOCK tokens of a chunk, from place `first` on.
 
-    place: position in the chunk, row-major. token: number in the grid; 0 for a lane that does not
-    exist, because it is beyond the chunk or beyond `rows` and `cols`.
+    row, col: position in the grid. place: position in the chunk, row-major. token: number in the
+    grid; 0 for a lane whose token does not exist, because it is beyond the chunk, `rows` or `cols`.
     """
     x0, y0 = corner(chunk, w, Y)
     place = first + tl.arange(0, BLOCK)
@@ -48,7 +49,10 @@ def chunk_places(chunk, first, rows, cols, Y, w, BLOCK: tl.constexpr):
 
 @triton.jit
 def listed_tokens(lists, number, blocks, rows, cols, Y, w, BLOCK: tl.constexpr):
-    """Return `chunk_places` of block `number` of the lists, and the index of its pair's mask."""
+    """Return (row, col, place, token, exists, mask) of block `number` of the lists.
+
+    See `chunk_places` for the first five. mask: the index of the mask of its pair of chunks.
+    """
     pair = number // blocks
     chunk, mask = tl.load(lists.chunks + pair), tl.load(lists.masks + pair)
     row, col, place, token, exists = chunk_places(
@@ -59,7 +63,8 @@ def listed_tokens(lists, number, blocks, rows, cols, Y, w, BLOCK: tl.constexpr):
 
 @triton.jit
 def head_table(TABLE, head, w, reach_rows, reach_cols):
-    """Return the bias table of a head. Its reach is that of a layout, None for a window."""
+    """Return a pointer to the bias table of a head. reach_rows, reach_cols: the largest
+    displacement in the table of a layout; None for a window."""
     if reach_rows is None:
         entries = (4 * w - 1) * (4 * w - 1)
     else:
@@ -76,7 +81,7 @@ def pattern_scores(
 
     As in `bias_and_mask`, queries may be along either dimension. mask: the index of the pair's mask
     in lists.tiles (T, W, W), below 0 if all pairs of its tokens are visible. Displacements beyond
-    the reach have the bias of the reach.
+    reach_rows and reach_cols are clamped to them.
     """
     if TABLE is not None:
         down = tl.minimum(tl.maximum(row - key_row, -reach_rows), reach_rows) + reach_rows
