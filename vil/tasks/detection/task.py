@@ -92,7 +92,10 @@ class DetectionTask(Task):
     def collect_results(
         self, model: nn.Module, name: str, between: Callable[[], None]
     ) -> list[dict]:
-        """Run the model on this rank's images and return rows of `coco_eval.to_results`."""
+        """Run the model on this rank's images of the test set `name`.
+
+        Returns rows of `coco_eval.to_results`. between: called before each batch.
+        """
         loader, results = self.test_sets[name], []
         category_ids = loader.dataset.category_ids
         for batch in iter_in_step(loader, between):
@@ -107,7 +110,10 @@ class DetectionTask(Task):
         return results
 
     def write_results(self, name: str, results: list[dict]) -> None:
-        """Write one file per IoU type to `results_folder`, if set. Raises SaveError on failure."""
+        """Write results to one file per IoU type in `results_folder`, if it is set.
+
+        name: name of the test set. Raises SaveError if a file cannot be written.
+        """
         if self.results_folder is None:
             return
         for iou_type in self.iou_types:
