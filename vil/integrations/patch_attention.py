@@ -44,7 +44,7 @@ def patch_attention(
     blocks: int | Iterable[int] | None = None,
     **kwargs,
 ) -> nn.Module:
-    """Replace the attentions of a timm vision transformer by `attention`, in place.
+    """Replace the attention modules of a timm vision transformer by `attention`, in place.
 
     Returns the model.
 

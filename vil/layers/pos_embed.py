@@ -109,8 +109,8 @@ class AbsoluteEmbedding(nn.Module):
 
     dim: C, which must be even. grid: rows and columns (X, Y) that the embeddings are sized for.
     resize: what the forward pass does on another grid. "interpolate" interpolates the row and
-    column embeddings. "crop" uses the first ones, as the detection code of the 2021 reference does,
-    and raises ValueError if the grid has more rows or columns than there are embeddings.
+    column embeddings. "crop" uses the first ones, as the original Vision Longformer code for
+    detection does, and raises ValueError if the grid has more rows or columns than embeddings.
     """
 
     def __init__(

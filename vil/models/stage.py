@@ -103,7 +103,7 @@ class Stage(nn.Module):
 def store_activations(model: nn.Module) -> Iterator[None]:
     """Make the reversible stages of a model store their activations in a `with` block.
 
-    Forward passes in it have the same outputs, but need as much memory as without recomputation.
+    Forward passes in this block have the same outputs, but use as much memory as ordinary blocks.
     Autograd records every operation, so second derivatives and gradients of tensors from hooks are
     available.
     """
@@ -121,8 +121,9 @@ def store_activations(model: nn.Module) -> Iterator[None]:
 def to_map(
     tokens: Tensor, num_global: int, grid: tuple[int, int], valid: Tensor | None = None
 ) -> Tensor:
-    """Reshape the local ones of tokens (B, G+L, d) to a map (B, d, X, Y), with 0 in the padding.
+    """Drop the global ones of tokens (B, G+L, d), and reshape the others to a map (B, d, X, Y).
 
-    valid (B, 2): unpadded rows and columns of each image in tokens; None for no padding.
+    num_global: G. valid (B, 2): unpadded rows and columns of each image in tokens, outside of which
+    the map is set to 0; None for no padding.
     """
     return zero_padding(tokens[:, num_global:].mT.unflatten(2, grid), valid)

@@ -121,7 +121,7 @@ class MsViT(nn.Module):
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Map the output of `forward_features` to logits (B, K).
 
-        pre_logits: only pool it, to (B, d).
+        pre_logits: only pool the features, and return (B, d).
         """
         x = self.pool(x)
         if pre_logits:

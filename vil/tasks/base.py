@@ -141,7 +141,7 @@ class Task:
         return batch.to(self.device, self.memory_format)
 
     def split(self, batch: Any, num_parts: int) -> list[Any]:
-        """Split a batch into consecutive parts of equal size."""
+        """Split a batch into `num_parts` consecutive parts of equal size."""
         samples = len(batch.indices)
         size = samples // num_parts
         message = f"{samples} images do not divide into {num_parts} equal parts"
@@ -252,11 +252,11 @@ class ConfigTask(Task):
         return data.build_train_loader(self.cfg, dist, self.device, open_dataset, bad_file)
 
     def _check(self, dataset: Any, name: str, *, resuming: bool = True) -> None:
-        """Read one image of a dataset and, if the model has classes, match the dataset's to them.
+        """Read one image of a dataset, and match the dataset's classes with the model's.
 
-        Reading an image logs warnings about images once, instead of in every loader worker. name:
-        what messages call the dataset. resuming: whether the model has classes already. They are
-        not matched if DATA.TARGETMAP maps them. Raises DataError if they differ.
+        The image is read so that warnings about images are logged once, not in every loader worker.
+        Classes are matched if the model has classes already (`resuming`) and DATA.TARGETMAP is not
+        set. name: what messages call the dataset. Raises DataError if the classes differ.
         """
         with suppress(OSError, AttributeError, IndexError):
             dataset.image(0)

@@ -222,9 +222,9 @@ class Attention(nn.Module):
         return 2
 
     def use_2021_rule(self) -> dict[str, Any]:
-        """Replace "auto" arguments with the behavior of the original code of 2021.
+        """Replace "auto" arguments with the behavior of the original Vision Longformer code.
 
-        Called when weights of this code are loaded. Returns {changed argument: new value}.
+        Called when weights of that code are loaded. Returns {changed argument: new value}.
         """
         return {}
 
@@ -301,11 +301,17 @@ class GlobalLocalAttention(Attention):
         return out
 
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
-        """Return the output (B, N, L, D) of local queries q with k, v (B, N, G+L, D)."""
+        """Return the attention output (B, N, L, D) of local queries q (B, N, L, D).
+
+        k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens.
+        """
         raise NotImplementedError
 
     def attend_global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
-        """Return the output (B, N, G, D) of global queries q with k, v (B, N, G+L, D)."""
+        """Return the attention output (B, N, G, D) of global queries q (B, N, G, D).
+
+        k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens.
+        """
         bias = self.global_bias(grid)[None] if self.rel_pos else None
         return self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
 

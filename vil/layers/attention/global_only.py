@@ -16,8 +16,8 @@ from vil.layers.pos_embed import register_relative_bias
 class GlobalOnlyAttention(GlobalLocalAttention):
     """Attention of local tokens to the global tokens only, and of global tokens to all tokens.
 
-    rel_pos: learn a bias for global queries only, as in the original code of 2021. Raises
-    ValueError if num_global is 0.
+    rel_pos: learn a bias for global queries only, as in the original Vision Longformer
+    code. Raises ValueError if num_global is 0.
     """
 
     unused_2021 = (TABLE,)

@@ -69,9 +69,9 @@ class LinformerAttention(Attention):
         return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v))))
 
     def project(self, kv: Tensor, grid: Grid, valid_hw: Valid) -> tuple[Tensor, Tensor]:
-        """Project T keys and values to f: kv (B, T, 2C) to (keys, values), (B, f, C) each.
+        """Project kv (B, T, 2C) along the token axis to (keys, values), each (B, f, C).
 
-        Tokens of kv in the padding must be 0.
+        kv: keys and values of T tokens, concatenated, and 0 for tokens in the padding.
         """
         proj_k = self.fit(self.proj_k, grid, valid_hw).mT
         if self.share_kv:
@@ -135,10 +135,11 @@ class LinformerAttention(Attention):
 def resize_projection(
     table: Tensor, old: Grid, new: Grid, num_global: int, rule: str = "linear"
 ) -> Tensor:
-    """Resize a projection (G + X*Y, f) from grid `old` to grid `new`.
+    """Resize a projection of G global tokens and a grid of X x Y tokens, (G + X*Y, f).
 
-    The rows of global tokens do not change. Local rows are interpolated as an image, then scaled by
-    the old area / the new area, so that sums over tokens keep their magnitude.
+    The rows of global tokens do not change. The other rows are interpolated as an image from grid
+    `old` to grid `new`, then scaled by old area / new area, so that sums over tokens keep their
+    magnitude.
     """
     local = resize_table(table[num_global:], old, new, rule)
     scale = (old[0] * old[1]) / (new[0] * new[1])

@@ -44,15 +44,18 @@ class LocalAttention(GlobalLocalAttention):
         self.backend = backend
 
     def window(self, grid: Grid) -> Window | Layout:
-        """Return the window, or the layout of a pattern, that queries attend to on a grid."""
+        """Return which keys queries attend to on a grid: a window, or the layout of a pattern."""
         raise NotImplementedError
 
     def attended(self, grid: Grid, query: int) -> AttendedKeys:
-        """Return the local keys of the query with index `query` among the local tokens."""
+        """Return the local tokens that the local token with index `query` attends to."""
         raise NotImplementedError
 
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
-        """Return the output (B, N, L, D) of local queries q with k, v (B, N, G+L, D)."""
+        """Return the attention output (B, N, L, D) of local queries q (B, N, L, D).
+
+        k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens.
+        """
         return self.attend(q, k, v, self.window(grid), self.bias(grid), valid_hw)
 
     def attend(
@@ -95,7 +98,7 @@ class LocalAttention(GlobalLocalAttention):
     def make_case(
         self, window: Window | Layout, *, training: bool, padded: bool = False, **call: Any
     ) -> Case:
-        """Return the `Case` of a local attention call: its properties that select a backend.
+        """Return the `Case` that describes a local attention call, to select a backend for it.
 
         padded: whether the call passes `valid_hw`. call: batch, dtype and device of the call.
         """

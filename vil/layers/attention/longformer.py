@@ -60,9 +60,10 @@ class LongformerAttention(LocalAttention):
             register_relative_bias(self, (4 * window - 1,) * 2)
 
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
-        """Return the output (B, N, L, D) of local queries q with k, v (B, N, G+L, D).
+        """Return the attention output (B, N, L, D) of local queries q (B, N, L, D).
 
-        Raises ValueError if random shift is exported in training mode.
+        k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens. Raises
+        ValueError if random shift is exported in training mode.
         """
         if self.mode > 0 and self.training and is_exporting():
             raise ValueError(
@@ -136,7 +137,7 @@ class LongformerAttention(LocalAttention):
         return f"random shift is over: from epoch {first}, queries attend to all nine chunks"
 
     def attended(self, grid: Grid, query: int) -> AttendedKeys:
-        """Return the local keys of the query with index `query` among the local tokens."""
+        """Return the local tokens that the local token with index `query` attends to."""
         local = attended_keys(self.window(grid), *divmod(query, grid[1]))
         row, col, entries = torch.tensor(local).reshape(-1, 3).unbind(1)
         visible = torch.ones(1, len(local), dtype=torch.bool)

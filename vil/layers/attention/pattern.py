@@ -39,8 +39,8 @@ class PatternAttention(LocalAttention):
     rel_pos: learn a relative position bias. For a pattern whose displacements grow with the grid,
     and max_reach 0, the table is sized for `grid` and is interpolated on another grid.
 
-    Raises ValueError if the text does not parse, if the pattern has another number of heads or is
-    not defined on `grid`, or if `grid` is None although the table is sized for it.
+    Raises ValueError if the text does not parse, if the pattern has masks for another number of
+    heads or is not defined on `grid`, or if `grid` is None although the table is sized for it.
     """
 
     def __init__(
@@ -82,17 +82,17 @@ class PatternAttention(LocalAttention):
         return self.max_reach is None and self.pattern.reach is None
 
     def window(self, grid: Grid) -> Layout:
-        """Return the layout of the pattern on a grid.
+        """Return which keys queries attend to on a grid, as the layout of the pattern.
 
         Raises ValueError if the pattern is not defined on this grid.
         """
         return Layout(grid, self.chunk, self.pattern, self.max_reach)
 
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
-        """Return the output (B, N, L, D) of local queries q with k, v (B, N, G+L, D).
+        """Return the attention output (B, N, L, D) of local queries q (B, N, L, D).
 
-        With `valid_hw`, a table that is sized for a grid is resized to the unpadded size of each
-        image.
+        k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens. With
+        `valid_hw`, a bias table sized for a grid is resized to the unpadded size of each image.
         """
         biases = self._biases_by_image(grid, valid_hw)
         if not biases:

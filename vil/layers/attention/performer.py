@@ -24,12 +24,13 @@ EPS = 1e-4  # added to each feature, so that every token has a positive weight
 
 
 class PerformerAttention(Attention):
-    """Attention of every token to all tokens, at a cost linear in T.
+    """Approximate softmax attention of every token to all tokens, at a cost linear in their number.
 
     num_features: number of random features that represent a query or a key.
     batch_max: where to take the maximum that stabilizes the exponentials of keys. True: over the
-    batch, as in the 2021 reference. The output for an image then depends on the rest of the batch.
-    False: over the image. "auto": False, or True once weights of the 2021 reference are loaded.
+    batch, as in the original Vision Longformer code. The output for an image then depends on the
+    rest of the batch. False: over the image. "auto": False, or True once weights of the original
+    code are loaded.
 
     The features are redrawn during training, see `set_progress`. attn_drop has no effect, because
     the attention weights are never computed.
@@ -85,7 +86,7 @@ class PerformerAttention(Attention):
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """Return the weights of chosen queries according to the random features.
+        """Return the attention weights of chosen queries, computed from their random features.
 
         See `Attention.attention_weights`.
         """
@@ -131,10 +132,10 @@ class RandomFeatureAttention(nn.Module):
             self.projection_matrix.copy_(draw.to(self.projection_matrix.dtype))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None) -> Tensor:
-        """Return the attention output (B, N, T, D) of q to k, v, all (B, N, T, D).
+        """Return the attention output (B, N, T, D) of q with k, v, all (B, N, T, D).
 
-        real (B, T) bool: keys that are not padding. Computes in float32 (float64 for float64), even
-        under autocast, because the features span the range of an exponential.
+        real (B, T) bool: True for keys that are not padding. Computes in float32 (float64 for
+        float64), even under autocast, because the features span the range of an exponential.
         """
         dtype = torch.promote_types(q.dtype, torch.float32)
         with autocast_off(q.device.type):

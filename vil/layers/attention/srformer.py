@@ -27,8 +27,8 @@ class SRAttention(Attention):
 
     ratio: r.
     ragged: how to treat incomplete cells at the bottom and right. "pad" zero-pads them. "drop"
-    drops their tokens, as in the 2021 reference. "auto" is "pad", or "drop" once weights of the
-    2021 reference are loaded. A map smaller than one cell is always padded.
+    drops their tokens, as in the original Vision Longformer code. "auto" is "pad", or "drop" once
+    weights of the original code are loaded. A map smaller than one cell is always padded.
 
     The instance norm is skipped if there is only one cell, because it would return zero.
     """

@@ -48,8 +48,9 @@ def focal(
     gamma: float = 0.5,
     normalize: bool = True,
 ) -> Tensor:
-    """Compute the focal loss: bce weighted by (1 - p_t)^gamma (arXiv:1708.02002, section 3).
+    """Compute the focal loss (arXiv:1708.02002, section 3).
 
+    It is the binary cross entropy of each image and class, weighted by (1 - p_t)^gamma, where
     p_t = t p + (1 - t)(1 - p) for probability p and target t, which may be soft. alpha weights only
     the positive term. The paper's weight a corresponds to alpha = a / (1 - a), up to a constant
     factor of the loss.
@@ -111,9 +112,10 @@ def widen(logits: Tensor) -> Tensor:
 
 
 def soften(targets: Tensor, logits: Tensor, smoothing: float) -> Tensor:
-    """Convert class targets (B,) to smoothed soft targets (B, K) of float32 or higher.
+    """Convert targets to soft targets (B, K) of float32 or higher.
 
-    targets: soft targets (B, K) are only converted to this dtype. logits (B, K): of any values.
+    Class targets (B,) are smoothed; soft targets (B, K) only get the dtype. K and the dtype are
+    taken from the logits (B, K).
     """
     dtype, classes = widen(logits).dtype, logits.shape[-1]
     if targets.is_floating_point():

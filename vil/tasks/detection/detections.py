@@ -97,7 +97,7 @@ def _to_cpu(output: dict, scores: Tensor, masks: Tensor | None) -> Detections:
 
 
 def crop_masks(masks: Tensor, boxes: Tensor) -> list[Mask]:
-    """Copy the part of each mask (n, H, W) bool inside of its box (n, 4) plus a margin."""
+    """Crop masks (n, H, W) bool to their boxes (n, 4) with a margin, and copy them to the CPU."""
     height, width = masks.shape[-2:]
     low = (boxes[:, :2].float().cpu().floor().long() - MARGIN).clamp(min=0)
     high = boxes[:, 2:].float().cpu().ceil().long() + MARGIN

@@ -75,7 +75,9 @@ class DetectionTask(Task):
         return Loss(sum(losses.values()), metrics=metrics)
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
-        """Return the metrics of `average_precision`, and `count`, the number of images.
+        """Return {metric: value} for the test set `name`.
+
+        The metrics are those of `coco_eval.average_precision`, and `count`, the number of images.
 
         Rank 0 evaluates the results of all ranks and broadcasts the metrics. An unreadable image
         is evaluated as an image without detections.

@@ -68,9 +68,10 @@ def make_tiles(size: tuple[int, int], tile: int, overlap: int) -> Tensor:
 
 
 def touches_inner_border(boxes: Tensor, tiles: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return whether each box touches a border of its tile inside of the image: (...) bool.
+    """Return whether each box touches an inner border of its tile: (...) bool.
 
-    boxes, tiles (..., 4): x1 y1 x2 y2, broadcast against each other. size: (H, W) of the image.
+    An inner border is a tile border that is not on the image's border. boxes, tiles (..., 4): x1 y1
+    x2 y2, broadcast against each other. size: (H, W) of the image.
     """
     height, width = size
     low, high = tiles[..., :2], tiles[..., 2:]
@@ -82,8 +83,8 @@ def touches_inner_border(boxes: Tensor, tiles: Tensor, size: tuple[int, int]) ->
 def in_another_tile(boxes: Tensor, index: int, tiles: Tensor, size: tuple[int, int]) -> Tensor:
     """Return whether each box (n, 4) of tile `index` also lies inside another tile: (n,) bool.
 
-    The box must not touch a border of the other tile inside of the image. tiles (T, 4): x1 y1 x2
-    y2. size: (H, W) of the image.
+    In the other tile, the box must not touch an inner border, see `touches_inner_border`. tiles (T,
+    4): x1 y1 x2 y2. size: (H, W) of the image.
     """
     boxes = boxes[:, None]
     inside = (boxes[..., :2] >= tiles[:, :2]) & (boxes[..., 2:] <= tiles[:, 2:])
@@ -93,7 +94,7 @@ def in_another_tile(boxes: Tensor, index: int, tiles: Tensor, size: tuple[int, i
 
 
 def concat(parts: list[Detections]) -> Detections:
-    """Concatenate the detections of all tiles."""
+    """Concatenate the detections of all tiles, given for each tile."""
     masks = None if parts[0].masks is None else [mask for part in parts for mask in part.masks]
     fields = ([getattr(part, name) for part in parts] for name in ("boxes", "labels", "scores"))
     return Detections(*map(torch.cat, fields), masks)

@@ -50,7 +50,7 @@ def draw(
 
 
 def tint(canvas: Image.Image, mask: Mask, color: Color, factor: int) -> None:
-    """Blend a color into the pixels of a mask, on a canvas that is the image times `factor`."""
+    """Blend a color into the pixels of a mask, on an image that is enlarged by `factor`."""
     if not mask.pixels.size:
         return
     alpha = Image.fromarray(mask.pixels.astype(np.uint8) * TINT)

@@ -45,7 +45,7 @@ REASONS = (
 
 
 class Fault(NamedTuple):
-    """Invalid annotation or image of an annotation file, and the reason."""
+    """An annotation or image that is invalid, and the reason."""
 
     about: str  # "annotation <id>" or "image"
     image: str  # file name, "" for an unknown image

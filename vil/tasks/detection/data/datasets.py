@@ -40,8 +40,8 @@ class CocoDataset(Dataset):
     ds[i] returns (image, target). The image is (3, H, W) uint8 RGB. `DetectionBatch` describes the
     target. Label l stands for the category with id `category_ids[l - 1]` and name `classes[l - 1]`.
     Categories are sorted by id. Targets have no crowd annotations. The split "train" skips images
-    without a usable box; "val" keeps all images. Indexing raises UnreadableImage if an image cannot
-    be read.
+    without a usable box, unless keep_empty is set; "val" keeps all images. Indexing raises
+    UnreadableImage if an image cannot be read.
     """
 
     collate = staticmethod(collate)
