@@ -100,7 +100,7 @@ def test_the_worst_images_are_drawn_and_every_class_is_a_line_if_requested(run):
 def test_the_page_of_a_run_has_what_training_logged(run, caplog):
     ended = vil("report", run, "--out", "page.html")
     assert ended.code == 0, ended.err
-    assert "vil evaluate has more" in caplog.text
+    assert "for more, use vil evaluate" in caplog.text
     page = Path("page.html").read_text()
     for text in ("Best mask AP in training", "A mask_rcnn on l1,h1,d32", "average precision (%)"):
         assert text in page

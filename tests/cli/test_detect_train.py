@@ -104,7 +104,7 @@ def test_stages_can_be_frozen(run, tmp_path):
         (["DATA.TRAIN=[digits]"], 2, "digits"),
         (["DATA.KWARGS.sise=3"], 2, "did you mean 'size'"),
         (["DETECTION.MODEL=mask_rnn"], 2, "did you mean mask_rcnn"),
-        (["DETECTION.FPN.STAGES=[1,2,3]"], 2, "stages 1, 2, 3: it must end with"),
+        (["DETECTION.FPN.STAGES=[1,2,3]"], 2, "stages 1, 2, 3 must end with"),
         (["DETECTION.ANCHORS.SIZES=[32,64]"], 2, "2 anchor sizes for 3 levels"),
         (["MODEL.ARCH=timm/resnet18"], 2, "DETECTION.MODEL needs MODEL.ARCH msvit"),
         (["DATA.TARGETMAP=map.json"], 2, "DATA.TARGETMAP is for classifiers"),

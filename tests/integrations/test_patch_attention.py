@@ -176,7 +176,7 @@ def test_other_forward_methods():
     for x, y in zip(*(m.forward_intermediates(images)[1] for m in (model, other))):
         assert torch.allclose(x, y, atol=1e-5)
     maps = timm.create_model("test_vit", features_only=True, img_size=64)
-    with pytest.raises(ValueError, match=r"its model \(VisionTransformer\) has: patch that"):
+    with pytest.raises(ValueError, match=r"its submodule model \(VisionTransformer\) has them"):
         vil.patch_attention(maps)
     before = maps(images)
     vil.patch_attention(maps.model, window=6)
@@ -351,7 +351,7 @@ ERRORS = {
     "no transformer": (partial(timm.create_model, "test_resnet"), {}, "ResNet.*lacks blocks"),
     "no module": (lambda: "vit", {}, "'vit', which is not a module"),
     "ours": (partial(vil.get_model, "vil_tiny", img_size=32), {}, "MsViT: it lacks blocks"),
-    "wrapped": (lambda: nn.Sequential(vit()), {}, r"its 0 \(VisionTransformer\) has: patch that"),
+    "wrapped": (lambda: nn.Sequential(vit()), {}, r"submodule 0 \(VisionTransformer\) has them"),
     "swin": (
         partial(timm.create_model, "swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1)),
         {}, "SwinTransformer.*lacks blocks.*its layers.0.blocks.0.attn is .*WindowAttention",
@@ -373,10 +373,10 @@ ERRORS = {
     "one with weights": (vit, dict(attention="linformer"), "longformer, pattern, global, full"),
     "a misspelt argument": (vit, dict(windows=7), "argument of longformer.*did you mean 'window'"),
     "weights apart": (vit, dict(share_weights=False), "unknown argument .*'share_weights'"),
-    "full with a window": (vit, dict(attention="full", window=7), "timm's own and takes no window"),
+    "full with a window": (vit, dict(attention="full", window=7), "so it takes no window"),
     "an exact shift": (vit, dict(sw_exact=1, mode=1), "exact window .* needs all nine chunks"),
     "a misspelt backend": (vit, dict(backend="blokced"), "did you mean 'blocked'"),
-    "no such block": (vit, dict(blocks=[0, 2]), r"no block 2, the model has 2: 0..1, or -2..-1"),
+    "no such block": (vit, dict(blocks=[0, 2]), r"no block 2: the model has .* 0..1, or -2..-1"),
     "a block by name": (vit, dict(blocks=["0"]), "no block '0'"),
     "nothing global": (
         partial(vit, class_token=False, global_pool="avg"),

@@ -36,7 +36,7 @@ def test_absolute_embedding_on_other_grids():
 
     module.resize = "crop"
     assert torch.equal(module((2, 2))[0, 1 + 3], torch.cat([rows[1], cols[1]]))
-    with pytest.raises(ValueError, match="cannot crop 3 embeddings to a grid of 4"):
+    with pytest.raises(ValueError, match="cannot crop 3 position embeddings to a grid side of 4"):
         module((4, 2))
 
 

@@ -49,6 +49,7 @@ def test_random_shift_ends_at_the_switch_epoch(caplog):
     assert all(mode > 0 for mode in modes[:8])  # 0.75 * 10 = 7.5: epochs 0..7
     assert modes[8:] == [0, 0]
     assert [record.getMessage() for record in caplog.records] == [
-        "random shift is over, all nine chunks from epoch 8 (1 attention modules)"
+        "random shift is over: from epoch 8, queries attend to all nine chunks "
+        "(1 attention modules)"
     ]
     assert module.eval().current_mode() == 0

@@ -58,7 +58,7 @@ def test_blocks_cycle_through_names_and_the_last_part_holds_for_later_stages():
         ("", r"attention '': an empty name in part 1 \(''\)"),
         ("longformer,,full", r"an empty name in part 1 \('longformer,,full'\)"),
         ("longformer/", r"an empty name in part 2 \(''\)"),
-        ("full/full/global", r"part 3 \('global'\) has no stage, ARCH has 2"),
+        ("full/full/global", r"part 3 \('global'\) has no stage, because ARCH has only 2"),
     ],
 )
 def test_malformed_attention_strings_raise(attention, message):

@@ -153,7 +153,7 @@ def test_gradient_checkpointing_is_ignored_with_a_warning(caplog):
     assert_close(step(model, x), plain)
     model.set_grad_checkpointing()
     assert [r.getMessage() for r in caplog.records] == [
-        "reversible blocks are recomputed already: no gradient checkpointing"
+        "gradient checkpointing is ignored: reversible blocks are always recomputed"
     ] * 2
     model.set_grad_checkpointing(False)
     assert len(caplog.records) == 2

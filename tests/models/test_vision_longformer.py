@@ -159,7 +159,7 @@ def test_attentions_without_relative_bias_get_absolute_positions_and_a_warning(c
     stages = parse_arch(arch, "longformer/longformer,performer")
     model = MsViT(stages, img_size=40, num_classes=5)
     assert [record.getMessage() for record in caplog.records] == [
-        "no relative bias in the attention of stage 2 (performer): the absolute embedding is used "
+        "the attention of stage 2 (performer) has no relative bias: the absolute embedding is used "
         "there"
     ]
     assert [stage.embed.position is not None for stage in model.stages] == [False, True, False]

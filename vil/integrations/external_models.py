@@ -1,7 +1,4 @@
-"""Build models of timm and torchvision for training and evaluation.
-
-Each constructor gets the settings that it accepts. Other settings cause a warning or an error.
-"""
+"""Build models of timm and torchvision for training and evaluation in vil."""
 
 import logging
 
@@ -30,14 +27,16 @@ def build_external(
     drop_path_rate: float = 0.0,
     grad_checkpoint: bool = False,
 ) -> nn.Module:
-    """Build `timm/<name>` or a torchvision classifier: images (B, 3, S, S) -> logits (B, K).
+    """Build a classifier of timm or torchvision, which maps images (B, 3, S, S) to logits (B, K).
 
-    pretrained: download the published weights. If the published head has another size than the
-      model's, the model's head keeps its initial weights.
-    drop_rate, drop_path_rate: apply to timm models only.
+    name: "timm/<name>" for a timm model, or the name of a torchvision model.
+    num_classes, img_size: K and S.
+    pretrained: download the published weights. If num_classes differs from the number of published
+      classes, the head keeps its initial weights.
+    drop_rate, drop_path_rate: for timm models; torchvision models ignore them.
 
-    Raises ValueError for an unknown name or an unsupported setting, CheckpointError for weights
-    that cannot be downloaded.
+    Raises ValueError for an unknown name, or if the model does not support grad_checkpoint. Raises
+    CheckpointError if the weights cannot be downloaded.
     """
     try:
         if name.startswith(PREFIX):
@@ -48,7 +47,10 @@ def build_external(
         raise CheckpointError(f"the weights of {name} cannot be fetched: {error}") from error
     if grad_checkpoint:
         if not hasattr(model, "set_grad_checkpointing"):
-            raise ValueError(f"{name} has no gradient checkpointing")
+            raise ValueError(
+                f"{name} has no gradient checkpointing: set grad_checkpoint (the config key "
+                "MODEL.GRAD_CHECKPOINT) to False"
+            )
         model.set_grad_checkpointing()
     return model
 
@@ -84,25 +86,34 @@ def _build_torchvision(name: str, num_classes: int, img_size: int, pretrained: b
         state = {key: value for key, value in state.items() if key in target}
         head = [key for key, value in state.items() if value.shape != target[key].shape]
         if head:
-            log.warning("%s not loaded: the published weights differ in size", ", ".join(head))
+            log.warning(
+                "%s: not loaded, because the shapes differ from those of the published weights: %s",
+                name,
+                ", ".join(head),
+            )
         model.load_state_dict({**target, **{k: v for k, v in state.items() if k not in head}})
     return model
 
 
 def find_no_decay_params(model: nn.Module) -> set[str]:
-    """Return the names of parameters without weight decay: vectors, scalars, and the model's own
-    list."""
+    """Return the names of the parameters to exclude from weight decay.
+
+    These are all scalars and vectors, and the names that `model.no_weight_decay()` returns, if the
+    model has this method.
+    """
     named = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
     return {name for name, p in model.named_parameters() if p.ndim <= 1} | set(named)
 
 
 def number_layers(model: nn.Module) -> dict[str, int]:
-    """Return {parameter name: number of its layer}, counted from 0.
+    """Return {parameter name: layer number}, for layer-wise learning rate decay.
 
-    Raises ValueError for a model without `group_matcher`.
+    Layer 0 is the first one after the input. timm's method `group_matcher` of the model defines the
+    layers. Raises ValueError if the model has no such method.
     """
     if not hasattr(model, "group_matcher"):
         raise ValueError(
-            f"{type(model).__name__} does not number its layers, which OPTIM.LAYER_DECAY needs"
+            f"{type(model).__name__} does not number its layers with timm's method group_matcher, "
+            "which OPTIM.LAYER_DECAY needs: set OPTIM.LAYER_DECAY to 1"
         )
     return group_parameters(model, model.group_matcher(coarse=False), reverse=True)

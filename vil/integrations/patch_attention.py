@@ -1,4 +1,4 @@
-"""Replace the attention of a timm vision transformer by vil's, keeping its weights.
+"""Replace the attention modules of a timm vision transformer by vil's, and keep the weights.
 
 model = timm.create_model("vit_small_patch16_224", img_size=1024, pretrained=True)
 vil.patch_attention(model, window=8)                      # every block
@@ -44,22 +44,25 @@ def patch_attention(
     blocks: int | Iterable[int] | None = None,
     **kwargs,
 ) -> nn.Module:
-    """Replace the attentions of a timm vision transformer by `attention`, in place.
+    """Replace the attention modules of a timm vision transformer by `attention`, in place.
 
     Returns the model.
 
-    Patch tokens become local tokens on the grid of each forward pass, and prefix tokens (class,
-    distillation, registers) become global tokens. Projections, norms, gates and drop rates are
-    kept, so parameters and state dict names do not change. A model can be patched more than once.
+    The patch tokens are the local tokens of vil's attention, on the grid of each forward pass. The
+    prefix tokens (class, distillation, registers) are its global tokens. Projections, norms, gates
+    and drop rates are kept, so parameters and state dict names do not change. A model can be
+    patched more than once.
 
-    attention: "longformer", "pattern", "global" (patch tokens attend to prefix tokens only), a
-      registered subclass of `GlobalLocalAttention` that uses its projections, or "full", which
-      restores timm's attention. By default "pattern" if `pattern` is given, else "longformer".
+    attention: "longformer", "pattern", "global" (patch tokens attend to prefix tokens only), the
+      name of a registered subclass of `GlobalLocalAttention` that inherits its projections, or
+      "full", which restores timm's attention. The default is "pattern" if the argument `pattern` is
+      given, otherwise "longformer".
     blocks: indices of the blocks to change, negative ones counted from the end; None for all.
       Other blocks do not change.
-    kwargs: arguments of longformer: window=7, sw_exact=0, mode=0, mode_switch=1.0,
-      backend="auto"; of pattern: pattern="axial | local:2", chunk=8, backend="auto"; see
-      `vil.build_attention`. Training with mode > 0 requires `vil.layers.attention.set_progress`.
+    kwargs: arguments of the attention, see `vil.build_attention`.
+      longformer: window=7, sw_exact=0, mode=0, mode_switch=1.0, backend="auto". Training with
+        mode > 0 requires `vil.layers.attention.set_progress`.
+      pattern: pattern="axial | local:2", chunk=8, backend="auto".
 
     Raises ValueError for a model that cannot be patched and for an unknown name, argument, block or
     value. The model is then unchanged.
@@ -87,10 +90,11 @@ def patch_attention(
 
 
 def find_replacement(attention: str) -> type[PatchedAttention] | None:
-    """Return the class that replaces timm's attention; None to restore it.
+    """Return the class of the modules that replace timm's attention, or None for "full".
 
-    For a registered attention without such a class, it is made. Raises ValueError for an unknown
-    name, and for an attention with projections of its own, with the choices.
+    attention: see `patch_attention`. The class for a registered attention is created at its first
+    use. Raises ValueError, with the choices, for an unknown name or an attention that cannot use
+    timm's projections.
     """
     if attention == RESTORE:
         return None
@@ -103,16 +107,19 @@ def find_replacement(attention: str) -> type[PatchedAttention] | None:
 
 
 def is_patchable(name: str) -> bool:
-    """Return whether an attention can use the projections of timm's attention."""
+    """Return whether the registered attention `name` can use timm's projections.
+
+    Its class must inherit the methods of `GlobalLocalAttention` that project inputs and outputs.
+    """
     cls, base = ATTENTIONS.load(name), GlobalLocalAttention
     names = ("forward", "add_projections", "attend_all")
     return issubclass(cls, base) and all(getattr(cls, n) is getattr(base, n) for n in names)
 
 
 def check_arguments(attention: str, kwargs: Mapping[str, object]) -> None:
-    """Raise ValueError for an argument that the attention does not have, or a bad window."""
+    """Raise ValueError for an argument that the attention does not accept, or a window below 1."""
     if attention == RESTORE and kwargs:
-        raise ValueError(f"full attention is timm's own and takes no {', '.join(kwargs)}")
+        raise ValueError(f"full restores timm's attention, so it takes no {', '.join(kwargs)}")
     allowed = own_arguments(ATTENTIONS.load(attention))
     allowed = {name: p for name, p in allowed.items() if name not in FIXED}
     for name in kwargs:
@@ -135,28 +142,31 @@ def check_model(model: nn.Module) -> None:
         hint = describe_unsupported(model)
         for name, part in model.named_modules():
             if all(hasattr(part, needed) for needed in REQUIRED):
-                hint = f"; its {name} ({type(part).__name__}) has: patch that"
+                hint = f"; its submodule {name} ({type(part).__name__}) has them: patch that"
                 break
         raise ValueError(f"{subject} it lacks {', '.join(missing)}{hint}; {wanted}")
     if getattr(model.patch_embed, "grid_size", None) is None:
         raise ValueError(f"{subject} its patch_embed has no grid_size; {wanted}")
     if rate := getattr(getattr(model, "patch_drop", None), "prob", 0):
         raise ValueError(
-            f"{subject} patch_drop_rate {rate:g} leaves no grid of patch tokens; "
-            "build it with patch_drop_rate=0"
+            f"{subject} with patch_drop_rate {rate:g}, the remaining patch tokens form no grid; "
+            "build the model with patch_drop_rate=0"
         )
 
 
 def is_replaceable(module: nn.Module) -> bool:
-    """Return whether the module is an attention that can be replaced or already is a
-    replacement."""
+    """Return whether `patch_attention` can replace the module.
+
+    It can if the module is an attention of timm that vil supports, or a replacement of one.
+    """
     return type(module) in REPLACEABLE or isinstance(module, PatchedAttention)
 
 
 def describe_unsupported(module: nn.Module, prefix: str = "") -> str:
-    """Describe the first attention inside `module` that cannot be replaced.
+    """Return the end of an error message, which names an attention that cannot be replaced.
 
-    Returns an empty string if there is none.
+    It is the first one in the blocks of `module`. If there is none, an empty string is returned.
+    prefix: the name of `module` in its model.
     """
     for name, part in module.named_modules(prefix=prefix):
         if "blocks" in name and "Attention" in type(part).__name__ and not is_replaceable(part):
@@ -165,14 +175,18 @@ def describe_unsupported(module: nn.Module, prefix: str = "") -> str:
 
 
 def qualified_name(cls: type) -> str:
-    """Return module and name of a class."""
+    """Return the name of a class with its module, such as "timm.layers.attention.Attention"."""
     return f"{cls.__module__}.{cls.__name__}"
 
 
 def find_attentions(
     model: nn.Module, blocks: int | Iterable[int] | None
 ) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Yield the attentions of the blocks: parent, attribute of the parent, module."""
+    """Yield (parent, name, attention) for each replaceable attention of the chosen blocks.
+
+    `name` is the attribute of the module `parent` that holds the attention. blocks: see
+    `patch_attention`. Raises ValueError if a chosen block has no replaceable attention.
+    """
     for number in resolve_indices(blocks, len(model.blocks)):
         block = model.blocks[number]
         attentions = [
@@ -191,9 +205,10 @@ def find_attentions(
 
 
 def resolve_indices(blocks: int | Iterable[int] | None, count: int) -> list[int]:
-    """Convert block indices to sorted, unique, nonnegative ones.
+    """Convert block indices to a sorted list of unique, nonnegative indices.
 
-    Raises ValueError for an index out of range.
+    blocks: see `patch_attention`. count: number of blocks of the model. Raises ValueError for an
+    index out of range.
     """
     if blocks is None:
         return list(range(count))
@@ -201,5 +216,5 @@ def resolve_indices(blocks: int | Iterable[int] | None, count: int) -> list[int]
     for number in blocks:
         if not isinstance(number, int) or not -count <= number < count:
             names = f"0..{count - 1}, or -{count}..-1"
-            raise ValueError(f"no block {number!r}, the model has {count}: {names}")
+            raise ValueError(f"there is no block {number!r}: the model has blocks {names}")
     return sorted({number % count for number in blocks})

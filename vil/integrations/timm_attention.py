@@ -23,9 +23,10 @@ class PatchGrid:
     and `forward_intermediates` all call first. All attentions of a model share one PatchGrid. It
     holds no tensor, so it is copied and pickled with the model, but is not part of the state dict.
 
-    Gradient checkpointing recomputes a block, possibly after a forward pass on other images. The
-    block's grid is then looked up by its number of tokens. That is ambiguous if two passes over
-    transposed grids (14x28, then 28x14) come before one backward; `GridCheck` detects this case.
+    Gradient checkpointing recomputes a block, possibly after a forward pass on images of another
+    size. The block's grid is then looked up by its number of tokens. The number is ambiguous if two
+    passes over transposed grids (14x28, then 28x14) come before one backward; `GridCheck` detects
+    this case.
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
@@ -34,27 +35,35 @@ class PatchGrid:
         self.handle: RemovableHandle | None = None
 
     def __call__(self, embed: nn.Module, images: tuple[Tensor], tokens: Tensor) -> None:
-        """Record the grid of a forward pass.
+        """Record the patch grid of a forward pass, as a forward hook of the patch embedding.
 
-        tokens is (B, X, Y, C) if the model takes images of any size. Otherwise the grid is the
-        `grid_size` of embed.
+        tokens: the output of the patch embedding `embed`. If it is (B, X, Y, C), the grid is X x Y.
+        Otherwise the model takes images of one size only, and the grid is `embed.grid_size`.
         """
         self.size = tuple(tokens.shape[1:3]) if tokens.ndim == 4 else tuple(embed.grid_size)
         if not torch.compiler.is_compiling():
             self.by_length[self.size[0] * self.size[1]] = self.size
 
     def find(self, length: int) -> tuple[int, int]:
-        """Return (X, Y) for L patch tokens. Raises ValueError if no forward pass had that many."""
+        """Return the grid (rows, columns) of `length` patch tokens.
+
+        Raises ValueError if no forward pass had that many patch tokens.
+        """
         if self.size[0] * self.size[1] == length:
             return self.size
         if length not in self.by_length:
             raise ValueError(
-                f"{length} patch tokens do not form a grid of {self.size[0]}x{self.size[1]}"
+                f"{length} patch tokens do not form a grid of {self.size[0]}x{self.size[1]}, which "
+                "is the output of the patch embedding: no patch token may be added or dropped"
             )
         return self.by_length[length]
 
     def __getstate__(self) -> dict:
-        """Return the state without symbolic sizes of torch.export, which cannot be pickled."""
+        """Return the attributes to pickle.
+
+        A size with symbolic dimensions of torch.export, which cannot be pickled, is replaced by a
+        recorded one.
+        """
         if not any(isinstance(n, torch.SymInt) for n in self.size):
             return self.__dict__
         return self.__dict__ | {"size": next(iter(self.by_length.values()))}
@@ -72,11 +81,11 @@ class PatchGrid:
 
 
 class GridCheck(torch.autograd.Function):
-    """Identity that saves an empty tensor with the grid's shape for backward.
+    """Identity function that detects when gradient checkpointing recomputes on another grid.
 
-    torch compares the shapes of tensors that a checkpointed block saves when it is run and when it
-    is recomputed. Recomputation on another grid then raises an error instead of giving a wrong
-    gradient.
+    It saves an empty tensor with the grid's shape for backward. torch compares the shapes of the
+    tensors that a checkpointed block saves in the forward pass and in the recomputation. If the
+    grids differ, torch therefore raises an error instead of returning a wrong gradient.
     """
 
     @staticmethod
@@ -91,12 +100,13 @@ class GridCheck(torch.autograd.Function):
 
 
 class PatchedAttention(GlobalLocalAttention):
-    """Replacement for an attention of timm, with the same modules under the same names.
+    """Replacement for an attention of timm, with the same submodules under the same names.
 
-    plain: the attention to replace, an Attention, AttentionRope or EvaAttention. `restore`
-      needs it, so it is kept, but not as a submodule. Rotary embeddings apply to patch tokens,
-      as in timm.
+    plain: timm's attention to replace, an Attention, AttentionRope or EvaAttention. It is kept for
+      `restore`, but not as a submodule. Rotary embeddings apply to patch tokens, as in timm.
     num_global: number of prefix tokens, which become global tokens.
+    grid: the grid of patch tokens, shared by all attentions of a model.
+    kwargs: arguments of the attention class of vil.
     """
 
     def __init__(self, plain: nn.Module, num_global: int, grid: PatchGrid, **kwargs) -> None:
@@ -124,11 +134,13 @@ class PatchedAttention(GlobalLocalAttention):
         """Add nothing: timm's projections are used."""
 
     def attention_weights(self, *args, **kwargs) -> AttentionWeights:
-        """Raise ValueError: attention maps are not implemented with timm's projections."""
-        raise ValueError(f"{type(self).__name__} has no attention map")
+        """Raise ValueError, because attention maps are not supported with timm's projections."""
+        raise ValueError(
+            f"{type(self).__name__} has no attention map: patched timm models do not support them"
+        )
 
     def restore(self) -> nn.Module:
-        """Return timm's attention with the current modules and weights."""
+        """Return the timm attention that this module replaced, with the current weights."""
         (plain,) = self.kept
         for group in ("_modules", "_parameters", "_buffers"):
             current, kept = getattr(self, group), getattr(plain, group)
@@ -144,14 +156,15 @@ class PatchedAttention(GlobalLocalAttention):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """Apply attention to x (B, G+L, C), prefix tokens first.
+        """Apply attention to x (B, G+L, C): G prefix tokens, then L patch tokens.
 
-        rope: the rotary embedding of the L patch tokens, in timm's format.
+        rope: the rotary embedding of the L patch tokens, in timm's format. Returns x's shape.
+        Raises ValueError if attn_mask or is_causal is set.
         """
         if attn_mask is not None or is_causal:
             raise ValueError(
-                "a patched attention is already masked by its window: it takes neither "
-                "attn_mask nor is_causal"
+                "an attention that vil.patch_attention replaced takes neither attn_mask nor "
+                "is_causal: its window or pattern determines which keys are attended to"
             )
         lengths = [self.num_global, x.shape[1] - self.num_global]
         grid = self.grid.find(lengths[1])
@@ -164,11 +177,11 @@ class PatchedAttention(GlobalLocalAttention):
         return self.project_out(self.attend_all([q_global, q_local], k, v, grid, None), x)
 
     def project_out(self, rows: list[Tensor], x: Tensor) -> Tensor:
-        """Project attention outputs to (B, T, C).
+        """Normalize, gate and project attention outputs, and concatenate them to (B, T, C).
 
-        rows: the outputs (B, G, C), if G > 0, and (B, L, C). They are projected one by one and
-          then concatenated: projecting after concatenation would save a copy for backward.
-        x: the input of the attention.
+        rows: the outputs of prefix tokens (B, G, C), only if G > 0, and of patch tokens (B, L, C).
+          They are concatenated last, because autograd would save another copy otherwise.
+        x: the input of the attention (B, T, C), from which gates are computed.
         """
         rows = [self.norm(row) for row in rows]
         if self.gate is not None:
@@ -178,7 +191,7 @@ class PatchedAttention(GlobalLocalAttention):
         return self.proj_drop(torch.cat(rows, dim=1) if self.num_global else rows[0])
 
     def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x (B, T, C) to q, k, v (B, N, T, D), and normalize q and k."""
+        """Project x (B, T, C) to q, k, v, each (B, N, T, D), and normalize q and k."""
         if self.qkv is None:
             projected = (linear(x) for linear in (self.q_proj, self.k_proj, self.v_proj))
             # (B, T, M*D) -> (B, M, T, D): keys and values may have M < N heads
@@ -196,7 +209,7 @@ class PatchedAttention(GlobalLocalAttention):
         return q, k, v
 
     def rotate(self, x: Tensor, rope: Tensor) -> Tensor:
-        """Apply the rotary embedding to x (B, N, L, D)."""
+        """Apply the rotary embedding `rope`, in timm's format, to x (B, N, L, D)."""
         half = getattr(self.kept[0], "rotate_half", False)
         return apply_rot_embed_cat(x, rope, half=half).type_as(x)
 
@@ -205,13 +218,17 @@ class PatchedAttention(GlobalLocalAttention):
 
 
 class PatchedLongformer(PatchedAttention, LongformerAttention):
-    """Patch tokens attend to their window and the prefix tokens, prefix tokens to everything."""
+    """Replacement for timm's attention in which a patch token attends to a 2-D window.
+
+    Patch tokens also attend to the prefix tokens. Prefix tokens attend to all tokens.
+    """
 
 
 class PatchedPattern(PatchedAttention, PatternAttention):
-    """Patch tokens attend to a pattern and the prefix tokens, prefix tokens to everything.
+    """Replacement for timm's attention in which a patch token attends to a 2-D pattern.
 
-    Raises ValueError if the pattern is not defined on the model's grid.
+    Patch tokens also attend to the prefix tokens. Prefix tokens attend to all tokens. Raises
+    ValueError if the pattern is not defined on the model's grid.
     """
 
     def __init__(self, plain: nn.Module, num_global: int, grid: PatchGrid, **kwargs) -> None:
@@ -220,4 +237,7 @@ class PatchedPattern(PatchedAttention, PatternAttention):
 
 
 class PatchedGlobalOnly(PatchedAttention, GlobalOnlyAttention):
-    """Patch tokens attend to the prefix tokens only, prefix tokens to everything."""
+    """Replacement for timm's attention in which patch tokens attend to prefix tokens only.
+
+    Prefix tokens attend to all tokens.
+    """

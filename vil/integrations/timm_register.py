@@ -1,10 +1,8 @@
-"""Register every named model with timm, on import.
+"""Register the models of `vil.get_model` with timm when this module is imported.
 
-    import timm, vil.integrations.timm_register
-    timm.create_model("vil_small_rpb", num_classes=10, img_size=256)
-    timm.create_model("vil_tiny", features_only=True, out_indices=(1, 2, 3))
-
-The models are those of `vil.get_model`.
+import timm, vil.integrations.timm_register
+timm.create_model("vil_small_rpb", num_classes=10, img_size=256)
+timm.create_model("vil_tiny", features_only=True, out_indices=(1, 2, 3))
 """
 
 import math
@@ -48,9 +46,10 @@ def build(
     dtype: torch.dtype | None = None,
     **settings,
 ) -> MsViT:
-    """Build an MsViT from its own arguments and those that timm passes to any model.
+    """Build an MsViT, with additional arguments that timm passes to the models it builds.
 
-    global_pool: see `MsViT.pool`; None for the architecture's default.
+    global_pool: see `MsViT.pool`; None for the architecture's default. device, dtype: of the
+    parameters. settings: keyword arguments of MsViT.
     """
     with torch.device(device) if device is not None else nullcontext():
         model = MsViT(stages, **settings)
@@ -60,7 +59,11 @@ def build(
 
 
 def _cfg(stride: int, settings: Mapping, **more) -> dict:
-    """Return timm's default config of a model. stride: image pixels per token of the last stage."""
+    """Return timm's pretrained config of a model, as a dict.
+
+    stride: image pixels per side of a token of the last stage. settings: arguments of MsViT that
+    differ from its defaults. more: additional fields, or other values of fields.
+    """
     size, num_classes = settings.get("img_size", 224), settings.get("num_classes", 1000)
     return {
         "num_classes": num_classes,
@@ -79,7 +82,11 @@ def _cfg(stride: int, settings: Mapping, **more) -> dict:
 
 
 def _default_cfgs() -> dict[str, dict]:
-    """Return timm's default configs by `name.tag`, or by name for a model without weights."""
+    """Return timm's pretrained configs of all models: {"<model>.<tag>": config}.
+
+    A tag stands for published weights; the tag of a model's default weights ends with "*". A model
+    without published weights has one config with the key "<model>".
+    """
     cfgs, classes = {}, weight_classes_by_model()
     for name, arch in ARCHS.items():
         stride = math.prod(spec.patch for spec in parse_arch(arch))
@@ -105,7 +112,11 @@ def _create(
     pretrained_cfg_overlay: Mapping | None = None,
     **kwargs,
 ) -> nn.Module:
-    """Build a named model, or its feature extractor, with timm's builder function."""
+    """Build the model `name` or, with features_only=True, its feature extractor, as timm does.
+
+    attention: see `parse_arch`. windows: see `replace_windows`. kwargs: arguments of `build` and of
+    timm's `build_model_with_cfg`. The remaining arguments are those that timm passes to a model.
+    """
     overlay = dict(pretrained_cfg_overlay or {})
     resolve = partial(resolve_pretrained_cfg, name, pretrained_cfg=pretrained_cfg)
     cfg = resolve(pretrained_cfg_overlay=overlay)
@@ -136,15 +147,17 @@ def _create(
 
 
 def _read_file(file: str) -> dict[str, object]:
-    """Read a weight file of any layout that `read_weights` supports, for timm's pretrained
-    config."""
+    """Read a weight file, and return the fields of timm's pretrained config that describe it.
+
+    They are `state_dict`, an empty `source` and, if the weights have a head, `num_classes`.
+    """
     state = read_weights(find_weights(Path(file)))
     head = {"num_classes": len(state["head.weight"])} if "head.weight" in state else {}
     return {"state_dict": state, "source": "", **head}
 
 
 def _make_entrypoint(name: str) -> Callable[..., nn.Module]:
-    """Return the entry point function of a model. timm registers it under its `__name__`."""
+    """Return the function that builds the model `name`. timm registers it by its `__name__`."""
 
     def create(pretrained: bool = False, **kwargs) -> nn.Module:
         return _create(name, pretrained, **kwargs)

@@ -17,9 +17,10 @@ from vil.utils.lookup import lookup
 
 
 class Block(nn.Module):
-    """Transformer block: x + attn(norm1(x)), then x + mlp(norm2(x)).
+    """Transformer block: x = x + attn(norm1(x)), then x = x + mlp(norm2(x)).
 
-    The MLP has 4C hidden channels and exact GELU. drop: dropout rate of the MLP.
+    The MLP has 4C hidden channels and exact GELU. drop: dropout rate of the MLP. drop_path: rate of
+    stochastic depth, for both branches.
     """
 
     def __init__(
@@ -41,25 +42,26 @@ class Block(nn.Module):
         return x + self.mlp_branch(x)
 
     def attn_branch(self, x: Tensor, grid: Grid, valid_hw: Tensor | None = None) -> Tensor:
-        """Return what the attention adds to x (B, T, C)."""
+        """Return the output of the attention branch, which is to be added to x (B, T, C)."""
         return self.drop_path(self.attn(self.norm1(x), grid, valid_hw))
 
     def mlp_branch(self, x: Tensor) -> Tensor:
-        """Return what the MLP adds to x (B, T, C)."""
+        """Return the output of the MLP branch, which is to be added to x (B, T, C)."""
         return self.drop_path(self.mlp(self.norm2(x)))
 
     def macs(self, grid: Grid) -> int:
-        """Return the multiply-accumulates for one image."""
+        """Count the multiply-accumulates of attention and MLP for one image."""
         tokens = self.attn.num_global + grid[0] * grid[1]
         return self.attn.macs(grid) + 8 * tokens * self.attn.dim**2
 
 
 def build_block(fields: Mapping[str, Any]) -> Block:
-    """Build a block from a plain dict.
+    """Build a transformer block from a plain dict.
 
-    fields: "attention", the name of an attention; its arguments and those of every attention, see
-    `build_attention`; and "drop", "drop_path" and "norm_eps" of `Block`.
-    Raises ValueError for an unknown name or field, with the nearest one, and for a missing field.
+    fields: "attention", the name of an attention; the arguments of `build_attention` for it; and
+    "drop", "drop_path" and "norm_eps" of `Block`.
+    Raises ValueError for an unknown name or field, suggesting the nearest one, and for a missing
+    field.
     """
     fields = dict(fields)
     name = fields.pop("attention", None)

@@ -13,10 +13,16 @@ Valid = Tensor | None  # `valid_hw`; None if no image is padded
 
 
 def downsample_valid(valid_hw: Tensor, factor: int) -> Tensor:
-    """Return `valid_hw` for a map downsampled by `factor`, rounded up."""
+    """Return the unpadded rows and columns of each image on a map downsampled by `factor`.
+
+    valid_hw (B, 2): those on the original map. They are divided by the factor and rounded up.
+    """
     return -(-valid_hw // factor)
 
 
 def zero_padding(x: Tensor, valid_hw: Valid) -> Tensor:
-    """Return x (B, C, X, Y) with padding set to zero; x itself if `valid_hw` is None."""
+    """Return x (B, C, X, Y) with padding set to zero; x itself if `valid_hw` is None.
+
+    valid_hw (B, 2): rows and columns of each image that are not padding.
+    """
     return x if valid_hw is None else x.masked_fill(~real_cells(valid_hw, x.shape[-2:]), 0.0)

@@ -49,8 +49,8 @@ class PatchEmbed(nn.Module):
             raise ValueError(f"images must be (B, c, H, W), got a shape of {tuple(x.shape)}")
         if min(x.shape[-2:]) < self.patch:
             raise ValueError(
-                f"a map of {tuple(x.shape[-2:])} is smaller than the patch {self.patch}: "
-                "use larger images"
+                f"the input of a stage is {x.shape[-2]}x{x.shape[-1]} (rows x columns), smaller "
+                f"than its patches of {self.patch}x{self.patch}: use larger images"
             )
         x = self.proj(x)
         grid = (x.shape[2], x.shape[3])
@@ -63,7 +63,10 @@ class PatchEmbed(nn.Module):
         return self.drop(tokens), grid
 
     def macs(self, grid: Grid) -> int:
-        """Return the multiply-accumulates of the convolution for one image."""
+        """Count the multiply-accumulates of the convolution for one image.
+
+        grid: rows and columns of patches.
+        """
         return grid[0] * grid[1] * self.proj.weight.numel()
 
     def extra_repr(self) -> str:

@@ -26,7 +26,7 @@ STD = 0.02
 
 
 def small_normal(*shape: int) -> nn.Parameter:
-    """Return a parameter initialized from a truncated normal with standard deviation 0.02."""
+    """Return a parameter of this shape, initialized from a truncated normal with std 0.02."""
     return nn.Parameter(trunc_normal_(torch.empty(shape), std=STD))
 
 
@@ -47,7 +47,10 @@ def square_side(area: int) -> int:
 
 
 def resize_line(x: Tensor, length: int, rule: str = "linear") -> Tensor:
-    """Resize embeddings (1, n, C) to (1, length, C). rule: a key of RULES."""
+    """Interpolate embeddings along a line, from (1, n, C) to (1, length, C).
+
+    rule: the interpolation, a key of RULES.
+    """
     return F.interpolate(x.mT[:, :, None], size=(1, length), **RULES[rule])[:, :, 0].mT
 
 
@@ -85,9 +88,10 @@ def resize_tables(
 
 
 def interp_matrix(lengths: Tensor, old: int, new: int, centered: bool) -> Tensor:
-    """Return (B, new, old) matrices that linearly interpolate `old` to `lengths` (B,) points.
+    """Return B matrices (new, old) that linearly interpolate `old` points to `lengths[i]` points.
 
-    The points are in the first rows or, if `centered`, in the middle. Other rows are undefined.
+    lengths (B,): at most `new`. The rows that compute the points are the first ones or, if
+    `centered`, the middle ones. Other rows are undefined.
     """
     lengths = lengths[:, None]
     index = torch.arange(new, device=lengths.device)
@@ -103,10 +107,10 @@ class AbsoluteEmbedding(nn.Module):
     The embedding of a local token concatenates the embeddings of its row and its column. Each
     global token has its own vector.
 
-    dim: C, which must be even. grid: (X, Y) that the embeddings are sized for.
-    resize: what to do on another grid. "interpolate" interpolates the row and column embeddings.
-    "crop" takes the first ones, as the detection code of the 2021 reference does. The forward pass
-    raises ValueError if there are too few to crop.
+    dim: C, which must be even. grid: rows and columns (X, Y) that the embeddings are sized for.
+    resize: what the forward pass does on another grid. "interpolate" interpolates the row and
+    column embeddings. "crop" uses the first ones, as the original Vision Longformer code for
+    detection does, and raises ValueError if the grid has more rows or columns than embeddings.
     """
 
     def __init__(
@@ -143,27 +147,34 @@ class AbsoluteEmbedding(nn.Module):
         return self.x_pos_embed.shape[1], self.y_pos_embed.shape[1]
 
     def set_grid(self, grid: Grid, rule: str = "linear") -> None:
-        """Resize the embeddings to another grid, see `fit`."""
+        """Resize the embeddings to another grid, by interpolation or cropping, see `fit`."""
         for leaf, length in zip(("x_pos_embed", "y_pos_embed"), grid):
             replace_parameter(self, leaf, self.fit(getattr(self, leaf), length, rule))
 
     def fit(self, line: Tensor, length: int, rule: str = "linear") -> Tensor:
         """Interpolate or crop row or column embeddings (1, n, C/2) to (1, length, C/2).
 
-        rule: a key of RULES, for interpolation. Raises ValueError if there are too few to crop.
+        rule: a key of RULES, for interpolation. Raises ValueError if embeddings are to be cropped
+        and n < length.
         """
         if same_size((length,), (line.shape[1],)):
             return line
         if self.resize == "interpolate":
             return resize_line(line, length, rule)
         if length > line.shape[1]:
-            raise ValueError(f"cannot crop {line.shape[1]} embeddings to a grid of {length}")
+            raise ValueError(
+                f"cannot crop {line.shape[1]} position embeddings to a grid side of {length}: use "
+                'a larger img_size, or resize="interpolate" (MODEL.VIT.POS_RESIZE)'
+            )
         return line[:, :length]
 
     def resize_weight(
         self, leaf: str, value: Tensor, shape: torch.Size, rule: str = "linear"
     ) -> Tensor | None:
-        """Return a checkpoint's embedding resized for parameter `leaf`; None if it cannot be."""
+        """Return a checkpoint's embedding resized to fit a parameter; None if that is impossible.
+
+        leaf, shape: name of the parameter in this module, and its shape. rule: a key of RULES.
+        """
         is_line = leaf in ("x_pos_embed", "y_pos_embed")
         if not is_line or value.ndim != 3 or value.shape[2] != shape[2]:
             return None
@@ -176,7 +187,10 @@ class AbsoluteEmbedding(nn.Module):
 
 
 def replace_parameter(module: nn.Module, leaf: str, value: Tensor) -> None:
-    """Replace a parameter with one of another shape. dtype and requires_grad do not change."""
+    """Set the parameter `leaf` of a module to a value that may have another shape.
+
+    dtype and requires_grad do not change.
+    """
     old = getattr(module, leaf)
     new = nn.Parameter(value.detach().to(old.dtype).clone(), requires_grad=old.requires_grad)
     module.register_parameter(leaf, new)

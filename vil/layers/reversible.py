@@ -36,7 +36,7 @@ Autocast = Callable[[], AbstractContextManager]  # makes a context
 
 NO_SECOND = (
     "reversible blocks have no second derivative, and no backward pass inside a torch.func "
-    "transform: run the forward pass inside vil.models.stage.store_activations(model)"
+    "transform: run the forward pass in a block `with vil.models.stage.store_activations(model):`"
 )
 CHANGED = (
     "reversible blocks recompute their activations, but the model changed after the forward pass: "
@@ -71,7 +71,11 @@ def run_reversible(
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a call of n blocks, which take 2n steps. Each step updates one stream."""
+    """Call of n reversible blocks, as 2n steps that each update one of two streams.
+
+    Step 2i runs the attention branch of block i, and step 2i + 1 its MLP branch. grid, valid_hw:
+    arguments of each block's attention.
+    """
 
     blocks: Sequence[Block]
     grid: Grid
@@ -82,12 +86,15 @@ class Call:
         return 2 * len(self.blocks)
 
     def advance(self, streams: list[Tensor], step: int) -> None:
-        """Replace a stream by itself plus a branch of the other stream."""
+        """Run a step: add the output of its branch, applied to one stream, to the other stream.
+
+        streams: a list of two tensors (B, T, C), one of which is replaced.
+        """
         block, changed = self.blocks[step // 2], step % 2
         streams[changed] = streams[changed] + self.branch(block, step, streams[1 - changed])
 
     def branch(self, block: nn.Module, step: int, x: Tensor) -> Tensor:
-        """Return the attention branch in even steps, and the MLP branch in odd steps."""
+        """Apply the block's attention branch (even steps) or MLP branch (odd steps) to x."""
         x = x.to(block.norm1.weight.dtype)  # of a model in bfloat16
         return block.mlp_branch(x) if step % 2 else block.attn_branch(x, self.grid, self.valid_hw)
 
@@ -102,14 +109,14 @@ def _recompute(call: Call, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def list_trainable(block: Block) -> dict[str, Tensor]:
-    """Return {name: parameter} of a block's trainable parameters."""
+    """Return {name: parameter} of the block's parameters that require gradients."""
     return {name: p for name, p in block.named_parameters() if p.requires_grad}
 
 
 class ReversibleFunction(torch.autograd.Function):
-    """The streams after all blocks, with a backward pass that recomputes the activations.
+    """Forward pass of reversible blocks, with a backward pass that recomputes the activations.
 
-    The parameters are inputs, so that their gradients come out of the graph that autograd knows.
+    The parameters are inputs of the function, so `backward` returns their gradients to autograd.
     DDP, FSDP and hooks of tensors see each gradient once, as they do without recomputation.
     """
 
@@ -117,7 +124,11 @@ class ReversibleFunction(torch.autograd.Function):
     def forward(
         ctx: FunctionCtx, call: Call, names: list[list[str]], x: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, ...]:
-        """names: for each block, the names of its parameters in `parameters`."""
+        """Return both streams after all blocks, each (B, T, C) like x.
+
+        names: for each block, the names of its trainable parameters. parameters: these parameters,
+        block by block.
+        """
         ctx.call, ctx.names, ctx.device, ctx.states = call, names, x.device, []
         ctx.autocast, ctx.draws = _current_autocast(x.device), _list_draws(call.blocks)
         streams = [x, x]
@@ -149,10 +160,11 @@ class ReversibleFunction(torch.autograd.Function):
 
 
 class RecomputedBlock(nn.Module):
-    """Recomputes the branches of a block with the parameters of the forward pass.
+    """Block in the backward pass, which recomputes its branches and collects gradients.
 
-    parameters: {name: parameter} of the trainable parameters. grads: their gradients, in the same
-    order; None for a parameter that no branch used.
+    parameters: {name: parameter} of the block's trainable parameters in the forward pass. The
+    attribute `grads` lists their gradients in the same order, None for a parameter that no branch
+    used.
     """
 
     def __init__(self, call: Call, block: Block, parameters: dict[str, Tensor]) -> None:
@@ -163,13 +175,17 @@ class RecomputedBlock(nn.Module):
         self.grads: list[Tensor | None] = [None] * len(parameters)
 
     def forward(self, step: int, x: Tensor) -> Tensor:
-        """Return a branch of x (B, T, C)."""
+        """Return the output of the branch of this step for x (B, T, C)."""
         return self.call.branch(self.block, step, x)
 
     def undo(
         self, streams: list[Tensor], grads: list[Tensor], step: int, autocast: Autocast
     ) -> None:
-        """Replace the streams and their gradients by those before a step."""
+        """Undo a step: replace the streams and their gradients by those before the step.
+
+        Also adds the gradients of the block's parameters to `self.grads`. autocast: returns the
+        autocast context of the forward pass.
+        """
         changed, other = step % 2, 1 - step % 2
         x = streams[other].detach().requires_grad_()
         with torch.enable_grad(), autocast():
@@ -187,9 +203,10 @@ def _add(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
 
 
 def _current_autocast(device: torch.device) -> Autocast:
-    """Return a function that makes a context with the current autocast settings of a device.
+    """Return a function that creates a context with the current autocast settings of a device.
 
-    Its cache is off: weights that were cast without gradients must not be used with them.
+    The context does not cache cast weights: a weight that was cast without gradients must not be
+    reused where gradients are computed.
     """
     kind = device.type
     if not has_autocast(kind):
@@ -199,14 +216,18 @@ def _current_autocast(device: torch.device) -> Autocast:
 
 
 def _list_draws(blocks: Sequence[Block]) -> list[tuple[Any, ...]]:
-    """Return what random numbers depend on besides torch's generators, for each module."""
+    """Return, for each module, the attributes that its random numbers depend on.
+
+    The backward pass must find the same attributes as the forward pass. The states of torch's
+    generators are not included, because they are saved and restored.
+    """
     names = ("training", "progress", "last_redraw")  # random shift; performer
     modules = (module for block in blocks for module in block.modules())
     return [tuple(getattr(module, name, None) for name in names) for module in modules]
 
 
 def _generators(device: torch.device) -> list[tuple[Any, tuple]]:
-    """Return (module, arguments of its get_rng_state) for the CPU and the device."""
+    """Return (torch module, arguments of its get_rng_state) for the CPU and for the device."""
     if device.type in ("cpu", "meta"):
         return [(torch, ())]
     where = () if device.type == "mps" else (device,)
@@ -219,7 +240,7 @@ def get_rng_states(device: torch.device) -> list[Tensor]:
 
 
 def set_rng_states(device: torch.device, states: list[Tensor]) -> None:
-    """Set the states that `get_rng_states` returned."""
+    """Set the states of torch's generators to those that `get_rng_states` returned."""
     for (module, where), state in zip(_generators(device), states):
         module.set_rng_state(state, *where)
 

@@ -9,9 +9,9 @@ comma-separated list of items in any order. An item is one of these letters, fol
   a 0 for relative position bias, 1 for absolute position embedding
 Omitted letters have the defaults in LETTERS.
 
-A second string, the attention string, is one name, or names separated by commas that the blocks of
-a stage cycle through. Parts separated by `/` apply to stages 1, 2, ...; the last part also applies
-to all later stages. Example: 'linformer/longformer,full'.
+A second string, the attention string, is an attention name, or several names separated by commas,
+through which the blocks of a stage cycle. Parts separated by `/` apply to stages 1, 2, ...; the
+last part also applies to all later stages. Example: 'linformer/longformer,full'.
 """
 
 import re
@@ -36,7 +36,8 @@ LETTERS = {  # meaning, default, minimum, maximum
 class StageSpec:
     """Settings of one stage of a model.
 
-    attention: the attention name of each block. attn_size: the letter f. absolute: use an absolute
+    attention: the attention name of each block. patch: patch side in cells of the stage's input
+    map. attn_size: the letter f of ARCH strings, such as the window size. absolute: use an absolute
     position embedding instead of a relative position bias.
     """
 
@@ -54,14 +55,17 @@ class StageSpec:
                 f"{self.num_heads} heads (letter h) do not divide the width {self.dim} (letter d)"
             )
         if self.absolute and self.dim % 2:
-            raise ValueError(f"an absolute position needs an even width (letter d), got {self.dim}")
+            raise ValueError(
+                f"an absolute position embedding (letter a) needs an even width (letter d), got "
+                f"{self.dim}"
+            )
 
 
 def parse_arch(arch: str, attention: str = "longformer") -> list[StageSpec]:
-    """Parse an ARCH string and an attention string into a list of stages.
+    """Parse an ARCH string and an attention string into a list with the settings of each stage.
 
-    Raises ValueError, naming stage and letter, for malformed strings. Attention names are not
-    checked here, but by the model.
+    The formats are described at the top of this file. Raises ValueError, naming stage and letter,
+    for malformed strings. Attention names are not checked here, but by the model.
     """
     parts = arch.strip().split("_")
     names = _parse_attention(attention, len(parts))
@@ -69,9 +73,9 @@ def parse_arch(arch: str, attention: str = "longformer") -> list[StageSpec]:
 
 
 def least_parameters(stages: Sequence[StageSpec], num_classes: int = 0, in_chans: int = 3) -> int:
-    """Return a lower bound on the number of parameters of a model.
+    """Return a lower bound on the number of parameters of a model with these stages.
 
-    Counts patch convolutions, query and output projections, global tokens and the head.
+    Only patch convolutions, query and output projections, global tokens and the head are counted.
     """
     total = 0
     for stage in stages:
@@ -82,7 +86,10 @@ def least_parameters(stages: Sequence[StageSpec], num_classes: int = 0, in_chans
 
 
 def format_arch(stages: Sequence[StageSpec]) -> str:
-    """Return the ARCH string of stages, which omits attention names; see `format_attention`."""
+    """Return the ARCH string that describes these stages, except for their attention names.
+
+    `format_attention` returns the attention names.
+    """
     return "_".join(
         f"l{number},h{s.num_heads},d{s.dim},n{len(s.attention)},"
         f"s{int({*s.attention} != {'full'})},g{s.num_global},"
@@ -92,7 +99,7 @@ def format_arch(stages: Sequence[StageSpec]) -> str:
 
 
 def format_attention(stages: Sequence[StageSpec]) -> str:
-    """Return the attention string of stages, the second argument of `parse_arch`."""
+    """Return the attention string of these stages, as the second argument of `parse_arch`."""
     # a stage with full attention only needs no part of its own, and repeats its neighbor's part
     needed = [_shortest_cycle(s.attention) if {*s.attention} - {"full"} else None for s in stages]
     part, parts = next(filter(None, needed), "full"), []
@@ -105,48 +112,54 @@ def format_attention(stages: Sequence[StageSpec]) -> str:
 
 
 def split_by_block(text: str, counts: Sequence[int]) -> list[list[str]]:
-    """Split the text of an attention argument by stages and blocks.
+    """Split the text of an attention argument into one text per block.
 
-    Parts separated by `/` apply to stages 1, 2, ...; the last part also applies to all later
-    stages. Parts of these, separated by `;`, alternate over the blocks of the stage that have the
-    attention. Text in quotes is not split. counts: the number of these blocks in each stage.
+    text: parts separated by `/` apply to stages 1, 2, ...; the last part also applies to all later
+    stages. A part may be several texts separated by `;`, through which the blocks of the stage that
+    use the attention cycle. Text in quotes is not split.
+    counts: for each stage, the number of blocks that use the attention.
 
-    Returns the text of each of these blocks, by stage. Raises ValueError if there are more parts
-    than stages or, in a stage that has such blocks, than blocks, and for an empty part.
+    Returns, for each stage, the list of the texts of these blocks. Raises ValueError if there are
+    more parts than stages, more texts in a part than blocks (unless there are none), or an empty
+    text.
     """
     stages = _split_unquoted(text, "/")
     if len(stages) > len(counts):
-        raise ValueError(f"{text!r} is for {len(stages)} stages, the model has {len(counts)}")
+        raise ValueError(
+            f"{text!r} has parts for {len(stages)} stages, but the model has {len(counts)}"
+        )
     stages += stages[-1:] * (len(counts) - len(stages))
     result = []
     for number, (part, count) in enumerate(zip(stages, counts), start=1):
         blocks = _split_unquoted(part, ";")
         if not all(blocks) or 0 < count < len(blocks):
             problem = f"has parts for {len(blocks)} blocks" if all(blocks) else "has an empty part"
-            raise ValueError(f"{text!r} {problem} in stage {number}, which has {count} such blocks")
+            raise ValueError(
+                f"{text!r} {problem} in stage {number}, in which {count} blocks use this attention"
+            )
         result.append(list(islice(cycle(blocks), count)))
     return result
 
 
 def _split_unquoted(text: str, sign: str) -> list[str]:
-    """Split at each `sign` that is not in quotes, and strip spaces."""
+    """Split a text at each character `sign` outside of quotes, and strip spaces."""
     to_end = r"""(?=(?:[^'"]|'[^']*'|"[^"]*")*$)"""  # the quotes that follow are complete
     return [part.strip() for part in re.split(sign + to_end, text)]
 
 
 def _shortest_cycle(names: tuple[str, ...]) -> str:
-    """Return the shortest list, comma-separated, that gives `names` when repeated."""
+    """Return the shortest comma-separated list of names that, when cycled, yields `names`."""
     length = next(n for n in range(1, len(names) + 1) if names[n:] == names[:-n])
     return ",".join(names[:length])
 
 
 def _parse_attention(attention: str, num_stages: int) -> list[list[str]]:
-    """Return, for each stage, the list of names that its blocks cycle through."""
+    """Return, for each stage, the list of attention names through which its blocks cycle."""
     parts = attention.split("/")
     if len(parts) > num_stages:
         raise ValueError(
             f"attention {attention!r}: part {num_stages + 1} ({parts[num_stages]!r}) has no stage, "
-            f"ARCH has {num_stages}"
+            f"because ARCH has only {num_stages}"
         )
     names = [[name.strip() for name in part.split(",")] for part in parts]
     for number, part in enumerate(parts, start=1):

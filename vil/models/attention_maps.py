@@ -1,8 +1,8 @@
 """Attention maps: the softmax weights of attention modules, for chosen queries.
 
 Fused attention does not return its weights, so each attention class recomputes them, without
-dropout. The weights times the values, projected, are the module's output for a query, unless the
-query is padding.
+dropout. If the weights of a query are multiplied with the values and projected, the result is the
+output of the attention module for this query, unless the query is padding.
 
 Shapes: B batch, c input channels, H W image size, C channels, T tokens.
 """
@@ -47,17 +47,20 @@ def attention_maps(
 
 
 def attention_at(model: nn.Module, stage: int, block: int) -> Attention:
-    """Return the attention module of a block.
+    """Return the attention module of a block of an MsViT.
 
-    Raises ValueError if the stage or block is missing, or if the model is not an MsViT.
+    stage, block: indices; negative ones count from the end. Raises ValueError if the stage or block
+    is missing, or if the model is not an MsViT.
     """
     if not isinstance(model, MsViT):
         raise ValueError(f"{type(model).__name__} is not an MsViT, so it has no attention maps")
     depths = [len(each.blocks) for each in model.stages]
     if not -len(depths) <= stage < len(depths):
-        raise ValueError(f"there is no stage of index {stage}: the model has {len(depths)}")
+        raise ValueError(f"there is no stage of index {stage}: the model has {len(depths)} stages")
     if not -depths[stage] <= block < depths[stage]:
-        raise ValueError(f"there is no block of index {block}: the stage has {depths[stage]}")
+        raise ValueError(
+            f"there is no block of index {block}: the stage has {depths[stage]} blocks"
+        )
     return model.stages[stage].blocks[block].attn
 
 
@@ -77,6 +80,8 @@ def token_weights(
     queries = range(tokens) if queries is None else queries
     wrong = [query for query in queries if not 0 <= query < tokens]
     if wrong:
-        raise ValueError(f"there is no token {wrong[0]}: the map has {tokens}, global ones first")
+        raise ValueError(
+            f"there is no token of index {wrong[0]}: the stage has {tokens}, global tokens first"
+        )
     x = module.hide_padding(x, valid_hw, grid)
     return module.attention_weights(x, grid, torch.tensor(list(queries), device=x.device), valid_hw)

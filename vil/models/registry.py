@@ -1,7 +1,7 @@
 """Named architectures of MsViT.
 
-They are those of arXiv:2103.15358, tables 1 and 9; two that the same authors published later, with
-the depths and widths of Swin; and the small vil_nano for 64-pixel images of digits.
+Most are from arXiv:2103.15358, tables 1 and 9. Two vil_swin models, which the same authors
+published later, have the depths and widths of Swin. vil_nano is for 64-pixel images of digits.
 """
 
 import fnmatch
@@ -45,21 +45,24 @@ DEFAULTS = {"vil_nano": {"img_size": 64, "num_classes": 10, "avg_pool": True}}
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Return the model names that match a wildcard pattern."""
+    """Return the names of the models that match a wildcard pattern, such as "vil_small*"."""
     return fnmatch.filter(ARCHS, pattern)
 
 
 def replace_windows(
     name: str, stages: Sequence[StageSpec], windows: int | Sequence[int] | None
 ) -> list[StageSpec]:
-    """Return the stages with another attention size (the letter f of ARCH strings).
+    """Return the stages with another window or attention size (the letter f of ARCH strings).
 
-    windows: an int for all stages, a sequence with one per stage, or None to change nothing. name:
-    the model's name, for errors. Raises ValueError for a wrong number of windows.
+    windows: one int for all stages, a sequence of one int per stage, or None to change nothing.
+    name: the model's name, for error messages. Raises ValueError for a wrong number of windows.
     """
     if windows is None:
         return list(stages)
     windows = [windows] * len(stages) if isinstance(windows, int) else windows
     if len(windows) != len(stages):
-        raise ValueError(f"{name} has {len(stages)} stages, but there are {len(windows)} windows")
+        raise ValueError(
+            f"{name} has {len(stages)} stages, but there are {len(windows)} windows: give one for "
+            "all stages, or one per stage"
+        )
     return [replace(stage, attn_size=size) for stage, size in zip(stages, windows)]

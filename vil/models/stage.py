@@ -24,8 +24,9 @@ from vil.models.arch import StageSpec
 class Stage(nn.Module):
     """One stage of MsViT: a patch embedding, then transformer blocks.
 
-    grid: (X, Y) that position parameters are sized for. drop_path_rates: one rate per block.
-    arguments: attention arguments of each block. settings: keyword arguments of MsViT.
+    grid: rows and columns of local tokens that position parameters are sized for. drop_path_rates:
+    one rate per block. arguments: for each block, arguments of its attention class. settings: all
+    keyword arguments of MsViT.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class Stage(nn.Module):
     ) -> tuple[Tensor, tuple[int, int], Tensor | None]:
         """Map x (B, c, H, W) to (tokens (B, G+L, d), grid (X, Y), valid_hw).
 
-        valid (B, 2): unpadded height and width of each image, or None. valid_hw: the same in
-        tokens.
+        valid (B, 2): unpadded height and width of each image on x; None if no image is padded.
+        valid_hw (B, 2): unpadded rows and columns of tokens, or None.
         """
         tokens, grid = self.embed(x)
         if valid is not None:
@@ -102,8 +103,9 @@ class Stage(nn.Module):
 def store_activations(model: nn.Module) -> Iterator[None]:
     """Make the reversible stages of a model store their activations in a `with` block.
 
-    Forward passes in the block compute the same, with the memory of ordinary blocks. Then autograd
-    knows every operation: second derivatives and gradients of tensors from hooks work.
+    Forward passes in this block have the same outputs, but use as much memory as ordinary blocks.
+    Autograd records every operation, so second derivatives and gradients of tensors from hooks are
+    available.
     """
     stages = [module for module in model.modules() if isinstance(module, Stage)]
     before = [stage.stores_activations for stage in stages]
@@ -119,8 +121,9 @@ def store_activations(model: nn.Module) -> Iterator[None]:
 def to_map(
     tokens: Tensor, num_global: int, grid: tuple[int, int], valid: Tensor | None = None
 ) -> Tensor:
-    """Return the local tokens of (B, G+L, d) as a map (B, d, X, Y), with zeros in the padding.
+    """Drop the global ones of tokens (B, G+L, d), and reshape the others to a map (B, d, X, Y).
 
-    valid (B, 2): unpadded rows and columns of each image in tokens; None for no padding.
+    num_global: G. valid (B, 2): unpadded rows and columns of each image in tokens, outside of which
+    the map is set to 0; None for no padding.
     """
     return zero_padding(tokens[:, num_global:].mT.unflatten(2, grid), valid)

@@ -35,8 +35,8 @@ class MsViT(nn.Module):
     """Multi-scale vision transformer: a classifier and a backbone for images of any size.
 
     stages: settings of the stages, for example from `parse_arch`.
-    img_size: image side, or (height, width), that position parameters are sized for. For
-      other sizes, they are resized in the forward pass.
+    img_size: image side, or (height, width), that position parameters are sized for. The forward
+      pass resizes these parameters for images of other sizes.
     num_classes: 0 for no head.
     norm_embed: apply LayerNorm after each patch convolution.
     avg_pool: classify from the mean of all tokens instead of the first global token.
@@ -46,8 +46,8 @@ class MsViT(nn.Module):
       `vil.models.arch.split_by_block`.
     grad_checkpoint: recompute each block in backward instead of storing its activations.
     reversible: run the blocks of each stage in two streams, whose activations are recomputed from
-      the stage's output. This is another function of the same parameters, see
-      `vil.layers.reversible`. grad_checkpoint is then ignored, with a warning.
+      the stage's output. With the same parameters, the model then has other outputs, see
+      `vil.layers.reversible`. grad_checkpoint is ignored, with a warning.
 
     If a stage specifies relative bias, but one of its attention classes has none, the stage gets an
     absolute position embedding instead, and a warning is logged. Raises ValueError if a stage has
@@ -88,7 +88,8 @@ class MsViT(nn.Module):
             grid = (map_size[0] // spec.patch, map_size[1] // spec.patch)
             if min(grid) < 1:
                 raise ValueError(
-                    f"stage {len(self.stages) + 1} has no tokens: its map is smaller than its patch"
+                    f"stage {len(self.stages) + 1} has no tokens: its input {map_size} is smaller "
+                    f"than its patch {spec.patch}; use a larger image size"
                 )
             self.stages.append(Stage(spec, in_chans, grid, stage_rates.tolist(), chosen, settings))
             in_chans, map_size = spec.dim, grid
@@ -118,7 +119,10 @@ class MsViT(nn.Module):
         return self.forward_intermediates(x, indices=1)[0]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Map features to logits (B, K), or only pool them to (B, d) if pre_logits."""
+        """Map the output of `forward_features` to logits (B, K).
+
+        pre_logits: only pool the features, and return (B, d).
+        """
         x = self.pool(x)
         if pre_logits:
             return x
@@ -149,7 +153,7 @@ class MsViT(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the head with a new one for `num_classes` classes, or remove it for 0.
 
-        global_pool: see `pool`; None keeps the current one. Raises ValueError if it is unknown.
+        global_pool: see `pool`; None keeps the current pooling. Raises ValueError if it is unknown.
         """
         like = next(self.parameters())
         self.num_classes = num_classes
@@ -164,7 +168,7 @@ class MsViT(nn.Module):
             self.set_global_pool(global_pool)
 
     def set_global_pool(self, global_pool: str) -> None:
-        """Set the pooling, see `pool`. Raises ValueError if it is unknown or unsupported."""
+        """Set the pooling, see `pool`. Raises ValueError if the model does not support it."""
         pools = TOKEN_POOLS if self.returns_tokens else MAP_POOLS
         if global_pool not in pools:
             choices = ", ".join(map(repr, pools))
@@ -186,9 +190,10 @@ class MsViT(nn.Module):
         *,
         valid: Tensor | None = None,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Return (features as in `forward_features`, list of the maps of chosen stages).
+        """Return (features, maps of chosen stages).
 
-        The maps are (B, d_i, X_i, Y_i), in the order of `indices`.
+        The features are the output of `forward_features`. The maps are a list of (B, d_i, X_i,
+        Y_i), in the order of `indices`.
 
         indices: indices of stages; negative ones count from the end. An int n means the last n
           stages; None means all.
@@ -222,9 +227,9 @@ class MsViT(nn.Module):
         return to_map(tokens, spec.num_global, grid, valid), intermediates
 
     def _select_stages(self, indices: int | Sequence[int] | None) -> tuple[list[int], int]:
-        """Return (indices of the chosen stages, the largest one), counted from 0.
+        """Return (list of stage indices from 0, the largest of them).
 
-        Raises ValueError if a stage does not exist.
+        indices: see `forward_intermediates`. Raises ValueError if a stage does not exist.
         """
         count = len(self.stages)
         if indices is None:
@@ -241,7 +246,7 @@ class MsViT(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Remove the stages after the last chosen one. Returns the indices of the chosen stages.
+        """Remove the stages after the last chosen stage. Returns the chosen stages' indices.
 
         indices: see `forward_intermediates`. If any stage is removed, the final norm and the head
         are removed too. Otherwise, prune_norm and prune_head determine whether they are removed.
@@ -276,12 +281,12 @@ class MsViT(nn.Module):
 
     @property
     def channels(self) -> list[int]:
-        """Width d_i of each stage."""
+        """Number of channels d_i of each stage."""
         return [spec.dim for spec in self.specs]
 
     @property
     def strides(self) -> list[int]:
-        """Side of a token in image pixels, for each stage."""
+        """Side of a token of each stage, in pixels of the image."""
         return list(accumulate((spec.patch for spec in self.specs), operator.mul))
 
     # Training
@@ -289,25 +294,27 @@ class MsViT(nn.Module):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Set whether backward recomputes each block instead of storing its activations.
 
-        A reversible model ignores it with a warning, because it stores no activations of blocks.
+        A reversible model recomputes its blocks anyway, so it ignores True, with a warning.
         """
         if enable and self.settings["reversible"]:
-            log.warning("reversible blocks are recomputed already: no gradient checkpointing")
+            log.warning(
+                "gradient checkpointing is ignored: reversible blocks are always recomputed"
+            )
             return
         for stage in self.stages:
             stage.grad_checkpoint = enable
 
     def freeze_stages(self, count: int) -> None:
-        """Freeze the first `count` stages. Raises ValueError if the model has fewer."""
+        """Freeze the first `count` stages. Raises ValueError if the model has fewer stages."""
         if not 0 <= count <= len(self.stages):
             raise ValueError(f"cannot freeze {count} of {len(self.stages)} stages")
         for stage in self.stages[:count]:
             stage.requires_grad_(False)
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters without weight decay.
+        """Return the names of the parameters to exclude from weight decay.
 
-        They are norms, global tokens, position parameters and the head's bias.
+        They are the parameters of norms, global tokens and positions, and the bias of the head.
         """
         kinds = ("cls_token", "pos_embed", "relative_position", "head.bias")
         return {
@@ -318,7 +325,10 @@ class MsViT(nn.Module):
         }
 
     def group_matcher(self, coarse: bool = False) -> dict:
-        """Return the patterns of timm's layer groups, consistent with `layer_of`."""
+        """Return regular expressions by which timm groups the parameters into layers.
+
+        coarse: one layer per stage. Otherwise the layers are those of `layer_of`.
+        """
         fine = [
             (r"^stages\.(\d+)\.embed", (0,)),
             (r"^stages\.(\d+)\.blocks\.(\d+)", None),
@@ -362,7 +372,10 @@ class MsViT(nn.Module):
                 block.attn.set_grid(grid, rule)
 
     def grids(self, img_size: tuple[int, int]) -> list[tuple[int, int]]:
-        """Return the token grid (X_i, Y_i) of each stage for an image size."""
+        """Return the grid of local tokens (rows, columns) of each stage.
+
+        img_size: (height, width) of the image in pixels.
+        """
         grids = []
         for stage in self.stages:
             img_size = tuple(n // stage.embed.patch for n in img_size)
@@ -370,7 +383,10 @@ class MsViT(nn.Module):
         return grids
 
     def macs(self, img_size: tuple[int, int]) -> list[int]:
-        """Return the multiply-accumulates for one image: one count per stage, then the head's."""
+        """Count the multiply-accumulates of each stage, and then of the head, for one image.
+
+        img_size: (height, width) of the image in pixels.
+        """
         counts = [
             stage.embed.macs(grid) + sum(block.macs(grid) for block in stage.blocks)
             for stage, grid in zip(self.stages, self.grids(img_size))
@@ -381,10 +397,11 @@ class MsViT(nn.Module):
 def arguments_by_block(
     stages: Sequence[StageSpec], arguments: Mapping[str, Mapping[str, Any]]
 ) -> list[list[dict[str, Any]]]:
-    """Return the attention arguments of each block, by stage.
+    """Return, for each stage, the list of the attention arguments of its blocks.
 
-    arguments: arguments by attention name. Raises ValueError for an unknown name, and if the text
-    of an argument does not fit the stages, see `split_by_block`.
+    arguments: {attention name: {argument: value}}. Some values are texts that `split_by_block`
+    splits into one text per block. Raises ValueError for an unknown name, and for a text that does
+    not fit the stages.
     """
     result = [[dict(arguments.get(name, {})) for name in spec.attention] for spec in stages]
     for name, settings in arguments.items():
@@ -400,7 +417,10 @@ def arguments_by_block(
 
 
 def _with_positions(stages: Sequence[StageSpec]) -> list[StageSpec]:
-    """Return the stages, changed to absolute positions where an attention has no relative bias."""
+    """Return the stages, with absolute positions where an attention supports no relative bias.
+
+    If a stage is changed, a warning is logged.
+    """
     result, changed = [], []
     for number, spec in enumerate(stages, start=1):
         names = dict.fromkeys(spec.attention)
@@ -411,7 +431,7 @@ def _with_positions(stages: Sequence[StageSpec]) -> list[StageSpec]:
         result.append(spec)
     if changed:
         log.warning(
-            "no relative bias in the attention of %s: the absolute embedding is used there",
+            "the attention of %s has no relative bias: the absolute embedding is used there",
             ", ".join(changed),
         )
     return result

@@ -1,6 +1,6 @@
 """The registry of tasks. Each task of this package has its own folder.
 
-A registry entry names the task's class and may have these facts:
+A registry entry names the task's class and may have these attributes, its "facts":
 
 declares    config sections, keys and conflicts, in the format of vil/config/defaults
 noun        what messages call a model of the task, such as "detector"
@@ -38,17 +38,17 @@ def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> Non
 
 
 def task_entry(cfg: CfgNode) -> Entry:
-    """Return the registry entry of a config's task."""
+    """Return the registry entry of the task that a config selects."""
     return TASKS.entry(cfg.TASK)
 
 
 def task_for(cfg: CfgNode, device) -> "Task":  # noqa: F821 - vil.tasks.base needs torch
-    """Build the task of a config."""
+    """Build the task that a config selects, as task_class(cfg, device)."""
     return task_entry(cfg).load()(cfg, device)
 
 
 def refuse_without(cfg: CfgNode, workflow: str) -> None:
-    """Raise ConfigError if the task of a config does not support a workflow, such as "export"."""
+    """Raise ConfigError if the config's task does not support a workflow, such as "export"."""
     entry = task_entry(cfg)
     if why := entry.facts.get("lacks", {}).get(workflow):
         noun = entry.facts.get("noun", entry.name)

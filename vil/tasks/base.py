@@ -42,7 +42,7 @@ class ImageMeta(NamedTuple):
 
 
 class TaskReport(NamedTuple):
-    """A task's part of the run report: cards (title, value, remark) and HTML sections."""
+    """Content of the run report from a task: cards (title, value, remark) and HTML sections."""
 
     cards: Sequence[tuple[str, str, str]] = ()
     sections: Sequence[Html] = ()
@@ -72,9 +72,9 @@ class Task:
     ):
         """Store the settings.
 
-        amp_dtype: the dtype of autocast; None for full precision. test_sets: loaders for
-        `evaluate`; `test_loaders` replaces them. results_folder: folder for the predictions of
-        `evaluate`, if the task writes any.
+        amp_dtype: the dtype of autocast; None for full precision. test_sets: {name: loader}, on
+        which `evaluate` measures; a call of `test_loaders` replaces them. results_folder: folder to
+        which `evaluate` writes predictions, if the task writes any.
         """
         self.device, self.amp_dtype, self.memory_format = device, amp_dtype, memory_format
         self.test_sets = dict(test_sets or {})
@@ -96,8 +96,8 @@ class Task:
     def load_weights(self, model: nn.Module, path: Path, *, strict: bool) -> Any:
         """Load a weight file into the model and return a report of every key.
 
-        strict: reject a file that leaves parameters at their initial values. Raises CheckpointError
-        if the weights do not fit the model.
+        strict: reject a file that lacks weights for some parameters, which would keep their initial
+        values. Raises CheckpointError if the weights do not fit the model.
         """
         raise NotImplementedError
 
@@ -106,26 +106,26 @@ class Task:
     ) -> TrainLoader:
         """Build this rank's training loader.
 
-        bad_file: file to which unreadable images are appended. dataset: used instead of the
-        config's training set.
+        bad_file: file to which the names of unreadable images are appended. dataset: used instead
+        of the config's training set.
         """
         raise NotImplementedError
 
     def test_loaders(
         self, dist: DistInfo, *, bad_file: Path | None = None, datasets: Datasets = None
     ) -> dict[str, EvalLoader]:
-        """Build this rank's loader of each test set, store all in `test_sets`, and return them.
+        """Build this rank's loader of each test set, and return {name: loader}.
 
-        bad_file: file to which unreadable images are appended. datasets: {name: dataset}, used
-        instead of the config's test sets.
+        The loaders are also stored in `test_sets`. bad_file: file to which the names of unreadable
+        images are appended. datasets: {name: dataset}, used instead of the config's test sets.
         """
         raise NotImplementedError
 
     def synthetic(self, num_samples: int, folder: Path, split: str = "train") -> Dataset:
         """Build a synthetic dataset for --dry-run and benchmarks.
 
-        Its images have the largest training size. folder: for files that the dataset needs.
-        split: "train" or "val".
+        Its images have the largest size of training images. folder: folder for files that the
+        dataset writes. split: "train" or "val".
         """
         raise NotImplementedError
 
@@ -141,7 +141,7 @@ class Task:
         return batch.to(self.device, self.memory_format)
 
     def split(self, batch: Any, num_parts: int) -> list[Any]:
-        """Split a batch into consecutive parts of equal size."""
+        """Split a batch into `num_parts` consecutive parts of equal size."""
         samples = len(batch.indices)
         size = samples // num_parts
         message = f"{samples} images do not divide into {num_parts} equal parts"
@@ -157,10 +157,10 @@ class Task:
     def evaluate(
         self, model: nn.Module, between: Callable[[], None] = lambda: None
     ) -> dict[str, dict[str, Any]]:
-        """Evaluate the model and return {test set: metrics}.
+        """Evaluate the model on each test set and return {name of the test set: metrics}.
 
-        The metrics are the same on every rank and do not depend on the number of ranks. `between`
-        is called before each batch.
+        The metrics are the same on every rank and do not depend on the number of ranks. between:
+        called before each batch.
         """
         with evaluating(unwrap(model)) as plain:
             return {name: self.measure(plain, name, between) for name in self.test_sets}
@@ -178,9 +178,9 @@ class Task:
         return []
 
     def draw_worst(self, name: str, count: int, folder: Path) -> list[Path]:
-        """Draw the `count` images with the most errors in a test set, and return the new files.
+        """Draw the `count` images with the most errors of the test set `name` to files in `folder`.
 
-        `evaluate` must have been called before.
+        Returns the files. `evaluate` must have been called before.
         """
         raise NotImplementedError
 
@@ -199,26 +199,29 @@ class Task:
         raise NotImplementedError
 
     def failed(self, name: str, reason: str) -> Any:
-        """Return the prediction for an image that cannot be read."""
+        """Return the prediction that stands for the unreadable image `name`, with the reason."""
         raise NotImplementedError
 
     def visualize(self, image: Image.Image, prediction: Any) -> Image.Image:
         """Draw a prediction onto a copy of its image. Raises ConfigError if the task cannot."""
-        raise ConfigError(f"{type(self).__name__} does not draw predictions: leave --output out")
+        raise ConfigError(
+            f"the task {type(self).__name__} cannot draw predictions: leave out --output"
+        )
 
     # ---- called by the report and by `vil analyze`
 
     def report(self, model: nn.Module, class_names: Sequence[str], checkpoint: str) -> TaskReport:
         """Evaluate the model on the first test set for the run report.
 
-        class_names: the model's classes. checkpoint: description of the checkpoint, for the page.
+        class_names: the model's classes. checkpoint: description of the checkpoint, which the
+        report shows.
         """
         return TaskReport()
 
     def cost(self, model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-        """Count the parameters, and the MACs for one image, of each part of the model.
+        """Count the parameters of each part of the model, and its multiply-accumulates per image.
 
-        size: (height, width) in pixels. The model may be on the meta device.
+        size: (height, width) of the image in pixels. The model may be on the meta device.
         """
         raise NotImplementedError
 
@@ -226,8 +229,8 @@ class Task:
 class ConfigTask(Task):
     """Base class of tasks that take settings and data loaders from a config.
 
-    A subclass defines open_train_set(), open_test_set(name) and own_arguments(name). The last
-    returns the names of the DATA.KWARGS that the dataset `name` accepts.
+    A subclass defines open_train_set() and open_test_set(name), which return datasets, and
+    own_arguments(name), which returns the names of the DATA.KWARGS that the dataset `name` accepts.
     """
 
     def __init__(self, cfg: CfgNode, device: torch.device, **settings: Any):
@@ -249,10 +252,11 @@ class ConfigTask(Task):
         return data.build_train_loader(self.cfg, dist, self.device, open_dataset, bad_file)
 
     def _check(self, dataset: Any, name: str, *, resuming: bool = True) -> None:
-        """Read one image of a dataset and, if `resuming`, match its classes with the model's.
+        """Read one image of a dataset, and match the dataset's classes with the model's.
 
-        Warnings about images are then logged once here, instead of in every loader worker. Raises
-        DataError if the dataset's classes differ from the model's.
+        The image is read so that warnings about images are logged once, not in every loader worker.
+        Classes are matched if the model has classes already (`resuming`) and DATA.TARGETMAP is not
+        set. name: what messages call the dataset. Raises DataError if the classes differ.
         """
         with suppress(OSError, AttributeError, IndexError):
             dataset.image(0)
@@ -302,4 +306,6 @@ def check_task(task: Any, entry: Entry) -> None:
     if task.evaluate is not Task.evaluate and "measure" in missing:
         missing.remove("measure")
     if missing:
-        raise ValueError(f"task {entry.name!r} ({task.__name__}) must define {', '.join(missing)}")
+        raise ValueError(
+            f"task {entry.name!r} ({task.__name__}) must define the methods {', '.join(missing)}"
+        )

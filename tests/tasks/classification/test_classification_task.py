@@ -68,7 +68,7 @@ def test_evaluation_is_plain_cross_entropy_without_dropout_or_gradients():
 
 
 def test_an_empty_test_set_is_an_error():
-    with pytest.raises(DataError, match="without a readable image"):
+    with pytest.raises(DataError, match="set has no readable image"):
         task_on().evaluate(toy_model())
 
 

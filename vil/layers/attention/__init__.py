@@ -117,7 +117,7 @@ def register_attention(
     """Register an attention class under a name.
 
     cls_or_home: a subclass of `Attention`, or its location as a string "module:Class". A class
-    given as a string is imported and checked when it is first built.
+    given as a string is imported and checked when a module of the class is first built.
     keys: {constructor argument: config key that sets it}.
     feature: the constructor argument that the letter f of an ARCH string sets.
 

@@ -26,10 +26,11 @@ TABLE = "local_relative_position_bias_table"
 class AttentionWeights(NamedTuple):
     """Softmax weights of chosen queries over their keys.
 
-    weights (B, N, Q, G+R): the keys are the G global tokens, then R cells. Masked keys have weight
-    0. Each row sums to 1, unless all of its keys are masked.
-    grid: rows and columns of the local tokens. cells: rows and columns of the R cells. They equal
-    `grid`, unless the keys are downsampled. Then a cell stands for `ratio` x `ratio` tokens.
+    weights (B, N, Q, G+R): of N heads and Q queries. The keys are the G = num_global global tokens,
+    then the R cells of a grid. Masked keys have weight 0. The weights of a query sum to 1, unless
+    all of its keys are masked.
+    grid: rows and columns of the local tokens. cells: rows and columns of the R cells. A cell is a
+    local token, or a square of `ratio` x `ratio` local tokens if the keys are downsampled.
     """
 
     weights: Tensor
@@ -49,8 +50,9 @@ class Attention(nn.Module):
 
     All other methods and attributes are optional: a subclass overrides those it needs.
 
-    grid: (X, Y) for parameters whose size depends on the grid. Raises ValueError if num_heads does
-    not divide dim.
+    grid: rows and columns of the local tokens, for parameters whose size depends on them.
+
+    Raises ValueError if num_heads does not divide dim.
     """
 
     shown: tuple[str, ...] = ("dim", "num_heads", "num_global")  # by print(model)
@@ -82,7 +84,7 @@ class Attention(nn.Module):
         return nn.Linear(self.dim, parts * self.dim, bias=self.qkv_bias)
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """Reshape (B, T, C) to (B, N, T, D)."""
+        """Split the channels into heads: (B, T, C) to (B, N, T, D)."""
         return self.split_parts(x, 1)[0]
 
     def split_parts(self, x: Tensor, count: int) -> list[Tensor]:
@@ -91,16 +93,17 @@ class Attention(nn.Module):
         return [part.transpose(1, 2) for part in x.unbind(2)]
 
     def merge_heads(self, x: Tensor) -> Tensor:
-        """Reshape (B, N, T, D) to (B, T, C)."""
+        """Concatenate the heads: (B, N, T, D) to (B, T, C)."""
         x = x.transpose(1, 2)
         if is_exporting():  # sdpa is decomposed: flatten may fail to view its output
             x = x.clone(memory_format=torch.contiguous_format)
         return x.flatten(2)
 
     def sdpa(self, q: Tensor, k: Tensor, v: Tensor, *added: Tensor | None) -> Tensor:
-        """Return the attention output (B, N, Q, D) of q (B, N, Q, D) with k, v (B, N, K, D).
+        """Compute the attention output (B, N, Q, D) of q (B, N, Q, D) with k, v (B, N, K, D).
 
-        added: biases and masks to add to the scores; None is ignored. Dropout applies in training.
+        added: biases and masks to add to the scores; None is ignored. In training mode, dropout is
+        applied to the attention weights.
         """
         dropout_p = self.attn_drop if self.training else 0.0
         parts = [x.to(q.dtype) for x in added if x is not None]
@@ -111,27 +114,34 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=self.scale)
 
     def scores(self, q: Tensor, k: Tensor, *added: Tensor | None) -> Tensor:
-        """Return the scores (B, N, Q, K), before softmax, of q (B, N, Q, D) with k (B, N, K, D).
+        """Compute the scores (B, N, Q, K), before softmax, of q (B, N, Q, D) with k (B, N, K, D).
 
-        added: biases and masks to add to the scores; None is ignored. Uses at least float32.
+        added: biases and masks to add to the scores; None is ignored. The scores are converted to
+        at least float32 before the additions.
         """
         scores = (q * self.scale) @ k.mT
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         return reduce(torch.add, [x for x in added if x is not None], scores)
 
     def real_tokens(self, valid_hw: Valid, grid: Grid) -> Tensor | None:
-        """Return a bool mask (B, G+L), False for padding; None if `valid_hw` is None."""
+        """Return a bool mask (B, G+L) that is False for tokens in the padding.
+
+        valid_hw (B, 2): unpadded rows and columns of each image. If it is None, returns None.
+        """
         if valid_hw is None:
             return None
         return F.pad(real_cells(valid_hw, grid).flatten(1), (self.num_global, 0), value=True)
 
     def hide_padding(self, x: Tensor, valid_hw: Valid, grid: Grid) -> Tensor:
-        """Return x (B, G+L, C) with zeros in the padding, so that NaN there cannot spread."""
+        """Return x (B, G+L, C) with tokens in the padding set to 0, so no NaN spreads from it."""
         real = self.real_tokens(valid_hw, grid)
         return x if real is None else x.masked_fill(~real[..., None], 0.0)
 
     def padding_mask(self, valid_hw: Valid, grid: Grid, dtype: torch.dtype) -> Tensor | None:
-        """Return an additive mask (B, 1, 1, G+L), -inf for padding; None if `valid_hw` is None."""
+        """Return an additive mask (B, 1, 1, G+L): -inf for keys in the padding, 0 for others.
+
+        valid_hw (B, 2): unpadded rows and columns of each image. If it is None, returns None.
+        """
         real = self.real_tokens(valid_hw, grid)
         if real is None:
             return None
@@ -139,11 +149,14 @@ class Attention(nn.Module):
         return mask.masked_fill(~real, -torch.inf)[:, None, None]
 
     def macs(self, grid: Grid) -> int:
-        """Return the multiply-accumulates for one image, without those of biases and softmax."""
+        """Count the multiply-accumulates for one image. Biases and softmax are not counted."""
         raise NotImplementedError
 
     def set_grid(self, grid: Grid, rule: str = "linear") -> None:
-        """Resize the parameters that depend on the grid. rule: a key of `pos_embed.RULES`."""
+        """Resize the parameters that depend on the grid to a new grid.
+
+        rule: the interpolation, a key of `pos_embed.RULES`.
+        """
 
     def resize_weight(
         self, leaf: str, value: Tensor, shape: torch.Size, rule: str = "linear"
@@ -159,31 +172,36 @@ class Attention(nn.Module):
         return resize_table(value.double(), (old, old), new, rule) if old and new else None
 
     def table_shape(self, entries: int) -> Grid | None:
-        """Return (rows, columns) of a relative position table; None if `entries` fit no table."""
+        """Return (rows, columns) of a relative position table with this number of entries.
+
+        Returns None if no table has this number.
+        """
         side = square_side(entries)
         return (side, side) if side else None
 
     def set_progress(self, progress: TrainStep, index: int) -> str | None:
-        """Store the training step. Return a line to log if the module's behavior changes.
+        """Receive the current training step, which the base class ignores.
 
-        index: position of this module among the attention modules of the model.
+        index: position of this module among the attention modules of the model. Returns a line to
+        log if the behavior of the module changes at this step, otherwise None.
         """
 
     def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
-        """Yield a `Case` for each kind of local attention call that the module makes on this grid.
+        """Yield a `Case` for each kind of call of `vil.ops.local_attention` that the module makes.
 
-        The calls are those of evaluation and, if `training`, also those of training. call: batch,
-        dtype, device and padded, see `LongformerAttention.case`.
+        A `Case` has the properties of a call from which its backend is selected. The calls are
+        those of evaluation on the grid and, if `training`, also those of training. call: batch,
+        dtype, device and padded, see `LocalAttention.make_case`. The base class yields nothing.
         """
         yield from ()
 
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """Return the attention weights of chosen tokens in the call `self(x, grid, valid_hw)`.
+        """Return the attention weights of chosen queries in the call `self(x, grid, valid_hw)`.
 
         queries (Q,): token indices, global tokens first. Dropout is not applied. Raises ValueError
-        if the class computes no weights per token.
+        if the class cannot compute attention weights.
         """
         raise ValueError(
             f"{type(self).__name__} has no attention map: the class does not define "
@@ -197,14 +215,17 @@ class Attention(nn.Module):
 
     @property
     def min_export_side(self) -> int:
-        """Smallest grid side that can be traced for an export with dynamic sizes.
+        """Smallest grid side, in tokens, that torch.export can trace with a dynamic size.
 
         torch.export treats a size of 1 as constant, for example the number of chunks along a side.
         """
         return 2
 
     def use_2021_rule(self) -> dict[str, Any]:
-        """Replace "auto" arguments with those of the 2021 reference. Returns {argument: value}."""
+        """Replace "auto" arguments with the behavior of the original Vision Longformer code.
+
+        Called when weights of that code are loaded. Returns {changed argument: new value}.
+        """
         return {}
 
     def extra_repr(self) -> str:
@@ -237,7 +258,7 @@ class GlobalLocalAttention(Attention):
         self.add_projections()
 
     def add_projections(self) -> None:
-        """Create the input and output projections."""
+        """Create the linear layers for queries, for keys and values, and for outputs."""
         self.query, self.kv = self.linear(1), self.linear(2)
         self.proj = nn.Linear(self.dim, self.dim)
         if self.separate:
@@ -245,7 +266,10 @@ class GlobalLocalAttention(Attention):
             self.proj_global = nn.Linear(self.dim, self.dim)
 
     def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """Apply attention to x (B, G+L, C). The output has the same shape."""
+        """Apply attention to x (B, G+L, C): G global tokens, then the L local tokens of the grid.
+
+        valid_hw (B, 2): unpadded rows and columns of each image. Returns x's shape.
+        """
         lengths = (self.num_global, x.shape[1] - self.num_global)
         x = self.hide_padding(x, valid_hw, grid)
         k, v = self.split_parts(self.kv(x), 2)  # (B, N, G+L, D) each
@@ -266,9 +290,10 @@ class GlobalLocalAttention(Attention):
     def attend_all(
         self, q: list[Tensor], k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid
     ) -> list[Tensor]:
-        """Return the outputs of global and local queries, heads merged: [(B, G, C), (B, L, C)].
+        """Return the outputs of global and local queries, before the output projection.
 
-        The first output is left out if G is 0. q: global queries, then local queries (B, N, L, D).
+        q: [global queries (B, N, G, D), local queries (B, N, L, D)]. k, v (B, N, G+L, D). Returns
+        [(B, G, C), (B, L, C)], with heads merged, or only [(B, L, C)] if G is 0.
         """
         out = [self.merge_heads(self.attend_local(q[1], k, v, grid, valid_hw))]
         if self.num_global:
@@ -276,16 +301,22 @@ class GlobalLocalAttention(Attention):
         return out
 
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
-        """Return the output (B, N, L, D) of local queries q with k, v (B, N, G+L, D)."""
+        """Return the attention output (B, N, L, D) of local queries q (B, N, L, D).
+
+        k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens.
+        """
         raise NotImplementedError
 
     def attend_global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
-        """Return the output (B, N, G, D) of global queries q with k, v (B, N, G+L, D)."""
+        """Return the attention output (B, N, G, D) of global queries q (B, N, G, D).
+
+        k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens.
+        """
         bias = self.global_bias(grid)[None] if self.rel_pos else None
         return self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
 
     def global_bias(self, grid: Grid) -> Tensor:
-        """Return the learned bias (N, G, G+L) of global queries."""
+        """Return the learned bias (N, G, G+L) of global queries toward all tokens."""
         to_local = self.g2l_relative_position_bias[0][:, :, None]
         to_local = to_local.expand(-1, -1, grid[0] * grid[1])
         return torch.cat([self.g2g_relative_position_bias, to_local], dim=-1)
@@ -293,7 +324,7 @@ class GlobalLocalAttention(Attention):
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """Return the weights of chosen tokens, see `Attention.attention_weights`."""
+        """Return the attention weights of chosen queries, see `Attention.attention_weights`."""
         is_global = queries < self.num_global
         dtype = torch.promote_types(x.dtype, torch.float32)
         weights = x.new_zeros(len(x), self.num_heads, len(queries), x.shape[1], dtype=dtype)
@@ -307,7 +338,7 @@ class GlobalLocalAttention(Attention):
         return AttentionWeights(weights, self.num_global, grid, grid)
 
     def _global_weights(self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid) -> Tensor:
-        """Return the weights (B, N, Q, T) of global queries, given by their indices (Q,)."""
+        """Return the attention weights (B, N, Q, T) of the global queries at `queries` (Q,)."""
         query, kv = (self.query_global, self.kv_global) if self.separate else (self.query, self.kv)
         q, k = self.split_heads(query(x[:, queries])), self.split_parts(kv(x), 2)[0]
         bias = self.global_bias(grid)[:, queries] if self.rel_pos and len(queries) else None
@@ -317,19 +348,19 @@ class GlobalLocalAttention(Attention):
     def local_weights(
         self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid
     ) -> Tensor:
-        """Return the weights (B, N, Q, T) of chosen local tokens.
+        """Return the attention weights (B, N, Q, T) of Q local queries over all T tokens.
 
-        q (B, N, Q, D), k (B, N, T, D). queries (Q,): indices of the tokens among the local tokens.
+        q (B, N, Q, D), k (B, N, T, D). queries (Q,): indices of the queries among local tokens.
         """
         raise NotImplementedError
 
     def macs(self, grid: Grid) -> int:
-        """Return the multiply-accumulates of projections, global and local attention."""
+        """Count the multiply-accumulates for one image, in projections and in attention."""
         tokens = self.num_global + grid[0] * grid[1]
         linears = 6 * tokens if self.separate else 4 * tokens
         attend_global = 2 * self.num_global * tokens * self.dim
         return linears * self.dim**2 + attend_global + self.local_macs(grid)
 
     def local_macs(self, grid: Grid) -> int:
-        """Return the multiply-accumulates of the scores and values in `attend_local`."""
+        """Count the multiply-accumulates of `attend_local`: scores, and weights times values."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Build attention modules by name, and pass the training step to those in a model.
+"""Build attention modules by name, and pass the training step to a model's attention modules.
 
 Shapes: B batch, X Y grid rows and columns, L = X*Y local tokens, G global tokens, C channels.
 """
@@ -30,7 +30,7 @@ def build_attention(
     (X, Y). It returns a tensor of x's shape.
 
     dim: C. rel_pos: learn a relative position bias, for classes with `has_relative_bias`.
-    arguments:
+    arguments, by attention:
       all: num_global=1 (G), qkv_bias=True, attn_drop=0.0, proj_drop=0.0, grid=None (the grid that
         parameters are sized for; some classes require it)
       longformer: window, sw_exact=0, mode=0, mode_switch=1.0, share_weights=True, backend="auto"
@@ -45,7 +45,9 @@ def build_attention(
     cls = ATTENTIONS.load(name)
     check_attention(name, cls)
     if dim < 1 or num_heads < 1:
-        raise ValueError(f"{name} attention needs dim and num_heads of at least 1")
+        raise ValueError(
+            f"{name} attention needs dim and num_heads of at least 1, got {dim} and {num_heads}"
+        )
     for key in arguments:
         if key not in COMMON:
             lookup(own_arguments(cls), key, f"argument of {name} attention")
@@ -56,18 +58,26 @@ def build_attention(
         arguments["rel_pos"] = rel_pos
     elif rel_pos:
         raise ValueError(
-            f"{name} attention has no relative position bias (rel_pos): use the absolute embedding"
+            f"{name} attention has no relative position bias (rel_pos): set rel_pos to False, and "
+            "use the absolute embedding"
         )
     return cls(dim, num_heads, **arguments)
 
 
 def own_arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
-    """Return {name: parameter} of the constructor arguments that only some attentions have."""
+    """Return {name: parameter} of the constructor arguments that are specific to this class.
+
+    The arguments that all attention classes have are left out.
+    """
     return {key: p for key, p in _arguments(cls).items() if key not in (*COMMON, "rel_pos")}
 
 
 def _arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
-    """Return {name: parameter} of a class's constructor and those it passes **kwargs to."""
+    """Return {name: parameter} of a class's constructor.
+
+    If the constructor passes **kwargs to a base class, the parameters of the base class's
+    constructor are included.
+    """
     arguments: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__[: cls.__mro__.index(Attention) + 1]:
         if "__init__" not in vars(base):
@@ -82,7 +92,10 @@ def _arguments(cls: type[Attention]) -> dict[str, inspect.Parameter]:
 
 
 def check_attention(name: str, cls: Any) -> None:
-    """Raise ValueError unless a class defines what `Attention` requires of a subclass."""
+    """Raise ValueError unless a class defines what `Attention` requires of a subclass.
+
+    name: what the message calls the attention.
+    """
     if not (isinstance(cls, type) and issubclass(cls, Attention)):
         raise ValueError(
             f"attention {name!r} must be a subclass of vil.layers.attention.Attention, got {cls!r}"
@@ -91,12 +104,12 @@ def check_attention(name: str, cls: Any) -> None:
     if missing := [key for key in needed if key not in _arguments(cls)]:
         hint = " (set has_relative_bias = False)" if missing == ["rel_pos"] else ""
         raise ValueError(
-            f"the constructor of attention {name!r} ({cls.__name__}) lacks "
+            f"the constructor of attention {name!r} ({cls.__name__}) lacks the arguments "
             f"{', '.join(missing)}{hint}"
         )
     for method in ("forward", "macs"):
         if getattr(cls, method) in (getattr(Attention, method), nn.Module.forward):
-            raise ValueError(f"attention {name!r} ({cls.__name__}) does not define {method}")
+            raise ValueError(f"attention {name!r} ({cls.__name__}) must define the method {method}")
 
 
 def check_entry(cls: Any, entry: Entry) -> None:

@@ -41,9 +41,10 @@ class FullAttention(Attention):
             register_relative_bias(self, self.table_size)
 
     def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """Apply attention to x (B, G+L, C), global tokens first. The output has the same shape.
+        """Apply attention to x (B, G+L, C): G global tokens, then the L local tokens of the grid.
 
-        With `valid_hw`, the bias table is resized to the unpadded size of each image.
+        valid_hw (B, 2): unpadded rows and columns of each image, to which the bias table is
+        resized. Returns x's shape.
         """
         x = self.hide_padding(x, valid_hw, grid)
         q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, G+L, D) each
@@ -52,7 +53,10 @@ class FullAttention(Attention):
         return self.proj_drop(self.proj(self.merge_heads(out)))
 
     def bias(self, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """Return the bias of all tokens, (1, N, G+L, G+L). With `valid_hw`, the first size is B."""
+        """Return the relative position bias of all pairs of query and key, (1, N, G+L, G+L).
+
+        With `valid_hw`, each of B images has another bias: (B, N, G+L, G+L).
+        """
         bias = self.local_bias(grid, valid_hw)
         if not self.num_global:
             return bias
@@ -64,7 +68,10 @@ class FullAttention(Attention):
         return torch.cat([left, right], dim=3)
 
     def local_bias(self, grid: Grid, valid_hw: Valid) -> Tensor:
-        """Return the bias of local tokens, (1, N, L, L). With `valid_hw`, the first size is B."""
+        """Return the relative position bias of pairs of local tokens, (1, N, L, L).
+
+        With `valid_hw`, each of B images has another bias: (B, N, L, L).
+        """
         table, size = self.local_relative_position_bias_table, table_size(grid)
         if valid_hw is not None:
             tables = resize_tables(table, self.table_size, size, 2 * valid_hw - 1, centered=True)
@@ -75,7 +82,7 @@ class FullAttention(Attention):
         return dense_bias(table, grid)[None]
 
     def set_grid(self, grid: Grid, rule: str = "linear") -> None:
-        """Resize the bias table to another grid. rule: a key of `pos_embed.RULES`."""
+        """Resize the bias table for another grid. rule: a key of `pos_embed.RULES`."""
         if self.rel_pos:
             table = self.local_relative_position_bias_table.detach()
             table = resize_table(table, self.table_size, table_size(grid), rule)
@@ -83,7 +90,7 @@ class FullAttention(Attention):
             self.table_size = table_size(grid)
 
     def table_shape(self, entries: int) -> Grid:
-        """Return (rows, columns) of the relative position table."""
+        """Return (rows, columns) of this module's relative position table."""
         return self.table_size
 
     @property
@@ -97,7 +104,7 @@ class FullAttention(Attention):
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """Return the weights of chosen tokens, see `Attention.attention_weights`."""
+        """Return the attention weights of chosen queries, see `Attention.attention_weights`."""
         q, k, _ = self.split_parts(self.qkv(x), 3)
         bias = self.bias(grid, valid_hw)[:, :, queries] if self.rel_pos else None
         mask = self.padding_mask(valid_hw, grid, torch.promote_types(q.dtype, torch.float32))
@@ -105,11 +112,11 @@ class FullAttention(Attention):
         return AttentionWeights(scores.softmax(-1), self.num_global, grid, grid)
 
     def macs(self, grid: Grid) -> int:
-        """Return the multiply-accumulates of projections, scores and values."""
+        """Count the multiply-accumulates for one image, in projections and in attention."""
         tokens = self.num_global + grid[0] * grid[1]
         return 4 * tokens * self.dim**2 + 2 * tokens**2 * self.dim
 
 
 def table_size(grid: Grid) -> Grid:
-    """Return (rows, columns) of the relative position table for a grid."""
+    """Return (rows, columns) of the relative position table for a grid (X, Y): (2X-1, 2Y-1)."""
     return 2 * grid[0] - 1, 2 * grid[1] - 1

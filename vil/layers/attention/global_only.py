@@ -16,7 +16,8 @@ from vil.layers.pos_embed import register_relative_bias
 class GlobalOnlyAttention(GlobalLocalAttention):
     """Attention of local tokens to the global tokens only, and of global tokens to all tokens.
 
-    As in the 2021 code, rel_pos adds a bias to global queries only. Raises ValueError if G is 0.
+    rel_pos: learn a bias for global queries only, as in the original Vision Longformer
+    code. Raises ValueError if num_global is 0.
     """
 
     unused_2021 = (TABLE,)
@@ -24,21 +25,30 @@ class GlobalOnlyAttention(GlobalLocalAttention):
     def __init__(self, dim: int, num_heads: int, **common) -> None:
         super().__init__(dim, num_heads, **common)
         if self.num_global < 1:
-            raise ValueError("global attention needs at least one global token")
+            raise ValueError(
+                "global attention needs at least one global token: set num_global (letter g of "
+                "ARCH) to 1 or more"
+            )
         if self.rel_pos:
             register_relative_bias(self, None)
 
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
-        """Return the output (B, N, L, D) of local queries q with k, v (B, N, G+L, D)."""
+        """Return the output (B, N, L, D) of local queries, which attend to global tokens only.
+
+        q (B, N, L, D). k, v (B, N, G+L, D): of all tokens.
+        """
         return self.sdpa(q, k[:, :, : self.num_global], v[:, :, : self.num_global])
 
     def local_weights(
         self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid
     ) -> Tensor:
-        """Return the weights (B, N, Q, T) of q (B, N, Q, D) over k; those of local keys are 0."""
+        """Return the attention weights (B, N, Q, T) of local queries q (B, N, Q, D).
+
+        The keys are all T tokens. Local keys have weight 0.
+        """
         weights = self.scores(q, k[:, :, : self.num_global]).softmax(-1)
         return F.pad(weights, (0, grid[0] * grid[1]))
 
     def local_macs(self, grid: Grid) -> int:
-        """Return the multiply-accumulates of local queries with the global tokens."""
+        """Count the multiply-accumulates of the attention of local queries to global tokens."""
         return 2 * grid[0] * grid[1] * self.num_global * self.dim

@@ -26,10 +26,10 @@ from vil.layers.pos_embed import (
 class LinformerAttention(Attention):
     """Attention of every token to f learned linear combinations of all tokens.
 
-    num_features: f, which may exceed T.
+    num_features: f, which may exceed the number of tokens.
     share_kv: if True, keys and values share the projection proj_k. If False, values use proj_v.
-    grid: the grid that determines T, and so the size (T, f) of the projections. The forward pass
-    interpolates them on another grid. Raises ValueError if grid is None.
+    grid: rows and columns of local tokens that determine the size of the projections. On another
+    grid, the forward pass interpolates the projections. Raises ValueError if grid is None.
     """
 
     shown = (*Attention.shown, "num_features", "share_kv", "grid")
@@ -55,9 +55,10 @@ class LinformerAttention(Attention):
         return ("proj_k",) if self.share_kv else ("proj_k", "proj_v")
 
     def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """Apply attention to x (B, G+L, C), global tokens first. The output has the same shape.
+        """Apply attention to x (B, G+L, C): G global tokens, then the L local tokens of the grid.
 
-        With `valid_hw`, the projections are resized to the unpadded size of each image.
+        valid_hw (B, 2): unpadded rows and columns of each image, to which the projections are
+        resized. Returns x's shape.
         """
         x = self.hide_padding(x, valid_hw, grid)
         q = self.split_heads(self.query(x))  # (B, N, T, D)
@@ -68,7 +69,10 @@ class LinformerAttention(Attention):
         return self.proj_drop(self.proj(self.merge_heads(self.sdpa(q, k, v))))
 
     def project(self, kv: Tensor, grid: Grid, valid_hw: Valid) -> tuple[Tensor, Tensor]:
-        """Project kv (B, T, 2C), zero in the padding, to (keys, values), (B, f, C) each."""
+        """Project kv (B, T, 2C) along the token axis to (keys, values), each (B, f, C).
+
+        kv: keys and values of T tokens, concatenated, and 0 for tokens in the padding.
+        """
         proj_k = self.fit(self.proj_k, grid, valid_hw).mT
         if self.share_kv:
             return (proj_k @ kv).chunk(2, dim=-1)
@@ -76,7 +80,10 @@ class LinformerAttention(Attention):
         return proj_k @ k, self.fit(self.proj_v, grid, valid_hw).mT @ v
 
     def fit(self, table: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """Return a projection resized to a grid: (T, f), or (B, T, f) with `valid_hw`."""
+        """Return a projection `table` resized to a grid with T tokens: (T, f).
+
+        With `valid_hw` (B, 2), it is resized to the unpadded size of each image: (B, T, f).
+        """
         if valid_hw is not None:
             return resize_projections(table, self.grid, grid, valid_hw, self.num_global)
         if same_size(grid, self.grid):
@@ -113,14 +120,14 @@ class LinformerAttention(Attention):
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """Raise ValueError: the keys are mixtures of tokens, so tokens have no weights."""
+        """Raise ValueError, because the keys are mixtures of tokens: no token has a weight."""
         raise ValueError(
             "linformer attention has no attention map: it attends to mixtures of all tokens, "
             "with weights of both signs"
         )
 
     def macs(self, grid: Grid) -> int:
-        """Return the multiply-accumulates of linear layers, projections, scores and values."""
+        """Count the multiply-accumulates for one image, in projections and in attention."""
         tokens = self.num_global + grid[0] * grid[1]
         return 4 * tokens * self.dim**2 + 4 * tokens * self.num_features * self.dim
 
@@ -128,10 +135,11 @@ class LinformerAttention(Attention):
 def resize_projection(
     table: Tensor, old: Grid, new: Grid, num_global: int, rule: str = "linear"
 ) -> Tensor:
-    """Resize a projection (G + X*Y, f) from grid `old` to grid `new`.
+    """Resize a projection of G global tokens and a grid of X x Y tokens, (G + X*Y, f).
 
-    The rows of global tokens do not change. Local rows are interpolated as an image, then scaled by
-    the old area / the new area, so that sums over tokens keep their magnitude.
+    The rows of global tokens do not change. The other rows are interpolated as an image from grid
+    `old` to grid `new`, then scaled by old area / new area, so that sums over tokens keep their
+    magnitude.
     """
     local = resize_table(table[num_global:], old, new, rule)
     scale = (old[0] * old[1]) / (new[0] * new[1])

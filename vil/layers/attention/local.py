@@ -1,4 +1,4 @@
-"""Base class of attention in which local tokens attend to some of the tokens around them.
+"""Base class of attention in which each local token attends to some of the local tokens.
 
 Shapes: B batch, N heads, D head dim, L local tokens, G global tokens, T = G+L, Q queries, K keys.
 """
@@ -16,10 +16,11 @@ from vil.utils.lookup import lookup
 
 
 class AttendedKeys(NamedTuple):
-    """The local keys that one query may attend to.
+    """The local tokens that one query may attend to.
 
-    keys (K,): indices of local tokens; a token may occur several times. entries (K,): indices into
-    the bias table. visible (N or 1, K) bool: whether each head attends to the key.
+    keys (K,): indices of local tokens; a token may occur several times. entries (K,): the index of
+    each key's bias in the relative position bias table. visible (N or 1, K) bool: whether the
+    query attends to the key, in each head or in all heads.
     """
 
     keys: Tensor
@@ -28,12 +29,12 @@ class AttendedKeys(NamedTuple):
 
 
 class LocalAttention(GlobalLocalAttention):
-    """Attention of local tokens to the global tokens and to a window or a layout.
+    """Attention of local tokens to the global tokens and to a window or pattern of local tokens.
 
     A subclass defines `window`, `attended` and `local_macs`. It registers the relative position
     bias if `rel_pos` is set.
 
-    backend: "auto", or a name of `vil.ops.BACKENDS`.
+    backend: the implementation of local attention, "auto" or a name of `vil.ops.BACKENDS`.
     """
 
     def __init__(self, dim: int, num_heads: int, *, backend: str = "auto", **common: Any) -> None:
@@ -43,15 +44,18 @@ class LocalAttention(GlobalLocalAttention):
         self.backend = backend
 
     def window(self, grid: Grid) -> Window | Layout:
-        """Return the window, or the layout, of this forward pass on a grid."""
+        """Return which keys queries attend to on a grid: a window, or the layout of a pattern."""
         raise NotImplementedError
 
     def attended(self, grid: Grid, query: int) -> AttendedKeys:
-        """Return the keys of a local token, given by its index."""
+        """Return the local tokens that the local token with index `query` attends to."""
         raise NotImplementedError
 
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
-        """Return the output (B, N, L, D) of local queries q with k, v (B, N, G+L, D)."""
+        """Return the attention output (B, N, L, D) of local queries q (B, N, L, D).
+
+        k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens.
+        """
         return self.attend(q, k, v, self.window(grid), self.bias(grid), valid_hw)
 
     def attend(
@@ -63,7 +67,10 @@ class LocalAttention(GlobalLocalAttention):
         bias: LocalBias | None,
         valid_hw: Valid,
     ) -> Tensor:
-        """Call `vil.ops.local_attention` with the settings of this module."""
+        """Call `vil.ops.local_attention` with the settings of this module.
+
+        q (B, N, L, D), k, v (B, N, G+L, D). Returns (B, N, L, D).
+        """
         return local_attention(
             q,
             k,
@@ -78,22 +85,22 @@ class LocalAttention(GlobalLocalAttention):
         )
 
     def bias(self, grid: Grid) -> LocalBias | None:
-        """Return the learned bias of local queries on a grid; None without rel_pos."""
+        """Return the learned bias of local queries on a grid; None if rel_pos is False."""
         if not self.rel_pos:
             return None
         to_global = self.g2l_relative_position_bias[1] if self.num_global else None
         return LocalBias(self.bias_table(grid).mT, to_global)
 
     def bias_table(self, grid: Grid) -> Tensor:
-        """Return the bias table (entries, N) for a grid."""
+        """Return the relative position bias table for a grid: (entries, N) for N heads."""
         return self.local_relative_position_bias_table
 
     def make_case(
         self, window: Window | Layout, *, training: bool, padded: bool = False, **call: Any
     ) -> Case:
-        """Return the `Case` of a local attention call.
+        """Return the `Case` that describes a local attention call, to select a backend for it.
 
-        padded: whether it has `valid_hw`. call: batch, dtype and device.
+        padded: whether the call passes `valid_hw`. call: batch, dtype and device of the call.
         """
         case = Case(
             window,
@@ -112,9 +119,9 @@ class LocalAttention(GlobalLocalAttention):
     def local_weights(
         self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid
     ) -> Tensor:
-        """Return the weights (B, N, Q, T) of local queries q (B, N, Q, D) over k (B, N, T, D).
+        """Return the attention weights (B, N, Q, T) of local queries over all T tokens.
 
-        queries (Q,): indices of the queries among the local tokens.
+        q (B, N, Q, D), k (B, N, T, D). queries (Q,): indices of the queries among local tokens.
         """
         return self.weights_under(self.bias(grid), q, k, grid, queries, valid_hw)
 
@@ -127,7 +134,10 @@ class LocalAttention(GlobalLocalAttention):
         queries: Tensor,
         valid_hw: Valid,
     ) -> Tensor:
-        """Return the weights of `local_weights` under a bias."""
+        """Return the attention weights (B, N, Q, T) of local queries, with a given bias.
+
+        The other arguments are those of `local_weights`.
+        """
         scores = self.scores(q, k)
         rows = [
             self._weights_of_query(scores[:, :, at], grid, query, bias, valid_hw)
@@ -138,9 +148,10 @@ class LocalAttention(GlobalLocalAttention):
     def _weights_of_query(
         self, scores: Tensor, grid: Grid, query: int, bias: LocalBias | None, valid_hw: Valid
     ) -> Tensor:
-        """Convert the scores (B, N, T) of one local token to weights (B, N, T).
+        """Convert the scores (B, N, T) of one local query to attention weights (B, N, T).
 
-        If a key occurs twice in the window, its weights are summed.
+        query: index of the query among local tokens. The weights of a key that occurs several times
+        are summed.
         """
         num_global, device = self.num_global, scores.device
         local, entries, visible = (x.to(device) for x in self.attended(grid, query))

@@ -27,14 +27,14 @@ from vil.utils.transforms import is_exporting
 class LongformerAttention(LocalAttention):
     """Attention of local tokens to a window and the global tokens, and of global tokens to all.
 
-    window: w, the chunk side.
-    sw_exact: 1 for keys at most w rows and columns away, 0 for whole chunks, -1 for whole chunks on
-    a cyclic grid; see `vil.ops.window.Mask`.
+    window: w, the chunk side in tokens.
+    sw_exact: the keys in the attended chunks. 1: those at most w rows and columns away. 0: all.
+    -1: all, on a grid that wraps around at its borders; see `vil.ops.window.Mask`.
     mode: the chunks that a query attends to. 0: the 3x3 chunks around the query. -1: only the chunk
-    that contains the query. Above 0: random shift. In training, it uses the query's chunk and one
-    neighbor, sampled at each step (see `set_progress`); in evaluation, all nine chunks.
+    that contains the query. Above 0: random shift, which is the query's chunk and one neighbor in
+    training, sampled at each step (see `set_progress`), and all nine chunks in evaluation.
     mode_switch: the fraction of epochs after which random shift ends.
-    backend: "auto", or a name of `vil.ops.BACKENDS`.
+    backend: the implementation of local attention, "auto" or a name of `vil.ops.BACKENDS`.
     rel_pos: learn a relative position bias, whose table does not depend on the grid.
     """
 
@@ -60,9 +60,10 @@ class LongformerAttention(LocalAttention):
             register_relative_bias(self, (4 * window - 1,) * 2)
 
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
-        """Return the output (B, N, L, D) of local queries q with k, v (B, N, G+L, D).
+        """Return the attention output (B, N, L, D) of local queries q (B, N, L, D).
 
-        Raises ValueError if random shift is exported in training mode.
+        k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens. Raises
+        ValueError if random shift is exported in training mode.
         """
         if self.mode > 0 and self.training and is_exporting():
             raise ValueError(
@@ -76,18 +77,24 @@ class LongformerAttention(LocalAttention):
     _attend_shifted = torch.compiler.disable(LocalAttention.attend_local)
 
     def window(self, grid: Grid, mode: int | None = None) -> Window:
-        """Return the window for a grid and a mode, by default `current_mode()`."""
+        """Return the window that queries attend to on a grid.
+
+        mode: -1, 0 or 1..8 as in `current_mode`, whose result is the default.
+        """
         mode = self.current_mode() if mode is None else mode
         return Window.from_mode(grid, self.window_size, self.sw_exact, mode)
 
     def case(self, grid: Grid, mode: int, *, training: bool, **call: Any) -> Case:
-        """Return the `Case` of a local attention call, see `make_case`. mode: see `window`."""
+        """Return the `Case` of a local attention call, see `make_case`.
+
+        mode: -1, 0 or 1..8 as in `current_mode`.
+        """
         return self.make_case(self.window(grid, mode), training=training, **call)
 
     def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
-        """Yield a case for each kind of call, see `Attention.backend_cases`.
+        """Yield a `Case` for each kind of local attention call, see `Attention.backend_cases`.
 
-        For random shift, one neighbor represents all eight.
+        For random shift, the case of one neighbor chunk represents those of all eight.
         """
         modes = (0, 1) if self.mode > 0 else (self.mode,)
         for mode in modes if training else ():
@@ -95,9 +102,11 @@ class LongformerAttention(LocalAttention):
         yield self.case(grid, min(self.mode, 0), training=False, **call)
 
     def current_mode(self) -> int:
-        """Return the mode of this forward pass: -1 or 0 (see the class), or 1..8 for one neighbor.
+        """Return which chunks a query attends to in this forward pass.
 
-        Raises RuntimeError in training with random shift if `set_progress` was not called.
+        -1: the query's chunk. 0: this chunk and its eight neighbors. 1..8: this chunk and the
+        neighbor of that number. Raises RuntimeError in training with random shift if `set_progress`
+        was not called.
         """
         if self.mode <= 0:
             return self.mode
@@ -125,10 +134,10 @@ class LongformerAttention(LocalAttention):
         first = math.ceil(self.mode_switch * progress.epochs)
         if not self.shift_ended(progress) or progress.step != first * progress.steps_per_epoch:
             return None
-        return f"random shift is over, all nine chunks from epoch {first}"
+        return f"random shift is over: from epoch {first}, queries attend to all nine chunks"
 
     def attended(self, grid: Grid, query: int) -> AttendedKeys:
-        """Return the keys of a local token, given by its index."""
+        """Return the local tokens that the local token with index `query` attends to."""
         local = attended_keys(self.window(grid), *divmod(query, grid[1]))
         row, col, entries = torch.tensor(local).reshape(-1, 3).unbind(1)
         visible = torch.ones(1, len(local), dtype=torch.bool)
@@ -136,13 +145,13 @@ class LongformerAttention(LocalAttention):
 
     @property
     def min_export_side(self) -> int:
-        """Smallest grid side with more than one chunk."""
+        """Smallest grid side, in tokens, with more than one chunk."""
         return self.window_size + 1
 
     def local_macs(self, grid: Grid) -> int:
-        """Return the multiply-accumulates of scores and values in evaluation.
+        """Count the multiply-accumulates of the attention of local queries in evaluation.
 
-        Masked keys of the chunks are included, as in published numbers.
+        All keys of the attended chunks are counted, also masked ones, as in published numbers.
         """
         keys = len(mode_offsets(min(self.mode, 0))) * self.window_size**2 + self.num_global
         return 2 * grid[0] * grid[1] * keys * self.dim

@@ -30,17 +30,17 @@ class PatternAttention(LocalAttention):
     """Attention of local tokens to a pattern and the global tokens, and of global tokens to all.
 
     pattern: a `vil.ops.patterns.Pattern`, or its text, such as "axial | local:5".
-    chunk: side of the chunks in which the pattern is computed. It changes the speed, not the
-    result.
+    chunk: side, in tokens, of the chunks in which the pattern is computed. It affects the speed,
+    not the result.
     max_reach: the largest displacement, in rows and in columns, in the bias table; pairs farther
-    apart share the outermost entries. 0: the largest displacement of the pattern, or of the grid if
-    the pattern has none.
-    backend: "auto", or a name of `vil.ops.BACKENDS`.
+    apart share the outermost entries. 0: the largest displacement of the pattern, or that of the
+    grid if the pattern's displacements grow with the grid.
+    backend: the implementation of local attention, "auto" or a name of `vil.ops.BACKENDS`.
     rel_pos: learn a relative position bias. For a pattern whose displacements grow with the grid,
     and max_reach 0, the table is sized for `grid` and is interpolated on another grid.
 
-    Raises ValueError for a text that does not parse, for a pattern of another number of heads or
-    that is not defined on `grid`, and if the table needs `grid` and it is None.
+    Raises ValueError if the text does not parse, if the pattern has masks for another number of
+    heads or is not defined on `grid`, or if `grid` is None although the table is sized for it.
     """
 
     def __init__(
@@ -78,18 +78,21 @@ class PatternAttention(LocalAttention):
 
     @property
     def is_sized(self) -> bool:
-        """Whether the bias table has the size of a grid."""
+        """Whether the size of the bias table depends on a grid."""
         return self.max_reach is None and self.pattern.reach is None
 
     def window(self, grid: Grid) -> Layout:
-        """Return the layout of the pattern on a grid. Raises ValueError if it has none."""
+        """Return which keys queries attend to on a grid, as the layout of the pattern.
+
+        Raises ValueError if the pattern is not defined on this grid.
+        """
         return Layout(grid, self.chunk, self.pattern, self.max_reach)
 
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
-        """Return the output (B, N, L, D) of local queries q with k, v (B, N, G+L, D).
+        """Return the attention output (B, N, L, D) of local queries q (B, N, L, D).
 
-        With `valid_hw`, a table that is sized for a grid is resized to the unpadded size of each
-        image.
+        k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens. With
+        `valid_hw`, a bias table sized for a grid is resized to the unpadded size of each image.
         """
         biases = self._biases_by_image(grid, valid_hw)
         if not biases:
@@ -101,7 +104,7 @@ class PatternAttention(LocalAttention):
     def local_weights(
         self, q: Tensor, k: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid
     ) -> Tensor:
-        """Return the weights of chosen local tokens, see `LocalAttention.local_weights`."""
+        """Return the attention weights of local queries, see `LocalAttention.local_weights`."""
         biases = self._biases_by_image(grid, valid_hw)
         if not biases:
             return super().local_weights(q, k, grid, queries, valid_hw)
@@ -111,7 +114,10 @@ class PatternAttention(LocalAttention):
         )
 
     def _biases_by_image(self, grid: Grid, valid_hw: Valid) -> list[LocalBias]:
-        """Return the bias of each image; an empty list if all images have that of `bias`."""
+        """Return the bias of each image, or an empty list if all images have the same bias.
+
+        Biases differ if the bias table is sized for a grid and images are padded.
+        """
         if valid_hw is None or not (self.rel_pos and self.is_sized):
             return []
         sizes = (self.table_size, self._table_size(grid), 2 * valid_hw - 1)
@@ -119,7 +125,7 @@ class PatternAttention(LocalAttention):
         return [self.bias(grid)._replace(table=table.mT) for table in tables]
 
     def bias_table(self, grid: Grid) -> Tensor:
-        """Return the bias table (entries, N), resized to the grid if it is sized for another."""
+        """Return the bias table (entries, N), resized if it is sized for another grid."""
         table, size = self.local_relative_position_bias_table, self._table_size(grid)
         if not self.is_sized or same_size(size, self.table_size):
             return table
@@ -131,14 +137,17 @@ class PatternAttention(LocalAttention):
         return 2 * rows + 1, 2 * cols + 1
 
     def set_grid(self, grid: Grid, rule: str = "linear") -> None:
-        """Resize a bias table that is sized for a grid. rule: a key of `pos_embed.RULES`."""
+        """Resize the bias table for another grid, if its size depends on a grid.
+
+        rule: the interpolation, a key of `pos_embed.RULES`.
+        """
         if self.rel_pos and self.is_sized:
             table, size = self.local_relative_position_bias_table.detach(), self._table_size(grid)
             replace_parameter(self, TABLE, resize_table(table, self.table_size, size, rule))
             self.table_size = size
 
     def table_shape(self, entries: int) -> Grid:
-        """Return (rows, columns) of the relative position table."""
+        """Return (rows, columns) of this module's relative position table."""
         return self.table_size
 
     @property
@@ -150,17 +159,23 @@ class PatternAttention(LocalAttention):
         return (rows + 1) // 2, (cols + 1) // 2
 
     def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
-        """Yield a case for each kind of call, see `Attention.backend_cases`."""
+        """Yield a `Case` for each kind of local attention call, see `Attention.backend_cases`."""
         for needs_grad in (True, False) if training else (False,):
             yield self.make_case(self.window(grid), training=needs_grad, **call)
 
     def attended(self, grid: Grid, query: int) -> AttendedKeys:
-        """Return the keys of a local token: all tokens, with those that the pattern shows."""
+        """Return all L local tokens as keys of the local query with index `query`.
+
+        The pattern determines which of them are visible.
+        """
         entries, visible = keys_of_pattern(self.window(grid), *divmod(query, grid[1]))
         return AttendedKeys(torch.arange(len(entries)), entries, visible)
 
     def local_macs(self, grid: Grid) -> int:
-        """Return the multiply-accumulates of scores and values, for visible pairs only."""
+        """Count the multiply-accumulates of the attention of local queries.
+
+        Only pairs of query and key that the pattern contains are counted.
+        """
         layout = self.window(grid)
         pairs = layout.count_pairs() // layout.heads + grid[0] * grid[1] * self.num_global
         return 2 * pairs * self.dim

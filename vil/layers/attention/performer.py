@@ -24,12 +24,13 @@ EPS = 1e-4  # added to each feature, so that every token has a positive weight
 
 
 class PerformerAttention(Attention):
-    """Attention of every token to all tokens, at a cost linear in T.
+    """Approximate softmax attention of every token to all tokens, at a cost linear in their number.
 
-    num_features: f.
+    num_features: number of random features that represent a query or a key.
     batch_max: where to take the maximum that stabilizes the exponentials of keys. True: over the
-    batch, as in the 2021 reference. The output for an image then depends on the rest of the batch.
-    False: over the image. "auto": False, or True once weights of the 2021 reference are loaded.
+    batch, as in the original Vision Longformer code. The output for an image then depends on the
+    rest of the batch. False: over the image. "auto": False, or True once weights of the original
+    code are loaded.
 
     The features are redrawn during training, see `set_progress`. attn_drop has no effect, because
     the attention weights are never computed.
@@ -56,7 +57,10 @@ class PerformerAttention(Attention):
         self.last_redraw: tuple[int, int, int] | None = None  # seed, index and step
 
     def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """Apply attention to x (B, G+L, C), global tokens first. The output has the same shape."""
+        """Apply attention to x (B, G+L, C): G global tokens, then the L local tokens of the grid.
+
+        valid_hw (B, 2): unpadded rows and columns of each image. Returns x's shape.
+        """
         x = self.hide_padding(x, valid_hw, grid)
         q, k, v = self.split_parts(self.qkv(x), 3)  # (B, N, T, D) each
         real = self.real_tokens(valid_hw, grid)
@@ -82,7 +86,10 @@ class PerformerAttention(Attention):
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """Return the approximate weights of chosen tokens, see `Attention.attention_weights`."""
+        """Return the attention weights of chosen queries, computed from their random features.
+
+        See `Attention.attention_weights`.
+        """
         q, k, _ = self.split_parts(self.qkv(x), 3)
         kernel = self.fast_attention
         real = self.real_tokens(valid_hw, grid)
@@ -99,7 +106,7 @@ class PerformerAttention(Attention):
         return {"batch_max": True}
 
     def macs(self, grid: Grid) -> int:
-        """Return the multiply-accumulates of linear layers, features and attention."""
+        """Count the multiply-accumulates for one image: projections, features and attention."""
         tokens = self.num_global + grid[0] * grid[1]
         features = tokens * self.fast_attention.num_features
         return 4 * tokens * self.dim**2 + features * (4 * self.dim + self.num_heads)
@@ -119,16 +126,16 @@ class RandomFeatureAttention(nn.Module):
         self.redraw()
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Sample a new projection matrix. generator: torch's global generator by default."""
+        """Sample a new projection matrix. generator: on the CPU; None for torch's global one."""
         with torch.no_grad():
             draw = orthogonal_gaussian(*self.projection_matrix.shape, generator)
             self.projection_matrix.copy_(draw.to(self.projection_matrix.dtype))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None) -> Tensor:
-        """Return the attention output (B, N, T, D) of q to k, v, all (B, N, T, D).
+        """Return the attention output (B, N, T, D) of q with k, v, all (B, N, T, D).
 
-        real (B, T) bool: keys that are not padding. Computes in float32 (float64 for float64), even
-        under autocast, because the features span the range of an exponential.
+        real (B, T) bool: True for keys that are not padding. Computes in float32 (float64 for
+        float64), even under autocast, because the features span the range of an exponential.
         """
         dtype = torch.promote_types(q.dtype, torch.float32)
         with autocast_off(q.device.type):
@@ -154,10 +161,10 @@ class RandomFeatureAttention(nn.Module):
         return features if padding is None else features.masked_fill(padding, 0.0)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Scale x (B, N, T, D) by D^-1/4. Returns (x @ projection^T, |x|^2 / 2) of the scaled x.
+        """Scale x (B, N, T, D) by D^-1/4, and return (x @ projection^T, |x|^2 / 2) of scaled x.
 
-        Their shapes are (B, N, T, f) and (B, N, T, 1). The paper's factor f^-1/2 is omitted,
-        because normalization cancels it.
+        The shapes are (B, N, T, f) and (B, N, T, 1). The paper's factor f^-1/2 is omitted, because
+        the normalization of attention cancels it.
         """
         x = x * x.shape[-1] ** -0.25
         return x @ self.projection_matrix.to(x.dtype).mT, x.square().sum(-1, keepdim=True) / 2

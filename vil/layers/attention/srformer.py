@@ -27,8 +27,8 @@ class SRAttention(Attention):
 
     ratio: r.
     ragged: how to treat incomplete cells at the bottom and right. "pad" zero-pads them. "drop"
-    drops their tokens, as in the 2021 reference. "auto" is "pad", or "drop" once weights of the
-    2021 reference are loaded. A map smaller than one cell is always padded.
+    drops their tokens, as in the original Vision Longformer code. "auto" is "pad", or "drop" once
+    weights of the original code are loaded. A map smaller than one cell is always padded.
 
     The instance norm is skipped if there is only one cell, because it would return zero.
     """
@@ -50,7 +50,10 @@ class SRAttention(Attention):
         self.proj_sr = nn.Conv2d(dim, dim, ratio, ratio, bias=False)
 
     def forward(self, x: Tensor, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """Apply attention to x (B, G+L, C), global tokens first. The output has the same shape."""
+        """Apply attention to x (B, G+L, C): G global tokens, then the L local tokens of the grid.
+
+        valid_hw (B, 2): unpadded rows and columns of each image. Returns x's shape.
+        """
         x = self.hide_padding(x, valid_hw, grid)
         q = self.split_heads(self.query(x))  # (B, N, T, D)
         k, v, mask = self.keys_and_values(x, grid, valid_hw)
@@ -59,15 +62,19 @@ class SRAttention(Attention):
     def keys_and_values(
         self, x: Tensor, grid: Grid, valid_hw: Valid
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return (k, v, mask): k, v (B, N, G+R, D), mask as in `reduce`."""
+        """Return (k, v, mask) of the G global tokens and the R cells of x (B, G+L, C).
+
+        k, v are (B, N, G+R, D). mask: see `reduce`.
+        """
         reduced, mask = self.reduce(x[:, self.num_global :], grid, valid_hw)
         kv = self.kv(torch.cat([x[:, : self.num_global], reduced.to(x.dtype)], dim=1))
         return *self.split_parts(kv, 2), mask
 
     def reduce(self, x: Tensor, grid: Grid, valid_hw: Valid) -> tuple[Tensor, Tensor | None]:
-        """Return (x (B, L, C) downsampled to (B, R, C), mask).
+        """Downsample local tokens x (B, L, C) to R cells, and return ((B, R, C), mask).
 
-        mask (B, 1, 1, G+R): -inf for cells that are all padding, else 0; None without `valid_hw`.
+        mask (B, 1, 1, G+R): -inf for cells that are entirely padding, 0 for other keys; None if
+        `valid_hw` is None.
         """
         if valid_hw is not None:
             x = x.masked_fill(~real_cells(valid_hw, grid).flatten(1)[..., None], 0.0)
@@ -86,7 +93,7 @@ class SRAttention(Attention):
         return spatial_norm(reduced, real), mask
 
     def cells(self, grid: Grid) -> Grid:
-        """Return (rows, columns) of the reduced map."""
+        """Return the numbers of (rows, columns) of cells to which a grid is downsampled."""
         if self.ragged == "drop":
             return max(grid[0] // self.ratio, 1), max(grid[1] // self.ratio, 1)
         # positive operands only: ONNX rounds negative quotients toward zero
@@ -96,7 +103,7 @@ class SRAttention(Attention):
     def attention_weights(
         self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid = None
     ) -> AttentionWeights:
-        """Return the weights of chosen tokens, see `Attention.attention_weights`.
+        """Return the attention weights of chosen queries, see `Attention.attention_weights`.
 
         Each key after the global tokens is a cell of `ratio` x `ratio` tokens.
         """
@@ -107,7 +114,7 @@ class SRAttention(Attention):
 
     @property
     def min_export_side(self) -> int:
-        """Smallest grid side with two complete cells."""
+        """Smallest grid side, in tokens, with two complete cells."""
         return 2 * self.ratio
 
     def use_2021_rule(self) -> dict[str, Any]:
@@ -117,7 +124,7 @@ class SRAttention(Attention):
         return {"ragged": "drop"}
 
     def macs(self, grid: Grid) -> int:
-        """Return the multiply-accumulates of linear layers, convolution, scores and values."""
+        """Count the multiply-accumulates for one image: projections, convolution, attention."""
         rows, cols = self.cells(grid)
         tokens, reduced = self.num_global + grid[0] * grid[1], rows * cols
         keys = self.num_global + reduced
@@ -126,9 +133,10 @@ class SRAttention(Attention):
 
 
 def spatial_norm(x: Tensor, real: Tensor) -> Tensor:
-    """Normalize x (B, R, C) over its positions, per image and channel, in at least float32.
+    """Normalize x (B, R, C) over its R cells, per image and channel, in at least float32.
 
-    real (B or 1, R, 1) bool: positions to include. An image with only one is not normalized.
+    real (B or 1, R, 1) bool: cells whose mean and variance are used. An image with only one such
+    cell is not normalized.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     count = real.sum(1, keepdim=True)

@@ -39,8 +39,9 @@ def register_loss(
     """Register a loss as the choice `name` of the config key LOSS.LOSS.
 
     loss: a function loss(logits (B, K), targets, smoothing, **own) -> scalar, or its path
-    "module:attribute". Targets are classes (B,) int64 or soft targets (B, K) float. keys:
-    {argument: config key} for the additional arguments `own`.
+    "module:attribute". Targets are classes (B,) int64 or soft targets (B, K) float.
+    keys: {argument: config key that sets it}, for additional arguments of the function.
+    about: a one-line description.
 
     Raises ValueError if the name is taken, or if the loss does not return a differentiable scalar
     in a test call with two images. A loss given as a path is not tested.

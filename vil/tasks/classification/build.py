@@ -131,7 +131,7 @@ def _build_mix(cfg: CfgNode) -> Mix | None:
 
 @as_config_error
 def build_train_transform(cfg: CfgNode) -> Callable:
-    """Build the training transform, from a PIL image to an augmented tensor (3, S, S)."""
+    """Build the transform of training images, from PIL images to augmented tensors (3, S, S)."""
     aug = cfg.AUG
     if aug.TIMM_AUG.USE_TRANSFORM:
         names = ("HFLIP", "VFLIP", "COLOR_JITTER", "RE_PROB", "RE_MODE", "RE_COUNT")
@@ -146,12 +146,12 @@ def build_train_transform(cfg: CfgNode) -> Callable:
 
 @as_config_error
 def build_eval_transform(cfg: CfgNode) -> Callable[[Any], Tensor]:
-    """Build the evaluation transform, from a PIL image to a tensor (3, S, S)."""
+    """Build the transform of evaluation images, from PIL images to tensors (3, S, S)."""
     return eval_transform(cfg.INPUT.IMAGE_SIZE, **transform_settings(cfg))
 
 
 def transform_settings(cfg: CfgNode) -> dict[str, Any]:
-    """Return mean, std, crop_pct and interpolation from a config, with timm's argument names."""
+    """Return the config's mean, std, crop_pct and interpolation, by timm's argument names."""
     return dict(
         mean=list(cfg.INPUT.MEAN),
         std=list(cfg.INPUT.STD),

@@ -48,10 +48,11 @@ def focal(
     gamma: float = 0.5,
     normalize: bool = True,
 ) -> Tensor:
-    """Compute the focal loss: bce weighted by (1 - p_t)^gamma (arXiv:1708.02002, section 3).
+    """Compute the focal loss (arXiv:1708.02002, section 3).
 
+    It is the binary cross entropy of each image and class, weighted by (1 - p_t)^gamma, where
     p_t = t p + (1 - t)(1 - p) for probability p and target t, which may be soft. alpha weights only
-    the positive term. A weight a in the paper is alpha = a / (1 - a) here, except for a constant
+    the positive term. The paper's weight a corresponds to alpha = a / (1 - a), up to a constant
     factor of the loss.
     normalize: sum over classes and average over images, instead of averaging over images and
     classes.
@@ -71,7 +72,10 @@ def focal(
 
 
 def build_loss(name: str, **own: Any) -> LossFunction:
-    """Return the loss `name` with arguments `own`. Raises ValueError for an unknown name."""
+    """Return the registered loss function `name`, with the additional arguments `own` bound to it.
+
+    Raises ValueError for an unknown name.
+    """
     if name in NOT_SINGLE_LABEL:
         names = ", ".join(LOSSES)
         raise ValueError(f"{name} is not a loss of single-label classification (choices: {names})")
@@ -80,7 +84,10 @@ def build_loss(name: str, **own: Any) -> LossFunction:
 
 
 def check_loss(loss: Any, entry: Entry) -> None:
-    """Raise ValueError unless the loss returns a differentiable scalar for two images."""
+    """Raise ValueError unless the loss returns a differentiable scalar in two test calls.
+
+    The calls have two images and three classes, with class targets and with soft targets.
+    """
     own = {a: key.default for a, key in entry.keys.items() if isinstance(key, Key)}
     logits = torch.zeros(2, 3, requires_grad=True)
     for targets in (torch.tensor([0, 2]), torch.full((2, 3), 1 / 3)):
@@ -89,17 +96,27 @@ def check_loss(loss: Any, entry: Entry) -> None:
             shape = tuple(value.shape)
             torch.autograd.grad(value.sum(), logits)
         except Exception as error:
-            raise ValueError(f"loss {entry.name!r} fails on two images: {error}") from error
+            raise ValueError(
+                f"loss {entry.name!r} fails in a test call with two images and targets of shape "
+                f"{tuple(targets.shape)}: {error}"
+            ) from error
         if shape:
-            raise ValueError(f"loss {entry.name!r} must return a scalar, not a tensor {shape}")
+            raise ValueError(
+                f"loss {entry.name!r} must return a scalar, not a tensor of shape {shape}"
+            )
 
 
 def widen(logits: Tensor) -> Tensor:
+    """Convert logits to float32, unless they are float64."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def soften(targets: Tensor, logits: Tensor, smoothing: float) -> Tensor:
-    """Convert targets to soft targets (B, K), float32 or higher; smooth only class targets."""
+    """Convert targets to soft targets (B, K) of float32 or higher.
+
+    Class targets (B,) are smoothed; soft targets (B, K) only get the dtype. K and the dtype are
+    taken from the logits (B, K).
+    """
     dtype, classes = widen(logits).dtype, logits.shape[-1]
     if targets.is_floating_point():
         return targets.to(dtype)

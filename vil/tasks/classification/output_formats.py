@@ -41,7 +41,10 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
 
 
 def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
-    """Convert a prediction to {file, classes: [{class, index, probability}][, error]}."""
+    """Convert a prediction to {file, classes: [{class, index, probability}], error}.
+
+    `error` is left out unless the image could not be read. names: class names by index.
+    """
     classes = [
         {"class": names[index], "index": index, "probability": probability}
         for index, probability in prediction.classes

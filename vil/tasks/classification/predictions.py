@@ -29,7 +29,7 @@ class Predictions(NamedTuple):
     has_loss: np.ndarray  # bool, see `score_by_mapping`
 
     def metrics(self) -> dict[str, float]:
-        """Return {loss, top1, top5, count} like `ClassificationTask.measure`."""
+        """Return {loss, top1, top5, count}, as defined in `ClassificationTask.measure`."""
         losses = self.loss[self.has_loss]
         return {
             "loss": float(losses.mean(dtype=np.float64)) if len(losses) else np.nan,
@@ -39,7 +39,7 @@ class Predictions(NamedTuple):
         }
 
     def per_class(self, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (correct, count), (C,) each: correct predictions and images of each class."""
+        """Return the numbers of correct predictions and of images of each class, (C,) each."""
         targets = self.targets, self.targets[self.correct]
         count, correct = (np.bincount(x, minlength=num_classes) for x in targets)
         return correct, count
@@ -50,16 +50,19 @@ class Predictions(NamedTuple):
         return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
 
     def mistakes(self, most: int) -> list[tuple[int, int, int]]:
-        """List the most frequent errors as (true class, predicted class, number of images)."""
+        """Return the `most` most frequent errors, most frequent first.
+
+        An error is (true class, predicted class, number of images).
+        """
         wrong = np.stack([self.targets[~self.correct], self.predicted[~self.correct]], axis=1)
         pairs, counts = np.unique(wrong, axis=0, return_counts=True)
         order = np.argsort(-counts, kind="stable")[:most]
         return [(*map(int, pairs[n]), int(counts[n])) for n in order]
 
     def extremes(self, most: int = SHOWN) -> dict[str, np.ndarray]:
-        """Select the images to show, as {title of a group: indices into the arrays}.
+        """Select groups of images to show, and return {group title: indices into the arrays}.
 
-        A group has up to `most` images. No image is in two groups.
+        A group has at most `most` images. No image is in two groups.
         """
 
         def first(candidates: np.ndarray, key: np.ndarray) -> np.ndarray:
@@ -97,5 +100,5 @@ def collect_predictions(task: ClassificationTask, model: nn.Module, name: str) -
             )  # fmt: skip
             parts.append([field.cpu().numpy() for field in fields])
     if not parts:
-        raise DataError("a test set without a readable image cannot be evaluated")
+        raise DataError(f"the test set {name} has no readable image, so it cannot be evaluated")
     return Predictions(*map(np.concatenate, zip(*parts)))

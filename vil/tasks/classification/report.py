@@ -21,7 +21,7 @@ Thumbnails = dict[int, tuple[str, bytes | None]]  # {index into the predictions:
 
 
 class Evaluated(NamedTuple):
-    """A model's predictions on a test set, with the names and thumbnails to show them."""
+    """A model's predictions on a test set, with class names and thumbnails for the report."""
 
     test_set: str
     predictions: Predictions
@@ -36,7 +36,7 @@ def report_test_set(
 ) -> TaskReport:
     """Evaluate a model on the first test set, and return cards and sections for the run report.
 
-    class_names: the model's classes. checkpoint: description of the checkpoint.
+    class_names: the model's classes. checkpoint: description of the checkpoint, for a card.
     """
     test_set, loader = next(iter(task.test_sets.items()))
     predictions = collect_predictions(task, model, test_set)
@@ -45,19 +45,20 @@ def report_test_set(
     thumbnails = make_thumbnails(loader.dataset, predictions)
     evaluated = Evaluated(test_set, predictions, classes, predicted_names, same, thumbnails)
     metrics = predictions.metrics()
-    remark = f"of the same, on {test_set}, {metrics['count']:,} images"
+    remark = f"of the same checkpoint, on {test_set}, {metrics['count']:,} images"
     cards = [
         ("Top-1, evaluated for this page", f"{metrics['top1']:.2f}%", checkpoint),
         ("Top-5", f"{metrics['top5']:.2f}%", remark),
-        ("Loss", f"{metrics['loss']:.4f}", "cross entropy, of the same"),
+        ("Loss", f"{metrics['loss']:.4f}", "cross entropy of the same checkpoint"),
     ]
     return TaskReport(cards, sections_of(evaluated))
 
 
 def make_thumbnails(dataset: ImageDataset, predictions: Predictions) -> Thumbnails:
-    """Return thumbnails of the images that `Predictions.extremes` selects.
+    """Read the images that `Predictions.extremes` selects, and return their thumbnails.
 
-    The images are read from the dataset. The JPEG is None if an image can no longer be read.
+    They are {index into the predictions: (file, JPEG)}. The JPEG is None if the image can no longer
+    be read.
     """
     thumbnails = {}
     for i in np.concatenate(list(predictions.extremes().values())).tolist():
@@ -71,7 +72,7 @@ def make_thumbnails(dataset: ImageDataset, predictions: Predictions) -> Thumbnai
 
 
 def thumbnail(image: Image.Image) -> bytes:
-    """Return a JPEG of an RGB image, reduced to at most SIDE pixels per side."""
+    """Encode an RGB image as JPEG, reduced to at most SIDE pixels per side."""
     small, stream = image.copy(), io.BytesIO()
     small.thumbnail((SIDE, SIDE))
     small.save(stream, "JPEG", quality=85)
@@ -79,11 +80,11 @@ def thumbnail(image: Image.Image) -> bytes:
 
 
 def sections_of(evaluated: Evaluated) -> list[Html]:
-    """Render accuracy per class, confusions and images with the template report.html.j2.
+    """Render accuracy per class, confusions and images as HTML with the template report.html.j2.
 
     The table of accuracies lists the classes that have images, lowest accuracy first. With more
-    than MOST_CLASSES classes, it lists only the worst and the best ones. The full confusion matrix
-    is shown for up to FULL_MATRIX classes, if test set and model have the same classes.
+    than MOST_CLASSES classes, only the worst and the best ones are listed. The full confusion
+    matrix is shown for up to FULL_MATRIX classes, if test set and model have the same classes.
     """
     test_set, predictions, classes = evaluated.test_set, evaluated.predictions, evaluated.classes
     correct, count = predictions.per_class(len(classes))

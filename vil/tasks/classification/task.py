@@ -37,13 +37,13 @@ class Scores(NamedTuple):
 
 
 class ClassificationTask(Task):
-    """Task for classifiers of images with one class each.
+    """Task for models that assign one class to each image.
 
     loss: a loss of losses.py. mix: function that applies mixup to a training batch and returns a
     batch with soft targets. per_class: also count correct predictions per class in evaluation.
-    class_mapping: {test set: bool (K, C)}, see `score_by_mapping`. transform: function that
-    converts a PIL image to a tensor (3, H, W) for inference. top: number of classes per prediction;
-    None for all.
+    class_mapping: {name of a test set: bool (K, C)}, which of the K model classes and C test
+    classes mean the same, see `score_by_mapping`. transform: function that converts a PIL image to
+    a tensor (3, H, W) for inference. top: number of classes per prediction; None for all.
     """
 
     metric = Metric("top1", label="top-1", unit="%")
@@ -70,9 +70,10 @@ class ClassificationTask(Task):
         self.set_class_mapping(class_mapping or {})
 
     def set_class_mapping(self, class_mapping: Mapping[str, Tensor]) -> None:
-        """Set the class mappings {test set: bool (K, C)}, see `score_by_mapping`.
+        """Set the mappings between the K model classes and the C classes of test sets.
 
-        Raises ValueError for an unknown test set, a wrong shape, or a mapping without any True.
+        class_mapping: {name of a test set: bool (K, C)}, see `score_by_mapping`. Raises ValueError
+        for an unknown test set, a wrong shape, or a mapping without any True.
         """
         self.class_mapping = {name: m.to(self.device) for name, m in class_mapping.items()}
         for name, mapping in self.class_mapping.items():
@@ -100,7 +101,9 @@ class ClassificationTask(Task):
         return Loss(loss, metrics={"top1": 100 * correct.float().mean()})
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
-        """Return {loss, top1, top5, count} of a test set, with accuracies in percent.
+        """Return {loss, top1, top5, count} of the test set `name`.
+
+        top1 and top5 are accuracies in percent, and count is the number of images.
 
         If `per_class` is set, also returns per_class: {right, count}, the numbers of correct
         predictions and of images for each class. The loss is the cross entropy without mixup or
@@ -129,7 +132,7 @@ class ClassificationTask(Task):
                 table[1].index_add_(0, batch.targets, hits[0])
         images, top1, top5, with_loss = all_reduce_sum(counts).tolist()
         if images == 0:
-            raise DataError("a test set without a readable image cannot be evaluated")
+            raise DataError(f"the test set {name} has no readable image, so it cannot be evaluated")
         metrics: dict[str, Any] = {
             "loss": all_reduce_sum(loss_sum).item() / with_loss if with_loss else math.nan,
             "top1": 100 * top1 / images,
@@ -142,7 +145,10 @@ class ClassificationTask(Task):
         return metrics
 
     def score(self, name: str, logits: Tensor, targets: Tensor) -> Scores:
-        """Score logits (B, K) against targets (B,), using the test set's class mapping, if any."""
+        """Score logits (B, K) against targets (B,) of the test set `name`.
+
+        If the test set has a class mapping, it relates the targets to the K model classes.
+        """
         mapping = self.class_mapping.get(name)
         if mapping is None:
             return score_by_class(logits, targets)
@@ -159,14 +165,14 @@ class ClassificationTask(Task):
         return self.transform(image)
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-        """Return class probabilities (B, K) float32, on the CPU."""
+        """Return class probabilities (B, K) float32, on the CPU, for B tensors (3, H, W)."""
         placement = dict(device=self.device, memory_format=self.memory_format)
         with autocast(self.device, self.amp_dtype):
             logits = model(torch.stack(list(inputs)).to(**placement, non_blocking=True))
         return logits.float().softmax(dim=-1).cpu()
 
     def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:
-        """Return the `top` most probable classes of each image."""
+        """Convert class probabilities (B, K) to the `top` most probable classes of each image."""
         # stable: equal probabilities keep the order of classes on every device
         ranked = output.sort(descending=True, stable=True)
         columns = ranked.indices[:, : self.top].tolist(), ranked.values[:, : self.top].tolist()
@@ -189,20 +195,20 @@ class ClassificationTask(Task):
 
 
 def score_by_class(logits: Tensor, targets: Tensor) -> Scores:
-    """Score a test set that has the model's classes. logits (B, K), targets (B,)."""
+    """Score logits (B, K) against targets (B,) that are indices of the model's K classes."""
     hits = top_five(logits) == targets[:, None]
     losses = F.cross_entropy(logits, targets, reduction="none")
     return Scores(losses, hits[:, 0], hits.any(dim=-1), torch.ones_like(targets, dtype=torch.bool))
 
 
 def score_by_mapping(logits: Tensor, targets: Tensor, class_mapping: Tensor) -> Scores:
-    """Score a test set whose classes differ from the model's.
+    """Score logits (B, K) against targets (B,) of a test set with C classes of its own.
 
     class_mapping (K, C) bool: True where a class of the model means the same as a class of the
     test set. Model classes without any True are ignored: the softmax is over the other classes.
     A prediction is correct if the predicted class is mapped to the image's class. The loss is
     -log p, where p is the total probability of the model classes mapped to the image's class.
-    If no model class is mapped to that class, the image counts as wrong and has no loss.
+    If no model class is mapped to the image's class, the image counts as wrong and has no loss.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits = logits.masked_fill(~class_mapping.any(dim=1), -torch.inf)

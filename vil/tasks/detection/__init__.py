@@ -51,11 +51,12 @@ ENTRY = dict(
     lacks={
         "convert": "only classifiers are converted; set MODEL.MODEL_PATH to a detector's file",
         "export": "only classifiers are exported",
-        "report": "the report of a detector only shows what training logged; vil evaluate has more",
-        "cost of one image": "A {cfg.DETECTION.MODEL} on {cfg.MODEL.VIT.MSVIT.ARCH}; what it costs "
+        "report": "the report of a detector shows only the metrics that training logged; for more, "
+        "use vil evaluate",
+        "cost of one image": "A {cfg.DETECTION.MODEL} on {cfg.MODEL.VIT.MSVIT.ARCH}; its cost "
         "depends on the image.",
-        "visualize attention": "only the attention of classifiers is drawn",
-        "benchmark model": "only classifiers are measured",
+        "visualize attention": "vil visualize attention draws only the attention of classifiers",
+        "benchmark model": "vil benchmark model measures only classifiers",
         "analyze --layout": "--layout supports only classifiers",
     },
 )

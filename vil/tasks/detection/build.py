@@ -48,7 +48,9 @@ class Detection(ConfigTask, DetectionTask):
     def __init__(self, cfg: CfgNode, device: torch.device):
         model, test = cfg.DETECTION.MODEL, cfg.DETECTION.TEST
         if not model:
-            raise ConfigError("TASK detection: set DETECTION.MODEL")
+            raise ConfigError(
+                "TASK detection: set DETECTION.MODEL to mask_rcnn, faster_rcnn or retinanet"
+            )
         warn_unused(cfg, f"{model} is a detector", UNUSED)
         warn_unused(cfg, f"{model} has no such part", UNUSED_BY.get(model, ()))
         if cfg.DETECTION.INPUT.JITTER:
@@ -96,7 +98,9 @@ class Detection(ConfigTask, DetectionTask):
         names = self.cfg.DATA.TRAIN
         if len(names) > 1:
             sets = ", ".join(names)
-            raise ConfigError(f"DATA.TRAIN {sets}: a detector trains on one set; join the files")
+            raise ConfigError(
+                f"DATA.TRAIN {sets}: a detector trains on one set; merge them into one"
+            )
         return self._open(names[0], "train", build_train_transform(self.cfg))
 
     def open_test_set(self, name: str) -> CocoDataset:
@@ -117,9 +121,9 @@ class Detection(ConfigTask, DetectionTask):
 
 
 def detector_config(cfg: CfgNode) -> DetectorConfig:
-    """Return the detector's settings from a config.
+    """Collect the detector's settings from a config.
 
-    A field is named after its config key: `box_samples` comes from DETECTION.BOX.SAMPLES.
+    A field has the name of its config key: `box_samples` is DETECTION.BOX.SAMPLES.
     """
     c = cfg.DETECTION
     settings = {
@@ -144,24 +148,27 @@ def check_positions(cfg: CfgNode, network: MsViT) -> None:
     if cropped and needed > cfg.INPUT.IMAGE_SIZE:
         raise ConfigError(
             f"INPUT.IMAGE_SIZE {cfg.INPUT.IMAGE_SIZE} is too small: for images of "
-            f"DETECTION.INPUT.MAX_SIZE {largest} pixels, position embeddings of {needed} are "
-            "needed (or set MODEL.VIT.POS_RESIZE to interpolate)"
+            f"DETECTION.INPUT.MAX_SIZE {largest} pixels, set it to at least {needed}, or set "
+            "MODEL.VIT.POS_RESIZE to interpolate"
         )
 
 
 @as_config_error
 def build_train_transform(cfg: CfgNode, sizes: list[int] | None = None) -> Callable:
-    """Build the training transform. sizes: used instead of DETECTION.INPUT.TRAIN_SIZES."""
+    """Build the transform of training images and their targets.
+
+    sizes: shorter sides in pixels, used instead of DETECTION.INPUT.TRAIN_SIZES.
+    """
     c = cfg.DETECTION.INPUT
     sizes = sizes or c.TRAIN_SIZES
     return train_transform(sizes=sizes, max_size=c.MAX_SIZE, flip=c.FLIP, jitter=tuple(c.JITTER))
 
 
 def _render_few(cfg: CfgNode, folder: str) -> CfgNode:
-    """Return a copy of a config, with its synthetic datasets in `folder`.
+    """Return a copy of a config whose synthetic datasets are small and rendered in `folder`.
 
-    Limits the dataset `scenes` to the images of one training step and one validation image. Returns
-    `cfg` itself unless all of its datasets are synthetic.
+    The dataset `scenes` has the images of one training step and one validation image. If any
+    dataset of the config is not synthetic, `cfg` itself is returned.
     """
     sets = {*cfg.DATA.TRAIN, *cfg.DATA.TEST}
     if not sets <= datasets.SYNTHETIC_SETS:

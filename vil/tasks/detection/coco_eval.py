@@ -31,8 +31,8 @@ def to_results(
     """Convert the detections of one image to rows of COCO's results format.
 
     A row is {image_id, category_id, bbox [x, y, w, h], score} and, with masks, `segmentation`, a
-    compressed RLE. size: (H, W) of the image. category_ids: the id of each label's category,
-    starting with label 1.
+    compressed RLE. size: (H, W) of the image. category_ids: the category id of label 1, of label 2,
+    and so on.
     """
     boxes = box_convert(detections.boxes, "xyxy", "xywh")
     columns = (column.tolist() for column in (detections.labels, boxes, detections.scores))
@@ -51,7 +51,7 @@ def decode_rle(rle: dict[str, Any]) -> np.ndarray:
 
 
 def sort_results(results: Iterable[dict]) -> list[dict]:
-    """Sort rows by image id, then by descending score.
+    """Sort rows of COCO's results format by image id, then by descending score.
 
     The order of equal scores affects the metrics. The sort is stable, so equal scores of an image
     keep the order of the model's output, for any number of ranks.
@@ -60,10 +60,10 @@ def sort_results(results: Iterable[dict]) -> list[dict]:
 
 
 def select_results(results: Iterable[dict], iou_type: str) -> list[dict]:
-    """Return copies of the rows without the fields that `iou_type` does not need.
+    """Return copies of result rows without the fields that `iou_type` does not need.
 
-    Drops the segmentation for "bbox", and the box for "segm". With a box, COCO's evaluation would
-    use the area of the box as the area of the mask.
+    For "bbox", the segmentation is dropped. For "segm", the box is dropped, because COCO's
+    evaluation would use the area of the box as the area of the mask.
     """
     dropped = "segmentation" if iou_type == "bbox" else "bbox"
     return [{k: v for k, v in row.items() if k != dropped} for row in results]
@@ -72,7 +72,7 @@ def select_results(results: Iterable[dict], iou_type: str) -> list[dict]:
 def average_precision(
     annotations: Path, results: list[dict], iou_types: Iterable[str] = ("bbox",)
 ) -> dict[str, Any]:
-    """Evaluate result rows against an annotation file and return {metric: percent}.
+    """Evaluate rows of `to_results` against an annotation file and return {metric: percent}.
 
     The metrics are `box_ap`, `box_ap50`, `box_ap75`, `box_ap_s`, `box_ap_m`, `box_ap_l` (small,
     medium, large objects) and `box_ar100` (recall with 100 detections per image). For masks, the
@@ -119,7 +119,7 @@ def run_coco_eval(truth: dict, rows: list[dict], iou_type: str, **params: Any) -
 
 
 def mean(values: np.ndarray) -> float:
-    """Return the mean of the values that are not -1, in percent, or NaN if there are none."""
+    """Return the mean, in percent, of the values that are not -1; NaN if all values are -1."""
     valid = values[values > -1]
     return 100 * float(valid.mean()) if valid.size else float("nan")
 
@@ -165,9 +165,10 @@ def load_truth(
 
 
 def normalize_segmentation(segmentation: dict | list, size: tuple[int, int]) -> dict | list:
-    """Return a segmentation in a valid form for an image of `size` (H, W), as in training.
+    """Return a segmentation as training uses it, in a form that COCO's evaluation accepts.
 
-    Invalid polygons are dropped. An RLE of another size is cropped or padded.
+    Invalid polygons are dropped. An RLE of another size is cropped or padded to the image's `size`
+    (H, W).
     """
     if isinstance(segmentation, list):
         return [polygon for polygon in segmentation if masks.parse_segmentation([polygon])]
@@ -178,7 +179,7 @@ def normalize_segmentation(segmentation: dict | list, size: tuple[int, int]) -> 
 
 
 def class_names(categories: list[dict]) -> list[str]:
-    """Return the category names, sorted by id. Repeated names get their ids appended."""
+    """Return the category names, sorted by id. The id is appended to a name that is repeated."""
     names = {row["id"]: row["name"] for row in sorted(categories, key=lambda row: row["id"])}
     count = Counter(names.values())
     return [name if count[name] == 1 else f"{name} ({id_})" for id_, name in names.items()]

@@ -25,9 +25,9 @@ class Mask(NamedTuple):
     pixels: np.ndarray  # (h, w) bool
 
     def runs(self, size: tuple[int, int]) -> list[int]:
-        """Return the COCO run lengths of the mask in an image of `size` (H, W).
+        """Return the mask's COCO run lengths, which cover an image of `size` (H, W).
 
-        The running time depends on the size of the crop, not on that of the image.
+        The running time depends on the size of the crop, but not on the size of the image.
         """
         height, width = self.pixels.shape
         columns = np.zeros((width, height + 2), np.int8)  # padded by zeros
@@ -68,7 +68,7 @@ class Detections:
         return Detections(self.boxes[indices], self.labels[indices], self.scores[indices], masks)
 
     def shift(self, left: int, top: int) -> "Detections":
-        """Return the detections of a crop at (left, top) in coordinates of the full image."""
+        """Move detections in a crop at (left, top) of an image to coordinates of the image."""
         masks = self.masks
         if masks is not None:
             masks = [Mask(mask.left + left, mask.top + top, mask.pixels) for mask in masks]
@@ -76,13 +76,16 @@ class Detections:
 
 
 def from_output(output: dict[str, Tensor]) -> Detections:
-    """Convert a detector's output for one image, with mask probabilities (n, 1, H, W)."""
+    """Convert a detector's output for one image to detections on the CPU.
+
+    output: `boxes`, `labels`, `scores` and, optionally, `masks` (n, 1, H, W) of probabilities.
+    """
     masks = output["masks"][:, 0] > THRESHOLD if "masks" in output else None
     return _to_cpu(output, output["scores"], masks)
 
 
 def from_target(target: dict) -> Detections:
-    """Convert a dataset's target, with masks (n, H, W) uint8, to detections with score 1."""
+    """Convert a dataset's target, which may have masks (n, H, W), to detections with score 1."""
     masks = target["masks"] > 0 if "masks" in target else None
     return _to_cpu(target, torch.ones(len(target["labels"])), masks)
 
@@ -94,7 +97,7 @@ def _to_cpu(output: dict, scores: Tensor, masks: Tensor | None) -> Detections:
 
 
 def crop_masks(masks: Tensor, boxes: Tensor) -> list[Mask]:
-    """Crop masks (n, H, W) bool to their boxes (n, 4) plus a margin, and copy the crops."""
+    """Crop masks (n, H, W) bool to their boxes (n, 4) with a margin, and copy them to the CPU."""
     height, width = masks.shape[-2:]
     low = (boxes[:, :2].float().cpu().floor().long() - MARGIN).clamp(min=0)
     high = boxes[:, 2:].float().cpu().ceil().long() + MARGIN

@@ -29,9 +29,9 @@ def draw_worst(
 ) -> list[Path]:
     """Draw the `count` images with the most errors and return the files written.
 
-    results: rows of `coco_eval.to_results`. The files are `<name>-<n>-<image>.png` in `folder`; the
-    image with the most errors has n = 1. Files of an earlier call are removed. Images that cannot
-    be read are skipped.
+    results: rows of `coco_eval.to_results`. name: name of the test set. The files are
+    `<name>-<n>-<image>.png` in `folder`; the image with the most errors has n = 1. Files of an
+    earlier call are removed. Images that cannot be read are skipped.
     """
     rows = [row for row in results if row["score"] >= MIN_SCORE]
     truth = coco_eval.load_truth(dataset.annotations, "bbox")
@@ -73,7 +73,10 @@ def count_errors(truth: dict[str, Any], rows: list[dict]) -> Counter[int]:
 
 
 def from_results(rows: list[dict], category_ids: list[int]) -> Detections:
-    """Convert one image's rows of `coco_eval.to_results` back to detections."""
+    """Convert one image's rows of `coco_eval.to_results` back to detections.
+
+    category_ids: the category id of label 1, of label 2, and so on.
+    """
     boxes, masks = torch.from_numpy(parse_boxes([row["bbox"] for row in rows])), None
     if rows and "segmentation" in rows[0]:
         pixels = [torch.from_numpy(coco_eval.decode_rle(row["segmentation"])) > 0 for row in rows]

@@ -96,7 +96,7 @@ DECLARED = (
     Conflict(
         ("DETECTION.TEST.OVERLAP", "DETECTION.TEST.TILE"),
         lambda overlap, tile: overlap >= 0 and tile == 0,
-        "the overlap is that of tiles: set DETECTION.TEST.TILE (--tile), too",
+        "an overlap needs tiles: set DETECTION.TEST.TILE (--tile), too",
     ),
     Conflict(
         ("DETECTION.TEST.OVERLAP", "DETECTION.TEST.TILE"),

@@ -15,7 +15,7 @@ from vil.utils.json_text import to_json
 
 
 class Prediction(NamedTuple):
-    """Detections in an image of `size` (H, W), or the reason why it could not be read."""
+    """Detections in an image of `size` (H, W), or the error why the image could not be read."""
 
     file: str
     size: tuple[int, int] = (0, 0)
@@ -49,7 +49,8 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
 def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
     """Convert a prediction to {file, width, height, objects: [{class, label, score, box}]}.
 
-    The record of an unreadable image is {file, error, objects: []}.
+    A box is [x1, y1, x2, y2] in pixels. names: class names, from label 1. The record of an
+    unreadable image is {file, error, objects: []}.
     """
     file, (height, width), detections, error = prediction
     if detections is None:
@@ -65,7 +66,8 @@ def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
 def as_coco(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as a COCO annotation file with scores, for labeling tools.
 
-    Image ids count the predictions from 1. Unreadable images are left out. Category ids are labels.
+    Image ids count the predictions from 1. Unreadable images are left out. Category ids are the
+    labels. names: class names, from label 1.
     """
     images, annotations = [], []
     labels = list(range(1, len(names) + 1))

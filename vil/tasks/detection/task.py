@@ -75,7 +75,9 @@ class DetectionTask(Task):
         return Loss(sum(losses.values()), metrics=metrics)
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
-        """Return the metrics of `average_precision`, and `count`, the number of images.
+        """Return {metric: value} for the test set `name`.
+
+        The metrics are those of `coco_eval.average_precision`, and `count`, the number of images.
 
         Rank 0 evaluates the results of all ranks and broadcasts the metrics. An unreadable image
         is evaluated as an image without detections.
@@ -92,7 +94,10 @@ class DetectionTask(Task):
     def collect_results(
         self, model: nn.Module, name: str, between: Callable[[], None]
     ) -> list[dict]:
-        """Run the model on this rank's images and return rows of `coco_eval.to_results`."""
+        """Run the model on this rank's images of the test set `name`.
+
+        Returns rows of `coco_eval.to_results`. between: called before each batch.
+        """
         loader, results = self.test_sets[name], []
         category_ids = loader.dataset.category_ids
         for batch in iter_in_step(loader, between):
@@ -107,7 +112,10 @@ class DetectionTask(Task):
         return results
 
     def write_results(self, name: str, results: list[dict]) -> None:
-        """Write one file per IoU type to `results_folder`, if set. Raises SaveError on failure."""
+        """Write results to one file per IoU type in `results_folder`, if it is set.
+
+        name: name of the test set. Raises SaveError if a file cannot be written.
+        """
         if self.results_folder is None:
             return
         for iou_type in self.iou_types:

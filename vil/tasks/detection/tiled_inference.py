@@ -3,10 +3,11 @@
 A detector resizes its input to about 1000 pixels, so small objects of a large image vanish. Memory
 grows with the size of the image. Tiles keep the scale and the memory of training.
 
-An inner border is a tile border that is not on the image's border. It may cut an object, so that
-the box covers only a piece of the object. A box that touches an inner border of its tile is dropped
-if it also lies in another tile without touching an inner border there. The other tile shows more of
-the object. So an object no larger than the overlap is detected once and uncut.
+An inner border is a tile border that is not on the image's border. An inner border may cut an
+object, so that the box covers only a piece of the object. A box that touches an inner border of its
+tile is dropped if it also lies in another tile without touching an inner border there, because the
+other tile shows more of the object. So an object no larger than the overlap is detected once and
+uncut.
 
 The remaining cut boxes take part in non-maximum suppression per class. They rank below all uncut
 boxes and below larger cut boxes. An object larger than the overlap may leave several boxes. Choose
@@ -24,7 +25,7 @@ TOLERANCE = 2.0  # pixels: a box this close to a border touches it
 
 
 def detect(model: nn.Module, image: Tensor) -> Detections:
-    """Run a detector in eval mode on one image (3, H, W), uint8 or float in 0..1."""
+    """Run a detector, which is in eval mode, on one image (3, H, W), uint8 or float in 0..1."""
     return from_output(model([to_unit_range(image)])[0])
 
 
@@ -50,14 +51,16 @@ def detect_tiled(
 
 
 def make_tiles(size: tuple[int, int], tile: int, overlap: int) -> Tensor:
-    """Return T tiles, row by row, that cover an image of `size` (H, W).
+    """Return T tiles, row by row, that cover an image of `size` (H, W): (T, 4) int64, x1 y1 x2 y2.
 
-    Returns (T, 4) int64, x1 y1 x2 y2. The last tile of a row or column is shifted to end at the
-    image's border. If the image is shorter or narrower than `tile`, so are the tiles. Raises
-    ValueError unless 0 <= overlap < tile.
+    tile: side of a tile in pixels. overlap: pixels shared by neighboring tiles. The last tile of a
+    row or column is shifted to end at the image's border. A tile is never larger than the image.
+    Raises ValueError unless 0 <= overlap < tile.
     """
     if tile < 1 or not 0 <= overlap < tile:
-        raise ValueError(f"overlap must be at least 0 and below the tile {tile}, given {overlap}")
+        raise ValueError(
+            f"overlap must be at least 0 and below the tile {tile}, got {overlap} (pixels)"
+        )
     last = [max(side - tile, 0) for side in size]
     tops, lefts = ([*range(0, end, tile - overlap), end] for end in last)
     height, width = (min(tile, side) for side in size)
@@ -67,7 +70,8 @@ def make_tiles(size: tuple[int, int], tile: int, overlap: int) -> Tensor:
 def touches_inner_border(boxes: Tensor, tiles: Tensor, size: tuple[int, int]) -> Tensor:
     """Return whether each box touches an inner border of its tile: (...) bool.
 
-    boxes, tiles (..., 4): broadcast against each other. size: (H, W) of the image.
+    An inner border is a tile border that is not on the image's border. boxes, tiles (..., 4): x1 y1
+    x2 y2, broadcast against each other. size: (H, W) of the image.
     """
     height, width = size
     low, high = tiles[..., :2], tiles[..., 2:]
@@ -79,7 +83,8 @@ def touches_inner_border(boxes: Tensor, tiles: Tensor, size: tuple[int, int]) ->
 def in_another_tile(boxes: Tensor, index: int, tiles: Tensor, size: tuple[int, int]) -> Tensor:
     """Return whether each box (n, 4) of tile `index` also lies inside another tile: (n,) bool.
 
-    The box must not touch an inner border of the other tile. size: (H, W) of the image.
+    In the other tile, the box must not touch an inner border, see `touches_inner_border`. tiles (T,
+    4): x1 y1 x2 y2. size: (H, W) of the image.
     """
     boxes = boxes[:, None]
     inside = (boxes[..., :2] >= tiles[:, :2]) & (boxes[..., 2:] <= tiles[:, 2:])
@@ -89,7 +94,7 @@ def in_another_tile(boxes: Tensor, index: int, tiles: Tensor, size: tuple[int, i
 
 
 def concat(parts: list[Detections]) -> Detections:
-    """Concatenate the detections of all tiles."""
+    """Concatenate the detections of all tiles, given for each tile."""
     masks = None if parts[0].masks is None else [mask for part in parts for mask in part.masks]
     fields = ([getattr(part, name) for part in parts] for name in ("boxes", "labels", "scores"))
     return Detections(*map(torch.cat, fields), masks)
@@ -98,10 +103,10 @@ def concat(parts: list[Detections]) -> Detections:
 def merge(detections: Detections, cut: Tensor, nms: float, per_image: int) -> Detections:
     """Suppress duplicates, and return at most `per_image` detections sorted by score.
 
-    cut (n,) bool: whether each box touches an inner border. A cut box is suppressed by uncut boxes
-    of any score and by larger cut boxes. Boxes are converted to float64, because torchvision
-    offsets the boxes of each class: with 4096 pixels and 1000 classes, float32 would not resolve
-    half pixels.
+    cut (n,) bool: whether each box may be cut by its tile. A cut box is suppressed by uncut boxes
+    of any score and by larger cut boxes. nms: IoU threshold within a class. Boxes are converted to
+    float64, because torchvision offsets the boxes of each class: with 4096 pixels and 1000 classes,
+    float32 would not resolve half pixels.
     """
     boxes = detections.boxes.double()
     area = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1)

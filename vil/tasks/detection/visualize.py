@@ -19,7 +19,7 @@ GAP = 8  # pixels between two images
 
 
 def class_color(label: int) -> Color:
-    """Return the RGB color of a label, which counts from 1."""
+    """Return the RGB color of a class. label: number of the class, from 1."""
     shade, index = divmod(label - 1, len(OKABE_ITO))
     factor, offset = SHADES[shade % len(SHADES)]
     channels = ImageColor.getrgb(OKABE_ITO[index])
@@ -50,7 +50,7 @@ def draw(
 
 
 def tint(canvas: Image.Image, mask: Mask, color: Color, factor: int) -> None:
-    """Blend a color into the pixels of a mask. The canvas is the image enlarged by `factor`."""
+    """Blend a color into the pixels of a mask, on an image that is enlarged by `factor`."""
     if not mask.pixels.size:
         return
     alpha = Image.fromarray(mask.pixels.astype(np.uint8) * TINT)

@@ -50,12 +50,15 @@ class DetectionBatch(Batch):
 
 
 def to_unit_range(image: Tensor) -> Tensor:
-    """Convert uint8 to float32 in 0..1; return a float image unchanged."""
+    """Convert a uint8 image to float32 in 0..1; return a float image unchanged."""
     return image if image.is_floating_point() else image.float() / 255
 
 
 def collate(samples: list[tuple], bad_samples: tuple[BadSample, ...]) -> DetectionBatch:
-    """Collate any number of samples (image, target, index) into a batch."""
+    """Collate any number of samples (image, target, dataset index) into a batch.
+
+    bad_samples: the images of the batch that could not be read.
+    """
     targets = [dict(target) for _, target, _ in samples]
     for key in {k for target in targets for k, v in target.items() if isinstance(v, Tensor)}:
         for target, value in zip(targets, share_buffer([target[key] for target in targets])):

@@ -45,7 +45,7 @@ REASONS = (
 
 
 class Fault(NamedTuple):
-    """An invalid annotation or image."""
+    """An annotation or image that is invalid, and the reason."""
 
     about: str  # "annotation <id>" or "image"
     image: str  # file name, "" for an unknown image
@@ -185,25 +185,28 @@ def find_fault(row: object, fields: dict[str, type]) -> str | None:
 
 
 def unique_ids(path: Path, key: str, rows: list[dict[str, Any]]) -> Array:
-    """Return the ids of the rows, (n,) int64. Raises DataError if an id is repeated."""
+    """Return the ids of the rows of list `key` in the file, (n,) int64.
+
+    Raises DataError if an id is repeated.
+    """
     ids = np.array([row["id"] for row in rows], np.int64)
     values, counts = np.unique(ids, return_counts=True)
     if (repeated := values[counts > 1]).size:
-        raise DataError(f"{path}: two of its {key} have the id {repeated[0]}")
+        raise DataError(f"{path}: two of its {key} have the id {repeated[0]}; ids must be unique")
     return ids
 
 
 def find(mapping: Mapping[int, int], key: object, default: int) -> int:
-    """Return mapping.get(key, default), or default if the key is not hashable."""
+    """Return mapping.get(key, default); also return default if the key is not hashable."""
     with suppress(TypeError):
         return mapping.get(key, default)
     return default
 
 
 def parse_boxes(boxes: list) -> Array:
-    """Convert M boxes [x, y, width, height] to x1 y1 x2 y2, (M, 4) float32.
+    """Convert a list of M JSON values to boxes x1 y1 x2 y2, (M, 4) float32.
 
-    Invalid boxes become NaN.
+    A value should be [x, y, width, height]. Other values become NaN.
     """
     with np.errstate(all="ignore"):
         try:
@@ -215,7 +218,7 @@ def parse_boxes(boxes: list) -> Array:
 
 
 def parse_box(box: object) -> list[float]:
-    """Return the four numbers of a box, or four NaNs if the box is invalid."""
+    """Return a JSON value as a list of four numbers, or four NaNs if the value is no such list."""
     try:
         return np.array(box, np.float64).reshape(4).tolist()
     except (TypeError, ValueError, OverflowError):
@@ -225,7 +228,8 @@ def parse_box(box: object) -> list[float]:
 def parse_areas(values: list, boxes: Array) -> Array:
     """Return the areas of M annotations, (M,) float64.
 
-    A value that is not a finite number is replaced by the area of the box in `boxes` (M, 4).
+    values: their areas in the file. One that is not a finite number is replaced by the area of the
+    annotation's box in `boxes` (M, 4).
     """
     with np.errstate(all="ignore"):
         box_areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])

@@ -40,8 +40,8 @@ class CocoDataset(Dataset):
     ds[i] returns (image, target). The image is (3, H, W) uint8 RGB. `DetectionBatch` describes the
     target. Label l stands for the category with id `category_ids[l - 1]` and name `classes[l - 1]`.
     Categories are sorted by id. Targets have no crowd annotations. The split "train" skips images
-    without a usable box; "val" keeps all images. Indexing raises UnreadableImage if an image cannot
-    be read.
+    without a usable box, unless keep_empty is set; "val" keeps all images. Indexing raises
+    UnreadableImage if an image cannot be read.
     """
 
     collate = staticmethod(collate)
@@ -143,12 +143,12 @@ class CocoDataset(Dataset):
 def missing_images(
     folder: Path, names: Iterable[str], roots: Sequence[str | Path] = ()
 ) -> list[str]:
-    """Return those of the file names `names` that do not exist in the folder.
+    """Return the file names in `names` that do not exist in the folder.
 
-    Lists directories, because querying each file takes minutes for COCO on a network disk. Raises
-    DataError if the folder does not exist, if a name is a path outside of it, or if a link leads
-    outside of both the folder and `roots`. So an annotation file cannot give access to other files
-    of the machine.
+    Directories are listed, because querying each file takes minutes for COCO on a network disk.
+    Raises DataError if the folder does not exist, if a name is a path outside of the folder, or if
+    a symbolic link leads outside of both the folder and `roots`. So an annotation file cannot give
+    access to other files of the machine.
     """
     if not folder.is_dir():
         raise DataError(f"there is no image folder {folder}")
@@ -179,6 +179,7 @@ def explain_none(table: Annotations) -> str:
 
 
 def format_counts(counts: dict[str, int]) -> str:
+    """Format {reason: count} for a message."""
     return ", ".join(f"{reason}: {count}" for reason, count in counts.items())
 
 
@@ -237,7 +238,7 @@ def build_detection_set(
     """Build one split, "train" or "val", of the dataset `name`, a key of DETECTION_SETS.
 
     transform, masks, keep_empty: see `CocoDataset`. extra_roots: folders besides `root` to which
-    symbolic links among the images may lead. own: arguments of this dataset's function.
+    symbolic links among the images may lead. own: arguments of the function in DETECTION_SETS.
     """
     locate = lookup(DETECTION_SETS, name, "detection set")
     lookup(SPLITS, split, "split")
@@ -247,5 +248,8 @@ def build_detection_set(
 
 
 def own_arguments(name: str) -> list[str]:
-    """Return the names of the optional arguments of the dataset `name`."""
+    """Return the names of the optional arguments that `build_detection_set` accepts for a dataset.
+
+    name: a key of DETECTION_SETS.
+    """
     return [*keyword_only(lookup(DETECTION_SETS, name, "detection set")), "extra_roots"]

@@ -38,10 +38,10 @@ def fake_boxes(
 def write_fake(
     root: str | Path, split: str, n: int, size: tuple[int, int], num_classes: int
 ) -> Files:
-    """Write n synthetic images of `size` (H, W) and an annotation file; return the paths.
+    """Write n synthetic images of `size` (H, W) and an annotation file.
 
-    Images show filled rectangles on noise and are written to root/<split>. The annotation file is
-    root/annotations/instances_<split>.json. The content of an image does not depend on n.
+    Images show filled rectangles on noise. The content of an image does not depend on n. Returns
+    (folder of the images, root/<split>; annotation file, root/annotations/instances_<split>.json).
     """
     folder, (height, width) = Path(root, split), size
     folder.mkdir(parents=True, exist_ok=True)

@@ -34,9 +34,9 @@ class AnnotationCheck(NamedTuple):
     faults: list[Fault]
 
     def list_faults(self, *, hint: bool) -> list[str]:
-        """Return lines that list the faults by kind, at most SHOWN of each kind.
+        """Return lines of text that list the faults by kind, at most SHOWN of each kind.
 
-        hint: mention the flag --list, which lists all faults.
+        hint: if faults are left out, mention the command line's flag --list, which lists all.
         """
         lines, kinds = [], defaultdict(list)
         for fault in self.faults:
@@ -50,7 +50,7 @@ class AnnotationCheck(NamedTuple):
     def raise_if_unusable(self) -> None:
         """Raise DataError if the dataset cannot be used for training.
 
-        This is the case if it has no usable box, if any image is missing, or if too many images are
+        The dataset must have a usable box and all images, at most MAX_BAD_FRACTION of which may be
         unreadable.
         """
         table, path = self.table, self.table.path
@@ -87,15 +87,15 @@ def find_invalid(annotations: str | Path, images: str | Path | None = None) -> A
 def has_box(table: Annotations) -> np.ndarray:
     """Return whether each annotation has a usable box, (M,) bool.
 
-    Crowd annotations and annotations without a mask are not excluded.
+    This may be True for crowd annotations and for annotations without a mask.
     """
     return (table.reasons == 0) | (table.reasons == REASONS.index(NO_MASK))
 
 
 def summarize(table: Annotations, masks: bool) -> list[str]:
-    """Return lines with counts of images, boxes (also by area and category), and masks.
+    """Return lines of text with counts of images, boxes (also by area and category), and masks.
 
-    masks: whether the file has any mask.
+    masks: whether any annotation has a mask.
     """
     crowds = int((has_box(table) & table.crowd).sum())
     good = has_box(table) & ~table.crowd

@@ -75,7 +75,7 @@ class Segmentations:
 
 
 def parse_segmentation(value: object) -> list[Piece]:
-    """Return the valid pieces of a segmentation."""
+    """Return the valid pieces, polygons or a single RLE, of a segmentation from JSON."""
     pieces = [parse_rle(value)] if isinstance(value, dict) else []
     if isinstance(value, list):
         pieces = [parse_polygon(polygon) for polygon in value]
@@ -83,7 +83,7 @@ def parse_segmentation(value: object) -> list[Piece]:
 
 
 def parse_polygon(polygon: object) -> Piece | None:
-    """Return a polygon as a piece, or None if it is invalid.
+    """Convert a polygon from JSON to (POLYGON, coordinates in bytes), or None if it is invalid.
 
     A valid polygon is a list of at least three points with coordinates within MAX_COORDINATE.
     """
@@ -99,7 +99,10 @@ def parse_polygon(polygon: object) -> Piece | None:
 
 
 def parse_rle(value: dict) -> Piece | None:
-    """Return an RLE as a piece, or None if it is invalid or larger than MAX_PIXELS."""
+    """Convert an RLE from JSON to (size, runs in bytes).
+
+    Returns None if the RLE is invalid or has more than MAX_PIXELS pixels.
+    """
     try:
         (height, width), runs = value["size"], value["counts"]
         if isinstance(runs, str):

@@ -82,19 +82,24 @@ class PerImageDetector:
     def layer_of(self, name: str) -> int:
         """Return the depth of the parameter `name`, for layer-wise learning rate decay.
 
-        Parameters of the pyramid and the heads have depth `num_layers`.
+        Parameters of the backbone's network have their depth in this network. Those of the pyramid
+        and the heads have the largest depth, `num_layers`.
         """
         inner = name.removeprefix(BODY)
         return self.num_layers if inner == name else self.backbone.body.layer_of(inner)
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the body's parameters that are trained without weight decay."""
+        """Return the names of the backbone network's parameters to exclude from weight decay."""
         return {BODY + name for name in self.backbone.body.no_weight_decay()}
 
     def to_input_pixels(
         self, outputs: list[Tensors], single: list[ImageList], images: Sequence[Tensor]
     ) -> list[Tensors]:
-        """Rescale detections from the resized images, `single`, to pixels of the input images."""
+        """Rescale detections to pixels of the input images.
+
+        outputs: one dict per image, with boxes in pixels of the resized images. single: the resized
+        images, each in one ImageList. images: the input images.
+        """
         sizes = [one.image_sizes[0] for one in single]
         return self.transform.postprocess(outputs, sizes, [tuple(x.shape[-2:]) for x in images])
 
@@ -126,7 +131,7 @@ class RCNN(PerImageDetector, FasterRCNN):
 
 
 class RetinaNetDetector(PerImageDetector, RetinaNet):
-    """RetinaNet, with the same call interface as `RCNN`. Its detections have no masks."""
+    """RetinaNet, with the same call interface as `RCNN`, but without masks."""
 
     def get_classifier(self) -> list[nn.Module]:
         """Return the layers whose number of outputs depends on the number of categories."""
@@ -170,20 +175,24 @@ def crop_levels(levels: Tensors, sizes: Tensor, strides: Sequence[int]) -> list[
 
 
 def average(losses: Sequence[Tensors]) -> Tensors:
-    """Return the mean of each loss over the images."""
+    """Average each loss over images. losses: {name of a loss: scalar} for each image."""
     return {name: torch.stack([one[name] for one in losses]).mean() for name in losses[0]}
 
 
 def check_targets(images: Sequence[Tensor], targets: Targets | None) -> None:
     """Raise ValueError if an image has no target or a box has no area."""
     if targets is None or len(targets) != len(images):
-        count = "none" if targets is None else len(targets)
-        raise ValueError(f"training needs a target per image: {len(images)} images, {count} given")
+        count = "no" if targets is None else len(targets)
+        raise ValueError(
+            f"training needs a target per image: {len(images)} images, but {count} targets given"
+        )
     for i, target in enumerate(targets):
         boxes = target["boxes"]
         empty = ~(boxes[:, 2:] > boxes[:, :2]).all(dim=1)
         if empty.any():
-            raise ValueError(f"image {i}: box {boxes[empty][0].tolist()} has no area")
+            raise ValueError(
+                f"image {i}: box {boxes[empty][0].tolist()} has no area (expected x1 < x2, y1 < y2)"
+            )
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,8 @@ class Backbone(nn.Module):
         count = len(body.channels)
         if max(stages) != count:
             raise ValueError(
-                f"pyramid of stages {', '.join(map(str, stages))}: it must end with the network's "
-                f"last stage, {count}"
+                f"the feature pyramid of stages {', '.join(map(str, stages))} must end with the "
+                f"network's last stage, {count} (DETECTION.FPN.STAGES)"
             )
         self.body, self.stages = body, [number - 1 for number in stages]
         widths = [body.channels[i] for i in self.stages]
@@ -91,7 +91,11 @@ class Backbone(nn.Module):
         self.divisor = body.strides[-1]
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
-        """Map images (B, 3, H, W), H and W divisible by `divisor`, to {"0": finest level, ...}."""
+        """Map images (B, 3, H, W) to the pyramid levels {"0": finest level, "1": ...}.
+
+        H and W must be divisible by `divisor`. sizes (B, 2): unpadded height and width of each
+        image; None if no image is padded.
+        """
         maps = self.body.forward_intermediates(images, intermediates_only=True, valid=sizes)
         valid = [None if sizes is None else downsample_valid(sizes, s) for s in self.body.strides]
         maps = [norm(maps[i]) for norm, i in zip(self.norms, self.stages)]
@@ -100,6 +104,6 @@ class Backbone(nn.Module):
 
 
 def strip_head(model: MsViT) -> MsViT:
-    """Replace a classifier's final norm and head by identities, and return the model."""
+    """Replace the final norm and head of a classifier by identities, and return the classifier."""
     model.norm, model.head = nn.Identity(), nn.Identity()
     return model

@@ -41,7 +41,7 @@ class Anchors(AnchorGenerator):
         if len(sides) != len(strides):
             raise ValueError(
                 f"{len(sides)} anchor sizes for {len(strides)} levels with strides "
-                f"{', '.join(map(str, strides))}"
+                f"{', '.join(map(str, strides))}: set DETECTION.ANCHORS.SIZES to one per level"
             )
         scales = [2 ** (i / octaves) for i in range(octaves)]
         super().__init__(
@@ -51,7 +51,7 @@ class Anchors(AnchorGenerator):
         self.strides = list(strides)
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        """Return the anchors (A, 4) float32 of each image, finest level first."""
+        """Return a list with the anchors (A, 4) float32 of each image, finest level first."""
         device = feature_maps[0].device
         self.set_cell_anchors(torch.float32, device)
         grids = [list(level.shape[-2:]) for level in feature_maps]
@@ -136,7 +136,8 @@ def dense_head(version: str, channels: int, anchors: int, classes: int) -> nn.Mo
         return RetinaNetHead(channels, anchors, classes)
     if channels % PER_GROUP:
         raise ValueError(
-            f"retinanet's heads v2 need a multiple of {PER_GROUP} channels, given {channels}"
+            f"retinanet's heads v2 need a multiple of {PER_GROUP} channels, given {channels} "
+            "(DETECTION.FPN.CHANNELS)"
         )
     norm_layer = partial(nn.GroupNorm, channels // PER_GROUP)
     head = RetinaNetHead(channels, anchors, classes, norm_layer=norm_layer)

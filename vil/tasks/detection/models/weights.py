@@ -19,17 +19,17 @@ def load_detector(
 ) -> Report:
     """Load a weight file into a detector and return a report of every key.
 
-    The file of a detector of this package must match the model exactly. Any other file is loaded
-    into the body by `load_body`.
+    The file of a detector of this package must match the model exactly. Any other file is loaded by
+    `load_body` into the model's body, the network before the feature pyramid.
 
-    head: "new" leaves the layers of `get_classifier` as initialized; "keep" loads them. rule: rule
-    of `load_weights` for resizing position parameters. strict: reject a file without weights for
-    the heads, which would stay random.
+    head: "new" leaves the layers of `get_classifier` as initialized; "keep" loads them. rule: how
+    `load_weights` resizes position parameters. strict: reject a file without weights for the heads,
+    which would stay random.
     Raises CheckpointError for weights that do not fit. Raises ValueError for another value of
     `head`, such as the "rows:FILE" that classifiers support.
     """
     if head not in ("keep", "new"):
-        raise ValueError(f"the head of a detector must be keep or new, not {head}")
+        raise ValueError(f"the head of a detector must be keep or new, not {head} (FINETUNE.HEAD)")
     state = read_weights(path)
     if any(name.startswith(BODY) for name in state):
         return load_weights(model, state, head=head, rule=rule)
@@ -42,11 +42,12 @@ def load_detector(
 
 
 def load_body(body: nn.Module, state: dict[str, Tensor], rule: str) -> Report:
-    """Load the weights of a classifier or of a 2021 reference detector into a body.
+    """Load a classifier's weights into a detector's body, the network before the feature pyramid.
 
-    The head and other parts are ignored. rule: see `load_weights`. A classifier's position
-    embeddings cover its whole image. They are therefore interpolated to the grid of the body's
-    embeddings, even if the body crops these for smaller images in the forward pass.
+    state: the weights of a classifier, or of a detector of the original Vision Longformer code,
+    whose heads are ignored. rule: see `load_weights`. A classifier's position embeddings cover its
+    whole image. They are therefore interpolated to the grid of the body's embeddings, even if the
+    body crops its embeddings for smaller images in the forward pass.
     """
     detector = any(name.startswith(BACKBONE) for name in state)
     surplus = tuple((BACKBONE if detector else "") + name for name in CLASSIFIER)
