@@ -56,8 +56,8 @@ class BackendRequest(NamedTuple):
 
 
 def attention_network(model: nn.Module) -> nn.Module:
-    """Return a detector's `attention_body`, its submodule with the attention layers, or a model
-    without this attribute itself."""
+    """Return the submodule with the attention layers: a detector's `attention_body`, else the model
+    itself."""
     return getattr(model, "attention_body", model)
 
 
@@ -105,8 +105,8 @@ def select_attention_backends(
     """Select the same attention backends on all ranks, log them, and write them to `folder`.
 
     If `resuming`, the backends stored in `folder` are used. Without stored ones, those that `vil
-    tune` found fastest for this user are used. With MODEL.VIT.MSVIT.TUNE and `training`, the
-    backends of all other calls are timed first. say: function that logs a line. Raises ConfigError
+    tune` found fastest for this user are used. Calls for which neither is stored are timed if
+    MODEL.VIT.MSVIT.TUNE and `training` are set. say: function that logs a line. Raises ConfigError
     if the config names a backend that cannot run.
     """
     requests = backend_requests(model, cfg, device, training=training, world=dist.world)

@@ -34,7 +34,7 @@ def check_batch_size(cfg: CfgNode, batch_size: int) -> None:
 
 
 def check_open_files(workers: int) -> None:
-    """Raise this process's soft limit of open files if the data loader's workers need more.
+    """Increase this process's soft limit of open files if the data loader's workers need more.
 
     Raises ConfigError if the hard limit is too low.
     """

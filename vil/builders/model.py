@@ -176,7 +176,7 @@ def find_weights(given: str, data_dir: str) -> Path:
         return state_dict_io.find_weights(path)
     if reason := find_corruption(path):
         raise CheckpointError(
-            f"{path} is a damaged checkpoint, or none: {reason}; give the folder of a run, a "
+            f"{path} is damaged, or is not a checkpoint: {reason}; give the folder of a run, a "
             "checkpoint in it, or a file of weights"
         )
     return path / AVERAGE if (path / AVERAGE).is_file() else path

@@ -41,7 +41,9 @@ DECLARED = (
         "Range of cutmix's box side, relative to the image; replaces AUG.MIXCUT.",
         Rule(lambda v: not v or (is_range(v) and v[1] <= 1), "empty, or 0 < low <= high <= 1"),
     ),
-    Key("MIXUP_SWITCH_PROB", 0.5, "If both are enabled: probability of cutmix.", probability),
+    Key(
+        "MIXUP_SWITCH_PROB", 0.5, "Probability of cutmix, not mixup, if both are set.", probability
+    ),
     Key(
         "MIXUP_MODE",
         "batch",

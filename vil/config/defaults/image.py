@@ -14,7 +14,7 @@ DECLARED = (
     Key(
         "STD",
         [0.229, 0.224, 0.225],
-        "Standard deviation of the RGB channels; divides the result.",
+        "Standard deviation of the RGB channels; divides images after MEAN is subtracted.",
         Rule(lambda v: len(v) in (1, 3) and min(v) > 0, "one or three numbers above 0"),
     ),
     Key("IMAGE_SIZE", 224, "Side of the square crop the model is built for.", between(1, 16384)),

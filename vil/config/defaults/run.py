@@ -35,7 +35,7 @@ DECLARED = (
     Key(
         "GRACE_SECONDS",
         30.0,
-        "Limit that replaces HANG_SECONDS after SIGTERM, SIGUSR1 or Ctrl-C.",
+        "Like HANG_SECONDS, but once SIGTERM, SIGUSR1 or Ctrl-C was received.",
         positive,
     ),
     Section("", "The run as a whole."),
