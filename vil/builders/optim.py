@@ -74,7 +74,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
 
 
 def optimizer_name(cfg: CfgNode) -> str:
-    """Return the optimizer's name in the registry OPTIMIZERS: "larc" if LARC is enabled."""
+    """Return the optimizer's name in the registry OPTIMIZERS: "larc" if SOLVER.USE_LARC is set,
+    else OPTIM.OPT."""
     return "larc" if cfg.SOLVER.USE_LARC else cfg.OPTIM.OPT
 
 

@@ -38,8 +38,9 @@ DatasetType = Callable[..., "ImageDataset"]  # dataset(root, split, transform, *
 def check_dataset(dataset: DatasetType, entry: Entry) -> None:
     """Raise ValueError if a dataset breaks the contract of `register_dataset`.
 
-    It must take exactly three positional arguments (root, split and transform). All other arguments
-    must be keyword-only. A class must also subclass ImageDataset and define its abstract methods.
+    A dataset must take exactly three positional arguments: root, split and transform. All other
+    arguments must be keyword-only. If the dataset is a class, it must subclass ImageDataset and
+    define the abstract methods of that class.
     """
     name = entry.name
     if not callable(dataset):

@@ -21,7 +21,8 @@ STREAMS = {"order": 1, "augment": 2, "mix": 3}
 
 
 def seed_sequence(stream: str, *key: int) -> np.random.SeedSequence:
-    """Return numpy's SeedSequence for a name in STREAMS and a key of non-negative integers."""
+    """Return a numpy SeedSequence for a key of non-negative integers and a name in STREAMS. Equal
+    keys with different names give different random numbers."""
     return np.random.SeedSequence((STREAMS[stream], *key))
 
 
@@ -87,7 +88,7 @@ def train_batches(
     Args:
         n: number of samples.
         repeats: see `epoch_order`. The copies of a sample get different augmentations.
-        groups: (N,) the group of each sample; `group_batches` then reorders each epoch.
+        groups: (n,) the group of each sample; `group_batches` then reorders each epoch.
     """
     global_batch = batch_size * world
     order_epoch = None
@@ -102,12 +103,12 @@ def train_batches(
 
 
 def group_batches(order: np.ndarray, groups: np.ndarray, global_batch: int) -> np.ndarray:
-    """Reorder an epoch so that each global batch holds samples of one group, as far as possible.
+    """Reorder an epoch so that each batch holds samples of one group, as far as possible.
 
-    `order` (N,) has the dataset indices of the epoch, `groups` (N,) the group of each dataset
-    index. Full batches are sorted by the position of their last sample in `order`. Samples that do
-    not fill a batch of their group come last, in their original order. The number of steps stays
-    the same.
+    global_batch: samples per batch, over all processes. `order` (n,) has the dataset indices of the
+    epoch, `groups` (n,) the group of each dataset index. Full batches are sorted by the position of
+    their last sample in `order`. Samples that do not fill a batch of their group come last, in
+    their original order. The number of steps stays the same.
     """
     group_of, remainders, batches = groups[order], [], []
     for group in np.unique(group_of):

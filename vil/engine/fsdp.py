@@ -41,7 +41,8 @@ def local(x: Tensor) -> Tensor:
 
 
 def full_tensor(x: Tensor) -> Tensor:
-    """Return the unsharded tensor. All ranks must call this."""
+    """Gather a sharded tensor; all ranks must call this and get the full tensor. A tensor that is
+    not sharded is returned unchanged."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 

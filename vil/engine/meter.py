@@ -19,9 +19,9 @@ from vil.engine.distributed import all_reduce_sum
 class Meter:
     """Sums of metrics and times since the last `read`.
 
-    The time between a `read` and the request of the next batch is left out, because the loop then
-    evaluates and saves checkpoints. If it saves one at another time, between two log lines, that
-    counts as training time.
+    The time between a `read` and the request of the next batch is left out, because the loop
+    then evaluates and saves checkpoints. The time of a checkpoint that is saved between two log
+    lines counts as training time.
     """
 
     def __init__(self):

@@ -22,7 +22,7 @@ MAX_LISTED = 20  # parameters in a dump, those with the largest gradients first
 
 
 class Flags(NamedTuple):
-    """The flags of a step, reduced over all ranks."""
+    """Two flags of a training step, reduced over all ranks."""
 
     bad: bool = False  # loss or gradient is not finite
     signal: int = 0  # number of a received signal, 0: none

@@ -132,7 +132,8 @@ class PreemptionGuard:
             before = now
             if launcher and os.getppid() != launcher and not self.received_signal:
                 self.received_signal, self.signal_time = signal.SIGTERM, now
-                echo_error(f"vil: rank {self.dist.rank}: its launcher is gone, the run ends")
+                ended = "the process that started it (torchrun or a sweep) has ended"
+                echo_error(f"vil: rank {self.dist.rank} stops, because {ended}")
             if self.folder and 0 < self.hang_seconds < now - self.progress_time:
                 self._exit(f"no step in {self.hang_seconds:g} s", hung=True)
             since = max(self.signal_time, self.progress_time)

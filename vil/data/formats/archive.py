@@ -82,8 +82,8 @@ class Archive:
         raise NotImplementedError
 
     def read(self, index: int) -> bytes:
-        """Return the decompressed bytes of the member at `index`. Raises OSError if it cannot be
-        read: UnreadableImage, a subclass, if the member is corrupt or too large."""
+        """Return the decompressed bytes of the member at `index`. Raises UnreadableImage if the
+        member is corrupt or too large, and OSError if the archive cannot be read."""
         raise NotImplementedError
 
 
@@ -174,8 +174,8 @@ class TarArchive(Archive):
 
 
 class HeaderFile(io.FileIO):
-    """A file that raises ReadError for reads above MAX_HEADER bytes, because a corrupt header may
-    state any size."""
+    """A tar file, opened to read its headers. A read of more than MAX_HEADER bytes raises
+    ReadError, because a corrupt header may state any size."""
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= MAX_HEADER:
@@ -196,7 +196,7 @@ class ArchiveDataset(ImageDataset):
 
 
 def check_size(size: int) -> None:
-    """Raise UnreadableImage if a member has more than MAX_BYTES."""
+    """Raise UnreadableImage if `size`, a member's size in bytes, is above MAX_BYTES (1 GiB)."""
     if size > MAX_BYTES:
         raise UnreadableImage(f"{size} bytes are too many for an image")
 

@@ -95,7 +95,8 @@ class ImageNetZip(ArchiveDataset):
 
 
 def read_map(file: Path, num_classes: int | None = None) -> dict[str, int]:
-    """Read a map file as {member: class number}. Raises DataError if a line is invalid."""
+    """Read a file such as train_map.txt, as {member of the zip: class number}. Raises DataError if
+    a line is invalid or has a class number that is not below num_classes."""
     labels = {}
     with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
         for number, line in enumerate(lines, start=1):

@@ -117,9 +117,9 @@ def save(
 ) -> Path:
     """Write the checkpoint of `state.step` to `folder`. Rank 0 writes, and the other ranks wait.
 
-    Then remove old checkpoints, except the `keep` newest, the best, and those whose step
-    `is_pinned`. Raises DivergedError if a weight is not finite, and SaveError if writing fails
-    twice. Both are raised on every rank, before older checkpoints are removed.
+    Then remove old checkpoints, except the `keep` newest, the best, and those for whose step
+    `is_pinned` returns True. Raises DivergedError if a weight is not finite, and SaveError if
+    writing fails twice. Both are raised on every rank, before older checkpoints are removed.
     """
     check_finite(objects.model, state.step)
     files = collect_files(objects, state, keep=dist.is_main)
@@ -182,7 +182,8 @@ def update_links(folder: Path, state: TrainState) -> None:
 
 
 def prune(folder: Path, step: int, keep: int, is_pinned: Callable[[int], bool]) -> None:
-    """Remove old checkpoints, except the `keep` newest, the best and the pinned ones.
+    """Remove old checkpoints, except the `keep` newest, the best, and those for whose step
+    `is_pinned` returns True.
 
     Checkpoints after `step` are neither counted nor removed. They must be corrupt: otherwise the
     run would have resumed from one of them.
@@ -253,8 +254,12 @@ def newest_valid(folder: Path, warn: Callable[[str], None] = warnings.warn) -> P
 def load(
     checkpoint: Path, objects: TrainObjects, say: Callable[[str], None] = warnings.warn
 ) -> TrainState:
-    """Load a checkpoint into a model of the same shapes and into its optimizer, gradient scaler and
-    average. Returns the saved TrainState. say: function that logs a line."""
+    """Load a checkpoint into the model, optimizer, gradient scaler and average in `objects`.
+    Returns the saved TrainState.
+
+    say: function that logs a line. Raises CheckpointError if the checkpoint is of another model or
+    cannot be read.
+    """
     load_exactly(objects.model, checkpoint / WEIGHTS)
     try:
         saved = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
