@@ -125,14 +125,14 @@ def test_a_run_tunes_at_its_start_and_keeps_what_it_chose(tmp_path):
     kept = json.loads((tmp_path / "run/autotune.json").read_text())
     assert len(kept) == 2
     assert set(kept.values()) <= set(BACKENDS)
-    assert "training: trying backends" in out
+    assert "training: timing the backends" in out
     assert ", tuned" in out
     assert (tmp_path / "cache/attention.json").is_file(), "the user's other runs know it too"
     # goes on with what it began with, whatever was tuned meanwhile
     (tmp_path / "run/autotune.json").write_text(json.dumps(dict.fromkeys(kept, "gathered")))
     out = vil("train", "--output_dir", "run", "--resume", "OPTIM.EPOCHS=2").out
     assert "training: gathered, tuned" in out
-    assert "trying backends" not in out
+    assert "timing the backends" not in out
 
 
 def test_a_table_of_a_run_that_never_began_does_not_count(tmp_path):
@@ -153,8 +153,8 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (None, "the tuned choice mine is not used: there is no such backend now"),
-        ("{", "autotune.json is ignored"),
+        (None, "the tuned backend mine is not used: no backend has this name"),
+        ("{", "autotune.json, the attention backends of this run, is ignored"),
     ],
     ids=["gone", "damaged"],
 )
@@ -181,7 +181,10 @@ def test_tuning_with_a_pinned_backend_says_that_it_has_no_effect():
     pinned = ("MODEL.VIT.MSVIT.TUNE=True", "MODEL.VIT.MSVIT.BACKEND=gathered")
     outcome = vil("train", "--output_dir", "run", *TINY, "OPTIM.EPOCHS=1", *pinned)
     assert outcome.code == 0
-    assert "TUNE has no effect: the backend gathered is pinned" in outcome.out + outcome.err
+    assert (
+        "TUNE has no effect: the config already selects the backend gathered"
+        in outcome.out + outcome.err
+    )
 
 
 def asked(*words, **facts):

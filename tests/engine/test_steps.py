@@ -147,7 +147,9 @@ def test_an_average_can_be_switched_on_and_off(tmp_path, capsys):
     before = weights(tmp_path)
     assert not list(tmp_path.glob("checkpoints/*/ema.safetensors"))
     toy_train(tmp_path, max_steps=4, ema=0.5)
-    assert "no average of weights: it starts from the current weights" in capsys.readouterr().out
+    assert (
+        "no average of weights: a new one starts from the loaded weights" in capsys.readouterr().out
+    )
     after = weights(tmp_path)
     expected = {name: (before[name] + after[name]) / 2 for name in after}
     assert_close(weights(tmp_path, "ema.safetensors"), expected)

@@ -260,11 +260,11 @@ PETS = {
         DATA,
         r"class folder pets/train/dog has no images .*: remove it or add some",
     ),
-    "one image": ({"train/cat": 1, "val/cat": 1}, USAGE, "has 1: make them smaller"),
+    "one image": ({"train/cat": 1, "val/cat": 1}, USAGE, "has 1: lower one of the two"),
     "15 images": (
         {"train/cat": 9, "train/dog": 6, "val/cat": 1},
         USAGE,
-        "DATALOADER.BSZ 16 x OPTIM.ACCUMULATE 1 = 16 images, .* has 15: make them smaller",
+        "DATALOADER.BSZ 16 x OPTIM.ACCUMULATE 1 = 16 images, .* has 15: lower one of the two",
     ),
 }
 

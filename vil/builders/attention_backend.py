@@ -1,7 +1,7 @@
-"""Select the backends that compute the local attention of a config's model.
+"""Select the backends (implementations) that compute the local attention of a config's model.
 
 Rank 0 selects the backends for all ranks and stores the selection in the run's folder. A resumed
-run therefore uses the backends that it started with, even if `vil tune` has found others since.
+run therefore uses the backends that it started with, even if `vil tune` has found faster ones.
 """
 
 import json
@@ -32,7 +32,10 @@ LARGE = 1024  # tokens along a side of a large grid: stage 1 for an image of 409
 
 
 class BackendRequest(NamedTuple):
-    """A local attention call of a stage (numbered from 1), and the backend requested for it."""
+    """A local attention call that a stage of the model makes, and the backend requested for it.
+
+    stage: number of the stage, from 1. case: properties of the call, such as shapes and dtype.
+    """
 
     stage: int
     case: Case
@@ -53,17 +56,19 @@ class BackendRequest(NamedTuple):
 
 
 def attention_network(model: nn.Module) -> nn.Module:
-    """Return the part of a model with attention: a detector's `attention_body`, else the model."""
+    """Return the submodule with the attention layers: a detector's `attention_body`, else the model
+    itself."""
     return getattr(model, "attention_body", model)
 
 
 def backend_requests(
     model: nn.Module, cfg: CfgNode, device: torch.device, *, training: bool = True, world: int = 1
 ) -> list[BackendRequest]:
-    """List a model's local attention calls in evaluation and, if `training`, in training.
+    """List the local attention calls that a model makes in evaluation and, if `training`, in
+    training.
 
-    The list is empty for an external model. With random shift, a call for one neighbor stands for
-    the calls for all eight.
+    The list is empty for a timm or torchvision model. With random shift, each query also attends to
+    one of eight neighbor chunks; one call is listed for all eight.
     world: number of processes, which share a batch of DATALOADER.BSZ images.
     """
     network = attention_network(model)
@@ -99,15 +104,17 @@ def select_attention_backends(
 ) -> None:
     """Select the same attention backends on all ranks, log them, and write them to `folder`.
 
-    A resumed run uses the choices stored in its folder. Any other run uses the choices that `vil
-    tune` stored for this user. With MODEL.VIT.MSVIT.TUNE, missing choices are measured if
-    `training`. say: function that logs a line. Raises ConfigError if a pinned backend cannot run.
+    If `resuming`, the backends stored in `folder` are used. Without stored ones, those that `vil
+    tune` found fastest for this user are used. Calls for which neither is stored are timed if
+    MODEL.VIT.MSVIT.TUNE and `training` are set. say: function that logs a line. Raises ConfigError
+    if the config names a backend that cannot run.
     """
     requests = backend_requests(model, cfg, device, training=training, world=dist.world)
     automatic = [r for r in requests if r.backend == "auto"]
     tune = training and cfg.MODEL.VIT.MSVIT.TUNE
     if tune and requests and not automatic:
-        log.warning("TUNE has no effect: the backend %s is pinned", requests[0].backend)
+        text = "MODEL.VIT.MSVIT.TUNE has no effect: the config already selects the backend %s"
+        log.warning(text, requests[0].backend)
     CHOICES.clear()
     if dist.is_main:
         kept = _read_kept(folder) if resuming else None
@@ -125,15 +132,19 @@ def select_attention_backends(
         try:
             replace_text(folder / FILE, json.dumps(CHOICES, indent=1) + "\n")
         except OSError as error:
-            log.warning("%s cannot be written: %s", folder / FILE, error.strerror or error)
+            text = "%s cannot be written (%s): a resumed run may select other attention backends"
+            log.warning(text, folder / FILE, error.strerror or error)
     _report(requests, say)
     if attention_network(model) is not model:  # a detector: its images have many sizes
         pin_for_all_sizes(requests)
 
 
 def pin_for_all_sizes(requests: list[BackendRequest]) -> None:
-    """Pin one backend per attention for images of all sizes: the one selected for INPUT.IMAGE_SIZE,
-    or the one selected for large grids if the former does not support them."""
+    """Set the backend of each attention module to one that supports images of all sizes.
+
+    This is the backend selected for INPUT.IMAGE_SIZE or, if that one does not support large token
+    grids, the backend selected for a large grid. A backend named in the config stays.
+    """
     for request in requests:
         if request.case.needs_grad != requests[0].case.needs_grad:
             continue  # the training cases come first and decide, if there are any
@@ -147,13 +158,14 @@ def pin_for_all_sizes(requests: list[BackendRequest]) -> None:
 
 
 def _report(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
-    """Log the backend selected for each request, and warn if a tuned backend cannot run."""
+    """Log the backend selected for each call, and warn if the backend that tuning found fastest
+    cannot run."""
     for request in requests:
         case, wanted = request.case, CHOICES.get(request.case.bucket())
         if request.backend == "auto" and wanted and tuned(case) != wanted:
             entry = BACKENDS.get(wanted)
-            why = "; ".join(entry.unsupported(case)) if entry else "there is no such backend now"
-            log.warning("%s: the tuned choice %s is not used: %s", request, wanted, why)
+            why = "; ".join(entry.unsupported(case)) if entry else "no backend has this name"
+            log.warning("%s: the tuned backend %s is not used: %s", request, wanted, why)
     for request in requests:
         name = choose(request.case, request.backend)
         how = explain(request.case, request.backend)[name].removeprefix("chosen")
@@ -161,28 +173,30 @@ def _report(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
 
 
 def _read_kept(folder: Path) -> dict[str, str] | None:
-    """Read the choices stored in a run's folder. Returns None if they are missing or invalid."""
+    """Read the backends stored in a run's folder, as {`Case.bucket`: backend name}. Returns None if
+    the file is missing or invalid."""
     file = folder / FILE
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        log.warning("%s is ignored: %s", file, error)
+        log.warning("%s, the attention backends of this run, is ignored: %s", file, error)
         return None
     if isinstance(kept, dict) and all(isinstance(name, str) for name in kept.values()):
         return kept
-    log.warning("%s is ignored: it is not a table of tuned backends", file)
+    log.warning("%s is ignored: expected a JSON object whose values are backend names", file)
     return None
 
 
 def _tune_missing(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
-    """Time the backends for each request without a tuned choice, and store the fastest."""
+    """Time the backends for each call without a tuned backend, and store the fastest in CHOICES
+    and in this user's tuning cache."""
     found = {}
     for request in requests:
         bucket = request.case.bucket()
         if bucket not in CHOICES:
-            say(f"{request}: trying backends")
+            say(f"{request}: timing the backends")
             found[bucket] = trials = tuner.tune(request.case)
             for line in tuner.listing(trials):
                 say(line)

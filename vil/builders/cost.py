@@ -1,4 +1,4 @@
-"""Count the parameters, and the multiply-accumulates (MACs) for one image, of a model's parts."""
+"""Count the parameters of each part of a model, and its multiply-accumulates (MACs) per image."""
 
 from typing import Any, NamedTuple
 
@@ -13,8 +13,9 @@ from vil.models.vision_longformer import MsViT
 class CostRow(NamedTuple):
     """Cost of one part of a model, such as a stage. Fields that do not apply are empty.
 
-    attention: number of blocks and attention types. tokens: grid of local tokens + global tokens.
-    width: channels. macs: for one image.
+    attention: number of blocks and their attention type, such as "2 x longformer". tokens: grid of
+    local tokens + number of global tokens, such as "14 x 14 + 1". width: channels. macs:
+    multiply-accumulates for one image.
     """
 
     part: str
@@ -26,16 +27,19 @@ class CostRow(NamedTuple):
 
 
 def model_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-    """Return the cost of each stage and the head of an MsViT, or one row for an external model.
+    """Return a row for each stage and for the head of an MsViT, or one row for any other model.
 
-    size: (height, width) of the image in pixels. The model may be on the meta device; an external
-    model must be.
+    size: (height, width) of the image in pixels. A model that is not an MsViT must be on the meta
+    device.
     """
     return msvit_cost(model, size) if isinstance(model, MsViT) else external_cost(model, size)
 
 
 def msvit_cost(model: MsViT, size: tuple[int, int]) -> list[CostRow]:
-    """Return a row per stage, then one for the head. The MACs are those of `MsViT.macs`."""
+    """Return a row for each stage, then one for the head, with the MACs from `MsViT.macs`.
+
+    size: (height, width) of the image in pixels.
+    """
     macs = model.macs(size)
     rows = []
     stages = zip(model.stages, model.specs, model.grids(size), macs)
@@ -48,15 +52,18 @@ def msvit_cost(model: MsViT, size: tuple[int, int]) -> list[CostRow]:
 
 
 def external_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
-    """Return one row for the whole model, which must be on the meta device."""
+    """Return a list with one row for the whole model, which must be on the meta device.
+
+    size: (height, width) of the image in pixels.
+    """
     with sdpa_kernel(SDPBackend.MATH):
         _, macs = count_macs(model, torch.empty(1, 3, *size, device="meta"))
     return [CostRow("model", "", "", "", num_params(model), macs)]
 
 
 def count_macs(module: nn.Module, *arguments: Any) -> tuple[Any, int]:
-    """Run a module on the meta device, in eval mode. Returns (output, MACs). The MACs are half of
-    the FLOPs that FlopCounterMode counts."""
+    """Set a module to eval mode, call it with `arguments`, and return (output, MACs). The MACs are
+    half of the FLOPs that torch's FlopCounterMode counts."""
     with FlopCounterMode(display=False) as counter:
         output = module.eval()(*arguments)
     return output, counter.get_total_flops() // 2

@@ -30,10 +30,11 @@ def build_train_loader(
     open_dataset: Callable[[], LoadableDataset],
     bad_file: Path | None = None,
 ) -> TrainLoader:
-    """Build this rank's training loader.
+    """Build this rank's training loader, which yields one batch per optimizer step.
 
-    Over all ranks, the batches of a step have DATALOADER.BSZ * OPTIM.ACCUMULATE samples.
-    bad_file: file to which unreadable images are appended.
+    The batches of all ranks together have DATALOADER.BSZ * OPTIM.ACCUMULATE samples.
+    open_dataset: function that returns the training set. bad_file: text file to which the names of
+    unreadable images are appended.
     """
     size = cfg.DATALOADER.BSZ
     if size % dist.world:
@@ -46,7 +47,7 @@ def build_train_loader(
     if len(dataset) < (needed := size * cfg.OPTIM.ACCUMULATE):
         raise ConfigError(
             f"a step takes DATALOADER.BSZ {size} x OPTIM.ACCUMULATE {cfg.OPTIM.ACCUMULATE} "
-            f"= {needed} images, and the training set has {len(dataset)}: make them smaller"
+            f"= {needed} images, and the training set has {len(dataset)}: lower one of the two"
         )
     return TrainLoader(
         dataset,
@@ -66,14 +67,14 @@ def build_test_loaders(
     bad_file: Path | None = None,
     datasets: Mapping[str, LoadableDataset] | None = None,
 ) -> dict[str, EvalLoader]:
-    """Build this rank's loader for each test set; return {name: loader}.
+    """Build a loader of this rank's share of each test set. Returns {name: loader}.
 
-    bad_file: file to which unreadable images are appended. datasets: {name: dataset}, by default
-    the sets in DATA.TEST.
+    datasets: {name: dataset}. If it is None, `open_dataset` is called with each name in DATA.TEST.
+    bad_file: text file to which the names of unreadable images are appended.
     """
     if datasets is None:
         if len(set(cfg.DATA.TEST)) < len(cfg.DATA.TEST):
-            raise ConfigError(f"DATA.TEST names a set twice: {', '.join(cfg.DATA.TEST)}")
+            raise ConfigError(f"DATA.TEST names a dataset twice: {', '.join(cfg.DATA.TEST)}")
         datasets = {name: open_dataset(name) for name in cfg.DATA.TEST}
     options = _loader_options(cfg, dist, device, bad_file)
     options["batch_size"] = -(-cfg.DATALOADER.BSZ // dist.world)
@@ -97,21 +98,26 @@ def _loader_options(
 
 def check_dataset_arguments(cfg: CfgNode, arguments_of: Callable[[str], list[str]]) -> None:
     """Raise ValueError if DATA.KWARGS has a key that no dataset in DATA.TRAIN or DATA.TEST accepts.
-    arguments_of(name): the argument names that a dataset accepts."""
+
+    arguments_of: function that returns the argument names that the dataset of a given name accepts.
+    """
     sets = list(dict.fromkeys([*cfg.DATA.TRAIN, *cfg.DATA.TEST]))
     names = ", ".join(sets)
     known = {argument: name for name in sets for argument in arguments_of(name)}
     for argument in cfg.DATA.KWARGS:
         if not known:
-            why = f"{names} takes no arguments (DATA.KWARGS {{}})"
+            why = f"{names} takes no arguments: leave DATA.KWARGS empty"
             raise ConfigError(f"DATA.KWARGS.{argument}: {why}")
         lookup(known, argument, f"argument (DATA.KWARGS) of {names}")
 
 
 @contextmanager
 def dataset_arguments(cfg: CfgNode, name: str, taken: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield a dict of the items of DATA.KWARGS with keys in `taken`. Open the dataset in the `with`
-    block: a TypeError there, such as for a wrong argument, becomes a ConfigError."""
+    """Yield a dict of those items of DATA.KWARGS that the dataset `name` accepts.
+
+    taken: names of the arguments that it accepts. Construct the dataset inside the `with` block: a
+    TypeError there, such as for a wrong argument value, becomes a ConfigError.
+    """
     try:
         yield {key: value for key, value in cfg.DATA.KWARGS.items() if key in taken}
     except TypeError as error:
@@ -119,7 +125,10 @@ def dataset_arguments(cfg: CfgNode, name: str, taken: list[str]) -> Iterator[dic
 
 
 def check_num_classes(cfg: CfgNode, dataset: Dataset, name: str) -> None:
-    """Raise ConfigError unless the dataset has DATA.NUM_CLASSES classes. name: for the message."""
+    """Raise ConfigError unless the dataset has DATA.NUM_CLASSES classes.
+
+    name: name of the dataset in the error message.
+    """
     if len(dataset.classes) != cfg.DATA.NUM_CLASSES:
         raise ConfigError(
             f"DATA.NUM_CLASSES is {cfg.DATA.NUM_CLASSES}, "

@@ -20,7 +20,10 @@ ONEDNN_KERNELS = 8192
 
 @as_config_error
 def configure_device(cfg: CfgNode) -> torch.device:
-    """Apply the config's global torch settings, such as TF32, and return the device."""
+    """Apply the config's global torch settings, such as TF32, and return the device of the run.
+
+    Raises ConfigError if the device is not available or does not support the config's AMP.DTYPE.
+    """
     torch.backends.cudnn.allow_tf32 = cfg.AMP.TF32
     torch.set_float32_matmul_precision("high" if cfg.AMP.TF32 else "highest")
     torch.autograd.set_detect_anomaly(cfg.SOLVER.DETECT_ANOMALY)
@@ -57,7 +60,8 @@ def _find_device(name: str) -> torch.device:
 def process_group(cfg: CfgNode, device: torch.device) -> Iterator[DistInfo]:
     """Initialize the process group for a `with` block if there are several processes.
 
-    Yields rank and world size. At the end, destroys the group unless the caller initialized it.
+    Yields the rank and the number of processes. A group that this function initialized is destroyed
+    at the end of the block.
     """
     if torch.distributed.is_initialized():
         yield distributed.current()

@@ -1,4 +1,4 @@
-"""Checks that a config does not exceed the memory and open files of this machine."""
+"""Check that a config needs no more memory and open files than this machine has."""
 
 import os
 import resource
@@ -19,7 +19,7 @@ def check_model_size(stages: Sequence[StageSpec], num_outputs: int) -> None:
     if (size := 4 * count) > (limit := total_bytes()):
         raise ConfigError(
             f"MODEL.VIT.MSVIT.ARCH: the model has at least {count:.1e} parameters, which take "
-            f"{gigabytes(size)}, more than the {gigabytes(limit)} of this machine"
+            f"{gigabytes(size)}, more than the {gigabytes(limit)} of memory of this machine"
         )
 
 
@@ -29,20 +29,22 @@ def check_batch_size(cfg: CfgNode, batch_size: int) -> None:
     if (size := batch_size * 3 * side**2 * 4) > (limit := total_bytes()):
         raise ConfigError(
             f"DATALOADER.BSZ {cfg.DATALOADER.BSZ} and INPUT.IMAGE_SIZE {side}: a batch takes "
-            f"{gigabytes(size)}, more than the {gigabytes(limit)} of this machine"
+            f"{gigabytes(size)}, more than the {gigabytes(limit)} of memory of this machine"
         )
 
 
 def check_open_files(workers: int) -> None:
-    """Increase the soft limit of open files if the data loader's workers need more. Raises
-    ConfigError if the hard limit is too low."""
+    """Increase this process's soft limit of open files if the data loader's workers need more.
+
+    Raises ConfigError if the hard limit is too low.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(os.listdir("/dev/fd")) + FILES_PER_WORKER * workers
     if workers and needed > soft != resource.RLIM_INFINITY:
         if needed > hard != resource.RLIM_INFINITY:
             raise ConfigError(
                 f"DATALOADER.WORKERS {workers} may need {needed} open files, and the limit is "
-                f"{hard} (ulimit -Hn)"
+                f"{hard} (ulimit -Hn): set fewer workers"
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 

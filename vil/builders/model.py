@@ -1,4 +1,4 @@
-"""Build the network of a config, find its weights, and move, shard and compile it."""
+"""Build the network that a config describes, find its weights, and move, shard and compile it."""
 
 import logging
 import re
@@ -43,9 +43,10 @@ log = logging.getLogger(__name__)
 
 @as_config_error
 def build_network(cfg: CfgNode, num_outputs: int, *, load_pretrained: bool = False) -> nn.Module:
-    """Build the network with a linear head of `num_outputs` outputs, initialized from SEED.
+    """Build the network that the config describes, with a linear head of `num_outputs` outputs.
 
-    load_pretrained: load an external model's published weights if MODEL.PRETRAINED is set.
+    The weights are random, with the seed SEED. Only if `load_pretrained` and MODEL.PRETRAINED are
+    both set, a timm or torchvision model gets its published weights.
     Raises ConfigError if the config does not describe a valid network.
     """
     torch.manual_seed(cfg.SEED)
@@ -74,13 +75,19 @@ def _build_external(cfg: CfgNode, common: dict[str, Any], load_pretrained: bool)
         )
     model = build_external(arch, pretrained=cfg.MODEL.PRETRAINED and load_pretrained, **common)
     if cfg.FINETUNE.FREEZE_STAGES:
-        raise ConfigError(f"FINETUNE.FREEZE_STAGES: {arch} has no stages, only msvit does")
+        raise ConfigError(
+            f"FINETUNE.FREEZE_STAGES: {arch} has no stages to freeze; set it to 0 (only "
+            "MODEL.ARCH msvit has stages)"
+        )
     return model
 
 
 def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
     if cfg.MODEL.PRETRAINED:
-        raise ConfigError("MODEL.PRETRAINED: for msvit give the weights' file as MODEL.MODEL_PATH")
+        raise ConfigError(
+            "MODEL.PRETRAINED is for timm and torchvision models: for msvit give the weights' file "
+            "as MODEL.MODEL_PATH"
+        )
     vit, msvit = cfg.MODEL.VIT, cfg.MODEL.VIT.MSVIT
     attention, backend = _attention_names(msvit)
     stages = parse_arch(msvit.ARCH, attention)
@@ -108,7 +115,8 @@ def _build_msvit(cfg: CfgNode, common: dict[str, Any]) -> MsViT:
 
 
 def _keys_by_attention() -> dict[tuple[str, ...], list[str]]:
-    """Group config keys by the attention classes that read them. Returns {class names: keys}."""
+    """Group config keys by the attention types that read them. Returns {names of the attention
+    types: keys that exactly these types read}."""
     readers: dict[str, list[str]] = {}
     for name, entry in ATTENTIONS.items():
         for key in (*entry.key_names.values(), *entry.facts.get("other_keys", ())):
@@ -120,15 +128,19 @@ def _keys_by_attention() -> dict[tuple[str, ...], list[str]]:
 
 
 def _attention_names(msvit: CfgNode) -> tuple[str, str]:
-    """Return ATTN_TYPE with legacy names replaced by current ones, and the backend.
+    """Return (attention names, backend) from the config section MODEL.VIT.MSVIT.
 
-    Some legacy names also select a backend. Without such a name, the backend is BACKEND. Raises
-    ConfigError if the legacy names select different backends.
+    The attention names are ATTN_TYPE, with names of the 2021 code replaced by current ones. Such a
+    legacy name also selects the backend; without one, the backend is BACKEND. Raises ConfigError if
+    the legacy names select different backends.
     """
     legacy = LEGACY_ATTN_BACKENDS
     pinned = {legacy[name] for name in names_in(msvit.ATTN_TYPE) if name in legacy}
     if len(pinned) > 1:
-        raise ConfigError(f"ATTN_TYPE {msvit.ATTN_TYPE} selects several backends: {sorted(pinned)}")
+        raise ConfigError(
+            f"ATTN_TYPE {msvit.ATTN_TYPE} selects several backends ({', '.join(sorted(pinned))}): "
+            "use longformer instead, and select one with BACKEND"
+        )
     longformer = "global" if msvit.ONLY_GLOBAL else "longformer"
     current = {**dict.fromkeys(legacy, longformer), "longformer": longformer}
     attention = re.sub(r"[^,/]+", lambda name: current.get(name[0], name[0]), msvit.ATTN_TYPE)
@@ -140,10 +152,10 @@ def find_weights(given: str, data_dir: str) -> Path:
     """Return the path of a weight file or checkpoint folder.
 
     given: a name such as "ViL_Tiny_Weights.IMAGENET1K_V1", or a path, which may also be relative to
-    `data_dir` (DATA.DATA_DIR). For a run's folder, its best checkpoint is used; for a file `best`
-    or `last`, the checkpoint that is named in the file.
+    `data_dir` (DATA.DATA_DIR). The folder of a run stands for its best checkpoint, and a text file
+    `best` or `last` stands for the checkpoint that is named in it.
 
-    If a checkpoint has averaged weights (OPTIM.EMA), the path is that of their file. Raises
+    For a checkpoint with averaged weights (OPTIM.EMA), returns the path of their file. Raises
     CheckpointError if there are no weights at the path, or if a checkpoint is corrupt.
     """
     if MEMBER.fullmatch(given) and not Path(given).exists():
@@ -164,14 +176,14 @@ def find_weights(given: str, data_dir: str) -> Path:
         return state_dict_io.find_weights(path)
     if reason := find_corruption(path):
         raise CheckpointError(
-            f"{path} is damaged, or no checkpoint: {reason}; give the folder of a run, a "
+            f"{path} is damaged, or is not a checkpoint: {reason}; give the folder of a run, a "
             "checkpoint in it, or a file of weights"
         )
     return path / AVERAGE if (path / AVERAGE).is_file() else path
 
 
 class TrainedModel(NamedTuple):
-    """A model ready for training, and the moving average of its weights if OPTIM.EMA is set."""
+    """A model ready for training, and a moving average of its weights (None without OPTIM.EMA)."""
 
     model: nn.Module
     ema: Ema | None
@@ -180,10 +192,10 @@ class TrainedModel(NamedTuple):
 def prepare_for_training(
     cfg: CfgNode, model: nn.Module, dist: DistInfo, device: torch.device
 ) -> TrainedModel:
-    """Move the model to the device, then shard and compile it if the config requests this.
+    """Move the model to the device, then shard and compile it if the config says so.
 
-    If OPTIM.EMA is set, a moving average of the weights is created. Call this function before the
-    optimizer is built, because sharding replaces the parameters.
+    Also creates a moving average of the weights if OPTIM.EMA is set. Call this function before
+    building the optimizer, because sharding replaces the parameters.
     """
     model = move_to_device(cfg, model, device)
     ema = Ema(model, cfg.OPTIM.EMA) if cfg.OPTIM.EMA else None
@@ -208,8 +220,8 @@ def move_to_device(
 ) -> nn.Module:
     """Move the model to the device, and convert it to the memory format of the config.
 
-    training: also check the attention backends for training. Raises ConfigError if the config
-    selects an attention backend that cannot run on the device.
+    Raises ConfigError if the config names an attention backend that cannot run evaluation or, if
+    `training`, the backward pass on this device.
     """
     for request in backend_requests(model, cfg, device, training=training):
         choose(request.case, request.backend)
@@ -222,7 +234,9 @@ def _compile(cfg: CfgNode, models: list[nn.Module], device: torch.device) -> Non
         return
     if not has_compiler(device.type):
         what = "Triton" if device.type == "cuda" else "a C++ compiler (CXX or g++)"
-        raise ConfigError(f"MODEL.COMPILE needs {what}, which was not found")
+        raise ConfigError(
+            f"MODEL.COMPILE needs {what}, which was not found: install it or set False"
+        )
     for model in models:
         model.compile()
 
@@ -238,7 +252,9 @@ def _apply_fsdp(
         raise ConfigError("DISTRIBUTED.STRATEGY fsdp cannot train in float16: use bfloat16")
     if not OPTIMIZERS.entry(optimizer_name(cfg)).facts.get("can_shard"):
         known = ", ".join(name for name, e in OPTIMIZERS.items() if e.facts.get("can_shard"))
-        raise ConfigError(f"DISTRIBUTED.STRATEGY fsdp supports {known}, not {optimizer_name(cfg)}")
+        raise ConfigError(
+            f"DISTRIBUTED.STRATEGY fsdp supports the optimizers {known}, not {optimizer_name(cfg)}"
+        )
     for model in models:
         network = attention_network(model)
         stages = network.stages if isinstance(network, MsViT) else ()

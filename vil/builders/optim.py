@@ -32,7 +32,7 @@ class Optimization(NamedTuple):
 def build_optimization(
     cfg: CfgNode, model: nn.Module, device: torch.device, steps_per_epoch: int
 ) -> Optimization:
-    """Build the optimizer, the learning-rate schedule and the gradient scaler."""
+    """Build the optimizer, the learning-rate schedule and the gradient scaler of a config."""
     return Optimization(
         build_optimizer(cfg, model),
         build_schedule(cfg, steps_per_epoch),
@@ -46,12 +46,13 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     """Build the optimizer and its parameter groups.
 
     The weight decay is OPTIM.WD0 for norms, position parameters, global tokens and the head's bias,
-    and OPTIM.WD for all other parameters. Groups are also split by layer if OPTIM.LAYER_DECAY < 1.
+    and OPTIM.WD for all other parameters. If OPTIM.LAYER_DECAY < 1, each layer has its own groups.
     """
     optim = cfg.OPTIM
     entry = OPTIMIZERS.entry(optimizer_name(cfg))
     if entry.facts.get("adaptive") and float(KEYS["OPTIM.LR"].default) == optim.LR:
-        log.warning("OPTIM.LR is %g, the default, which is not meant for %s", optim.LR, optim.OPT)
+        text = "OPTIM.LR is %g, the default, which is too large for %s: set it"
+        log.warning(text, optim.LR, optim.OPT)
     groups = decay_groups(
         model.named_parameters(),
         optim.WD,
@@ -73,12 +74,14 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
 
 
 def optimizer_name(cfg: CfgNode) -> str:
-    """Return the optimizer's name in the registry OPTIMIZERS: "larc" if LARC is enabled."""
+    """Return the optimizer's name in the registry OPTIMIZERS: "larc" if SOLVER.USE_LARC is set,
+    else OPTIM.OPT."""
     return "larc" if cfg.SOLVER.USE_LARC else cfg.OPTIM.OPT
 
 
 def _layers(model: nn.Module) -> dict[str, Any]:
-    """Return the arguments `layer_of` and `num_layers` of `decay_groups`, for layer-wise decay."""
+    """Return the keyword arguments `layer_of` and `num_layers` that `decay_groups` needs for
+    layer-wise learning-rate decay."""
     if hasattr(model, "layer_of"):
         return {"layer_of": model.layer_of, "num_layers": model.num_layers}
     numbers = number_layers(model)
@@ -92,7 +95,7 @@ def build_scaler(cfg: CfgNode, device: torch.device) -> GradScaler:
 
 @as_config_error
 def build_schedule(cfg: CfgNode, steps_per_epoch: int) -> Schedule:
-    """Build the learning-rate schedule."""
+    """Build the learning-rate schedule from the keys in SOLVER and OPTIM."""
     return Schedule(
         cfg.SOLVER.LR_POLICY,
         cfg.OPTIM.LR,

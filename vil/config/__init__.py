@@ -1,7 +1,7 @@
 """The config: one tree of declared keys, set from YAML files and KEY VALUE pairs.
 
-defaults    declares the keys             yaml_source  reads settings from files and words
-coercion    converts values to types      load         merges and checks all sources
+defaults    declares the keys             yaml_source  reads YAML files and KEY VALUE pairs
+coercion    converts values to types      load         merges and checks all settings
 rules       allowed values                dump_yaml    writes a config
 
 Importing this package does not import torch, so that a wrong key is reported at once. Names are

@@ -13,14 +13,18 @@ log = logging.getLogger(__name__)
 
 
 def own_settings(cfg: CfgNode, entry: Entry) -> dict[str, Any]:
-    """Return {argument: value} for the config keys in a component's registry entry."""
+    """Return a component's keyword arguments that config keys set, as {argument: value}.
+
+    entry: the component's registry entry, which maps its arguments to config keys.
+    """
     return {argument: value_at(cfg, key) for argument, key in entry.key_names.items()}
 
 
 def warn_unused(cfg: CfgNode, why: str, names: Iterable[str]) -> None:
-    """Log one warning about the keys below `names` that are set but have no effect.
+    """Log one warning that lists the keys which were set although they have no effect.
 
-    names: keys or sections. why: the reason, with which the message begins.
+    names: keys and sections without effect. A key counts as set if its value is not the default.
+    why: the reason, with which the message begins.
     """
     prefixes = tuple(f"{name}." for name in names)
     changed = [

@@ -1,7 +1,7 @@
 """Convert text to the type of a key's default value.
 
-For a float key, `1` and `1e-3` are floats; for a text key, `no` is text. YAML and yacs would
-instead derive the type from the text, and read an integer, a text and a bool. Lists are parsed as
+For a float key, `1` and `1e-3` are floats; for a string key, `no` is a string. YAML and yacs would
+derive the type from the text instead: an integer, a string and a bool. Lists are parsed as Python
 literals of limited length.
 """
 
@@ -17,12 +17,12 @@ NOTHING = ("None", "null", "Null", "NULL", "~")
 
 
 class Quoted(str):
-    """Text that was quoted in the config. It is never converted to a number."""
+    """A string that was quoted in the config, and is therefore never converted to a number."""
 
 
 def coerce(value: Any, default: Any) -> Any:
-    """Convert a value from a config to the type of `default`. Raises ValueError if that is
-    impossible."""
+    """Convert a value, as written in a config, to the type of `default`. Raises ValueError if the
+    value does not have this type."""
     if isinstance(default, tuple | list):
         if not default and value == "auto":
             return type(default)()
@@ -36,7 +36,8 @@ def coerce(value: Any, default: Any) -> Any:
 
 
 def free(value: Any) -> Any:
-    """Convert a value without a declared type: to true, null, a number or a list, else to text."""
+    """Convert the value of a key that has no declared type. Returns None, a bool, a number or a
+    list if the text can be read as one, else a string."""
     if isinstance(value, list):
         return [free(item) for item in value]
     if isinstance(value, Quoted):
@@ -52,7 +53,7 @@ def free(value: Any) -> Any:
 
 
 def kind(default: Any) -> str:
-    """Describe the type of a key in words."""
+    """Return the type of a key's default value in words, such as "tuple of float"."""
     if isinstance(default, tuple | list):
         return f"{type(default).__name__} of {kind(default[0] if default else 0.0)}"
     return type(default).__name__
@@ -72,7 +73,8 @@ def _number(text: str) -> float:
 
 
 def _text(text: str) -> str:
-    """Remove quotes around a text. The shell leaves the inner ones in a word such as "'no'"."""
+    """Return a string without the quotes that the shell leaves in a word such as "'no'". Raises
+    ValueError if the string means null."""
     if isinstance(text, Quoted):
         return str(text)
     if text in NOTHING:
@@ -82,7 +84,8 @@ def _text(text: str) -> str:
 
 
 def _items(text: str) -> list[Any]:
-    """Return the items of (1, 2) or [1, 2] written as text."""
+    """Parse a list written as text, such as "(1, 2)" or "[1, 2]". Returns the items, still as text.
+    Raises ValueError if the text is not a list."""
     if text[:1] not in BRACKETS or len(text) > MAX_LITERAL:
         raise ValueError(text)
     try:
@@ -92,7 +95,7 @@ def _items(text: str) -> list[Any]:
 
 
 def as_written(value: Any) -> Any:
-    """Convert a Python value to the form that it would have when read from a config file."""
+    """Convert a Python value to the form in which config files are read: text, or lists of text."""
     if isinstance(value, tuple | list):
         return [as_written(item) for item in value]
     return Quoted(value) if isinstance(value, str) else str(value)

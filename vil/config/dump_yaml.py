@@ -15,7 +15,7 @@ from vil.config.coercion import free
 
 
 def dump(cfg: CfgNode) -> str:
-    """Return a config as YAML, with one line per key."""
+    """Return a config as YAML text, with one line per key."""
     return yaml.dump(cfg, Dumper=_Dumper, sort_keys=False, width=math.inf, allow_unicode=True)
 
 

@@ -23,7 +23,8 @@ ALIASES = {
 def is_known(key: str) -> bool:
     """Return whether a key is declared, or may be added to a section that accepts new keys.
 
-    A new name that is very similar to a declared one is taken as a typing error and is not known.
+    In such a section, a new name that is very similar to a declared one counts as a typing error,
+    for which this function returns False.
     """
     if key in KEYS or key in SECTIONS:
         return True
@@ -37,7 +38,8 @@ def is_known(key: str) -> bool:
 def nearest(key: str) -> str | None:
     """Return the declared key that is most similar to `key`; None if no key is similar enough.
 
-    Similarity is the sum of those of the full keys and of their last parts.
+    The score of a declared key is the similarity of the full names plus that of the last parts. For
+    a name that Swin or detectron2 uses, returns the same key of vil, see ALIASES.
     """
     if last(key).upper() in ALIASES:
         return ALIASES[last(key).upper()]

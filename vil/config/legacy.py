@@ -1,6 +1,6 @@
-"""Read configs of the original 2021 code, with other names and spellings, and with runtime keys.
+"""Read configs of the original 2021 code, which have other names and spellings, and runtime keys.
 
-Old files need no changes. One warning lists what is dropped or read differently.
+Old files need no changes. Warnings list the keys that are dropped or read differently.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ SPELLINGS = {
 
 
 def modernise(settings: list[Setting], known: Callable[[str], bool]) -> list[Setting]:
-    """Convert the settings of one source to current spellings. Drop keys that only the original
-    had.
+    """Return the settings of one file, or of the command line, with current names and spellings.
 
-    Files saved by the original contain runtime keys. In such a file, all unknown keys are dropped.
-    In any other file, an unknown key is a typing error, which `load` reports.
+    A file with runtime keys was saved by the original 2021 code. Its unknown keys are dropped with
+    a warning. In any other file, an unknown key is a typing error, which `load` reports.
+    known: function that returns whether a key exists.
     """
     if any(setting.key in RUNTIME_KEYS for setting in settings):
         dropped = ", ".join(setting.key for setting in settings if not known(setting.key))
         source = settings[0].source
-        log.warning("%s was saved by the original code; keys dropped: %s", source, dropped)
+        log.warning("%s was saved by the original 2021 code; keys dropped: %s", source, dropped)
         settings = [setting for setting in settings if known(setting.key)]
     return [_respell(setting) for setting in settings]
 
@@ -56,9 +56,16 @@ def _respell(setting: Setting) -> Setting:
 
 
 def warn_revived(cfg: CfgNode, sources: dict[str, str]) -> None:
-    """Log a warning if an old file sets LN_EPS. The original ignored this key, and vil applies
-    it."""
+    """Log a warning if a config of the 2021 code sets LN_EPS, which that code ignored and vil
+    applies.
+
+    sources: {key: source of its value}, of the keys that are set.
+    """
     key = "MODEL.VIT.MSVIT.LN_EPS"
     if "VERSION" not in sources and cfg.MODEL.VIT.MSVIT.LN_EPS != 1e-6:
-        note = "the original ignored LN_EPS and used 1e-6; vil applies it to other weights"
-        log.warning("%s: %s: %s", sources[key], key, note)
+        log.warning(
+            "%s: %s: the original code ignored LN_EPS and used 1e-6; vil applies it, except to "
+            "weights of that code",
+            sources[key],
+            key,
+        )

@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 def get_config(
     file: str | Path | None = None, opts: Sequence[str] = (), imports: Sequence[str] = ()
 ) -> CfgNode:
-    """Return the frozen config from defaults, a file, and options (KEY VALUE or KEY=VALUE).
+    """Return the frozen config from the defaults, a file, and options (KEY VALUE or KEY=VALUE).
 
-    imports: Python files to run first; they may register components.
+    imports: Python files to run first, which may register components.
     """
     return load_config(file, opts, imports=imports)[0]
 
@@ -48,11 +48,13 @@ def load_config(
     flags: Mapping[str, str] | None = None,
     imports: Sequence[str] = (),
 ) -> tuple[CfgNode, dict[str, str]]:
-    """Return the frozen config, and {key: source of its value} for all keys that are set.
+    """Return the frozen config, and {key: source of its value, such as file:line} for keys that are
+    set.
 
-    fallbacks: values from the environment, which all other sources override.
-    flags: values that override all other sources.
-    imports: Python files to run first. Those that the file records in IMPORTS also run.
+    opts: options KEY VALUE or KEY=VALUE, which override the file.
+    fallbacks: {key: value} from the environment, which all other sources override.
+    flags: {key: value} that overrides all other sources.
+    imports: Python files to run first. Files that the config file lists in IMPORTS also run.
     """
     in_file = from_file(find(file)) if file else []
     recorded = [s for s in in_file if s.key == "IMPORTS"]
@@ -78,7 +80,10 @@ def load_config(
 def override(
     cfg: CfgNode, opts: Sequence[str] = (), flags: Mapping[str, str] | None = None
 ) -> CfgNode:
-    """Return a frozen and checked copy of a config with other values."""
+    """Return a frozen and checked copy of a config with some values changed.
+
+    opts: options KEY VALUE or KEY=VALUE. flags: {key: value}, which override the options.
+    """
     changed = cfg.clone()
     changed.defrost()
     _apply(changed, _from_command_line(opts, flags))
@@ -94,7 +99,8 @@ def diff(cfg: CfgNode, other: CfgNode) -> dict[str, tuple[Any, Any]]:
 
 
 def _read(setting: Setting, default: Any, wanted: str) -> Any:
-    """Return the value of a setting, converted to the type of `default`."""
+    """Return the value of a setting, converted to the type of `default`. Raises ConfigError if the
+    value has another type; `wanted` describes the type for the message."""
     try:
         return coerce(setting.value, default)
     except ValueError:
@@ -108,7 +114,8 @@ def _from_command_line(opts: Sequence[str], flags: Mapping[str, str] | None) -> 
 
 
 def _apply(cfg: CfgNode, settings: Sequence[Setting]) -> dict[str, str]:
-    """Set values, check all keys, and freeze the config. Returns {key: source of its value}."""
+    """Set the values of a config, check all keys, and freeze it. Returns {key: source of its value}
+    for the keys that were set."""
     sources = {}
     for setting in settings:
         if setting.key in defaults.SECTIONS and setting.value == "":
@@ -125,7 +132,7 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
     key, value, where = setting
     section, _, name = key.rpartition(".")
     if key == "IMPORTS":
-        raise ConfigError(f"{where}: IMPORTS: expected the flag --import FILE instead")
+        raise ConfigError(f"{where}: IMPORTS cannot be set here: use the flag --import FILE")
     if value == EMPTY:
         value = defaults.tree(key)
     elif key in defaults.SECTIONS:
@@ -141,8 +148,8 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
 
 
 def _infer_task(cfg: CfgNode, settings: Sequence[Setting]) -> None:
-    """Set TASK to the task that another key implies, unless TASK is set by the same source as that
-    key or by a later one."""
+    """Set TASK to the task that another key implies, such as DETECTION.MODEL. Do not change a TASK
+    that was set by the same source (file or command line) as that key, or by a later one."""
     explicit = next((s for s in reversed(settings) if s.key == "TASK"), None)
     for name, entry in registry("task").items():
         key = entry.facts.get("implied_by")

@@ -1,7 +1,8 @@
 """Run user code that registers components: Python files, and installed plug-ins.
 
-It runs before the config is checked, so that the components are valid choices and their keys are
-known. A config records the files and plug-ins in IMPORTS, and loading that config runs them again.
+The code runs before the config is checked, so that its components are valid choices and its keys
+are known. A config records the files and plug-ins in IMPORTS, and loading that config runs them
+again.
 
 A recorded file runs only if this user has named it before, with --import or from Python. Otherwise
 the config of another user could run arbitrary code.
@@ -25,11 +26,11 @@ _loaded: dict[str, str] = {}  # {entry point: problem, empty if there is none}
 
 
 def run_imports(named: Iterable[str], recorded: Iterable[tuple[str, str]]) -> list[str]:
-    """Run installed plug-ins, the files in `named`, and those in `recorded`. Returns what to
-    record.
+    """Run the installed plug-ins and the given Python files. Returns the list to store in IMPORTS.
 
-    recorded: (file or plug-in, config that records it). Raises ConfigError for a missing file or
-    plug-in, for a recorded file that this user has not named before, and for code that fails.
+    named: files that the user names now. recorded: pairs (file or plug-in in a config's IMPORTS,
+    location of this entry). Raises ConfigError for a missing file or plug-in, for a recorded file
+    that this user has never named, and for code that fails.
     """
     installed = load_entry_points()
     for file in named:
@@ -54,7 +55,7 @@ def run_imports(named: Iterable[str], recorded: Iterable[tuple[str, str]]) -> li
 
 
 def load_entry_points() -> list[str]:
-    """Load the installed plug-ins, once per process. Returns their names.
+    """Load the installed plug-ins, once per process. Returns their names, as in "plugin:name".
 
     An entry point names a module that registers components when imported, or a function without
     arguments that registers them. The module must have VIL_PLUGIN_API = 1.
@@ -70,7 +71,7 @@ def load_entry_points() -> list[str]:
 
 
 def _load(point: importlib.metadata.EntryPoint) -> str:
-    """Load an entry point. Returns what is wrong with it; "" if nothing is."""
+    """Load a plug-in's entry point. Returns an error message, or "" on success."""
     try:
         loaded = point.load()
     except (ValueError, ImportError, SyntaxError, AttributeError) as error:
@@ -91,7 +92,7 @@ def import_file(file: str) -> None:
     """Run a Python file, once per process.
 
     Raises ConfigError if the file does not exist or is not Python, or if its code raises
-    ImportError or ValueError (as the functions that register components do).
+    ImportError or ValueError (which functions such as `register_dataset` raise).
     """
     name = f"vil_import {Path(file).resolve()}"
     if name in sys.modules:
@@ -120,7 +121,8 @@ def _read_trusted() -> set[str]:
 
 
 def _write_trusted(files: set[str]) -> None:
-    """Store the files that this user has named. Does nothing if the cache cannot be written."""
+    """Store the paths of the Python files that this user has named, and therefore trusts. Does
+    nothing if the cache folder cannot be written."""
     try:
         _trust_file().parent.mkdir(parents=True, exist_ok=True)
         replace_text(_trust_file(), json.dumps(sorted(files), indent=1) + "\n")

@@ -1,6 +1,6 @@
-"""The registries whose names are choices of config keys.
+"""Registries whose names are the allowed values of a config key, such as OPTIM.OPT.
 
-They are read when a value is checked, so components of plug-ins are included.
+A registry is read when a value is checked, so components of plug-ins are included.
 """
 
 import importlib
@@ -17,6 +17,6 @@ HOMES = {
 
 
 def registry(kind: str) -> Registry:
-    """Return the registry of a kind of component, without importing torch."""
+    """Return the registry of a kind of component, such as "optimizer", without importing torch."""
     module, _, name = HOMES[kind].partition(":")
     return getattr(importlib.import_module(module), name)

@@ -1,4 +1,5 @@
-"""Rules for the allowed values of keys. Each has a sentence for messages and the manual."""
+"""Rules for the allowed values of config keys. Each rule has a sentence that describes the values,
+for error messages and the manual."""
 
 import difflib
 import re
@@ -9,7 +10,11 @@ from vil.config.registries import registry
 
 
 class Rule(NamedTuple):
-    """The allowed values of a key."""
+    """The allowed values of a config key.
+
+    holds: function that returns whether a value is allowed. sentence: description for messages,
+    such as "at least 0". choices: the allowed values, if they can be listed.
+    """
 
     holds: Callable[[Any], bool]
     sentence: str
@@ -54,7 +59,7 @@ class RegistryRule:
 
 
 def names_in(attention: str) -> list[str]:
-    """Return the attention names in a value of ATTN_TYPE."""
+    """Return the attention names in a value of ATTN_TYPE, such as "full,longformer/full"."""
     return re.split("[,/]", attention)
 
 
@@ -92,7 +97,8 @@ not_empty = Rule(lambda value: len(value) > 0 and "" not in list(value), "not em
 
 
 class Conflict(NamedTuple):
-    """A combination of key values that is not allowed, although each value alone is."""
+    """A combination of values of several keys that is forbidden, although each value alone is
+    allowed."""
 
     keys: tuple[str, ...]
     is_broken_by: Callable[..., bool]  # called with the keys' values in order

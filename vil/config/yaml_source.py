@@ -46,18 +46,18 @@ class Setting(NamedTuple):
 
 
 def packaged_root() -> Path:
-    """Return the folder of packaged configs: configs/ beside vil/ in a checkout, else
-    vil/configs."""
+    """Return the folder of the configs that come with vil: vil/configs of an installed package, or
+    configs/ beside vil/ in a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "configs"
     return installed if installed.is_dir() else package.parent / "configs"
 
 
 def find(name: str | Path, folder: Path | None = None) -> Path:
-    """Return the path of a config file.
+    """Return the absolute path of the config file `name`. Raises ConfigError if it does not exist.
 
-    name: a path relative to `folder` (default: the current directory), or else relative to the
-    packaged configs.
+    The path `name` is searched for in `folder` (default: the current directory), and then in the
+    folder of the configs that come with vil.
     """
     given = Path(os.path.expanduser(name))
     if given.suffix not in SUFFIXES:
@@ -79,9 +79,10 @@ def did_you_mean(name: str | None = None) -> str:
 def from_file(
     path: Path, below: tuple[Path, ...] = (), roots: Sequence[Path] = ()
 ) -> list[Setting]:
-    """Return the settings of a file. Those of its base files come first.
+    """Return the settings of a config file, after the settings of its _BASE_ files.
 
-    below: the files whose _BASE_ led to this one. roots: folders that may contain base files.
+    below: chain of files whose _BASE_ entries led to this file. roots: folders that may contain
+    base files, by default `base_roots`.
     """
     if path in below:
         chain = " -> ".join(shown(step) for step in (*below, path))
@@ -100,15 +101,18 @@ def from_file(
 
 
 def base_roots(path: Path) -> list[Path]:
-    """Return the folders that may contain the base files of a config: configs/, packaged or the
-    nearest folder of that name, and the config's own folder."""
+    """Return the folders that may contain the _BASE_ files of the config `path`: the configs that
+    come with vil, the folder of `path`, and its nearest parent folder named configs."""
     named = [parent for parent in path.parents if parent.name == "configs"]
     return [packaged_root(), path.parent, *named[:1]]
 
 
 def find_base(name: str, path: Path, where: str, roots: Sequence[Path]) -> Path:
-    """Return the path of the base file `name` of the config `path`. where: file and line that name
-    it. Raises ConfigError if it does not exist, or lies outside of the folders `roots`."""
+    """Return the path of the file `name` that the config `path` has as a _BASE_.
+
+    where: file and line of the _BASE_ entry, for messages. Raises ConfigError if the base file does
+    not exist or lies outside of the folders `roots`.
+    """
     try:
         base = find(name, path.parent)
     except ConfigError as error:
@@ -116,8 +120,8 @@ def find_base(name: str, path: Path, where: str, roots: Sequence[Path]) -> Path:
     if not any(base.is_relative_to(root) for root in roots):
         allowed = " and ".join(map(str, roots))
         raise ConfigError(
-            f"{where}: _BASE_ {name}: lies outside {allowed}; refused, so that a config"
-            " from somebody else cannot make you read other files"
+            f"{where}: _BASE_ {name}: lies outside {allowed}; refused, so that a config "
+            "from somebody else cannot make vil read any other file of yours"
         )
     return base
 
@@ -136,7 +140,7 @@ def read_text(path: Path) -> str:
 
 
 def shown(path: Path) -> str:
-    """Return a path for messages: relative to the current directory if it lies below."""
+    """Return a path as text for messages, relative to the current directory if it lies below it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -147,13 +151,14 @@ def shown(path: Path) -> str:
 def read_yaml(
     text: str, label: str, keeps_empty: Callable[[str], bool] = EXTENSIBLE.__contains__
 ) -> list[Setting]:
-    """Return the settings of a YAML mapping.
+    """Return the settings in the text of a YAML file.
 
-    label: the name of the file, for messages. keeps_empty: called with the dotted key of an empty
-    mapping; if True, it becomes a setting with the value EMPTY, else it is dropped.
+    label: the name of the file, for messages. keeps_empty: function that returns whether an empty
+    mapping, given by its dotted key, becomes a setting with the value EMPTY. If not, the key is
+    dropped.
     """
     try:
-        _screen(text, label)
+        _check_events(text, label)
         root = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         line = f":{error.problem_mark.line + 1}" if getattr(error, "problem_mark", None) else ""
@@ -166,13 +171,16 @@ def read_yaml(
     return list(_Walk(lambda line: f"{label}:{line}", keeps_empty).section(root))
 
 
-def _screen(text: str, label: str) -> None:
-    """Raise ConfigError for tags and deep nesting, before the text is parsed recursively."""
+def _check_events(text: str, label: str) -> None:
+    """Raise ConfigError if a YAML text has tags or is nested too deeply to be parsed recursively.
+
+    label: the name of the file, for messages.
+    """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         where = f"{label}:{event.start_mark.line + 1}"
         if getattr(event, "tag", None):
-            raise ConfigError(f"{where}: {event.tag}: tags are refused, write the plain value")
+            raise ConfigError(f"{where}: {event.tag}: tags are refused, write a value without tag")
         opens, closes = yaml.CollectionStartEvent, yaml.CollectionEndEvent
         depth += isinstance(event, opens) - isinstance(event, closes)
         if depth > MAX_DEPTH:
@@ -180,7 +188,11 @@ def _screen(text: str, label: str) -> None:
 
 
 class _Walk:
-    """Converts YAML nodes to settings. It counts nodes, because aliases may expand to very many."""
+    """A converter from YAML nodes to settings, which limits the number of nodes, because aliases
+    may expand to very many.
+
+    where: function from a line number to a location for messages. keeps_empty: see `read_yaml`.
+    """
 
     def __init__(
         self,
@@ -233,8 +245,8 @@ class _Walk:
 
 
 def from_options(opts: Sequence[str | Setting]) -> Iterator[Setting]:
-    """Yield the settings in a mixture of KEY VALUE and KEY=VALUE words. A Setting is yielded
-    unchanged."""
+    """Yield the settings in a list of options, KEY VALUE or KEY=VALUE. An item that is a Setting
+    already is yielded unchanged."""
     words = iter(opts)
     for word in words:
         if isinstance(word, Setting):
@@ -250,11 +262,11 @@ def from_options(opts: Sequence[str | Setting]) -> Iterator[Setting]:
 
 
 def _option(key: str, value: Any) -> Iterator[Setting]:
-    """Yield the settings of one option. [a, b] and {a: 1} are read as YAML, other values as
-    text."""
+    """Yield the settings of one option. A value such as [a, b] or {a: 1} is parsed as YAML, any
+    other value is kept as text."""
     if isinstance(value, str) and value[:1] in ("[", "{") and len(value) <= MAX_LITERAL:
         try:
-            _screen(value, f"{COMMAND_LINE}: {key}")
+            _check_events(value, f"{COMMAND_LINE}: {key}")
             node = yaml.compose(value, Loader=_Loader)
         except yaml.YAMLError:
             yield Setting(key, value, COMMAND_LINE)

@@ -38,8 +38,9 @@ DatasetType = Callable[..., "ImageDataset"]  # dataset(root, split, transform, *
 def check_dataset(dataset: DatasetType, entry: Entry) -> None:
     """Raise ValueError if a dataset breaks the contract of `register_dataset`.
 
-    It must take exactly three positional arguments (root, split and transform). All other arguments
-    must be keyword-only. A class must also subclass ImageDataset and define its abstract methods.
+    A dataset must take exactly three positional arguments: root, split and transform. All other
+    arguments must be keyword-only. If the dataset is a class, it must subclass ImageDataset and
+    define the abstract methods of that class.
     """
     name = entry.name
     if not callable(dataset):
@@ -53,7 +54,7 @@ def check_dataset(dataset: DatasetType, entry: Entry) -> None:
             f"{inspect.signature(dataset)}"
         )
     if entry.facts.get("numbered") and "num_classes" not in keyword_only(dataset):
-        raise ValueError(f"dataset {name!r} is numbered: it must take num_classes by keyword")
+        raise ValueError(f"dataset {name!r} has numbered=True: it must take num_classes by keyword")
     if not inspect.isclass(dataset):
         return
     from vil.data.dataset import ImageDataset
@@ -86,16 +87,18 @@ def register_dataset(
 
     Args:
         dataset: a subclass of ImageDataset, or a function that returns an instance. A string
-            "module:attribute" names either of them and is imported at first use. It is called as
-            dataset(root, split, transform, **kwargs), where kwargs are its keyword-only arguments
-            from DATA.KWARGS.
+            "module:attribute" names either of them and is imported at first use. The dataset is
+            called as dataset(root, split, transform, **kwargs), where kwargs are those items of
+            DATA.KWARGS that it has as keyword-only arguments.
         about: one line for lists of datasets.
         numbered: the labels are integers without names, and the dataset takes `num_classes`.
 
     Raises ValueError if the name is taken or ends in .yaml, or if the signature does not fit.
     """
     if name.endswith(".yaml"):
-        raise ValueError(f"dataset {name!r}: names in .yaml are files of TSV datasets")
+        raise ValueError(
+            f"dataset {name!r}: names in .yaml are files of TSV datasets; choose another name"
+        )
     DATASETS.register(name, dataset, about, numbered=numbered)
 
 
@@ -120,12 +123,14 @@ def build_dataset(
 
 
 def is_numbered(name: str) -> bool:
-    """Return whether the dataset has integer labels without names and takes `num_classes`."""
+    """Return whether a dataset, given by name, has integer labels without class names. Such a
+    dataset takes the argument `num_classes`."""
     return DATASETS.entry(registered_name(name)).facts.get("numbered", False)
 
 
 def own_arguments(name: str) -> list[str]:
-    """Return the names of a dataset's arguments except root, split and transform."""
+    """Return the names of the arguments, except root, split and transform, that the dataset of the
+    given name takes."""
     return keyword_only(DATASETS.load(registered_name(name)))
 
 

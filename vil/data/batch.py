@@ -18,7 +18,8 @@ class BadSample(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """B classification samples of one step. `indices` stay on the CPU, to look up sample names."""
+    """A batch of B classification samples. `indices` are for looking up sample names, and stay on
+    the CPU when the batch is moved to a device."""
 
     images: Tensor  # (B, 3, H, W) float32
     targets: Tensor  # (B,) int64, or (B, K) float32 after mixing
@@ -46,7 +47,10 @@ class Batch:
 
 
 def collate(samples: list[tuple], bad_samples: tuple[BadSample, ...]) -> Batch:
-    """Collate samples (image, target, index) into a Batch. An empty list gives an empty Batch."""
+    """Collate samples (image, target, index) into a Batch. An empty list gives an empty Batch.
+
+    bad_samples: the images that could not be read, for the Batch.
+    """
     if not samples:
         empty = torch.empty(0, dtype=torch.int64)
         return Batch(torch.empty(0), empty, empty, bad_samples=bad_samples)

@@ -23,14 +23,14 @@ logger = logging.getLogger(__name__)
 def classes_of_split(
     split: str, names: list[str], train: Path, read: Callable[[Path], list[str]]
 ) -> list[str]:
-    """Return the class list of a split: that of the training split, if it exists.
+    """Return the class list to use for a split: the classes of the training split, if it exists.
 
     Args:
         names: the sorted classes that occur in this split.
         train: path of the training split.
         read: function that reads the class list of a split from its path.
 
-    If `train` does not exist (evaluation only), logs a warning and returns `names`. Raises
+    If the path `train` does not exist (evaluation only), logs a warning and returns `names`. Raises
     DataError if `names` has a class that the training split lacks.
     """
     if split == "train":
@@ -57,9 +57,9 @@ def match_classes(
         name: what messages call the dataset.
         by_position: leave the dataset unchanged, whatever its class names are.
 
-    If the dataset or the model has no class names, classes are matched by position. A warning is
-    logged if only one of them has names. Raises DataError if the sets of names differ, or if names
-    that must be reordered are not unique.
+    If the dataset or the model has no class names, classes are matched by position; if only one of
+    the two has names, a warning is logged. Raises DataError if the two sets of names differ, or if
+    names that must be reordered are not unique.
     """
     here, learned = list(dataset.classes), list(learned)
     if here == learned or by_position:
@@ -78,8 +78,8 @@ def match_classes(
     lists = {"it lacks": missing, "it adds": added}
     problem = "; ".join(f"{verb} {', '.join(names[:5])}" for verb, names in lists.items() if names)
     raise DataError(
-        f"{name} has other classes than the model ({problem or 'a name twice'}): "
-        "DATA.CLASSES by_position matches them by position"
+        f"{name} has other classes than the model ({problem or 'a name occurs twice'}): "
+        "to match them by position, set DATA.CLASSES by_position"
     )
 
 
@@ -136,7 +136,8 @@ def read_class_mapping(
 
 
 def columns_by_name(classes: Sequence[str]) -> dict[str, list[int]]:
-    """Return {name: class numbers}. A class "a(b)" is listed under "a(b)" and under "a"."""
+    """Return {name: numbers of the classes with this name}. A class "a(b)" is listed under "a(b)"
+    and under "a"."""
     columns = {}
     for column, name in enumerate(classes):
         for end in [len(name), *(i for i, character in enumerate(name) if character == "(")]:
@@ -145,8 +146,8 @@ def columns_by_name(classes: Sequence[str]) -> dict[str, list[int]]:
 
 
 def read_entries(path: str | Path, num_classes: int) -> dict[int, str]:
-    """Read {class number of the model: text} from a JSON file. Raises DataError if it is
-    invalid."""
+    """Read the JSON file of a class mapping. Returns {class number of the model: text}, where the
+    text names classes of the dataset. Raises DataError if the file is invalid."""
     try:
         table = json.loads(regular_file(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:

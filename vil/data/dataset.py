@@ -25,8 +25,9 @@ class LoadableDataset(Protocol):
     """The interface that the loaders need from a dataset, for any kind of target.
 
     `__getitem__` raises OSError if an image cannot be read. The loaders count these errors and
-    continue. Any other exception stops the run. An optional attribute `groups` (N,) int64 has the
-    group of each sample. Training batches then hold samples of a single group as far as possible.
+    continue. Any other exception stops the run. An optional attribute `groups` (N,) int64 assigns
+    each of the N samples to a group. Training batches then hold samples of a single group as far as
+    possible.
     """
 
     classes: list[str]
@@ -40,8 +41,8 @@ class LoadableDataset(Protocol):
 
 
 def fingerprint(dataset: LoadableDataset) -> str:
-    """Return a text that identifies a dataset: its length, and a hash of its targets and sample
-    names. At most MAX_NAMES sample names, evenly spaced, are hashed."""
+    """Return a string that identifies a dataset: its length, and a hash of its targets and sample
+    names. Of a large dataset, only MAX_NAMES evenly spaced names are hashed."""
     count, digest = len(dataset), hashlib.sha256()
     digest.update(np.ascontiguousarray(getattr(dataset, "targets", ())).tobytes())
     for index in np.linspace(0, count - 1, min(count, MAX_NAMES)).astype(int).tolist():

@@ -22,7 +22,7 @@ class UnreadableImage(OSError):
 def read_image(source: str | Path | BinaryIO, value_range: Sequence[float] = ()) -> Image.Image:
     """Decode an image to 8-bit RGB and turn it upright by its EXIF orientation.
 
-    value_range: see `to_rgb`. Raises UnreadableImage.
+    value_range: see `to_rgb`. Raises UnreadableImage if the image cannot be decoded.
     """
     with open_image(source) as image:
         image.load()
@@ -32,7 +32,8 @@ def read_image(source: str | Path | BinaryIO, value_range: Sequence[float] = ())
 
 
 def read_size(source: str | Path | BinaryIO) -> tuple[int, int]:
-    """Return (width, height) of the upright image from its header. Raises UnreadableImage."""
+    """Read the (width, height) of the upright image from a file's header. Raises UnreadableImage if
+    that fails."""
     with open_image(source) as image:
         return image.size[::-1] if _orientation(image) in SWAPPED else image.size
 
@@ -50,8 +51,8 @@ def _orientation(image: Image.Image) -> int:
 
 @contextmanager
 def open_image(source: str | Path | BinaryIO) -> Iterator[Image.Image]:
-    """Yield an opened image whose size and format are checked. Any error becomes
-    UnreadableImage."""
+    """Open an image, check its size and format, and yield it. Any error, also one inside the `with`
+    block, becomes UnreadableImage."""
     if isinstance(source, str | Path) and os.path.exists(source) and not os.path.isfile(source):
         raise UnreadableImage("not a regular file")  # opening a named pipe would wait forever
     try:

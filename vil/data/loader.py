@@ -1,4 +1,4 @@
-"""Loaders: TrainLoader yields the batches of a range of steps, EvalLoader those of one pass.
+"""Loaders: TrainLoader yields the batches of a range of steps, EvalLoader those of a whole dataset.
 
 The pixels of a training sample are a function of (seed, epoch, position in the epoch). They do not
 depend on the number of workers, the number of processes, or the step at which a run resumes.
@@ -21,8 +21,8 @@ TRIES = 10  # consecutive indices to try until an image can be read
 
 
 class TrainLoader:
-    """A loader of the training batches of any range of global steps. A range may span epochs. The
-    same worker processes load the whole range."""
+    """A loader that yields this process's training batches of any range of global steps. A range
+    may span epochs; the same worker processes load all of it."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class EvalLoader:
     """A loader of this process's share of a dataset, in order.
 
     The shares of all processes together contain every sample exactly once. The loader can be
-    iterated repeatedly and keeps its workers. It omits unreadable images, and batches without a
-    readable one.
+    iterated repeatedly and keeps its workers. Unreadable images are omitted, and so are batches in
+    which no image can be read.
     """
 
     def __init__(

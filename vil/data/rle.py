@@ -15,14 +15,14 @@ import numpy as np
 
 
 def mask_to_runs(mask: np.ndarray) -> list[int]:
-    """Return the run lengths of a mask (H, W) that is nonzero on the object."""
+    """Return COCO's run lengths of a mask (H, W) that is nonzero on the object."""
     flat = np.concatenate([[False], np.asarray(mask, bool).ravel(order="F")])
     starts = np.flatnonzero(flat[1:] != flat[:-1])
     return np.diff([0, *starts, len(flat) - 1]).tolist()
 
 
 def compress_runs(runs: Iterable[int]) -> str:
-    """Return run lengths as a compressed string."""
+    """Encode run lengths as COCO's compressed string."""
     runs, characters = list(runs), []
     for i, run in enumerate(runs):
         rest = run - runs[i - 2] if i > 2 else run
@@ -35,8 +35,8 @@ def compress_runs(runs: Iterable[int]) -> str:
 
 
 def decompress_runs(text: bytes) -> np.ndarray:
-    """Return the run lengths (n,) int64 of a compressed string. Raises ValueError for an invalid
-    one."""
+    """Decode COCO's compressed string to run lengths (n,) int64. Raises ValueError for an invalid
+    string."""
     groups = np.frombuffer(text, np.uint8).astype(np.int64) - 48
     ends = np.flatnonzero(groups < 32) + 1
     if not len(ends) or groups.min() < 0 or groups.max() > 63 or ends[-1] != len(groups):
@@ -53,6 +53,7 @@ def decompress_runs(text: bytes) -> np.ndarray:
 
 
 def runs_to_mask(runs: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Return the mask (height, width) uint8 of run lengths whose sum is height * width."""
+    """Convert run lengths (n,), whose sum is height * width, to a mask (height, width) uint8 of
+    zeros and ones."""
     values = np.arange(len(runs), dtype=np.uint8) & 1
     return values.repeat(runs).reshape(width, height).T

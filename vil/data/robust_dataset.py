@@ -21,7 +21,8 @@ class RobustDataset(Dataset):
 
     robust[position] returns (sample, reports). The wrapper tries up to `tries` consecutive indices
     until one image can be read. sample is (image, target, index) of that image, or None if all
-    fail. reports has a BadSample for each failure. The seed is (seed, epoch, position).
+    tries fail. reports has a BadSample for each failure. The augmentation is seeded by (seed,
+    epoch, position).
     """
 
     def __init__(self, dataset: LoadableDataset, *, seed: int = 0, tries: int = 1):
@@ -48,7 +49,8 @@ class RobustDataset(Dataset):
 class BadSampleLog:
     """A log and a counter of a dataset's unreadable images, for all workers of this process.
 
-    total: number of samples in the dataset. file: text file that lists the images, one per line.
+    total: number of samples in the dataset. max_fraction: tolerated fraction of unreadable images.
+    file: text file to which the images are appended, one per line.
     """
 
     def __init__(self, total: int, max_fraction: float, file: str | Path | None = None):

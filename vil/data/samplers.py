@@ -21,7 +21,8 @@ STREAMS = {"order": 1, "augment": 2, "mix": 3}
 
 
 def seed_sequence(stream: str, *key: int) -> np.random.SeedSequence:
-    """Return numpy's SeedSequence for a name in STREAMS and a key of non-negative integers."""
+    """Return a numpy SeedSequence for a key of non-negative integers and a name in STREAMS. Equal
+    keys with different names give different random numbers."""
     return np.random.SeedSequence((STREAMS[stream], *key))
 
 
@@ -55,9 +56,9 @@ class Position(NamedTuple):
 
 
 def epoch_order(n: int, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
-    """Return the dataset indices (N,) int64 of one epoch in random order.
+    """Return the dataset indices (n,) int64 of one epoch in random order.
 
-    If repeats > 1, each sample comes `repeats` times in a row, and an epoch has about N / repeats
+    If repeats > 1, each sample comes `repeats` times in a row, and an epoch has about n / repeats
     distinct samples. This is repeated augmentation (Hoffer et al., arXiv:1901.09335); DeiT
     (arXiv:2012.12877) uses 3 repeats. All numpy versions give the same order, so a run can resume
     under another version.
@@ -78,16 +79,16 @@ def train_batches(
     repeats: int = 1,
     groups: np.ndarray | None = None,
 ) -> Iterator[list[Position]]:
-    """Yield this process's list of B positions for each step in [start, stop), across epochs.
+    """Yield a list of `batch_size` positions for each step in [start, stop), across epochs.
 
-    A step takes B * W consecutive positions of the epoch, and each process takes a slice of these.
-    So W processes see the same samples as one process with batch size B * W. The incomplete batch
-    at the end of an epoch is dropped.
+    A step takes batch_size * world consecutive positions of the epoch, and each process takes a
+    slice of these. So all processes together see the same samples as one process with a batch of
+    batch_size * world. The incomplete batch at the end of an epoch is dropped.
 
     Args:
         n: number of samples.
         repeats: see `epoch_order`. The copies of a sample get different augmentations.
-        groups: (N,) the group of each sample; `group_batches` then reorders each epoch.
+        groups: (n,) the group of each sample; `group_batches` then reorders each epoch.
     """
     global_batch = batch_size * world
     order_epoch = None
@@ -102,12 +103,12 @@ def train_batches(
 
 
 def group_batches(order: np.ndarray, groups: np.ndarray, global_batch: int) -> np.ndarray:
-    """Reorder an epoch so that each global batch holds samples of one group, as far as possible.
+    """Reorder an epoch so that each batch holds samples of one group, as far as possible.
 
-    `order` (N,) has the dataset indices of the epoch, `groups` (N,) the group of each dataset
-    index. Full batches are sorted by the position of their last sample in `order`. Samples that do
-    not fill a batch of their group come last, in their original order. The number of steps stays
-    the same.
+    global_batch: samples per batch, over all processes. `order` (n,) has the dataset indices of the
+    epoch, `groups` (n,) the group of each dataset index. Full batches are sorted by the position of
+    their last sample in `order`. Samples that do not fill a batch of their group come last, in
+    their original order. The number of steps stays the same.
     """
     group_of, remainders, batches = groups[order], [], []
     for group in np.unique(group_of):
@@ -120,7 +121,7 @@ def group_batches(order: np.ndarray, groups: np.ndarray, global_batch: int) -> n
 
 
 def eval_batches(n: int, *, batch_size: int, rank: int = 0, world: int = 1) -> list[list[Position]]:
-    """Return this process's share of the indices 0..n-1, in batches of at most B. The share is
-    every W-th index, starting at `rank`. Nothing is padded."""
+    """Return this process's share of the dataset indices 0..n-1, in batches of at most `batch_size`
+    positions. The share is rank, rank + world, rank + 2 world, ...; no index is repeated."""
     share = [Position(0, index, index) for index in range(rank, n, world)]
     return [share[first : first + batch_size] for first in range(0, len(share), batch_size)]

@@ -22,7 +22,8 @@ BLUR_KERNEL = 13  # three times the largest sigma on each side
 
 
 def posterize(image: Image.Image, bits: int, **kwargs: object) -> Image.Image:
-    """Apply timm's posterize. Return a black image for 0 bits, where Pillow 13 raises an error."""
+    """Apply timm's posterize to an image. For 0 bits, where Pillow 13 raises an error, return a
+    black image."""
     if bits == 0:
         return Image.new(image.mode, image.size)
     return timm_policies.posterize(image, bits, **kwargs)
@@ -115,14 +116,15 @@ def eval_transform(
 
 
 def normalize(mean: Sequence[float], std: Sequence[float]) -> list[Callable]:
-    """Return the transforms from a PIL image to a tensor in 0..1, normalized per channel."""
+    """Return the transforms that convert a PIL image to a float32 tensor in 0..1 and then normalize
+    each channel by mean and std."""
     scale = v2.ToDtype(torch.float32, scale=True)
     return [v2.PILToTensor(), scale, v2.Normalize(list(mean), list(std))]
 
 
 def split_jitter(color_jitter: float | Sequence[float]) -> tuple[tuple[float, ...], float]:
-    """Return ((brightness, contrast, saturation, hue), probability) of train_transform's
-    color_jitter. Raises ValueError unless it is one number or five."""
+    """Convert the argument color_jitter of `train_transform` to ((brightness, contrast, saturation,
+    hue), probability). Raises ValueError unless color_jitter is one number or five."""
     if isinstance(color_jitter, (int, float)):
         return (color_jitter, color_jitter, color_jitter, 0.0), 1.0
     if len(color_jitter) != 5:

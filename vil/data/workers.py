@@ -34,8 +34,8 @@ def build_data_loader(
     """Build a DataLoader that makes one batch from each list of positions in `batches`.
 
     Args:
-        context: the multiprocessing start method of the workers.
-        persistent: keep the workers for the next pass.
+        context: multiprocessing start method of the workers, such as "spawn"; None: the default.
+        persistent: keep the workers alive for the next pass over the batches.
     """
     return DataLoader(
         samples,
@@ -51,8 +51,8 @@ def build_data_loader(
 
 
 def iter_batches(loader: DataLoader) -> Iterator:
-    """Yield the batches of one pass. Closing the iterator stops the workers unless they are
-    persistent. Raises RuntimeError with the process id if a worker has died."""
+    """Yield all batches of a DataLoader once. Closing this iterator stops the workers unless they
+    are persistent. If a worker dies, raises RuntimeError with its process id."""
     iterator = start_workers(loader)
     try:
         yield from iterator
@@ -67,8 +67,8 @@ def iter_batches(loader: DataLoader) -> Iterator:
 
 
 def start_workers(loader: DataLoader) -> Iterator:
-    """Start the workers of a loader and return iter(loader). SIGNALS are blocked meanwhile, so that
-    no worker receives one before it runs `ignore_signals`."""
+    """Start the workers of a loader and return iter(loader). The signals in SIGNALS are blocked
+    meanwhile, so that no worker receives a signal before it runs `ignore_signals`."""
     others = multiprocessing.active_children()
     context = loader.multiprocessing_context or multiprocessing.get_context()
     if loader.num_workers and context.get_start_method() != "fork":
@@ -89,7 +89,7 @@ def start_workers(loader: DataLoader) -> Iterator:
 
 
 def ignore_signals(worker_id: int) -> None:
-    """Ignore SIGNALS in a worker; passed to DataLoader as worker_init_fn.
+    """Ignore SIGTERM and the other SIGNALS in a worker; passed to DataLoader as worker_init_fn.
 
     After a signal to the process group, the main process can then still load data and save. A
     second SIGTERM ends the worker.

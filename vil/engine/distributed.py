@@ -25,7 +25,8 @@ GLOO_GRACE_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class DistInfo:
-    """The rank of this process among `world` processes, and its rank on its machine."""
+    """The rank of this process among all `world` processes, and its `local_rank` among those on its
+    machine."""
 
     rank: int = 0
     world: int = 1
@@ -38,7 +39,8 @@ class DistInfo:
 
 
 def read_environment(environment: Mapping[str, str]) -> DistInfo:
-    """Read torchrun's variables. Raises ValueError if they are incomplete or invalid."""
+    """Read the ranks from torchrun's environment variables; without these, there is one process.
+    Raises ValueError if the variables are incomplete or invalid."""
     if not any(name in environment for name in RANK_VARIABLES):
         if (tasks := environment.get(SLURM_TASKS, "1")) != "1":
             raise ValueError(
@@ -62,15 +64,18 @@ def read_environment(environment: Mapping[str, str]) -> DistInfo:
 
 
 def start(backend: str | None, device: torch.device) -> DistInfo:
-    """Initialize the process group if there are several processes.
+    """Read the rank of this process, select its GPU, and initialize the process group if there are
+    several processes.
 
-    backend: None for gloo on CPUs and nccl on CUDA.
+    backend: of the process group; None for gloo on CPUs and nccl on CUDA. Raises ValueError for
+    invalid ranks, or if this process has no GPU.
     """
     dist = read_environment(os.environ)
     if device.type == "cuda":
         if dist.local_rank >= torch.cuda.device_count():
             raise ValueError(
-                f"LOCAL_RANK {dist.local_rank} has no GPU: {torch.cuda.device_count()} visible"
+                f"LOCAL_RANK {dist.local_rank} has no GPU: {torch.cuda.device_count()} visible; "
+                "start at most one process per GPU (--nproc_per_node)"
             )
         torch.cuda.set_device(dist.local_rank if device.index is None else device.index)
     if dist.world > 1:
@@ -82,7 +87,7 @@ def start(backend: str | None, device: torch.device) -> DistInfo:
 
 
 def stop() -> None:
-    """Destroy the process group. Call this last, also after an error."""
+    """Destroy the process group, if there is one. Call this last, also after an error."""
     if not torch_dist.is_initialized():
         return
     if "gloo" in torch_dist.get_backend():
@@ -96,9 +101,9 @@ def stop() -> None:
 def wrap(model: nn.Module, dist: DistInfo, device: torch.device) -> nn.Module:
     """Wrap the model in DDP if there are several ranks and the model is not sharded.
 
-    DDP does not broadcast buffers at every step: those of ViL are constant or computed equally on
-    every rank. Batch norms of other models are converted to SyncBatchNorm on GPUs. See also
-    `share_buffers`.
+    DDP does not broadcast buffers at every step, because the buffers of ViL models are constant or
+    computed equally on every rank. Batch norms of other models are converted to SyncBatchNorm on
+    GPUs. See also `share_buffers`.
     """
     if dist.world == 1 or hasattr(model, "set_requires_gradient_sync"):
         return model
@@ -112,7 +117,7 @@ def wrap(model: nn.Module, dist: DistInfo, device: torch.device) -> nn.Module:
 
 
 def share_buffers(model: nn.Module) -> None:
-    """Broadcast rank 0's buffers to all ranks.
+    """Broadcast the buffers of rank 0's model to all ranks.
 
     All ranks then evaluate with the batch norm statistics that rank 0 saves.
     """
@@ -122,7 +127,8 @@ def share_buffers(model: nn.Module) -> None:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the plain model inside DDP and torch.compile, without prefixes in its names."""
+    """Return the plain model inside the wrappers of DDP and torch.compile, which add prefixes to
+    parameter names."""
     for name in ("module", "_orig_mod"):
         if isinstance(inner := getattr(model, name, None), nn.Module):
             return unwrap(inner)
@@ -137,7 +143,7 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
 
 
 def all_reduce_max(number: int) -> int:
-    """Return the maximum of a number over all ranks. It is computed without the accelerator."""
+    """Return the maximum of a number over all ranks, without using the accelerator."""
     if not torch_dist.is_initialized():
         return number
     box = torch.tensor(number)
@@ -155,7 +161,8 @@ def broadcast_object(value: T) -> T:
 
 
 def gather_objects(value: T) -> list[T]:
-    """Return the values of all ranks in order, on rank 0. Other ranks get an empty list."""
+    """Return the list of the values of all ranks, in the order of ranks, on rank 0. Other ranks get
+    an empty list."""
     if not torch_dist.is_initialized():
         return [value]
     main = torch_dist.get_rank() == 0

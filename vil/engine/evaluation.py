@@ -14,8 +14,8 @@ from vil.engine.fsdp import unsharded
 def iter_in_step(batches: Sized, between: Callable[[], None]) -> Iterator[Any]:
     """Yield this rank's batches, and call `between` before each of them.
 
-    `between` is called equally often on all ranks. A rank with fewer batches than another calls it
-    further times after its last batch.
+    `between` is called equally often on all ranks, so it may run collectives. A rank with fewer
+    batches than another rank keeps calling `between` after its last batch.
     """
     iterator = iter(batches)
     for _ in range(all_reduce_max(len(batches))):
@@ -25,14 +25,15 @@ def iter_in_step(batches: Sized, between: Callable[[], None]) -> Iterator[Any]:
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
-    """Return an autocast context with `dtype`; a disabled one if it is None."""
+    """Return a context that runs operations in `dtype` (autocast). If `dtype` is None, autocast is
+    disabled."""
     return torch.autocast(device.type, dtype, enabled=dtype is not None)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """Set the model to eval mode and disable gradients inside the context. Restore the mode on
-    exit."""
+    """Set the model to eval mode, disable gradients and gather sharded weights inside the context.
+    Restore all of this on exit."""
     was_training = model.training
     model.eval()
     try:

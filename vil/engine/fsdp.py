@@ -20,9 +20,10 @@ from vil.engine.distributed import DistInfo
 def shard(
     model: nn.Module, blocks: Iterable[nn.Module], dist: DistInfo, device: torch.device
 ) -> None:
-    """Shard a model in place. All ranks must have the same weights.
+    """Shard a model in place over all ranks, which must have the same weights.
 
-    blocks: modules that are gathered one at a time. The rest of the model is gathered together.
+    blocks: submodules whose weights are gathered one at a time. The other weights of the model are
+    gathered together.
     """
     mesh = init_device_mesh(device.type, (dist.world,))
     for block in blocks:
@@ -40,12 +41,14 @@ def local(x: Tensor) -> Tensor:
 
 
 def full_tensor(x: Tensor) -> Tensor:
-    """Return the unsharded tensor. All ranks must call this."""
+    """Gather a sharded tensor; all ranks must call this and get the full tensor. A tensor that is
+    not sharded is returned unchanged."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def shard_like(x: Tensor, other: Tensor) -> Tensor:
-    """Shard a full tensor `x`, equal on all ranks, like `other`, which has the same shape."""
+    """Shard a full tensor `x`, equal on all ranks, in the same way as `other`. Returns `x` if
+    `other` is not sharded or has another shape."""
     if not isinstance(other, DTensor) or x.shape != other.shape:
         return x
     return distribute_tensor(x.to(other.device), other.device_mesh, other.placements)
@@ -53,7 +56,7 @@ def shard_like(x: Tensor, other: Tensor) -> Tensor:
 
 @contextmanager
 def unsharded(model: nn.Module) -> Iterator[None]:
-    """Gather the full weights on every rank inside the context.
+    """Gather the full weights of a sharded model on every rank inside the context.
 
     Ranks may then run different numbers of forward passes, for example in an evaluation.
     """

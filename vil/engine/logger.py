@@ -28,7 +28,8 @@ REDRAW_SECONDS = 0.2
 
 
 class RunLogger:
-    """Writes log.txt and, after `begin`, metrics.jsonl, TensorBoard and a progress bar."""
+    """A logger that writes log.txt and, after `begin`, metrics.jsonl, TensorBoard files and a
+    progress bar."""
 
     def __init__(self, folder: Path, *, enabled: bool):
         self.folder, self.enabled = folder, enabled
@@ -38,10 +39,10 @@ class RunLogger:
         self.text = open(folder / "log.txt", "a", 1, **TEXT) if enabled else None  # noqa: SIM115
 
     def begin(self, step: int, end: int, *, steps_per_epoch: int, batch_size: int) -> None:
-        """Open the files for logging steps after `step`. Remove later steps logged by an earlier
-        attempt.
+        """Start to log metrics of the steps after `step`, to files and a progress bar. Remove
+        records of these steps that an earlier attempt left.
 
-        end: the last step of the run.
+        end: the last step of the run. batch_size: images per step over all ranks.
         """
         if not self.enabled:
             return
@@ -78,7 +79,7 @@ class RunLogger:
             self.drawn_time = time.monotonic()
 
     def training(self, step: int, lr: float, metrics: dict[str, float]) -> None:
-        """Log the training metrics returned by `Meter.read`."""
+        """Log the learning rate and the training metrics, which `Meter.read` returned."""
         if not self.enabled:
             return
         times = {"time": metrics["time"], "data": metrics["data"]}
@@ -90,8 +91,8 @@ class RunLogger:
         self.record(step, "train", metrics)
 
     def evaluation(self, step: int, results: dict[str, dict]) -> None:
-        """Log a line per test set. Values that are not numbers, such as per-class tables, are left
-        out."""
+        """Log a line per test set. results: {test set: {metric: value}}. Values that are not
+        numbers, such as per-class tables, are left out."""
         self.last_evaluation = results
         if not self.enabled:
             return
@@ -107,7 +108,10 @@ class RunLogger:
         return f"epoch {step / per_epoch:.2f}/{self.end / per_epoch:g} step {step}/{self.end}"
 
     def record(self, step: int, split: str, metrics: dict[str, float]) -> None:
-        """Write metrics to metrics.jsonl, with null for NaN, and to TensorBoard."""
+        """Write metrics to metrics.jsonl, with null for NaN and Inf, and to TensorBoard.
+
+        split: name of the group of metrics, such as "train" or "val/<test set>".
+        """
         if not self.enabled:
             return
         where = {"step": step, "epoch": step / self.steps_per_epoch, "split": split}
@@ -128,8 +132,8 @@ class RunLogger:
 
     @contextmanager
     def ignore_os_errors(self) -> Iterator[None]:
-        """Ignore an OSError of a write inside the context. Print it to stderr, unless it is the
-        same as the last one."""
+        """Catch an OSError that is raised inside the context, and print it to stderr unless the
+        previous error was the same."""
         try:
             yield
         except OSError as error:
@@ -139,7 +143,8 @@ class RunLogger:
 
 
 def rewind(file: Path, step: int) -> None:
-    """Remove the lines of metrics.jsonl after `step`, and lines that a crash left incomplete."""
+    """Remove from metrics.jsonl the lines of steps after `step`, and lines that a crash left
+    incomplete."""
     if not file.exists():
         return
     lines = file.read_text(errors="replace").splitlines()
@@ -156,9 +161,9 @@ def step_of(line: str) -> float:
 
 
 def open_bar(step: int, end: int):
-    """Start a rich progress bar for the steps from `step` to `end`.
+    """Start a progress bar of the library rich for the steps from `step` to `end`.
 
-    It runs without rich's refresh thread. That thread could hold the terminal's lock while a loader
+    The bar has no refresh thread. Such a thread could hold the terminal's lock while a loader
     worker is forked, and the worker would hang when it prints a warning.
     """
     from rich import progress

@@ -2,7 +2,7 @@
 
 A step depends only on the state before it and on its number. torch's generators, from which dropout
 and drop path sample, are seeded at every step from (seed, step, rank). So a resumed run is
-bit-identical to an uninterrupted one, also if it resumes in the middle of an epoch.
+bit-identical to an uninterrupted one, even if it resumes in the middle of an epoch.
 """
 
 import hashlib
@@ -47,12 +47,12 @@ class Metric(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """The loss of a batch or of a part of it.
+    """The loss of a batch or of a part of a batch.
 
     If `normalizer` is None, `value` is a mean over samples of equal weight. Otherwise `value` is a
-    sum, and `normalizer` is a scalar tensor, such as the sum of the samples' weights. Values and
-    normalizers are then summed over all parts and ranks, and the loss is the quotient of these two
-    sums.
+    sum, and `normalizer` is a scalar tensor, such as the sum of the samples' weights. The loss of a
+    step is then the sum of all values, divided by the sum of all normalizers, over all parts and
+    ranks.
     """
 
     value: Tensor
@@ -81,7 +81,8 @@ class Task(Protocol):
 
 
 class Loader(Protocol):
-    """An iterable of this rank's batches for the steps from start_step to stop_step - 1."""
+    """A loader whose `batches` returns this rank's batches for the steps from start_step to
+    stop_step - 1, one per step."""
 
     steps_per_epoch: int
 
@@ -108,11 +109,12 @@ def train(
     max_steps: int | None = None,
     draw: Callable[[Path], Any] | None = None,  # called with the run's folder after evaluations
 ) -> TrainState:
-    """Train until the last epoch, from an initial state or from the state of a checkpoint.
+    """Train from `state`, the initial state or that of a checkpoint, to the last epoch. Returns the
+    final state.
 
     Raises DivergedError after too many consecutive non-finite steps, and StoppedError, after saving
-    the state, if a signal was received.
-    lr_at: returns the learning rate of a step.
+    a checkpoint, if a signal was received.
+    lr_at: function from a step to its learning rate.
     """
     dist, device, per_epoch = run.dist, run.device, loader.steps_per_epoch
     plain, optimizer, scaler, ema = objects
@@ -198,8 +200,8 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """Set the learning rate. Each parameter group multiplies it by its `lr_scale` (layer-wise
-    decay)."""
+    """Set the learning rate of each parameter group to `lr`, times the group's `lr_scale` if it has
+    one (layer-wise decay)."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
 
@@ -212,11 +214,11 @@ def backward(
     num_parts: int,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Accumulate the scaled gradients of a prepared batch. Returns the loss and its metrics.
+    """Accumulate the scaled gradients of a prepared batch. Returns {"loss": loss, metric: value}.
 
     The batch is split into `num_parts` equal parts, which run one after the other. Their gradients
-    add up to those of the full batch, but need the memory of one part only. Batch norms and dropout
-    are the exceptions: they see each part separately.
+    add up to those of the full batch, but need the memory of one part only. Only batch norms and
+    dropout behave differently than on the full batch.
     """
     means: dict[str, Tensor] = {}
     normalizers = []
@@ -237,9 +239,9 @@ def backward(
 def rescale_gradients(model: nn.Module, normalizer: Tensor, num_parts: int) -> Tensor:
     """Divide the gradients by the sum of the normalizers of all parts and ranks.
 
-    On entry, the gradients are averaged over parts and ranks, so they are multiplied by the number
-    of parts and ranks as well. Returns the total factor, to apply to the loss too.
-    normalizer: the sum over this rank's parts.
+    On entry, the gradients are averages over parts and ranks, so they are also multiplied by the
+    number of parts and ranks. Returns the total factor, which the caller applies to the loss too.
+    normalizer: sum of the normalizers of this rank's parts.
     """
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     normalizer = all_reduce_sum(normalizer.clone())
@@ -252,7 +254,8 @@ def rescale_gradients(model: nn.Module, normalizer: Tensor, num_parts: int) -> T
 def sync_gradients(model: nn.Module, sync: bool) -> AbstractContextManager:
     """Return a context in which DDP and FSDP reduce gradients over the ranks only if `sync`.
 
-    `sync` is True for the last part of a batch, so that gradients are reduced once per step.
+    The loop passes True only for the last part of a batch, so that gradients are reduced once per
+    step.
     """
     if is_sharded(model):
         model.set_requires_gradient_sync(sync)

@@ -19,9 +19,9 @@ from vil.engine.distributed import all_reduce_sum
 class Meter:
     """Sums of metrics and times since the last `read`.
 
-    The time between `read` and the request of the next batch is left out. This is where the loop
-    evaluates and saves the checkpoints of an epoch. A checkpoint that `save_steps` asks for between
-    two log lines counts as training time.
+    The time between a `read` and the request of the next batch is left out, because the loop
+    then evaluates and saves checkpoints. The time of a checkpoint that is saved between two log
+    lines counts as training time.
     """
 
     def __init__(self):
@@ -56,7 +56,8 @@ class Meter:
                 iterator.close()
 
     def add(self, metrics: dict[str, Tensor], bad: Tensor) -> None:
-        """Add the scalars of a step, unless it was skipped (`bad` is 1)."""
+        """Add the metrics of a step, which are scalar tensors. A skipped step (`bad` is 1) does not
+        change the averages."""
         self.steps += 1
         good = 1 - bad.detach()
         self.good_steps = self.good_steps.to(good.device) + good
@@ -67,9 +68,9 @@ class Meter:
     def read(self) -> dict[str, float]:
         """Return the means since the last call, and reset the sums.
 
-        The dict starts with the metrics, averaged over ranks and over the steps that were not
-        skipped; they are equal on all ranks. Then come two values of this rank: `time`, the seconds
-        per step, and `data`, how many of these were spent waiting for data.
+        The metrics are averages over all ranks and over the steps that were not skipped. Two more
+        values are of this rank only: `time`, the seconds per step, and `data`, how many of these
+        seconds were spent waiting for data.
         """
         total = all_reduce_sum(torch.stack([*self.sums.values(), self.good_steps.float()]))
         *sums, good = total.tolist()

@@ -1,8 +1,8 @@
 """Skip the update on all ranks if any rank has a non-finite loss or gradient.
 
-A flag marks such a step. It stays on the device, where `update` skips the optimizer's step if it is
-set. The host reads the flag one step later, so it never waits for an accelerator. A skipped step
-leaves weights, optimizer state and averages unchanged. Data and schedule advance.
+A flag marks such a step. The flag stays on the device, where `update` skips the optimizer's step if
+the flag is set. The host reads the flag one step later, so the host never waits for an accelerator.
+A skipped step leaves weights, optimizer state and averages unchanged. Data and schedule advance.
 """
 
 import json
@@ -22,14 +22,15 @@ MAX_LISTED = 20  # parameters in a dump, those with the largest gradients first
 
 
 class Flags(NamedTuple):
-    """The flags of a step, reduced over all ranks."""
+    """Two flags of a training step, reduced over all ranks."""
 
     bad: bool = False  # loss or gradient is not finite
     signal: int = 0  # number of a received signal, 0: none
 
 
 def gradient_norm(model: nn.Module, max_norm: float) -> Tensor:
-    """Return the norm of all gradients together. If `max_norm` is not 0, clip them to it."""
+    """Return the norm of all gradients together. If `max_norm` is not 0, then clip the gradients to
+    that norm."""
     parameters = [p for p in model.parameters() if p.grad is not None]
     norm = full_tensor(nn.utils.get_total_norm([p.grad for p in parameters]))
     if max_norm:
@@ -74,8 +75,8 @@ class BatchNormSnapshot:
 def update(optimizer: Optimizer, bad: Tensor) -> None:
     """Run the optimizer's step unless the float32 flag `bad` is 1.
 
-    torch's fused optimizers read the flag on the device. For other optimizers, the host waits for
-    it.
+    torch's fused optimizers read the flag on the device. For other optimizers, the host reads the
+    flag, and waits for the device.
     """
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer.grad_scale, optimizer.found_inf = None, bad
@@ -88,10 +89,10 @@ def update(optimizer: Optimizer, bad: Tensor) -> None:
 
 
 class DelayedFlags:
-    """Reads the flags with a delay of one step on a GPU, so that the host does not wait for the
-    device.
+    """A reader of the flags of each step, with a delay of one step on a GPU.
 
-    On a CPU there is no delay.
+    On a GPU, `read` returns the flags of the previous step, so that the host does not wait for the
+    device. On a CPU there is no delay.
     """
 
     def __init__(self, device: torch.device):
@@ -113,15 +114,18 @@ class DelayedFlags:
 
 
 class NonFiniteSteps:
-    """Counts consecutive skipped steps. Raises DivergedError if there are more than `limit`."""
+    """A counter of consecutive skipped steps, which raises DivergedError above `limit`."""
 
     def __init__(self, limit: int, folder: Path, rank: int):
         self.limit, self.file = limit, folder / "crash" / f"not-finite-rank{rank}.json"
         self.in_a_row = 0
 
     def count(self, flags: Flags, model: nn.Module, **record: Any) -> int:
-        """Return 1 if the step was skipped, else 0. Writes a file to crash/ before raising
-        DivergedError."""
+        """Count a step. Returns 1 if the flags say that it was skipped, else 0.
+
+        If too many steps in a row were skipped, writes `record` and the largest gradients to a file
+        in the run's crash/, and raises DivergedError.
+        """
         self.in_a_row = self.in_a_row + 1 if flags.bad else 0
         if self.in_a_row > self.limit:
             dump(self.file, model, record | {"samples": record["samples"].tolist()})
@@ -133,7 +137,7 @@ class NonFiniteSteps:
 
 
 def dump(file: Path, model: nn.Module, record: dict[str, Any]) -> None:
-    """Write `record` and the parameters with the largest gradients to a file, for debugging."""
+    """Write `record` and the parameters with the largest gradients to a JSON file for debugging."""
     file.parent.mkdir(exist_ok=True)
     sizes = {
         name: {"weight": max_abs(p), "gradient": None if p.grad is None else max_abs(p.grad)}
@@ -152,8 +156,8 @@ def max_abs(x: Tensor) -> float:
 
 
 def as_json(value: float | None) -> float | str | None:
-    """Return a finite number as is, and others as "nan" or "inf", because JSON cannot represent
-    them."""
+    """Convert NaN and Inf to a string such as "nan", because JSON cannot represent them. Any other
+    value is returned unchanged."""
     return value if value is None or math.isfinite(value) else str(value)
 
 

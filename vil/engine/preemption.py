@@ -38,7 +38,7 @@ COLLECTIVES = ("torch/distributed/", "torch/nn/parallel/", "torch/autograd/")
 
 
 class PreemptionGuard:
-    """Records signals and, after `watch` was called, ends the process if it makes no progress.
+    """A guard that records signals and, after a call of `watch`, ends the process if it hangs.
 
     Use it as `with PreemptionGuard(dist) as guard:`. hang_seconds: 0 for no limit.
     """
@@ -68,8 +68,8 @@ class PreemptionGuard:
             signal.signal(number, handler)
 
     def watch(self, folder: Path, status: Callable[[str, int, str], None]) -> None:
-        """Start to watch for hanging steps. `status(state, code, reason)` is called before a forced
-        exit."""
+        """Start to watch for hanging steps of the run in `folder`. Before a forced exit,
+        `status(state, exit code, reason)` is called."""
         self.folder, self.status = folder, status
         self.beat()
 
@@ -90,8 +90,8 @@ class PreemptionGuard:
         self.raise_if_stopped(all_reduce_max(self.received_signal))
 
     def raise_if_stopped(self, number: int) -> None:
-        """Raise StoppedError if `number` is not 0. It is the number of a signal, equal on all
-        ranks."""
+        """Raise StoppedError if `number` is not 0. number: that of a received signal, or 0; it must
+        be the same on all ranks."""
         if number:
             raise StoppedError(signal.Signals(number))
 
@@ -110,7 +110,7 @@ class PreemptionGuard:
             self.is_waiting = False
 
     def _record(self, number: int, frame: object) -> None:
-        """Handle a signal: record its number."""
+        """Handle a signal: record the first one, and end the process at a second one."""
         now = time.monotonic()
         if not self.received_signal:
             self.received_signal, self.signal_time = number, now
@@ -132,16 +132,18 @@ class PreemptionGuard:
             before = now
             if launcher and os.getppid() != launcher and not self.received_signal:
                 self.received_signal, self.signal_time = signal.SIGTERM, now
-                echo_error(f"vil: rank {self.dist.rank}: its launcher is gone, the run ends")
+                ended = "the process that started it (torchrun or a sweep) has ended"
+                echo_error(f"vil: rank {self.dist.rank} stops, because {ended}")
             if self.folder and 0 < self.hang_seconds < now - self.progress_time:
                 self._exit(f"no step in {self.hang_seconds:g} s", hung=True)
             since = max(self.signal_time, self.progress_time)
             if self.received_signal and now - since > self.grace_seconds:
                 name = signal.Signals(self.received_signal).name
-                self._exit(f"{name}, and no step within {self.grace_seconds:g} s of it")
+                self._exit(f"{name} received, and no step within {self.grace_seconds:g} s of it")
 
     def _exit(self, reason: str, *, hung: bool = False) -> None:
-        """End the process immediately, without cleanup, which could hang as well."""
+        """Report `reason` and the stacks of all threads, then end the process immediately, without
+        cleanup, which could hang as well."""
         stop = StoppedError(signal.Signals(self.received_signal or signal.SIGTERM))
         state, code = ("hung", HUNG) if hung else (stop.state, stop.exit_code)
         reason = f"rank {self.dist.rank}: {reason}; {describe_position()}"
@@ -161,16 +163,16 @@ class PreemptionGuard:
 
 
 def launcher_pid() -> int:
-    """Return the id of the process that this run must not outlive, torchrun or a sweep; 0 if there
-    is none."""
+    """Return the id of the process that started this run and that the run must not outlive
+    (torchrun or a sweep), or 0 if there is none."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return os.getppid()
     return int(os.environ.get(LAUNCHER_PID, 0))
 
 
 def describe_position() -> str:
-    """Describe the main thread's innermost frame outside torch, and whether the thread waits for
-    other ranks."""
+    """Describe in words the main thread's innermost frame outside torch, and whether the thread
+    waits for other ranks."""
     frame = sys._current_frames().get(threading.main_thread().ident)
     stack = traceback.extract_stack(frame)
     waits = any(part in line.filename for line in stack for part in COLLECTIVES)

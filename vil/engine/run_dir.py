@@ -1,4 +1,4 @@
-"""The folder of a run. It is locked while in use, and records how the run was started and ended.
+"""The folder of a run, which is locked while in use, and records how the run started and ended.
 
 run.lock      held by the process that writes to the folder; a second process is rejected
 command.txt   each command that was run with this folder
@@ -56,8 +56,8 @@ class RunDir:
         self.last_error = ""  # of status.json
 
     def begin(self) -> None:
-        """Record the start of training. Before this call, files of earlier attempts are not
-        changed."""
+        """Record the start of training in command.txt, env.txt and status.json. Before this call,
+        these files of an earlier attempt are not changed."""
         self.begun = True
         if self.writes:
             with os_error_as(RunFolderError, f"{self.folder} cannot be written"):
@@ -117,7 +117,11 @@ def outcome(error: BaseException | None) -> tuple[str, int, str]:
 
 
 def open_folder(folder: Path) -> TextIO:
-    """Create the folder if necessary and lock it. Raises RunInUseError or RunFolderError."""
+    """Create the folder of a run if necessary, and lock it. Returns the lock file.
+
+    Raises RunInUseError if another process uses the folder, and RunFolderError if the folder cannot
+    be created or has unsafe links.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         refuse_links(folder)
@@ -142,8 +146,8 @@ def refuse_links(folder: Path) -> None:
 def lock(file: Path) -> TextIO:
     """Lock a file until the returned file object is closed or the process ends.
 
-    Raises RunInUseError if another process holds the lock. It is a POSIX record lock, because
-    loader workers do not inherit these. The workers of a killed run may live on for seconds, and an
+    Raises RunInUseError if another process holds the lock. The lock is a POSIX record lock, which
+    loader workers do not inherit. The workers of a killed run may live on for seconds, and an
     inherited lock would block a restart.
     """
     stream = file.open("a+")
@@ -194,7 +198,7 @@ def lock_folder(folder: Path) -> int | None:
 
 
 def release_lock(descriptor: int | None) -> None:
-    """Release the lock of `lock_folder`."""
+    """Release a lock. descriptor: the result of `lock_folder`."""
     if descriptor in HELD:
         HELD.remove(descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -202,7 +206,8 @@ def release_lock(descriptor: int | None) -> None:
 
 
 def close_inherited_locks() -> None:
-    """Close the locks of `lock_folder` in a forked process, which would otherwise hold them."""
+    """Close the descriptors of `lock_folder` in a forked process, so that it does not hold the
+    locks."""
     while HELD:
         os.close(HELD.pop())
 
@@ -211,7 +216,7 @@ os.register_at_fork(after_in_child=close_inherited_locks)
 
 
 def append(file: Path, text: str) -> None:
-    """Append an entry with the time to a file that has one entry per start of the run."""
+    """Append the current time and `text` to a file that has one such entry per start of the run."""
     with file.open("a", **TEXT) as stream:
         stream.write(f"# {now()}\n{text}\n")
 
@@ -229,8 +234,8 @@ def environment(dist: DistInfo, device: torch.device) -> str:
 
 
 def git_commit() -> str:
-    """Return the git commit of this package's source tree, with "-dirty" for uncommitted
-    changes."""
+    """Return the git commit of this package's source tree, with "-dirty" for uncommitted changes;
+    "none" outside a git repository."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, timeout=10)

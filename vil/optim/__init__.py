@@ -1,4 +1,4 @@
-"""Registries of optimizers and learning-rate schedules. Importing this does not import torch.
+"""Registries of optimizers and learning-rate schedules. Importing vil.optim does not import torch.
 
 OPTIMIZERS  name -> build(groups, settings, **own), in optimizers.py; see `register_optimizer`
 SCHEDULES   name -> function(schedule, time, **own), in schedules.py; see `register_schedule`
@@ -61,8 +61,9 @@ def register_optimizer(
     build: a function build(groups, settings, **own) that returns a torch Optimizer, or a string
     "module:attribute" that is imported on first use. The function must pass `groups` (from
     `decay_groups`) to the optimizer unchanged. `settings` is a `Settings`.
-    keys: {argument in `own`: config key that sets it}.
-    can_shard: the update is also correct for parameters that FSDP shards.
+    keys: {argument in `own`: config key that sets this argument}.
+    can_shard: whether the update is also correct for parameters that FSDP shards.
+    about: one line for lists of optimizers.
 
     Raises ValueError if the name is taken or a trial step on two small parameters fails.
     """
@@ -78,8 +79,12 @@ def register_schedule(
 ) -> None:
     """Register a learning-rate schedule under a name for the config key SOLVER.LR_POLICY.
 
-    function: function(schedule, time, **own) -> learning rate, or a string "module:attribute".
-    schedule: the `Schedule` with all settings. time: the step, or the epoch if epoch_based.
-    keys: {argument in `own`: config key that sets it}.
+    function: function(schedule, time, **own) -> learning rate, or a string "module:attribute". In
+    this call, `schedule` is the `Schedule` with all settings, and `time` is the step, or the epoch
+    if `schedule.epoch_based`.
+    keys: {argument in `own`: config key that sets this argument}.
+    about: one line for lists of schedules.
+
+    Raises ValueError if the name is taken or the function does not accept this call.
     """
     SCHEDULES.register(name, function, about, keys=keys)

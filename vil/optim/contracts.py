@@ -16,8 +16,9 @@ from vil.utils.registry import Entry, Key
 def check_optimizer(build: Callable, entry: Entry) -> None:
     """Build an optimizer on two parameters and take one step. Raises ValueError if that fails.
 
-    Arguments with a new config key (a `Key`) get its default. Arguments that an existing config key
-    sets are not passed, so `build` must have defaults for them.
+    entry: registry entry of the optimizer. An argument of `build` with a new config key (a `Key`)
+    gets the default of this key. An argument that an existing config key sets is not passed, so
+    `build` must have a default for it.
     """
     own = {a: key.default for a, key in entry.keys.items() if isinstance(key, Key)}
     named = [("weight", nn.Parameter(torch.ones(2, 3))), ("bias", nn.Parameter(torch.ones(3)))]
@@ -47,7 +48,8 @@ def check_optimizer(build: Callable, entry: Entry) -> None:
 
 
 def try_call(call: str, function: Callable[[], Any]) -> Any:
-    """Return function(). Raises ValueError with the text `call` if the function fails."""
+    """Call a function without arguments and return its result. If it fails, raises ValueError;
+    `call` describes the call in the message."""
     try:
         return function()
     except Exception as error:
@@ -55,7 +57,8 @@ def try_call(call: str, function: Callable[[], Any]) -> Any:
 
 
 def check_schedule(function: Callable, entry: Entry) -> None:
-    """Raise ValueError unless a schedule accepts (schedule, time) and its registered arguments."""
+    """Raise ValueError unless a schedule function accepts (schedule, time), and by keyword the
+    arguments in its registry entry."""
     try:
         inspect.signature(function).bind(None, 0, **dict.fromkeys(entry.keys))
     except (TypeError, ValueError) as error:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 
 class Ema:
-    """Average of the weights of `source`, a model without wrappers such as DDP.
+    """Moving average of the weights of `source`, a model without wrappers such as DDP.
 
-    The average is stored in `model`, a copy of `source` in eval mode and without gradients.
+    The averaged weights are in `model`, a copy of `source` in eval mode and without gradients.
     """
 
     def __init__(self, source: nn.Module, decay: float):
@@ -29,8 +29,8 @@ class Ema:
     def update(self, bad: Tensor) -> None:
         """Update the average with the current weights, and copy the buffers.
 
-        bad: a scalar on the device, 1 for a skipped step, else 0. If it is 1, the average does not
-        change, but the buffers are copied.
+        bad: scalar on the device, 1 for a skipped step, else 0. After a skipped step, the average
+        does not change, but the buffers are copied.
         """
         averages, weights = local_parameters(self.model), local_parameters(self.source)
         steps = torch._foreach_sub(weights, averages)
@@ -41,10 +41,10 @@ class Ema:
             target.copy_(buffer)
 
     def restart(self) -> None:
-        """Restart the average from the current weights."""
+        """Discard the average and start a new one from the current weights."""
         self.model.load_state_dict(self.source.state_dict())
 
 
 def local_parameters(model: nn.Module) -> list[Tensor]:
-    """Return the parameters of a model, as local shards if FSDP shards them."""
+    """Return the parameters of a model as plain tensors; this rank's shards if FSDP shards them."""
     return [p.to_local() if hasattr(p, "to_local") else p.data for p in model.parameters()]

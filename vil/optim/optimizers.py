@@ -1,4 +1,4 @@
-"""Build an optimizer by name, and the build functions of the built-in optimizers."""
+"""Build an optimizer by name. The functions that build each built-in optimizer are here too."""
 
 import importlib
 import logging
@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings common to all optimizers. Parameter groups hold the weight decay."""
+    """Settings for all optimizers; each uses those that it has. The weight decay is not here, but
+    in the parameter groups."""
 
     lr: float
     momentum: float = 0.9
@@ -33,16 +34,16 @@ class Settings:
 def build_optimizer(
     name: str, groups: list[dict], own: Mapping[str, Any] | None = None, **settings: Any
 ) -> Optimizer:
-    """Build the optimizer `name` for the parameter groups of `decay_groups`.
+    """Build the optimizer `name` for the parameter groups from `decay_groups`.
 
-    own: arguments that only this optimizer has, by name. settings: lr, momentum, betas, eps and nu;
-    an optimizer ignores those that it does not use.
+    own: {name: value} of arguments that only this optimizer has. settings: lr, momentum, betas, eps
+    and nu; an optimizer ignores those that it does not use.
     Raises ValueError for an unknown name, for an apex_* name if apex is not installed, and for a
     model without trainable parameters.
     """
     build = OPTIMIZERS.load(name)
     if not groups:
-        raise ValueError("nothing to optimize: every parameter of the model is frozen")
+        raise ValueError("nothing to train: every parameter of the model is frozen")
     parameters = [parameter for group in groups for _, parameter in group["params"]]
     sharded = any(hasattr(parameter, "to_local") for parameter in parameters)
     fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
@@ -72,7 +73,8 @@ def lamb(groups: list[dict], s: Settings) -> Optimizer:
 
 
 def lars(groups: list[dict], s: Settings) -> Optimizer:
-    """Build LARS (arXiv:1708.03888): learning rate lr * 0.001 |p| / (|g| + weight_decay |p|)."""
+    """Build LARS (arXiv:1708.03888). The learning rate of a layer with parameters p and gradient g
+    is lr * 0.001 |p| / (|g| + weight_decay |p|)."""
     warn_without_decay(groups, "lars is SGD")
     return Lars(groups, lr=s.lr, momentum=s.momentum, eps=s.eps)
 
@@ -80,8 +82,8 @@ def lars(groups: list[dict], s: Settings) -> Optimizer:
 def larc(groups: list[dict], s: Settings) -> Optimizer:
     """Build LARC, NVIDIA's clipped LARS.
 
-    A layer's learning rate is min(lr, 0.001 |p| / (|g| + weight_decay |p|)). If that is lr, the
-    layer is updated as by SGD with momentum.
+    The learning rate of a layer with parameters p and gradient g is min(lr, 0.001 |p| / (|g| +
+    weight_decay |p|)). If the minimum is lr, the layer is updated as by SGD with momentum.
     """
     warn_without_decay(groups, "larc is SGD")
     return Lars(groups, lr=s.lr, momentum=s.momentum, eps=s.eps, trust_clip=True)
@@ -104,17 +106,19 @@ def warn_without_decay(groups: list[dict], consequence: str) -> None:
     """Log a warning if no parameter group has weight decay.
 
     timm and apex adapt the learning rate of a layer only in groups with weight decay. consequence:
-    what the optimizer amounts to without adaptation, such as "lars is SGD".
+    end of the warning, which names the equivalent optimizer, such as "lars is SGD".
     """
     if not any(group["weight_decay"] for group in groups):
         log.warning(
-            "no parameter group has weight decay, so no layer's learning rate is adapted: %s",
+            "no parameter group has weight decay, so no layer's learning rate is adapted: %s (set "
+            "OPTIM.WD to adapt them)",
             consequence,
         )
 
 
 def import_apex(name: str) -> Callable[..., Optimizer]:
-    """Return an optimizer class of NVIDIA's apex. Raises ValueError if apex is not installed."""
+    """Import the optimizer class `name` of NVIDIA's apex. Raises ValueError if apex is not
+    installed."""
     try:
         return getattr(importlib.import_module("apex.optimizers"), name)
     except (ImportError, AttributeError) as error:

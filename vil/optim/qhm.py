@@ -33,7 +33,8 @@ class QHM(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters and return the closure's loss. Gradients are not modified."""
+        """Update the parameters, without changing their gradients. Returns the loss from
+        `closure`, or None without a closure."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]

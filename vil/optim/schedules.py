@@ -1,8 +1,8 @@
 """Learning-rate schedules as pure functions of the step, without state to save.
 
 They give exactly the learning rates of the original Vision Longformer code (2021). As in that code,
-the cosine starts at step 0, not after the warm-up. The learning rate therefore drops slightly at
-the end of the warm-up.
+the cosine starts at step 0, not after the warm-up. At the end of the warm-up, the learning rate
+therefore drops slightly, from the base learning rate to the cosine.
 """
 
 import math
@@ -16,7 +16,8 @@ from vil.utils.lookup import lookup
 
 @dataclass(frozen=True)
 class Schedule:
-    """Settings of a learning-rate schedule. Times are in epochs, but `lr_at` takes a step."""
+    """A learning-rate schedule and its settings. All times in the settings are in epochs; `lr_at`
+    takes a step."""
 
     policy: str
     lr: float
@@ -44,19 +45,22 @@ class Schedule:
 
     @property
     def unit(self) -> int:
-        """Ticks per epoch. A tick is a step, or an epoch if epoch_based."""
+        """Number of ticks per epoch: a tick is a step or, if epoch_based, an epoch."""
         return 1 if self.epoch_based else self.steps_per_epoch
 
     @property
     def warmup(self) -> float:
-        """Length of the warm-up in ticks.
+        """Length of the warm-up in ticks (epochs if epoch_based, else steps).
 
-        If ticks are steps, it is rounded down to full steps, as in the 2021 code.
+        A length in steps is rounded down, as in the 2021 code.
         """
         return self.warmup_epochs if self.epoch_based else int(self.warmup_epochs * self.unit)
 
     def warmup_at(self, time: int) -> float:
-        """Return the factor on the learning rate at a tick: 1 after the warm-up."""
+        """Return the warm-up's factor on the learning rate at `time`: 1 after the warm-up.
+
+        time: the epoch if epoch_based, else the step.
+        """
         if time >= self.warmup:
             return 1.0
         return WARMUPS[self.warmup_method](self.warmup_factor, time / self.warmup)
@@ -77,10 +81,10 @@ def linear(s: Schedule, time: int) -> float:
 
 
 def multistep(s: Schedule, time: int) -> float:
-    """Return a learning rate that is divided by drop_factor at each of drop_epochs.
+    """Return the base learning rate, divided by drop_factor at each of drop_epochs so far.
 
-    By default, these are the multiples of drop_freq below `epochs`. The warm-up factor also
-    applies.
+    If drop_epochs is empty, the divisions are at the multiples of drop_freq below `epochs`. The
+    factor of the warm-up also applies. time: the epoch if epoch_based, else the step.
     """
     epochs = s.drop_epochs or range(s.drop_freq, s.epochs, s.drop_freq)
     drops = sum(epoch * s.unit <= time for epoch in epochs)
@@ -88,7 +92,7 @@ def multistep(s: Schedule, time: int) -> float:
 
 
 def constant(s: Schedule, time: int) -> float:
-    """Return the base learning rate. As in the 2021 code, there is no warm-up."""
+    """Return the base learning rate at all times. As in the 2021 code, there is no warm-up."""
     return s.lr
 
 

@@ -1,9 +1,9 @@
-"""All config keys, in one file per section. These files are the manual of the config.
+"""All config keys, in one file per topic. These files are the manual of the config.
 
 A key has a name, a default value, a meaning, and a rule for allowed values. The type of the default
-is the type of the key. The tree includes all keys of the original 2021 code, so its YAML files and
-command lines work. Components such as tasks declare additional keys in their registry entries. `vil
-config --docs docs/reference/config.md` writes a page with all keys.
+is the type of the key. All keys of the original 2021 code exist, so its YAML files and command
+lines work. Components such as tasks declare additional keys in their registry entries. `vil config
+--docs docs/reference/config.md` writes a page with all keys.
 """
 
 import functools
@@ -27,9 +27,11 @@ _of_components: list[str | Sequence] = []  # keys that components added, and wha
 
 
 def declare(items: Iterable[Section | Key | Conflict], owner: str = "vil") -> None:
-    """Declare sections, keys and conflicts. A key belongs to the section before it in `items`.
+    """Add sections, keys and conflicts (forbidden combinations of values) to the config.
 
-    Raises ConfigError for a key that exists already, or whose name is not a valid identifier.
+    A key belongs to the section before it in `items`. owner: who declares them, for the error
+    message. Raises ConfigError for a key that exists already, or whose name is not a valid
+    identifier.
     """
     section = ""
     for item in items:
@@ -67,7 +69,7 @@ def _make_node(path: Sequence[str]) -> CfgNode:
 
 
 def declare_component_keys() -> None:
-    """Declare the keys of all registered components that are not declared yet."""
+    """Declare those keys of registered components that are not declared yet."""
     for kind in HOMES:
         for entry in registry(kind).values():
             declared = entry.facts.get("declares", ())
@@ -81,7 +83,10 @@ def declare_component_keys() -> None:
 
 
 def leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return {dotted key: value} of a tree, in the order of the tree."""
+    """Return the values in a nested config as {dotted key: value}, in their order in the config.
+
+    prefix: text to put before each key.
+    """
     values = {}
     for name, value in node.items():
         inner = isinstance(value, CfgNode)
@@ -90,12 +95,12 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def value_at(cfg: CfgNode, key: str) -> Any:
-    """Return the value of a dotted key; the node if it is a section."""
+    """Return the value of a dotted key or, if `key` names a section, the node of the section."""
     return functools.reduce(CfgNode.__getitem__, key.split("."), cfg) if key else cfg
 
 
 def tree(section: str = "") -> CfgNode:
-    """Return a copy of the default tree, or of one section of it."""
+    """Return a copy of the default config, or of one of its sections."""
     return value_at(_tree, section).clone()
 
 

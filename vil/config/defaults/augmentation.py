@@ -20,8 +20,8 @@ DECLARED = (
     Key(
         "COLOR_JITTER",
         [0.4, 0.4, 0.4, 0.1, 0.0],
-        "Brightness, contrast, saturation, hue, and the probability of all (not with timm's "
-        "transform).",
+        "Color jitter: strengths of brightness, contrast, saturation and hue, and its probability "
+        "(not with timm's transform).",
         Rule(
             lambda v: len(v) == 5 and min(v) >= 0 and v[3] <= 0.5 and v[4] <= 1,
             "five numbers from 0; hue at most 0.5, probability at most 1",
@@ -38,10 +38,12 @@ DECLARED = (
     Key(
         "MIXCUT_MINMAX",
         [],
-        "Range of cutmix's ratio, instead of its alpha.",
+        "Range of cutmix's box side, relative to the image; replaces AUG.MIXCUT.",
         Rule(lambda v: not v or (is_range(v) and v[1] <= 1), "empty, or 0 < low <= high <= 1"),
     ),
-    Key("MIXUP_SWITCH_PROB", 0.5, "Probability of cutmix if both are enabled.", probability),
+    Key(
+        "MIXUP_SWITCH_PROB", 0.5, "Probability of cutmix, not mixup, if both are set.", probability
+    ),
     Key(
         "MIXUP_MODE",
         "batch",
@@ -66,7 +68,7 @@ DECLARED = (
     Key(
         "AUTO_AUGMENT",
         "rand-m9-mstd0.5-inc1",
-        "timm's policy; empty: none.",
+        "timm's auto-augmentation policy; empty: none.",
         matches(
             r"|(rand|augmix|originalr?|v0r?|3a)(-.*)?",
             "empty, or a policy: rand-..., augmix-..., v0",

@@ -28,11 +28,14 @@ DECLARED = (
     Key(
         "CLASSES",
         "by_name",
-        "How test sets, and the data of a resumed run, match the classes that the model learned.",
+        "How to match the classes of a test set, or of a resumed run's data, with those that the "
+        "model learned.",
         one_of("by_name", "by_position"),
     ),
     Key(
-        "TARGETMAP", "", "JSON map of the model's classes to the test set's, relative to DATA.PATH."
+        "TARGETMAP",
+        "",
+        "JSON file that maps the model's classes to those of the test sets, relative to DATA.PATH.",
     ),
     Key("PATH", "./datasets", "Root folder of the data (--data).", not_empty),
     Key("DATA_DIR", "./data", "Second folder to search for MODEL.MODEL_PATH."),
@@ -44,14 +47,21 @@ DECLARED = (
         Rule(lambda v: not v or is_interval(v), "auto, or [low, high] with low < high"),
     ),
     Key("MAX_BAD_FRACTION", 0.01, "Tolerated fraction of unreadable images.", probability),
-    Section("DATA.KWARGS", "Arguments of the datasets that take them; any name.", extensible=True),
+    Section(
+        "DATA.KWARGS", "Arguments for the datasets that accept them; any name.", extensible=True
+    ),
     Section("LOSS", "The training loss."),
     Key(
         "LOSS", "xentropy", "Name of the loss.", RegistryRule("loss", extra=("multisoftmax", "mse"))
     ),
-    Key("LABEL_SMOOTHING", 0.0, "Target probability distributed over all classes.", below_one),
+    Key(
+        "LABEL_SMOOTHING",
+        0.0,
+        "Part of the target probability that is distributed over all classes.",
+        below_one,
+    ),
     Section("LOSS.FOCAL", "The focal loss."),
-    Key("NORMALIZE", True, "Focal loss: normalize over the batch."),
+    Key("NORMALIZE", True, "Focal loss: sum over classes instead of averaging over them."),
     Key("ALPHA", 1.0, "Focal loss: weight of the positives.", at_least(0)),
     Key("GAMMA", 0.5, "Focal loss: exponent that weights down easy examples.", at_least(0)),
     Section("DATALOADER", "Batches and loader processes."),
@@ -60,7 +70,7 @@ DECLARED = (
     Key(
         "WORKERS",
         0,
-        "Loader processes per process; 0 loads in the process itself.",
+        "Loader processes per training process; 0: load in the training process.",
         between(0, 4096),
     ),
 )

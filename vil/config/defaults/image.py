@@ -14,7 +14,7 @@ DECLARED = (
     Key(
         "STD",
         [0.229, 0.224, 0.225],
-        "Standard deviation of the RGB channels, divided by after that.",
+        "Standard deviation of the RGB channels; divides images after MEAN is subtracted.",
         Rule(lambda v: len(v) in (1, 3) and min(v) > 0, "one or three numbers above 0"),
     ),
     Key("IMAGE_SIZE", 224, "Side of the square crop the model is built for.", between(1, 16384)),
@@ -29,7 +29,12 @@ DECLARED = (
     Key("INTERPOLATION", 2, "Resize interpolation: 2 bilinear, 3 bicubic.", one_of(2, 3)),
     Section("AMP", "Mixed precision and memory layout."),
     Key("ENABLED", False, "Compute forward and loss in AMP.DTYPE (autocast)."),
-    Key("DTYPE", "bfloat16", "float16 uses loss scaling.", one_of("bfloat16", "float16")),
+    Key(
+        "DTYPE",
+        "bfloat16",
+        "Precision of autocast; float16 uses loss scaling.",
+        one_of("bfloat16", "float16"),
+    ),
     Key("TF32", True, "Allow TF32 in float32 matmuls and convolutions on CUDA."),
     Key("MEMORY_FORMAT", "nchw", "nhwc: channels-last weights and images.", one_of("nchw", "nhwc")),
 )

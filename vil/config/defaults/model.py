@@ -46,7 +46,8 @@ DECLARED = (
         "REVERSIBLE",
         False,
         "Run blocks in two streams that backward recomputes: memory hardly grows with their "
-        "number, 1/3 more time. The same parameters as without it, but another function.",
+        "number, 1/3 more time. Has the same parameters as plain blocks, but computes another "
+        "function.",
     ),
     Key("NORM_EMBED", True, "Use LayerNorm in the patch embeddings."),
     Key("AVG_POOL", False, "Classify the mean of all tokens, not the first global token."),
@@ -54,7 +55,7 @@ DECLARED = (
         "POS_RESIZE",
         "interpolate",
         "Absolute position embeddings for another image size: interpolate, or crop to the "
-        "first rows and columns. Full attention's are always interpolated.",
+        "first rows and columns. Those of full attention are always interpolated.",
         one_of("interpolate", "crop"),
     ),
     Section("MODEL.VIT.MSVIT", "The multi-scale vision transformer."),
@@ -113,7 +114,7 @@ DECLARED = (
     Key(
         "LN_EPS",
         1e-6,
-        "Epsilon of every LayerNorm. The original ignored it: its weights have 1e-6.",
+        "Epsilon of every LayerNorm. The original code ignored it and trained with 1e-6.",
         positive,
     ),
     Key(
@@ -139,21 +140,21 @@ DECLARED = (
         "this ATTN_TYPE already pins a backend; write ATTN_TYPE longformer to choose another",
     ),
     Section("FINETUNE", "Fine-tuning of trained weights."),
-    Key("FINETUNE", False, "Train on resized random crops only, without further augmentation."),
+    Key("FINETUNE", False, "Augment training images only by resizing, random crops and flips."),
     Key("USE_TRAIN_AUG", False, "Fine-tune with the full augmentation."),
     Key(
         "HEAD",
         "keep",
-        "A head of another size than the weights': keep raises an error, new initializes it, "
-        "rows:FILE takes the rows of the old head whose indices are in FILE.",
+        "If the loaded weights have a head of another size: keep raises an error, new starts with "
+        "a random head, rows:FILE takes the rows of their head whose indices are in FILE.",
         matches(r"keep|new|rows:.+", "keep, new or rows:FILE"),
     ),
     Key(
         "RESIZE",
         "linear",
-        "Position embeddings of another size: linear (as in 2021) or bicubic interpolation; "
-        "extend keeps relative ones at their distance in tokens, for another window on images "
-        "of the same size.",
+        "If the loaded position embeddings have another size: linear (as in 2021) or bicubic "
+        "interpolation; extend keeps relative ones at their distance in tokens, for another window "
+        "on images of the same size.",
         one_of("linear", "bicubic", "extend"),
     ),
     Key("FREEZE_STAGES", 0, "Number of first stages to freeze.", at_least(0)),

@@ -105,6 +105,6 @@ DECLARED = (
     Conflict(
         ("OPTIM.VAL", "OPTIM.OPT"),
         lambda drops, name: drops and not registry("optimizer")[name].facts.get("drops_on_plateau"),
-        "only sgd and qhm drop their rate by evaluation",
+        "only sgd and qhm can drop their learning rate after an evaluation",
     ),
 )

@@ -13,9 +13,9 @@ DECLARED = (
     Key(
         "ALLOW_CHANGES",
         False,
-        "Resume with another model, data or batches; not stored for the next start. Other "
-        "weight shapes, another optimizer, and another number of images per step or steps per "
-        "epoch are still refused.",
+        "Resume with another model, data or batches; not stored for the next start. Still refused: "
+        "other weight shapes, another optimizer, and another number of images per step or of steps "
+        "per epoch.",
     ),
     Key(
         "MAX_BAD_STEPS",
@@ -32,7 +32,12 @@ DECLARED = (
         "seconds; 0: never.",
         at_least(0),
     ),
-    Key("GRACE_SECONDS", 30.0, "The same after SIGTERM, SIGUSR1 or Ctrl-C.", positive),
+    Key(
+        "GRACE_SECONDS",
+        30.0,
+        "Like HANG_SECONDS, but once SIGTERM, SIGUSR1 or Ctrl-C was received.",
+        positive,
+    ),
     Section("", "The run as a whole."),
     Key("OUTPUT_DIR", "runs/default", "Folder of the run (--output_dir).", not_empty),
     Key("BACKUP_LOG_DIR", "", "logs have one place, OUTPUT_DIR", ignored=True),
@@ -71,5 +76,10 @@ DECLARED = (
         RegistryRule("task"),
     ),
     Key("IMPORTS", (), "Python files and plug-ins that register components (--import)."),
-    Key("VERSION", 1, "Version of this tree; files with a VERSION are not from 2021.", one_of(1)),
+    Key(
+        "VERSION",
+        1,
+        "Version of the config keys; a file without it is from the 2021 code.",
+        one_of(1),
+    ),
 )

@@ -29,7 +29,8 @@ class ConcatImageDataset(ImageDataset):
         self.classes = datasets[0].classes
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Return (number of the dataset, index in this dataset) of the sample at `index`."""
+        """Find the sample at `index` of the concatenation. Returns (number of the dataset, index in
+        this dataset)."""
         number = int(np.searchsorted(self.ends, index, side="right"))
         return number, index - int(self.ends[number]) + len(self.datasets[number])
 

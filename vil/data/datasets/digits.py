@@ -53,8 +53,8 @@ class Digits(ImageDataset):
 
 
 def load() -> tuple[np.ndarray, np.ndarray]:
-    """Return (pixels, targets): (1797, 8, 8) uint8 in 0..255, and (1797,) int64. Raises DataError
-    if scikit-learn is not installed."""
+    """Load all digits of scikit-learn. Returns (pixels, targets): (1797, 8, 8) uint8 in 0..255, and
+    (1797,) int64. Raises DataError if scikit-learn is not installed."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:

@@ -21,14 +21,15 @@ class Fake(ImageDataset):
         size: int = 64,
         num_classes: int = 10,
     ):
-        """Create the dataset. root is not used."""
+        """Create a dataset of n images of size x size pixels. root is not used."""
         super().__init__(split, transform)
         self.size = size
         self.targets = np.arange(n) % num_classes
         self.classes = [f"hue {360 * c // num_classes}" for c in range(num_classes)]
 
     def image(self, index: int) -> Image.Image:
-        """Draw a blob in the hue of its class on dark noise. Its position and width are random."""
+        """Draw a blob on dark noise, in the hue of the image's class. The blob's position and width
+        are random."""
         random = np.random.default_rng((SPLITS[self.split], index))
         noise = random.integers(0, 64, (self.size, self.size, 3))
         hue = self.targets[index] / len(self.classes)

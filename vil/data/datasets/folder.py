@@ -34,8 +34,8 @@ LAYOUT = """{problem}. Expected:
 class Folder(ImageDataset):
     """A dataset with one subfolder per class. The sorted subfolders of train define the classes.
 
-    Without a train folder (evaluation only), the subfolders of val define them. Raises DataError
-    for a missing or empty folder, and if val has a class that is missing from train.
+    Without a train folder (evaluation only), the subfolders of val define the classes. Raises
+    DataError for a missing or empty folder, and if val has a class that is missing from train.
     """
 
     def __init__(self, root: Root, split: str, transform: Transform = None):
@@ -61,8 +61,8 @@ class Folder(ImageDataset):
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Return the sorted class folders in root/train or root/val. Raises DataError if there are
-    none."""
+    """Return the sorted names of the class folders in `folder`, which is root/train or root/val.
+    Raises DataError if there are none."""
     if not folder.is_dir():
         raise DataError(layout(folder.parent, f"there is no folder {folder}"))
     names = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
@@ -72,7 +72,8 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def image_files(folder: Path) -> list[str]:
-    """Return the sorted images in a class folder. Raises DataError if there are none."""
+    """Return the sorted file names of the images in a class folder. Raises DataError if there are
+    none."""
     files = sorted(
         entry.name
         for entry in os.scandir(folder)
@@ -101,5 +102,6 @@ def warn_of_skipped(folders: Sequence[Path], files: Sequence[Sequence[str]]) -> 
 
 
 def layout(root: Path, problem: str, template: str = LAYOUT) -> str:
-    """Return an error message: the problem, followed by the expected directory tree."""
+    """Return an error message: the problem, followed by the directory tree that is expected in
+    `root`."""
     return template.format(problem=problem, root=root, extensions=" ".join(EXTENSIONS))

@@ -27,7 +27,7 @@ STDIN = "-"
 
 
 class ImageSource(NamedTuple):
-    """An image file, given by its path, or by a name and the content of the file."""
+    """An image file. `name` is its path or, if `content` has the bytes of the file, any name."""
 
     name: str
     content: bytes | None = None
@@ -82,7 +82,8 @@ def images_at(path: str) -> list[ImageSource]:
 
 
 class PredictionBatch(NamedTuple):
-    """A batch of samples (tensor, (height, width) before the transform, index)."""
+    """A batch of `vil predict`: `samples` (tensor, (height, width) before the transform, index),
+    and reports of the images that could not be read."""
 
     samples: list[tuple]
     bad_samples: tuple[BadSample, ...]
@@ -111,7 +112,7 @@ class ImageList(Dataset):
         return read_image(source, self.value_range)
 
     def sample_name(self, index: int) -> str:
-        """Return the path of an image, or the name of an image given by its content."""
+        """Return the image's path, or its name if it was given by its content."""
         return self.images[index].name
 
     def __getitem__(self, index: int) -> tuple:
@@ -127,11 +128,10 @@ def iter_image_batches(
     value_range: Sequence[float] = (),
     **options: Any,
 ) -> Iterator[PredictionBatch]:
-    """Yield the images in order, in batches.
+    """Yield the transformed images in order, in batches of at most `batch_size`.
 
-    Unreadable images are logged and omitted, however many there are. Closing the
-    iterator stops the workers. value_range: see `to_rgb`. options: arguments of
-    `build_data_loader`.
+    Unreadable images are logged and omitted, however many there are. Closing the iterator stops the
+    workers. value_range: see `to_rgb`. options: further arguments of `build_data_loader`.
     """
     order = eval_batches(len(images), batch_size=batch_size)
     if len(order) <= 1:

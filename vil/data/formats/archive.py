@@ -41,8 +41,8 @@ class Archive:
     """An archive file and its M members for which wanted(name, size) is true.
 
     Members keep the file's order. `names` (M,) holds their names as bytes. `fields` (M,) is a
-    structured array with what `read` needs. A subclass sets `dtype`, the type of `fields`, and
-    defines `members` and `read`.
+    structured array with a row for each member that `read` needs, such as its offset. A subclass
+    sets `dtype`, the type of `fields`, and defines `members` and `read`.
     """
 
     dtype: list[tuple]
@@ -74,7 +74,7 @@ class Archive:
         return f"{Path(self.file.path).name}@{os.fsdecode(self.names[index])}"
 
     def members(self, path: Path) -> Iterator[tuple[str, int, bool, tuple]]:
-        """Yield (name, size, is_plain, row of `fields`) for each member of the archive.
+        """Yield (name, size in bytes, is_plain, row of `fields`) for each member of the archive.
 
         is_plain is False for a member that must not be read, such as a link. Raises DataError if
         the file is not a complete archive.
@@ -82,8 +82,8 @@ class Archive:
         raise NotImplementedError
 
     def read(self, index: int) -> bytes:
-        """Return the decompressed bytes of a member. Raises OSError if the member cannot be read;
-        this is an UnreadableImage if the member is corrupt or too large."""
+        """Return the decompressed bytes of the member at `index`. Raises UnreadableImage if the
+        member is corrupt or too large, and OSError if the archive cannot be read."""
         raise NotImplementedError
 
 
@@ -141,8 +141,10 @@ class TarArchive(Archive):
     dtype = [("offset", "i8"), ("size", "i8")]
 
     def members(self, path: Path) -> Iterator[tuple[str, int, bool, tuple]]:
-        """Yield the members like `Archive.members`. Sparse files are not plain: their data are
-        scattered."""
+        """Yield (name, size in bytes, is_plain, row of `fields`) for each member of the tar.
+
+        is_plain is False for links, folders and sparse files, whose data are not in one piece.
+        """
         try:
             with (
                 HeaderFile(path) as file,
@@ -172,8 +174,8 @@ class TarArchive(Archive):
 
 
 class HeaderFile(io.FileIO):
-    """A file that raises ReadError for reads above MAX_HEADER bytes, because a corrupt header may
-    state any size."""
+    """A tar file, opened to read its headers. A read of more than MAX_HEADER bytes raises
+    ReadError, because a corrupt header may state any size."""
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= MAX_HEADER:
@@ -182,7 +184,7 @@ class HeaderFile(io.FileIO):
 
 
 class ArchiveDataset(ImageDataset):
-    """A base class of datasets of the images in `archive`, which a subclass sets."""
+    """A base class of datasets whose images are the members of `archive`, which a subclass sets."""
 
     archive: Archive
 
@@ -194,12 +196,12 @@ class ArchiveDataset(ImageDataset):
 
 
 def check_size(size: int) -> None:
-    """Raise UnreadableImage if a member has more than MAX_BYTES."""
+    """Raise UnreadableImage if `size`, a member's size in bytes, is above MAX_BYTES (1 GiB)."""
     if size > MAX_BYTES:
         raise UnreadableImage(f"{size} bytes are too many for an image")
 
 
 def warn(path: Path, problem: str, names: list[str]) -> None:
-    """Log one warning for all members, given by name, that have the same problem."""
+    """Log one warning about those members of an archive, given by name, that have a `problem`."""
     if names:
         logger.warning("%s: %d members %s, the first: %s", path, len(names), problem, names[0])

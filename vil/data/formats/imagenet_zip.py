@@ -30,10 +30,11 @@ or, as archives:
 def imagenet(
     root: Root, split: str, transform: Transform = None, *, num_classes: int | None = None
 ) -> ImageDataset:
-    """Build the dataset "imagenet" from zip and map if both exist, else from class folders.
+    """Build the dataset "imagenet" from root/{split}.zip and root/{split}_map.txt, if both exist,
+    else from the class folders in root/{split}.
 
-    Raises ValueError if the number of class folders is not num_classes. Raises DataError if the zip
-    or the map is missing and there is no folder.
+    Raises ValueError if the number of class folders is not num_classes. Raises DataError if one of
+    the two files is missing and there is no folder either.
     """
     root = Path(root)
     folder, zip_file, map_file = (root / f"{split}{end}" for end in ("", ".zip", "_map.txt"))
@@ -45,21 +46,24 @@ def imagenet(
         raise DataError(layout(root, problem) + LAYOUT.format(root=root))
     dataset = Folder(root, split, transform)
     if num_classes not in (None, len(dataset.classes)):
-        raise ValueError(f"num_classes is {num_classes}, {root} has {len(dataset.classes)} folders")
+        raise ValueError(
+            f"num_classes is {num_classes}, but {root} has {len(dataset.classes)} folders"
+        )
     return dataset
 
 
 class ImageNetZip(ArchiveDataset):
-    """A dataset of the images in the zip that the map lists, in the order of the zip."""
+    """A dataset of the images in root/{split}.zip that are listed in root/{split}_map.txt, in the
+    order of the zip."""
 
     def __init__(
         self, root: Root, split: str, transform: Transform = None, *, num_classes: int | None = None
     ):
         """Read the map and the zip's directory.
 
-        If num_classes is None, train_map.txt defines the number of classes. If this file is
-        missing, the split's own map does. Raises DataError if a file is missing or invalid, or a
-        class is out of range.
+        If num_classes is None, the number of classes is taken from train_map.txt or, if that file
+        is missing, from the map of this split. Raises DataError if a file is missing or invalid, or
+        a class is out of range.
         """
         super().__init__(split, transform)
         root = Path(root)
@@ -91,7 +95,8 @@ class ImageNetZip(ArchiveDataset):
 
 
 def read_map(file: Path, num_classes: int | None = None) -> dict[str, int]:
-    """Read a map file as {member: class number}. Raises DataError if a line is invalid."""
+    """Read a file such as train_map.txt, as {member of the zip: class number}. Raises DataError if
+    a line is invalid or has a class number that is not below num_classes."""
     labels = {}
     with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
         for number, line in enumerate(lines, start=1):

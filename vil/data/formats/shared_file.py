@@ -8,7 +8,7 @@ from vil.data.image import UnreadableImage
 
 
 class SharedFile:
-    """A read-only file with random access. Each process opens it at its first read.
+    """A read-only file with random access. Each process opens the file at its first read.
 
     Reads use pread, which ignores the file position. Forked workers share this position, so seek
     and read could return another worker's bytes. The open file is not pickled: spawned workers open
@@ -21,7 +21,7 @@ class SharedFile:
 
     def read(self, offset: int, size: int) -> bytes:
         """Return exactly `size` bytes from `offset`. Raises UnreadableImage if the file ends too
-        early, OSError if it cannot be read."""
+        early, and OSError if it cannot be read."""
         pid, opened = os.getpid(), self.opened  # read once: another thread may assign it
         if opened is None or opened[0] != pid:
             opened = self.opened = pid, io.FileIO(self.path)  # closed with its last reference

@@ -21,7 +21,8 @@ LAYOUT = """{problem}. Expected:
 
 
 class Tar(ArchiveDataset):
-    """A dataset of a tar. Classes and sample order are those of `Folder` on the extracted files."""
+    """A dataset of the images in a tar. Its classes and sample order are the same as those of the
+    dataset `Folder` on the extracted files."""
 
     def __init__(self, root: Root, split: str, transform: Transform = None):
         super().__init__(split, transform)
@@ -36,8 +37,8 @@ class Tar(ArchiveDataset):
 def open_tar(file: Path) -> tuple[TarArchive, list[str]]:
     """Open a tar. Returns (archive, class folder of each image), sorted by class and file name.
 
-    One folder above all class folders is allowed. Raises DataError if the file is missing, has no
-    images, or has an image that is not <class>/<image>.
+    The class folders may lie together in one folder. Raises DataError if the file is missing, has
+    no images, or has an image that is not <class>/<image>.
     """
     if not file.is_file():
         raise DataError(layout(file.parent, f"there is no {file}", LAYOUT))
@@ -60,6 +61,7 @@ def class_folders(file: Path) -> list[str]:
 
 
 def is_image(name: str, size: int) -> bool:
-    """Return whether a member's name is that of an image. Hidden files and folders are excluded."""
+    """Return whether a member of a tar is an image, by its name. Hidden files, and files in hidden
+    folders, do not count. size: not used."""
     hidden = any(part.startswith(".") for part in name.split("/") if part != "..")
     return name.lower().endswith(EXTENSIONS) and not hidden

@@ -54,7 +54,7 @@ class Tsv(ImageDataset):
         """Read the yaml, the labels and the positions of the rows.
 
         Without num_classes and labelmap, the number of classes is that of train.yaml. If there is
-        no train.yaml, or if `yaml` is given, it is the largest label of this split plus 1.
+        no train.yaml, or if `yaml` is given, the number is the largest label of this split plus 1.
 
         Raises DataError for missing or inconsistent files and invalid labels. Raises ValueError if
         num_classes differs from the labelmap.
@@ -109,7 +109,7 @@ class Tsv(ImageDataset):
 
 
 def read_yaml(source: Path, roots: Sequence[Root] = ()) -> dict[str, Path]:
-    """Return the files that a yaml lists, as {key: path}.
+    """Return the files that the yaml `source` lists, as {key: path}.
 
     Raises DataError if the yaml is invalid, or a file is missing or lies neither below the folder
     of the yaml nor below one of the `roots`.
@@ -134,20 +134,24 @@ def read_yaml(source: Path, roots: Sequence[Root] = ()) -> dict[str, Path]:
 
 
 def open_files(files: dict[str, Path]) -> tuple[TsvFile, TsvFile, TsvFile]:
-    """Return the open files (images, labels, keys). Raises DataError if row counts differ."""
+    """Open the files of a TSV dataset. Returns (images, labels, keys), of which several may be the
+    same file.
+
+    files: {key of the yaml: path}. Raises DataError if the numbers of rows differ.
+    """
     images = TsvFile(files["img"])
     labels = TsvFile(files["label"]) if "label" in files else images
     keys = TsvFile(files["hw"]) if "hw" in files else labels
     for other in (labels, keys):
         if len(other) != len(images):
-            counts = f"{len(other)} rows and {images.path} has {len(images)}"
+            counts = f"{len(other)} rows, but {images.path} has {len(images)}"
             raise DataError(f"{other.path} has {counts}")
     return images, labels, keys
 
 
 def read_rows(linelist: Path | None, count: int) -> np.ndarray:
-    """Return the row number of each sample (N,), by default all `count` rows of the file. Raises
-    DataError if the linelist is empty or has a row that does not exist."""
+    """Read the row number of each sample (N,) from a linelist; without one, return all row numbers
+    0..count-1. Raises DataError if the linelist is empty or has a row that does not exist."""
     if linelist is None:
         return np.arange(count)
     rows = read_integers(linelist)

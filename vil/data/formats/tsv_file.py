@@ -1,7 +1,7 @@
 """Random access to the rows of a .tsv file.
 
-The byte offsets of the rows are stored in a .lineidx file beside the .tsv. If it cannot be written
-there, it is stored in the folder `cache_dir`.
+The byte offsets of the rows are stored in a .lineidx file beside the .tsv. If that folder is not
+writable, the .lineidx file is stored in the folder `cache_dir`.
 """
 
 import hashlib
@@ -29,8 +29,8 @@ KEY_BYTES = 256  # bytes to read first for the first column of a row
 class TsvFile:
     """A .tsv file with TAB-separated columns. Row numbers start at 0.
 
-    Uses 8 bytes of memory per row. Writes the .lineidx if it is missing. Raises DataError if the
-    .tsv is missing or empty, or if the .lineidx does not belong to it.
+    Uses 8 bytes of memory per row. Writes the .lineidx file of row offsets if it is missing. Raises
+    DataError if the .tsv is missing or empty, or if the .lineidx does not belong to it.
     """
 
     def __init__(self, path: Path):
@@ -44,13 +44,15 @@ class TsvFile:
         return len(self.offsets) - 1
 
     def row(self, number: int, limit: int | None = None) -> bytes:
-        """Return a row without its line end, cut to the first `limit` bytes. Raises OSError."""
+        """Return a row without its line end, cut to the first `limit` bytes. Raises OSError if it
+        cannot be read."""
         begin, end = self.offsets[number : number + 2].tolist()
         size = end - begin if limit is None else min(limit, end - begin)
         return self.file.read(begin, size).rstrip(b"\r\n")
 
     def key(self, number: int) -> str:
-        """Return the first column of a row. Reads little more than this column. Raises OSError."""
+        """Return the first column of a row, and read little more than this column. Raises OSError
+        if the file cannot be read."""
         head = self.row(number, KEY_BYTES)
         if b"\t" not in head:
             head = self.row(number)
@@ -108,7 +110,8 @@ def row_offsets(path: Path) -> np.ndarray:
 
 
 def read_integers(path: Path) -> np.ndarray:
-    """Read an array (lines,) int64 from a file with one integer per line. Raises DataError."""
+    """Read an array (lines,) int64 from a file with one integer per line. Raises DataError if a
+    line is not an integer."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # older numpy only warns, and returns the first values
@@ -147,8 +150,8 @@ def find_rows(path: Path) -> np.ndarray:
 
 
 def cached_index(path: Path) -> Path:
-    """Return the path in the folder `cache_dir` for the .lineidx of a file. Its name is a hash of
-    the file's path, size and modification time."""
+    """Return the path in the folder `cache_dir` for the .lineidx of a .tsv file. The name of the
+    .lineidx is a hash of the .tsv file's path, size and modification time."""
     state = path.stat()
     name = f"{os.path.realpath(path)} {state.st_size} {state.st_mtime_ns}"
     digest = hashlib.sha256(os.fsencode(name)).hexdigest()
@@ -165,7 +168,7 @@ def write_index(beside: Path, cached: Path, offsets: np.ndarray) -> None:
         except OSError as error:
             cached.parent.mkdir(parents=True, exist_ok=True)
             write_offsets(cached, offsets)
-            text = "%s cannot be written (%s): the index is %s instead"
+            text = "%s cannot be written (%s): the index was written to %s"
             logger.warning(text, beside, error.strerror, cached)
     except OSError as error:
         text = "%s is missing and cannot be written: row offsets are kept in memory (%s)"

@@ -113,20 +113,21 @@ SHAPES = (band, ellipse, rectangle)
 
 
 def random_axes(random: RandomState, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return coordinates (x, y), each (H, W), in pixels from a random point along rotated axes."""
+    """Return the coordinates (x, y) of each pixel, both (H, W), along axes that are rotated by a
+    random angle around a random point of the scene."""
     angle, (row, column) = random.uniform(0, np.pi), random.uniform(0, 1, 2) * (height, width)
     y, x = np.mgrid[:height, :width]
     return rotate(x - column, y - row, angle)
 
 
 def rotate(x: np.ndarray, y: np.ndarray, angle: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the coordinates (x, y) in axes that are rotated by `angle`."""
+    """Convert coordinates (x, y) to axes that are rotated by `angle` (in radians)."""
     cos, sin = np.cos(angle), np.sin(angle)
     return x * cos + y * sin, y * cos - x * sin
 
 
 def enlarge(pixels: np.ndarray) -> np.ndarray:
-    """Enlarge a scan (8, 8) uint8 to (FINE, FINE) float32 in 0..1 by cubic convolution (Keys
+    """Enlarge a scanned digit (8, 8) uint8 to (64, 64) float32 in 0..1, by cubic convolution (Keys
     1981)."""
     count = len(pixels)
     places = (np.arange(FINE)[:, None] + 0.5) * count / FINE - 0.5 - np.arange(count)
@@ -138,9 +139,10 @@ def enlarge(pixels: np.ndarray) -> np.ndarray:
 
 
 def render_ink(fine: np.ndarray, size: float, angle: float, slant: float) -> np.ndarray:
-    """Return the ink (S, S) in 0..1 of a digit, scaled to `size` pixels, rotated and slanted.
+    """Scale a digit to a height of `size` pixels, rotate and slant it. Returns the ink (S, S) in
+    0..1, with S = int(1.7 size) + 4.
 
-    fine: the digit from `enlarge`. slant: horizontal shear in pixels per row.
+    fine: the digit from `enlarge`. angle: in radians. slant: horizontal shear in pixels per row.
     """
     side = int(1.7 * size) + 4
     y, x = np.mgrid[:side, :side] - (side - 1) / 2
@@ -162,8 +164,8 @@ def opacity(values: np.ndarray, middle: float = INK) -> np.ndarray:
 
 
 def paint(random: RandomState, image: np.ndarray, layers: list[np.ndarray]) -> None:
-    """Paint opacity layers (h, w) into an image (h, w, 3), in place. Each layer gets a color that
-    contrasts with the pixels below it."""
+    """Paint layers one over the other into an image (h, w, 3), in place. A layer (h, w) has the
+    opacity of each pixel, and gets a color that contrasts with the pixels below it."""
     for layer in layers:
         color = contrasting_color(random, image[layer > 0.5])
         shade = 1 + 0.3 * (noise(random, *layer.shape, 20) - 0.5)

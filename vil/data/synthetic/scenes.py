@@ -45,7 +45,8 @@ CATEGORIES = [{"id": d + 1, "name": str(d), "supercategory": "digit"} for d in r
 
 @dataclass
 class Digit:
-    """A digit in a scene: its class, its stroke's pixel count, and the visible pixels (H, W)."""
+    """A digit in a scene: its class, the number of pixels of its stroke, and a bool mask (H, W) of
+    those pixels of the stroke that are visible."""
 
     digit: int
     pixels: int
@@ -80,7 +81,7 @@ class SceneDataset:
 
 
 def find_scenes(root: str | Path, **settings: int) -> Path:
-    """Return the folder of scenes with the given settings. Render the scenes if it is missing.
+    """Return the folder of scenes with the given settings. If it is missing, render the scenes.
 
     settings: seed, train, val, low and high of `write_scenes`, all required. If several processes
     render at the same time, the first to finish provides the folder. Raises DataError if the folder
@@ -146,7 +147,10 @@ def rename_new(new: Path, folder: Path) -> None:
 
 
 def write_split(root: Path, scenes: SceneDataset, workers: int) -> None:
-    """Render a split, and write its images and its annotation file below root."""
+    """Render the scenes of a split, and write the images and the annotation file below root.
+
+    workers: number of processes that render; 0 renders in this process.
+    """
     (root / scenes.split).mkdir()
     images, annotations = [], []
     options = dict(num_workers=workers, worker_init_fn=init_worker, generator=torch.Generator())
@@ -183,7 +187,10 @@ def annotate(placed: Digit) -> dict:
 
 
 def render_scene(random: RandomState, height: int, width: int, scans: tuple) -> tuple:
-    """Render a scene with at least one digit. Returns (image (H, W, 3) uint8, list of Digit)."""
+    """Render a scene with at least one digit. Returns (image (H, W, 3) uint8, list of Digit).
+
+    scans: (list of enlarged digits, their classes).
+    """
     image = render.background(random, height, width)
     render.add_clutter(random, image)
     placed: list[Digit] = []
@@ -200,8 +207,9 @@ def render_scene(random: RandomState, height: int, width: int, scans: tuple) -> 
 def add_digit(random: RandomState, image: np.ndarray, placed: list[Digit], scans: tuple) -> None:
     """Paint a random digit into `image` and append it to `placed`, both in place.
 
-    Its position is random, but leaves at least MIN_VISIBLE of this digit and of each other digit
-    visible. Paints nothing if TRIES random positions all fail.
+    The position is random, but leaves at least the fraction MIN_VISIBLE of this digit and of each
+    other digit visible. Paints nothing if TRIES random positions all fail.
+    scans: (list of enlarged digits, their classes).
     """
     fine, targets = scans
     index = random.randint(len(targets))

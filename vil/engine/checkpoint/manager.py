@@ -1,7 +1,7 @@
 """Save checkpoints on a schedule, and tolerate a disk that fails temporarily.
 
 If a checkpoint cannot be written, training continues, and the next scheduled checkpoint is tried.
-The run stops after N consecutive failures, or if the final save fails.
+The run stops after `max_failed_saves` consecutive failures, or if the final save fails.
 """
 
 from dataclasses import dataclass, replace
@@ -25,25 +25,26 @@ class CheckpointPolicy:
     max_failed_saves: int = 3  # in a row
 
     def evaluates(self, state: TrainState, end: int) -> bool:
-        """Return whether an evaluation is due. An evaluation that was done at this step is not
-        repeated."""
+        """Return whether an evaluation is due at the step of `state`. False if an evaluation was
+        done at this step already. end: the last step of the run."""
         due = state.epoch_ends and state.epoch % self.eval_every == 0
         return state.evaluated < state.step and (due or state.step == end)
 
     def saves(self, state: TrainState, end: int) -> bool:
-        """Return whether a checkpoint is due."""
+        """Return whether a checkpoint is due at the step of `state`: on the schedule, after a new
+        best evaluation, or at `end`, the last step of the run."""
         epoch = state.epoch_ends and state.epoch % self.save_every == 0
         step = self.save_steps > 0 and state.step % self.save_steps == 0
         return state.step in (end, state.best_step) or (state.step > 0 and (epoch or step))
 
     def is_pinned(self, state: TrainState, step: int) -> bool:
-        """Return whether the checkpoint of a step is kept permanently."""
+        """Return whether the checkpoint of `step` is never removed (see keep_every)."""
         epoch, rest = divmod(step, state.steps_per_epoch)
         return self.keep_every > 0 and rest == 0 and epoch % self.keep_every == 0
 
 
 class CheckpointManager:
-    """Saves the state of a run, at most once per step."""
+    """A writer of a run's checkpoints: at most one per step, and despite temporary failures."""
 
     def __init__(self, run: RunDir, objects: TrainObjects, policy: CheckpointPolicy):
         self.run, self.objects, self.policy, self.failed = run, objects, policy, 0
@@ -51,7 +52,7 @@ class CheckpointManager:
         self.saved_step = broadcast_object(newest)
 
     def check_best(self, state: TrainState) -> TrainState:
-        """Return the state without its best value if the best checkpoint was deleted.
+        """Return `state`, without its best metric value if the best checkpoint was deleted.
 
         The next evaluation then becomes the best one and is saved.
         """
@@ -63,7 +64,7 @@ class CheckpointManager:
         return replace(state, best=None, best_step=None)
 
     def save(self, state: TrainState, *, required: bool = False) -> None:
-        """Save a checkpoint.
+        """Save a checkpoint, unless the one of this step exists. A failure is logged.
 
         Raises SaveError if a `required` save fails, or after too many consecutive failures.
         """
@@ -78,7 +79,7 @@ class CheckpointManager:
             self.failed += 1
             if required or self.failed >= policy.max_failed_saves:
                 raise
-            run.log.say(f"ERROR {error}; training continues ({self.failed} in a row)")
+            run.log.say(f"ERROR {error}; training continues ({self.failed} failed in a row)")
             run.log.record(state.step, "save", {"failed": self.failed})
             return
         self.failed, self.saved_step = 0, state.step

@@ -22,10 +22,11 @@ FORMAT = 2  # format 1 had no manifest.sha256
 
 @contextmanager
 def new_folder(final: Path, size: int, **metadata: object) -> Iterator[Path]:
-    """Yield a temporary folder for files of `size` bytes in total, which becomes `final` on exit.
+    """Yield a temporary folder, which becomes `final` on exit.
 
-    On exit, the files are synced, the manifest is written with `metadata`, and the folder is
-    renamed. After an error no folder remains.
+    On exit, the files in the folder are synced, the manifest is written with `metadata`, and the
+    folder is renamed. After an error, no folder remains. Raises OSError if the disk has less than
+    `size` bytes free, the total size of the files.
     """
     for leftover in final.parent.glob(".*.tmp"):  # of killed processes
         remove(leftover)
@@ -51,7 +52,7 @@ def new_folder(final: Path, size: int, **metadata: object) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder or a file. Of a link, only the link is removed."""
+    """Remove a folder with its files, a file, or a link (not what the link points to)."""
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
@@ -64,7 +65,8 @@ def fingerprint(file: Path) -> dict[str, int | str]:
 
 
 def find_corruption(folder: Path) -> str | None:
-    """Return the reason why a folder is corrupt; None if all of its files are unchanged."""
+    """Return the reason why a folder with a manifest is corrupt; None if all files in it are
+    unchanged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         version, files = manifest["format"], manifest["files"].items()
@@ -72,7 +74,7 @@ def find_corruption(folder: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} is unreadable ({type(error).__name__})"
     if version not in (1, FORMAT):
-        return f"it has format {version}, this version reads up to {FORMAT}"
+        return f"{MANIFEST} has format {version}, this version of vil reads up to {FORMAT}"
     if not intact:
         return f"{MANIFEST} was changed (SHA-256 differs)"
     for name, expected in files:

@@ -1,6 +1,6 @@
-"""Save a model's weights as a safetensors file, and load them.
+"""Prepare a model's weights for a safetensors file, and load them from one.
 
-They are saved only if all are finite, and loaded only if all keys match.
+Weights are saved only if all are finite, and loaded only if all names and shapes match.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ def check_finite(model: nn.Module, step: int) -> None:
 
 
 def full_state_dict(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """Return the unsharded state dict with copies of all tensors on the CPU.
+    """Return the model's state dict, with unsharded copies of all tensors on the CPU.
 
     Copies are needed because safetensors rejects tensors that share memory. All ranks of a sharded
     model must call this; ranks with `keep` False get an empty dict.
@@ -39,8 +39,8 @@ def full_state_dict(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
 
 
 def load_exactly(model: nn.Module, file: Path) -> None:
-    """Load a safetensors file. Raises CheckpointError if any name or shape differs from the
-    model's."""
+    """Load a safetensors file into the model. Raises CheckpointError if the name or shape of any
+    tensor differs."""
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError) as error:
@@ -58,7 +58,8 @@ def load_exactly(model: nn.Module, file: Path) -> None:
 
 
 def find_differences(model: dict[str, Tensor], file: dict[str, Tensor]) -> list[str]:
-    """Return a line for each key that is missing from the file, unexpected, or of another shape."""
+    """Compare two state dicts. Returns a line for each key that is missing from the file, that the
+    model does not have, or whose tensors have different shapes."""
     missing = [f"missing {n} {tuple(model[n].shape)}" for n in model if n not in file]
     unexpected = [f"unexpected {n} {tuple(file[n].shape)}" for n in file if n not in model]
     resized = [

@@ -1,8 +1,8 @@
 """Save and load optimizer state by parameter name instead of by index.
 
-So the state can be loaded after a change of the parameter groups (weight decay, layer-wise learning
-rates), of the order of modules, or of the frozen parameters. Optimizer settings are not saved: they
-come from the config, and the learning rate is a function of the step.
+The state can therefore be loaded after the parameter groups (weight decay, layer-wise learning
+rates), the order of modules or the frozen parameters have changed. Optimizer settings are not
+saved: they come from the config, and the learning rate is a function of the step.
 
 torch.distributed.checkpoint.state_dict also saves by name. It is not used, because it restores the
 saved settings and runs an optimizer step to create missing state.
@@ -22,9 +22,10 @@ MOMENTUM = "momentum_buffer"
 
 
 def state_by_name(optimizer: Optimizer) -> dict[str, dict]:
-    """Return {parameter name: unsharded state}, with the names given by `decay_groups`.
+    """Return the optimizer's state as {parameter name: {key: unsharded value}}.
 
-    All ranks of a sharded model must call this.
+    The names are those that `decay_groups` stored in the parameter groups. All ranks of a sharded
+    model must call this.
     """
     return {
         name: {
@@ -40,8 +41,8 @@ def state_by_name(optimizer: Optimizer) -> dict[str, dict]:
 def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
     """Load the result of `state_by_name`. Returns the names of parameters without saved state.
 
-    Such parameters were frozen in the saved run. Their state starts as `initial_state`. A step
-    counter that the optimizer keeps per group applies to them as well.
+    Such parameters were frozen in the saved run. Their state starts as `initial_state`. If the
+    optimizer counts steps per group, the saved count of their group applies to them too.
     """
     current = optimizer.state_dict()
     current["state"], fresh = {}, []
@@ -67,8 +68,8 @@ def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
 def initial_state(known: list[dict], parameter: Tensor) -> dict:
     """Return the initial state of a parameter without saved state: empty, or a zero momentum.
 
-    In torch's fused SGD, either all parameters of a group must have a momentum, or none.
-    known: states of the other parameters in the group.
+    The momentum is added if the other parameters in the group have one, because torch's fused SGD
+    needs it for all parameters of a group or for none. known: states of these other parameters.
     """
     if any(state.keys() == {MOMENTUM} and state[MOMENTUM] is not None for state in known):
         return {MOMENTUM: torch.zeros_like(parameter)}

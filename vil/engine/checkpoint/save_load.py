@@ -45,7 +45,7 @@ MAX_ATTEMPTS = 2  # to write a checkpoint: a network disk may fail once
 class TrainState:
     """Progress of a run.
 
-    The first five fields are settings of the run that give the step its meaning.
+    The first five fields are settings of the run, which a resumed run compares with its own.
     """
 
     seed: int
@@ -76,7 +76,7 @@ class TrainState:
     ) -> "TrainState":
         """Return the state after an evaluation with the metric `value`.
 
-        A better value becomes the new best. After a worse value, the number of learning-rate drops
+        A better value becomes the new best. Without a new best, the number of learning-rate drops
         increases by one if `drop` is set.
         """
         state = replace(self, evaluated=self.step)
@@ -117,9 +117,9 @@ def save(
 ) -> Path:
     """Write the checkpoint of `state.step` to `folder`. Rank 0 writes, and the other ranks wait.
 
-    Then remove old checkpoints, except the `keep` newest, the best, and those whose step
-    `is_pinned`. Raises DivergedError if a weight is not finite, and SaveError if writing fails
-    twice. Both are raised on every rank, before older checkpoints are removed.
+    Then remove old checkpoints, except the `keep` newest, the best, and those for whose step
+    `is_pinned` returns True. Raises DivergedError if a weight is not finite, and SaveError if
+    writing fails twice. Both are raised on every rank, before older checkpoints are removed.
     """
     check_finite(objects.model, state.step)
     files = collect_files(objects, state, keep=dist.is_main)
@@ -139,7 +139,8 @@ def save(
 
 
 def collect_files(objects: TrainObjects, state: TrainState, *, keep: bool) -> dict[str, dict]:
-    """Return {file name: content}; {} on ranks with `keep` False. All ranks must call this."""
+    """Collect the content of a checkpoint as {file name: content}. All ranks must call this; ranks
+    with `keep` False get {}."""
     model, optimizer, scaler, ema = objects
     files = {WEIGHTS: full_state_dict(model, keep=keep)}
     if ema:
@@ -153,7 +154,10 @@ def collect_files(objects: TrainObjects, state: TrainState, *, keep: bool) -> di
 
 
 def write(final: Path, files: dict[str, dict], state: TrainState) -> None:
-    """Write one complete checkpoint folder. After an error, no folder remains."""
+    """Write a checkpoint to the new folder `final`. After an error, no folder remains.
+
+    files: {file name: content}, from `collect_files`.
+    """
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     metadata = {"step": state.step, "epoch": state.epoch, "versions": versions}
     with new_folder(final, count_bytes(files), **metadata) as aside:
@@ -170,14 +174,16 @@ def count_bytes(content: Any) -> int:
 
 
 def update_links(folder: Path, state: TrainState) -> None:
-    """Write the names of the last and the best checkpoint to the files `last` and `best`."""
+    """Write the names of the last and the best checkpoint to the files `last` and `best` in the
+    folder of checkpoints."""
     for name, step in (("last", state.step), ("best", state.best_step)):
         if step is not None and (folder / name_of(step)).is_dir():
             replace_text(folder / name, f"{name_of(step)}\n")
 
 
 def prune(folder: Path, step: int, keep: int, is_pinned: Callable[[int], bool]) -> None:
-    """Remove old checkpoints, except the `keep` newest, the best and the pinned ones.
+    """Remove old checkpoints, except the `keep` newest, the best, and those for whose step
+    `is_pinned` returns True.
 
     Checkpoints after `step` are neither counted nor removed. They must be corrupt: otherwise the
     run would have resumed from one of them.
@@ -248,7 +254,12 @@ def newest_valid(folder: Path, warn: Callable[[str], None] = warnings.warn) -> P
 def load(
     checkpoint: Path, objects: TrainObjects, say: Callable[[str], None] = warnings.warn
 ) -> TrainState:
-    """Load a checkpoint into the objects of the same model, and return its TrainState."""
+    """Load a checkpoint into the model, optimizer, gradient scaler and average in `objects`.
+    Returns the saved TrainState.
+
+    say: function that logs a line. Raises CheckpointError if the checkpoint is of another model or
+    cannot be read.
+    """
     load_exactly(objects.model, checkpoint / WEIGHTS)
     try:
         saved = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
@@ -258,7 +269,10 @@ def load(
         raise CheckpointError(f"{checkpoint / STATE} cannot be read: {reason}") from error
     fresh = load_by_name(objects.optimizer, saved["optimizer"]) if saved["optimizer"] else []
     if fresh:
-        say(f"{len(fresh)} parameters have no saved optimizer state, the first: {fresh[0]}")
+        say(
+            f"{len(fresh)} parameters have no saved optimizer state, the first: {fresh[0]}; "
+            "their state starts new"
+        )
     if saved["scaler"]:  # empty unless the run was in float16; GradScaler refuses an empty one
         objects.scaler.load_state_dict(saved["scaler"])
     load_average(checkpoint, objects.ema, say)
@@ -266,15 +280,16 @@ def load(
 
 
 def load_average(checkpoint: Path, ema: Average | None, say: Callable[[str], None]) -> None:
-    """Load the averaged weights. If there are none, restart the average from the loaded weights."""
+    """Load the averaged weights of a checkpoint into `ema`. If the checkpoint has none, restart the
+    average from the model's weights. say: function that logs a line."""
     file = checkpoint / AVERAGE
     if ema and file.exists():
         load_exactly(ema.model, file)
     elif ema:
         ema.restart()
-        say(f"{checkpoint} has no average of weights: it starts from the current weights")
+        say(f"{checkpoint} has no average of weights: a new one starts from the loaded weights")
     elif file.exists():
-        say(f"{checkpoint} has an average of weights, which this run drops")
+        say(f"{checkpoint} has an average of weights, which this run drops (OPTIM.EMA is 0)")
 
 
 def resume(
@@ -319,5 +334,5 @@ def resume(
         try:  # the process may have been killed between a checkpoint and its links
             update_links(folder, saved)
         except OSError as error:
-            say(f"last and best cannot be written: {one_line(error)}")
+            say(f"{folder}: the files last and best cannot be written: {one_line(error)}")
     return replace(saved, seed=fresh.seed, world=fresh.world, data=fresh.data)
