@@ -146,7 +146,7 @@ WRONG = [
         "run task_detection: TASK detection: set DETECTION.MODEL",
         marks=pytest.mark.detection,
     ),
-    ("SEED=[1] --task 1", "--task 1: s has 1 runs"),
+    ("SEED=[1] --task 1", "--task 1: s has runs 0 to 0"),
     ("SEED=[1] --slurm gres", "--slurm 'gres': expected options of sbatch, got 'gres'"),
     ("SEED=[1] --list --table", "not allowed with"),
     ("SEED=[1] --jobs 0", "expected a whole number from 1 up, got '0'"),

@@ -113,7 +113,7 @@ def blocks_of(model: nn.Module, selection: Selection) -> list[tuple[int, int]]:
     """Return the (stage, block) indices, from 0, of the blocks whose attention is to be drawn.
     Raises ConfigError if a selected stage or block does not exist."""
     if not isinstance(model, MsViT):
-        raise ConfigError("attention is drawn only for vil's own models: use MODEL.ARCH msvit")
+        raise ConfigError("MODEL.ARCH is an external model, but attention is drawn only for msvit")
     depths = [len(each.blocks) for each in model.stages]
     stage, block = selection.stage, selection.block
     if stage is not None and not 1 <= stage <= len(depths):
