@@ -1,6 +1,7 @@
 """vil: train multi-scale vision transformers with local 2-D attention (Vision Longformer).
 
-Importing the package does not import torch. The names below are imported at their first use.
+`import vil` does not import torch: `vil.train` and the other public names are loaded from their
+modules at their first use.
 """
 
 import importlib

@@ -1,4 +1,7 @@
-"""Exceptions for problems that a user can fix. `exit_code`: of a command that raises one."""
+"""Exceptions for problems that a user can fix.
+
+A `vil` command that fails with one of them exits with the `exit_code` of the exception.
+"""
 
 # ruff: noqa: F401
 

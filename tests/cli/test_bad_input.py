@@ -290,7 +290,7 @@ def test_rows_of_the_head_that_are_not_there():
     save_weights("weights.pth")
     words = ["MODEL.MODEL_PATH=weights.pth", "FINETUNE.HEAD=rows:rows.txt", "--output_dir", "out"]
     ended = vil("train", *TINY, *words)
-    refused(ended, CHECKPOINT, r"rows of the head: there is no rows\.txt")
+    refused(ended, CHECKPOINT, r"head rows:rows\.txt: there is no such file")
     Path("rows.txt").write_text("0 1 2 9")
     refused(vil("train", *TINY, *words), CHECKPOINT, r"class indices from 0 to 3")
 

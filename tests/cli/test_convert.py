@@ -43,7 +43,7 @@ def files(model, tmp_path, monkeypatch):
 def test_which_model_it_is_is_found_out(model):
     ended = vil("convert", "best.pth", "out.safetensors")
     assert ended.code == 0, ended.err
-    assert "this is vil_tiny_rpb, 96 px" in ended.out
+    assert "inferred model: vil_tiny_rpb, 96 px" in ended.out
     assert re.search(r"weights of best\.pth: \d+ loaded\n", ended.out)
     x = torch.randn(1, 3, 96, 96)
     assert torch.equal(package.from_pretrained("out.safetensors")(x), model(x))

@@ -258,7 +258,7 @@ def test_nothing_to_read(run, stdin, caplog):
     [
         ("--images photos --format yaml", USAGE, r"--format: invalid choice: 'yaml'"),
         ("--images photos --top 0", USAGE, r"--top: expected a number from 1 up, or all, got '0'"),
-        ("", USAGE, r"which images\? files, folders or - for standard input; or --sample"),
+        ("", USAGE, r"give either images \(files, folders, or - for standard input\) or --sample"),
         ("--sample photos", USAGE, r"which images\?"),
         ("photos INPUT.IMAGE_SIZ 32", USAGE, r"INPUT\.IMAGE_SIZ: .*did you mean INPUT\.IMAGE_SIZE"),
         ("--images photos DEVICE cpu", USAGE, r"--images DEVICE: KEY VALUE pairs come before"),
@@ -300,7 +300,7 @@ def test_the_shipped_weights_know_the_shipped_digits(tmp_path, monkeypatch):
     assert np.mean(right) >= 0.97
     said = DIGITS.meta["metrics"]["digits"]["acc@1"]
     assert 100 * np.mean(right) == pytest.approx(said, abs=1)  # an image or two hang on rounding
-    assert f"{sum(right)} of 360 right" in ended.err
+    assert f"{sum(right)} of 360 correct" in ended.err
 
     pictures, classes = read_demo_digits()
     Path("photo.png").write_bytes(pictures[123].content)

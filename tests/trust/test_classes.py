@@ -139,7 +139,7 @@ def test_predictions_keep_the_order_of_the_run(colors, tmp_path, caplog):
     words = ("predict", "--run", run, image, "--classes", tmp_path / "names.txt")
     ended = vil(*words, "--format", "json")
     assert json.loads(ended.out)[0]["classes"][0]["class"] == "red"
-    assert "the order is that of the weights" in caplog.text
+    assert "the order of the weights is used" in caplog.text
 
 
 class Named(ImageDataset):

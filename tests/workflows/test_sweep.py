@@ -107,7 +107,7 @@ def test_a_config_that_two_variants_share_runs_once(caplog):
     Path("g.yaml").write_text(GRID)
     plan = plan_sweep(make_grid(file="g.yaml"), "s")
     assert not [name for name in names(plan) if name.startswith("bare")]
-    assert "bare-seed_0 has the config of plain-seed_0: it runs once" in caplog.text
+    assert "plain-seed_0 and bare-seed_0 have the same config" in caplog.text
 
 
 def test_a_warning_about_all_configs_is_given_once(caplog):
@@ -138,7 +138,7 @@ WRONG = [
     ("SEED=[]", "SEED: expected a list of values, got []"),
     ("SEED=[1,1]", "SEED: '1' is given twice"),
     ("SEED=3", "holds no sweep yet, and there is nothing to sweep over"),
-    ("OUTPUT_DIR=x SEED=[1]", "OUTPUT_DIR: the runs lie in the folder of --output"),
+    ("OUTPUT_DIR=x SEED=[1]", "OUTPUT_DIR: not allowed, as --output sets the"),
     ("MODEL.VIT.MSVIT.ARCH=[l1,h5]", "run arch_h5: ARCH stage 1 ('h5'): 5 heads"),
     ("MODEL.VIT.MSVIT.BACKEND=[auto,blokced]", "unknown backend 'blokced'"),
     pytest.param(
@@ -146,7 +146,7 @@ WRONG = [
         "run task_detection: TASK detection: set DETECTION.MODEL",
         marks=pytest.mark.detection,
     ),
-    ("SEED=[1] --task 1", "--task 1: s has 1 runs"),
+    ("SEED=[1] --task 1", "--task 1: s has runs 0 to 0"),
     ("SEED=[1] --slurm gres", "--slurm 'gres': expected options of sbatch, got 'gres'"),
     ("SEED=[1] --list --table", "not allowed with"),
     ("SEED=[1] --jobs 0", "expected a whole number from 1 up, got '0'"),
@@ -172,8 +172,14 @@ FILES = [
     ("variants:\n  a: 3", "g.yaml:2: variant a: expected keys and values below it, got '3'"),
     ("variants:\n  a: {OPTIM.LRR: 3}", "run a: g.yaml:2: OPTIM.LRR: unknown key; did you mean"),
     ("variants:\n  ../a: {OPTIM.LR: 3}", "expected a name of letters, digits"),
-    ("variants:\n  a: {SEED: 3}\ngrid: {SEED: [1]}", "SEED is set by the variant a and swept too"),
-    ("fixed: {SEED: 1}\nvariants:\n  a: {SEED: 3}", "SEED has no effect: every variant sets it"),
+    (
+        "variants:\n  a: {SEED: 3}\ngrid: {SEED: [1]}",
+        "SEED is set by the variant a, but is also an axis",
+    ),
+    (
+        "fixed: {SEED: 1}\nvariants:\n  a: {SEED: 3}",
+        "SEED has no effect, because every variant sets it",
+    ),
     ("variants:\n  a: !!python/name:os.system", "tags are refused"),
 ]
 
@@ -192,7 +198,7 @@ def test_wrong_files_are_refused_with_their_line(text, message):
 def test_runs_of_two_metrics_are_not_compared():
     variants = {"a": {}, "b": {"_BASE_": "scenes/retinanet_vil_nano.yaml"}}
     plan = plan_sweep(make_grid("digits/vil_nano.yaml", variants=variants), "s")
-    with pytest.raises(ConfigError, match="b is judged by box_ap, a by top1"):
+    with pytest.raises(ConfigError, match="run b has the metric box_ap, but run a has top1"):
         check_models(plan)
 
 
@@ -226,7 +232,7 @@ def test_another_name_of_the_same_config_is_the_same_run():
 
 def test_a_contradicting_base_is_refused_with_its_key():
     remember("SEED=[0, 1]")
-    with pytest.raises(ConfigError, match=r"s was started with OPTIM.EPOCHS 2, not 5"):
+    with pytest.raises(ConfigError, match=r"the sweep in s has OPTIM.EPOCHS 2, not 5"):
         planned("SEED=[0, 1, 2]", "OPTIM.EPOCHS=5")
     remember("SEED=[0]", "DATALOADER.WORKERS=1", "RUN.KEEP=1")  # how, not what
     assert get_config("s/configs/seed_0.yaml").DATALOADER.WORKERS == 1

@@ -1,7 +1,8 @@
 """The command line: `vil COMMAND ...`.
 
-Each command is a module of this package with a docstring (its help), `add_arguments(parser)` and
-`run(args) -> code`. This file finds the module and converts errors to exit codes.
+Each command is a module of this package. Its docstring is the command's help, and it has the
+functions `add_arguments(parser)` and `run(args)`, which returns the exit code. This file finds the
+module of a command and converts errors to exit codes.
 """
 
 import argparse
@@ -64,7 +65,8 @@ HIDDEN = "\0"  # begins no word of a command line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code. `vil.utils.errors` lists the codes."""
+    """Run a command and return its exit code, which an error has from its class in
+    `vil.utils.errors`. argv: the words after `vil`, by default those in sys.argv."""
     words = list(sys.argv[1:] if argv is None else argv)
     with standard_streams():
         try:
@@ -79,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(words: list[str]) -> int:
-    """Run the command in `words`. Every error but OutputError is printed and becomes an exit
-    code."""
+    """Run the command in `words` and return its exit code. An error is printed and determines the
+    code; only OutputError, for a standard stream that cannot be written, is raised."""
     if words[:1] == ["--version"]:
         print(vil.__version__)
         return 0
@@ -123,7 +125,8 @@ def run_command(words: list[str]) -> int:
 
 
 def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
-    """Parse options and other words, in any order. After `--`, a word is never an option."""
+    """Parse the words of a command line, with options and other words in any order. A word after
+    `--` is never an option."""
     end = words.index("--") if "--" in words else len(words)
     # argparse parses options after `--` too if it may mix them: hide the dash from it
     hidden = [f"{HIDDEN}{word}" for word in words[end + 1 :]]
@@ -171,24 +174,25 @@ def report_error(program: str, error: Exception, run: str | None = None) -> int:
 
 
 def describe_spelling(name: str, task: Entry, module: ModuleType) -> str:
-    """Return the help of an alias such as `vil detect train`.
+    """Return the help of a task's alias for a command, such as `vil detect train` for `vil train`.
 
-    It has the task's examples, followed by the help of the command.
+    It has the task's examples, followed by the help of the command. module: the command's module.
     """
     examples = "\n".join(f"  {line}" for line in task.facts["spellings"][name])
     command, noun = SPELLINGS[name][0], task.facts["noun"]
     first, _, rest = module.__doc__.partition("\n")
-    return f"{first}\n\n{examples}\n\nThe same as `vil {command}`, of a {noun}.\n{rest}"
+    return f"{first}\n\n{examples}\n\nThe same as `vil {command}`, for a {noun}.\n{rest}"
 
 
 def command_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the name of the command, which has one or two words, and the remaining words."""
+    """Split a command line into the name of the command, which has one or two words, and the
+    remaining words."""
     first = {name.split()[0] for name in COMMANDS if " " in name}
     length = 2 if words[0] in first and len(words) > 1 and words[1] not in HELP else 1
     return " ".join(words[:length]), words[length:]
 
 
 def overview(names: Iterable[str] = COMMANDS) -> str:
-    """Return a list of commands with their descriptions; by default, of all commands."""
+    """Return a help text that lists commands with their descriptions. names: by default, all."""
     lines = [f"  {name:19} {COMMANDS[name]}" for name in names]
     return "\n".join(["usage: vil COMMAND [--help] ...", "", *lines])

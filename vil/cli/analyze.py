@@ -1,13 +1,14 @@
-"""Count the parameters and multiply-accumulates (MACs) of each stage, or list layout copies.
+"""Count parameters and multiply-accumulates (MACs) of each stage, or list memory layout copies.
 
 vil analyze --config-file imagenet/vil_small.yaml
 vil analyze --config-file imagenet/vil_small.yaml INPUT.IMAGE_SIZE 384
 vil analyze --config-file coco/mask_rcnn_vil_tiny_1x.yaml INPUT.IMAGE_SIZE 800
 vil analyze --config-file imagenet/vil_small.yaml --layout AMP.MEMORY_FORMAT nhwc
 
-MACs are of one image of INPUT.IMAGE_SIZE. --layout runs one training step in the config's precision
-and memory format, and lists each copy that changes a tensor's memory layout: module, direction,
-bytes, and share of the time of all operators. Attention backends are not profiled.
+MACs are for one image of INPUT.IMAGE_SIZE. --layout runs a training step in the config's precision
+and memory format, and lists the copies that change a tensor's memory layout, by module, pass
+(forward or backward) and operator, with their bytes and share of the time. Copies inside attention
+backends are not seen.
 """
 
 import argparse
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     add = parser.add_argument
     add("--layout", action="store_true", help="list the copies that change a tensor's layout")
-    add("--batch", type=at_least(1), default=4, metavar="B", help="images, for --layout (4)")
+    add("--batch", type=at_least(1), default=4, metavar="B", help="batch size for --layout (4)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_copies(copies: list) -> None:
-    """Print a line per copy, and a line with their total."""
+    """Print a table of layout copies: a line per module and operator, and a line with the sums."""
     print(f"{'module':40} {'way':9} {'operator':9} {'calls':>6} {'MiB':>9} {'of time':>8}")
     for row in copies:
         print(_line(row.module, row.way, row.operator, row.calls, row.bytes, row.share))

@@ -1,7 +1,7 @@
-"""Command line flags that several commands have, and the config they result in.
+"""Command-line flags shared by several commands, and the config made from these flags.
 
-All command lines of the original 2021 code work. Further spellings of flags are those of Swin, timm
-and detectron2.
+All command lines of the original 2021 code work. Further spellings of flags are taken from Swin,
+timm and detectron2.
 """
 
 import argparse
@@ -28,9 +28,10 @@ FLAGS = {"data": "DATA.PATH", "output_dir": "OUTPUT_DIR", "seed": "SEED"}
 def config_arguments(
     parser: argparse.ArgumentParser, output: str = "folder of the run (OUTPUT_DIR)"
 ) -> None:
-    """Add --config-file, --data, --output_dir, --seed and the trailing KEY VALUE pairs.
+    """Add the arguments that make a config: --config-file, --data, --output_dir, --seed, --import,
+    and trailing KEY VALUE pairs.
 
-    output: the help text of --output_dir, for commands that do not create a run.
+    output: help text of --output_dir, for commands that do not create a run.
     """
     add = parser.add_argument
     text = "YAML file; also the path of a packaged one, such as imagenet/vil_tiny.yaml"
@@ -48,38 +49,42 @@ def config_arguments(
 
 
 def import_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the flag --import."""
+    """Add the flag --import, for Python files that register components."""
     text = "run a Python file first, which may register components (docs/guides/plugins.md)"
     names = dict(dest="imports", metavar="FILE", help=text)
     parser.add_argument("--import", action="append", default=[], **names)
 
 
 def run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags --run and --checkpoint, for commands that use `with_weights`."""
+    """Add the flags --run and --checkpoint, for commands that load the weights of a run."""
     add = parser.add_argument
     # torchrun takes --run for an abbreviation of its own --run-path
     text = "the folder of a run: its config and one of its checkpoints"
     add("--run", "--run-dir", metavar="DIR", help=text)
-    add("--checkpoint", default="best", choices=["best", "last"], help="which one of --run")
+    add(
+        "--checkpoint", default="best", choices=["best", "last"], help="checkpoint of --run to load"
+    )
 
 
 def resolve(args: argparse.Namespace) -> CfgNode:
-    """Return the frozen config for the arguments."""
+    """Make the frozen config that a command's parsed arguments describe."""
     return resolve_with_sources(args)[0]
 
 
 def resolve_with_sources(args: argparse.Namespace) -> tuple[CfgNode, dict[str, str]]:
-    """Return the frozen config, and {key: where its value was set}."""
+    """Make the frozen config that a command's parsed arguments describe. Returns (config, sources):
+    the sources are {key: text that names where its value was set}."""
     found = configure.resolve(args.config_file, options_of(args))
     check_task(args, found[0])
     return found
 
 
 def with_weights(args: argparse.Namespace) -> configure.ConfigWithClasses:
-    """Return the config and the class names.
+    """Make the config, and find the class names, for a command that uses trained weights.
 
-    The config comes from --run, --config-file or self-describing weights. The names come from
-    --classes; by default they are those that the weights were trained with.
+    The config comes from --run, --config-file, or the description in a weight file of `vil
+    convert`. The class names come from --classes or, without this flag, are the names recorded with
+    the weights.
     """
     if args.run and args.config_file:
         raise ConfigError(f"--run {args.run}: leave --config-file out, the run has its own")
@@ -91,7 +96,11 @@ def with_weights(args: argparse.Namespace) -> configure.ConfigWithClasses:
     if getattr(args, "classes", None):
         names = configure.read_class_file(args.classes, found.cfg.DATA.NUM_CLASSES)
         if sorted(names) == sorted(found.class_names) and names != list(found.class_names):
-            log.warning("--classes %s: the order is that of the weights", args.classes)
+            log.warning(
+                "--classes %s has the class names of the weights in another order: "
+                "the order of the weights is used",
+                args.classes,
+            )
         else:
             found = found._replace(class_names=names)
     return found
@@ -109,17 +118,16 @@ def check_task(args: argparse.Namespace, cfg: CfgNode) -> None:
 
 
 def options_of(args: argparse.Namespace) -> configure.Options:
-    """Return the options that change the config: KEY VALUE words, flags that set a key, and
-    --import."""
+    """Collect the arguments that change the config: KEY VALUE words, flags that set a config key
+    (FLAGS), and --import."""
     flags = {key: getattr(args, name) for name, key in FLAGS.items()}
     return configure.Options(args.opts or (), flags, args.imports)
 
 
 def files_read(args: argparse.Namespace, *outputs: str) -> list[Path]:
-    """Return the existing files that the arguments name, for checks of output paths.
+    """List the existing files that a command's arguments name, which its output must not overwrite.
 
-    outputs: names of arguments to leave out. For a folder with weights, the weight files are
-    returned.
+    A folder that contains weights counts as all files in it. outputs: names of arguments to ignore.
     """
     values = [value for name, value in vars(args).items() if name not in outputs]
     words = itertools.chain.from_iterable(x if isinstance(x, list) else [x] for x in values)
@@ -149,8 +157,8 @@ def at_least(smallest: int) -> Callable[[str], int]:
 
 
 def listed(item: Callable[[str], Any] = str) -> Callable[[str], list]:
-    """Return a function that parses items joined by commas: 'a,b' as ['a', 'b']. Duplicates are
-    dropped."""
+    """Return a function that parses text with commas, such as 'a,b', as a list without duplicates.
+    item: function that parses one item."""
 
     def items(text: str) -> list:
         words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
@@ -162,7 +170,7 @@ def listed(item: Callable[[str], Any] = str) -> Callable[[str], list]:
 
 
 def height_width(text: str) -> tuple[int, int]:
-    """Parse a size: '14' as (14, 14), '14x20' as (14, 20)."""
+    """Parse a size as (height, width): '14' as (14, 14), '14x20' as (14, 20)."""
     sides = text.lower().split("x")
     if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
         raise argparse.ArgumentTypeError(
@@ -172,8 +180,11 @@ def height_width(text: str) -> tuple[int, int]:
 
 
 def convert(args: argparse.Namespace, parsers: Mapping[str, Callable[[str], Any]]) -> dict:
-    """Parse arguments that are still text. Returns {name: value}, with None for missing
-    arguments."""
+    """Parse the text of some arguments, and replace it in `args` by the values.
+
+    parsers: {argument name: parser of its text}. Returns {argument name: value}; the value of an
+    argument that is not given is None. Raises ConfigError, with the flag, for invalid text.
+    """
     values = vars(args)
     for name, parse in parsers.items():
         try:

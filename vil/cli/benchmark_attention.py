@@ -6,13 +6,14 @@
   vil benchmark attention --grids 28,56 --window 8 --pattern "axial | local:5" "random:0.2"
   vil benchmark attention --plot benchmarks/results/.../attention.json       plot again
 
-Each combination of grid, window, number of heads, dtype, and mask and mode or pattern is a case.
-All candidates take turns on it: the backends that support it, sdpa (full attention, no bias),
-sdpa_masked (under the mask of a pattern, no bias), natten (if installed; CUDA, exact window, no
-bias) and floor (only the GEMMs of the attended pairs, a lower bound). The table has median times,
-tensor memory beyond inputs, output and gradients, and the ratio of forward plus backward time to
-that of chunk_handgrad, sdpa and floor. A star marks the choice of `auto`. Unsupported candidates
-give the reason. Writes attention.json, attention.csv and plots to --out.
+Each combination of grid, window, number of heads, dtype, and either mask and mode or pattern is a
+case. These candidates take turns on each case: the backends; sdpa (full attention, no bias);
+sdpa_masked (under the mask of a pattern, no bias); natten (if installed; CUDA, exact window, no
+bias); and floor (only the GEMMs of the attended query-key pairs, a lower bound on the time). The
+table has median times, tensor memory beyond inputs, output and gradients, and the forward plus
+backward time divided by that of chunk_handgrad, sdpa and floor. A star marks the backend that
+`auto` selects. For a candidate that cannot run a case, the table has the reason. Writes
+attention.json, attention.csv and plots to --out.
 """
 
 import argparse
@@ -45,10 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(f"--{flag}", default=default, metavar=metavar, help=f"{meaning} ({default})")
     add("--pattern", nargs="+", default=[], metavar="TEXT", help="patterns instead of windows")
     add("--bias", action=argparse.BooleanOptionalAction, default=True, help="learned biases")
-    add("--backends", metavar="A,B", help="the candidates, sdpa and natten too, by default all")
+    add("--backends", metavar="A,B", help="backends to measure, also sdpa, natten (all)")
     add("--device", default="auto", help="auto, cpu or cuda")
     add("--out", metavar="DIR", help="benchmarks/results/attention-<machine>-<time> by default")
-    add("--max-bytes", metavar="N", help="most that one may hold, as 4e9 (0.8 of what is free)")
+    add(
+        "--max-bytes",
+        metavar="N",
+        help="memory limit of a backend, such as 4e9 (0.8 of free memory)",
+    )
     import_argument(parser)
     add("--plot", metavar="FILE", help="plot a result again, in its folder or in --out")
 
@@ -85,7 +90,8 @@ def number_of_bytes(text: str) -> float:
 
 
 def table(rows: list) -> str:
-    """Format the results of a case as a table, with a line per backend."""
+    """Format the results of one case as a table, with a line per backend. rows: results of
+    `vil.bench.attention.measure`."""
     spec = rows[0].spec
     across, mode = (
         "{} x {}".format(*spec["grid"]),

@@ -1,16 +1,18 @@
-"""Measure images per second and peak memory of models, in evaluation and training, in one run.
+"""Measure images per second and peak memory of models, in evaluation and in training.
 
   vil benchmark model                                     vil_tiny and two others, batch 16
   vil benchmark model --config-file imagenet/vil_small.yaml DATALOADER.BSZ 8 --ways fp32,bf16
   vil benchmark model --ways bf16,bf16+nhwc,bf16+compile --backends none --beside none DEVICE cuda
   vil benchmark model --ways bf16 --backends none --beside none --profile
 
-Rows: the config's model in each of --ways, with each of --backends in the first way, and the models
-of --beside (timm/<name> or torchvision's) in the ways that name only a precision. All take turns,
-step by step. The table has medians, tensor memory beyond weights and images, and the speed relative
-to the first row. A model that cannot run gives the reason. Writes model.json and model.csv to
---out. --profile then profiles a training step of each way: prints the ten costliest operations by
-module, and writes costs-<way>.csv with all of them and trace-<way>.json.gz for Perfetto.
+A way is a combination of settings, such as bf16+nhwc. The table has a row for the config's model in
+each of --ways, for each attention backend of --backends in the first way, and for each other model
+of --beside (timm/<name> or torchvision's) in the ways that are a precision alone. The models take
+turns, step by step. A row has median speeds, tensor memory beyond weights and images, and the speed
+relative to the first row, or the reason why the model cannot run. Writes model.json and model.csv
+to --out. --profile then profiles a training step in each way that does not compile the model: it
+prints the ten costliest operations, and writes all of them to costs-<way>.csv and a trace for
+Perfetto to trace-<way>.json.gz.
 """
 
 import argparse
@@ -65,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(rows: list) -> str:
-    """Format the results as a table, with a line per row."""
+    """Format the results of `ModelBenchmark.run` as a table, with a line per model and settings."""
     names = max(len(row.model) for row in rows)
     head = (
         f"\n  {'':{names}} {'':14} {'':22}{'images per second':>20}{'x the first':>16}{'MiB':>16}"

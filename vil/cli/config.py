@@ -5,7 +5,8 @@
   vil config --config-file mine.yaml --diff=imagenet/vil_tiny.yaml what differs from another config
   vil config --docs docs/reference/config.md                       write the manual of all keys
 
-Both outputs are configs themselves: redirect one to a file and pass it to --config-file.
+The printed YAML, also that of --diff, is a config itself: write it to a file to use as
+--config-file.
 """
 
 import argparse
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
-    """Return the config as YAML, with a comment on the source of each value that is set."""
+    """Format a config as YAML, with a comment on where each value comes from that is set. sources:
+    {key: text that names where its value was set}."""
     lines, path = [], []
     for line in dump(cfg).splitlines():
         indent, name = re.match(r"( *)[\"']?(\w+)", line).groups()
@@ -53,8 +55,8 @@ def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
 
 
 def differences(cfg: CfgNode, sources: dict[str, str], other: CfgNode) -> str:
-    """Return a line for each key that differs between two configs, with the source of its value in
-    `cfg`."""
+    """Return YAML with a line for each key of `cfg` whose value differs from `other`. A comment has
+    the other value, and where the value in `cfg` was set. sources: {key: text that names this}."""
     lines = []
     for key, (value, was) in diff(cfg, other).items():
         line = dump(CfgNode({key: value})).rstrip()
@@ -72,10 +74,10 @@ Set a key in a YAML file (`OPTIM:` and below it `LR: 1e-3`) or on the command li
 
 
 def manual() -> str:
-    """Return the text of docs/reference/config.md.
+    """Return the text of docs/reference/config.md, the manual of all config keys.
 
-    It has a table of keys per section, the combinations that are not allowed, and the keys of the
-    2021 code that have no effect.
+    The page has a table of keys per section, the combinations that are not allowed, and the keys of
+    the 2021 code that have no effect.
     """
     sections: dict[str, list[str]] = {}
     for name, key in defaults.KEYS.items():

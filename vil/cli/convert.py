@@ -1,7 +1,7 @@
 """Convert a checkpoint to a self-describing safetensors file.
 
-  vil convert model_best.pth vil_small.safetensors             which model it is, is inferred
-  vil convert model_final.pth backbone.safetensors             of the 2021 detection code: the backbone
+  vil convert model_best.pth vil_small.safetensors             the model is inferred from the weights
+  vil convert model_final.pth backbone.safetensors             the backbone of a 2021 detector
   vil convert best.pth out.safetensors --model ViL_Base_Deep_Weights.IMAGENET22K_FT_IMAGENET1K_384_V1
   vil convert runs/nano nano.safetensors                       a run's best checkpoint, with its config
   vil convert runs/nano nano_hub/                              a folder in the Hub's layout
@@ -9,11 +9,11 @@
   vil convert best.pth full.safetensors --config-file imagenet/vil_small.yaml MODEL.VIT.MSVIT.ATTN_TYPE full
 
 Reads .safetensors and .pt/.pth files of vil, of the 2021 code (classification and detection) and of
-timm, and runs and their checkpoints. Writes .safetensors with, in its header, the model, the source
-with its SHA-256, and the SHA-256 of the tensors, which is checked whenever the file is read. With a
-config or --model, weights of another size, window or attention are resized or converted, and each
-key is reported; weights that do not fit are an error. `vil.from_pretrained`, `vil.get_model(NAME, weights=FILE)`,
-MODEL.MODEL_PATH and timm take the result.
+timm, as well as runs and their checkpoints. Writes a .safetensors file. Its header has a description
+of the model, the name and SHA-256 of the source file, and the SHA-256 of the tensors, which is
+checked whenever the file is read. With a config or --model, weights of another size, window or
+attention are resized or converted, which is reported; weights that do not fit are an error. Load the
+result with `vil.from_pretrained`, `vil.get_model(NAME, weights=FILE)`, MODEL.MODEL_PATH, or timm.
 """  # noqa: E501
 
 import argparse
@@ -29,10 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("target", metavar="TARGET", help="a .safetensors file, or a folder")
     config_arguments(parser)
     add("--model", metavar="NAME", help="the name of a model, or of published weights")
-    add("--checkpoint", default="best", choices=["best", "last"], help="which one of a run")
+    add(
+        "--checkpoint",
+        default="best",
+        choices=["best", "last"],
+        help="checkpoint of a run to convert",
+    )
     text = (
-        "how positions of another size are resized: as in 2021 (default), bicubic, or, for "
-        "another window alone, relative ones kept at their distance"
+        "how position embeddings of another size are resized: linear, as in 2021 (default), "
+        "bicubic, or extend, which keeps relative ones at their distance in tokens"
     )
     add("--resize", choices=["linear", "bicubic", "extend"], dest="rule", help=text)
     add("--classes", metavar="FILE", help="the names of the classes, one per line")

@@ -1,13 +1,13 @@
-"""Check an annotation file in COCO's format: its contents, and what training would ignore.
+"""Check an annotation file in COCO format: its contents, and what training would ignore.
 
   vil detect check /data/coco/annotations/instances_train2017.json
   vil detect check mine/train.json --images mine/train
   vil detect check mine/train.json --images mine/train --list faults.tsv
 
-Prints up to twelve faults of each kind; --list writes all, one per line: subject, TAB, image, TAB,
-reason. --images also checks that each image exists and has the size that the file gives. Faults
-that make training skip an annotation or an image are not errors (exit code 0). The exit code is 3
-if the file cannot be trained on.
+Prints up to twelve faults of each kind. --list writes all faults to a file, one per line: subject,
+TAB, image, TAB, reason. --images also checks that each image exists and has the size given in the
+annotation file. The exit code is 0 if training would only skip the faulty annotations and images,
+and 3 if the file cannot be used for training.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from vil.utils.output_paths import output_file, replacing
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("annotations", metavar="ANNOTATIONS", help="the JSON file")
-    add("--images", metavar="DIR", help="the folder of its images: is each there, of that size?")
+    add("--images", metavar="DIR", help="folder of the images, to check them too")
     add("--list", metavar="FILE", help="write all faults, one per line")
 
 

@@ -11,14 +11,16 @@
 Prints the metrics and writes them to OUTPUT_DIR/eval/results.json. Random weights are never
 evaluated.
 
-Of a classifier: loss, top-1 and top-5. Of a detector COCO's metrics in percent: box_ap is the mean
-over IoU 0.50 to 0.95, box_ap50 and box_ap75 are those of one IoU, _s _m _l those of small, medium
-and large objects (below 32 x 32 pixels, below 96 x 96, others), box_ar100 the recall of 100
-detections per image; mask_... the same of masks. Where the set has no such object: nan, in
-results.json null. Its predictions go to OUTPUT_DIR/eval in COCO's results format: <set>_bbox.json
-and <set>_segm.json. --pictures N draws the N images with the most errors next to their ground
-truth, the worst first, in OUTPUT_DIR/eval/pictures. An error is an object without a detection of
-its class with a score and an IoU of at least 0.5, or such a detection without an object.
+For a classifier, the metrics are loss, top-1 and top-5. For a detector, they are COCO's metrics in
+percent: box_ap is the average precision, a mean over IoU 0.50 to 0.95; box_ap50 and box_ap75 are
+for one IoU; _s, _m and _l are for small, medium and large objects (below 32 x 32 pixels, below 96 x
+96, others); box_ar100 is the recall of 100 detections per image; mask_... are the same for masks. A
+metric is nan, in results.json null, if the test set has no such object. A detector's predictions
+are written to OUTPUT_DIR/eval in COCO's results format: <set>_bbox.json and <set>_segm.json.
+
+--pictures N draws the N images with the most errors next to their ground truth, the worst first, in
+OUTPUT_DIR/eval/pictures. An error is an object that no detection of its class finds with a score
+and an IoU of at least 0.5, or a detection with such a score that finds no object.
 """
 
 import argparse
@@ -42,7 +44,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def evaluate(cfg: CfgNode, class_names: Sequence[str] = (), num_worst: int = 0) -> int:
-    """Evaluate MODEL.MODEL_PATH, and print the metrics."""
+    """Evaluate the weights that a config names, and print the metrics. Returns the exit code.
+
+    class_names: names of the classes that the weights were trained on. num_worst: draw this many
+    images of each test set, those with the most errors.
+    """
     from vil.utils.metric_format import format_pairs
     from vil.workflows.evaluate import evaluate_config
 

@@ -5,10 +5,11 @@
   vil export --run runs/nano --checkpoint last --out nano.pt2 --dynamic batch
   vil export --config-file imagenet/vil_small.yaml MODEL.MODEL_PATH best.pth --out small.onnx
 
-Input: images (B, 3, H, W), normalized as in training; output: logits (B, classes). Batch and size
-are dynamic unless --dynamic restricts them. The file computes in float32 on the CPU, regardless of
-the precision of training. Before a file gets its name, it is loaded and compared with the model;
---check also evaluates it, which an int8 file needs, since its outputs differ. Its metadata has the
+The exported model takes images (B, 3, H, W), normalized as in training, and returns logits (B,
+classes). Batch size and image size are dynamic unless --dynamic restricts them. The exported model
+computes in float32 on the CPU, regardless of the precision of training. Its outputs are compared
+with those of the original model before the file is kept. --check also evaluates both on the test
+sets; use it with --int8, because the outputs of int8 layers differ. The file's metadata has the
 model, the class names, and the mean, standard deviation and size of the images; see
 docs/guides/exported_files.md.
 """
@@ -37,12 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", required=True, metavar="FILE", help="the file to write: .onnx, or .pt2 of torch")
     add("--format", choices=FORMATS, help="default: what the name of --out ends with")
-    text = "of images (INPUT.IMAGE_SIZE); with a dynamic size only that of the check"
+    text = "image size (INPUT.IMAGE_SIZE); if the size is dynamic, only used to check the file"
     add("--size", type=height_width, metavar="N or HxW", help=text)
     text = "dynamic axes: batch,size (default), batch, size, none; others are 1 and --size"
     add("--dynamic", type=_open, default=OPEN, metavar="LIST", help=text)
     add("--int8", action="store_true", help="ONNX with linears in int8 too, as FILE.int8.onnx")
-    add("--opset", type=int, metavar="N", help="of ONNX; torch's choice by default")
+    add("--opset", type=int, metavar="N", help="opset of ONNX; by default torch's choice")
     add("--check", action="store_true", help="evaluate model and files on the config's test sets")
     add("--classes", metavar="FILE", help="names of the classes; by default the run's classes.txt")
 
@@ -81,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_files(result) -> None:
-    """Print the largest difference from the model per input shape, and the size of each file."""
+    """Print which weights were exported, the largest difference between the outputs of file and
+    model per input shape, and the size of each file. result: an `ExportResult`."""
     print(result.report)
     for difference in result.differences:
         images = " x ".join(map(str, difference.shape))
@@ -96,13 +98,14 @@ def print_files(result) -> None:
 
 
 def choose_format(args: argparse.Namespace) -> None:
-    """Infer --format from --out. Raises ConfigError for flags that contradict each other."""
+    """Set `args.format` from the ending of --out, if --format is not given. Raises ConfigError for
+    an unusable --out, and for flags that contradict each other."""
     output_file(args.out, inputs=files_read(args, "out"))
     endings = {ending: name for name, ending in FORMATS.items()}
     ending = Path(args.out).suffix
     implied = endings.get(ending)
     if not (args.format or implied):
-        raise ConfigError(f"--out {args.out}: ends with neither .onnx nor .pt2, so give --format")
+        raise ConfigError(f"--out {args.out}: ends with neither .onnx nor .pt2: add --format")
     if implied and args.format not in (None, implied):
         raise ConfigError(f"--out {args.out}: {ending} does not match --format {args.format}")
     args.format = args.format or implied

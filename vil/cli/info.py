@@ -1,4 +1,4 @@
-"""Print versions, devices, and for each stage which attention backend runs and why not the others.
+"""Print versions, devices, and which attention backend each stage uses and why others cannot run.
 
 vil info
 vil info --config-file imagenet/vil_tiny.yaml DEVICE cpu

@@ -1,6 +1,6 @@
 """Predict the classes of images, or the objects in them.
 
-  vil predict photo.png                                        the shipped weights: which digit
+  vil predict photo.png                                        a digit, with the shipped weights
   vil predict --sample                                         the same for the 360 shipped images
   vil predict --run runs/nano photo.jpg                        the best checkpoint of a run
   vil predict --run runs/nano photos/ more.png --top 3
@@ -16,21 +16,23 @@
 
 Images may also follow --images, which takes every word up to the next flag. A folder means all
 images below it. Standard input is one image, or a list of paths, one per line. Without --run or a
-config, the weights are vil_nano's that ship with the package; they only know the ten digits.
---output is a folder for copies of the images with the predictions drawn in: NAME.png, or NAME-2.png
-for a second NAME.
+config, the weights of vil_nano that ship with the package are used, which only know the ten digits.
+--output is a folder for copies of the images with the predictions drawn on them: NAME.png, or
+NAME-2.png for a second image called NAME.
 
-Formats of a classifier: json is an array of {file, classes: [{class, index, probability}]}, csv has
-the columns file, rank, class, index, probability, error. Of a detector: text and json give boxes as
-x1 y1 x2 y2 in pixels; coco is one file in COCO's format, with masks, whose annotations have scores.
+Formats for a classifier: json is an array of {file, classes: [{class, index, probability}]}, csv
+has the columns file, rank, class, index, probability, error. Formats for a detector: text and json
+have boxes as x1 y1 x2 y2 in pixels; coco is one file in COCO's annotation format, with masks and
+scores.
 
 A detector resizes the shorter side of an image to DETECTION.INPUT.TEST_SIZE. --tile N cuts the
 image into tiles of N pixels that overlap by --overlap pixels (default: a quarter), and resizes each
 tile instead. An object no larger than the overlap is detected once, in full. Tiles also save
 memory, since masks are as large as the detector's input.
 
-An image that cannot be read is a warning and has an `error`; the exit code is 3 if none could be
-read. Classes have the names of the run's classes.txt or of --classes, else their numbers.
+An image that cannot be read causes a warning, and its prediction has an `error`; the exit code is 3
+if no image could be read. Class names come from --classes or from the weights or their run. Without
+such names, the classes are numbers.
 """
 
 import argparse
@@ -65,7 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sample", action="store_true", help="the digits that ship with the package")
     text = "classes to give for each image, or all (5)"
     add("--top", type=_number_or_all, default=5, metavar="K", help=text)
-    add("--format", choices=list(dict.fromkeys(formats)), help="of what is printed, by the task")
+    add(
+        "--format",
+        choices=list(dict.fromkeys(formats)),
+        help="format of the predictions; depends on the task",
+    )
     add("--output-file", metavar="FILE", help="write there instead of to standard output")
     add("--classes", metavar="FILE", help="the names of the classes, one per line")
     for flag, key in task_flags().items():
@@ -73,13 +79,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def task_flags() -> dict[str, str]:
-    """Return {flag: config key that it sets} for the flags of all tasks."""
+    """Return {flag: config key that the flag sets} for the extra prediction flags of all tasks,
+    such as "tile" of detection."""
     tasks = registry("task").values()
     return {f: key for task in tasks for f, key in task.facts.get("flags", {}).items()}
 
 
 def _number_or_all(text: str) -> int | None:
-    """Parse a number of classes. "all" gives None."""
+    """Parse a number of classes, at least 1. Returns None for the text "all"."""
     if text == "all":
         return None
     if not text.isdecimal() or int(text) < 1:
@@ -96,7 +103,9 @@ def run(args: argparse.Namespace) -> int:
     args.opts, words = sort_words(args.opts or [], predict.IMAGE_SUFFIXES)
     words = [*words, *args.images]
     if bool(words) == args.sample:
-        raise ConfigError("which images? files, folders or - for standard input; or --sample")
+        raise ConfigError(
+            "give either images (files, folders, or - for standard input) or --sample"
+        )
     folder, args.output_dir = args.output_dir, None
     use_shipped_weights(args)
     cfg, class_names = config_for_task(args)
@@ -118,10 +127,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Split words into settings (KEY VALUE or KEY=VALUE) and images.
+    """Split words into (config options, images). The options are KEY VALUE or KEY=VALUE.
 
-    A word is an image if it is an existing file, has the suffix of an image, or does not look like
-    a key.
+    A known config key is always an option. Another word is an image if it is an existing path, has
+    a suffix in `suffixes`, or does not look like a config key.
     """
     opts, images, rest = [], [], iter(words)
     for word in rest:
@@ -135,7 +144,8 @@ def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], 
 
 
 def use_shipped_weights(args: argparse.Namespace) -> None:
-    """Use the weights that ship with the package if no run, config or model is given."""
+    """Change the arguments to use the weights that ship with the package, if no run, config or
+    model is given. Raises ConfigError for a command of one task, such as `vil detect predict`."""
     from vil.workflows.inference import shipped_weights
 
     opts = args.opts or []
@@ -152,8 +162,8 @@ def use_shipped_weights(args: argparse.Namespace) -> None:
 
 
 def config_for_task(args: argparse.Namespace) -> tuple[CfgNode, list[str]]:
-    """Return the config and the class names. The task's defaults and flags for prediction are
-    applied.
+    """Return (config, class names) for prediction, with the defaults and flags that the config's
+    task has for this command.
 
     Raises ConfigError for a flag or format that the task does not have.
     """
@@ -175,12 +185,15 @@ def config_for_task(args: argparse.Namespace) -> tuple[CfgNode, list[str]]:
 
 
 class Tally:
-    """Counts unreadable images and, if the true classes are known, correct predictions."""
+    """Counter of unreadable images and, if the true classes are known, of correct predictions."""
 
     failed = correct = 0
 
     def count(self, predictions: Iterable[Any], names: list[str], truth: list[str]) -> Iterator:
-        """Yield the predictions. After the last one, print how many are correct."""
+        """Yield the predictions and count them. After the last one, print how many are correct.
+
+        names: names of the model's classes. truth: true class of each image, or [] if unknown.
+        """
         for prediction, wanted in itertools.zip_longest(predictions, truth):
             self.failed += bool(prediction.error)
             if wanted and prediction.classes:
@@ -188,4 +201,4 @@ class Tally:
             yield prediction
         if truth:
             share = 100 * self.correct / len(truth)
-            print(f"{self.correct} of {len(truth)} right, {share:.2f} %", file=sys.stderr)
+            print(f"{self.correct} of {len(truth)} correct, {share:.2f} %", file=sys.stderr)

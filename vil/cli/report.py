@@ -2,16 +2,16 @@
 
   vil report runs/nano                          writes runs/nano/report.html
   vil report runs/nano --out nano.html --checkpoint last
-  vil report runs/nano --no-eval                only what is logged, also while it trains
+  vil report runs/nano --no-eval                only what the run has logged, even while it trains
   vil report runs/nano --data /mnt/flowers DEVICE cpu
 
-Evaluates the best checkpoint on the run's first test set for the confusions, the accuracy of each
-class, and the most confident errors and correct predictions. KEY VALUE pairs and flags change this
-evaluation, not the config that the page shows. For a detector the page has what training logged;
-vil evaluate --pictures draws its errors.
+Evaluates the best checkpoint on the run's first test set, to show the confusions, the accuracy of
+each class, and the most confident errors and correct predictions. KEY VALUE pairs and flags change
+this evaluation, not the config that the page shows. For a detector, the page only shows what
+training logged; vil evaluate --pictures draws a detector's errors.
 
-The page is one file below 3 MB, with its images, without scripts or links to other files. All names
-are escaped. With --no-eval neither weights nor data are read.
+The page is one file below 3 MB that includes all images and has no scripts or links to other files.
+All names are escaped. With --no-eval, neither weights nor data are read.
 """
 
 import argparse
@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("run", metavar="RUN", help="the folder of a run")
     config_arguments(parser)
     add("--checkpoint", default="best", choices=["best", "last"], help="the one to evaluate (best)")
-    add("--no-eval", action="store_true", help="only what is in the folder")
-    add("--out", metavar="FILE", help=f"of the page (RUN/{PAGE})")
+    add("--no-eval", action="store_true", help="show only what the run has logged")
+    add("--out", metavar="FILE", help=f"file to write (RUN/{PAGE})")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("leave --config-file out: the run has its own")
     path = output_file(args.out or folder / PAGE, "--out", ENDINGS, files_read(args, "out"))
     if args.no_eval and args.opts:
-        log.warning("--no-eval is given, so these have no effect: %s", " ".join(args.opts))
+        log.warning("--no-eval is given, so these options have no effect: %s", " ".join(args.opts))
     run_imports(args.imports, ())
     options = None if args.no_eval else options_of(args)
     write_report(folder, path, options, checkpoint=args.checkpoint)

@@ -10,10 +10,11 @@
   vil sweep --output sweeps/attentions                resume the runs of a folder
   vil sweep --output sweeps/attentions --table        the table of the finished runs
 
-A list for a key that takes one value gives a run for each of its values. All configs are checked
-before the first run starts. The same command again resumes where it was stopped: finished runs are
-skipped, others resume from their checkpoints, failed ones are tried again. A grid with more values
-adds runs. Ctrl-C and SIGTERM stop the sweep as they stop vil train: the runs save their state.
+If a config key that takes one value is given a list, there is a run for each value in the list. All
+configs are checked before the first run starts. If the same command is given again, it resumes the
+sweep: finished runs are skipped, others resume from their checkpoints, and failed runs are tried
+again. A grid with more values adds runs. On Ctrl-C and SIGTERM, the runs save their state and the
+sweep ends.
 
 Files in the output folder: summary.csv and summary.md (a row for each combination: mean and
 standard deviation over the seeds, images/s, memory, parameters, MACs), runs.csv, plots/, and
@@ -81,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def grid_of(args: argparse.Namespace) -> Grid:
+    """Make the grid of the sweep from the grid file, the config and the command-line options."""
     options = options_of(args)
     flags = {key: value for key, value in options.flags.items() if key != "OUTPUT_DIR"}
     seed = [f"SEED={flags.pop('SEED')}"] if flags["SEED"] is not None else []
@@ -90,21 +92,23 @@ def grid_of(args: argparse.Namespace) -> Grid:
 
 
 def output_of(args: argparse.Namespace) -> Path:
-    """Return the folder of the sweep: --output, else sweeps/<name of the grid or config>."""
+    """Return the folder of the sweep: --output or, by default, sweeps/<name of the grid file or
+    config file>."""
     name = args.grid or args.config_file
     if args.output_dir is None and name is None:
-        raise ConfigError("give --output, the folder of the sweep")
+        raise ConfigError("add --output, the folder of the sweep")
     return Path(args.output_dir or Path("sweeps", Path(name).stem))
 
 
 def task_of(plan: SweepPlan, number: int) -> SweepRun:
+    """Return the run with a number, from 0. Raises ConfigError if there is no such run."""
     if number >= len(plan.runs):
-        raise ConfigError(f"--task {number}: {plan.folder} has {len(plan.runs)} runs")
+        raise ConfigError(f"--task {number}: {plan.folder} has runs 0 to {len(plan.runs) - 1}")
     return plan.runs[number]
 
 
 def print_plan(plan: SweepPlan) -> None:
-    """Print the runs with their values and states."""
+    """Print a line for each run with its name, its state, and its values of the sweep's axes."""
     from vil.workflows.sweeping.state import read_state
 
     print(f"{len(plan.runs)} runs in {plan.folder}; every config is valid")
@@ -113,7 +117,8 @@ def print_plan(plan: SweepPlan) -> None:
 
 
 def print_states(plan: SweepPlan) -> int:
-    """Print the state, the number of steps and the reason of a failure of each run."""
+    """Print a line for each run with its state, its number of finished steps and, if it failed, the
+    reason. Then print the number of runs in each state. Returns the exit code."""
     from vil.workflows.sweeping.state import read_state
 
     states = [(run, read_state(run)) for run in plan.runs]
@@ -125,13 +130,15 @@ def print_states(plan: SweepPlan) -> int:
 
 
 def describe(run: SweepRun, plan: SweepPlan) -> str:
-    """Return the variant and the values of a run."""
+    """Describe how a run differs from others of the sweep, such as "linformer SEED=0": its variant,
+    and its values of the config keys that are swept over."""
     values = [f"{short_key(key, plan.keys)}={plain(v)}" for key, v in run.settings.items()]
     return " ".join([*([run.variant] if run.variant else []), *values])
 
 
 def submit(plan: SweepPlan, args: argparse.Namespace) -> int:
-    """Write the script of a job array for the runs that have not finished, and submit it."""
+    """Write a SLURM script that trains the unfinished runs of a sweep as a job array, and submit it
+    if this machine has sbatch. With --dry-run, only print the script. Returns the exit code."""
     from vil.workflows.sweeping import slurm
     from vil.workflows.sweeping.state import read_state
 
@@ -148,7 +155,7 @@ def submit(plan: SweepPlan, args: argparse.Namespace) -> int:
     script = slurm.write_script(plan.folder, text)
     job = slurm.submit(script)
     if job is None:
-        print(f"there is no sbatch here; on the cluster: sbatch {script}")
+        print(f"this machine has no sbatch; on the cluster: sbatch {script}")
     else:
         print(f"job {job}: {len(tasks)} runs; vil sweep --output {plan.folder} --list shows them")
     return 0

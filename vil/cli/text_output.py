@@ -7,10 +7,10 @@ from vil.utils.output_paths import replacing
 
 
 def write_pieces(pieces: Iterable[str], file: Path | None) -> None:
-    """Write text to a file; to standard output if `file` is None. Invalid UTF-8 in names is
-    escaped.
+    """Write pieces of text one after another to a file or, if `file` is None, to standard output.
+    In a file, characters that are not valid UTF-8 are escaped.
 
-    Raises ConfigError if the file cannot be written, OutputError if standard output cannot.
+    Raises ConfigError if the file cannot be written, OutputError if standard output cannot be.
     """
     if file:
         escape = dict(encoding="utf-8", errors="backslashreplace", newline="")

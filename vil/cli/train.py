@@ -5,10 +5,11 @@ vil train --config-file digits/vil_nano.yaml --output_dir runs/nano --resume
 vil train --config-file mine.yaml --data /data/flowers OPTIM.LR 5e-4 OPTIM.EPOCHS 100
 vil train --config-file scenes/mask_rcnn_vil_nano.yaml --output_dir runs/scenes      a detector
 torchrun --nproc_per_node=8 tools/train.py --config-file imagenet/vil_small_rpb.yaml --data DIR
-vil train --config-file mine.yaml --dry-run     one step on synthetic data: does it build and fit?
+vil train --config-file mine.yaml --dry-run     one step on synthetic data, to check the config
 
-MODEL.MODEL_PATH: weights to start from. For a detector weights of a classifier, vil's or the 2021
-reference's, or of one of its detectors, go into the backbone.
+MODEL.MODEL_PATH is a file with weights to start from. For a detector, it may also hold the weights
+of a classifier, of vil or of the 2021 reference, or of a detector of the 2021 reference. These are
+loaded into the backbone.
 """
 
 import argparse
@@ -48,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_dry_run(cfg: CfgNode) -> int:
-    """Run one step on synthetic data, and print the config and the peak memory."""
+    """Run one training step on synthetic data, and print the config and the peak memory. Returns
+    the exit code."""
     from vil.workflows.dry_run import dry_run
 
     num_images, peak = dry_run(cfg)

@@ -1,13 +1,13 @@
-"""Find the fastest attention backend for each stage of a config, by measuring all.
+"""Find the fastest attention backend for each stage of a config's model, by measuring them.
 
   vil tune --config-file imagenet/vil_small_rpb.yaml DATALOADER.BSZ 128
   vil tune --config-file imagenet/vil_small_rpb.yaml --backends blocked,gathered AMP.ENABLED True
   vil tune --config-file mine.yaml --import my_backend.py
 
-Compares each candidate's output and gradients with the reference before timing it. Saves the
-choices for this machine and version in $VIL_CACHE/attention.json (~/.cache/vil), where `vil train`,
-`evaluate` and `predict` find them (with the same --import); `vil info` shows them. DATALOADER.BSZ
-is here the batch size of one process.
+Each backend's output and gradients are compared with the reference before the backend is timed. The
+fastest backends, for this machine and version, are saved in $VIL_CACHE/attention.json (by default
+in ~/.cache/vil). `vil train`, `evaluate` and `predict` use them (with the same --import), and `vil
+info` shows them. For this command, DATALOADER.BSZ is the batch size of one process.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from vil.cli.arguments import config_arguments, resolve
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     add = parser.add_argument
-    add("--backends", metavar="A,B", help="the candidates, by default all")
-    add("--rounds", type=int, default=7, metavar="N", help="measurements of each (7)")
-    add("--max-gib", type=float, metavar="X", help="memory limit of each (half of the free memory)")
+    add("--backends", metavar="A,B", help="backends to measure, by default all")
+    add("--rounds", type=int, default=7, metavar="N", help="measurements of each backend (7)")
+    add("--max-gib", type=float, metavar="X", help="memory limit in GiB (half of the free memory)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         print(tuning.describe(request), flush=True)
         print("\n".join(tuning.run(request)), flush=True)
     if not tuning.found:
-        print("no candidate can run: nothing is kept")
+        print("no backend can run: nothing is saved")
     elif file := tuning.save():
         print(f"{len(tuning.found)} choices kept in {file}")
     return 0

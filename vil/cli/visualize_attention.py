@@ -7,16 +7,18 @@
   vil visualize attention test:17 --run runs/nano                      an image of its test set
   vil visualize attention photo.jpg --config-file imagenet/vil_small.yaml MODEL.MODEL_PATH best.pth
 
-IMAGE is a file, - for standard input, or test:N, image N of the first test set. It is drawn as the
-model sees it, resized and cropped as in evaluation. --token selects the token whose patch contains
-a pixel: row and column in that image, from 0 at the top left, as on the ticks of the plot. Stages
-and blocks count from 1. By default the last block of each stage is drawn.
+IMAGE is a file, - for standard input, or test:N for image N of the first test set. The plot shows
+the image as the model sees it, resized and cropped as in evaluation. --token selects the token
+whose patch contains a pixel, given by its row and column in the shown image, from 0 at the top
+left, as on the ticks of the plot. Stages and blocks count from 1. By default, the last block of
+each stage is drawn.
 
-The weights are the model's exact attention weights, computed without mixed precision: softmax over
-window and global tokens for longformer, over the keys of the pattern and global tokens for pattern,
-over all tokens for full, over the global tokens for global, over reduced cells for srformer, and
-normalized random-feature products for performer. linformer is refused: it mixes all tokens with
-weights of both signs, so single tokens have no weight. docs/guides/visualize.md explains the plot.
+The plot shows the model's exact attention weights, computed without mixed precision. For longformer
+they are a softmax over window and global tokens; for pattern, over the keys of the pattern and
+global tokens; for full, over all tokens; for global, over the global tokens; for srformer, over
+reduced cells. For performer they are normalized random-feature products. linformer cannot be drawn:
+it mixes all tokens with weights of both signs, so single tokens have no weight.
+docs/guides/visualize.md explains the plot.
 """
 
 import argparse
@@ -35,10 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("image", metavar="IMAGE", help="a file, - for standard input, or test:N")
     config_arguments(parser)
     run_arguments(parser)
-    add("--token", metavar="ROW,COL", help="in pixels of the image shown (its center)")
+    add("--token", metavar="ROW,COL", help="pixel of the shown image (its center)")
     add("--stage", type=int, metavar="N", help="one stage, from 1 (all)")
     add("--block", type=int, metavar="N", help="the block, from 1 (the last one of each stage)")
-    add("--only", choices=["token", "global"], help="leave the other rows out")
+    add("--only", choices=["token", "global"], help="draw only the rows of this kind")
     add("--classes", metavar="FILE", help="the names of the classes, one per line")
     add("--out", default="attention.png", metavar="FILE", help="the plot (attention.png)")
 

@@ -1,4 +1,4 @@
-"""Draw the keys that a query attends to: a window of local attention, or any pattern.
+"""Draw the tokens that a query token attends to, in local attention with a window or a pattern.
 
   vil visualize pattern --grid 12x17 --window 5
   vil visualize pattern --grid 12x17 --window 5 --sw-exact 1 --token 3,4 --out exact.png
@@ -8,10 +8,10 @@
   vil visualize pattern --grid 12x14 --window 3 --sw-exact 0 1 -1 0 --mode 0 0 0 3 \\
       --token 4,7 4,7 1,7 4,7 --out docs/pattern.png                         the plot of the docs
 
-For several panels give lists of equal length, or one value for all panels. --token: row and column
-of the query, from 0 (the center by default). Queries also attend to all global tokens, which are
-not part of the grid. docs/internals/operation.md explains masks and modes, docs/guides/patterns.md
-patterns.
+To draw several panels, give each flag a value per panel, or one value for all panels. --token is
+the row and column of the query, from 0; by default the center. Queries also attend to all global
+tokens, which are not part of the grid. docs/internals/operation.md explains masks and modes, and
+docs/guides/patterns.md explains patterns.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "0 all nine chunks, -1 the self chunk, 1 to 8 it and a neighbor (0)"
     add("--mode", help=text, **numbers)
     add("--token", nargs="+", metavar="ROW,COL", help="the query (the center)")
-    add("--out", default="pattern.png", metavar="FILE", help="of the image (pattern.png)")
+    add("--out", default="pattern.png", metavar="FILE", help="image file to write (pattern.png)")
 
 
 def run(args: argparse.Namespace) -> int:

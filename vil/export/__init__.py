@@ -1,4 +1,4 @@
-"""Export models as ONNX files and torch.export programs that other programs run.
+"""Export models as ONNX files or torch.export programs, which other programs can run.
 
 export_model(model, "vil.onnx", size=(224, 224))       images (B, c, H, W) -> logits (B, K)
 load_exported("vil.onnx")(images)

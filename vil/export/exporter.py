@@ -1,10 +1,10 @@
-"""`export_model`: write a model as a file, and compare the file with the model.
+"""Export a model to a file, and compare the outputs of the file and the model.
 
-A copy of the model is traced on the CPU, in float32 and in evaluation mode. Local attention
-is computed by a backend of plain operators; in evaluation mode, models trained with random
-shift attend to all nine chunks. Batch and image size stay dynamic unless they are fixed.
-The file is written under a temporary name, and gets its final name only after it has been
-loaded again and its logits agree with the model's.
+A copy of the model is traced on the CPU, in float32 and in evaluation mode. Local attention is
+computed by a backend of plain operators. In evaluation mode, models trained with random shift
+attend to all nine chunks. Batch size and image size stay dynamic unless they are fixed. The file is
+written under a temporary name, and only gets its final name after it has been loaded again and its
+logits agree with the model's.
 
 Shapes: B batch, c input channels, H W image size, K classes.
 """
@@ -43,7 +43,8 @@ SIZE_ERRORS = (ValueError, RuntimeError, AssertionError, TypeError, IndexError)
 
 
 class Difference(NamedTuple):
-    """The largest difference between the logits of a file and of the model, for one image shape."""
+    """Largest absolute difference between the logits of an exported file and of the model, for
+    random images of one shape (B, c, H, W)."""
 
     shape: tuple[int, int, int, int]
     largest: float
@@ -59,17 +60,16 @@ def export_model(
     opset: int | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> list[Difference]:
-    """Write a model as a file and return how much its logits differ from the model's.
-
-    There is one Difference for each of the image shapes on which the two are compared.
+    """Export a model to a file, and compare the logits of the file and the model on random images.
 
     size: height and width of the images. The file accepts only this size unless `dynamic`
-      contains `size`.
-    format: onnx or torch, by default from the file's suffix (.onnx, .pt2).
-    dynamic: which of the dimensions `batch` and `size` stay dynamic. A fixed batch is one
-      image.
-    opset: ONNX opset, at least 18; torch's default if None.
-    metadata: stored in the file beside vil's version, the architecture and the size.
+      contains "size".
+    format: "onnx" or "torch", by default from the file's suffix (.onnx, .pt2).
+    dynamic: which of the dimensions "batch" and "size" stay dynamic. A fixed batch is one image.
+    opset: ONNX opset, at least 18; None for torch's default.
+    metadata: stored in the file in addition to vil's version, the architecture and the size.
+
+    Returns a Difference for each image shape on which file and model were compared.
 
     Raises ValueError, with the reason, for settings that contradict each other or that the model
     does not support; ExportError if the file's logits differ from the model's; OSError if the file
@@ -80,7 +80,7 @@ def export_model(
     format = format or lookup(SUFFIXES, path.suffix, "ending")
     write = lookup(WRITERS, format, "format")
     for name in dynamic:
-        lookup(dict.fromkeys(DYNAMIC), name, "dimension to leave open")
+        lookup(dict.fromkeys(DYNAMIC), name, "dimension to keep dynamic")
     _check_settings(model, format, spec)
     expected = _run_model(model, spec)
     metadata = _make_metadata(model, spec) | dict(metadata or {})
@@ -99,7 +99,7 @@ def _check_settings(model: nn.Module, format: str, spec: ExportSpec) -> None:
     if format == "onnx":
         check_opset(spec.opset)
     elif spec.opset is not None:
-        raise ValueError("opset is for ONNX: a torch.export program has none")
+        raise ValueError("opset is only for ONNX: leave it out for a torch.export program")
     elif "size" in spec.dynamic and min(spec.size) < least:
         raise ValueError(
             f"a torch.export program of dynamic size takes sides of at least {least} pixels, "
@@ -108,7 +108,11 @@ def _check_settings(model: nn.Module, format: str, spec: ExportSpec) -> None:
 
 
 def _run_model(model: nn.Module, spec: ExportSpec) -> list[tuple[Tensor, Tensor]]:
-    """Return (images, logits) pairs of the model, for `spec.size` and other sizes if dynamic."""
+    """Run the model on random images of each shape to compare on. Returns (images, logits) pairs.
+
+    Raises ValueError if the model does not accept images of `spec.size`, or if the size is to be
+    dynamic but the model accepts no other size.
+    """
     results, reason, size = [], None, _format_size(spec.size)
     generator = torch.Generator().manual_seed(0)
     for shape in _test_shapes(model, spec):
@@ -126,8 +130,8 @@ def _run_model(model: nn.Module, spec: ExportSpec) -> list[tuple[Tensor, Tensor]
 
 
 def _test_shapes(model: nn.Module, spec: ExportSpec) -> list[tuple[int, int, int, int]]:
-    """Return the image shapes to compare on. In some dynamic sizes, the last patch is
-    incomplete."""
+    """Return the image shapes (B, c, H, W) on which to compare file and model. If the size is
+    dynamic, they include sizes that are not a multiple of the patch size."""
     (rows, cols), stride, least = spec.size, token_stride(model), least_side(model)
     sizes = [spec.size] * 3
     if "size" in spec.dynamic:
@@ -143,9 +147,10 @@ def _test_shapes(model: nn.Module, spec: ExportSpec) -> list[tuple[int, int, int
 def _compare(
     file: Path, format: str, expected: list[tuple[Tensor, Tensor]], path: Path
 ) -> list[Difference]:
-    """Compare a file's logits with the expected (images, logits) pairs.
+    """Compare the logits of an exported file with those of the model.
 
-    path: the final path of the file, for messages. Raises ExportError if the logits differ.
+    expected: (images, logits of the model) pairs. path: the final path of the file, for messages.
+    Raises ExportError if the file cannot run or the logits differ by more than TOLERANCE.
     """
     differences, run = [], load_exported(file, format)
     for images, logits in expected:
@@ -166,7 +171,8 @@ def _compare(
 
 
 def _make_metadata(model: nn.Module, spec: ExportSpec) -> dict[str, str]:
-    """Return the metadata that is written to every file."""
+    """Return the metadata that every exported file has: vil's version, image size, dynamic
+    dimensions and, for vil's own models, the architecture."""
     metadata = {"vil_version": vil.__version__, "input_size": _format_size(spec.size)}
     metadata["dynamic"] = ",".join(spec.dynamic) or "none"
     if isinstance(model, MsViT):

@@ -1,4 +1,4 @@
-"""Write models as ONNX files, and quantize the linear layers of such files to int8."""
+"""Export models to ONNX files, and quantize the linear layers in ONNX files to int8."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,8 @@ KEPT = ("class_hierarchy", "name_scopes")
 
 
 def check_opset(opset: int | None) -> None:
-    """Raise ValueError for an unsupported opset, ImportError for a missing package."""
+    """Raise ValueError for an unsupported ONNX opset, and ImportError if a package that writes or
+    runs ONNX files is missing. opset: None for torch's default."""
     onnx, *_ = map(require, ("onnx", "onnxscript", "onnxruntime"))
     last = onnx.defs.onnx_opset_version()
     if opset is not None and not FIRST_OPSET <= opset <= last:
@@ -24,7 +25,8 @@ def check_opset(opset: int | None) -> None:
 
 
 def write_onnx(model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping[str, str]) -> None:
-    """Write an ONNX file: images (B, c, H, W) -> logits (B, K)."""
+    """Write a model as an ONNX file that maps images (B, c, H, W) to logits (B, K). Raises
+    ValueError if the model or the opset is not supported."""
     traced = trace_model(model, spec)
     with torch.no_grad(), as_export_error("ONNX"):
         program = torch.onnx.export(
@@ -51,29 +53,33 @@ def write_onnx(model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping
 
 
 def _should_fold(node) -> bool | None:
-    """Return whether onnxscript may fold a node; None if onnxscript should decide.
+    """Tell onnxscript's optimizer whether to fold an ONNX node with constant inputs.
 
-    Resize of constants is excluded, because onnxscript folds it incorrectly.
+    Returns False for Resize, which onnxscript computes incorrectly, and None to let the optimizer
+    decide about others.
     """
     return False if node.op_type == "Resize" else None
 
 
 def quantize_linears(path: str | Path, out: str | Path) -> int:
-    """Write a copy of an ONNX file with linear layers in int8. Returns the number of layers.
+    """Write a copy of an ONNX file with int8 linear layers. Returns the number of these layers.
 
-    Weights are stored as int8 with one scale per output channel, but use only 7 of the 8 bits:
-    products of 8-bit values would overflow the accumulators of processors without VNNI. Inputs of
-    linear layers are quantized dynamically, each by its own range. Everything else (softmax, norms,
-    convolutions, random features) stays float32.
+    path: a file written by `export_model`. out: the new file. Weights are stored as int8 with one
+    scale per output channel. They only use 7 of the 8 bits, because products of 8-bit values would
+    overflow the accumulators of processors without VNNI. The input of a linear layer is quantized
+    at run time by the range of its values. Everything else (softmax, norms, convolutions, random
+    features) stays float32.
 
-    Raises ValueError if the file has no linear layers marked by `export_model`.
+    Raises ValueError if the file has no linear layers that `export_model` marked as such.
     """
     onnx, quantization = require("onnx"), require("onnxruntime.quantization")
     model = onnx.load(path)
     matmuls = [node for node in model.graph.node if node.op_type in ("MatMul", "Gemm")]
     others = [node.name for node in matmuls if not _is_linear(node)]
     if len(others) == len(matmuls):
-        raise ValueError(f"{path} has no linear layers marked by vil export")
+        raise ValueError(
+            f"{path} has no linear layers that vil export marked: export the model again"
+        )
     del model.graph.value_info[:]  # includes shapes of weights, which the quantizer transposes
     with write_aside(Path(out)) as aside, quiet():
         quantization.quantize_dynamic(
@@ -89,6 +95,7 @@ def quantize_linears(path: str | Path, out: str | Path) -> int:
 
 
 def _is_linear(node) -> bool:
-    """Return whether torch's node metadata marks a node as the matmul of an nn.Linear."""
+    """Return whether the metadata that torch wrote marks an ONNX node as the matmul of an
+    nn.Linear."""
     metadata = {entry.key.rpartition(".")[2]: entry.value for entry in node.metadata_props}
     return "torch.nn.modules.linear." in metadata.get("class_hierarchy", "")

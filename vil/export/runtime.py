@@ -1,7 +1,4 @@
-"""Load exported files as modules, to evaluate them with the same code as any other model.
-
-ONNX files also run without this package.
-"""
+"""Load exported files as modules, so that they can be evaluated like any other model."""
 
 import importlib
 import json
@@ -34,11 +31,10 @@ class ExportedModel(nn.Module):
 
 
 def load_exported(path: str | Path, format: str | None = None) -> ExportedModel:
-    """Load a file written by `export_model`.
+    """Load a file written by `export_model` as a module that maps images to logits.
 
-    format: onnx or torch, by default from the file's suffix.
-
-    ONNX files run in onnxruntime on the CPU, with torch's number of threads.
+    format: "onnx" or "torch"; by default "onnx" if the file ends in .onnx, otherwise "torch". ONNX
+    files run in onnxruntime on the CPU, with torch's number of threads.
     """
     loaders = {"onnx": _load_onnx, "torch": _load_program}
     return loaders[format or ("onnx" if Path(path).suffix == ".onnx" else "torch")](Path(path))
@@ -67,7 +63,8 @@ def _load_program(path: Path) -> ExportedModel:
 
 
 def require(package: str) -> ModuleType:
-    """Import an optional package, or raise ImportError that names the extra to install."""
+    """Import a package that ONNX export needs. Raises ImportError, with the extra of vil to
+    install, if it is missing."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -76,7 +73,8 @@ def require(package: str) -> ModuleType:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence warnings that tracers and converters raise about their own code."""
+    """Silence all warnings and log messages up to WARNING in a `with` block, because tracers and
+    converters warn about their own code."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""Trace models with torch.export: example images, dynamic axes, attention backend.
+"""Trace models with torch.export: choose example images, dynamic axes and the attention backend.
 
 Shapes: B batch, c input channels, H W image size, K classes.
 """
@@ -24,11 +24,11 @@ MAX_STEPS = 1000  # sides to try
 
 @dataclass(frozen=True)
 class ExportSpec:
-    """The inputs that an exported file accepts, and its opset.
+    """Settings of an export: the image shapes that the file accepts, and its opset.
 
     size: height and width of the images.
-    dynamic: which of the dimensions `batch` and `size` stay dynamic.
-    opset: ONNX opset, None for torch's default.
+    dynamic: which of the dimensions "batch" and "size" stay dynamic.
+    opset: ONNX opset; None for torch's default.
     """
 
     size: tuple[int, int]
@@ -36,19 +36,19 @@ class ExportSpec:
     opset: int | None = None
 
     def select_axes(self, batch: object, height: object, width: object) -> tuple:
-        """Return the `dynamic_shapes` argument of torch's exporters.
+        """Return the argument `dynamic_shapes` of torch's exporters.
 
-        batch, height, width: the names to use for these axes where they are dynamic.
+        batch, height, width: the value, such as a name, for each of these axes if it is dynamic.
         """
         axes = {"batch": {0: batch}, "size": {2: height, 3: width}}
         return ({axis: dim for name in self.dynamic for axis, dim in axes[name].items()} or None,)
 
 
 def trace_model(model: nn.Module, spec: ExportSpec) -> ExportedProgram:
-    """Trace a model in evaluation mode.
+    """Trace a model with torch.export. The model must be in evaluation mode and on the CPU.
 
-    Uses torch.export's non-strict mode, because in strict mode dynamo would hide which sizes are
-    symbolic.
+    Uses the non-strict mode, because dynamo in strict mode would hide which sizes are symbolic.
+    Raises ValueError if the model cannot be traced.
     """
     size, axes = spec.size, spec.select_axes(*[torch.export.Dim.DYNAMIC] * 3)
     if "size" in spec.dynamic:
@@ -61,15 +61,16 @@ def trace_model(model: nn.Module, spec: ExportSpec) -> ExportedProgram:
 def write_program(
     model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping[str, str]
 ) -> None:
-    """Write a torch.export program: images (B, c, H, W) -> logits (B, K)."""
+    """Write a model as a torch.export program that maps images (B, c, H, W) to logits (B, K)."""
     files = {METADATA: json.dumps(dict(metadata))}
     torch.export.save(trace_model(model, spec), path, extra_files=files)
 
 
 def token_stride(model: nn.Module) -> int:
-    """Return the side length, in pixels, of the image area that a last-stage token covers.
+    """Return the stride of the model in pixels: the side of the area that a token of the last stage
+    covers.
 
-    Images smaller than this would have no token in the last stage.
+    Images with a smaller side would have no token in the last stage. 32 for external models.
     """
     return model.strides[-1] if isinstance(model, MsViT) else EXTERNAL_STRIDE
 
@@ -89,9 +90,10 @@ def least_side(model: nn.Module) -> int:
 
 
 def _open_side(model: nn.Module, side: int) -> int:
-    """Return a side near `side` at which every stage resizes its positions and projections.
+    """Return an image side near `side`, in pixels, at which every stage resizes its position
+    embeddings and projections.
 
-    A program traced at the size for which these parameters were made would never resize them.
+    A program traced at the image size for which these parameters were made would never resize them.
     """
     step, least = token_stride(model), least_side(model)
     made_for = {n for m in model.modules() for n in getattr(m, "param_grid", None) or ()}
@@ -105,14 +107,15 @@ def _open_side(model: nn.Module, side: int) -> int:
 
 
 def in_channels(model: nn.Module) -> int:
-    """Return the number of input channels, taken from the first convolution."""
+    """Return the number of input channels of a model, which is that of its first convolution; 3 if
+    it has no convolution."""
     return next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
 
 
 @contextmanager
 def as_export_error(what: str) -> Iterator[None]:
-    """Turn any error inside the context into a ValueError that says why the model cannot be made
-    `what`."""
+    """Convert any error in a `with` block to a ValueError, "the model cannot be made <what>:
+    <reason>"."""
     try:
         yield
     except Exception as error:
@@ -124,7 +127,8 @@ def as_export_error(what: str) -> Iterator[None]:
 
 @contextmanager
 def use_backend(model: nn.Module, backend: str) -> Iterator[None]:
-    """Set the backend of all local attention inside the context."""
+    """Set the attention backend of all local attention modules in a `with` block, and restore the
+    previous backends at its end."""
     before = {m: m.backend for m in model.modules() if isinstance(m, Attention) and m.backend}
     try:
         for module in before:

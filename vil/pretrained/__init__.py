@@ -1,1 +1,1 @@
-"""Weight files: reading, writing, loading into models, conversion, and published weights."""
+"""Read, write and convert weight files, load them into models, and list published weights."""

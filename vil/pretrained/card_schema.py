@@ -1,4 +1,7 @@
-"""Validate model cards, so that an untrusted file cannot build a model of arbitrary size."""
+"""Validate the model cards in weight files, which have the settings that the model is built with.
+
+Without this check, an untrusted file could make vil build a model of arbitrary size.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,19 +19,23 @@ TRANSFORM = ("mean", "std", "crop_pct", "interpolation")
 
 
 def is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
+    """Return whether a value is a number, other than a bool, from `low` to `high`."""
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
 def is_integer(value: Any, low: int, high: int) -> bool:
+    """Return whether a value is an int, other than a bool, from `low` to `high`."""
     return isinstance(value, int) and is_number(value, low, high)
 
 
 def is_size(value: Any) -> bool:
+    """Return whether a value is an image size: a side in pixels, or a list of two sides."""
     sides = value if isinstance(value, list) and len(value) == 2 else [value]
     return all(is_integer(side, 1, MAX_SIDE) for side in sides)
 
 
 def is_transform(value: Any) -> bool:
+    """Return whether a value is None or a dict of valid image transform settings."""
     return value is None or (
         isinstance(value, dict)
         and set(value) <= set(TRANSFORM)
@@ -39,18 +46,19 @@ def is_transform(value: Any) -> bool:
 
 
 def is_channels(value: Any) -> bool:
-    """Return whether a value is a list with one number per channel."""
+    """Return whether a value is a list of numbers, such as a mean per image channel."""
     return isinstance(value, list) and all(map(is_number, value))
 
 
 def is_names(value: Any) -> bool:
+    """Return whether a value is None or a list of strings."""
     return value is None or (
         isinstance(value, list) and all(isinstance(name, str) for name in value)
     )
 
 
 def is_arguments(value: Any) -> bool:
-    """Return whether a value is {attention name: {argument: value}}."""
+    """Return whether a value is None or a dict {attention name: {argument: value}}."""
     return value is None or (
         isinstance(value, dict) and all(isinstance(own, dict) for own in value.values())
     )
@@ -85,10 +93,10 @@ CARD: dict[str, Check] = {
 
 
 def check_card(card: Any, source: Path) -> dict:
-    """Return the card if it is valid. Otherwise raise CheckpointError with the name of the
-    field."""
+    """Check the fields of a model card, and return the card. Raises CheckpointError, with the name
+    of the field, for a missing or invalid field. source: file of the card, for messages."""
     if not isinstance(card, dict):
-        raise CheckpointError(f"{source}: its model card is not an object")
+        raise CheckpointError(f"{source}: its model card is not a JSON object")
     if is_number(form := card.get("format"), FORMAT + 1):
         raise CheckpointError(f"{source} has format {form}, of a later version of vil: update vil")
     if not isinstance(card.get("model"), dict):
@@ -102,16 +110,16 @@ def check_card(card: Any, source: Path) -> dict:
             if not holds(values[name]):
                 given = f"{values[name]!r:.60}"
                 raise CheckpointError(
-                    f"{source}: {name} {given} in its model card is not {sentence}"
+                    f"{source}: its model card has {name} {given}, expected {sentence}"
                 )
     return card
 
 
 def check_size(card: Mapping, file: Path) -> None:
-    """Raise CheckpointError if a card describes a model with more parameters than the file
-    contains.
+    """Raise CheckpointError if a model card describes a model with more parameters than its file
+    contains, or a model that is not valid.
 
-    Reads only the shapes in the safetensors header, and builds no model.
+    Only reads the shapes in the header of the safetensors file, and builds no model.
     """
     model = card["model"]
     try:

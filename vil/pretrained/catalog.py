@@ -1,12 +1,14 @@
 """Weight enums in the style of torchvision, such as ViL_Tiny_Weights.IMAGENET1K_V1.
 
-There is one class per model and one member per file. A member has `url`, `sha256`, `meta` and
-`transforms()`, which builds the input transform. `meta` has the parameters, multiply-accumulates,
-metrics, recipe and classes. It also says whether the metrics are "published" by the authors or
-"measured" with this package. DEFAULT is the member with the best accuracy.
+There is one enum class per model, with one member per weight file. A member has `url`, `sha256`,
+`meta` and `transforms()`, which builds the input transform. `meta` has the number of parameters,
+multiply-accumulates, metrics, config file and class names. `meta["status"]` tells whether the
+metrics are "published" by the paper's authors or "measured" with this package. DEFAULT is the
+member with the best accuracy.
 
-ViL_Nano_Weights.DIGITS ships with the package. The files in published.csv are the authors'. Their
-host is offline, so a download fails with an error that explains how to use a local copy.
+The file of ViL_Nano_Weights.DIGITS ships with the package. The authors published the other files,
+listed in published.csv, but their server is offline. Downloads fail with an error that explains how
+to use a local copy.
 """
 
 import csv
@@ -38,10 +40,10 @@ IMAGENET_CLASSES = ResNet18_Weights.DEFAULT.meta["categories"]
 
 
 class Row(NamedTuple):
-    """A row of published.csv. All fields are text.
+    """A row of published.csv, which describes one published weight file. All fields are text.
 
-    The first fields are published values; unpublished ones are empty. The other fields are counted
-    or come from the config, and tests/test_model_zoo.py verifies them.
+    The fields up to `macs` are from the paper's authors; a value that they did not publish is "".
+    Other numbers are counted on the model or taken from the config file.
     """
 
     section: str
@@ -64,14 +66,14 @@ class Row(NamedTuple):
 
 
 def read_rows() -> list[Row]:
-    """Read published.csv."""
+    """Read published.csv, the table of the weights that the paper's authors published."""
     with (HERE / "published.csv").open(encoding="utf-8", newline="") as file:
         return [Row(**line) for line in csv.DictReader(file)]
 
 
 class ViLWeights(WeightsEnum):
-    """Base class of the weight enums: torchvision's, with a SHA-256 per file and more helpful
-    errors."""
+    """Base class of the weight enums. Adds to torchvision's WeightsEnum the SHA-256 of each file,
+    and error messages that say what to do."""
 
     @property
     def sha256(self) -> str | None:
@@ -79,8 +81,10 @@ class ViLWeights(WeightsEnum):
         return self.meta["sha256"]
 
     def get_state_dict(self, progress: bool = True, check_hash: bool = True) -> dict[str, Tensor]:
-        """Return the weights. Unless they ship with vil, they are downloaded to torch.hub's folder.
+        """Return the state dict. The file is downloaded to torch.hub's folder, unless it is there
+        or ships with vil.
 
+        progress: show a progress bar. check_hash: compare the file's SHA-256 with the known one.
         Raises CheckpointError if the download fails or the hash differs.
         """
         return read_weights(self.file(progress, check_hash))
@@ -147,8 +151,8 @@ def _published(row: Row) -> Weights:
 
 
 def image_transform(**settings: Any) -> Compose:
-    """Build a conversion to RGB followed by timm's evaluation transform. settings: timm's
-    arguments."""
+    """Build an input transform for PIL images: conversion to RGB, then timm's evaluation transform.
+    settings: arguments of `timm.data.create_transform`."""
     return Compose([to_rgb, create_transform(**settings)])
 
 
@@ -178,7 +182,8 @@ DIGITS = Weights(
 
 @cache
 def load_weight_classes() -> dict[str, type[ViLWeights]]:
-    """Return {class name: weight enum}."""
+    """Create the weight enums of all models. Returns {class name: enum}, for example with the key
+    "ViL_Tiny_Weights"."""
     members: dict[str, dict[str, Weights]] = defaultdict(dict)
     members["ViL_Nano_Weights"]["DIGITS"] = DIGITS
     for row in read_rows():
@@ -216,13 +221,14 @@ def get_model_weights(model: str) -> type[ViLWeights]:
 
 @cache
 def weight_classes_by_model() -> dict[str, type[ViLWeights]]:
-    """Return {model name: weight enum}."""
+    """Return {model name: weight enum of the model}, for example with the key "vil_tiny"."""
     classes = load_weight_classes().items()
     return {name.removesuffix("_Weights").lower(): cls for name, cls in classes}
 
 
 def get_notes(weights: ViLWeights) -> dict:
-    """Return {transform, classes}: the input transform and the class names, for `MsViT.notes`."""
+    """Return {"transform": settings of the input transform, "classes": class names} of published
+    weights, the value of `MsViT.notes`. The class names are None if unknown."""
     settings = weights.transforms.keywords
     transform = {key: settings[key] for key in TRANSFORM}
     return {"transform": transform, "classes": weights.meta["categories"]}

@@ -1,9 +1,9 @@
 """Convert state dicts of the 2021 reference, which is the original Vision Longformer code.
 
-Each name maps to one name of the reference. Projections of full attention can be converted to those
-of longformer attention and back: queries, keys and values are the same, but stored in one matrix or
-in two. Files of the reference's detection code contain the backbone under a prefix. Source of these
-rules: the reference's own converter for detection.
+Each of vil's parameter names maps to one name of the reference. Projections of full attention can
+be converted to those of longformer attention and back, since they only differ in storing queries,
+keys and values in one matrix or in two. In files of the reference's detection code, the names of
+the backbone have a prefix. These rules follow the reference's converter for detection.
 """
 
 import logging
@@ -28,23 +28,23 @@ PROJECTION = re.compile(r"(.*\.)?(qkv|query|kv|proj)(_global)?\.(weight|bias)")
 
 
 def get_2021_names(model: nn.Module) -> dict[str, str]:
-    """Return {name in the model's state dict: name in the reference}.
+    """Return {name in the model's state dict: name of the same tensor in the 2021 reference}.
 
-    model: an MsViT or an attention module. An attention module's names are unchanged.
+    model: an MsViT or an attention module. The names in an attention module are the same in both.
     """
     return {name: _to_2021(name) for name in model.state_dict()}
 
 
 def has_2021_names(state: Iterable[str]) -> bool:
-    """Return whether the keys are those of a whole model with the reference's names."""
+    """Return whether keys are from the state dict of a full model of the 2021 reference code."""
     return any(key.startswith("layer1.0.") and key.endswith(FIRST) for key in state)
 
 
 def extract_backbone(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Return (state, other): the backbone of a detector's state dict, and the names of all other
-    keys.
+    """Return (state, other) for a detector's state dict: the backbone's state dict, without the
+    prefix of its keys, and the names of all other keys.
 
-    Any other state dict is returned unchanged.
+    For a state dict that is not a detector's, return all of it and an empty list.
     """
     backbone = {k.removeprefix(BACKBONE): v for k, v in state.items() if k.startswith(BACKBONE)}
     if not backbone:
@@ -55,12 +55,12 @@ def extract_backbone(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], li
 def convert_projections(
     state: Mapping[str, Tensor], wanted: Iterable[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Add the projections in `wanted` that the state lacks, converted from those it has.
+    """Convert attention projections between full attention (qkv) and longformer (query and kv).
 
-    qkv (3C, C) is query (C, C) stacked on kv (2C, C). Projections of global tokens, such as
-    query_global, become copies of those of local tokens.
-
-    Returns (state, lines), with one line per converted projection.
+    Adds each projection named in `wanted` that is missing from the state dict. qkv (3C, C) is query
+    (C, C) stacked on kv (2C, C). Missing projections for global tokens, such as query_global, are
+    copied from those for local tokens. Projections that were converted and are not in `wanted` are
+    removed. Returns (state dict, lines), with a line of text per added projection.
     """
     result, lines = dict(state), []
     for name in wanted:
@@ -78,7 +78,12 @@ def convert_projections(
 def _make_projection(
     state: Mapping[str, Tensor], prefix: str, kind: str, leaf: str
 ) -> tuple[Tensor, list[str]] | None:
-    """Return (projection, names of the tensors it is made of); None if such a tensor is missing."""
+    """Make a missing attention projection from others in the state dict.
+
+    prefix: of the attention module, "" or ending in a dot. kind: "qkv", "query", "kv" or "proj".
+    leaf: "weight" or "bias". Returns (projection, names of the tensors that it was made of), or
+    None if the state dict lacks these tensors.
+    """
     same, qkv, query, kv = (f"{prefix}{part}.{leaf}" for part in (kind, "qkv", "query", "kv"))
     if same in state:
         return state[same], [same]
@@ -91,10 +96,10 @@ def _make_projection(
 
 
 def is_redundant(key: str, state: Mapping[str, Tensor], unused: set[str]) -> bool:
-    """Return whether the model does not need a key.
+    """Return whether a key of a state dict of the 2021 reference can be ignored.
 
-    Redundant keys are index buffers, tables that the reference never used, and copies of a shared
-    weight with equal values.
+    Such keys are index buffers, tables that the reference never used (`unused`), and copies of a
+    shared weight with equal values.
     """
     if key.endswith(INDEX_BUFFERS) or key in unused:
         return True
@@ -103,7 +108,8 @@ def is_redundant(key: str, state: Mapping[str, Tensor], unused: set[str]) -> boo
 
 
 def find_unused_tables(module: nn.Module) -> set[str]:
-    """Return the reference's names of the parameters that it saved but never used."""
+    """Return the names of the parameters that the 2021 reference saved for such a module but never
+    used."""
     return {
         _to_2021(f"{name}.{leaf}".removeprefix("."))
         for name, part in module.named_modules()
@@ -113,10 +119,10 @@ def find_unused_tables(module: nn.Module) -> set[str]:
 
 
 def use_2021_rules(model: MsViT) -> None:
-    """Make a model compute like the reference, for weights trained with the reference.
+    """Make a model compute like the 2021 reference, for weights trained with the reference.
 
-    Attention arguments that are "auto" get the reference's values, and all LayerNorms get the
-    reference's epsilon. Updates `model.settings` and logs a warning.
+    Attention arguments with the value "auto" get the reference's values, and all LayerNorms get the
+    reference's epsilon. Updates `model.settings`, and logs a warning if anything changed.
     """
     changed: dict[str, dict[str, Any]] = {}
     for stage, spec in zip(model.stages, model.specs):
@@ -135,7 +141,10 @@ def use_2021_rules(model: MsViT) -> None:
                 part.eps = NORM_EPS
         words.append(f"epsilon {NORM_EPS:g} of every LayerNorm")
     if words:
-        log.warning("weights of the 2021 code are computed by its rules: %s", ", ".join(words))
+        log.warning(
+            "the weights come from the 2021 code, so the model computes as it did: %s",
+            ", ".join(words),
+        )
 
 
 def _to_2021(name: str) -> str:

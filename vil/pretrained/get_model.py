@@ -27,15 +27,16 @@ def get_model(
     convert: bool = False,
     **kwargs,
 ) -> MsViT:
-    """Build a named model.
+    """Build a model by its name, such as "vil_tiny".
 
-    weights: None for random initialization; a member of `vil.get_model_weights(name)` or its name
-      ("DEFAULT", "IMAGENET1K_V1"), which also sets image size, classes and windows; or a file
-      that `load_weights` can read.
+    name: one of `vil.list_models()`.
+    weights: None for random initialization; a member of `vil.get_model_weights(name)` or the name
+      of a member ("DEFAULT", "IMAGENET1K_V1"), which also sets image size, classes and windows; or
+      a file that `load_weights` can read.
     attention: attention of the stages with local attention, see `parse_arch`.
     windows: attention size, one for all stages or one per stage (the letter f of an ARCH string).
-    head, rule, convert: how to adapt the weights of the head, of positions and of projections, see
-      `load_weights`.
+    head, rule, convert: how to adapt weights of another head, of position embeddings of another
+      size, and of another attention, see `load_weights`.
     kwargs: arguments of MsViT, such as img_size, num_classes and drop_path_rate.
     Raises ValueError for an unknown name and for weights of another model, CheckpointError for a
     file that does not fit the model.
@@ -64,7 +65,8 @@ def get_model(
 def _resolve_weights(
     name: str, weights: str | Path | ViLWeights | None
 ) -> Path | ViLWeights | None:
-    """Return a member of the model's weight enum, or the path of a file; None for None."""
+    """Convert the argument `weights` of `get_model` to a member of the model's weight enum, a path
+    of a file, or None. Raises ValueError if it is not valid for the model `name`."""
     if weights is None or isinstance(weights, Path):
         return weights
     known = weight_classes_by_model()[name].__members__ if name in weight_classes_by_model() else {}

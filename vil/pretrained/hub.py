@@ -1,9 +1,9 @@
 """Save and load models in the folder layout of the Hugging Face Hub.
 
-A folder contains config.json, model.safetensors and README.md. config.json has timm's keys, and the
-model card under the key `vil`. `from_pretrained` loads any such folder. timm loads the folder of a
-named model, after importing vil.integrations.timm_register: `timm.create_model("local-dir:FOLDER",
-pretrained=True)`.
+A folder contains config.json, model.safetensors and README.md. config.json has timm's keys, and
+under the key `vil` the model card, which describes the model. `from_pretrained` loads any such
+folder. timm can load a folder whose model has a name in `vil.list_models()`, after importing
+vil.integrations.timm_register: `timm.create_model("local-dir:FOLDER", pretrained=True)`.
 """
 
 import json
@@ -41,8 +41,10 @@ def save_pretrained(
 ) -> None:
     """Save a model to a folder, which is created if it does not exist.
 
-    Arguments are those of `make_model_card`. Raises CheckpointError if the folder cannot be
-    written.
+    transform: mean, std, crop_pct and interpolation of input images, as in timm. classes: class
+    names. Both default to the model's `notes`. source: the file that the weights come from, whose
+    name and SHA-256 are recorded. Raises CheckpointError if the folder cannot be written,
+    ValueError if the model cannot be described by a model card.
     """
     folder = Path(folder)
     card = make_model_card(model, transform=transform, classes=classes, source=source)
@@ -62,17 +64,17 @@ def from_pretrained(
     """Load a model from a folder, a file written by `vil convert`, or a repository of the Hub.
 
     settings: arguments of MsViT (img_size, num_classes, drop_path_rate, ...) that replace the saved
-    ones. Positions are resized by `rule`. Another number of classes requires another `head`, see
-    `load_weights`. The model's `notes` hold the input transform and the class names, if known.
-    Raises CheckpointError if the source is missing, damaged or not a model of vil, ValueError for
-    an unknown setting.
+    ones. rule: how to resize position embeddings. head: "keep", or "new" or "rows:FILE" for another
+    number of classes. For both, see `load_weights`. The returned model is in eval mode, and its
+    `notes` have the input transform and the class names, if known. Raises CheckpointError if the
+    source is missing, damaged or not a model of vil, ValueError for an unknown setting.
     """
     path = Path(source)
     if path.is_file():
         card, weights = read_metadata(path), path
         if card is None:
             raise CheckpointError(
-                f"{path} does not name its model: run vil convert on it, "
+                f"{path} has no description of its model: run vil convert on this file, "
                 "or use vil.get_model(NAME, weights=FILE)"
             )
     else:
@@ -93,7 +95,8 @@ def from_pretrained(
 
 
 def find_model_name(model: MsViT) -> str:
-    """Return the name of a model's architecture, ignoring windows; "msvit" if it has none."""
+    """Return the name, such as "vil_tiny", of the architecture that a model has apart from its
+    window sizes. Returns "msvit" if no named architecture is the same."""
     attention = format_attention(model.specs)
     wanted = replace_windows("", model.specs, 1)
     named = {name: parse_arch(arch, attention) for name, arch in ARCHS.items()}
@@ -147,8 +150,8 @@ def _read_card(folder: Path) -> dict:
         card = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["vil"]
     except FileNotFoundError:
         raise CheckpointError(
-            f"{folder} has no {CONFIG}: not saved by save_pretrained "
-            "(if it is a run: vil convert RUN NEW_FOLDER/)"
+            f"{folder} has no {CONFIG}, so it was not saved by save_pretrained "
+            "(for the folder of a run, use vil convert RUN NEW_FOLDER/)"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / CONFIG} cannot be used: {one_line(error)}") from None
@@ -157,13 +160,14 @@ def _read_card(folder: Path) -> dict:
 
 
 def _fetch(repository: str) -> Path:
-    """Return the local folder of a Hub repository, which is downloaded unless it is cached."""
+    """Download a repository of the Hugging Face Hub, unless it is cached. Returns the local folder.
+    Raises CheckpointError if it cannot be downloaded."""
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(repository, allow_patterns=[CONFIG, WEIGHTS]))
     except Exception as error:  # network, name or server
         raise CheckpointError(
-            f"there is no folder {repository}, and the Hub's repository of that name cannot be "
-            f"fetched: {one_line(error)}"
+            f"there is no folder {repository}, and a repository with this name cannot be "
+            f"downloaded from the Hugging Face Hub: {one_line(error)}"
         ) from None

@@ -22,13 +22,14 @@ RESIZABLE = ("x_pos_embed", "y_pos_embed", TABLE, "head.weight", "head.bias")
 
 
 def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
-    """Return the name of a state dict's architecture, and a randomly initialized model of it.
+    """Find the architecture that a state dict belongs to. Returns (name of the architecture, such
+    as "vil_tiny", and a randomly initialized model that fits the state dict).
 
-    The state dict has vil's names or those of the 2021 reference. Image size, windows, number of
-    classes and the attention of each stage (full or local) are inferred from the tensors. Windows
-    of models without a relative bias cannot be inferred and are those of the named architecture. If
-    the state dict is a detector's, the model crops its position embeddings for other grid sizes, as
-    the reference did, instead of interpolating them.
+    The keys are vil's or those of the 2021 reference. Image size, windows, number of classes and
+    the attention of each stage (full or local) are inferred from the tensors, except that models
+    without a relative bias get the architecture's default windows. For a detector's state dict, the
+    model crops its position embeddings for other grid sizes, as the reference did, instead of
+    interpolating them.
 
     Raises CheckpointError, with the nearest model and the differences, if no model fits.
     """
@@ -40,15 +41,16 @@ def infer_arch(state: Mapping[str, Tensor]) -> tuple[str, MsViT]:
     if report.complete:
         return name, model
     raise CheckpointError(
-        f"these are weights of none of the named models; {name} is the nearest: "
+        f"the weights fit none of the named models; {name} is the nearest: "
         f"{report.one_line()}; give --model NAME, or a config"
     )
 
 
 def _infer_attention(name: str, state: Mapping[str, Tensor]) -> list[StageSpec]:
-    """Return the stages of architecture `name`, with the attention found in the state dict.
+    """Return the stages of architecture `name`, with the attention types of a state dict.
 
-    All blocks of a stage get the attention (full or local) of its first block in the state.
+    All blocks of a stage get the attention (full or local) that the stage's first block has in the
+    state dict.
     """
     stages = parse_arch(ARCHS[name])
     for i, spec in enumerate(stages):
@@ -67,9 +69,10 @@ def _build_on_meta(stages: tuple[StageSpec, ...]) -> MsViT:
 
 
 def _overlap(name: str, state: Mapping[str, Tensor]) -> float:
-    """Return the intersection over union of the tensor names of a named model and a state dict.
+    """Return how well architecture `name` fits a state dict: the intersection over union of their
+    tensor names.
 
-    A name with different shapes counts as common only if the tensor can be resized.
+    A common name with different shapes only counts if the tensor can be resized.
     """
     model = _build_on_meta(tuple(_infer_attention(name, state)))
     names, target = map_names(model, state), model.state_dict()
@@ -81,7 +84,8 @@ def _overlap(name: str, state: Mapping[str, Tensor]) -> float:
 
 
 def _build_fitting(name: str, state: Mapping[str, Tensor], pos_resize: str) -> MsViT:
-    """Build the named model with the sizes found in the state dict."""
+    """Build the named model with the image size, windows and number of classes of a state dict.
+    pos_resize: how the model fits position embeddings to a grid, "interpolate" or "crop"."""
     stages, settings = _infer_attention(name, state), dict(DEFAULTS.get(name, {}))
     settings["num_classes"] = len(state["head.weight"]) if "head.weight" in state else 0
     names = map_names(_build_on_meta(tuple(stages)), state)

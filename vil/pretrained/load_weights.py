@@ -1,9 +1,9 @@
 """Load weights into models and report what happened to each key.
 
-Keys have vil's names or those of the 2021 reference. Position parameters are resized. The head is
+The keys are vil's or those of the 2021 reference. Position embeddings are resized. The head is
 kept, replaced, or reduced to selected classes. Keys that are not needed are reported as ignored:
-aliases of shared projections, index buffers, unused tables, and parts of a detector. By default,
-any other key that is missing, unexpected or of another shape is an error.
+copies of shared projections, index buffers, unused tables, and the rest of a detector. By default,
+any other key that is missing, unexpected or has another shape is an error.
 """
 
 import logging
@@ -49,7 +49,10 @@ LISTED = ("missing", "unexpected", "mismatched", "resized", "converted")
 
 @dataclass
 class Report:
-    """What happened to each key of a file. `missing` and `fresh` list keys of the model instead."""
+    """Report of what happened to each key of a state dict that was loaded into a model.
+
+    `missing` and `fresh` list weights of the model into which nothing was loaded.
+    """
 
     loaded: list[str] = field(default_factory=list)
     resized: list[str] = field(default_factory=list)  # with both shapes; also in `loaded`
@@ -68,11 +71,12 @@ class Report:
         return "\n  ".join(self.parts())
 
     def one_line(self) -> str:
-        """Return the report as one line, for error messages."""
+        """Format the report as one line of text, for error messages."""
         return "; ".join(self.parts())
 
     def parts(self) -> list[str]:
-        """Return the counts, followed by the first keys of each kind in LISTED."""
+        """Format the report as lines of text: the number of keys in each list, followed by the
+        first keys of those lists that need attention (LISTED)."""
         counts = ", ".join(f"{len(keys)} {kind}" for kind, keys in vars(self).items() if keys)
         listed = [kind for kind in LISTED if getattr(self, kind)]
         parts = [counts or "nothing"]
@@ -87,16 +91,16 @@ class Report:
 def load_2021_weights(
     module: nn.Module, state_dict: Mapping[str, Tensor], strict: bool = True, rule: str = "linear"
 ) -> Report:
-    """Load weights with the reference's names into an MsViT or an attention module.
+    """Load a state dict of the 2021 reference into an MsViT or an attention module.
 
     From a detector's state dict, only the backbone is loaded.
 
-    strict: raise CheckpointError, with the report, if a key is missing, unexpected or
-      mismatched.
-    rule: how position parameters are resized. "linear" is the reference's method (bilinear,
-      corners not aligned). "bicubic" is antialiased: sharper when enlarging a table,
-      without aliasing when shrinking it. "extend" keeps the entry of each relative
-      position; use it if the window changes and the image size does not.
+    strict: raise CheckpointError if a key is missing, unexpected or of another shape.
+    rule: how position embeddings of another size are resized. "linear" is the reference's method
+      (bilinear, corners not aligned). "bicubic" is antialiased: sharper when enlarging a table,
+      without aliasing when shrinking it. "extend" keeps the entry of each relative position; use it
+      if the window changes and the image size does not.
+    Returns a report of what happened to each key.
     """
     state, ignored = extract_backbone(state_dict)
     fitted, report = _fit(module, state, get_2021_names(module), rule)
@@ -114,14 +118,17 @@ def load_weights(
     rule: str = "linear",
     convert: bool = False,
 ) -> Report:
-    """Load weights with the model's names. An MsViT also accepts the reference's names.
+    """Load weights into a model. An MsViT also accepts weights of the 2021 reference code.
 
-    weights: a state dict or a file. strict, rule: see `load_2021_weights`.
-    head: "keep" loads the file's head, which must match the model's classes. "new" keeps the
-      model's initial head. "rows:FILE" loads selected rows of the file's head. FILE lists their
-      class indices, one per line.
+    weights: a state dict or a file. strict: raise CheckpointError if a key is missing, unexpected
+      or of another shape. rule: how position embeddings of another size are resized, see
+      `load_2021_weights`.
+    head: "keep" loads the head of `weights`, which must match the model's classes. "new" keeps the
+      model's initial head. "rows:FILE" loads selected rows of the head of `weights`. FILE lists the
+      class indices of these rows, one per line.
     convert: convert projections between full and longformer attention, and repeat a single global
-      token. The converted model computes something else and must be fine-tuned.
+      token. A converted model gives other outputs and must be fine-tuned.
+    Returns a report of what happened to each key.
     """
     lookup(RULES, rule, "rule of resizing")
     state = read_weights(weights) if isinstance(weights, str | Path) else unwrap(weights)
@@ -141,15 +148,15 @@ def load_weights(
     if is_msvit and has_2021_names(state):
         use_2021_rules(model)
     if report.converted:
-        log.warning("projections were converted from another attention: fine-tune the model")
+        log.warning("projections were converted from another attention type: fine-tune the model")
     if any("proj_k" in line for line in report.resized):
         log.warning("linformer's projections were resized from another grid: fine-tune the model")
     return report
 
 
 def compare(module: nn.Module, state_dict: Mapping[str, Tensor]) -> Report:
-    """Return the report of `load_weights` without loading anything. Raises no error for
-    differences."""
+    """Report what loading a state dict into a model would do to each key, without loading it and
+    without raising an error for keys that do not fit."""
     state, _ = extract_backbone(state_dict)
     return _fit(module, state, map_names(module, state), "linear")[1]
 
@@ -157,9 +164,11 @@ def compare(module: nn.Module, state_dict: Mapping[str, Tensor]) -> Report:
 def translate(
     model: nn.Module, state_dict: Mapping[str, Tensor], *, rule: str = "linear"
 ) -> dict[str, Tensor]:
-    """Rename a state dict to the model's names, and resize the entries that have a resize rule.
+    """Convert a state dict for a model: rename the keys to the model's names, and resize tensors of
+    another shape where possible, such as position embeddings.
 
-    Other entries of another shape are returned unchanged, and the caller must handle them.
+    Other tensors that do not fit are returned unchanged, and the caller must handle them. rule: how
+    to resize, see `load_2021_weights`.
     """
     state, _ = extract_backbone(state_dict)
     names = map_names(model, state)
@@ -170,9 +179,9 @@ def translate(
 
 
 def map_names(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return {name in the model: name of the same tensor in the state}.
+    """Return {name in the model's state dict: name of the same tensor in `state`}.
 
-    The names differ only if the state has the reference's names.
+    The names differ only if `state` is from the 2021 reference code.
     """
     if isinstance(model, MsViT) and has_2021_names(state):
         return get_2021_names(model)
@@ -186,11 +195,11 @@ def _copy(
     strict: bool,
     heads: Sequence[str] = (),
 ) -> None:
-    """Copy fitted weights into the module.
+    """Copy weights that fit into the module.
 
-    Raises CheckpointError before copying anything if `strict` loading fails or a weight is not
-    finite. heads: names of head parameters whose size the caller can choose, for the hint in the
-    error.
+    fitted, report: results of `_fit`. heads: names of head parameters whose size the caller can
+    choose, for a hint in the error. Raises CheckpointError, before copying anything, if a weight is
+    not finite, or if `strict` is set and the report lists weights that do not fit.
     """
     if strict and not report.complete:
         raise CheckpointError(
@@ -213,9 +222,10 @@ def _fit(
     rule: str,
     convert: bool = False,
 ) -> tuple[dict[str, Tensor], Report]:
-    """Return (weights, report). The weights are those that fit, keyed by the module's names.
+    """Resize and convert the weights in a state dict to fit a module.
 
-    names: {name in the module: name in the state}.
+    names: {name in the module: name in `state`}. rule, convert: see `load_weights`. Returns
+    (weights that fit, keyed by the module's names, and a report of what happened to each key).
     """
     report, target, fitted, original = Report(), module.state_dict(), {}, state
     if convert:
@@ -248,7 +258,8 @@ def _fit(
 
 
 def _repeat_global(leaf: str, value: Tensor, shape: torch.Size) -> Tensor | None:
-    """Return a single global token repeated to `shape`; None for other parameters."""
+    """Repeat a parameter of a single global token for several global tokens, to the given shape.
+    leaf: last part of the parameter's name. Returns None for other parameters."""
     if leaf not in GLOBAL or value.ndim != len(shape) or not shape.numel():
         return None
     single = [1 if dim in GLOBAL[leaf] else size for dim, size in enumerate(shape)]
@@ -258,14 +269,17 @@ def _repeat_global(leaf: str, value: Tensor, shape: torch.Size) -> Tensor | None
 def _fit_head(
     state: dict[str, Tensor], head: str, names: Sequence[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Apply the option `head`. Returns (state, names of parameters that keep their initial
-    values)."""
+    """Remove the head from a state dict if `head` is "new", or select rows of it for "rows:FILE".
+
+    names: of the head's parameters. Returns (state dict, names of the parameters that keep their
+    initial values).
+    """
     if head == "new":
         return {key: value for key, value in state.items() if key not in names}, list(names)
     if head.startswith("rows:"):
         present = [name for name in names if name in state]
         if not present:
-            raise CheckpointError(f"head {head}: the file has no head to take rows of")
+            raise CheckpointError(f"head {head}: the weights have no head to select rows from")
         rows = _read_rows(head, len(state[present[0]]))
         state |= {name: state[name][rows] for name in present}
     elif head != "keep":
@@ -286,10 +300,11 @@ def select_classes(head: str, classes: Sequence[str] | None) -> list[str] | None
 
 
 def _read_rows(head: str, count: int) -> Sequence[int]:
-    """Return the class indices in the FILE of a `head` "rows:FILE". All are below `count`."""
+    """Read the class indices from the FILE in `head`, which is "rows:FILE". Raises CheckpointError
+    if the file has none, or an index that is not in 0 to `count` - 1."""
     path = Path(head.removeprefix("rows:"))
     if not path.is_file():
-        raise CheckpointError(f"rows of the head: there is no {path}")
+        raise CheckpointError(f"head rows:{path}: there is no such file")
     reason = f"class indices from 0 to {count - 1}"
     try:
         rows = [int(line) for line in path.read_text().split()]
@@ -297,12 +312,12 @@ def _read_rows(head: str, count: int) -> Sequence[int]:
             return rows
     except (OSError, ValueError) as error:
         reason = f"one class index per line ({error})"
-    raise CheckpointError(f"rows of the head: {path} must contain {reason}")
+    raise CheckpointError(f"head rows:{path}: the file must contain {reason}")
 
 
 def _hint(report: Report, heads: Sequence[str]) -> str:
-    """Return a likely reason why weights do not fit: the architecture, the head, or cropped
-    positions."""
+    """Return a sentence for an error message: the likely reason why weights do not fit, and what to
+    do. heads: names of the head's parameters."""
     nothing = "" if report.loaded else ", not one name fits"
     other_arch = f"another architecture{nothing}: check MODEL.ARCH, MSVIT.ARCH and ATTN_TYPE"
     names = report.missing + report.unexpected
@@ -313,9 +328,11 @@ def _hint(report: Report, heads: Sequence[str]) -> str:
     surplus = report.unexpected and not report.missing and set(report.unexpected) <= set(heads)
     if surplus or any(line.split(" ")[0] in heads for line in report.mismatched):
         return (
-            "a head of another size: set DATA.NUM_CLASSES to its classes or, to train, "
-            "FINETUNE.HEAD to new or rows:FILE; in Python num_classes, head='new'"
+            "a head of another size: set DATA.NUM_CLASSES to the weights' number of classes or, to "
+            "train, FINETUNE.HEAD to new or rows:FILE; in Python, pass num_classes or head='new'"
         )
     if report.missing or report.unexpected or not all(map(CROPPED.search, report.mismatched)):
         return other_arch
-    return "there is too little to crop: set MODEL.VIT.POS_RESIZE to interpolate"
+    return (
+        "their position embeddings are too short to crop: set MODEL.VIT.POS_RESIZE to interpolate"
+    )

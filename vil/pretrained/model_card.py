@@ -1,4 +1,4 @@
-"""Model cards: a model's architecture and settings as JSON, from which the model can be rebuilt."""
+"""Make model cards, which are JSON descriptions of models, and build models from them."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,8 @@ def make_model_card(
     classes: Sequence[str] | None = None,
     source: Path | None = None,
 ) -> dict:
-    """Return a model card with architecture, settings, input transform and class names.
+    """Describe a model in a dict for JSON, from which `build_from_card` can rebuild the model: its
+    architecture, settings, input transform and class names.
 
     transform: mean, std, crop_pct and interpolation, as in timm. classes: class names. Both default
     to the model's `notes`. source: the file that the weights come from; its name and SHA-256 are
@@ -36,14 +37,18 @@ def make_model_card(
             f"transform can have only {', '.join(TRANSFORM)}, got {', '.join(unknown)}"
         )
     if not isinstance(model.head, nn.Linear | nn.Identity):
-        raise ValueError(f"the head must be one linear layer or none: {type(model.head).__name__}")
+        raise ValueError(
+            f"the model's head must be one linear layer or none, got {type(model.head).__name__}"
+        )
     num_classes = model.head.out_features if isinstance(model.head, nn.Linear) else 0
     if classes and len(classes) != num_classes:
-        raise ValueError(f"{len(classes)} class names were given for {num_classes} classes")
+        raise ValueError(
+            f"the model has {num_classes} classes, but {len(classes)} class names are given"
+        )
     if model.global_pool not in ("avg", "token"):
         raise ValueError(
-            f"global_pool {model.global_pool!r} is one of timm's, which vil cannot load: "
-            "save the model with timm.models.save_for_hf"
+            f"the model has timm's global_pool {model.global_pool!r}, which vil cannot load: "
+            "save it with timm.models.save_for_hf instead"
         )
     stages = {"arch": format_arch(model.specs), "attention": format_attention(model.specs)}
     card = {
@@ -59,10 +64,10 @@ def make_model_card(
 
 
 def build_from_card(card: Mapping, **settings) -> MsViT:
-    """Build a randomly initialized model from a card. settings: replace those of the card.
+    """Build a randomly initialized model from its model card.
 
-    Raises CheckpointError for a malformed card or one of a later version, ValueError for an unknown
-    setting.
+    settings: arguments of MsViT that replace those in the card. Raises CheckpointError if the card
+    does not describe a valid model, ValueError for an unknown setting.
     """
     for name in settings:
         lookup(inspect.signature(MsViT).parameters, name, "setting of a model")

@@ -1,8 +1,8 @@
 """Read and write weight files without executing code that they contain.
 
-`write_weights` writes a safetensors file. Its header also has the model card
-(vil/pretrained/model_card.py) and the SHA-256 of the tensors, which is verified when the file is
-read. The safetensors format itself has no checksum.
+`write_weights` writes a safetensors file. Its header also has the model card, which describes the
+model (vil/pretrained/model_card.py), and the SHA-256 of the tensors, which is verified when the
+file is read. The safetensors format itself has no checksum.
 """
 
 import argparse
@@ -33,11 +33,10 @@ SHA256, CARD = "sha256", "vil"  # header keys: SHA-256 of the tensors, model car
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Read the state dict of a weight file, a checkpoint, a run folder or a model folder.
 
-    Averaged weights are preferred. The state dict is extracted from the dictionaries of vil, timm
-    and the 2021 reference ({net, ...}, {model, ...}, {state_dict, ...}). Prefixes `module.` and
-    `_orig_mod.` are removed if all keys share them. .pt and .pth files are read without unpickling
-    objects. Raises CheckpointError for a file that is missing, damaged or contains anything but
-    tensors.
+    If a checkpoint has averaged weights (EMA), these are returned. In checkpoints of timm and the
+    2021 reference, the state dict is found under a key such as "model". The prefixes `module.` and
+    `_orig_mod.` are removed if all keys have them. .pt and .pth files are read without unpickling
+    objects. Raises CheckpointError for a file that is missing, damaged or contains no state dict.
     """
     path = find_weights(Path(path))
     if not path.is_file():
@@ -62,10 +61,11 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def find_weights(path: Path) -> Path:
-    """Return the weight file in a model folder, checkpoint folder or run folder.
+    """Return the path of the weight file that `path` stands for.
 
-    A run folder stands for its best checkpoint. The files `best` and `last` of a run stand for the
-    checkpoint that they name. Any other path is returned unchanged.
+    For a folder of `save_pretrained` or a checkpoint's folder, this is the weight file in it; for a
+    run's folder, that of the best checkpoint; for a run's file `best` or `last`, that of the
+    checkpoint whose name is in the file. Any other path is returned unchanged.
     """
     if (path / "config.yaml").is_file():
         path = path / "checkpoints/best"
@@ -78,14 +78,15 @@ def find_weights(path: Path) -> Path:
 
 
 def unwrap(content: object) -> dict[str, Tensor]:
-    """Return the state dict in the loaded content of a file. Raises ValueError if there is none."""
+    """Extract the state dict from the content of a checkpoint, which may hold it under a key such
+    as "model". Raises ValueError if there is none."""
     for key in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
             break
     values = content.values() if isinstance(content, dict) else ()
     if not values or not all(isinstance(value, Tensor) for value in values):
-        raise ValueError("it must map names to tensors")
+        raise ValueError("expected a dict of names and tensors")
     return _strip_wrappers(content)
 
 
@@ -98,12 +99,15 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
             f"{path} is damaged: the SHA-256 of its tensors is {digest}, its header has {expected}"
         )
     if not state:
-        raise CheckpointError(f"{path} is not a state dict: it must map names to tensors")
+        raise CheckpointError(
+            f"{path} is not a state dict: expected names and tensors, but it is empty"
+        )
     return state
 
 
 def _strip_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Remove key prefixes and buffers that wrappers such as DDP and torch.compile add."""
+    """Remove from a state dict the key prefixes and the buffer that wrapper modules add, such as
+    DDP, torch.compile and AveragedModel."""
     state = {key: value for key, value in state.items() if key != COUNTER}
     for prefix in PREFIXES * 2:  # wrappers nest in either order
         if all(key.startswith(prefix) for key in state):
@@ -112,9 +116,10 @@ def _strip_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_weights(path: str | Path, tensors: Mapping[str, Tensor], card: Mapping) -> None:
-    """Write a .safetensors file atomically. card: the model card, which must be valid JSON data.
+    """Write tensors to a .safetensors file atomically, with a SHA-256 of them in its header.
 
-    Raises CheckpointError if the file cannot be written.
+    card: the model card (description of the model) to write to the header, valid as JSON. Raises
+    CheckpointError if the file cannot be written.
     """
     path, tensors = Path(path), {name: value.contiguous() for name, value in tensors.items()}
     header = {"format": "pt", SHA256: hash_tensors(tensors), CARD: json.dumps(card)}
@@ -129,7 +134,8 @@ def write_weights(path: str | Path, tensors: Mapping[str, Tensor], card: Mapping
 
 
 def read_metadata(path: str | Path) -> dict | None:
-    """Return the model card in a file of `write_weights`; None for any other file."""
+    """Read the model card, which describes the model, from a weight file. Returns None if the file
+    has none. Raises CheckpointError if the file is damaged or the card is not valid."""
     path = Path(path)
     if path.suffix != ".safetensors":
         return None
@@ -145,7 +151,8 @@ def read_metadata(path: str | Path) -> dict | None:
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of all names, dtypes, shapes and values."""
+    """Return the SHA-256 of a state dict as hex digits. It depends on all names, dtypes, shapes and
+    values, but not on the order of the tensors."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()

@@ -1,1 +1,1 @@
-"""Plots and HTML pages of runs and benchmarks."""
+"""Draw plots and HTML pages for training runs, sweeps, benchmarks and attention patterns."""

@@ -1,6 +1,7 @@
 """Draw attention weights over the preprocessed image.
 
-Shapes: N heads, G global tokens, R key cells, H W image size.
+Shapes: N heads, G global tokens, R key cells (rectangles of the image that share a weight), H W
+image size.
 """
 
 from pathlib import Path
@@ -19,10 +20,11 @@ SIDE = 1.75  # inches of a panel
 
 
 class Row(NamedTuple):
-    """The attention weights of one token, drawn as a row of panels with one panel per head.
+    """The attention weights of one query token, drawn as a row of panels with one panel per head.
 
-    weights (N, G+R): global tokens first. cells: rows and columns of the R key cells. side: pixels
-    of a cell. square: (top, left, side) of the token in pixels; None for a global token.
+    weights (N, G+R): to the G global tokens, then to the R cells into which the image is divided.
+    cells: numbers of rows and columns of cells. side: side of a cell in pixels. square: (top, left,
+    side) of the query token in pixels; None for a global token.
     """
 
     title: str
@@ -33,19 +35,17 @@ class Row(NamedTuple):
     square: tuple[int, int, int] | None = None
 
     def panels(self) -> list[tuple[str, np.ndarray]]:
-        """Return the (name, weights (G+R)) of each panel: the mean of all heads, then each head.
-
-        With a single head, there is no mean.
-        """
+        """Return (name, weights (G+R)) for each panel: first the mean of all heads, unless there is
+        only one head, then each head."""
         heads = [(f"head {n}", weights) for n, weights in enumerate(self.weights, start=1)]
         return [("mean of heads", self.weights.mean(0)), *heads] if len(heads) > 1 else heads
 
 
 def draw_attention(image: np.ndarray, rows: list[Row], title: str, path: str | Path) -> None:
-    """Draw the rows and write the figure to a file.
+    """Draw attention maps, a row per query token, and write the figure to the file `path`.
 
-    image (H, W, 3): values in 0..1; it is the first panel of each row. Raises OSError if the file
-    cannot be written.
+    image (H, W, 3): values from 0 to 1, drawn as the first panel of each row. Raises OSError if the
+    file cannot be written.
     """
     columns = 1 + max(len(row.panels()) for row in rows)
     size = SIDE * columns + 0.4, (SIDE + 0.36) * len(rows) + 0.4
@@ -62,13 +62,14 @@ def draw_attention(image: np.ndarray, rows: list[Row], title: str, path: str | P
 
 
 def printable(text: str) -> str:
-    """Replace characters that cannot be printed, and escape bytes that are not UTF-8."""
+    """Make text safe to draw: replace characters that cannot be printed, and escape bytes that are
+    not UTF-8."""
     valid = text.encode("utf-8", "backslashreplace").decode()
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in valid)
 
 
 def _draw_image(axes: Axes, image: np.ndarray, row: Row) -> None:
-    """Draw the image with ticks in pixels."""
+    """Draw the image with ticks in pixels, and mark the row's query token."""
     height, width = image.shape[:2]
     axes.set_axis_on()
     axes.imshow(image, extent=(0, width, height, 0))
@@ -80,7 +81,8 @@ def _draw_image(axes: Axes, image: np.ndarray, row: Row) -> None:
 
 
 def _draw_map(axes: Axes, image: np.ndarray, row: Row, name: str, weights: np.ndarray) -> None:
-    """Draw one head's weights over the darkened image; cells without weight stay dark."""
+    """Draw the attention weights of one head as a heat map over the darkened image. Cells with
+    weight 0 are left without color. name: caption of the panel."""
     height, width = image.shape[:2]
     grey = 0.55 * (image @ np.array(LUMINANCE))
     axes.imshow(grey, extent=(0, width, height, 0), cmap="gray", vmin=0, vmax=1)

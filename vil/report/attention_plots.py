@@ -1,9 +1,9 @@
 """Plot time and memory of attention against the size of the feature map, from benchmark rows.
 
-There is one plot per dtype, window and number of heads. It has a row of panels per mask and mode:
-time on the left, memory on the right, as in Vision Longformer (arXiv:2103.15358). Axes are
-logarithmic. Each backend is a line, the lower bound (matmuls alone) is dashed, and the slopes of
-linear and quadratic growth are dotted.
+There is one plot per dtype, window and number of heads. A plot has a row of panels per mask and
+mode: time on the left, memory on the right, as in Vision Longformer (arXiv:2103.15358). Axes are
+logarithmic. Each backend is a line, the lower bound (matmuls alone) is a dashed line, and two
+dotted lines show the slopes of linear and quadratic growth.
 """
 
 import zlib
@@ -48,7 +48,11 @@ TEXT = {"fontsize": 9, "color": INK}
 
 
 def draw(rows: Sequence[dict], machine: dict, folder: str | Path) -> list[Path]:
-    """Write the plots of all rows that have results, and return their paths."""
+    """Write a plot per dtype, window and number of heads to a folder, and return the files.
+
+    rows: dicts of `vil.bench.attention.plain`; those without results are ignored. machine: dict
+    that describes the machine, for the titles.
+    """
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
         if row["forward_ms"] is not None:
@@ -62,7 +66,8 @@ def draw(rows: Sequence[dict], machine: dict, folder: str | Path) -> list[Path]:
 
 
 def plot_rows(rows: Sequence[dict], machine: dict) -> Figure:
-    """Plot time and memory panels for each mask and mode of the rows."""
+    """Plot benchmark rows in one figure, with a time and a memory panel for each mask and mode.
+    machine: dict that describes the machine, for the title."""
     cases = list(dict.fromkeys((row["mask"], row["mode"]) for row in rows))
     figure = Figure(figsize=(8.4, 1.5 + 3.1 * len(cases)), layout="constrained")
     panels = figure.subplots(len(cases), 2, squeeze=False, sharex=True)
@@ -90,9 +95,9 @@ def plot_rows(rows: Sequence[dict], machine: dict) -> Figure:
 
 
 def curves(axes: Axes, rows: Sequence[dict], value) -> dict:
-    """Plot one line per backend and the growth guides in a panel. Returns {backend: line}.
+    """Plot a panel: one line per backend, and lines that show linear and quadratic growth.
 
-    value: a function that returns the number to plot from a row.
+    value: function that returns the number to plot from a row. Returns {backend: its line}.
     """
     points: dict[str, dict[int, float]] = {}
     grids = {}
@@ -116,8 +121,8 @@ def curves(axes: Axes, rows: Sequence[dict], value) -> dict:
 
 
 def guides(axes: Axes, tokens: list[int], points: dict[str, dict[int, float]]) -> None:
-    """Draw dotted lines with the slopes of linear and quadratic growth, below the backends'
-    lines."""
+    """Draw dotted lines with the slopes of linear and quadratic growth, below the lines of the
+    backends. tokens: grid sizes, ascending. points: {backend: {tokens: value}}."""
     limits = axes.get_ylim()
     start = min(value for line in points.values() for value in line.values()) / 2.2
     grown = tokens[-1] / tokens[0]
@@ -140,8 +145,8 @@ def guides(axes: Axes, tokens: list[int], points: dict[str, dict[int, float]]) -
 
 
 def format_axes(axes: Axes, grids: dict[int, str]) -> None:
-    """Set a tick at each measured grid size, format numbers without exponents, and draw a light
-    grid."""
+    """Set a tick at each measured grid size, format numbers without exponents, and draw light grid
+    lines. grids: {number of tokens: label}."""
     axes.set_xticks(sorted(grids), [grids[tokens] for tokens in sorted(grids)])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="x", which="minor", length=0)
@@ -168,13 +173,15 @@ def style(name: str) -> tuple[str, str]:
 
 
 def order(name: str) -> tuple[bool, int, str]:
-    """Return a sort key for backends: first those of STYLES, then others, the lower bound last."""
+    """Return the key that sorts a backend: backends in STYLES come first, in that order, then
+    others by name, and the lower bound last."""
     known = list(STYLES)
     return name == FLOOR, known.index(name) if name in known else len(known), name
 
 
 def describe_case(mask: str, mode: int | None) -> str:
-    """Describe a mask and mode. mask: a key of MASKS, or the text of a pattern."""
+    """Describe a mask and mode as a panel's title. mask: a key of MASKS, or the text of an
+    attention pattern. mode: the neighbor mode, None for custom chunks."""
     if mask not in MASKS:
         return f"pattern {mask}"
     if mode == 0:
@@ -184,7 +191,8 @@ def describe_case(mask: str, mode: int | None) -> str:
 
 
 def title(row: dict, machine: dict) -> str:
-    """Return the plot title: the machine, the dtype, and the settings that all panels share."""
+    """Return the title of a figure: the machine, the dtype, and the settings of all panels. row:
+    any benchmark row in the figure."""
     threads = f", {plural(machine['threads'], 'thread')}" if row["device"] == "cpu" else ""
     return (
         f"Local attention on {machine['name']}{threads}, {row['dtype']}\n"
@@ -195,4 +203,5 @@ def title(row: dict, machine: dict) -> str:
 
 
 def plural(count: int, noun: str) -> str:
+    """Format a count with a noun, such as "1 head" or "3 heads"."""
     return f"{count} {noun}{'s' * (count != 1)}"

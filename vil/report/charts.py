@@ -1,4 +1,4 @@
-"""Lay out line charts, which the page template draws as SVG."""
+"""Compute the SVG coordinates of line charts, which the template of a run's report draws."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +14,11 @@ Points = list[tuple[float, float]]
 
 
 class Curve(NamedTuple):
-    """A line of a chart. style: "solid", "dashed" or "thin". dots: (x, y, label) of each dot."""
+    """A line of a chart, in SVG coordinates.
+
+    style: "solid", "dashed" or "thin". color: index of a color of the page. line: "x,y" of the
+    points, separated by spaces. dots: (x, y, label) of each dot.
+    """
 
     name: str
     style: str
@@ -24,7 +28,11 @@ class Curve(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A chart in SVG coordinates. rows, columns: (position, label) of each tick of the two axes."""
+    """A line chart, with positions in SVG coordinates.
+
+    rows: (y, label) of each tick of the value axis. columns: (x, label) of each tick of the epoch
+    axis. left, right: edges of the plot area.
+    """
 
     title: str
     description: str
@@ -38,10 +46,10 @@ class Chart(NamedTuple):
 
 
 def make_chart(curves: dict[str, Points], title: str, label: str, thin: str = "train") -> Chart:
-    """Lay out curves, each a list of (epoch, value) with at least one point.
+    """Compute the positions of lines, dots and ticks of a chart.
 
-    label: label of the value axis. thin: name prefix of noisy curves, which are drawn as thin lines
-    without dots.
+    curves: {name: list of (epoch, value)}, each with at least one point. label: what the values
+    are. thin: curves whose name begins with this are noisy, and become thin lines without dots.
     """
     curves = {name: downsample(points) for name, points in list(curves.items())[:MAX_CURVES]}
     epochs, values = zip(*(point for points in curves.values() for point in points))
@@ -77,8 +85,8 @@ def make_chart(curves: dict[str, Points], title: str, label: str, thin: str = "t
 
 
 def downsample(points: Points) -> Points:
-    """Reduce points to at most MAX_POINTS by averaging neighbors. The last point is kept
-    unchanged."""
+    """Reduce points to at most MAX_POINTS by averaging neighbors. The last point is kept as it is.
+    Fewer points are returned unchanged."""
     if len(points) <= MAX_POINTS:
         return points
     size = -(-len(points) // (MAX_POINTS - 1))
@@ -88,7 +96,8 @@ def downsample(points: Points) -> Points:
 
 
 def _widen(low: float, high: float, margin: float) -> tuple[float, float]:
-    """Extend a range by a margin, so that it is never empty."""
+    """Extend the range from `low` to `high` by a fraction of its length on both sides. An empty
+    range becomes a range of positive length."""
     if high <= low:
         high = low + (abs(low) or 1.0)
     return low - margin * (high - low), high + margin * (high - low)

@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 
 def draw(folder: Path) -> list[Path]:
-    """Plot everything that a run has logged so far, and return the paths of the plots.
+    """Plot the learning curves that a run has logged so far. Returns the files written.
 
-    A plot that cannot be written is logged as a warning, because it can be drawn again later.
+    folder: the run's folder. If the plots cannot be written, a warning is logged.
     """
     groups = list(group_curves(metrics(Path(folder) / "metrics.jsonl")))
     plots, files = Path(folder) / "plots", []
@@ -53,7 +53,8 @@ def draw(folder: Path) -> list[Path]:
 
 
 def group_curves(points: Iterable[dict]) -> Iterator[tuple[str, str, Curves]]:
-    """Yield (name, label, curves) for each plot that has points."""
+    """Sort the lines of a metrics.jsonl into plots. Yields (name of the plot, label of the value
+    axis, curves) for each plot of which the lines have a metric."""
     points = list(points)
     for plot, (label, names) in PLOTS.items():
         series = defaultdict(list)
@@ -67,7 +68,8 @@ def group_curves(points: Iterable[dict]) -> Iterator[tuple[str, str, Curves]]:
 
 
 def plot_curves(curves: Curves, label: str) -> Figure:
-    """Plot curves: the noisy training curve as a thin line, test sets as lines with markers."""
+    """Plot learning curves in one figure: the noisy curve of the training set as a thin line, those
+    of test sets as lines with markers. label: label of the value axis."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot(xlabel="epoch", ylabel=label)
     for name, points in curves.items():

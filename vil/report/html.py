@@ -1,7 +1,7 @@
-"""Render HTML from the package's templates.
+"""Render HTML from the package's Jinja templates.
 
-All text is escaped, so that names of classes and files cannot inject markup. `Html` marks text that
-is already escaped.
+All text is escaped, so that names of classes and files cannot inject markup. Only text of the type
+`Html` is inserted as it is.
 """
 
 import base64
@@ -14,7 +14,8 @@ LONGEST = 160  # characters of a name
 
 
 def render_template(file: str, **context: object) -> str:
-    """Render a template, given by its path in the package."""
+    """Render a Jinja template. file: path of the template in the package. context: variables of the
+    template, whose text is escaped."""
     env = Environment(
         loader=PackageLoader("vil", ""),
         autoescape=True,
@@ -27,7 +28,8 @@ def render_template(file: str, **context: object) -> str:
 
 
 def text(value: object) -> Html:
-    """Escape text for HTML. Control characters and invalid UTF-8 become escapes."""
+    """Escape a value for HTML. Control characters and invalid UTF-8 are shown as escapes such as
+    \\x00. A value of type `Html` is returned unchanged."""
     if isinstance(value, Html):
         return value
     valid = str(value).encode("utf-8", "backslashreplace").decode()
@@ -36,9 +38,9 @@ def text(value: object) -> Html:
 
 
 def name(value: object, longest: int = LONGEST) -> Html:
-    """Escape and truncate a name that comes from the data.
+    """Escape a name from the dataset for HTML, and cut it to `longest` characters.
 
-    Its text direction is isolated, so that a right-to-left name does not reorder the page.
+    The name is put in a <bdi> element, so that a right-to-left name does not reorder the page.
     """
     shown = str(value)
     shown = shown if len(shown) <= longest else f"{shown[: longest - 1]}…"

@@ -1,7 +1,7 @@
 """Render the report of a run as one self-contained HTML page.
 
-The page shows metrics, curves, model, config, command and machine. This file prepares the data, and
-page.html.j2 is the template.
+The page shows metrics, curves, model, config, command and machine. This file prepares the data for
+the template page.html.j2.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ Table = tuple[str, list[str], list[list[str]]]  # caption, names of columns, row
 
 
 class ModelCost(NamedTuple):
-    """Total cost of a model, and a row (name, attention, tokens, width, parameters, MACs) per
-    stage."""
+    """Cost of a model: its parameters and multiply-accumulates (MACs) for one image. stages: a row
+    (name, attention, tokens, width, parameters, MACs) per stage."""
 
     parameters: int
     macs: int
@@ -29,7 +29,8 @@ class ModelCost(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A config key with its value. default: the default value if it differs, else None."""
+    """A config key with its value as text. default: the default value if the value differs from
+    it, otherwise None."""
 
     key: str
     value: str
@@ -37,12 +38,13 @@ class Setting(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The data of a report.
+    """The content of the report of a run.
 
-    model: the cost of the model, or the reason why it is unknown. cards, sections: content that the
-    task made from an evaluation. metric, label, unit: key, label and unit of the metric that
-    selects the best checkpoint. columns: metrics in the table of evaluations; empty for all.
-    epochs: the configured number of epochs. made: a line about how the page was made.
+    record: what the run logged. model: the cost of the model, or the reason why it is unknown.
+    epochs: the configured number of epochs. made: a line about how the page was made. metric,
+    label, unit: key, label and unit of the metric that selects the best checkpoint. columns:
+    metrics in the table of evaluations; empty for all. cards: (title, value, remark) of each result
+    of an evaluation to show at the top. sections: more HTML about this evaluation.
     """
 
     title: str
@@ -61,7 +63,7 @@ class Page(NamedTuple):
 
 
 def render(page: Page) -> str:
-    """Render a page as HTML."""
+    """Render the report of a run as the text of one HTML file."""
     evaluations = list(page.record.evaluations().items())[:MAX_SETS]
     cards = [*page.cards, *_logged_cards(page), *_progress_cards(page)]
     if isinstance(model := page.model, ModelCost):
@@ -79,7 +81,8 @@ def render(page: Page) -> str:
 
 
 def _logged_cards(page: Page) -> list[Card]:
-    """Return cards with the best and the last evaluation on the first test set, from the log."""
+    """Return two cards (title, value, remark): the best and the last logged value of the page's
+    metric on the first test set. Returns [] if there is none."""
     key, label = page.metric, page.label or page.metric
     points = [p for p in next(iter(page.record.evaluations().values()), []) if key in p]
     if not points:
@@ -92,7 +95,8 @@ def _logged_cards(page: Page) -> list[Card]:
 
 
 def _progress_cards(page: Page) -> list[Card]:
-    """Return cards with the number of trained epochs and the training time."""
+    """Return cards (title, value, remark) with the number of trained epochs, the time of all
+    training steps and the speed. Returns [] if the run has logged no training step."""
     steps = [p for p in page.record.points if p["split"] == "train"]
     if not steps:
         return []
@@ -108,7 +112,11 @@ def _progress_cards(page: Page) -> list[Card]:
 
 
 def _evaluation_table(test_set: str, points: list[dict], columns: Sequence[str]) -> Table:
-    """Return the table of all evaluations on a test set: caption, column names and rows."""
+    """Return a table (caption, names of columns, rows of text) of the evaluations on a test set.
+
+    points: logged evaluations; the last MAX_EVALUATIONS are shown. columns: metrics to show; empty
+    for all.
+    """
     logged = list(dict.fromkeys(key for point in points for key in point))
     keys = [key for key in columns or logged if key in logged and key not in NOT_METRICS]
     rows = [
@@ -120,7 +128,7 @@ def _evaluation_table(test_set: str, points: list[dict], columns: Sequence[str])
 
 
 def short(count: float) -> str:
-    """Format a large number with a suffix: 18,200,000 as "18.2 M"."""
+    """Format a large number with three digits and a suffix, such as 18,200,000 as "18.2 M"."""
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.3g} {letter}"

@@ -1,4 +1,4 @@
-"""Draw attention patterns: the tokens that a query attends to, for each mask and mode.
+"""Draw attention patterns: the tokens of a grid that a query token attends to.
 
 Shapes: X Y grid of tokens.
 """
@@ -21,9 +21,11 @@ FINEST = 64  # most tokens of a side with lines between tokens
 def seen_from(
     attended: Iterable[tuple[int, int]], grid: tuple[int, int], token: tuple[int, int]
 ) -> np.ndarray:
-    """Return an array (X, Y) that marks each token as UNSEEN, SEEN, TWICE or QUERY.
+    """Mark the tokens that a query attends to. Returns an array (X, Y) with the value UNSEEN, SEEN,
+    TWICE (attended more than once) or QUERY for each token.
 
-    attended: (row, column) of every attended key; a key may occur twice. token: the query.
+    attended: (row, column) of every attended key, possibly repeated. grid: (X, Y). token: (row,
+    column) of the query.
     """
     counts = np.zeros(grid, dtype=int)
     for key in attended:
@@ -34,10 +36,10 @@ def seen_from(
 
 
 def draw_patterns(panels: list[tuple[str, np.ndarray, int]], path: str | Path) -> None:
-    """Draw panels, four in a row, and write the figure to a file.
+    """Draw attention patterns as panels, four in a row, and write the figure to the file `path`.
 
-    panels: (title, pattern, chunk side). A pattern is an array (X, Y) from `seen_from`; lines
-    separate its chunks. Raises OSError if the file cannot be written.
+    panels: (title, array (X, Y) from `seen_from`, side of a chunk). Dark lines separate the chunks.
+    Raises OSError if the file cannot be written.
     """
     columns = min(len(panels), 4)
     rows = -(-len(panels) // columns)
@@ -57,7 +59,8 @@ def draw_patterns(panels: list[tuple[str, np.ndarray, int]], path: str | Path) -
 
 
 def _draw(axes: Axes, pattern: np.ndarray, size: int) -> None:
-    """Draw a pattern with white lines between tokens and dark lines between chunks."""
+    """Draw an array from `seen_from` with dark lines between chunks and, if the grid is not too
+    fine, white lines between tokens. size: side of a chunk."""
     x, y = pattern.shape
     axes.imshow(pattern, cmap=COLORS, vmin=UNSEEN, vmax=QUERY, interpolation="nearest")
     is_fine = max(x, y) <= FINEST

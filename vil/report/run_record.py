@@ -1,4 +1,4 @@
-"""Read the records in a run folder. Records may be incomplete or damaged."""
+"""Read what a run logged in its folder. The files may be incomplete or damaged."""
 
 import json
 import math
@@ -16,10 +16,11 @@ LONGEST = 20_000  # characters kept of a start's text
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The records of a run.
+    """What a run logged in its folder.
 
-    status: the content of status.json; empty if the file is missing. commands, environments: (time,
-    text) of each start of the run. points: the lines of metrics.jsonl.
+    status: content of status.json; {} if the file is missing or damaged. commands, environments:
+    (time, text) from command.txt and env.txt for each start or resume of the run. points: the lines
+    of metrics.jsonl.
     """
 
     folder: Path
@@ -30,7 +31,7 @@ class RunRecord:
 
     @classmethod
     def read(cls, folder: Path) -> "RunRecord":
-        """Read the records in a run folder.
+        """Read the files that a run logged in its folder.
 
         Raises RunFolderError if the folder has links to files outside of it.
         """
@@ -53,7 +54,7 @@ class RunRecord:
         return total
 
     def evaluations(self) -> dict[str, list[dict]]:
-        """Return {test set: its points}, ordered by step."""
+        """Return {test set: logged evaluations on it, in the order of the log}."""
         sets: dict[str, list[dict]] = {}
         for point in self.points:
             if point["split"].startswith("val/"):
@@ -62,10 +63,10 @@ class RunRecord:
 
 
 def metrics(file: Path) -> Iterator[dict]:
-    """Yield the lines of a metrics.jsonl, without numbers that are not finite.
+    """Yield the lines of a metrics.jsonl as dicts of numbers and the text "split".
 
-    Incomplete lines are skipped: a run may be writing the last line, or a crash may have cut a line
-    short. A missing file yields nothing.
+    Numbers that are not finite are left out. Incomplete lines are skipped, because a run may be
+    writing the last line, or a crash may have cut a line. A missing file yields nothing.
     """
     if not file.is_file():
         return
@@ -83,7 +84,7 @@ def metrics(file: Path) -> Iterator[dict]:
 
 
 def _read_status(file: Path) -> dict:
-    """Return the object in status.json; an empty dict if there is none."""
+    """Read the dict in a status.json. Returns {} if the file is missing or holds no dict."""
     try:
         status = json.loads(file.read_text(**TEXT))
     except (OSError, ValueError, RecursionError):
@@ -92,7 +93,8 @@ def _read_status(file: Path) -> dict:
 
 
 def _read_entries(file: Path) -> list[tuple[str, str]]:
-    """Return the (time, text) of each entry in a file of dated entries."""
+    """Read a file of entries that each begin with a line "# TIME". Returns (time, text) of each
+    entry, or [] if there is no file. A long text is cut."""
     if not file.is_file():
         return []
     _, *parts = ENTRY.split(file.read_text(**TEXT))

@@ -1,4 +1,7 @@
-"""Plot the results of a sweep: the metric of each group with its spread, and against its cost."""
+"""Plot the results of a sweep: the metric of each group of runs, and the metric against the cost.
+
+A group is the runs that differ only in their seed.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +27,11 @@ COSTS: tuple[tuple[str, Callable[[GroupRow], float | None], float], ...] = (
 
 
 def draw(table: Table, folder: Path) -> list[Path]:
-    """Write <metric>.png and <metric>_cost.png, and return their paths. Groups without a finished
-    run are left out; without any group there is no plot. Raises OSError."""
+    """Plot the results of a sweep to <metric>.png and <metric>_cost.png. Returns the files written.
+
+    Groups without a finished run are left out. If no group is left, nothing is written. Raises
+    OSError if a file cannot be written.
+    """
     groups = [group for group in table.groups if group.metric is not None]
     if not groups:
         return []
@@ -41,7 +47,8 @@ def draw(table: Table, folder: Path) -> list[Path]:
 
 
 def plot_spread(table: Table, groups: list[GroupRow]) -> Figure:
-    """Plot a line per group: a dot for each seed, and the mean with its standard deviation."""
+    """Plot the metric of each group of runs as a line with a dot for each seed, and the mean with
+    its standard deviation."""
     figure = Figure(figsize=(7, 1.2 + 0.34 * len(groups)), layout="constrained")
     axes = figure.add_subplot(xlabel=label(table))
     for y, group in enumerate(groups):
@@ -60,7 +67,10 @@ def plot_spread(table: Table, groups: list[GroupRow]) -> Figure:
 
 
 def plot_cost(table: Table) -> Figure | None:
-    """Plot the metric against each of COSTS that is known; None if none is."""
+    """Plot the metric of each group of runs against the training speed, and against the MACs.
+
+    A cost that is unknown for all groups has no panel. Returns None if both costs are unknown.
+    """
     groups = [group for group in table.groups if group.metric is not None]
     known = [cost for cost in COSTS if any(cost[1](group) for group in groups)]
     if not known:
@@ -87,4 +97,5 @@ def plot_cost(table: Table) -> Figure | None:
 
 
 def label(table: Table) -> str:
+    """Return the label of the metric with its unit, for an axis."""
     return f"{table.label} ({table.unit})" if table.unit else table.label

@@ -1,5 +1,8 @@
-"""The table of a sweep: a row for each run, and one for each group of runs that differ by their
-seed only, with the mean and the spread of the metric. Written as CSV and Markdown."""
+"""The table of a sweep's results, as CSV and Markdown.
+
+The table has a row for each run, and a row for each group of runs that differ only in their seed,
+with the mean and the standard deviation of the metric.
+"""
 
 import csv
 import io
@@ -11,11 +14,13 @@ from vil.report.page import short
 
 
 class RunRow(NamedTuple):
-    """A run. Numbers are None where nothing is logged yet.
+    """Results of one run of a sweep. Numbers are None if they are not logged yet.
 
-    state, code, reason, step: see `vil.workflows.sweeping.state.RunState`. metric: of the last
-    evaluation. best: best value of all evaluations. images_per_second: median
-    of training. memory_mib: peak, see `vil.engine.logger.memory_mb`. seconds: of all steps.
+    group: name of the group of runs that differ only in their seed. settings: {config key: value}
+    of the keys that the sweep varies. state, code, reason, step: see
+    `vil.workflows.sweeping.state.RunState`. metric: value of the last evaluation. best: best value
+    of all evaluations. images_per_second: median training speed. memory_mib: peak memory, see
+    `vil.engine.logger.memory_mb`. seconds: time of all training steps.
     """
 
     name: str
@@ -34,10 +39,12 @@ class RunRow(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """Runs that differ by their seed only. Means are over the finished ones.
+    """Mean results of a group of runs that differ only in their seed.
 
-    spread: sample standard deviation of the metric; None for fewer than two. values: the metric of
-    each finished run. seeds: number of finished runs. runs: number of all runs. macs: of one image.
+    metric, images_per_second, memory_mib: means over the finished runs. spread: sample standard
+    deviation of the metric; None with fewer than two finished runs. values: metric of each finished
+    run. seeds: number of finished runs. runs: number of all runs. parameters, macs: of the model,
+    for one image.
     """
 
     name: str
@@ -54,8 +61,12 @@ class GroupRow(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The results of a sweep. metric: its name. label, unit: for people. keys: swept config keys,
-    and the short name of each."""
+    """The results of a sweep.
+
+    title: name of the sweep. metric: name of the metric that the runs are compared by. label, unit:
+    of this metric, for headings. keys: {config key that the sweep varies: short name}. groups: a
+    row per group of runs that differ only in their seed. runs: a row per run.
+    """
 
     title: str
     metric: str
@@ -69,7 +80,8 @@ class Table(NamedTuple):
 def summarize(
     name: str, runs: Sequence[RunRow], parameters: int | None, macs: int | None
 ) -> GroupRow:
-    """Return the row of a group of runs."""
+    """Compute the mean results of a group of runs. name: of the group. runs: at least one.
+    parameters, macs: size of the model, None if unknown."""
     done = [run for run in runs if run.state == "finished" and run.metric is not None]
     values = [run.metric for run in done]
     settings = {key: value for key, value in runs[0].settings.items() if key != "SEED"}
@@ -89,13 +101,13 @@ def summarize(
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the values that are not None; None if there are none."""
+    """Return the mean of the values that are not None, or None if all are None."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
 
 def summary_csv(table: Table) -> str:
-    """Return the groups as CSV. Numbers are unrounded, missing ones are empty."""
+    """Format the rows of the groups as CSV. Numbers are not rounded, and missing ones are empty."""
     keys = [key for key in table.keys if key != "SEED"]
     head = ["name", *keys, table.metric, f"{table.metric}_std", "seeds", "runs"]
     head += ["images_per_second", "memory_mib", "parameters", "macs"]
@@ -108,7 +120,8 @@ def summary_csv(table: Table) -> str:
 
 
 def runs_csv(table: Table) -> str:
-    """Return the runs as CSV, also those that are not finished, with the reason of a failure."""
+    """Format the rows of all runs as CSV. Unfinished runs are included, failed ones with the
+    reason."""
     keys = [key for key in table.keys if key != "SEED"]
     head = ["name", "group", *keys, "seed", "state", "step", table.metric, f"best_{table.metric}"]
     head += ["images_per_second", "memory_mib", "seconds", "reason"]
@@ -121,13 +134,14 @@ def runs_csv(table: Table) -> str:
 
 
 def to_csv(rows: Sequence[Sequence[Any]]) -> str:
+    """Format rows as CSV text. None becomes an empty cell."""
     stream = io.StringIO()
     csv.writer(stream, lineterminator="\n").writerows(rows)
     return stream.getvalue()
 
 
 def summary_cells(table: Table) -> list[list[str]]:
-    """Return the table of groups as text: a row of titles, then a row for each group."""
+    """Format the rows of the groups as text cells: a row of column titles, then a row per group."""
     unit = f" ({table.unit})" if table.unit else ""
     titles = ["", f"{table.label}{unit}", "seeds", "images/s", "memory (MiB)", "parameters", "MACs"]
     rows = [titles]
@@ -143,15 +157,20 @@ def summary_cells(table: Table) -> list[list[str]]:
 
 
 def with_spread(value: float | None, spread: float | None) -> str:
+    """Format a mean with its standard deviation, such as "81.25 ± 0.40", or "-" without a mean."""
     return number(value, ".2f") + ("" if spread is None else f" ± {spread:.2f}")
 
 
 def number(value: float | None, form: str) -> str:
+    """Format a number with a format specification such as ".1f", or None as "-"."""
     return "-" if value is None else f"{value:{form}}"
 
 
 def markdown(table: Table, plots: Sequence[str] = (), notes: Sequence[str] = ()) -> str:
-    """Return the table of groups as Markdown, then what is not finished, plots, and notes."""
+    """Format a Markdown page with the table of groups, a table of unfinished runs, plots and notes.
+
+    plots: paths of images, relative to the page. notes: paragraphs of text.
+    """
     head, *rows = summary_cells(table)
     lines = [f"# {escape(table.title)}", "", *pipes([head, ["---"] * len(head), *rows])]
     open_runs = [run for run in table.runs if run.state != "finished"]
@@ -167,6 +186,7 @@ def markdown(table: Table, plots: Sequence[str] = (), notes: Sequence[str] = ())
 
 
 def pipes(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Format rows of cells as lines of a Markdown table."""
     return [f"| {' | '.join(map(escape, row))} |" for row in rows]
 
 

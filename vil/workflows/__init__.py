@@ -1,5 +1,6 @@
 """Workflows that commands and notebooks call: train, evaluate, predict and others.
 
-A workflow takes a config, or the arguments to make one, and returns objects. It parses no command
-line and prints nothing. It raises the exceptions of `vil.errors`, whose messages commands print.
+A workflow takes a config, or the arguments to make one, and returns Python objects. It parses no
+command line and prints nothing. It raises the exceptions of `vil.errors`; the commands in `vil.cli`
+print their messages.
 """

@@ -1,4 +1,7 @@
-"""Count a model's parameters and multiply-accumulates (MACs), and list its layout copies."""
+"""Count a model's parameters and multiply-accumulates (MACs), and find its layout copies.
+
+A layout copy changes the memory layout of a tensor, for example from NCHW to NHWC.
+"""
 
 from typing import NamedTuple
 
@@ -15,7 +18,8 @@ from vil.utils.train_step import TrainStep
 
 
 class Cost(NamedTuple):
-    """Cost of a model. rows: cost of each part. parameters: total number of parameters."""
+    """Cost of a model. rows: cost of each part of the model, such as a stage. parameters: total
+    number of parameters."""
 
     rows: list[CostRow]
     parameters: int
@@ -36,9 +40,10 @@ def analyze_cost(cfg: CfgNode) -> Cost:
 
 
 def find_layout_copies(cfg: CfgNode, batch_size: int) -> list:
-    """List the layout copies of one training step, by module and operator, the slowest first.
+    """Run training steps on random images, and list the layout copies of one step.
 
-    A layout copy changes the memory layout of a tensor, for example from NCHW to NHWC.
+    A layout copy changes the memory layout of a tensor, for example from NCHW to NHWC. Returns a
+    `vil.bench.layout_copies.Conversion` per module and operator, the slowest first.
     """
     refuse_without(cfg, "analyze --layout")
     device = configure_device(cfg)

@@ -1,4 +1,4 @@
-"""Report which attention backend runs in each stage of a config's model, and tune the choice."""
+"""Report which attention backend runs in each stage of a model, and find the fastest by timing."""
 
 import platform
 from collections.abc import Sequence
@@ -20,11 +20,12 @@ from vil.utils.machine import version
 
 
 class BackendReport(NamedTuple):
-    """Report on which attention backend is selected for each request.
+    """Report on which attention backend runs each local attention call ("request") of a model.
 
-    environment: lines with versions, device and threads. verdicts: (request, [(backend, verdict of
-    `explain`, description of the backend)]). num_tuned: number of requests with a tuned choice in
-    `file`, the tuning cache.
+    environment: lines with versions, device and threads. verdicts: (request, [(backend, verdict,
+    description of the backend)]) for all backends. A verdict is "chosen", "could run", or the
+    reasons why the backend cannot run the request. num_tuned: number of requests for which the
+    tuning cache has the fastest backend. file: path of the tuning cache.
     """
 
     environment: list[str]
@@ -34,7 +35,7 @@ class BackendReport(NamedTuple):
 
 
 def requests_of(cfg: CfgNode, device: torch.device) -> list[BackendRequest]:
-    """List the local attention calls of the config's model, in training and in evaluation."""
+    """List the local attention calls of the config's model, both in training and in evaluation."""
     with torch.device("meta"):
         model = task_for(cfg, device).build_model()
     return backend_requests(model, cfg, device)
@@ -66,12 +67,12 @@ def _environment(device: torch.device) -> list[str]:
 
 
 class Tuning:
-    """Tuner that finds the fastest attention backend for each request of a config.
+    """Tuner that finds the fastest backend for each local attention call of a config's model.
 
-    Call `run` for each of `requests`, then `save`.
+    Call `run` for each item of `requests`, then `save`.
 
-    backends: the candidates, by default all backends. rounds: number of measurements per candidate.
-    max_gib: limit on the memory of a candidate, in GiB. Raises ConfigError for an unknown backend.
+    backends: names of the backends to time, by default all. rounds: measurements per backend.
+    max_gib: limit on the memory of a backend, in GiB. Raises ConfigError for an unknown backend.
     """
 
     @as_config_error
@@ -84,7 +85,8 @@ class Tuning:
         max_gib: float | None = None,
     ):
         if rounds < 1 or not (max_gib is None or max_gib > 0):
-            raise ConfigError("--rounds and --max-gib must be positive")
+            given = f"--rounds {rounds}" + ("" if max_gib is None else f", --max-gib {max_gib}")
+            raise ConfigError(f"--rounds and --max-gib must be positive, got {given}")
         for name in backends or ():
             lookup(BACKENDS, name, "backend")
         self.device = configure_device(cfg)
@@ -94,7 +96,8 @@ class Tuning:
         self.found: dict[str, list] = {}
 
     def run(self, request: BackendRequest) -> list[str]:
-        """Time the candidates for one request. Returns lines of a table, the fastest first."""
+        """Time the backends on one request. Returns the lines of a table, the fastest backend
+        first."""
         tune = as_config_error(tuner.tune)
         trials = tune(request.case, self.backends, rounds=self.rounds, max_bytes=self.max_bytes)
         if any(not trial.reason for trial in trials):
@@ -102,17 +105,18 @@ class Tuning:
         return tuner.listing(trials)
 
     def describe(self, request: BackendRequest) -> str:
-        """Describe a request, with the number of images to time if it is below the batch size, and
-        a note if tuning has no effect because a backend is pinned."""
+        """Describe a request in one line. The line also says if `run` times fewer images than a
+        batch has, and if tuning has no effect because the config fixes the backend."""
         timed, batch = tuner.timed_batch(request.case), request.case.batch
         cut = "" if timed == batch else f", timed with {timed} of {batch} images"
         is_auto = request.backend == "auto"
         return f"{request}{cut}" + (
-            "" if is_auto else f" (without effect: {request.backend} is pinned)"
+            "" if is_auto else f" (no effect: the config sets the backend {request.backend})"
         )
 
     def save(self) -> str | None:
-        """Save the fastest backends in the tuning cache. Returns its path, or None on failure."""
+        """Save the fastest backend of each request in the tuning cache. Returns the path of this
+        file, or None if it cannot be written."""
         if tuning_cache.save(self.device.type, self.found):
             return str(tuning_cache.path())
         return None

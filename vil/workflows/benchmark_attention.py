@@ -25,7 +25,8 @@ MASKS = {"exact": 1, "chunks": 0, "cyclic": -1}
 
 
 class AttentionBenchmark:
-    """Benchmark of attention backends on every combination of the settings."""
+    """Benchmark of attention backends on every combination of the given grids, chunk sizes, numbers
+    of heads, dtypes, and either patterns or masks and modes."""
 
     @as_config_error
     def __init__(
@@ -46,12 +47,15 @@ class AttentionBenchmark:
         out: str | None = None,
         **spec: int,
     ):
-        """Make a case of each combination of grids, window, heads, dtype, and masks and modes or
-        patterns.
+        """Make a case for each combination of the values in the lists.
 
-        grids: (rows, columns) of tokens. window: sides of a chunk. patterns: patterns to measure
-        instead of windows, see `vil.ops.patterns`. bias: with position biases.
-        spec: batch, head_dim and num_global of every case. Raises ConfigError for invalid settings.
+        grids: (rows, columns) of tokens. window: sides of a square chunk, in tokens. heads: numbers
+        of heads. masks: keys of MASKS. modes: values of the config key MODE. patterns: measured
+        instead of masks and modes, see `vil.ops.patterns`. dtype: names in DTYPES. rounds:
+        measurements per backend. bias: add relative position biases. backends: backends and
+        baselines to measure, by default all. max_bytes: backends with a higher estimated memory do
+        not run. out: folder for the results. spec: batch, head_dim and num_global of every case.
+        Raises ConfigError for invalid settings.
         """
         self.rounds, self.max_bytes = rounds, max_bytes
         self.device = find_device(device)
@@ -78,11 +82,12 @@ class AttentionBenchmark:
 
     @property
     def title(self) -> str:
-        """Heading with the machine, the numbers of cases and rounds, and the folder."""
+        """Heading with the machine, the numbers of cases and rounds, and the results' folder."""
         return self.results.title(f"{len(self.cases)} cases", self.rounds)
 
     def run(self) -> Iterator[list[Row]]:
-        """Measure the cases in turn. After each one, write all rows so far and yield its rows."""
+        """Measure the cases in turn. After each case, write the rows of all cases so far to the
+        result files, and yield the rows of this case."""
         for case in self.cases:
             rows = measure(case, self.names, self.rounds, self.max_bytes)
             self.rows += plain(rows)
@@ -90,12 +95,15 @@ class AttentionBenchmark:
             yield rows
 
     def draw(self) -> list[Path]:
-        """Plot time and memory against the grid size; return the files."""
+        """Plot time and memory against the grid size. Returns the plot files."""
         return draw(self.rows, self.results.machine, self.results.folder)
 
 
 def draw_again(result: str, out: str | None) -> list[Path]:
-    """Draw the plots of an earlier benchmark's JSON file. Returns the files written."""
+    """Draw the plots of an earlier benchmark from its JSON file `result`. Returns the plot files.
+
+    out: folder for the plots, by default the folder of `result`.
+    """
     file = Path(result)
     try:
         found = json.loads(file.read_text())
@@ -103,12 +111,15 @@ def draw_again(result: str, out: str | None) -> list[Path]:
     except OSError as error:
         raise ConfigError(f"--plot {file}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--plot {file}: not a result of vil benchmark attention") from error
+        raise ConfigError(
+            f"--plot {file}: not a result of vil benchmark attention, which writes attention.json"
+        ) from error
     return draw(rows, about, make_folder(out or file.parent, "--out"))
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device for "auto", "cpu" or "cuda". Raises ValueError if it is not available."""
+    """Return the device called "cpu" or "cuda"; "auto" is CUDA if available, otherwise the CPU.
+    Raises ValueError for another name, and for "cuda" if there is no CUDA device."""
     if name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"--device: expected auto, cpu or cuda, got {name!r}")
     there = torch.cuda.is_available()

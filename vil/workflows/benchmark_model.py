@@ -44,9 +44,10 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 class ModelBenchmark:
     """Benchmark of a config's model and of models to compare it with.
 
-    ways: ways to run the model. backends: attention backends to compare, by default all; each is
-    pinned and run in the first way. beside: values of MODEL.ARCH for other models, which run only
-    in those `ways` that set nothing but a precision. out: folder for the results.
+    name: the model's name in the results. ways: combinations of settings to run the model with,
+    such as "bf16+nhwc". backends: attention backends to compare, by default all; each is set in the
+    config and run with the first of `ways`. beside: values of MODEL.ARCH for other models, which
+    run only with those `ways` that are a precision alone. out: folder for the results.
 
     Raises ConfigError for an unknown way or backend.
     """
@@ -75,15 +76,16 @@ class ModelBenchmark:
         self.entries: list[tuple[Row, Contender | None]] = []
 
     def run(self) -> list[Row]:
-        """Measure all models in alternation, write the results, and return them as rows."""
+        """Measure all models in alternation and write the results. Returns a row per model and
+        combination of settings."""
         self.entries = [make_entry(*trial) for trial in self.trials]
         rows = measure(self.entries, self.rounds)
         self.results.write(plain(rows))
         return rows
 
     def profile(self) -> Iterator[tuple[str, Path, list]]:
-        """Profile a training step of the config's model in each way that does not compile it. Call
-        `run` first. Yields (way, trace file, time per module and operator)."""
+        """Profile a training step of the config's model with each of `ways` that does not compile
+        the model. Call `run` first. Yields (way, trace file, time per module and operator)."""
         own = self.entries[0][0].model
         for row, one in self.entries:
             pinned = "pinned" in row.attention
@@ -102,8 +104,8 @@ def list_trials(
     backends: Sequence[str] | None,
     beside: Sequence[str],
 ) -> list[tuple[str, str, CfgNode]]:
-    """List what a `ModelBenchmark` measures as (model, way, config). Raises ValueError for an
-    unknown way or backend."""
+    """List the runs of a `ModelBenchmark` as (model name, way, config); for the arguments, see
+    there. Raises ValueError for an unknown way or backend."""
     keys = {way: [s for part in way.split("+") for s in lookup(WAYS, part, "way")] for way in ways}
     trials = [(name, way, override(cfg, keys[way])) for way in ways]
     for backend in BACKENDS if backends is None else backends:
@@ -117,10 +119,11 @@ def list_trials(
 
 
 def make_entry(name: str, way: str, cfg: CfgNode) -> tuple[Row, Contender | None]:
-    """Build a model to measure, with an optimizer and random images.
+    """Build the model of a config with an optimizer and random images, to be measured.
 
-    Returns (row, contender): a row without measurements, and the model. If the model cannot be
-    built, the contender is None and the row has the reason.
+    name, way: labels for the result row. Returns (row, contender): the row, still without
+    measurements, and the model with its batch. If the model cannot be built, the contender is None
+    and the row has the reason.
     """
     backend = cfg.MODEL.VIT.MSVIT.BACKEND
     try:

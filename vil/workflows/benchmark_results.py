@@ -14,8 +14,8 @@ from vil.utils.output_paths import make_folder
 class ResultFolder:
     """Folder for the results of one benchmark, created on construction.
 
-    out: path, by default benchmarks/results/<what>-<machine>-<time>. what: first part of the file
-    names.
+    out: path, by default benchmarks/results/<what>-<machine>-<time>. what: name of the benchmark
+    and of its result files, such as "attention" for attention.csv.
     """
 
     def __init__(self, out: str | None, what: str, device: torch.device):
@@ -25,14 +25,16 @@ class ResultFolder:
         self.folder = make_folder(out or default, "--out")
 
     def title(self, extent: str, rounds: int) -> str:
-        """Format a heading. extent: what is measured, such as "12 cases"."""
+        """Format a heading with the machine and the folder. extent: what is measured, such as "12
+        cases"."""
         return (
             f"{self.machine['name']}, {self.machine['threads']} threads, "
             f"torch {self.machine['torch']}; {extent}, {rounds} rounds -> {self.folder}"
         )
 
     def write(self, rows: list[dict]) -> None:
-        """Write the rows to <what>.csv, and the rows and the machine to <what>.json."""
+        """Write the rows to <what>.csv, and to <what>.json together with a description of the
+        machine. <what>: the name of the benchmark."""
         text = to_json({"machine": self.machine, "rows": rows}, indent=1)
         replace_text(self.folder / f"{self.what}.json", text + "\n")
         self.write_csv(self.what, rows)

@@ -33,11 +33,11 @@ WEIGHTS = "MODEL.MODEL_PATH"
 
 
 def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Return the config and class names recorded in a weight file, the MODEL.MODEL_PATH in `opts`.
+    """Read the description of a model in the weight file that `opts` sets as MODEL.MODEL_PATH.
 
-    Returns (options, class_names): KEY=VALUE strings, and a list or None. These are [] and None if
-    there is no file, or no description in it. Raises ConfigError if no config can express the
-    description.
+    Returns (options, class_names): config options that build the model, as KEY=VALUE strings, and a
+    list of names or None. Without a weight file, or without a description in it, returns ([],
+    None). Raises ConfigError if no config can express the description.
     """
     from vil.pretrained.state_dict_io import find_weights, read_metadata
 
@@ -51,12 +51,13 @@ def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
     sides = [sides] if isinstance(sides, int) else sides
     if len(set(sides)) > 1:
         raise ConfigError(
-            f"{file} describes a model for non-square images of {sides} pixels: give a config"
+            f"{file} describes a model for images of {sides} pixels, but a config made from it can "
+            "only have square images: add --config-file"
         )
     if transform.get("interpolation", "bicubic") not in INTERPOLATION:
         raise ConfigError(
             f"{file} needs images resized by {transform['interpolation']!r}, but a config can name "
-            f"only {', '.join(INTERPOLATION)}: give a config"
+            f"only {', '.join(INTERPOLATION)}: add --config-file"
         )
     model = {**model, "img_size": sides[0]}
     own = model["attention_args"] or {}
@@ -73,8 +74,8 @@ def describe_weights(opts: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 def weights_in(opts: Sequence[str]) -> str | None:
-    """Return the last value of MODEL.MODEL_PATH in a list of options, or None if not set. An option
-    is one item KEY=VALUE or two items KEY, VALUE."""
+    """Return the last value of MODEL.MODEL_PATH in a list of config options, or None if the list
+    does not set this key. An option is one item KEY=VALUE or two items KEY, VALUE."""
     found = None
     for at, word in enumerate(opts):
         key, equals, value = word.partition("=")

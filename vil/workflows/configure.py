@@ -20,9 +20,9 @@ Overrides = Mapping[str, Any] | Iterable[str]
 class Options(NamedTuple):
     """Changes to a config.
 
-    words: config options, each either KEY=VALUE or two items KEY, VALUE. flags: {key: value}, which
-    override the words; None means not set. imports: Python files to run first, which may register
-    components.
+    words: list of config options, each one item KEY=VALUE or two items KEY, VALUE. flags: {config
+    key: value}, which override `words`; a value of None is ignored. imports: Python files to run
+    before the config is read, which may register components.
     """
 
     words: Sequence[str] = ()
@@ -56,8 +56,9 @@ def make_config(
     data: str | Path | None = None,
     imports: Sequence[str] = (),
 ) -> CfgNode:
-    """Return the frozen config of a file or CfgNode, with overrides. output_dir, data: values for
-    OUTPUT_DIR and DATA.PATH. imports: as in `Options`; ignored for a CfgNode."""
+    """Make a frozen config from a file or CfgNode (None: the defaults) and overrides. output_dir,
+    data: values for OUTPUT_DIR and DATA.PATH. imports: Python files to run first, which may
+    register components; ignored if `config` is a CfgNode."""
     options = Options(as_options(overrides), {"OUTPUT_DIR": output_dir, "DATA.PATH": data}, imports)
     if isinstance(config, CfgNode):
         return override(config, options.words, set_flags(options))
@@ -66,23 +67,24 @@ def make_config(
 
 def resolve(config_file: str | None, options: Options) -> tuple[CfgNode, dict[str, str]]:
     """Make a config from a file, options and environment variables. Returns (cfg, sources): the
-    frozen config, and {key: source of its value} for all keys that were set."""
+    frozen config, and {key: text that names where its value comes from} for all keys set there."""
     found = {key: os.environ[name] for key, name in ENVIRONMENT.items() if os.environ.get(name)}
     return load_config(config_file, options.words, found, set_flags(options), options.imports)
 
 
 def set_flags(options: Options) -> dict[str, str]:
-    """Return the flags whose value is not None, as strings."""
+    """Return {config key: value as a string} of the flags in `options` that are not None."""
     return {key: str(value) for key, value in options.flags.items() if value is not None}
 
 
 def run_config(
     folder: str | Path, options: Options, *, checkpoint: str = "best"
 ) -> ConfigWithClasses:
-    """Return the config and class names of a run, with a checkpoint of it as MODEL.MODEL_PATH.
+    """Return the config of a run, with MODEL.MODEL_PATH set to a checkpoint of the run, and the
+    run's class names.
 
-    checkpoint: "best" or "last". Raises ConfigError if the folder has no config.yaml,
-    CheckpointError if the run has no such checkpoint.
+    folder: the run's folder. checkpoint: "best" or "last". Raises ConfigError if the
+    folder has no config.yaml, CheckpointError if the run has no such checkpoint.
     """
     from vil.engine.checkpoint.save_load import resolve_link
 
@@ -101,8 +103,11 @@ def run_config(
 
 
 def weights_config(config_file: str | None, options: Options) -> ConfigWithClasses:
-    """Return the config in `config_file` without class names. If `config_file` is None, return the
-    config and the class names, if any, recorded in the weight file in `options`."""
+    """Make a config from `config_file` and `options`, with no class names.
+
+    If `config_file` is None, use the config and the class names recorded in the weight file that
+    `options` sets as MODEL.MODEL_PATH.
+    """
     class_names = None
     if not config_file:
         from vil.workflows.config_from_weights import describe_weights
@@ -120,7 +125,8 @@ def read_class_names(file: Path) -> list[str]:
 
 
 def read_class_file(file: str | Path, num_classes: int) -> list[str]:
-    """Read class names, one per line. Raises ConfigError unless there are `num_classes` names."""
+    """Read class names from a file with one name per line. Raises ConfigError if the number of
+    lines is not `num_classes`."""
     try:
         with open(file, encoding="utf-8", errors="surrogateescape") as lines:
             names = [line.rstrip("\n") for line in lines]

@@ -37,17 +37,18 @@ def convert(
 ) -> list[str]:
     """Convert a checkpoint to a safetensors file or folder that also describes its model.
 
-    source: the checkpoint. If `cfg` is given, MODEL.MODEL_PATH is used instead.
-    cfg: config of the model. By default, the model is determined by `model_name`, else by the
-    description in the checkpoint, else by the tensors.
+    source: the checkpoint. If `cfg` is given, its MODEL.MODEL_PATH is used instead.
+    target: path that ends in .safetensors, or a folder.
+    cfg: config of the model. Without it, the model is the one named `model_name`, or is described
+    in the checkpoint, or is inferred from the shapes of the tensors, in this order.
     class_names, class_file: names of the model's classes, or a file with one name per line.
-    rule: how to resize position parameters of another size.
+    rule: how to resize position embeddings, a value of FINETUNE.RESIZE.
 
-    Returns lines that report which model was inferred and how each key was loaded. Raises
-    ConfigError or CheckpointError.
+    Returns lines of text: which model was inferred, and which weights were loaded, resized or
+    ignored. Raises ConfigError or CheckpointError.
     """
     if not str(target):
-        raise ConfigError("TARGET is an empty path")
+        raise ConfigError("TARGET is an empty path: expected a .safetensors file or a folder")
     target = Path(target)
     if target.suffix in (".pth", ".pt", ".bin", ".onnx"):
         raise ConfigError(f"TARGET {target}: expected a .safetensors file or a folder")
@@ -84,15 +85,17 @@ def convert(
 def _build(
     cfg: CfgNode | None, model_name: str | None, source: str, known: dict, state: dict
 ) -> tuple[nn.Module, list[str]]:
-    """Build the model that the weights belong to; see `convert`.
+    """Build the model of a checkpoint, as `convert` describes.
 
-    known: description in the checkpoint, may be empty. state: the weights. Returns (model, lines to
-    print about a model inferred from the weights).
+    known: the description of the model in the checkpoint, or {}. state: the weights. Returns
+    (model, lines): the lines say which model was inferred from the weights, if it was.
     """
     if cfg is not None:
         model = task_for(cfg, torch.device("cpu")).build_model()
         if not hasattr(model, "specs"):
-            raise ConfigError(f"MODEL.ARCH {cfg.MODEL.ARCH}: only vil's own models are converted")
+            raise ConfigError(
+                f"MODEL.ARCH {cfg.MODEL.ARCH}: only vil's own models are converted: use msvit"
+            )
         return model, []
     if any(name.startswith("backbone.body.") for name in state):
         raise ConfigError(
@@ -105,10 +108,10 @@ def _build(
         return build_from_card(known), []
     name, model = infer_arch(state)
     windows = ", ".join(str(spec.attn_size) for spec in model.specs)
-    lines = [f"this is {name}, {model.settings['img_size']} px, windows {windows}"]
+    lines = [f"inferred model: {name}, {model.settings['img_size']} px, windows {windows}"]
     if any(spec.absolute for spec in model.specs):
         lines += [
-            "  (with absolute positions, weights do not determine the windows: defaults are used)"
+            "  (the window sizes are defaults: weights with absolute positions do not reveal them)"
         ]
     return model, lines
 

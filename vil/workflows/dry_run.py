@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 def dry_run(cfg: CfgNode) -> tuple[int, float]:
     """Run one training step on synthetic images, in a temporary folder.
 
-    Returns (num_images, memory): the number of images in the step and the peak memory in MB.
+    The config's datasets are opened first. An error in them is raised, or only logged as a warning
+    if the folder DATA.PATH does not exist.
 
-    The real datasets are opened first, and their errors are raised. If the folder DATA.PATH does
-    not exist, a warning is logged instead.
+    Returns (num_images, memory): the number of images in the step and the peak memory in MB.
     """
     try:
         task_for(cfg, torch.device("cpu")).check_data()

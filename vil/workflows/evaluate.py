@@ -23,9 +23,9 @@ from vil.workflows.inference import load_for_evaluation, refuse_random_weights
 class EvaluationResult:
     """Result of an evaluation.
 
-    metrics: {test set: {name: value}}. report: text that states which weights were loaded.
-    lines: {test set: additional lines to print, such as a table of classes}. folder: the folder of
-    results.json; None on ranks other than 0. images: {test set: files of drawn images}.
+    metrics: {test set: {name of a metric: value}}. report: text that states which weights were
+    loaded. lines: {test set: lines to print, such as a table of classes}. folder: the folder of
+    results.json; None on ranks other than 0. images: {test set: image files with drawn errors}.
     """
 
     metrics: dict[str, dict[str, Any]]
@@ -66,8 +66,8 @@ def evaluate_config(
 ) -> EvaluationResult:
     """Load the config's model and weights, evaluate them, and write results to OUTPUT_DIR/eval.
 
-    class_names: names of the classes that the weights were trained on. num_worst: number of images
-    to draw per test set, those with the most errors. Raises CheckpointError if the model or its
+    class_names: names of the classes that the weights were trained on. num_worst: draw this many
+    images of each test set, those with the most errors. Raises CheckpointError if the model or its
     head would keep random weights.
     """
     refuse_random_weights(cfg)

@@ -1,4 +1,4 @@
-"""Export a trained model to files, and compare these with the model on the test sets."""
+"""Export a trained model to files, and compare the metrics of files and model on the test sets."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +23,9 @@ from vil.workflows.inference import build_with_weights, refuse_random_weights
 class ExportResult(NamedTuple):
     """Result of an export.
 
-    report: which weights were loaded. differences: how much the file's outputs differ from the
-    model's, per input shape. files: the files written. num_int8: number of linear layers in int8.
-    model: the model, on the CPU.
+    report: text that states which weights were loaded. differences: for each input shape tried, how
+    much the outputs of file and model differ. files: the files written. num_int8: number of linear
+    layers in int8 in the second file, 0 without such a file. model: the model, on the CPU.
     """
 
     report: str
@@ -78,8 +78,11 @@ def metadata(cfg: CfgNode, class_names: Sequence[str]) -> dict[str, str]:
 def compare_on_test_sets(
     cfg: CfgNode, result: ExportResult, format: str
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Evaluate the model, then each exported file, on the test sets on the CPU. Yields (test set,
-    "model" or the file's name, metrics)."""
+    """Evaluate the model, then each exported file, on the config's test sets on the CPU.
+
+    format: of the exported files. Yields (test set, name, metrics), where the name is "model" or
+    the file's name.
+    """
     files = {file.name: load_exported(file, format) for file in result.files}
     with worker_errors():
         device = torch.device("cpu")

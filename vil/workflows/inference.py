@@ -33,11 +33,11 @@ from vil.workflows.configure import (
 
 @dataclass
 class InferenceModel:
-    """A trained model in eval mode on `task.device`, with all that inference needs.
+    """A trained model in eval mode on `task.device`, with its transform, class names and config.
 
     transform: function from an RGB PIL image to an input tensor of the model. classes: names of the
-    classes that the model predicts. report: text that states which weights were loaded, and which
-    of their keys were used. cfg: the model's config.
+    classes that the model predicts. task: runs the model and decodes its outputs. report: text that
+    states which weight file was loaded, and how many weights were loaded or ignored.
     """
 
     model: nn.Module
@@ -78,7 +78,8 @@ def load_for_inference(
 
 
 def shipped_weights() -> tuple[str, list[str]]:
-    """Return the packaged config and the options that load the weights shipped with the package."""
+    """Return (config, options) for the weights that are shipped with the package: the name of the
+    packaged config file, and the config options that load these weights."""
     recipe = DIGITS.meta["recipe"].removeprefix("configs/")
     return recipe, [f"MODEL.MODEL_PATH={DIGITS.url}"]
 
@@ -86,9 +87,9 @@ def shipped_weights() -> tuple[str, list[str]]:
 def load_model(cfg: CfgNode, class_names: Sequence[str] = ()) -> InferenceModel:
     """Build the config's model, load its weights, and move it to its device in eval mode.
 
-    class_names: names of the classes that the weights were trained on, by default those recorded
-    with the weights, else the class numbers. Raises CheckpointError if the model or its head would
-    keep random weights.
+    class_names: names of the classes that the weights were trained on; by default the names
+    recorded with the weights, or numbers if there are none. Raises CheckpointError if the
+    model or its head would keep random weights.
     """
     refuse_random_weights(cfg)
     device = configure_device(cfg)
@@ -103,9 +104,9 @@ def load_for_evaluation(
 ) -> tuple[Task, nn.Module, str]:
     """Build the config's task and model, load the weights, and select attention backends.
 
-    class_names: names of the classes that the weights were trained on, by default those recorded
-    with the weights. Returns (task, model, report): the model is on the device, and the report
-    states which weights were loaded.
+    class_names: names of the classes that the weights were trained on, by default the names
+    recorded with the weights. Returns (task, model, report): the model is on the device, and the
+    report states which weights were loaded.
     """
     task = task_for(cfg, device)
     task.class_names = list(class_names) or recorded_classes(cfg)
@@ -116,7 +117,8 @@ def load_for_evaluation(
 
 
 def build_with_weights(cfg: CfgNode, task: Task) -> tuple[nn.Module, str]:
-    """Build the model on the CPU and load its weights. Returns (model, report on the weights)."""
+    """Build the model on the CPU and load its weights. Returns (model, report): the report states
+    which weights were loaded."""
     model = task.build_model(load_pretrained=not cfg.MODEL.MODEL_PATH)
     if not cfg.MODEL.MODEL_PATH:
         return model, f"published weights of {cfg.MODEL.ARCH}"
@@ -125,7 +127,8 @@ def build_with_weights(cfg: CfgNode, task: Task) -> tuple[nn.Module, str]:
 
 
 def recorded_classes(cfg: CfgNode) -> list[str]:
-    """Return the class names recorded in the weight file or in its run, or an empty list."""
+    """Return the class names recorded in the weight file MODEL.MODEL_PATH, or in the run that saved
+    this file. Returns [] if there are none or if the config changes the head."""
     if not cfg.MODEL.MODEL_PATH or cfg.FINETUNE.HEAD != "keep":
         return []
     path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)

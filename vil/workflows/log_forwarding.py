@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 
 class LogForwarder(logging.Handler):
-    """Logging handler that forwards messages to the function given to `open`. buffer: keep records
-    that arrive before `open`, instead of dropping them."""
+    """Logging handler that passes messages to the function given to `open`. buffer: whether to keep
+    the records that arrive before `open` is called, or to drop them."""
 
     def __init__(self, buffer: bool) -> None:
         super().__init__(logging.INFO)
@@ -22,7 +22,7 @@ class LogForwarder(logging.Handler):
             self.records.append(record)
 
     def open(self, say: Callable[[str], None]) -> None:
-        """Forward the messages of the buffered records, and of all later ones, to `say`."""
+        """Pass the messages of the buffered records, and of all later records, to `say`."""
         self.say = say
         for record in self.records:
             say(record.getMessage())
@@ -33,9 +33,10 @@ class LogForwarder(logging.Handler):
 def forward_logs(is_main: bool) -> Iterator[LogForwarder]:
     """Redirect the log records of the package `vil` to a LogForwarder in a `with` block.
 
-    The caller opens the forwarder once the run's log is open. Until then, the main process buffers
-    its records. Other processes drop theirs, which are the same. If the forwarder is never opened,
-    the buffered warnings go to the root logger at the end.
+    The caller calls its `open` once the run's log is open. Until then, the main process buffers its
+    records, and the other processes drop the same records. If `open` is never called, the buffered
+    warnings go to the root logger at the end of the block. is_main: whether this is the main
+    process.
     """
     package, forwarder = logging.getLogger("vil"), LogForwarder(buffer=is_main)
     level = package.level
@@ -56,8 +57,8 @@ def forward_logs(is_main: bool) -> Iterator[LogForwarder]:
 
 @contextmanager
 def distinct_warnings() -> Iterator[None]:
-    """Log each warning of the package once, at the end of the block: configs that are loaded in it
-    may have much in common."""
+    """Log the warnings of a `with` block at its end, and repeated ones only once. Loading several
+    similar configs, for example, repeats warnings."""
     with forward_logs(True) as logs:
         try:
             yield

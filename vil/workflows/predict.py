@@ -39,9 +39,10 @@ def predict(
     source: an InferenceModel, or the `source` of `vil.load_for_inference`. images: one or several
     files, folders (all images below them), PIL images or uint8 arrays (H, W, 3).
 
-    A classifier's prediction has `file` and `classes`: (index, probability) pairs, the most
-    probable first. A detector's has `file`, `size` and `found`. If an image cannot be read, its
-    prediction has the reason as `error`. Raises DataError if there are no images.
+    The prediction of a classifier has `file` and `classes`: (index, probability) pairs, the most
+    probable first. The prediction of a detector has `file`, `size` (H, W) and `detections`. If an
+    image cannot be read, its prediction's `error` is the reason, otherwise "". Raises DataError if
+    there are no images.
     """
     model = source if isinstance(source, InferenceModel) else load_for_inference(source, overrides)
     if isinstance(images, str | Path | Image.Image | np.ndarray):
@@ -67,9 +68,9 @@ def find_images(
 ) -> tuple[list[ImageSource], list[str]]:
     """Return the images that `words` specify or, if `sample`, the package's sample images.
 
-    words: files, folders, or "-" for `read_stdin`. Returns (images, classes): `classes` has the
-    class names of the sample images, and is empty for other images. Raises DataError if there are
-    no images.
+    words: files, folders, or "-" for the image file whose content `read_stdin` returns. Returns
+    (images, classes): `classes` has the class names of the sample images, and is empty for other
+    images. Raises DataError if there are no images.
     """
     if sample:
         return read_demo_digits()
@@ -87,7 +88,8 @@ class PredictionFolder:
         self.originals = {Path(image.name).resolve() for image in images}
 
     def save(self, name: str, image: Image.Image) -> Path:
-        """Save an image as NAME.png, or NAME-2.png etc. if that is taken. Returns the file."""
+        """Save an image as NAME.png, or as NAME-2.png etc. if this would overwrite an earlier save
+        or an original image. name: file name of the original image. Returns the file."""
         stem = "stdin" if name == STDIN else Path(name).stem
         numbered = (f"{stem}-{number}" for number in itertools.count(2))
         files = (self.folder / f"{each}.png" for each in itertools.chain([stem], numbered))
@@ -103,8 +105,8 @@ def predict_files(
     images: Sequence[ImageSource],
     drawing: PredictionFolder | None = None,
 ) -> Iterator[Any]:
-    """Yield a prediction for each image, in order. drawing: folder for copies of the images with
-    their predictions."""
+    """Yield a prediction for each image, in order. drawing: folder in which to save copies of the
+    images with the predictions drawn on them."""
     cfg = inference.cfg
     originals = ImageList(list(images), value_range=cfg.DATA.VALUE_RANGE)
     predictions = iter_predictions(inference, images, cfg.DATALOADER.BSZ, cfg.DATALOADER.WORKERS)
@@ -121,7 +123,8 @@ def iter_predictions(
     batch_size: int | None,
     num_workers: int,
 ) -> Iterator[Any]:
-    """Yield a prediction for each image, in order. batch_size: by default DATALOADER.BSZ."""
+    """Yield a prediction for each image, in order. batch_size: by default DATALOADER.BSZ of the
+    model's config."""
     task = inference.task
     loader = iter_image_batches(
         images,

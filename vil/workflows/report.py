@@ -32,8 +32,8 @@ def write_report(
 ) -> None:
     """Write the HTML report of the run in `folder` to the file `out`.
 
-    options: config changes for an evaluation on the first test set, whose results are then added to
-    the report. None: no evaluation. checkpoint: which one to evaluate, "best" or "last".
+    options: config changes with which a checkpoint is evaluated on the first test set; the report
+    then includes the results. If None, nothing is evaluated. checkpoint: "best" or "last".
     """
     cfg = get_config(folder / "config.yaml")
     task = task_for(cfg, torch.device("cpu"))
@@ -64,11 +64,11 @@ def write_report(
 
 
 def _evaluate(folder: Path, options: Options, checkpoint: str) -> TaskReport:
-    """Evaluate a checkpoint of the run, and return the task's part of the report."""
+    """Evaluate a checkpoint of the run. Returns the parts of the report that show the results."""
     try:
         cfg, class_names = run_config(folder, options, checkpoint=checkpoint)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}: see --no-eval") from error
+        raise CheckpointError(f"{error}: use --no-eval for a report without evaluation") from error
     step = step_of(Path(cfg.MODEL.MODEL_PATH))
     with worker_errors():
         inference = load_model(cfg, class_names)
@@ -79,7 +79,7 @@ def _evaluate(folder: Path, options: Options, checkpoint: str) -> TaskReport:
 
 
 def settings(cfg: CfgNode) -> list[Setting]:
-    """List all config keys with their values, and the defaults of changed keys, as YAML."""
+    """List all config keys with their values as YAML text. Changed keys also have the default."""
     changed = diff(cfg, get_config())
     return [
         Setting(key, as_yaml(value), as_yaml(changed[key][1]) if key in changed else None)
@@ -93,7 +93,8 @@ def as_yaml(value: object) -> str:
 
 
 def model_cost(cfg: CfgNode) -> ModelCost | str:
-    """Return the cost of the config's model, or a sentence on why the cost is unknown."""
+    """Return the parameters and MACs of the config's model, or a sentence on why these are
+    unknown."""
     if why := task_entry(cfg).facts.get("lacks", {}).get("cost of one image"):
         return why.format(cfg=cfg)
     try:

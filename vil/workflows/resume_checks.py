@@ -42,7 +42,8 @@ FREE = (
 
 
 def adopt_rules(cfg: CfgNode) -> CfgNode:
-    """Return the config with "auto" values of RULES replaced by those of the run in OUTPUT_DIR."""
+    """Return the config, with the value "auto" of a key in RULES replaced by the value that the run
+    in OUTPUT_DIR has saved."""
     file = Path(cfg.OUTPUT_DIR, "config.yaml")
     if not file.is_file():
         return cfg
@@ -52,7 +53,8 @@ def adopt_rules(cfg: CfgNode) -> CfgNode:
 
 
 def check_changes(cfg: CfgNode) -> list[str]:
-    """Compare the config with that of the run in OUTPUT_DIR; return a line per changed key.
+    """Compare the config with the one saved by the run in OUTPUT_DIR. Returns a line of text per
+    changed key, or [] if there is no such run.
 
     Raises CheckpointError if a key that must not change differs and RUN.ALLOW_CHANGES is not set.
     """
@@ -72,14 +74,15 @@ def check_changes(cfg: CfgNode) -> list[str]:
 
 
 def within(key: str, names: tuple[str, ...]) -> bool:
+    """Return whether `names` has the config key or a section that contains the key."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def config_to_keep(cfg: CfgNode, model: nn.Module | None = None) -> CfgNode:
     """Return a copy of the config as a run saves it.
 
-    DATA.PATH is absolute and RUN.ALLOW_CHANGES is False. If `model` is given, LN_EPS and the keys
-    in RULES have the values that the model uses, which it may have taken from its initial weights.
+    DATA.PATH is made absolute and RUN.ALLOW_CHANGES False. If `model` is given, LN_EPS and the keys
+    in RULES get the values that the model uses, which may come from its initial weights.
     """
     kept = cfg.clone()
     kept.defrost()

@@ -33,7 +33,7 @@ class SweepResult:
     """Result of a sweep.
 
     status: "finished", "failed" if a run failed, "interrupted" by Ctrl-C, or "unfinished". code:
-    exit code of the command. folder: of the sweep. table: all results.
+    exit code of the command `vil sweep`. folder: the sweep's folder. table: results of all runs.
     """
 
     status: str
@@ -43,12 +43,12 @@ class SweepResult:
 
     @property
     def rows(self) -> list[GroupRow]:
-        """A row for each group of runs that differ by their seed only."""
+        """A table row for each group of runs that differ only in their seed."""
         return self.table.groups
 
     @property
     def runs(self) -> list[RunRow]:
-        """A row for each run."""
+        """A table row for each run."""
         return self.table.runs
 
 
@@ -69,10 +69,10 @@ def sweep(
     """Train all combinations of variants and values, each in a process of `vil train`.
 
     config, overrides, data, imports: the config that all runs share, as in `vil.train`. grid:
-    {key: values}. variants: {name: {key: value}}, for keys that belong together; the key _BASE_ is
-    a config file in place of `config`. file: a grid file, see docs/guides/sweep.md. output_dir:
-    folder of the sweep. jobs: runs at a time. num_processes: processes of each run. say: called
-    with a line when a run begins or ends.
+    {config key: values to try}. variants: {name: {key: value}}, for keys that change together; the
+    key _BASE_ is a config file in place of `config`. file: a grid file, see docs/guides/sweep.md.
+    output_dir: folder of the sweep. jobs: number of runs to train at a time. num_processes:
+    processes of each run. say: called with a line of text when a run begins or ends.
 
     Runs of `output_dir` that have finished are not repeated, others resume. A run that fails is
     recorded and does not end the sweep. On Ctrl-C the runs save their state and the status is
@@ -89,10 +89,10 @@ def sweep(
 
 
 def check_models(plan: SweepPlan) -> dict[str, ModelSize]:
-    """Build the task and the model of each group of runs, without weights. Returns {group: size}.
+    """Check that the model of every run can be built, and return the models' sizes.
 
-    Raises ConfigError for a model that cannot be built, and for runs that are judged by different
-    metrics.
+    Returns {group: size}, where a group is the runs that differ only in their seed. No weights are
+    allocated. Raises ConfigError if a model cannot be built, or if runs have different metrics.
     """
     sizes, metrics = {}, {}
     with distinct_warnings():
@@ -109,8 +109,8 @@ def check_models(plan: SweepPlan) -> dict[str, ModelSize]:
     for name, metric in metrics.items():
         if metric != metrics[first]:
             raise ConfigError(
-                f"{name} is judged by {metric}, {first} by {metrics[first]}: a sweep compares runs "
-                "of one metric"
+                f"run {name} has the metric {metric}, but run {first} has {metrics[first]}: all "
+                "runs of a sweep must have the same metric"
             )
     return sizes
 
@@ -124,9 +124,10 @@ def run_sweep(
     num_processes: int = 1,
     say: Say = log.info,
 ) -> SweepResult:
-    """Train the runs of a plan that have not finished, and write the table; see `sweep`.
+    """Train the unfinished runs of a sweep, and write the table of results to the sweep's folder.
 
-    only: train this run alone, as one of several processes that share the work.
+    sizes: {group of runs: size of the model}, see `check_models`. only: train just this run, while
+    other processes train the others. jobs, num_processes, say: see `sweep`.
     """
     if only is None:
         make_folder(plan.folder, "--output")
@@ -149,7 +150,8 @@ def run_sweep(
 def train_runs(
     plan: SweepPlan, runs: Sequence[SweepRun], jobs: int, num_processes: int, say: Say
 ) -> int:
-    """Train those of the runs that have not finished. Returns the signal that stopped it, or 0."""
+    """Train those of `runs` that have not finished. Returns the number of the signal that stopped
+    the training, or 0."""
     metric, numbers = metric_of(runs[0]), {run.name: i for i, run in enumerate(plan.runs, start=1)}
     waiting = [run for run in runs if read_state(run).state != "finished"]
     if len(runs) > len(waiting) > 0:
@@ -172,8 +174,11 @@ def train_runs(
 
 
 def outcome(rows: Sequence[RunRow]) -> tuple[str, int]:
-    """Return the status of a sweep, and its exit code: that of the first run that failed, or else
-    that was interrupted."""
+    """Return the status and the exit code of a sweep whose runs have the given rows.
+
+    The exit code is that of the first failed run or, if no run failed, of the first interrupted
+    run.
+    """
     for wanted, status in (("failed", "failed"), ("interrupted", "unfinished")):
         for row in rows:
             if row.state == wanted:

@@ -47,9 +47,10 @@ log = logging.getLogger(__name__)
 class TrainResult:
     """Result of a training run.
 
-    status: "finished", or "interrupted" by Ctrl-C with its state saved. best: best value of the
-    task's metric, from step `best_step`. model: the model after the last step, on its device.
-    metrics: {test set: metrics} of the last evaluation.
+    status: "finished", or "interrupted" if Ctrl-C stopped the run and its state was saved. step:
+    number of training steps done. best: best value of the task's metric, reached at step
+    `best_step`; None if there was no evaluation. model: the model after the last step, on its
+    device. metrics: {test set: {name: value}} of the last evaluation.
     """
 
     status: str
@@ -94,8 +95,8 @@ def train(
     then the config saved in that folder.
     imports: Python files that register components.
 
-    Under torchrun, every process calls this function. At the end it restores the process's global
-    state: seeds, threads, logging and signal handlers.
+    Under torchrun, every process calls this function. Before returning, it restores the process's
+    global state: seeds, threads, logging and signal handlers.
 
     On Ctrl-C, the state is saved and the status is "interrupted". On SIGTERM or SIGUSR1, the state
     is saved and StoppedError is raised. Also raises ConfigError, DataError, CheckpointError and
@@ -167,7 +168,7 @@ def run_training(
             )
         say = run.log.say
         if not resuming and next(metrics(folder / "metrics.jsonl"), None):
-            say("WARNING an earlier run ended before its first checkpoint: training starts again")
+            say("WARNING an earlier run ended before its first checkpoint: starting at step 0")
         logs.open(say if dist.is_main else echo_error)
         state = TrainState(
             seed=cfg.SEED,
@@ -220,8 +221,9 @@ def run_training(
 def _build(
     cfg: CfgNode, task: Task, dist: DistInfo, resuming: bool, synthetic: Mapping[str, Dataset]
 ) -> tuple[nn.Module, TrainLoader]:
-    """Build the model and training loader, and open the task's test sets. Loads MODEL.MODEL_PATH
-    unless the run resumes. Returns (model, training loader)."""
+    """Build the model and the training loader, and open the task's test sets. Returns (model,
+    training loader). resuming: do not load initial weights. synthetic: {"train": dataset, "val":
+    dataset} instead of the config's datasets, or {}."""
     bad_file = Path(cfg.OUTPUT_DIR, "bad_samples.txt")
     model = task.build_model(load_pretrained=not (resuming or cfg.MODEL.MODEL_PATH))
     if resuming:
@@ -261,7 +263,8 @@ def checkpoint_policy(cfg: CfgNode) -> CheckpointPolicy:
 def describe(
     cfg: CfgNode, names: Sequence[str], model: nn.Module, loader: Any, tests: Mapping[str, Any]
 ) -> str:
-    """Describe a run in one line. names: the training sets. tests: loaders of the test sets."""
+    """Describe the model's size and the datasets in one line. names: names of the training sets.
+    loader: the training loader. tests: {name of a test set: its loader}."""
     images, batch = len(loader.samples.dataset), cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
     sets = ", ".join(f"{name} {test.num_samples} images" for name, test in tests.items())
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -273,7 +276,8 @@ def describe(
 
 
 def refuse_other_bytes(cfg: CfgNode) -> None:
-    """Raise ConfigError if a value is not UTF-8: the saved config could not be read again."""
+    """Raise ConfigError if a config value cannot be encoded as UTF-8, because the config file that
+    the run saves could not be read again."""
     for key, value in leaves(cfg).items():
         try:
             "".join(map(str, value if isinstance(value, tuple | list) else [value])).encode()

@@ -1,4 +1,4 @@
-"""Draw attention maps of a model for an image, and the attention pattern of a window."""
+"""Draw a model's attention maps for an image, and the attention patterns of local attention."""
 
 import io
 import math
@@ -38,9 +38,10 @@ WIDEST = 256  # largest side of a chunk, because a Python loop visits each key
 class Selection(NamedTuple):
     """Selection of the attention maps to draw.
 
-    token: "row,col" of the query's pixel in the transformed image, by default the pixel at
-    the center of the image. stage, block: numbers from 1, by default all stages and the
-    last block of each. only: "token" or "global" draws only that kind of query.
+    token: "row,col" of a pixel in the transformed image, by default the center; the token that
+    covers this pixel is the query. stage, block: numbers from 1, by default all stages, and the
+    last block of each stage. only: "token" omits the maps of the global tokens as queries, "global"
+    draws only these.
     """
 
     token: str | None = None
@@ -60,9 +61,9 @@ def visualize_attention(
 ) -> tuple[str, list[str]]:
     """Draw attention maps for an image to the file `out`.
 
-    image: a file, or "test:N" for image N of the first test set. If `stdin` holds the content of an
-    image file, `image` is any name for it. Returns (report, left_out): which weights were loaded,
-    and a line with the reason for each stage that has no map.
+    image: a file, or "test:N" for image N of the first test set. stdin: content of an image file to
+    use instead; then `image` is only its name. Returns (report, left_out): text that states which
+    weights were loaded, and a line with the reason for each stage whose maps cannot be drawn.
     """
     refuse_without(cfg, "visualize attention")
     inference = load_model(cfg, class_names)
@@ -93,7 +94,8 @@ def visualize_attention(
 
 
 def _read(task: Task, word: str, stdin: bytes | None, value_range: Sequence[float]) -> Image.Image:
-    """Return the image that `word` names. Raises DataError if the image cannot be read."""
+    """Read the image that `word` names: a file, "test:N" for image N of the first test set, or the
+    content `stdin`. value_range: DATA.VALUE_RANGE. Raises DataError if it cannot be read."""
     numbered = re.fullmatch(TEST, word) if not os.path.exists(word) else None
     try:
         if not numbered:
@@ -111,7 +113,7 @@ def blocks_of(model: nn.Module, selection: Selection) -> list[tuple[int, int]]:
     """Return the (stage, block) indices, from 0, of the blocks whose attention is to be drawn.
     Raises ConfigError if a selected stage or block does not exist."""
     if not isinstance(model, MsViT):
-        raise ConfigError("MODEL.ARCH is an external model, whose attention cannot be drawn")
+        raise ConfigError("MODEL.ARCH is an external model, but attention is drawn only for msvit")
     depths = [len(each.blocks) for each in model.stages]
     stage, block = selection.stage, selection.block
     if stage is not None and not 1 <= stage <= len(depths):
@@ -136,8 +138,9 @@ def rows_of(
 ) -> list[Row]:
     """Return the figure's rows for one block: one for the query token, then one per global token.
 
-    stage, block: indices from 0. pixel: (row, col) of the query. only: see `Selection`. Raises
-    ValueError if no token covers the pixel, or if this type of attention has no maps.
+    batch: (1, 3, H, W). stage, block: indices from 0. pixel: (row, col) in the image, covered by
+    the query token. only: "token" or "global" to return only that kind of row. Raises ValueError if
+    no token covers the pixel, or if this type of attention has no maps.
     """
     num_global, asked = model.specs[stage].num_global, {}
     where = f"stage {stage + 1}, block {block + 1}"
@@ -216,8 +219,11 @@ def parse_token(text: str, size: tuple[int, int], unit: str) -> tuple[int, int]:
 
 
 def paired(lists: dict[str, list]) -> list[list]:
-    """Repeat the item of each one-item list up to the length of the longest list. lists: {flag:
-    items}. Raises ConfigError for any other list that is shorter than the longest."""
+    """Extend each one-item list to the length of the longest list by repeating its item.
+
+    lists: {command-line flag: items}. Raises ConfigError if a list with several items is shorter
+    than the longest.
+    """
     most = max(map(len, lists.values()))
     for flag, items in lists.items():
         if len(items) not in (1, most):
@@ -229,8 +235,11 @@ def paired(lists: dict[str, list]) -> list[list]:
 
 
 def panel(grid: tuple[int, int], size: int, exact: int, mode: int, token: str) -> tuple:
-    """Return a panel for `draw_patterns`: (title, pattern from `seen_from`, side of a chunk).
-    exact, mode: SW_EXACT and MODE. token: "row,col" of the query."""
+    """Return a panel for `draw_patterns` that shows which tokens of the grid a query attends to.
+
+    size: side of a chunk. exact, mode: values of the config keys SW_EXACT and MODE. token:
+    "row,col" of the query. Returns (title, array from `seen_from`, size).
+    """
     place = parse_token(token, grid, "tokens")
     if size > WIDEST:
         raise ConfigError(f"--window {size}: expected at most {WIDEST}")
@@ -244,8 +253,12 @@ def panel(grid: tuple[int, int], size: int, exact: int, mode: int, token: str) -
 
 
 def pattern_panel(grid: tuple[int, int], text: str, token: str) -> tuple:
-    """Return a panel for `draw_patterns`: the keys of any head, for a pattern with several heads.
-    text: the pattern. token: "row,col" of the query."""
+    """Return a panel for `draw_patterns` that shows which tokens of the grid a query attends to
+    in at least one head.
+
+    text: an attention pattern, see `vil.ops.patterns`. token: "row,col" of the query. Returns
+    (title, array from `seen_from`, largest side of the grid).
+    """
     place = parse_token(token, grid, "tokens")
     try:
         _, visible = keys_of_pattern(Layout(grid, max(grid), parse_pattern(text)), *place)
@@ -256,5 +269,6 @@ def pattern_panel(grid: tuple[int, int], text: str, token: str) -> tuple:
 
 
 def _titled(title: str, keys: Sequence[tuple[int, int]], grid: tuple[int, int]) -> str:
-    """Return the title of a panel with the number of keys."""
-    return f"{title}\n{len(set(keys))} of {grid[0] * grid[1]} tokens, and the global ones"
+    """Append a line with the number of attended tokens to the title of a panel. keys: (row, col) of
+    the attended tokens, possibly repeated."""
+    return f"{title}\n{len(set(keys))} of {grid[0] * grid[1]} tokens, plus the global tokens"

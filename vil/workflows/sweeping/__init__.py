@@ -1,1 +1,1 @@
-"""The parts of a sweep: its grid, its runs and their folder, the processes, and the table."""
+"""Train the combinations of a grid of settings: plan and start the runs, and tabulate results."""

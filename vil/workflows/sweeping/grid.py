@@ -1,6 +1,7 @@
-"""The grid of a sweep: a base config, and the settings in which its runs differ.
+"""The grid of a sweep: a base config, and the settings in which the runs differ.
 
-A cell of a grid is one run: a variant, if there are any, with one value for each axis.
+An axis is a config key with a list of values. A variant is a named set of settings. A cell of the
+grid is one run: a variant, if the grid has any, with one value for each axis.
 """
 
 import hashlib
@@ -23,7 +24,8 @@ LONGEST = 40  # characters of a value in a folder's name
 
 
 class Variant(NamedTuple):
-    """A named set of settings. base: config file that replaces the grid's; "" for the grid's."""
+    """A named set of settings of a sweep. base: config file to use instead of the grid's base
+    config; "" to use the latter."""
 
     name: str
     settings: tuple[Setting, ...] = ()
@@ -31,23 +33,25 @@ class Variant(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One run of a grid. values: a setting for each axis."""
+    """One run of a grid. values: one setting for each axis, which is a config key with a list of
+    values."""
 
     variant: Variant | None
     values: tuple[Setting, ...]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """{key: value as written} for the axes."""
+        """{config key: value as the user wrote it} for all axes."""
         return {setting.key: setting.value for setting in self.values}
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What a sweep runs: each variant with each combination of the values of all axes.
+    """The settings of a sweep, which runs each variant with each combination of axis values.
 
-    config: the base, None for the defaults. fixed: settings of all runs. axes: {key: a setting for
-    each value}. flags, imports: see `vil.workflows.configure.Options`.
+    config: the base config; None for the defaults. fixed: settings of all runs. axes: {config key:
+    one setting for each value}. variants: named sets of settings. flags, imports: see
+    `vil.workflows.configure.Options`.
     """
 
     config: CfgNode | str | None = None
@@ -58,7 +62,8 @@ class Grid:
     imports: tuple[str, ...] = ()
 
     def cells(self) -> Iterator[Cell]:
-        """Yield all cells. The last axis varies fastest. None if there is nothing to combine."""
+        """Yield the cell of each run, the last axis varying fastest. Yield nothing if the grid has
+        neither axes nor variants."""
         if not (self.axes or self.variants):
             return
         for variant in self.variants or (None,):
@@ -66,12 +71,12 @@ class Grid:
                 yield Cell(variant, values)
 
     def base(self) -> CfgNode:
-        """Return the frozen config with the settings of all runs."""
+        """Return the frozen config with the settings that all runs share."""
         return self._resolve(self.config, self.fixed)
 
     def resolve(self, cell: Cell) -> CfgNode:
-        """Return the frozen config of a cell. Raises ConfigError for an unknown key or a value that
-        is not allowed."""
+        """Return the frozen config of one run. Raises ConfigError for an unknown key or a value
+        that is not allowed."""
         own = cell.variant.settings if cell.variant else ()
         config = (cell.variant and cell.variant.base) or self.config
         return self._resolve(config, (*self.fixed, *own, *cell.values))
@@ -83,8 +88,8 @@ class Grid:
         return resolve(config, options)[0]
 
     def name(self, cell: Cell, *, without: Sequence[str] = ()) -> str:
-        """Return the name of a cell, such as linformer-seed_0. It depends on its own values and on
-        the names of the axes only. without: keys to leave out."""
+        """Return the name of a run, such as "linformer-seed_0": its variant, and each axis with the
+        run's value. without: axes to leave out."""
         parts = [cell.variant.name.replace(",", "_")] if cell.variant else []
         for key, value in cell.settings.items():
             if key not in without:
@@ -93,8 +98,8 @@ class Grid:
 
 
 def is_axis(setting: Setting) -> bool:
-    """Return whether a setting has several values: a list of lists for a key that takes a list, a
-    list for any other key."""
+    """Return whether a setting lists several values to sweep over. This is a list that contains a
+    list for a config key that takes a list, and any list for another key."""
     default = KEYS[setting.key].default if setting.key in KEYS else None
     if not isinstance(setting.value, list):
         return False
@@ -103,15 +108,19 @@ def is_axis(setting: Setting) -> bool:
 
 
 def with_fixed(grid: Grid, setting: Setting) -> Grid:
-    """Return the grid with a setting of all runs, which replaces an axis of that key."""
+    """Return a copy of the grid in which all runs have a setting. An axis with the same config key
+    is removed."""
     if setting.key == "OUTPUT_DIR":
-        raise ConfigError(f"{setting.where}: OUTPUT_DIR: the runs lie in the folder of --output")
+        raise ConfigError(
+            f"{setting.where}: OUTPUT_DIR: not allowed, as --output sets the folder of all runs"
+        )
     axes = {key: values for key, values in grid.axes.items() if key != setting.key}
     return replace(grid, fixed=(*grid.fixed, setting), axes=axes)
 
 
 def with_axis(grid: Grid, setting: Setting) -> Grid:
-    """Return the grid with an axis, which replaces a fixed value of that key."""
+    """Return a copy of the grid with an axis for the config key of a setting, whose value is the
+    list of values. A fixed value of the same key is removed."""
     key, values, where = setting
     if not isinstance(values, list) or not values:
         raise ConfigError(f"{where}: {key}: expected a list of values, got {values!r:.80}")
@@ -123,7 +132,8 @@ def with_axis(grid: Grid, setting: Setting) -> Grid:
 
 
 def check_grid(grid: Grid) -> None:
-    """Raise ConfigError for a bad name of a variant, or a key whose value would have no effect."""
+    """Raise ConfigError if a variant's name has other characters than allowed, or if a variant sets
+    a key that is an axis, or if every variant sets a key that `grid.fixed` sets too."""
     for variant in grid.variants:
         if not VARIANT.fullmatch(variant.name):
             raise ConfigError(
@@ -133,14 +143,15 @@ def check_grid(grid: Grid) -> None:
             if setting.key in grid.axes:
                 other = grid.axes[setting.key][0].where
                 raise ConfigError(
-                    f"{setting.where}: {setting.key} is set by the variant {variant.name} and "
-                    f"swept too ({other}): leave one of them out"
+                    f"{setting.where}: {setting.key} is set by the variant {variant.name}, but is "
+                    f"also an axis of the grid ({other}): remove one of them"
                 )
     set_by = [{setting.key for setting in variant.settings} for variant in grid.variants]
     for setting in grid.fixed:
         if set_by and all(setting.key in keys for keys in set_by):
             raise ConfigError(
-                f"{setting.where}: {setting.key} has no effect: every variant sets it"
+                f"{setting.where}: {setting.key} has no effect, because every variant sets it: "
+                "remove it here"
             )
 
 
@@ -148,7 +159,8 @@ def check_grid(grid: Grid) -> None:
 
 
 def short_key(key: str, keys: Sequence[str]) -> str:
-    """Return the shortest end of a dotted key that no other of the keys has."""
+    """Shorten a dotted config key to its last words, as few as distinguish it from the other keys.
+    For example, OPTIM.LR becomes LR."""
     words = key.split(".")
     for length in range(1, len(words)):
         end = ".".join(words[-length:])
@@ -158,17 +170,17 @@ def short_key(key: str, keys: Sequence[str]) -> str:
 
 
 def plain(value: Any) -> str:
-    """Return a value as text: the items of a list joined by commas."""
+    """Convert a value to text. The items of a list are joined by commas."""
     return ",".join(map(plain, value)) if isinstance(value, list) else str(value)
 
 
 def slug(value: Any) -> str:
-    """Return a value for a folder's name: letters, digits and . + - only, other characters as _.
-    A long value is cut and followed by a digest."""
+    """Convert a value to text for a folder's name. Characters other than letters, digits and . + -
+    become _. A long text is cut and gets a digest of the full text at its end."""
     text = re.sub(r"[^A-Za-z0-9.+-]+", "_", plain(value)).strip("_") or "none"
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 5]}-{digest(plain(value))}"
 
 
 def digest(text: str) -> str:
-    """Return four characters that distinguish texts."""
+    """Return four hex digits of the SHA-256 hash of a text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:4]

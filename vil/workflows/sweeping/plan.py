@@ -1,13 +1,14 @@
-"""The runs of a sweep and the folder that remembers them.
+"""The runs of a sweep, and the folder that records them.
 
     <sweep>/sweep.json            the runs, in order: name, variant, and value of each axis
             base.yaml             the config that all runs share
-            configs/<run>.yaml    the complete config of each run
-            runs/<run>/           its folder, as `vil train` writes it
-            output/<run>.txt      what it printed
-            output/<run>.json     how its last attempt ended
+            configs/<run>.yaml    the complete config of a run
+            runs/<run>/           the folder of a run, as `vil train` writes it
+            output/<run>.txt      what the run printed
+            output/<run>.json     how the last attempt to train the run ended
 
-A run is identified by its config, so a grid that is given again, or extended, repeats no run.
+A run is identified by its config. So if the same grid, or a larger one, is given again, no run is
+trained twice.
 """
 
 import json
@@ -45,8 +46,9 @@ log = logging.getLogger(__name__)
 class SweepRun:
     """A run of a sweep.
 
-    name: of its folder. group: the name without the seed, which runs share that differ by their
-    seed only. settings: {key: value as written} of the axes. cfg: the complete config.
+    sweep: the sweep's folder. name: the run's name, also of its folder. group: the name without the
+    seed; runs that differ only in their seed have the same group. variant: its name, or "".
+    settings: {config key: value as the user wrote it} of the axes. cfg: the complete config.
     """
 
     sweep: Path
@@ -75,7 +77,11 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """All runs of a sweep. base: the config that they share. keys: the axes, in order."""
+    """All runs of a sweep.
+
+    folder: the sweep's folder. base: the config that the runs share. keys: the config keys of the
+    axes, in order.
+    """
 
     folder: Path
     base: CfgNode
@@ -87,7 +93,7 @@ class SweepPlan:
 
     @property
     def groups(self) -> dict[str, list[SweepRun]]:
-        """{group: its runs}, in the order of the first run of each."""
+        """{name of a group: runs that differ only in their seed}, ordered by the first run."""
         groups: dict[str, list[SweepRun]] = {}
         for run in self.runs:
             groups.setdefault(run.group, []).append(run)
@@ -95,10 +101,10 @@ class SweepPlan:
 
 
 def plan_sweep(grid: Grid, folder: str | Path) -> SweepPlan:
-    """Return the runs of a folder and of a grid together. Writes nothing.
+    """List the runs that a sweep's folder records and the runs of a grid. Writes nothing.
 
-    Without a base of its own, the grid has that of the folder. Raises ConfigError for a config that
-    is not valid, and for a grid that contradicts the runs of the folder.
+    If the grid has no base config, the base config in the folder is used. Raises ConfigError if the
+    config of a run is not valid, or if the grid contradicts the runs in the folder.
     """
     with distinct_warnings():
         return _plan(grid, Path(folder))
@@ -124,6 +130,8 @@ def _plan(grid: Grid, folder: Path) -> SweepPlan:
 
 
 def plan_cell(grid: Grid, cell: Cell, folder: Path) -> SweepRun:
+    """Make the run of one cell of a grid, in the sweep's folder. Raises ConfigError for an invalid
+    config."""
     name = grid.name(cell)
     try:
         cfg = grid.resolve(cell)
@@ -135,25 +143,28 @@ def plan_cell(grid: Grid, cell: Cell, folder: Path) -> SweepRun:
 
 
 def check_base(known: SweepPlan, base: CfgNode, planned: Sequence[SweepRun], grid: Grid) -> None:
-    """Raise ConfigError if a base config contradicts that of a folder. Keys that a run sets
-    itself may differ."""
+    """Raise ConfigError if a sweep continues with another base config than its folder records. Keys
+    of axes and variants, and LOCAL keys, may differ.
+
+    known: the plan read from the folder. base, planned: base config and runs of the new grid.
+    """
     own = {*LOCAL, *known.keys, *(key for run in planned for key in run.settings)}
     own |= {setting.key for variant in grid.variants for setting in variant.settings}
     for key, (was, now) in diff(known.base, base).items():
         if key not in own:
             raise ConfigError(
-                f"{known.folder} was started with {key} {was!r}, not {now!r}: choose another "
-                f"--output, or give {key} several values"
+                f"the sweep in {known.folder} has {key} {was!r}, not {now!r}: choose another "
+                f"--output, or sweep over the values with {key}=[...]"
             )
 
 
 def merge(
     known: Sequence[SweepRun], planned: Sequence[SweepRun], local: Sequence[Setting]
 ) -> list[SweepRun]:
-    """Add the planned runs to the known ones.
+    """Add the planned runs of a grid to the known runs of a sweep, and return all runs.
 
-    A planned run with the config of a known one is that run. local: settings of LOCAL keys, which
-    known runs adopt.
+    A planned run that has the same config as a known run is not added. local: settings of LOCAL
+    keys, which replace those of the known runs.
     """
     runs = {run.name: replace(run, cfg=override(run.cfg, local)) for run in known}
     by_config = {identify(run.cfg): run.name for run in known}
@@ -166,16 +177,17 @@ def merge(
             name = by_config[identify(run.cfg)] = run.name
             runs[name] = replace(run, group=groups.setdefault(identify(run.cfg, SEED), run.group))
         elif name in seen:
-            log.warning("%s has the config of %s: it runs once", run.name, seen[name])
+            log.warning("%s and %s have the same config: it is trained once", seen[name], run.name)
         runs[name] = replace(runs[name], cfg=run.cfg)
         seen.setdefault(name, run.name)
     return list(runs.values())
 
 
 def with_free_name(run: SweepRun, taken: Mapping[str, SweepRun]) -> SweepRun:
-    """Return a run with another name if its name is taken by a run with other values.
+    """Rename a run if another run has its name, and return it.
 
-    Raises ConfigError if that run has the same values: then what they share differs.
+    taken: {name: run}. Raises ConfigError if the other run has the same variant and the same values
+    on all axes, so that the two differ only in settings that are not swept over.
     """
     other = taken.get(run.name)
     if other is None:
@@ -184,15 +196,16 @@ def with_free_name(run: SweepRun, taken: Mapping[str, SweepRun]) -> SweepRun:
         changed = {k: v for k, v in diff(other.cfg, run.cfg).items() if k not in LOCAL}
         key, (was, now) = next(iter(changed.items()))
         raise ConfigError(
-            f"{run.sweep}: the run {run.name} has {key} {was!r}, not {now!r}: choose another "
-            "--output, or another name of the variant"
+            f"the sweep in {run.sweep} has a run {run.name} with {key} {was!r}, not {now!r}: "
+            "choose another --output, or rename the variant"
         )
     mark = digest(plain([run.variant, *map(plain, run.settings.values())]))
     return replace(run, name=f"{run.name}-{mark}", group=f"{run.group}-{mark}")
 
 
 def identify(cfg: CfgNode, *without: str) -> str:
-    """Return a text that is equal for configs that compute the same. without: keys to ignore."""
+    """Return a text that is the same for two configs if they differ only in LOCAL keys. without:
+    more keys to ignore."""
     ignored = LOCAL.union(without)
     return repr(sorted(item for item in leaves(cfg).items() if item[0] not in ignored))
 
@@ -201,10 +214,15 @@ def identify(cfg: CfgNode, *without: str) -> str:
 
 
 def read_plan(folder: Path) -> SweepPlan | None:
-    """Read the runs that a folder remembers; None if it holds no sweep."""
+    """Read the runs that a sweep's folder records. Returns None if the folder holds no sweep.
+
+    Raises ConfigError if it is the folder of a single run, or if its sweep.json is not valid.
+    """
     file = folder / "sweep.json"
     if (folder / "config.yaml").is_file():
-        raise ConfigError(f"{folder} is the folder of a run: choose another --output")
+        raise ConfigError(
+            f"{folder} is the folder of a run, not of a sweep: choose another --output"
+        )
     if not file.is_file():
         return None
     try:
@@ -214,13 +232,16 @@ def read_plan(folder: Path) -> SweepPlan | None:
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
     if not valid:
-        raise ConfigError(f"{file} cannot be read: it names a run that no sweep would name so")
+        raise ConfigError(
+            f"{file} cannot be read: a run's name may only have letters, digits and _ . + -"
+        )
     runs = [replace(run, cfg=get_config(run.config_file)) for run in found]
     return SweepPlan(folder, get_config(folder / "base.yaml"), runs)
 
 
 def write_plan(plan: SweepPlan) -> None:
-    """Write the plan into its folder. sweep.json comes last, so that it names no missing config."""
+    """Write a sweep's runs and configs to its folder. sweep.json is written last, so that each run
+    in it has a config file. Raises ConfigError if the folder cannot be written."""
     with os_error_as(ConfigError, f"--output {plan.folder}"):
         for name in ("configs", "runs", "output"):
             make_folder(plan.folder / name, "--output")
@@ -234,6 +255,6 @@ def write_plan(plan: SweepPlan) -> None:
 
 
 def write_changed(file: Path, text: str) -> None:
-    """Replace a text file, unless it has that content."""
+    """Write a text file, unless the file already has this content."""
     if not file.is_file() or file.read_text(**TEXT) != text:
         replace_text(file, text)

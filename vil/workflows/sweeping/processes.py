@@ -1,7 +1,7 @@
 """Train the runs of a sweep in processes of `vil train`, several at a time.
 
-A run that crashes ends alone. A signal that stops the sweep is passed on: the runs save their state
-and end, as `vil train` does. A run whose sweep was killed stops by itself (`LAUNCHER_PID`).
+A run that crashes does not end the others. A signal to stop the sweep is passed to the runs, which
+save their state and end. If the sweep is killed, its runs notice this (`LAUNCHER_PID`) and stop.
 """
 
 import os
@@ -32,7 +32,7 @@ LOCKED_SECONDS = 60.0
 
 @dataclass
 class Attempt:
-    """A run in a process of its own."""
+    """A started process that trains a run. began: the time of the start, from `time.time`."""
 
     run: SweepRun
     process: subprocess.Popen
@@ -40,11 +40,11 @@ class Attempt:
 
 
 class RunPool:
-    """Trains runs, `jobs` at a time, each with its share of the cores.
+    """Trainer of a sweep's runs, `jobs` at a time, each with an equal share of the CPU cores.
 
-    num_processes: processes of each run, started by torchrun if there are several. devices: names
-    for CUDA_VISIBLE_DEVICES, which runs at the same time share out; empty to leave it unset.
-    on_begin, on_end: called with each run.
+    num_processes: processes of each run, started by torchrun if there are several. devices: GPU
+    names for CUDA_VISIBLE_DEVICES, divided among the runs that train at the same time; if empty,
+    this variable is not changed. on_begin, on_end: called with each run when it begins or ends.
     """
 
     def __init__(
@@ -62,9 +62,10 @@ class RunPool:
         self.signal = 0  # the first signal that was received
 
     def train(self, runs: Sequence[SweepRun]) -> int:
-        """Train runs, or resume them. Returns the number of the signal that stopped it, or 0.
+        """Train or resume runs. Returns the number of the signal that stopped the training, or 0.
 
-        A run that another process holds comes last, and is left out if it stays so.
+        A run whose folder is locked by another process is tried again after the other runs. It is
+        skipped if the folder is still locked after LOCKED_SECONDS.
         """
         waiting, deadline = deque(runs), time.monotonic() + LOCKED_SECONDS
         with self._signals():
@@ -78,7 +79,8 @@ class RunPool:
         return self.signal
 
     def _start_next(self, waiting: deque[SweepRun]) -> bool:
-        """Start the next run that no other process holds, if a slot is free."""
+        """Start the next run whose folder is not locked by another process, if fewer than `jobs`
+        runs are active. Returns whether a run was started."""
         slot = next((slot for slot in range(self.jobs) if slot not in self.active), None)
         for _ in range(0 if slot is None or self.signal else len(waiting)):
             run = waiting.popleft()
@@ -102,7 +104,8 @@ class RunPool:
             return Attempt(run, subprocess.Popen(command, **words), began)
 
     def _environment(self, slot: int) -> dict[str, str]:
-        """Return the environment of a run: its threads, its GPU, and the process it belongs to."""
+        """Return the environment variables for a run. They set its number of threads, its GPUs, and
+        the process whose end it watches for. slot: the run's number, below `jobs`."""
         own = {}
         if self.jobs * self.num_processes > 1:
             given = os.environ.get("OMP_NUM_THREADS", "")
@@ -119,7 +122,7 @@ class RunPool:
         return {**os.environ, **own}
 
     def _reap(self) -> bool:
-        """Record the runs that have ended. Returns whether there were any."""
+        """Record how the runs ended whose processes have exited. Returns whether any have."""
         ended = [slot for slot, a in self.active.items() if a.process.poll() is not None]
         for slot in ended:
             attempt = self.active.pop(slot)
@@ -132,8 +135,8 @@ class RunPool:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Pass signals on to the runs inside the context. In a thread that is not the main one, do
-        nothing: Python allows no signal handlers there."""
+        """Pass the signals in SIGNALS on to the active runs, inside a `with` block. Outside of the
+        main thread, do nothing, because Python allows no signal handlers there."""
         handlers = {}
         if threading.current_thread() is threading.main_thread():
             handlers = {number: signal.signal(number, self._forward) for number in SIGNALS}
@@ -156,13 +159,15 @@ class RunPool:
 
 
 def visible_devices() -> list[str]:
-    """Return the names of the GPUs that this process may use, as in CUDA_VISIBLE_DEVICES."""
+    """Return the GPUs that this process may use: the items of CUDA_VISIBLE_DEVICES or, if it is not
+    set, the indices of all GPUs."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     return given.split(",") if given else [str(i) for i in range(torch.cuda.device_count())]
 
 
 def train_command(run: SweepRun, num_processes: int = 1) -> list[str]:
-    """Return the command that trains or resumes a run."""
+    """Return the command line, as a list of words, that trains or resumes a run. num_processes:
+    with several, the command starts them with torchrun."""
     launcher = [sys.executable]
     if num_processes > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone"]

@@ -31,19 +31,20 @@ from vil.workflows.sweeping.state import read_state
 
 
 class ModelSize(NamedTuple):
-    """Parameters of a model, and multiply-accumulates for one image; None if unknown."""
+    """Number of a model's parameters, and its multiply-accumulates for one image. None: unknown."""
 
     parameters: int | None = None
     macs: int | None = None
 
 
 def metric_of(run: SweepRun) -> Metric:
-    """Return the metric of a run's task."""
+    """Return the metric by which the task of a run ranks models, such as top-1 accuracy."""
     return task_for(run.cfg, torch.device("cpu")).metric
 
 
 def make_table(plan: SweepPlan, sizes: Mapping[str, ModelSize]) -> Table:
-    """Read the results of all runs of a plan."""
+    """Read the results of all runs of a sweep into a table. sizes: {group of runs that differ only
+    in their seed: size of their model}; others are left empty."""
     metric = metric_of(plan.runs[0])
     rows = {run.name: read_row(run, metric, plan.keys) for run in plan.runs}
     groups = [
@@ -57,7 +58,8 @@ def make_table(plan: SweepPlan, sizes: Mapping[str, ModelSize]) -> Table:
 
 
 def read_row(run: SweepRun, metric: Metric, keys: Sequence[str] = ()) -> RunRow:
-    """Read what a run has logged. keys: config keys whose values belong to the row."""
+    """Read the state and the logged results of a run into a table row. keys: config keys whose
+    values are added to the row."""
     state, values = read_state(run), leaves(run.cfg)
     row = RunRow(
         run.name, run.group, {key: values.get(key) for key in keys}, values[SEED], state.state,
@@ -82,16 +84,17 @@ def read_row(run: SweepRun, metric: Metric, keys: Sequence[str] = ()) -> RunRow:
 
 
 def format_summary(table: Table) -> str:
-    """Return the rows of the groups as aligned columns."""
+    """Format a table as text in aligned columns, one line per group of runs that differ only in
+    their seed."""
     return align(summary_cells(table))
 
 
 def write_table(folder: Path, table: Table) -> list[Path]:
-    """Write runs.csv, summary.csv, the plots and summary.md, and return their paths. Raises
-    ConfigError if the folder cannot be written."""
+    """Write a sweep's results to runs.csv, summary.csv, summary.md and plots in a folder. Returns
+    the files. Raises ConfigError if the folder cannot be written."""
     notes = [
-        f"{table.label}: of the last evaluation, mean ± standard deviation over the seeds. "
-        "images/s: of training, median. memory: peak of the process, on a GPU of its tensors. "
+        f"{table.label}: from the last evaluation, mean ± standard deviation over the seeds. "
+        "images/s: median speed of training. memory: peak of the process, or of tensors on a GPU. "
         f"Measured on {processor()}."
     ]
     with os_error_as(ConfigError, f"--output {folder}"):

@@ -1,7 +1,7 @@
-"""Run a sweep as a SLURM job array: write its script, and submit it.
+"""Run a sweep as a SLURM job array: write the batch script, and submit it.
 
-A task of the array calls `vil sweep --task N`, which trains run N. Two minutes before its time is
-up, or when it is preempted, the run saves and the task goes back into the queue.
+Each task of the array calls `vil sweep --task N`, which trains run N. Two minutes before the task's
+time limit, or when the task is preempted, the run saves its state and the task is requeued.
 """
 
 import os
@@ -51,11 +51,11 @@ def format_script(
     jobs: int | None = None,
     num_processes: int = 1,
 ) -> str:
-    """Return the script of a job array.
+    """Return the text of the sbatch script that trains a sweep's runs as a job array.
 
-    tasks: numbers of the runs. options: options of sbatch, such as "--gres=gpu:1 --time=2:00:00".
-    jobs: largest number of tasks at a time. num_processes: processes of each run. Raises
-    ConfigError for words that are not options.
+    folder: the sweep's folder. tasks: numbers of the runs to train. options: options of sbatch,
+    such as "--gres=gpu:1 --time=2:00:00". jobs: largest number of tasks at a time; None for no
+    limit. num_processes: processes of each run. Raises ConfigError if `options` has other words.
     """
     folder = folder.resolve()
     command = [sys.executable, "-m", "vil", "sweep", "--output", str(folder)]
@@ -71,15 +71,15 @@ def format_script(
 
 
 def write_script(folder: Path, text: str) -> Path:
-    """Write <folder>/sweep.sbatch and return its path."""
+    """Write the text of a SLURM script to <folder>/sweep.sbatch. Returns the path."""
     with os_error_as(ConfigError, f"--output {folder}"):
         replace_text(folder / "sweep.sbatch", text)
     return folder / "sweep.sbatch"
 
 
 def sbatch_options(text: str) -> list[str]:
-    """Split options of sbatch: one for each line of a script. Raises ConfigError for other
-    words."""
+    """Split text into options of sbatch, each with its value, such as "--gres=gpu:1" or "-p long".
+    Raises ConfigError for a word that is neither an option nor a value."""
     options: list[str] = []
     for word in shlex.split(text):
         if word.startswith("-"):
@@ -92,7 +92,7 @@ def sbatch_options(text: str) -> list[str]:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as sbatch's --array has them: 0, 1, 2, 5 as "0-2,5"."""
+    """Format ascending numbers for sbatch's option --array. For example, 0, 1, 2, 5 is "0-2,5"."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:
@@ -103,11 +103,13 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def submit(script: Path) -> str | None:
-    """Submit a script; return the number of its job, or None if there is no sbatch here. Raises
-    ConfigError with sbatch's own words if it refuses."""
+    """Submit a SLURM script with sbatch. Returns the job number, or None if this machine has no
+    sbatch. Raises ConfigError with the error message of sbatch if it fails."""
     if shutil.which("sbatch") is None:
         return None
     done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True)
     if done.returncode:
-        raise ConfigError(f"sbatch {script}: {done.stderr.strip() or done.returncode}")
+        raise ConfigError(
+            f"sbatch {script}: {done.stderr.strip() or f'exit code {done.returncode}'}"
+        )
     return done.stdout.strip().partition(";")[0]

@@ -1,4 +1,4 @@
-"""Make the grid of a sweep from words, from Python values, and from a YAML file."""
+"""Make the grid of a sweep from command-line words, Python values, and a YAML file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -40,14 +40,18 @@ def make_grid(
 ) -> Grid:
     """Make a grid from Python values and a file.
 
-    overrides: settings of all runs. A list for a key that takes one value is an axis, and so is a
-    list of lists for a key that takes a list. file: see `read_grid`; the other arguments replace
-    what it says about their keys. axes: {key: values}. variants: {name: {key: value}}, where the
-    key _BASE_ is a config file that replaces `config`.
+    config: the base config. overrides: settings of all runs. A list for a config key that takes one
+    value, or a list of lists for a key that takes a list, is swept over. file: YAML file, see
+    `read_grid`; the other arguments override its settings. axes: {config key: values to sweep
+    over}. variants: {name: {key: value}}, where the key _BASE_ is a config file that replaces
+    `config`. flags: {config key: value or None}, which override all. imports: Python files to run.
+    Raises ConfigError for invalid or contradictory settings.
     """
     grid = read_grid(file) if file else Grid()
     if config is not None and grid.config is not None:
-        raise ConfigError(f"{file} names its base config: remove --config-file")
+        raise ConfigError(
+            f"{file} sets the base config: remove --config-file, or `base` in the file"
+        )
     config = str(config) if isinstance(config, Path) else config
     flags = {key: str(value) for key, value in (flags or {}).items() if value is not None}
     grid = replace(grid, flags=flags, imports=tuple(imports))
@@ -65,7 +69,7 @@ def make_grid(
 
 
 def as_variant(name: str, settings: Mapping[str, Any]) -> Variant:
-    """Make a variant from {key: value}."""
+    """Make a variant of a sweep from {config key: value}. The key _BASE_ sets its base config."""
     base = settings.get("_BASE_", "")
     keys = {key: value for key, value in settings.items() if key != "_BASE_"}
     own = (Setting(k, v if isinstance(v, str) else as_written(v), "grid") for k, v in keys.items())
@@ -75,8 +79,9 @@ def as_variant(name: str, settings: Mapping[str, Any]) -> Variant:
 def read_grid(file: str | Path) -> Grid:
     """Read a grid from a YAML file with the parts `base`, `fixed`, `grid` and `variants`.
 
-    base: a config, as in _BASE_. fixed: settings of all runs. grid: {key: list of values}.
-    variants: {name: settings}, of which _BASE_ replaces the base. Keys may be nested or dotted.
+    base: a config file, found as _BASE_ is in a config. fixed: settings of all runs. grid: {config
+    key: list of values}. variants: {name: {config key: value}}, where the key _BASE_ is a config
+    file that replaces `base`. Config keys may be nested or dotted. Raises ConfigError.
     """
     path = find(file)
     settings = read_yaml(read_text(path), shown(path), keeps_empty=is_variant)
@@ -102,7 +107,7 @@ def read_grid(file: str | Path) -> Grid:
 
 
 def is_variant(key: str) -> bool:
-    """Return whether a dotted key of a grid's file is that of a variant."""
+    """Return whether a dotted key of a grid file is the name of a variant, such as "variants.a"."""
     return key.startswith("variants.") and key.count(".") == 1
 
 

@@ -1,4 +1,4 @@
-"""The state of each run of a sweep, from its folder and from how its last attempt ended."""
+"""The state of a sweep's runs, read from their folders and from records of how they last ended."""
 
 import json
 import re
@@ -22,8 +22,9 @@ TAIL = 20_000  # bytes of a run's output that are searched
 class RunState(NamedTuple):
     """State of a run.
 
-    state: "pending", "running", "interrupted" (it will resume), "failed" or "finished". code: exit
-    code of the last attempt. step: number of finished steps.
+    state: "pending", "running", "interrupted" (can resume), "failed" or "finished". code: exit code
+    of the last attempt to train the run; None if unknown. reason: why this attempt failed, or "".
+    step: number of finished training steps.
     """
 
     state: str
@@ -33,7 +34,7 @@ class RunState(NamedTuple):
 
 
 def read_state(run: SweepRun) -> RunState:
-    """Return the state of a run."""
+    """Read the state of a run of a sweep from the files that the run and the sweep wrote."""
     outcome = read_json(run.outcome_file)
     try:
         status = RunRecord.read(run.folder).status
@@ -54,15 +55,15 @@ def read_state(run: SweepRun) -> RunState:
 
 
 def begin_attempt(run: SweepRun) -> float:
-    """Forget how the last attempt ended. Returns the time."""
+    """Delete the record of how the last attempt to train a run ended. Returns the current time."""
     run.outcome_file.unlink(missing_ok=True)
     return time.time()
 
 
 def end_attempt(run: SweepRun, returncode: int, began: float) -> None:
-    """Record how an attempt ended.
+    """Write how an attempt to train a run ended to the run's `outcome_file`.
 
-    returncode: of the process, negative for a signal. began: the time of `begin_attempt`.
+    returncode: of the process; negative if a signal killed it. began: result of `begin_attempt`.
     """
     code, reason = describe_end(run, returncode, began)
     outcome = {"code": code, "reason": reason, "time": now()}
@@ -70,10 +71,10 @@ def end_attempt(run: SweepRun, returncode: int, began: float) -> None:
 
 
 def describe_end(run: SweepRun, returncode: int, began: float) -> tuple[int, str]:
-    """Return the exit code of a run and the reason of a failure in one line.
+    """Return how an attempt to train a run ended: (exit code, reason of a failure in one line).
 
-    status.json of the run tells it best, if it was written in this attempt: torchrun itself ends
-    with 1 whatever happened. Otherwise it is the error line of the command.
+    Both come from the run's status.json if this attempt wrote it, because torchrun exits with 1
+    after any failure. Otherwise they come from `returncode` and the error line in the output.
     """
     file = run.folder / "status.json"
     status = read_json(file) if file.is_file() and file.stat().st_mtime >= began - 1 else {}
@@ -87,7 +88,8 @@ def describe_end(run: SweepRun, returncode: int, began: float) -> tuple[int, str
 
 
 def last_error(file: Path) -> str:
-    """Return the last error line of a command in a file of its output, or else its last line."""
+    """Return the last error message in a file with the output of a command or, if it has no error
+    message, its last line."""
     try:
         with file.open("rb") as stream:
             stream.seek(max(0, file.stat().st_size - TAIL))
@@ -99,11 +101,12 @@ def last_error(file: Path) -> str:
 
 
 def one_line(text: str) -> str:
+    """Join the lines of a text by spaces, and cut it after 500 characters."""
     return " ".join(text.split())[:500]
 
 
 def read_json(file: Path) -> dict:
-    """Return the object in a JSON file; an empty dict if there is none."""
+    """Read the dict in a JSON file. Returns {} if there is no such file or it holds no dict."""
     try:
         found = json.loads(file.read_text(**TEXT))
     except (OSError, ValueError, RecursionError):
