@@ -44,8 +44,15 @@ MUST_ACCEPT = {  # the cases that each backend must accept
     # masked_sdpa computes layouts only (test_layouts); those that need a GPU or Triton's
     # interpreter are tested in test_triton and test_flex
     **dict.fromkeys(
-        ("masked_sdpa", "flex", "triton", "flex+blocked", "flex+triton", "triton+blocked",
-         "blocked+triton"),
+        (
+            "masked_sdpa",
+            "flex",
+            "triton",
+            "flex+blocked",
+            "flex+triton",
+            "triton+blocked",
+            "blocked+triton",
+        ),
         lambda case: False,
     ),
     "unfold_tensor": lambda case: case.window.mask == 1,
