@@ -65,8 +65,8 @@ HIDDEN = "\0"  # begins no word of a command line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code, which an error has from its class in
-    `vil.utils.errors`. argv: the words after `vil`, by default those in sys.argv."""
+    """Run a command and return the exit code. The error classes in `vil.utils.errors` list the
+    codes. argv: the words after `vil`, by default those in sys.argv."""
     words = list(sys.argv[1:] if argv is None else argv)
     with standard_streams():
         try:
@@ -140,7 +140,7 @@ def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An argument parser that raises ConfigError, which is printed as one line."""
+    """Argument parser that raises ConfigError for a wrong command line, instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see --help)")
@@ -149,8 +149,9 @@ class CommandParser(argparse.ArgumentParser):
 def report_error(program: str, error: Exception, run: str | None = None) -> int:
     """Print an error as one line and return its exit code.
 
-    An error without the attribute `exit_code` is unexpected. Its traceback is written to the run
-    folder `run` if that exists, else to the user's cache folder.
+    program: beginning of the line, such as "vil train". run: the run's folder, if known. If the
+    error is unexpected, which means that it has no attribute `exit_code`, the traceback is written
+    to a file in the run's folder or, if there is no such folder, in the user's cache folder.
     """
     rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
     if hasattr(error, "exit_code"):

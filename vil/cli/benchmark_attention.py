@@ -109,7 +109,8 @@ def table(rows: list) -> str:
 
 
 def line(row) -> str:
-    """Format the results of a backend, or the reason why it has none."""
+    """Format the results of one backend on a case as a line of a table, or the reason why there are
+    no results."""
     name = f"  {row.backend + (' *' if row.auto else ''):20}"
     if row.total_ms is None:
         return f"{name}  {row.reason}"

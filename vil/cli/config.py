@@ -43,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
-    """Format a config as YAML, with a comment on where each value comes from that is set. sources:
-    {key: text that names where its value was set}."""
+    """Format a config as YAML, where each value that was set has a comment on its source.
+    sources: {key: text that names where its value was set}."""
     lines, path = [], []
     for line in dump(cfg).splitlines():
         indent, name = re.match(r"( *)[\"']?(\w+)", line).groups()

@@ -144,8 +144,12 @@ def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], 
 
 
 def use_shipped_weights(args: argparse.Namespace) -> None:
-    """Change the arguments to use the weights that ship with the package, if no run, config or
-    model is given. Raises ConfigError for a command of one task, such as `vil detect predict`."""
+    """Change the parsed arguments to load the weights that ship with the package, if they give no
+    run, config or model.
+
+    Raises ConfigError for a command of one task, such as `vil detect predict`, because the shipped
+    weights are a classifier's.
+    """
     from vil.workflows.inference import shipped_weights
 
     opts = args.opts or []

@@ -42,7 +42,7 @@ IMAGENET_CLASSES = ResNet18_Weights.DEFAULT.meta["categories"]
 class Row(NamedTuple):
     """A row of published.csv, which describes one published weight file. All fields are text.
 
-    The fields up to `macs` are from the paper's authors; a value that they did not publish is "".
+    The fields top1, top5, parameters and macs are values that the paper's authors published, or "".
     Other numbers are counted on the model or taken from the config file.
     """
 
@@ -77,7 +77,7 @@ class ViLWeights(WeightsEnum):
 
     @property
     def sha256(self) -> str | None:
-        """The SHA-256 of the file; None if the authors did not publish it."""
+        """SHA-256 of the weight file as hex digits; None if it is unknown."""
         return self.meta["sha256"]
 
     def get_state_dict(self, progress: bool = True, check_hash: bool = True) -> dict[str, Tensor]:

@@ -105,7 +105,8 @@ def find_model_name(model: MsViT) -> str:
 
 
 def _make_config(model: MsViT, card: Mapping) -> dict:
-    """Return the content of config.json: timm's keys, and the model card under `vil`."""
+    """Return the content of config.json for a model: timm's keys, and the model card under the key
+    "vil"."""
     settings = card["model"]
     args = {key: value for key, value in settings.items() if key not in NOT_IN_MODEL_ARGS}
     return {

@@ -63,7 +63,7 @@ def _infer_attention(name: str, state: Mapping[str, Tensor]) -> list[StageSpec]:
 
 @cache
 def _build_on_meta(stages: tuple[StageSpec, ...]) -> MsViT:
-    """Build a model with default settings on the meta device."""
+    """Build a model with these stages and default settings on the meta device, without weights."""
     with torch.device("meta"):
         return MsViT(stages)
 

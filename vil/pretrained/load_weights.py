@@ -271,8 +271,8 @@ def _fit_head(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Remove the head from a state dict if `head` is "new", or select rows of it for "rows:FILE".
 
-    names: of the head's parameters. Returns (state dict, names of the parameters that keep their
-    initial values).
+    head: see `load_weights`. names: names of the head's parameters. Returns (state dict, names of
+    the parameters that keep their initial values).
     """
     if head == "new":
         return {key: value for key, value in state.items() if key not in names}, list(names)

@@ -80,7 +80,7 @@ class Table(NamedTuple):
 def summarize(
     name: str, runs: Sequence[RunRow], parameters: int | None, macs: int | None
 ) -> GroupRow:
-    """Compute the mean results of a group of runs. name: of the group. runs: at least one.
+    """Compute the mean results of a group of runs. name: name of the group. runs: at least one.
     parameters, macs: size of the model, None if unknown."""
     done = [run for run in runs if run.state == "finished" and run.metric is not None]
     values = [run.metric for run in done]

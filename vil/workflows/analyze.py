@@ -26,7 +26,7 @@ class Cost(NamedTuple):
 
     @property
     def macs(self) -> int:
-        """Total multiply-accumulates for one image."""
+        """Total number of multiply-accumulates of the model for one image."""
         return sum(row.macs for row in self.rows)
 
 

@@ -88,7 +88,7 @@ def settings(cfg: CfgNode) -> list[Setting]:
 
 
 def as_yaml(value: object) -> str:
-    """Format a config value as in a YAML config file."""
+    """Format a config value as the text that a YAML config file would have."""
     return dump(CfgNode({"value": value})).partition(":")[2].strip()
 
 

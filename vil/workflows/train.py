@@ -62,7 +62,8 @@ class TrainResult:
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def history(self, split: str = "train") -> list[dict[str, Any]]:
-        """Return the entries of metrics.jsonl with a given split: "train" or "val/<test set>"."""
+        """Return the logged metrics of the run, a dict per logged step or evaluation. split:
+        "train" or "val/<test set>"."""
         points = metrics(self.run_dir / "metrics.jsonl")
         return [point for point in points if point["split"] == split]
 
@@ -130,7 +131,7 @@ def train_config(cfg: CfgNode, *, resume: bool = False) -> TrainResult:
 
 
 def had_checkpoints(folder: Path) -> bool:
-    """Return whether status.json in a run's folder names a checkpoint."""
+    """Return whether the run in a folder has ever saved a checkpoint, by its status.json."""
     return bool(RunRecord.read(folder).status.get("checkpoint"))
 
 
@@ -249,7 +250,7 @@ def _load_initial_weights(cfg: CfgNode, task: Task, model: nn.Module) -> None:
 
 
 def checkpoint_policy(cfg: CfgNode) -> CheckpointPolicy:
-    """Build the policy of when the run evaluates, saves and removes checkpoints."""
+    """Build the policy of when a run evaluates the model, and saves and removes checkpoints."""
     return CheckpointPolicy(
         eval_every=cfg.RUN.EVAL_EVERY,
         save_every=cfg.RUN.SAVE_EVERY,

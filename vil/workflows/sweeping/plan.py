@@ -184,10 +184,10 @@ def merge(
 
 
 def with_free_name(run: SweepRun, taken: Mapping[str, SweepRun]) -> SweepRun:
-    """Rename a run if another run has its name, and return it.
+    """Return the run, renamed if another run has the same name.
 
-    taken: {name: run}. Raises ConfigError if the other run has the same variant and the same values
-    on all axes, so that the two differ only in settings that are not swept over.
+    taken: {name: run}, the other runs. Raises ConfigError if the other run has the same variant and
+    the same values on all axes, so that the two differ only in settings that are not swept over.
     """
     other = taken.get(run.name)
     if other is None:

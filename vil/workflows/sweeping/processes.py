@@ -104,8 +104,9 @@ class RunPool:
             return Attempt(run, subprocess.Popen(command, **words), began)
 
     def _environment(self, slot: int) -> dict[str, str]:
-        """Return the environment variables for a run. They set its number of threads, its GPUs, and
-        the process whose end it watches for. slot: the run's number, below `jobs`."""
+        """Return the environment variables of a run's process: they set the number of threads, the
+        GPUs, and this process's id, so that the run stops if this process dies. slot: the run's
+        number, below `jobs`."""
         own = {}
         if self.jobs * self.num_processes > 1:
             given = os.environ.get("OMP_NUM_THREADS", "")
@@ -122,7 +123,7 @@ class RunPool:
         return {**os.environ, **own}
 
     def _reap(self) -> bool:
-        """Record how the runs ended whose processes have exited. Returns whether any have."""
+        """Record the results of runs whose processes have exited. Returns whether any did."""
         ended = [slot for slot, a in self.active.items() if a.process.poll() is not None]
         for slot in ended:
             attempt = self.active.pop(slot)
