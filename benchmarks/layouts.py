@@ -8,8 +8,8 @@ speed      against scaled_dot_product_attention with the same boolean mask, and 
 memory     peak of the tensors beyond inputs, output and gradients, against the same mask, and
            against a learned dense bias
 large      memory of the process on 256 x 256 tokens
-crossover  time of the dense and of the sparse backends from 2 % to 100 % density, and what `auto`
-           selects without tuning
+crossover  time of the dense and of the sparse backends from 2 % to 100 % density, and of what
+           `auto` selects without and with tuning
 
 Two threads, float32, D 64, medians of interleaved repeats of forward and backward. Density is the
 fraction of all pairs of chunks that are computed.
@@ -30,8 +30,10 @@ from shared import CPU, MIB, RESULTS, add_json, make_parser, write_json
 from vil.bench.baselines import differentiate, make_candidate, masked_sdpa
 from vil.ops import Case, Layout, Window, choose, patterns
 from vil.ops.custom_op import num_layout_pairs, num_pairs
+from vil.ops.dispatch import CHOICES
 from vil.ops.patterns import parse_pattern
 from vil.ops.testing import Inputs, make_inputs
+from vil.ops.tuning.tuner import tune
 from vil.utils.interleaved_timer import Candidate, peak_bytes, time_interleaved
 from vil.utils.machine import machine
 
@@ -142,8 +144,9 @@ def large() -> Iterator[Ratio]:
 
 
 def crossover() -> Iterator[Ratio]:
-    """Time the backends over densities; compare the selected one with the fastest one."""
-    losses = []
+    """Time the backends over densities. Compare the fastest one with those that are selected
+    without tuning, and by a tuner that takes measurements of its own."""
+    losses: dict[str, list[float]] = {"untuned": [], "tuned": []}
     for ((side, _), (chunk, batch)), bias in itertools.product(GRIDS.items(), (False, True)):
         label = f"{side}x{side} {'with' if bias else 'without'} bias"
         dense = DENSE if bias else FUSED
@@ -155,14 +158,19 @@ def crossover() -> Iterator[Ratio]:
             inputs = make_inputs(case)
             times = time_all({name: make_candidate(name, case, inputs) for name in names})
             share = times[SPARSE] / min(t for name, t in times.items() if name != SPARSE)
-            losses.append(times[choose(case)] / min(times.values()))
+            selected = {"untuned": choose(case), "tuned": tune(case, names)[0].name}
+            CHOICES.clear()
             last_sparse = layout.density if share < 1 else last_sparse
             text = f"{label}, density {layout.density:.0%}"
             yield Ratio(f"{text}: time of {SPARSE} over the fastest dense backend", share)
-            yield Ratio(f"{text}: time of auto over the fastest", losses[-1], None, 1.25)
+            for how, name in selected.items():
+                loss = times[name] / min(times.values())
+                losses[how].append(loss)
+                yield Ratio(f"{text}: time of auto, {how}, over the fastest", loss, None, 1.25)
         yield Ratio(f"{label}: largest density at which {SPARSE} is faster", last_sparse)
-    mean = math.exp(statistics.mean(map(math.log, losses)))
-    yield Ratio("time of auto over the fastest, geometric mean", mean, None, 1.1)
+    for (how, values), bound in zip(losses.items(), (1.1, 1.03)):
+        mean = statistics.geometric_mean(values)
+        yield Ratio(f"time of auto, {how}, over the fastest, geometric mean", mean, None, bound)
 
 
 PARTS: dict[str, Callable[[], Iterator[Ratio]]] = {

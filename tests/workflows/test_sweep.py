@@ -147,6 +147,7 @@ WRONG = [
         marks=pytest.mark.detection,
     ),
     ("SEED=[1] --task 1", "--task 1: s has runs 0 to 0"),
+    ('SEED=[1] --slurm=--comment="a', "--slurm '--comment=\"a': No closing quotation"),
     ("SEED=[1] --slurm gres", "--slurm 'gres': expected options of sbatch, got 'gres'"),
     ("SEED=[1] --list --table", "not allowed with"),
     ("SEED=[1] --jobs 0", "expected a whole number from 1 up, got '0'"),
@@ -308,7 +309,7 @@ def test_states():
 def test_a_killed_run_says_so():
     (run,) = remember("SEED=[0]").runs
     end_attempt(run, -9, begin_attempt(run))
-    assert read_state(run)[:3] == ("failed", 1, "killed by SIGKILL (out of memory?)")
+    assert read_state(run)[:3] == ("failed", 1, "killed by signal 9, Killed (out of memory?)")
 
 
 def test_a_dry_run_lists_and_writes_nothing():

@@ -228,12 +228,13 @@ def read_plan(folder: Path) -> SweepPlan | None:
     try:
         rows = json.loads(file.read_text(**TEXT))["runs"]
         found = [SweepRun(folder, *(row[key] for key in FIELDS), cfg=CfgNode()) for row in rows]
-        valid = all(NAME.fullmatch(run.name) and dict(run.settings) is not None for run in found)
+        valid = all(NAME.fullmatch(run.name) and isinstance(run.settings, dict) for run in found)
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
     if not valid:
         raise ConfigError(
-            f"{file} cannot be read: a run's name may only have letters, digits and _ . + -"
+            f"{file} cannot be read: each run needs settings, and a name of letters, digits and"
+            " _ . + -"
         )
     runs = [replace(run, cfg=get_config(run.config_file)) for run in found]
     return SweepPlan(folder, get_config(folder / "base.yaml"), runs)

@@ -81,7 +81,11 @@ def sbatch_options(text: str) -> list[str]:
     """Split text into options of sbatch, each with its value, such as "--gres=gpu:1" or "-p long".
     Raises ConfigError for a word that is neither an option nor a value."""
     options: list[str] = []
-    for word in shlex.split(text):
+    try:
+        words = shlex.split(text)
+    except ValueError as error:  # a quote without its end
+        raise ConfigError(f"--slurm {text!r}: {error}") from None
+    for word in words:
         if word.startswith("-"):
             options.append(word)
         elif options and "=" not in options[-1] and " " not in options[-1]:

@@ -81,9 +81,8 @@ def describe_end(run: SweepRun, returncode: int, began: float) -> tuple[int, str
     if returncode != 0 and status.get("code") and status.get("reason"):
         return status["code"], one_line(status["reason"])
     if returncode < 0:
-        name = signal.Signals(-returncode).name
-        hint = " (out of memory?)" if name == "SIGKILL" else ""
-        return LOST, f"killed by {name}{hint}"
+        hint = " (out of memory?)" if -returncode == signal.SIGKILL else ""
+        return LOST, f"killed by signal {-returncode}, {signal.strsignal(-returncode)}{hint}"
     return returncode, "" if returncode == 0 else last_error(run.output_file)
 
 
