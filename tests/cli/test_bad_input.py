@@ -210,7 +210,7 @@ def test_folders_that_cannot_be_used(counts, pattern):
 def test_a_batch_larger_than_the_training_set():
     draw_pictures("pets", {"train/cat": 9, "train/dog": 6, "val/cat": 1})
     ended = vil("train", *SMALL, *FOLDER, "--data", "pets", "--output_dir", "out")
-    refused(ended, USAGE, r"= 16 images, and the training set has 15: make them sm")
+    refused(ended, USAGE, r"= 16 images, and the training set has 15: lower one of the two")
 
 
 # Weights

@@ -224,11 +224,11 @@ def test_nothing_could_be_read(run):
 @pytest.mark.parametrize(
     ("words", "code", "pattern"),
     [
-        ("predict", USAGE, r"which images\?"),
+        ("predict", USAGE, r"give either images"),
         (
             "predict --overlap 10 x.png",
             USAGE,
-            "that of tiles: set DETECTION.TEST.TILE",
+            "an overlap needs tiles: set DETECTION.TEST.TILE",
         ),
         (
             "predict --tile 64 --overlap 64 x.png",

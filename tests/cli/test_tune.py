@@ -68,7 +68,7 @@ def test_every_stage_is_listed_in_training_and_evaluation_and_info_says_so(tmp_p
     assert out.count("<- chosen") == 3
     measured = re.findall(r"^  flex +\d+\.\d\d +0\.00 ", out, re.MULTILINE)
     assert len(measured) == bool(shutil.which("g++")), "in evaluation, where it can be compiled"
-    assert "the exact window only" in out, "the reasons of the others"
+    assert "only the exact window" in out, "the reasons of the others"
     assert f"3 choices kept in {tmp_path / 'cache' / 'attention.json'}" in out
     CHOICES.clear()
     shown = vil("info", *TINY, "MODEL.VIT.MSVIT.MODE=1").out

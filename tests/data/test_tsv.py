@@ -138,7 +138,7 @@ def test_labels_may_be_in_a_separate_file(root):
     assert names(build_dataset("tsv", root, "train"))[3] == "x3"
     (root / "l.tsv").write_text("x\t0\n")
     (root / "l.lineidx").unlink()
-    with pytest.raises(DataError, match=r"l\.tsv has 1 rows and .*train\.tsv has 10"):
+    with pytest.raises(DataError, match=r"l\.tsv has 1 rows, but .*train\.tsv has 10"):
         build_dataset("tsv", root, "train")
 
 

@@ -232,7 +232,7 @@ def test_save_pretrained_of_timm_s_models(tmp_path, pool):
     x = torch.randn(1, 3, 64, 64)
     assert_close(vil.from_pretrained(tmp_path)(x), model(x))
     flat = create("vil_tiny", num_classes=3, global_pool="max")
-    with pytest.raises(ValueError, match="save the model with timm.models.save_for_hf"):
+    with pytest.raises(ValueError, match="save it with timm.models.save_for_hf"):
         vil.save_pretrained(flat, tmp_path)
 
 

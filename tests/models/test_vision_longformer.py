@@ -37,7 +37,7 @@ def test_any_image_size(size):
 
 
 def test_an_image_smaller_than_its_patches_raises():
-    with pytest.raises(ValueError, match="smaller than the patch"):
+    with pytest.raises(ValueError, match="smaller than its patches"):
         small()(torch.randn(1, 3, 12, 40))
     with pytest.raises(ValueError, match="stage 3 has no tokens"):
         small(img_size=12)

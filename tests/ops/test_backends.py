@@ -297,7 +297,7 @@ def test_choice_and_reasons():
     assert list(listing.values()).count("chosen") == 1
     assert "keys repeat" in listing["masked"]
     assert explain(case, "masked")["masked"].startswith("pinned, but cannot run: keys repeat")
-    assert "the exact window only" in listing["unfold_nnf"]
+    assert "only the exact window" in listing["unfold_nnf"]
     with pytest.raises(ValueError, match="'masked' cannot run here: keys repeat"):
         choose(case, "masked")
     with pytest.raises(

@@ -232,7 +232,7 @@ def test_folders_keep_transform_and_classes(tmp_path):
     with pytest.raises(ValueError, match="the model has 10 classes, but 2 class names are given"):
         vil.save_pretrained(found, tmp_path, classes=["a", "b"])
     found.head = torch.nn.Sequential(torch.nn.Dropout(), found.head)
-    with pytest.raises(ValueError, match="one linear layer or none: Sequential"):
+    with pytest.raises(ValueError, match="one linear layer or none, got Sequential"):
         vil.save_pretrained(found, tmp_path)
 
 

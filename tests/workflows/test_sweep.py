@@ -242,7 +242,7 @@ def test_a_contradicting_base_is_refused_with_its_key():
 
 def test_a_variant_that_changed_is_refused_with_its_key():
     remember(variants={"a": {"OPTIM.WD": 0.1}})
-    with pytest.raises(ConfigError, match="the run a has OPTIM.WD 0.1, not 0.2: choose another"):
+    with pytest.raises(ConfigError, match="has a run a with OPTIM.WD 0.1, not 0.2: choose another"):
         planned(variants={"a": {"OPTIM.WD": 0.2}})
 
 

@@ -132,7 +132,7 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
     key, value, where = setting
     section, _, name = key.rpartition(".")
     if key == "IMPORTS":
-        raise ConfigError(f"{where}: IMPORTS cannot be set here: use the flag --import FILE")
+        raise ConfigError(f"{where}: IMPORTS: expected as the flag --import FILE, not as a key")
     if value == EMPTY:
         value = defaults.tree(key)
     elif key in defaults.SECTIONS:

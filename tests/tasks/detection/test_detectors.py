@@ -90,9 +90,9 @@ def test_a_box_without_area_and_a_missing_target_are_refused(kind):
     model = detector(kind)
     with pytest.raises(ValueError, match=r"image 1: box \[5.0, 5.0, 5.0, 9.0\] has no area"):
         model(pictures(*SIZES[:2]), [target(SIZES[0]), target(SIZES[1], (5, 5, 5, 9))])
-    with pytest.raises(ValueError, match="2 images, 1 given"):
+    with pytest.raises(ValueError, match="2 images, but targets for 1"):
         model(pictures(*SIZES[:2]), [target(SIZES[0])])
-    with pytest.raises(ValueError, match="2 images, none given"):
+    with pytest.raises(ValueError, match="2 images, but targets for none"):
         model(pictures(*SIZES[:2]))
 
 

@@ -182,9 +182,9 @@ def average(losses: Sequence[Tensors]) -> Tensors:
 def check_targets(images: Sequence[Tensor], targets: Targets | None) -> None:
     """Raise ValueError if an image has no target or a box has no area."""
     if targets is None or len(targets) != len(images):
-        count = "no" if targets is None else len(targets)
+        count = "none" if targets is None else len(targets)
         raise ValueError(
-            f"training needs a target per image: {len(images)} images, but {count} targets given"
+            f"training needs a target per image: {len(images)} images, but targets for {count}"
         )
     for i, target in enumerate(targets):
         boxes = target["boxes"]
