@@ -61,7 +61,8 @@ class Row:
 
     @property
     def spec(self) -> dict:
-        """The case as {column: value}. "pairs" counts query-key pairs in all images and heads."""
+        """The case as {column of the results: value}. "pairs" counts query-key pairs in all images
+        and heads."""
         case, window = self.case, self.case.window
         return dict(
             grid=list(window.grid),
@@ -121,8 +122,8 @@ def measure(
 
 
 def mode_of(window: Window) -> int | None:
-    """Return the value of the config key MODE (-1, 0 or 1..8) that gives a window's chunk offsets;
-    None if no value does."""
+    """Return the value of the config key MODE (-1, 0 or 1..8) that makes queries attend to the same
+    neighboring chunks as `window` does; None if there is no such value."""
     if window.offsets == ALL_NINE:
         return 0
     if len(window.offsets) == 1:

@@ -2,7 +2,8 @@
 
 A candidate is a pair of functions to time, forward and backward.
 
-Shapes: B images, N heads, X Y grid, L = X*Y tokens, D head dim, w window, m n tile of scores.
+Shapes: B images, N heads, X Y rows and columns of the grid, L = X*Y tokens, D head dim, w side of a
+chunk in tokens, m n queries and keys of one matmul.
 """
 
 import importlib.util
@@ -33,8 +34,8 @@ MIB = 2**20
 class Baseline(NamedTuple):
     """An attention implementation that is not in BACKENDS, to compare the backends with.
 
-    candidate: function that returns the passes to time. reasons: function that returns the reasons
-    why the baseline cannot run a case. note: how the baseline differs from the backends.
+    candidate: function that returns the forward and backward pass to time. reasons: function that
+    returns why the baseline cannot run a case. note: how the baseline differs from the backends.
     """
 
     candidate: Callable[[Case, Inputs], Candidate]
@@ -43,8 +44,8 @@ class Baseline(NamedTuple):
 
 
 def differentiate(compute: Callable[[], Tensor], leaves: list[Tensor], dout: Tensor) -> Candidate:
-    """Return a candidate with the forward pass `compute`. Its backward pass computes the gradients
-    of all `leaves` for `dout`, the gradient of the output."""
+    """Return a forward and a backward pass to time. The forward pass is `compute`, the backward
+    pass computes the gradients of all `leaves` for `dout`, the gradient of the output."""
     grad = torch.autograd.grad
     return Candidate(compute, lambda out: grad(out, leaves, dout, materialize_grads=True))
 
@@ -56,7 +57,8 @@ def sdpa(case: Case, inputs: Inputs) -> Candidate:
 
 
 def masked_sdpa(case: Case, inputs: Inputs) -> Candidate:
-    """Return a candidate that runs torch's SDPA under the mask of a pattern, without bias."""
+    """Return a candidate that runs torch's SDPA without bias, with a mask that lets a query attend
+    to global tokens and to the keys that the case's attention pattern selects for this query."""
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     mask = F.pad(case.window.mask.to(inputs.q.device), (case.num_global, 0), value=True)
     mask = mask[None] if len(mask) > 1 else mask[0]  # the fused kernel takes no three dimensions
@@ -74,11 +76,12 @@ def masked_sdpa_reasons(case: Case) -> list[str]:
 
 
 def natten(case: Case, inputs: Inputs) -> Candidate:
-    """Return a candidate that runs NATTEN's 2-D attention to the (2w+1)**2 nearest tokens.
+    """Return a candidate that runs NATTEN's 2-D attention to the (2w+1)**2 nearest tokens, where w
+    is the window's `size`.
 
     The inputs are converted to NATTEN's layout here, outside the timed functions. Unlike the
-    backends, NATTEN adds no bias and, at the border, moves the window inwards instead of cutting
-    it.
+    backends, NATTEN adds no bias. At the border of the grid, it moves the window inwards, where the
+    backends cut off the part outside of the grid.
     """
     from natten.functional import na2d
 
@@ -120,7 +123,8 @@ BESIDE = {
 
 
 def make_candidate(name: str, case: Case, inputs: Inputs) -> Candidate:
-    """Return the passes to time of a baseline (key of BESIDE) or a backend (key of BACKENDS)."""
+    """Return the forward and backward pass to time of `name`, a baseline (key of BESIDE) or a
+    backend (key of BACKENDS)."""
     if name in BESIDE:
         return BESIDE[name].candidate(case, inputs)
     return backend_candidate(name, case, inputs, leaves_of(inputs))
@@ -142,8 +146,8 @@ def reasons_against(name: str, case: Case, max_bytes: float) -> list[str]:
 def count_pairs(window: Window | Layout, num_global: int) -> int:
     """Count the query-key pairs of one image and head, including pairs with global keys.
 
-    Padding is not counted. A key that occurs twice in a cyclic window counts twice. For a pattern,
-    the count is the mean over its heads, rounded down.
+    Padding is not counted. A key that occurs twice in a cyclic window counts twice. For a `Layout`,
+    whose heads may attend to different keys, the count is the mean over heads, rounded down.
     """
     if isinstance(window, Layout):
         return window.count_pairs() // window.heads + num_global * window.length
@@ -154,7 +158,8 @@ def count_pairs(window: Window | Layout, num_global: int) -> int:
 def count_axis_pairs(window: Window, axis: int, step: int) -> int:
     """Count the query-key pairs along one axis of the grid (0: rows, 1: columns).
 
-    Counts only pairs whose key lies in the chunk `step` chunks after the query's chunk.
+    The axis is divided into chunks of `window.size` tokens. A pair counts if the key's chunk is
+    `step` chunks after the query's chunk, and the window's mask allows the pair.
     """
     w, count = window.size, window.chunks[axis]
     token = torch.arange(window.grid[axis])
@@ -181,8 +186,11 @@ def find_floor(case: Case) -> tuple[Candidate, float]:
 
 
 def matmuls(case: Case, tile: tuple[int, int]) -> Candidate:
-    """Return a candidate that runs the matmuls of all query-key pairs of a case, in batches of
-    matrices whose scores have the shape `tile`."""
+    """Return a candidate that runs the matmuls of a case, without its other operations.
+
+    Its query-key pairs are divided into matmuls of m queries by n keys, (m, n) = `tile`, which run
+    in batches. If a case has few pairs, m and n are adapted to their number.
+    """
     pairs = case.batch * case.heads * count_pairs(case.window, case.num_global)
     m, n = tile
     m = min(m, isqrt(pairs))

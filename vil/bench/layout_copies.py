@@ -24,7 +24,8 @@ COPIES = (aten.clone, aten._to_copy, aten.copy_)
 class Conversion(NamedTuple):
     """All copies that one operator makes in one module and that only change the memory layout.
 
-    way: "forward" or "backward" pass. calls, bytes, share: totals of one training step.
+    way: the pass, "forward" or "backward". calls, bytes: totals of one training step. share:
+    fraction of the time of all operators in that step.
     """
 
     module: str
@@ -32,7 +33,7 @@ class Conversion(NamedTuple):
     operator: str
     calls: int
     bytes: int
-    share: float  # of the time of all operators
+    share: float
 
 
 def conversions(

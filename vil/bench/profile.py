@@ -21,7 +21,7 @@ MICRO = 1e-6
 class Cost(NamedTuple):
     """Total time of one operator in one module, without the operators that it calls.
 
-    way: "forward" or "backward" pass.
+    way: the pass in which the operator ran, "forward" or "backward".
     """
 
     module: str

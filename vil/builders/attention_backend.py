@@ -67,8 +67,9 @@ def backend_requests(
     """List the local attention calls that a model makes in evaluation and, if `training`, in
     training.
 
-    The list is empty for a timm or torchvision model. With random shift, each query also attends to
-    one of eight neighbor chunks; one call is listed for all eight.
+    The list is empty for a timm or torchvision model. With random shift, each training step samples
+    one of the eight chunks around the query's chunk as additional keys; one call stands for all
+    eight.
     world: number of processes, which share a batch of DATALOADER.BSZ images.
     """
     network = attention_network(model)
@@ -104,10 +105,10 @@ def select_attention_backends(
 ) -> None:
     """Select the same attention backends on all ranks, log them, and write them to `folder`.
 
-    If `resuming`, the backends stored in `folder` are used. Without stored ones, those that `vil
-    tune` found fastest for this user are used. Calls for which neither is stored are timed if
-    MODEL.VIT.MSVIT.TUNE and `training` are set. say: function that logs a line. Raises ConfigError
-    if the config names a backend that cannot run.
+    If `resuming`, uses the backends stored in `folder`. If not, or if none are stored, uses those
+    that `vil tune` found fastest for this user. Attention calls that still have no backend are
+    timed if MODEL.VIT.MSVIT.TUNE and `training` are set. say: function that logs a line. Raises
+    ConfigError if the config names a backend that cannot run.
     """
     requests = backend_requests(model, cfg, device, training=training, world=dist.world)
     automatic = [r for r in requests if r.backend == "auto"]
@@ -117,7 +118,7 @@ def select_attention_backends(
         log.warning(text, requests[0].backend)
     CHOICES.clear()
     if dist.is_main:
-        kept = _read_kept(folder) if resuming else None
+        kept = _read_stored(folder) if resuming else None
         if kept is None and automatic:
             tuning_cache.load(device.type)
             buckets = {request.case.bucket() for request in automatic}
@@ -158,8 +159,8 @@ def pin_for_all_sizes(requests: list[BackendRequest]) -> None:
 
 
 def _report(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
-    """Log the backend selected for each call, and warn if the backend that tuning found fastest
-    cannot run."""
+    """Log the backend selected for each attention call, and warn if the backend that tuning found
+    fastest cannot run. say: function that logs a line."""
     for request in requests:
         case, wanted = request.case, CHOICES.get(request.case.bucket())
         if request.backend == "auto" and wanted and tuned(case) != wanted:
@@ -172,9 +173,9 @@ def _report(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
         say(f"{request}: {name}{how}")
 
 
-def _read_kept(folder: Path) -> dict[str, str] | None:
-    """Read the backends stored in a run's folder, as {`Case.bucket`: backend name}. Returns None if
-    the file is missing or invalid."""
+def _read_stored(folder: Path) -> dict[str, str] | None:
+    """Read the backends stored in a run's folder. Returns {key of similar attention calls, made by
+    `Case.bucket`: backend name}, or None if the file is missing or invalid."""
     file = folder / FILE
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
@@ -190,8 +191,8 @@ def _read_kept(folder: Path) -> dict[str, str] | None:
 
 
 def _tune_missing(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
-    """Time the backends for each call without a tuned backend, and store the fastest in CHOICES
-    and in this user's tuning cache."""
+    """Time the backends for each attention call that has no backend in CHOICES. Store the fastest
+    one there and in this user's tuning cache. say: function that logs a line."""
     found = {}
     for request in requests:
         bucket = request.case.bucket()

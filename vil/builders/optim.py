@@ -58,7 +58,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
         optim.WD,
         optim.WD0,
         model.no_weight_decay() if isinstance(model, MsViT) else find_no_decay_params(model),
-        **(_layers(model) if optim.LAYER_DECAY < 1 else {}),
+        **(_layer_arguments(model) if optim.LAYER_DECAY < 1 else {}),
         layer_decay=optim.LAYER_DECAY,
     )
     return optimizer_by_name(
@@ -79,9 +79,9 @@ def optimizer_name(cfg: CfgNode) -> str:
     return "larc" if cfg.SOLVER.USE_LARC else cfg.OPTIM.OPT
 
 
-def _layers(model: nn.Module) -> dict[str, Any]:
-    """Return the keyword arguments `layer_of` and `num_layers` that `decay_groups` needs for
-    layer-wise learning-rate decay."""
+def _layer_arguments(model: nn.Module) -> dict[str, Any]:
+    """Return arguments of `decay_groups` for layer-wise learning-rate decay: `layer_of`, a function
+    from a parameter's name to its layer's number, and `num_layers`, the largest of the numbers."""
     if hasattr(model, "layer_of"):
         return {"layer_of": model.layer_of, "num_layers": model.num_layers}
     numbers = number_layers(model)

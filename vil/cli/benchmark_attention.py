@@ -6,14 +6,16 @@
   vil benchmark attention --grids 28,56 --window 8 --pattern "axial | local:5" "random:0.2"
   vil benchmark attention --plot benchmarks/results/.../attention.json       plot again
 
-Each combination of grid, window, number of heads, dtype, and either mask and mode or pattern is a
-case. These candidates take turns on each case: the backends; sdpa (full attention, no bias);
-sdpa_masked (under the mask of a pattern, no bias); natten (if installed; CUDA, exact window, no
-bias); and floor (only the GEMMs of the attended query-key pairs, a lower bound on the time). The
-table has median times, tensor memory beyond inputs, output and gradients, and the forward plus
-backward time divided by that of chunk_handgrad, sdpa and floor. A star marks the backend that
-`auto` selects. For a candidate that cannot run a case, the table has the reason. Writes
-attention.json, attention.csv and plots to --out.
+A case is a combination of grid, window, number of heads and dtype, with a mask and a mode or, if
+--pattern is given, with a pattern. These candidates take turns on each case: the backends; sdpa
+(full attention, no bias); sdpa_masked (full attention with the pattern as mask, no bias); natten
+(if installed; CUDA, exact window, no bias); and floor, a lower bound on the time: only the GEMMs of
+the attended query-key pairs.
+
+The table has median times, tensor memory beyond inputs, output and gradients, and the forward plus
+backward time divided by that of the backend chunk_handgrad, of sdpa and of floor. A star marks the
+backend that `auto` selects. For a candidate that cannot run a case, the table has the reason.
+Writes attention.json, attention.csv and plots to --out.
 """
 
 import argparse

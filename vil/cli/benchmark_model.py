@@ -5,14 +5,16 @@
   vil benchmark model --ways bf16,bf16+nhwc,bf16+compile --backends none --beside none DEVICE cuda
   vil benchmark model --ways bf16 --backends none --beside none --profile
 
-A way is a combination of settings, such as bf16+nhwc. The table has a row for the config's model in
-each of --ways, for each attention backend of --backends in the first way, and for each other model
-of --beside (timm/<name> or torchvision's) in the ways that are a precision alone. The models take
-turns, step by step. A row has median speeds, tensor memory beyond weights and images, and the speed
-relative to the first row, or the reason why the model cannot run. Writes model.json and model.csv
-to --out. --profile then profiles a training step in each way that does not compile the model: it
-prints the ten costliest operations, and writes all of them to costs-<way>.csv and a trace for
-Perfetto to trace-<way>.json.gz.
+A way is a combination of settings, such as bf16+nhwc. The table has these rows: the config's model
+in each of --ways; the same model in the first way, with each attention backend of --backends; and
+each other model of --beside (timm/<name> or torchvision's) in those --ways that only set a
+precision, such as bf16. The models take turns, step by step. A row has median speeds, tensor memory
+beyond weights and images, and the speed relative to the first row, or the reason why the model
+cannot run. Writes model.json and model.csv to --out.
+
+--profile then profiles a training step in each way that does not compile the model: it prints the
+ten costliest operations, and writes all of them to costs-<way>.csv and a trace for Perfetto to
+trace-<way>.json.gz.
 """
 
 import argparse

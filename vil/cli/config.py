@@ -56,7 +56,8 @@ def annotated(cfg: CfgNode, sources: dict[str, str]) -> str:
 
 def differences(cfg: CfgNode, sources: dict[str, str], other: CfgNode) -> str:
     """Return YAML with a line for each key of `cfg` whose value differs from `other`. A comment has
-    the other value, and where the value in `cfg` was set. sources: {key: text that names this}."""
+    the value in `other`, and where the value in `cfg` was set. sources: {key: text that names where
+    its value in `cfg` was set}."""
     lines = []
     for key, (value, was) in diff(cfg, other).items():
         line = dump(CfgNode({key: value})).rstrip()

@@ -129,8 +129,9 @@ def run(args: argparse.Namespace) -> int:
 def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Split words into (config options, images). The options are KEY VALUE or KEY=VALUE.
 
-    A known config key is always an option. Another word is an image if it is an existing path, has
-    a suffix in `suffixes`, or does not look like a config key.
+    A known config key always begins an option. A word that is neither such a key nor a VALUE is an
+    image if it is an existing path, has a suffix in `suffixes`, or does not look like a config key;
+    otherwise it begins an option, too.
     """
     opts, images, rest = [], [], iter(words)
     for word in rest:
@@ -166,10 +167,11 @@ def use_shipped_weights(args: argparse.Namespace) -> None:
 
 
 def config_for_task(args: argparse.Namespace) -> tuple[CfgNode, list[str]]:
-    """Return (config, class names) for prediction, with the defaults and flags that the config's
-    task has for this command.
+    """Return (config, class names) for prediction.
 
-    Raises ConfigError for a flag or format that the task does not have.
+    The config's task may have its own defaults for this command, such as a score threshold, and
+    its own flags, such as --tile. Both are applied to the config. Raises ConfigError for a flag or
+    format that the task does not have.
     """
     cfg, class_names = with_weights(args)
     entry = registry("task")[cfg.TASK]

@@ -2,7 +2,7 @@
 
   vil sweep --config-file digits/vil_nano.yaml --output sweeps/attentions \\
       "MODEL.VIT.MSVIT.ATTN_TYPE=[full, longformer]" "SEED=[0, 1, 2]" OPTIM.EPOCHS 3
-  vil sweep --grid my_sweep.yaml                      a file: base, fixed, grid, variants
+  vil sweep --grid my_sweep.yaml                      the settings of a grid file
   vil sweep --grid my_sweep.yaml --dry-run            check all configs, list the runs
   vil sweep --grid my_sweep.yaml --list               the state of each run
   vil sweep --grid my_sweep.yaml --jobs 2             two at a time, each with half of the cores
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     result = sweep.run_sweep(
         plan,
         sizes,
-        only=None if args.task is None else task_of(plan, args.task),
+        only=None if args.task is None else find_run(plan, args.task),
         jobs=args.jobs or 1,
         num_processes=args.nproc,
         say=lambda line: print(line, flush=True),
@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def grid_of(args: argparse.Namespace) -> Grid:
-    """Make the grid of the sweep from the grid file, the config and the command-line options."""
+    """Make the grid, which describes all runs of the sweep by their settings, from the grid file,
+    the config and the command-line options."""
     options = options_of(args)
     flags = {key: value for key, value in options.flags.items() if key != "OUTPUT_DIR"}
     seed = [f"SEED={flags.pop('SEED')}"] if flags["SEED"] is not None else []
@@ -100,15 +101,16 @@ def output_of(args: argparse.Namespace) -> Path:
     return Path(args.output_dir or Path("sweeps", Path(name).stem))
 
 
-def task_of(plan: SweepPlan, number: int) -> SweepRun:
-    """Return the run with a number, from 0. Raises ConfigError if there is no such run."""
+def find_run(plan: SweepPlan, number: int) -> SweepRun:
+    """Return run `number` of the sweep, from 0. Raises ConfigError if there is no such run."""
     if number >= len(plan.runs):
         raise ConfigError(f"--task {number}: {plan.folder} has runs 0 to {len(plan.runs) - 1}")
     return plan.runs[number]
 
 
 def print_plan(plan: SweepPlan) -> None:
-    """Print a line for each run with its name, its state, and its values of the sweep's axes."""
+    """Print a line for each run with its name, its state, its variant if it has one, and its values
+    of the config keys that are swept over."""
     from vil.workflows.sweeping.state import read_state
 
     print(f"{len(plan.runs)} runs in {plan.folder}; every config is valid")

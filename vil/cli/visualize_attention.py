@@ -16,9 +16,9 @@ each stage is drawn.
 The plot shows the model's exact attention weights, computed without mixed precision. For longformer
 they are a softmax over window and global tokens; for pattern, over the keys of the pattern and
 global tokens; for full, over all tokens; for global, over the global tokens; for srformer, over
-reduced cells. For performer they are normalized random-feature products. linformer cannot be drawn:
-it mixes all tokens with weights of both signs, so single tokens have no weight.
-docs/guides/visualize.md explains the plot.
+global tokens and square cells of tokens. For performer they are normalized random-feature products.
+linformer cannot be drawn: it mixes all tokens with weights of both signs, so single tokens have no
+weight. docs/guides/visualize.md explains the plot.
 """
 
 import argparse

@@ -38,8 +38,8 @@ def is_known(key: str) -> bool:
 def nearest(key: str) -> str | None:
     """Return the declared key that is most similar to `key`; None if no key is similar enough.
 
-    The score of a declared key is the similarity of the full names plus that of the last parts. For
-    a name that Swin or detectron2 uses, returns the same key of vil, see ALIASES.
+    The score of a declared key is the similarity of the full keys plus that of the names after the
+    last dot. For a name of Swin or detectron2 in ALIASES, returns vil's key with the same meaning.
     """
     if last(key).upper() in ALIASES:
         return ALIASES[last(key).upper()]

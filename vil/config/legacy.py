@@ -34,8 +34,9 @@ SPELLINGS = {
 def modernise(settings: list[Setting], known: Callable[[str], bool]) -> list[Setting]:
     """Return the settings of one file, or of the command line, with current names and spellings.
 
-    A file with runtime keys was saved by the original 2021 code. Its unknown keys are dropped with
-    a warning. In any other file, an unknown key is a typing error, which `load` reports.
+    The original 2021 code added RUNTIME_KEYS to the config while it ran, so a file with such keys
+    was saved by that code. Unknown keys of such a file are dropped with a warning. In any other
+    file they are typing errors, which `load` reports.
     known: function that returns whether a key exists.
     """
     if any(setting.key in RUNTIME_KEYS for setting in settings):

@@ -148,8 +148,8 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
 
 
 def _infer_task(cfg: CfgNode, settings: Sequence[Setting]) -> None:
-    """Set TASK to the task that another key implies, such as DETECTION.MODEL. Do not change a TASK
-    that was set by the same source (file or command line) as that key, or by a later one."""
+    """Set TASK to the task that another key implies, such as DETECTION.MODEL. A TASK that was set
+    after that key, or in the same file or command line, is kept."""
     explicit = next((s for s in reversed(settings) if s.key == "TASK"), None)
     for name, entry in registry("task").items():
         key = entry.facts.get("implied_by")

@@ -21,9 +21,10 @@ class Rule(NamedTuple):
     choices: tuple[str, ...] = ()
 
     def proposal(self, value: Any) -> str | None:
-        """Return the choice closest to the first invalid word in the value.
+        """Return the item of `choices` that is most similar to the first invalid name in the value,
+        which may be several names joined by "," or "/".
 
-        Returns None if all words are valid or no choice is similar.
+        Returns None if all names are valid or none of the choices is similar.
         """
         words = [word for word in names_in(str(value)) if word not in self.choices]
         near = difflib.get_close_matches(words[0].lower(), self.choices, 1) if words else []

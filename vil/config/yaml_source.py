@@ -77,15 +77,15 @@ def did_you_mean(name: str | None = None) -> str:
 
 
 def from_file(
-    path: Path, below: tuple[Path, ...] = (), roots: Sequence[Path] = ()
+    path: Path, included_by: tuple[Path, ...] = (), roots: Sequence[Path] = ()
 ) -> list[Setting]:
     """Return the settings of a config file, after the settings of its _BASE_ files.
 
-    below: chain of files whose _BASE_ entries led to this file. roots: folders that may contain
-    base files, by default `base_roots`.
+    included_by: the chain of files whose _BASE_ entries led to this file. roots: folders that may
+    contain base files, by default `base_roots`.
     """
-    if path in below:
-        chain = " -> ".join(shown(step) for step in (*below, path))
+    if path in included_by:
+        chain = " -> ".join(shown(step) for step in (*included_by, path))
         raise ConfigError(f"{shown(path)}: _BASE_ files include each other: {chain}")
     roots = roots or base_roots(path)
     own, inherited = [], []
@@ -96,7 +96,7 @@ def from_file(
         names = setting.value if isinstance(setting.value, list) else [setting.value]
         for name in names:
             base = find_base(str(name), path, setting.where, roots)
-            inherited += from_file(base, (*below, path), roots)
+            inherited += from_file(base, (*included_by, path), roots)
     return inherited + legacy.modernise(own, is_known)
 
 
@@ -153,9 +153,9 @@ def read_yaml(
 ) -> list[Setting]:
     """Return the settings in the text of a YAML file.
 
-    label: the name of the file, for messages. keeps_empty: function that returns whether an empty
-    mapping, given by its dotted key, becomes a setting with the value EMPTY. If not, the key is
-    dropped.
+    label: the name of the file, for messages. keeps_empty: function that decides, from the dotted
+    key of an empty mapping `KEY: {}`, whether it becomes a setting with the value EMPTY (True) or
+    is dropped (False). By default, True for the sections that accept new keys.
     """
     try:
         _check_events(text, label)
@@ -191,7 +191,8 @@ class _Walk:
     """A converter from YAML nodes to settings, which limits the number of nodes, because aliases
     may expand to very many.
 
-    where: function from a line number to a location for messages. keeps_empty: see `read_yaml`.
+    where: function from a line number to a location for messages. keeps_empty: function from a
+    dotted key to whether an empty mapping of this key becomes a setting.
     """
 
     def __init__(

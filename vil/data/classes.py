@@ -112,9 +112,9 @@ def read_class_mapping(
 ) -> Tensor:
     """Read the mapping from model classes to dataset classes (DATA.TARGETMAP).
 
-    A mapping is needed if the dataset has other classes than the model. The JSON file maps "<class
-    number of the model>" to "<name>(...)". The last "(" and the text after it are ignored. <name>
-    selects the dataset classes called <name> and those whose name starts with "<name>(".
+    A mapping is needed if the dataset has other classes than the model. The JSON file maps class
+    numbers of the model to texts, such as {"3": "cat(n02123045)"}. The text before the last "(",
+    here "cat", selects the dataset classes called "cat" and those whose name starts with "cat(".
 
     Returns a many-to-many bool mapping (num_classes, classes of the dataset). Logs a warning if
     some dataset classes are not mapped. Raises DataError if the file is invalid, has a class number

@@ -64,10 +64,10 @@ def class_folders(folder: Path) -> list[str]:
     """Return the sorted names of the class folders in `folder`, which is root/train or root/val.
     Raises DataError if there are none."""
     if not folder.is_dir():
-        raise DataError(layout(folder.parent, f"there is no folder {folder}"))
+        raise DataError(format_layout_error(folder.parent, f"there is no folder {folder}"))
     names = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
     if not names:
-        raise DataError(layout(folder.parent, f"{folder} has no class folders"))
+        raise DataError(format_layout_error(folder.parent, f"{folder} has no class folders"))
     return names
 
 
@@ -101,7 +101,7 @@ def warn_of_skipped(folders: Sequence[Path], files: Sequence[Sequence[str]]) -> 
         logger.warning(text, len(skipped), " ".join(EXTENSIONS), min(skipped))
 
 
-def layout(root: Path, problem: str, template: str = LAYOUT) -> str:
+def format_layout_error(root: Path, problem: str, template: str = LAYOUT) -> str:
     """Return an error message: the problem, followed by the directory tree that is expected in
-    `root`."""
+    `root`. template: text of the message, with {problem}, {root} and, optionally, {extensions}."""
     return template.format(problem=problem, root=root, extensions=" ".join(EXTENSIONS))

@@ -27,7 +27,7 @@ STDIN = "-"
 
 
 class ImageSource(NamedTuple):
-    """An image file. `name` is its path or, if `content` has the bytes of the file, any name."""
+    """An image file: its path `name`, or its bytes `content` with an arbitrary `name`."""
 
     name: str
     content: bytes | None = None
@@ -131,7 +131,8 @@ def iter_image_batches(
     """Yield the transformed images in order, in batches of at most `batch_size`.
 
     Unreadable images are logged and omitted, however many there are. Closing the iterator stops the
-    workers. value_range: see `to_rgb`. options: further arguments of `build_data_loader`.
+    workers. value_range: for gray images with more than 8 bits, the values (low, high) that become
+    0 and 255, see `to_rgb`. options: further arguments of `build_data_loader`.
     """
     order = eval_batches(len(images), batch_size=batch_size)
     if len(order) <= 1:

@@ -74,10 +74,11 @@ class Archive:
         return f"{Path(self.file.path).name}@{os.fsdecode(self.names[index])}"
 
     def members(self, path: Path) -> Iterator[tuple[str, int, bool, tuple]]:
-        """Yield (name, size in bytes, is_plain, row of `fields`) for each member of the archive.
+        """Yield (name, size in bytes, is_plain, row) for each member of the archive.
 
-        is_plain is False for a member that must not be read, such as a link. Raises DataError if
-        the file is not a complete archive.
+        is_plain is False for a member that must not be read, such as a link. row: the values that
+        `read` needs, of the types in `dtype`. Raises DataError if the file is not a complete
+        archive.
         """
         raise NotImplementedError
 
@@ -141,7 +142,7 @@ class TarArchive(Archive):
     dtype = [("offset", "i8"), ("size", "i8")]
 
     def members(self, path: Path) -> Iterator[tuple[str, int, bool, tuple]]:
-        """Yield (name, size in bytes, is_plain, row of `fields`) for each member of the tar.
+        """Yield (name, size in bytes, is_plain, (offset of the data, size)) for each member.
 
         is_plain is False for links, folders and sparse files, whose data are not in one piece.
         """

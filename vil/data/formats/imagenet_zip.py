@@ -11,7 +11,7 @@ import numpy as np
 
 from vil.data.classes import parse_class
 from vil.data.dataset import ImageDataset, Root, Transform
-from vil.data.datasets.folder import Folder, layout
+from vil.data.datasets.folder import Folder, format_layout_error
 from vil.data.formats.archive import ArchiveDataset, ZipArchive
 from vil.utils.errors import DataError
 
@@ -43,7 +43,7 @@ def imagenet(
         return ImageNetZip(root, split, transform, num_classes=num_classes)
     if not folder.is_dir():
         problem = f"there is no {zip_file} and no folder {folder}"
-        raise DataError(layout(root, problem) + LAYOUT.format(root=root))
+        raise DataError(format_layout_error(root, problem) + LAYOUT.format(root=root))
     dataset = Folder(root, split, transform)
     if num_classes not in (None, len(dataset.classes)):
         raise ValueError(
@@ -59,7 +59,7 @@ class ImageNetZip(ArchiveDataset):
     def __init__(
         self, root: Root, split: str, transform: Transform = None, *, num_classes: int | None = None
     ):
-        """Read the map and the zip's directory.
+        """Read the class numbers in {split}_map.txt, and the list of the zip's members.
 
         If num_classes is None, the number of classes is taken from train_map.txt or, if that file
         is missing, from the map of this split. Raises DataError if a file is missing or invalid, or

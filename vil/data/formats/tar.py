@@ -7,7 +7,7 @@ import numpy as np
 
 from vil.data.classes import classes_of_split
 from vil.data.dataset import Root, Transform
-from vil.data.datasets.folder import EXTENSIONS, layout
+from vil.data.datasets.folder import EXTENSIONS, format_layout_error
 from vil.data.formats.archive import ArchiveDataset, TarArchive
 from vil.utils.errors import DataError
 
@@ -35,13 +35,14 @@ class Tar(ArchiveDataset):
 
 
 def open_tar(file: Path) -> tuple[TarArchive, list[str]]:
-    """Open a tar. Returns (archive, class folder of each image), sorted by class and file name.
+    """Open a tar. Returns (archive, class folder of each image). Both list the images in the order
+    of class and file name.
 
-    The class folders may lie together in one folder. Raises DataError if the file is missing, has
-    no images, or has an image that is not <class>/<image>.
+    The class folders may have a common parent folder. Raises DataError if the file is missing, has
+    no images, or has an image that is not <class>/<image> (in that parent folder).
     """
     if not file.is_file():
-        raise DataError(layout(file.parent, f"there is no {file}", LAYOUT))
+        raise DataError(format_layout_error(file.parent, f"there is no {file}", LAYOUT))
     archive = TarArchive(file, is_image)
     parts = [os.fsdecode(name).split("/") for name in archive.names]
     if all(len(p) > 2 and p[0] == parts[0][0] for p in parts):
@@ -49,7 +50,7 @@ def open_tar(file: Path) -> tuple[TarArchive, list[str]]:
     misplaced = [archive.name(index) for index, path in enumerate(parts) if len(path) != 2]
     if misplaced or not parts:
         problem = f"{misplaced[0]} is not <class>/<image>" if parts else f"{file} has no images"
-        raise DataError(layout(file.parent, problem, LAYOUT))
+        raise DataError(format_layout_error(file.parent, problem, LAYOUT))
     order = sorted(range(len(parts)), key=parts.__getitem__)
     archive.names, archive.fields = archive.names[order], archive.fields[order]
     return archive, [parts[i][0] for i in order]
@@ -62,6 +63,6 @@ def class_folders(file: Path) -> list[str]:
 
 def is_image(name: str, size: int) -> bool:
     """Return whether a member of a tar is an image, by its name. Hidden files, and files in hidden
-    folders, do not count. size: not used."""
+    folders, do not count. size: not used; `Archive` passes it."""
     hidden = any(part.startswith(".") for part in name.split("/") if part != "..")
     return name.lower().endswith(EXTENSIONS) and not hidden

@@ -38,7 +38,8 @@ JSON_LABELS = "imagenet_22k"  # in the yaml's name: the label is a JSON list of 
 class Tsv(ImageDataset):
     """A dataset of the rows described by root/{split}.yaml, or by the file `yaml` below root.
 
-    Samples are in the order of the linelist. Labels are integers, or names if there is a labelmap.
+    The linelist, a file of row numbers, selects and orders the samples; without it, all rows are
+    samples. Labels are integers, or names if there is a labelmap, a file of class names.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Tsv(ImageDataset):
         return read_image(io.BytesIO(content), self.value_range)
 
     def sample_name(self, index: int) -> str:
-        """Return the key in the sample's row, or the file and line if the key cannot be read."""
+        """Return the first column of the sample's row; the file and line if it cannot be read."""
         row = int(self.rows[index])
         try:
             return self.keys.key(row)
@@ -179,8 +180,11 @@ def read_labelmap(file: Path) -> dict[str, int]:
 
 
 def json_classes(texts: Iterable[str], file: Path, rows: np.ndarray) -> Iterator[str]:
-    """Yield the "class" of the first element in each label, which is a JSON list. Raises DataError
-    for an invalid label; `file` and `rows` locate it in the message."""
+    """Parse JSON labels such as [{"class": "cat"}, ...]. Yields the "class" of the first element.
+
+    file, rows: the file and the row number of each label, for the message of the DataError that an
+    invalid label raises.
+    """
     for row, text in zip(rows, texts):
         try:
             yield str(json.loads(text)[0]["class"])
