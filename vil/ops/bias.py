@@ -38,10 +38,11 @@ def tile_bias(bias: LocalBias, window: Window) -> Tensor | None:
 
 
 def joined_bias(bias: LocalBias, window: Window, num_global: int) -> Tensor | None:
-    """Return the bias of each query of a chunk toward G global keys, then the keys at K offsets.
+    """Return the bias of each query of a chunk toward its keys: first the G global keys, then the
+    local keys in the chunks at the K offsets of `window`.
 
-    The shape is (N heads, W, G + K*W) for chunks of W tokens. A missing field of `bias` counts
-    as 0. Returns None if both are missing.
+    The shape is (N heads, W, G + K*W) for chunks of W tokens. A missing field of `bias` counts as
+    0. Returns None if both are missing.
     """
     local = tile_bias(bias, window)
     if not num_global or (local is None and bias.to_global is None):

@@ -1,4 +1,4 @@
-"""Combine a forward pass and a backward pass that recomputes the scores into a backend.
+"""Build a backend from a forward pass and a backward pass that recomputes the scores.
 
 The fastest forward pass and the fastest backward pass may come from different libraries, so every
 combination is a backend. The meta-optimizer of Theano's convolutions did the same. All passes have
@@ -155,14 +155,14 @@ def _register_flops(name: str, num_matmuls: int, backend: str) -> None:
 
 
 def num_layout_pairs(layout: Layout, num_global: int) -> int:
-    """Count the query-key pairs that one head of one image multiplies for a layout, including
-    hidden pairs of its chunks. If patterns differ by head, the count is the mean over heads."""
+    """Count the query-key pairs whose scores are computed for one head of one image, with hidden
+    pairs of the layout's chunks. If patterns differ by head, the count is the mean over heads."""
     queries = layout.chunks[0] * layout.chunks[1] * layout.tile
     return round(queries * (num_global + layout.density * queries))
 
 
 def num_pairs(window: Window, num_global: int, halo: int) -> int:
-    """Count the query-key pairs that one head of one image multiplies, including the padding.
+    """Count the query-key pairs, with padding, whose scores are computed for one head of one image.
 
     halo: 1 if the grid has a border of extra chunks, see `halo_size`, else 0.
     """

@@ -59,7 +59,8 @@ def preferred(case: Case) -> tuple[str, ...]:
 
 
 def _preferred_for_layout(case: Case) -> tuple[str, ...]:
-    """Return the backends for a layout: sparse below a density, else full attention."""
+    """Return the backends to select from for a layout, best first. Full attention under a mask
+    comes first, except on a CPU if `is_sparse(case)`: then `blocked`, which computes chunks."""
     if case.symbolic:
         return ("masked",)
     if case.device != "cpu":
@@ -68,7 +69,7 @@ def _preferred_for_layout(case: Case) -> tuple[str, ...]:
 
 
 def describe_crossover() -> str:
-    """Return one line about when layouts are computed in chunks without tuning."""
+    """Return one line: which patterns get full attention under a mask on a CPU without tuning."""
     rules = [
         f"{name} above a density of {density}"
         + (f" up to {tokens} tokens" if tokens < math.inf else " on larger grids")
@@ -80,7 +81,7 @@ def describe_crossover() -> str:
 
 
 def is_sparse(case: Case) -> bool:
-    """Return whether a layout is computed in chunks on a CPU without tuning."""
+    """Return whether a CPU without tuning computes a layout in chunks, not under a dense mask."""
     dense = next((name for name in SPARSE if not BACKENDS[name].unsupported(case)), None)
     if dense is None:
         return True

@@ -95,13 +95,13 @@ class Layout(ChunkGrid):
 
     @property
     def mask(self) -> Tensor:
-        """Whether each query attends to each key, (H, L, L) bool: H heads (1 if all are equal), L
-        tokens. It is cached for a few layouts."""
+        """Whether each query attends to each key, (H, L, L) bool: H heads (1 if all have the same
+        pattern), L tokens. The masks of recently used layouts are cached."""
         return dense_mask(self)
 
     @property
     def lists(self) -> ChunkLists:
-        """The pairs of query and key chunks to compute. They are cached for some layouts."""
+        """The pairs of query and key chunks to compute, cached for recently used layouts."""
         return build_lists(self)
 
     @property
@@ -136,8 +136,9 @@ class Layout(ChunkGrid):
         return both.unique(dim=0, return_inverse=True)
 
     def tile_masks(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Return which query tokens (dim 1) attend to which key tokens (dim 2) in n pairs of
-        chunks, (n, W, W) bool. head, query, key (n,): head, query chunk and key chunk of a pair."""
+        """Return which of the W query tokens (dim 1) attend to which of the W key tokens (dim 2) in
+        n pairs of chunks, (n, W, W) bool. head, query, key (n,): head, query chunk and key
+        chunk."""
         (query_row, query_col), (key_row, key_col) = map(self.chunk_tokens, (query, key))
         inside = (key_row < self.grid[0]) & (key_col < self.grid[1])  # (n, W)
         tokens = [query_row, query_col, key_row, key_col]
@@ -209,11 +210,11 @@ def build_lists(layout: Layout) -> ChunkLists:
 
 
 def _distinct(layout: Layout, pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (distinct, index): pairs of chunks whose masks may differ, and for each of `pairs` the
-    index in `distinct` of a pair with an equal mask.
+    """Select the pairs of chunks whose masks must be computed.
 
-    If a pattern depends on the displacement only, pairs of chunks with the same displacement have
-    equal masks, unless the end of the grid cuts the key chunk.
+    Returns (distinct, index): the selected pairs, and for each of `pairs` the index in `distinct`
+    of a pair with an equal mask. If visibility depends only on the displacement, pairs of chunks
+    with equal displacements have equal masks, unless the end of the grid cuts a key chunk.
     """
     if not layout.pattern.invariant:
         return pairs, torch.arange(len(pairs))

@@ -22,11 +22,10 @@ from vil.ops.window import SELF_CHUNK, Mask, Window
 
 
 def shrink_window(window: Window | Layout, *, dropout: bool = False) -> Window | Layout:
-    """Return an equivalent window whose size is the longer side of the grid; `window` itself if it
-    is smaller.
+    """Return an equivalent window whose size is the longer side of the grid.
 
-    A layout does not change. With dropout, a cyclic window is kept, because each occurrence of a
-    key is dropped separately.
+    Returned unchanged are a smaller window, a window on a symbolic grid and a layout. With dropout,
+    also a cyclic window of several offsets, since each occurrence of a key is dropped separately.
     """
     size = 0 if window.symbolic or isinstance(window, Layout) else max(window.grid)
     if not size or window.size < size or (window.size == size and not window.cyclic):
@@ -55,7 +54,7 @@ def shrink_call(call: Call) -> Call:
 
 
 def shrink_case(case: Case) -> Case:
-    """Return the static properties that a call of this case has after `shrink_call`."""
+    """Return the case that describes `shrink_call(call)`, from the case that describes `call`."""
     small = shrink_window(case.window, dropout=case.dropout)
     if small == case.window:
         return case
@@ -69,9 +68,10 @@ def _square(table: Tensor, size: int) -> Tensor:
 
 
 def _sum_occurrences(table: Tensor | None, window: Window, size: int, q: Tensor) -> Tensor:
-    """Return a bias table (N, (4s-1)**2) for a window of size s in which each key occurs once.
+    """Return the bias table (N, (4s-1)**2) of a window of size s that has each key once.
 
-    Each entry is the log-sum-exp of the biases that a key has at the offsets of `window`. size: s.
+    An entry is the log-sum-exp of the biases of a key's occurrences, one per offset of `window`.
+    Without a `table` these biases are 0. size: s. q: gives N and the dtype if there is no table.
     """
     if table is None:
         number = math.log(len(window.offsets))

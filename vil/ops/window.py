@@ -1,13 +1,16 @@
-"""The 2-D window of local attention: masks and neighbor modes.
+"""The 2-D window of local attention: which chunks a query attends to, and the masks.
 
 Shapes: B batch, X Y grid rows and columns, L = X*Y tokens, w chunk side, W = w*w tokens of a chunk,
 R C rows and columns of the chunk grid (R = ceil(X / w)), K chunk offsets.
 
 The grid is divided into chunks of w x w tokens. A query attends to the chunks at certain offsets
 from its chunk. The offset (0, 0), its chunk itself, is always one of them (Vision Longformer,
-arXiv:2103.15358, section 3.1). Section 3.3 describes random shift, for which neighbor modes exist.
-A mask is stored as a tile (W, K*W), equal for all chunks, and the validity of rows and columns. It
-never has L x L entries, so it is cheap enough to build in each call.
+arXiv:2103.15358, section 3.1). A neighbor mode is a number that selects all nine chunks, the
+query's chunk only, or this chunk and one neighbor, as random shift does (section 3.3).
+
+A mask is computed from two parts: a tile (W, K*W) that is equal for all chunks, and which rows and
+columns of the keys are real tokens. It never has L x L entries, so it is cheap enough to build in
+each call.
 """
 
 from __future__ import annotations
@@ -172,7 +175,7 @@ class Window(ChunkGrid):
 
     def bias_index(self, device: torch.device | str = "cpu") -> Tensor:
         """Return the index into a flattened bias table for each of the W queries of a chunk and
-        each of its K*W keys, (W, K*W) int64.
+        each of the K*W keys in the chunks at the K offsets, (W, K*W) int64.
 
         The table has 4w-1 rows and columns. The row of a pair is the query's row minus the key's,
         plus 2w-1; the column likewise.
@@ -202,8 +205,9 @@ class Window(ChunkGrid):
         return (rows[:, None, :, :, None] * self.grid[1] + cols[:, :, None]).flatten(2)
 
     def reach(self, device: torch.device | str = "cpu") -> Tensor:
-        """Return whether each of the K*W keys of a chunk is at most w rows and w columns from each
-        of its W queries, (W, K*W) bool."""
+        """Return the mask of the exact window: whether each key is at most w rows and w columns
+        from each query, (W, K*W) bool. It is equal for all chunks: W queries of a chunk, K*W keys
+        in the chunks at the K offsets."""
         (qx, qy), (kx, ky) = self._tile_positions(device)
         return ((qx - kx).abs() <= self.size) & ((qy - ky).abs() <= self.size)
 
@@ -220,8 +224,8 @@ class Window(ChunkGrid):
         return [line[:, None] for line in lines], keys
 
     def _real(self, axis: int, valid_hw: Tensor | None, device: torch.device | str) -> Tensor:
-        """Return which rows (axis 0) or columns (axis 1) of `_lines` are in the grid and not
-        padding, (B or 1, R, K, w) bool."""
+        """Return which of the rows (axis 0) or columns (axis 1) from `_lines` are in the grid and
+        not padding, (B or 1, R, K, w) bool, for R chunks along the axis and K offsets."""
         line = self._lines(axis, device)
         real = ((line >= 0) & (line < self.grid[axis]))[None]
         if valid_hw is None:
@@ -229,8 +233,8 @@ class Window(ChunkGrid):
         return real & (line < valid_hw[:, axis, None, None, None].to(device))
 
     def _lines(self, axis: int, device: torch.device | str) -> Tensor:
-        """Return the w rows (axis 0) or columns (axis 1) of the chunk at each of the K offsets from
-        each chunk, (R, K, w) int64; for axis 1, R is the number of chunk columns."""
+        """Return the w row numbers (axis 0) or column numbers (axis 1) of each key chunk, (R, K, w)
+        int64, for R query chunks along the axis and K offsets. Numbers may be outside the grid."""
         count = self.chunks[axis]
         chunk = torch.arange(count, device=device)
         if self.cyclic:  # roll instead of % count: ONNX has no remainder of an open dimension

@@ -73,7 +73,7 @@ def read_rows() -> list[Row]:
 
 class ViLWeights(WeightsEnum):
     """Base class of the weight enums. Adds to torchvision's WeightsEnum the SHA-256 of each file,
-    and error messages that say what to do."""
+    and an error for failed downloads that explains how to use a local copy."""
 
     @property
     def sha256(self) -> str | None:
@@ -227,8 +227,8 @@ def weight_classes_by_model() -> dict[str, type[ViLWeights]]:
 
 
 def get_notes(weights: ViLWeights) -> dict:
-    """Return {"transform": settings of the input transform, "classes": class names} of published
-    weights, the value of `MsViT.notes`. The class names are None if unknown."""
+    """Return the value of `MsViT.notes` for published weights: {"transform": settings of the input
+    transform, "classes": class names, or None if they are unknown}."""
     settings = weights.transforms.keywords
     transform = {key: settings[key] for key in TRANSFORM}
     return {"transform": transform, "classes": weights.meta["categories"]}

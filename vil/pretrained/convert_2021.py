@@ -108,8 +108,8 @@ def is_redundant(key: str, state: Mapping[str, Tensor], unused: set[str]) -> boo
 
 
 def find_unused_tables(module: nn.Module) -> set[str]:
-    """Return the names that the 2021 reference gave to parameters of the module's attention layers
-    which it saved but never used."""
+    """Return the 2021 names of parameters that the 2021 reference saved, but never used, for the
+    module's attention layers."""
     return {
         _to_2021(f"{name}.{leaf}".removeprefix("."))
         for name, part in module.named_modules()

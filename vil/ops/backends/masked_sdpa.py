@@ -1,8 +1,8 @@
 """Full attention under a pattern's mask by torch's scaled_dot_product_attention, which stores no
 scores.
 
-The mask has an entry for each pair of tokens, so it suits the same grids as dense_masked.py. The
-fused kernels have no gradient for a bias.
+The mask has an entry for each pair of tokens, so the limits of dense_masked.py on the grid apply
+here too. Training with a bias is not supported: torch's fused kernels have no gradient for it.
 
 Shapes: B batch, N heads, H heads if their patterns differ, else 1, L tokens, G global tokens.
 """
@@ -53,8 +53,8 @@ def run(call: Call) -> Tensor:
 
 
 def _add_bias(visible: Tensor, index: Tensor, bias: LocalBias, num_global: int) -> Tensor:
-    """Return the attn_mask of torch's attention: `visible` (B or 1, H, L, G+L) without a bias; with
-    a bias, the bias of visible pairs and -inf for hidden ones."""
+    """Return the attn_mask of torch's attention: without a bias `visible` (B or 1, H, L, G+L), else
+    the bias of visible pairs and -inf for hidden ones. index (L, L): into the bias table."""
     table, to_global = bias
     if table is None and to_global is None:
         return visible

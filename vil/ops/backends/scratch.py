@@ -1,6 +1,6 @@
-"""Reused buffers and batch sizes of the backends that compute a few chunks at a time.
+"""Reused buffers, and the sizes of batches, for backends that compute a few chunks at a time.
 
-Shapes: h matrices of a batch.
+A batch is the chunks that are computed together: so few that their scores stay in the cache.
 """
 
 import math
@@ -30,26 +30,26 @@ def even_share(count: int, limit: int) -> int:
 
 
 class Scratch:
-    """Buffers that are reused in all batches, because allocating new memory is as slow as a
+    """Named buffers that all batches of chunks reuse, because allocating new memory is as slow as a
     matmul."""
 
     def __init__(self, like: Tensor) -> None:
         self.like, self.buffers = like, {}
 
-    def take(self, use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return an uninitialized tensor. It reuses the memory of the previous tensor with the same
-        `use`."""
+    def take(self, buffer: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return an uninitialized tensor in the named buffer. It reuses the memory of the previous
+        tensor in this buffer."""
         size = math.prod(shape)
-        if use not in self.buffers or len(self.buffers[use]) < size:
-            self.buffers[use] = self.like.new_empty(size, dtype=dtype)
-        return self.buffers[use][:size].view(shape)
+        if buffer not in self.buffers or len(self.buffers[buffer]) < size:
+            self.buffers[buffer] = self.like.new_empty(size, dtype=dtype)
+        return self.buffers[buffer][:size].view(shape)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return a @ b for a batch of h matrices, converted to at least float32."""
+        """Return a @ b of batched matrices, converted to at least float32, in a reused buffer."""
         shape = (*a.shape[:2], b.shape[2])
         product = torch.bmm(a, b, out=self.take("product", shape, a.dtype))
         return self.cast(product, wide(a), "wide")
 
-    def cast(self, x: Tensor, dtype: torch.dtype, use: str = "cast") -> Tensor:
-        """Return x if it has this dtype, else a converted copy in the buffer `use`."""
-        return x if x.dtype == dtype else self.take(use, x.shape, dtype).copy_(x)
+    def cast(self, x: Tensor, dtype: torch.dtype, buffer: str = "cast") -> Tensor:
+        """Return x if it has this dtype, else a converted copy in the named buffer."""
+        return x if x.dtype == dtype else self.take(buffer, x.shape, dtype).copy_(x)

@@ -30,15 +30,15 @@ Product = Callable[[Tensor, Tensor, Offsets], Tensor]
 
 
 def scores_autograd(q: Tensor, k: Tensor, offsets: Offsets) -> Tensor:
-    """Compute the scores (B, N, R, C, W, K*W) of the W queries of each chunk with the keys of the
-    chunks at the K offsets. q and k are (B, N, R, C, W, D)."""
+    """Compute the scores (B, N, R, C, W, K*W) of the queries of each chunk with the keys of the
+    chunks at the K offsets. q and k are (B, N, R, C, W, D): R x C chunks of W tokens."""
     return torch.cat([q @ near.mT for near in roll_neighbors(k, offsets)], dim=-1)
 
 
 def values_autograd(weights: Tensor, v: Tensor, offsets: Offsets) -> Tensor:
     """Multiply weights (B, N, R, C, W, K*W) with the values of the chunks at the K offsets.
 
-    v and the result are (B, N, R, C, W, D).
+    v and the result are (B, N, R, C, W, D): R x C chunks of W tokens.
     """
     parts = weights.chunk(len(offsets), dim=-1)
     return sum(part @ near for part, near in zip(parts, roll_neighbors(v, offsets)))

@@ -104,7 +104,8 @@ class Pattern:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to copy or pickle, without `number`: each copy gets a new one."""
+        """Return the state to copy or pickle, without `number`, which identifies the object in this
+        process: each copy gets a new number."""
         return {name: value for name, value in vars(self).items() if name != "number"}
 
     def visible(self, pairs: Pairs) -> Tensor:
@@ -142,7 +143,7 @@ class Pattern:
     def layout(self, grid: Grid, chunk: int = 8) -> Any:
         """Return the pattern on a grid as the `window` argument of `vil.ops.local_attention`.
 
-        chunk: side of the chunks in which it is computed. It does not change the result.
+        chunk: side of the chunks in which attention is computed. The result does not depend on it.
         """
         return load_object(LAYOUT)(grid, chunk, self)
 
@@ -151,8 +152,8 @@ class Pattern:
         return self.layout(grid, DENSITY_CHUNK).count_pairs() / (self.heads * math.prod(grid) ** 2)
 
     def plot(self, grid: Grid, query: Grid | None = None) -> Figure:
-        """Draw the keys of one query, and the mask of all pairs. query: its (row, column), by
-        default the middle of the grid."""
+        """Draw the keys of one query, and the mask of all pairs. query: (row, column) of this
+        query, by default the middle of the grid."""
         from vil.ops.patterns.plot import plot_mask
 
         return plot_mask(self.mask(grid), grid, query, str(self))

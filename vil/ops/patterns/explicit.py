@@ -148,8 +148,8 @@ def from_mask(mask: Mask) -> TokenMask:
 
 
 def from_blocks(blocks: Mask, chunk: int) -> ChunkMask:
-    """Return the pattern of a chunk mask: where it is True, all queries of the chunk of the mask's
-    row attend to all keys of the chunk of its column.
+    """Return the pattern of a mask of chunk pairs: if blocks[i, j] is True, all queries of chunk i
+    attend to all keys of chunk j.
 
     blocks: a bool array (Q, Q) for grids of Q chunks, or (H, Q, Q) with a mask per head, or the
     path of a .npy file with this array. chunk: the side of a chunk in tokens. Chunks are numbered

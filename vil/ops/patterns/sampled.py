@@ -104,9 +104,9 @@ class Sampled(Pattern):
         return self.arrival(pairs) <= _last_arrival(self, pairs.grid)
 
     def arrival(self, pairs: Pairs) -> Tensor:
-        """Return a random time for each pair, float64. The earliest pairs are the sample.
+        """Return a random time for each pair, float64. The earliest pairs are in the sample.
 
-        Times are exponentially distributed with the weight as the rate; infinity for weight 0.
+        Times are exponentially distributed. The rate is the sampling weight; infinity for weight 0.
         """
         weight = self.weights(pairs).double()
         return -torch.log(uniform(self.seed, pairs.query, pairs.key)) / weight
@@ -150,10 +150,11 @@ def _last_arrival(pattern: Sampled, grid: Grid) -> float:
 
 
 def _exact_arrival(pattern: Sampled, grid: Grid, wanted: int) -> float:
-    """Return the arrival time of the last pair, if the earliest `wanted` pairs are sampled.
+    """Return the latest arrival time of a sample that consists of the `wanted` earliest pairs.
 
-    The first pass counts the times by their leading bits; the second searches the bin of the last
-    pair. Raises ValueError if fewer than `wanted` pairs have a weight above 0.
+    A first pass over all pairs counts the arrival times in bins, see `_bins`. A second pass
+    searches the bin of the latest sampled pair. Raises ValueError if fewer than `wanted` pairs have
+    a weight above 0.
     """
     times = (pattern.arrival(pairs).flatten() for pairs in _all(grid))
     counts = sum(_bins(time).bincount(minlength=BINS) for time in times)
@@ -177,10 +178,11 @@ def _bins(time: Tensor) -> Tensor:
 
 
 def _expected_arrival(pattern: Sampled, grid: Grid, density: float) -> float:
-    """Return the time until which an expected share `density` of all pairs has arrived.
+    """Return the time t by which the expected share of pairs that have arrived is `density`.
 
-    The share is estimated from the weights of some queries. It is a concave function of the time,
-    so Newton's method from below finds the time without overshooting.
+    A pair arrives at its time from `Sampled.arrival`. The share is estimated from the weights of
+    some queries. It is a concave function of t, so Newton's method from below finds t without
+    overshooting.
     """
     step = max(1, math.prod(grid) // SAMPLED_QUERIES)
     weights = torch.cat([_weights(pattern, pairs) for pairs in _all(grid, step)])

@@ -172,8 +172,8 @@ def find_mismatch(name: str, case: Case) -> str:
 
 
 def shrink(case: Case, dtype: torch.dtype) -> Case | None:
-    """Return the case on a small grid whose last chunks are incomplete: B 1, N 2 (or as many heads
-    as the pattern), at most two and a half chunks per side.
+    """Return the case with one image on a small grid, at most two and a half chunks per side, whose
+    last chunks are incomplete. It has two heads, or those of the pattern if its heads differ.
 
     Returns None for a pattern that is not defined on the small grid, such as a mask.
     """

@@ -1,6 +1,8 @@
-"""Store tuned choices in a per-user file. They depend on the machine, the versions and the code.
+"""Store the fastest backend of each tuned case in a per-user file.
 
-  $VIL_CACHE/attention.json, by default ~/.cache/vil/attention.json ($XDG_CACHE_HOME is respected)
+The choices depend on the machine, the versions and the code. The file is $VIL_CACHE/attention.json,
+by default ~/.cache/vil/attention.json ($XDG_CACHE_HOME is respected). A bucket is the key of
+similar cases, from `Case.bucket`:
 
     {"format": 1, "machines": {"<device>, <versions>, <hash of the code>": {"<bucket>": {
         "backend": "blocked", "trials": [{"name": ..., "forward": s, "backward": s, "bytes": n}]}}}}
@@ -32,13 +34,13 @@ FORMAT = 1
 
 
 def path() -> Path:
-    """Return the path of the file."""
+    """Return the path of the cache file."""
     return cache_dir() / "attention.json"
 
 
 def machine(device: str) -> str:
-    """Return the key of this machine in the file: device, versions of torch and triton, hash of the
-    code."""
+    """Return the key of this machine in the cache file: device, versions of torch and triton, hash
+    of the code."""
     name = torch.cuda.get_device_name() if device == "cuda" else processor()
     threads = f" {torch.get_num_threads()} threads" if device == "cpu" else ""
     precision = torch.get_float32_matmul_precision()  # "high" allows TF32
@@ -62,7 +64,7 @@ def fingerprint() -> str:
 
 
 def load(device: str) -> int:
-    """Load the choices for this machine into CHOICES, and return their number."""
+    """Load this machine's fastest backends from the cache file into CHOICES. Return how many."""
     machines, here = _read(), machine(device)
     if machines and here not in machines:
         log.warning(
@@ -77,7 +79,10 @@ def load(device: str) -> int:
 
 
 def save(device: str, trials: dict[str, list[Trial]]) -> bool:
-    """Add {bucket: trials, fastest first} to the file. Returns whether it could be written."""
+    """Add this machine's trials to the cache file. Returns whether it could be written.
+
+    trials: {`Case.bucket()`: trials, fastest first}.
+    """
     machines = _read()
     entries = machines.setdefault(machine(device), {})
     for bucket, results in trials.items():
@@ -94,7 +99,7 @@ def save(device: str, trials: dict[str, list[Trial]]) -> bool:
 
 
 def _read() -> dict[str, dict[str, Any]]:
-    """Return {machine: {bucket: entry}} from the file; {} with a warning if it is invalid."""
+    """Return {machine: {bucket: entry}} from the cache file; {} with a warning if it is invalid."""
     try:
         content = json.loads(path().read_text(encoding="utf-8"))
         machines = content["machines"]

@@ -6,13 +6,13 @@ There are no atomics, so repeated runs give equal bits. delta is the sum of out 
 channels. The gradient of the scores is E = P * (dout values^T - delta). The kernels compute:
 
     query_kernel     dq = E keys for a block of queries; also delta, which the other kernels read
-    key_kernel       dk = E^T queries and dv = P^T dout for a block of keys of a chunk. The
-                     queries are in the rectangles of the mirrored offsets
+    key_kernel       dk = E^T queries and dv = P^T dout for a block of keys of a chunk, over the
+                     queries of all chunks that attend to this chunk
     global_kernel    dk, dv and dbias of the global keys, to which all queries attend
     tile_kernel      E summed over images and chunks, for each pair of positions in a chunk
     table_kernel     the table's gradient, which is this tile summed by relative position
 
-The last two compute windows; those of layouts are in layout_bias.py.
+tile_kernel and table_kernel are for windows; the gradient of a layout's table is in layout_bias.py.
 
 Shapes: see forward.py.
 """
@@ -56,11 +56,13 @@ def read_stat(LSE, token):
 def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
     """Add the contribution of a block of keys (K, D_PAD) to three sums over a query's keys.
 
-    P (Q, K): attention weights. E: gradient of the scores. acc: E keys. rest (Q,): the row sums of
-    E. They would be 0 in exact arithmetic, so `rest` is the error of delta that is due to the
-    rounding of `out`. `query_kernel` adds it to the delta that the other kernels read. pull: P
-    keys, with which `query_kernel` corrects dq too. `pull` takes one more matmul, and is computed
-    only for float32: in 16 bits the correction is below the rounding error.
+    stat, delta (Q,), grads: the queries' log-sum-exp, delta and dout. P (Q, K): attention weights.
+    E: gradient of the scores.
+    acc: E keys. rest (Q,): the row sums of E. These sums would be 0 in exact arithmetic, so `rest`
+    is the error of delta that is due to the rounding of `out`. `query_kernel` adds it to the delta
+    that the other kernels read. pull: P keys. `query_kernel` subtracts rest * pull from acc. `pull`
+    takes one more matmul, and is computed only for float32: in 16 bits the correction is below the
+    rounding error.
     """
     weight = exponential(score, stat[:, None], keys.dtype)
     dscore = tl.dot(grads, tl.trans(values), input_precision="ieee") - delta[:, None]
@@ -76,8 +78,8 @@ def grad_step(score, stat, grads, delta, keys, values, acc, rest, pull):
 def key_step(score, stat, delta, queries, grads, values, dkeys, dvalues):
     """Add the contribution of a block of Q queries to the gradients of a block of K keys.
 
-    score (K, Q). Returns the sums dkeys (K, D_PAD), which is dk without the factor `scale`, and
-    dvalues (K, D_PAD).
+    score (K, Q). stat, delta (Q,), grads: the queries' log-sum-exp, delta and dout. Returns the
+    sums (dkeys, dvalues), (K, D_PAD) each: the gradient of the keys is dkeys times `scale`.
     """
     weight = exponential(score, stat[None, :], queries.dtype)
     dscore = tl.dot(values, tl.trans(grads), input_precision="ieee") - delta[None, :]

@@ -24,8 +24,8 @@ from vil.ops.layout import Layout
 
 
 def global_gradients(launcher: Launcher, tensors: tuple, dk: Tensor, dv: Tensor) -> Tensor | None:
-    """Write the gradients of the G global keys and values to the first tokens of dk and dv. Returns
-    the gradient of their bias (N, G); None without a bias."""
+    """Write the gradients of the G global keys and values to the first G tokens of dk and dv, and
+    return that of their bias (N, G); None without a bias. tensors: q, k, v, dout, lse and delta."""
     q, k, v, dout, lse, delta = tensors
     options = launcher.options("backward", "keys")
     groups = max(1, launcher.images * launcher.heads)
@@ -48,7 +48,7 @@ def global_gradients(launcher: Launcher, tensors: tuple, dk: Tensor, dv: Tensor)
 
 def table_gradient(launcher: Launcher, tensors: tuple) -> Tensor:
     """Return the gradient of the bias table (N heads, entries) float32, summed over images and
-    chunks."""
+    chunks. tensors: q, k, v, dout, lse and delta."""
     of_kind = _of_layout if isinstance(launcher.window, Layout) else _of_window
     return of_kind(launcher, tensors)
 

@@ -2,16 +2,17 @@
 
 A program computes a block of queries of one chunk. Their keys fill a few rectangles of tokens (all
 nine chunks together are one), clipped to the grid. The kernel reads the tokens of a rectangle row
-by row in blocks of any width, directly in the row-major layout. So a border, an absent neighbor or
-padding costs nothing, and masks are needed only at the end of a rectangle and for the exact mask.
-In the layout of a pattern, keys are in listed chunks instead of rectangles (lists.py).
+by row in blocks of any width, directly in the row-major layout. Clipping excludes absent neighbors
+and padding, so masks are needed only at the end of a rectangle and for the exact mask. (In a cyclic
+window, rectangles are wrapped instead of clipped, and padding is masked.) In the layout of a
+pattern, keys are in listed chunks instead of rectangles (lists.py).
 The softmax is the online softmax of FlashAttention (arXiv:2205.14135).
 
 Shapes: N heads, L tokens of the grid of X rows and Y columns, G global tokens, w chunk side, D head
 dim (D_PAD: the next power of two), Q and K tokens of a block of queries and of keys. MASK is
-Window.mask: 1 exact, 0 chunks, -1 cyclic. Arguments q, k, v, out, .. are `Tokens` of fused.py:
-pointer and strides. `lists`, reach_rows and reach_cols (of the bias table) are None for a window,
-RECTS and num_rects for a layout.
+Window.mask: 1 exact, 0 chunks, -1 cyclic. Arguments q, k, v, out, .. are `Tokens` of launch.py:
+pointer and strides. For a window, `lists`, reach_rows and reach_cols are None; for a layout, RECTS
+and num_rects are. reach_rows, reach_cols: largest displacement in a layout's bias table.
 """
 
 import triton
@@ -94,8 +95,9 @@ def own_chunk(parts, N, X, Y, w):
 def chunk_tokens(first, count, width, x0, y0, BLOCK: tl.constexpr):
     """Return (row, column, exists) of BLOCK tokens of a chunk, beginning with token number `first`.
 
-    Lanes after the last token repeat the block's first token. They read inside the tensor and
-    compute finite numbers, which are not stored.
+    x0, y0: first row and column of the chunk. count: its tokens. exists: whether the number is
+    below `count`. The others repeat token `first`, so that they read inside the tensor and compute
+    finite numbers, which are not stored.
     """
     number = first + tl.arange(0, BLOCK)
     exists = number < count
@@ -105,11 +107,12 @@ def chunk_tokens(first, count, width, x0, y0, BLOCK: tl.constexpr):
 
 @triton.jit
 def rectangle(RECTS, number, x0, y0, row, col, w, rows, cols, MASK: tl.constexpr):
-    """Return (first row, first column, width, number of tokens) of a rectangle of keys.
+    """Return (first row, first column, width, number of tokens) of rectangle `number` in RECTS.
 
     RECTS (.., 4) int32: first row, end row, first column and end column, relative to the chunk's
-    corner (x0, y0). Rectangles are clipped to the grid. In a cyclic window they are not clipped,
-    because `resolve_token` wraps their tokens.
+    corner (x0, y0). Rectangles are clipped to a grid of rows x cols, and in the exact window to w
+    rows and columns around the positions row, col of the block's tokens. In a cyclic window they
+    are not clipped, because `resolve_token` wraps their tokens.
     """
     top, bottom = x0 + tl.load(RECTS + 4 * number), x0 + tl.load(RECTS + 4 * number + 1)
     left, right = y0 + tl.load(RECTS + 4 * number + 2), y0 + tl.load(RECTS + 4 * number + 3)
@@ -128,7 +131,8 @@ def rect_tokens(first, count, width, top, left, BLOCK: tl.constexpr):
     """Return (row, column, exists) of BLOCK tokens of a rectangle, beginning with token number
     `first`.
 
-    Lanes after the last token get the rectangle's first token.
+    top, left: first row and column of the rectangle. count: its tokens. exists: whether the number
+    is below `count`. The others get the position of token 0.
     """
     number = first + tl.arange(0, BLOCK)
     exists = number < count
@@ -150,11 +154,12 @@ def resolve_token(row, col, exists, X, Y, w, rows, cols, MASK: tl.constexpr):
 
 @triton.jit
 def bias_and_mask(score, TABLE, row, col, key_row, key_col, exists, w, MASK: tl.constexpr):
-    """Add the bias of the relative position to the scores, and set masked scores to -inf.
+    """Add the bias of the relative position to the scores, and set them to -inf where `exists` is
+    False or, in the exact window, the key is too far from the query.
 
     Queries may be along either dimension: row, col are (Q, 1) and key_row, key_col (1, K), or row,
-    col are (1, Q) and key_row, key_col (K, 1). In a cyclic window, pass key positions from before
-    the wrapping, because they index the bias.
+    col are (1, Q) and key_row, key_col (K, 1). In a cyclic window, pass the key positions before
+    wrapping: the bias depends on them.
     """
     if TABLE is not None:
         side = 4 * w - 1
@@ -178,10 +183,11 @@ def global_scores(score, TO_GLOBAL, lane, G):
 
 @triton.jit
 def exponential(score, level, dtype: tl.constexpr):
-    """Return e ** (score - level), with the precision that the dtype needs.
+    """Return e ** (score - level), computed by exp2 with a precision that suits the dtype.
 
-    For 16-bit dtypes, both terms are scaled before the subtraction, which saves an instruction. The
-    rounding error is then up to 3e-7 of the result, equal for all entries of a row.
+    exp2 needs a factor log2(e). For float32 it is applied to the difference, for 16-bit dtypes to
+    both terms, which saves an instruction per score (multiply-add instead of subtract and
+    multiply). The rounding error is then up to 3e-7 of the result, equal for all entries of a row.
     """
     if dtype == tl.float32:
         power = (score - level) * LOG2E
@@ -214,9 +220,10 @@ def listed_scores(
     rows, cols, Y, w, G, reach_rows, reach_cols, scale,
     D: tl.constexpr, D_PAD: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Return (scores (Q, K) with bias and mask, keys, values) of block `number` of the lists.
+    """Return (scores (Q, K) with bias and mask, keys, values) of a block of keys in listed chunks.
 
-    row, col, place: positions of the queries in the grid and in their chunk, see `chunk_places`.
+    number: of the block, and `blocks` per chunk, see `list_blocks`. row, col, place: positions of
+    the queries in the grid and in their chunk, see `chunk_places`.
     """
     key_row, key_col, key_place, key, is_key, mask = listed_tokens(
         lists, number, blocks, rows, cols, Y, w, K

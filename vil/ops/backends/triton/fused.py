@@ -5,14 +5,15 @@ backward.py; the gradients of the biases are in bias_gradients.py. A window and 
 pattern use the same kernels: a window's keys are in a few rectangles of tokens, a layout's in lists
 of chunks (lists.py, layouts.py).
 
-Besides inputs, output and gradients the backward pass allocates delta, 4 bytes per query and head,
-and partial sums: with a table at most 1/TILE_SHARE of the bytes of q, k, v, out and their gradients
-(more only where one tile of scores, 4 * 64 * 9 * w**2 bytes per head, is larger). For 8 images of
-56 x 56 tokens, 6 heads of 64 channels, w 8 and bfloat16: 0.6 + 8.8 MB to 154 MB, 6 %; without a
-table 0.4 %. The lists of a layout take up to 28 bytes per pair of chunks and W*W bytes per mask.
+Besides inputs, output and gradients, the backward pass mainly allocates delta, 4 bytes per query
+and head, and with a bias table partial sums of its gradient. These take at most 1/TILE_SHARE of the
+bytes of q, k, v, out and their gradients, or the 4 * 64 * 9 * w**2 bytes per head of one tile of
+scores if that is more. Example: 8 images of 56 x 56 tokens, 6 heads of 64 channels, w 8, bfloat16.
+The eight tensors take 154 MB, delta 0.6 MB (0.4 %) and the partial sums 8.8 MB (6 %). The lists of
+a layout take up to 28 bytes per pair of chunks and W*W bytes per mask.
 
-Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D head dim, w chunk side,
-W = w*w tokens of a chunk.
+Shapes: B batch, N heads, X Y grid, L = X*Y tokens, G global tokens, D head dim, w chunk side, W =
+w*w tokens of a chunk.
 """
 
 from importlib.util import find_spec

@@ -129,7 +129,7 @@ class Launcher:
         chunk, for each image and head."""
         options, window = self.options(direction, owned), self.window
         parts = -(-window.tile // options["Q" if owned == "queries" else "K"])
-        rects, lists, num_rects, reach = self._walked(mirrored=owned == "keys")
+        rects, lists, num_rects, reach = self._loop_arguments(mirrored=owned == "keys")
         kernel[(self.images * self.heads * window.chunks[0] * window.chunks[1] * parts,)](
             *tensors, rects, lists,
             num_rects, self.heads, *window.grid, window.size, self.num_global, parts, *reach,
@@ -137,8 +137,9 @@ class Launcher:
             MASK=0 if rects is None else int(window.mask), **options, **constants,
         )  # fmt: skip
 
-    def _walked(self, mirrored: bool) -> tuple:
-        """Return the kernel arguments (RECTS, lists, num_rects, (reach_rows, reach_cols)).
+    def _loop_arguments(self, mirrored: bool) -> tuple:
+        """Return the kernel arguments that differ between window and layout: (RECTS, lists,
+        num_rects, (reach_rows, reach_cols)).
 
         mirrored: for kernels that loop over the queries of each key chunk instead of the reverse.
         """

@@ -1,9 +1,10 @@
 """The gradient of a layout's bias table, without atomics.
 
-Pairs of chunks with the same displacement (a step) have the same displacements of their tokens,
-and so the same bias. step_kernel sums the gradient of scores over all images and pairs of a step,
-for each pair of positions in the two chunks. displacement_kernel sums these tiles by the
-displacement of tokens. Each sum has a fixed order, so repeated runs give equal bits.
+A step is the displacement between the two chunks of a pair. All pairs of a step have the same
+displacements of their tokens, and so the same bias. step_kernel sums the gradient of scores over
+all images and pairs of a step into a tile, with an entry for each position in the query chunk and
+each in the key chunk. displacement_kernel sums the entries of the tiles by the displacement of
+tokens. Each sum has a fixed order, so repeated runs give equal bits.
 
 Shapes: see lists.py. S steps, E pairs of chunks.
 """
@@ -27,7 +28,8 @@ def step_kernel(
     A step is a displacement between a query chunk and a key chunk. The kernel computes `num_steps`
     steps beginning with `first_step`, and Q queries of each chunk beginning with number part*Q.
     Each split sums a share of the pairs of chunks of a step, over all images. lists: the query
-    chunks of each step. KEY_CHUNKS (E,): their key chunks. Tokens outside the grid add nothing.
+    chunks of the pairs, by step. KEY_CHUNKS (E,): the key chunk of each pair. Tokens outside the
+    grid add nothing.
     """
     blocks = tl.cdiv(w * w, K)
     number = tl.program_id(0)
@@ -75,13 +77,12 @@ def displacement_kernel(
     TILE, STEP_AT, DTABLE, part, first_step, num_steps, splits, N, span_rows, span_cols, w,
     Q: tl.constexpr, LINES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Sum the splits of TILE (see `step_kernel`), and add the sums to DTABLE float32, in the entry
-    of the displacement of each pair of tokens.
+    """Sum TILE (see `step_kernel`) over splits and by displacement of tokens, and add it to DTABLE.
 
-    Steps are at most span_rows - 1 rows and span_cols - 1 columns of chunks. STEP_AT
-    (2*span_rows - 1, 2*span_cols - 1) int32 has the number of each step, -1 for none. DTABLE (N,
-    2*span_rows*w - 1, 2*span_cols*w - 1) has the displacement 0 in the middle. A displacement of
-    tokens occurs in up to four steps.
+    DTABLE (N, 2*span_rows*w - 1, 2*span_cols*w - 1) float32 has an entry for each displacement,
+    with 0 in the middle. STEP_AT (2*span_rows - 1, 2*span_cols - 1) int32 has the number of each
+    step (displacement of chunks), with the step (0, 0) in the middle; -1 for none. A displacement
+    of tokens occurs in up to four steps.
     """
     wide = 2 * span_cols * w - 1
     entries = (2 * span_rows * w - 1) * wide

@@ -1,7 +1,7 @@
-"""The layout of a pattern as kernel arguments.
+"""The layout of a pattern as kernel arguments: lists of chunks, and the masks of their pairs.
 
-Lists are built once per layout and device and cached, as a copy to the device synchronizes and
-cannot be in a CUDA graph.
+The tensors are built once per layout and device and cached, as a copy to the device synchronizes
+and cannot be in a CUDA graph.
 
 Shapes: N heads, H heads if their patterns differ, else 1, W = w*w tokens of a chunk, E pairs of
 chunks, T masks, S steps (displacements between two chunks of a pair).
@@ -39,9 +39,9 @@ class Lists(NamedTuple):
 class Steps(NamedTuple):
     """The pairs of chunks of a layout, sorted by step: the displacement from key to query chunk.
 
-    lists: the query chunks of each step. keys (E,) int32: the key chunk of each pair. count: S.
-    span: the largest step plus one, in (rows, columns) of chunks. numbers (2*rows - 1, 2*cols - 1)
-    int32: the number of each step, by rows and columns from the key to the query; -1 for none.
+    lists: the query chunks of each step. keys (E,) int32: the key chunk of each pair. count: the
+    number of steps. span: the largest step plus one, in (rows, columns) of chunks. numbers int32
+    (2*rows - 1, 2*cols - 1): the number of each step, with (0, 0) in the middle; -1 for none.
     """
 
     lists: Lists
@@ -78,13 +78,16 @@ def make_steps(layout: Layout, device: torch.device) -> Steps:
 @lru_cache(maxsize=64)
 @untraced
 def _tiles(layout: Layout, device: torch.device) -> Tensor:
-    """Return the T masks of a layout on a device, (T, W, W) uint8, shared by its lists."""
+    """Return the T masks of a layout on a device, (T, W, W) uint8, one tensor for all `Lists`."""
     return layout.lists.masks.view(torch.uint8).to(device)
 
 
 def _sort(layout: Layout, lines: Tensor, count: int) -> tuple[Tensor, Tensor, int]:
-    """Return (order, starts, stride): the order that sorts pairs of chunks by head and list, and
-    the fields of `Lists`. lines: the list of each pair. count: the number of lists per head."""
+    """Sort pairs of chunks by head and list. Returns (order, starts, stride): the permutation that
+    sorts the pairs, and two fields of `Lists`.
+
+    lines: the number of the list of each pair. count: the number of lists per head.
+    """
     lines = layout.lists.head * count + lines
     sizes = lines.bincount(minlength=layout.heads * count)
     starts = F.pad(sizes.cumsum(0), (1, 0)).unfold(0, count + 1, max(1, count))

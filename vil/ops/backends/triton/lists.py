@@ -23,10 +23,10 @@ def corner(chunk, w, Y):
 
 @triton.jit
 def list_blocks(lists, head, line, w, BLOCK: tl.constexpr):
-    """Return (first, end, blocks): the numbers of a list's first block and of the block after its
-    last, and the number of blocks per chunk.
+    """Return (first, end, blocks) of a list of chunks: the number of its first block, the number of
+    the block after its last, and the number of blocks per chunk.
 
-    line: number of the list. Every chunk of a list is divided into blocks of BLOCK tokens.
+    line: number of the list. A block has BLOCK tokens. Blocks are numbered over all lists.
     """
     start = lists.starts + head * lists.stride + line
     blocks = tl.cdiv(w * w, BLOCK)
@@ -49,9 +49,10 @@ def chunk_places(chunk, first, rows, cols, Y, w, BLOCK: tl.constexpr):
 
 @triton.jit
 def listed_tokens(lists, number, blocks, rows, cols, Y, w, BLOCK: tl.constexpr):
-    """Return (row, col, place, token, exists, mask) of block `number` of the lists.
+    """Return (row, col, place, token, exists, mask) of one block of tokens in listed chunks.
 
-    See `chunk_places` for the first five. mask: the index of the mask of its pair of chunks.
+    number: of the block, and `blocks` per chunk, see `list_blocks`. See `chunk_places` for the
+    first five results. mask: the index of the mask of the block's pair of chunks.
     """
     pair = number // blocks
     chunk, mask = tl.load(lists.chunks + pair), tl.load(lists.masks + pair)
@@ -79,8 +80,9 @@ def pattern_scores(
 ):  # fmt: skip
     """Add the bias of the displacement to the scores, and set hidden scores to -inf.
 
-    As in `bias_and_mask`, queries may be along either dimension. mask: the index of the pair's mask
-    in lists.tiles (T, W, W), below 0 if all pairs of its tokens are visible. Displacements beyond
+    Queries may be along either dimension of the scores. row, col, key_row, key_col: positions in
+    the grid. place, key_place: positions in the chunks. mask: the index of the pair's mask in
+    lists.tiles (T, W, W), below 0 if all pairs of its tokens are visible. Displacements beyond
     reach_rows and reach_cols are clamped to them.
     """
     if TABLE is not None:
