@@ -130,7 +130,8 @@ class ReversibleFunction(torch.autograd.Function):
         block by block.
         """
         ctx.call, ctx.names, ctx.device, ctx.states = call, names, x.device, []
-        ctx.autocast, ctx.draws = _current_autocast(x.device), _list_draws(call.blocks)
+        ctx.autocast = _current_autocast(x.device)
+        ctx.sampling_state = _list_sampling_state(call.blocks)
         streams = [x, x]
         with ctx.autocast():
             for step in range(call.num_steps):
@@ -143,7 +144,7 @@ class ReversibleFunction(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple:
         if torch.is_grad_enabled() or is_transformed(*grads):
             raise RuntimeError(NO_SECOND)
-        if _list_draws(ctx.call.blocks) != ctx.draws:
+        if _list_sampling_state(ctx.call.blocks) != ctx.sampling_state:
             raise RuntimeError(CHANGED)
         first, second, *parameters = ctx.saved_tensors
         streams, grads, left = [first, second], list(grads), iter(parameters)
@@ -215,11 +216,11 @@ def _current_autocast(device: torch.device) -> Autocast:
     return partial(torch.autocast, kind, dtype=dtype, enabled=enabled, cache_enabled=False)
 
 
-def _list_draws(blocks: Sequence[Block]) -> list[tuple[Any, ...]]:
-    """Return, for each module, the attributes that its random numbers depend on.
+def _list_sampling_state(blocks: Sequence[Block]) -> list[tuple[Any, ...]]:
+    """Return, for each module in the blocks, its attributes that determine what it samples.
 
-    The backward pass must find the same attributes as the forward pass. The states of torch's
-    generators are not included, because they are saved and restored.
+    The backward pass must find the values of the forward pass, or it would recompute other
+    activations. The states of torch's generators are not included, because they are restored.
     """
     names = ("training", "progress", "last_redraw")  # random shift; performer
     modules = (module for block in blocks for module in block.modules())

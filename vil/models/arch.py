@@ -119,9 +119,9 @@ def split_by_block(text: str, counts: Sequence[int]) -> list[list[str]]:
     use the attention cycle. Text in quotes is not split.
     counts: for each stage, the number of blocks that use the attention.
 
-    Returns, for each stage, the list of the texts of these blocks. Raises ValueError if there are
-    more parts than stages, more texts in a part than blocks (unless there are none), or an empty
-    text.
+    Returns, for each stage, the list of the texts of these blocks. Raises ValueError for an empty
+    text, if there are more parts than stages, or if a part has more texts than the stage has
+    blocks that use the attention, unless it has none of these.
     """
     stages = _split_unquoted(text, "/")
     if len(stages) > len(counts):

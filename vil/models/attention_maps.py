@@ -74,7 +74,7 @@ def token_weights(
     """Return the attention weights of chosen queries in the call `module(x, grid, valid_hw)`.
 
     x (B, T, C). queries: see `attention_maps`. valid_hw (B, 2): rows and columns of tokens that are
-    not padding. Raises ValueError for a missing token.
+    not padding. Raises ValueError if an index in `queries` is not that of a token.
     """
     tokens = x.shape[1]
     queries = range(tokens) if queries is None else queries

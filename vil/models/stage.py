@@ -121,7 +121,7 @@ def store_activations(model: nn.Module) -> Iterator[None]:
 def to_map(
     tokens: Tensor, num_global: int, grid: tuple[int, int], valid: Tensor | None = None
 ) -> Tensor:
-    """Drop the global ones of tokens (B, G+L, d), and reshape the others to a map (B, d, X, Y).
+    """Drop the global tokens from tokens (B, G+L, d), and reshape the others to a map (B, d, X, Y).
 
     num_global: G. valid (B, 2): unpadded rows and columns of each image in tokens, outside of which
     the map is set to 0; None for no padding.

@@ -69,7 +69,8 @@ class Case:
         Similar cases have the same key. The batch size in the key is rounded up to a power of two,
         at most LARGE_BATCH. Grid sides, in chunks, are rounded up to powers of two if above four,
         so that similar image sizes share a backend. The key has the number of chunk offsets instead
-        of the offsets, because all eight neighbors of random shift take the same time.
+        of the offsets: random shift attends to one of eight neighbor chunks at each step, and all
+        eight take the same time.
         """
         window = self.window
         rows, cols = (next_power_of_2(chunks, exact_to=4) for chunks in window.chunks)

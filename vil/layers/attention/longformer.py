@@ -129,7 +129,10 @@ class LongformerAttention(LocalAttention):
         return self.mode > 0 and progress.epoch >= self.mode_switch * progress.epochs
 
     def set_progress(self, progress: TrainStep, index: int) -> str | None:
-        """Store the training step. Return a log line at the step where random shift ends."""
+        """Store the training step. Return a log line at the step where random shift ends.
+
+        index: position of this module among the attention modules of the model.
+        """
         self.progress, self.index = progress, index
         first = math.ceil(self.mode_switch * progress.epochs)
         if not self.shift_ended(progress) or progress.step != first * progress.steps_per_epoch:
@@ -145,7 +148,8 @@ class LongformerAttention(LocalAttention):
 
     @property
     def min_export_side(self) -> int:
-        """Smallest grid side, in tokens, with more than one chunk."""
+        """Smallest grid side, in tokens, that torch.export can trace with a dynamic size: more
+        than one chunk, because torch.export treats a number of chunks of 1 as constant."""
         return self.window_size + 1
 
     def local_macs(self, grid: Grid) -> int:

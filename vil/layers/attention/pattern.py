@@ -147,7 +147,7 @@ class PatternAttention(LocalAttention):
             self.table_size = size
 
     def table_shape(self, entries: int) -> Grid:
-        """Return (rows, columns) of this module's relative position table."""
+        """Return (rows, columns) of this module's relative position table. `entries` is ignored."""
         return self.table_size
 
     @property

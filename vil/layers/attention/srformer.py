@@ -114,7 +114,8 @@ class SRAttention(Attention):
 
     @property
     def min_export_side(self) -> int:
-        """Smallest grid side, in tokens, with two complete cells."""
+        """Smallest grid side, in tokens, that torch.export can trace with a dynamic size: two
+        complete cells, because torch.export treats a number of cells of 1 as constant."""
         return 2 * self.ratio
 
     def use_2021_rule(self) -> dict[str, Any]:

@@ -44,13 +44,14 @@ def _windows_only(limits: Callable[[Case], list[str]]) -> Callable[[Case], list[
 
 @dataclass(frozen=True)
 class Implementation(Entry):
-    """Registry entry of a function that computes attention, or one of its two passes.
+    """Registry entry of a function that computes attention, or only its forward or backward pass.
 
     It reads three items of `facts`. `unsupported`: a function that takes a case and returns the
     reasons why it is not supported (default: no reasons), or the location "module:attribute" of
     that function. `layouts`: whether layouts of patterns are supported (default: only windows).
-    `passes`: names of a forward and a backward pass. If `passes` is given, `home` and `unsupported`
-    are the locations of factories. Each is called with the two names and returns the function.
+    `passes`: the names (forward pass, backward pass) of a backend that is made of two passes. Then
+    `home` and `unsupported` are locations of factories: functions of these two names that return
+    the function to use.
     """
 
     @cached_property
@@ -66,7 +67,8 @@ class Implementation(Entry):
         return limits if self.facts.get("layouts") else _windows_only(limits)
 
     def resolve(self) -> None:
-        """Import the functions now, because torch.compile cannot trace an import at first use."""
+        """Import `run` and `unsupported` now, because torch.compile cannot trace an import at first
+        use."""
         _ = self.run, self.unsupported
 
     def _resolve(self, home: Any) -> Callable:
@@ -110,8 +112,12 @@ def _add_passes(name: str, module: str, about: str, *registries: Registry, **fac
 
 
 def _add(name: str, home: str, about: str, limits: str | None = None, **facts: Any) -> None:
-    """Add a backend of this package. limits: name of the function, in the module of `home`, that
-    returns the reasons why a case is not supported; None if all cases are."""
+    """Add a backend of this package to BACKENDS.
+
+    home: "module:function" of the function that computes it, relative to this package. about: its
+    description. limits: name of the function, in the same module, that returns the reasons why a
+    case is not supported; None if all cases are. facts: see `Implementation` and `Backend`.
+    """
     if limits:
         facts["unsupported"] = f"{__name__}.{home.partition(':')[0]}:{limits}"
     BACKENDS.add(name, f"{__name__}.{home}", about, **facts)

@@ -1,9 +1,9 @@
 """Attention of a layout in batches of a few query chunks, whose scores fit into the CPU cache.
 
-Like blocked.py, but with any list of key chunks per query chunk, see layout_plan.py. The forward
-pass saves its output and the log-sum-exp of every row; the backward pass recomputes the scores.
-Some images and heads are computed at a time, so that tokens in the order of chunks take little
-memory, and stay in the cache.
+The method is that of blocked.py, but a query chunk may have any list of key chunks, see
+layout_plan.py. The forward pass saves its output and the log-sum-exp of every row; the backward
+pass recomputes the scores. A call is computed in parts, each with a few images and heads, so that
+the copies of tokens in the order of chunks take little memory and stay in the cache.
 
 Shapes: B batch, N heads, L tokens, G global tokens, D channels, Q chunks of W = w*w tokens, S
 displacements between chunks. In a group: P query chunks with J key chunks each. In a part: b images
@@ -30,10 +30,10 @@ softmax_backward = torch.ops.aten._softmax_backward_data.out  # (dout - sum(dout
 
 
 class Batch(NamedTuple):
-    """Some query chunks of a group, which are computed at once for all images and heads of a part.
+    """Some query chunks of a group, computed at once for the b images and n heads of a `Part`.
 
-    span: which chunks of the group. queries (b*n*p,), keys (b*n*p*J,): rows of chunks, in tensors
-    with a row per image, head and chunk.
+    span: range of the p query chunks in the group. queries (b*n*p,): their indices in tensors with
+    a row per image, head and chunk. keys (b*n*p*J,): likewise, of the J key chunks of each.
     """
 
     group: ListGroup
@@ -42,14 +42,16 @@ class Batch(NamedTuple):
     keys: Tensor
 
     def take(self, x: Tensor) -> Tensor:
-        """Return the rows of a group's tensor (P or 1, ..) that belong to the batch."""
+        """Return the rows for the query chunks of the batch from a tensor with a row for each query
+        chunk of the group. A tensor with a single row, for all query chunks, is returned as is."""
         return x if len(x) == 1 else x[self.span]
 
 
 class Part(NamedTuple):
     """Some images and heads of a call: few enough that copies of their chunks are small.
 
-    call: with these images and heads only. bias: theirs, see `Scores.bias`.
+    call: the call for these images and heads only. plan: the query chunks of these heads. bias: the
+    bias of these heads, see `expand_bias`.
     """
 
     images: slice
@@ -59,15 +61,15 @@ class Part(NamedTuple):
     bias: tuple[Tensor, Tensor] | None
 
     def of(self, x: Tensor) -> Tensor:
-        """Return this part of a tensor (B, N, ..)."""
+        """Select the images and heads of this part from a tensor (B, N, ..)."""
         return x[self.images, self.heads]
 
 
 def split_call(call: Call) -> Iterator[Part]:
-    """Split a call into parts. Heads whose patterns differ are in separate parts.
+    """Split a call into parts by images and heads. Heads with different patterns are separated.
 
-    In a part, all chunks of q take at most PART_BYTES, the scores of any query chunk BATCH_BYTES,
-    and the bias BIAS_BYTES, unless a single image and head needs more.
+    In a part, q takes at most PART_BYTES, the scores of one query chunk at most BATCH_BYTES, and
+    the bias at most BIAS_BYTES, unless a single image and head already needs more.
     """
     (images, heads, length, dim), layout = call.q.shape, call.window
     plan = make_plan(layout, call.q.device)
@@ -90,8 +92,9 @@ def split_call(call: Call) -> Iterator[Part]:
 
 
 def expand_bias(call: Call, heads: slice, plan: Plan) -> tuple[Tensor, Tensor] | None:
-    """Return the bias of some heads by displacement of chunks, (n, S, W, W), and by global token,
-    (n, G); None without a bias."""
+    """Return the bias of n heads: (n, S, W, W) for all pairs of tokens in two chunks, at each of S
+    displacements between the chunks, and (n, G) for G global tokens. Returns None without a bias.
+    """
     table, to_global = call.bias
     if table is None and to_global is None:
         return None
@@ -169,20 +172,21 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
 
 
 def divide(x: Tensor, layout: Layout) -> Tensor:
-    """Copy (B, N, L, D) to contiguous chunks (B, N, Q, W, D)."""
+    """Copy row-major tokens (B, N, L, D) to Q contiguous chunks of W tokens, (B, N, Q, W, D)."""
     chunks = to_chunks(x, layout).flatten(2, 3)
     return chunks.clone(memory_format=torch.contiguous_format)
 
 
 def restore(x: Tensor, layout: Layout) -> Tensor:
-    """Reorder chunks (B, N, Q, W, D) to (B, N, L, D)."""
+    """Reorder Q chunks of W tokens, (B, N, Q, W, D), to row-major tokens (B, N, L, D)."""
     return from_chunks(x.unflatten(2, layout.chunks), layout)
 
 
 def gather(x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return some chunks of x (b, n, Q, W, D), as (number of rows, W, D).
+    """Return the chunks with indices `rows` of the b*n*Q chunks in x (b, n, Q, W, D).
 
-    torch.gather is faster than index_select on CPUs.
+    Returns (len(rows), W, D), in the memory of `out` if given. torch.gather is faster than
+    index_select on CPUs.
     """
     flat = x.flatten(0, 2).flatten(1)
     index = rows[:, None].expand(-1, flat.shape[1])
@@ -191,7 +195,8 @@ def gather(x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def put(x: Tensor, values: Tensor, batch: Batch) -> None:
-    """Write values (h, W, ..) of the query chunks of a batch to x (b, n, Q, W, ..)."""
+    """Write values (h, W, ..) for the h query chunks of a batch, W tokens each, to their places in
+    x (b, n, Q, W, ..), which has all Q chunks of b images and n heads."""
     x.flatten(0, 2).index_copy_(0, batch.queries, values)
 
 
@@ -204,7 +209,8 @@ class Keys:
         self.chunks = divide(x[:, :, self.num_global :], part.call.window)
 
     def gather(self, batch: Batch) -> Tensor:
-        """Copy the keys of a batch to (h, T, D), global tokens first."""
+        """Copy the T keys of each of the h query chunks of a batch to (h, T, D), global tokens
+        first."""
         (b, n, _, w, dim), h, dtype = self.chunks.shape, len(batch.queries), self.chunks.dtype
         local = self.scratch.take("chunks", (len(batch.keys), w, dim), dtype)
         local = gather(self.chunks, batch.keys, local).view(h, batch.group.keys.shape[1] * w, dim)
@@ -217,8 +223,8 @@ class Keys:
 
 
 class KVGrad:
-    """The gradient of keys or values (B, N, G+L, D), to which batches are added one after the
-    other."""
+    """The gradient of keys or values (b, n, G+L, D) of the images and heads of a part, summed over
+    batches of query chunks."""
 
     def __init__(self, x: Tensor, part: Part, scratch: Scratch) -> None:
         self.layout, self.num_global = part.call.window, part.call.num_global
@@ -229,7 +235,11 @@ class KVGrad:
         self.chunks = x.new_zeros(b, n, chunks, self.layout.tile, dim, dtype=dtype)
 
     def add(self, left: Tensor, right: Tensor, batch: Batch) -> None:
-        """Add left.mT @ right, of left (h, W, T) and right (h, W, D), to a batch's keys."""
+        """Add left.mT @ right, the gradient of the T keys or values of each query chunk in a batch.
+
+        left (h, W, T): for keys, the gradient of the scores; for values, the attention weights.
+        right (h, W, D): for keys, the queries; for values, the gradient of the output.
+        """
         grad = self.scratch.take("grad", (*left.mT.shape[:2], right.shape[2]), right.dtype)
         grad = torch.bmm(left.mT, right, out=grad).to(self.chunks.dtype)
         if self.num_global:
@@ -239,13 +249,13 @@ class KVGrad:
         flat.index_add_(0, batch.keys, grad.reshape(len(batch.keys), flat.shape[1]))
 
     def write(self, result: Tensor) -> None:
-        """Write the complete gradient to `result`."""
+        """Write the gradient to `result` (b, n, G+L, D), in the order of the keys of the call."""
         result[:, :, : self.num_global] = self.first
         result[:, :, self.num_global :] = restore(self.chunks, self.layout)
 
 
 class Scores:
-    """Computes the scores of a part's batches: matmul, bias and mask."""
+    """The attention scores of a `Part`, computed batch by batch: matmul, bias and mask."""
 
     def __init__(self, part: Part, scratch: Scratch) -> None:
         call, self.part, self.scratch = part.call, part, scratch
@@ -256,7 +266,7 @@ class Scores:
         self.added: Tensor | None = None  # to the scores of the current group, see `_added`
 
     def batches(self) -> Iterator[Batch]:
-        """Yield all batches."""
+        """Yield batches that together cover all query chunks of the part that have keys."""
         (b, n, num_chunks), tile = self.q.shape[:3], self.part.call.window.tile
         first = torch.arange(b * n, device=self.q.device)[:, None] * num_chunks
         for group in self.part.plan.groups:
@@ -271,14 +281,15 @@ class Scores:
                 yield Batch(group, span, *rows)
 
     def new_rows(self) -> Tensor:
-        """Return a tensor for the output or the gradient of all query chunks, in the shape of q. It
-        is 0 for chunks that no batch has."""
+        """Return a tensor (b, n, Q, W, D) to which batches can write the output, or the gradient,
+        of their query chunks. It is 0 for query chunks without keys, which are in no batch."""
         groups = [g for g in self.part.plan.groups if self.num_global + g.keys.shape[1]]
         is_complete = sum(len(group.queries) for group in groups) == self.q.shape[2]
         return torch.empty_like(self.q) if is_complete else torch.zeros_like(self.q)
 
     def compute(self, batch: Batch, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return the scores (h, W, T) with bias. Masked keys have the smallest finite number."""
+        """Return the scores (h, W, T) of a batch, with bias: h query chunks of W queries, T keys.
+        The scores of masked keys are the smallest finite number."""
         scores = self.scratch.matmul(queries, keys.mT)
         group, num_global = batch.group, self.num_global
         by_head = scores.view(*self.q.shape[:2], -1, *scores.shape[1:])  # (b, n, p, W, T)
@@ -295,10 +306,11 @@ class Scores:
         return scores
 
     def _added(self, group: ListGroup) -> Tensor | None:
-        """Return what to add to all scores of a group, (n, 1, W, T), if its lists are equal.
+        """Return the bias that all query chunks of a group share, (n, 1, W, T), for n heads, W
+        queries and T keys.
 
-        The bias of masked keys is the smallest finite number. Returns None without a bias, and if
-        the lists differ.
+        The bias of masked keys is the smallest finite number. Returns None without a bias, or if
+        the displacements of the key chunks, or the masks, differ between query chunks.
         """
         if self.part.bias is None or len(group.steps) > 1:
             return None
@@ -344,10 +356,11 @@ def bias_index(layout: Layout, steps: Tensor) -> Tensor:
 
 
 class BiasSums:
-    """The gradient of the bias of a part, summed over its images and chunks.
+    """The gradient of the bias of the n heads of a part, summed over its images and chunks.
 
-    tiles (n, S, W, W): for the table, by displacement of chunks. first (n, G): for global tokens.
-    None for a missing bias.
+    tiles (n, S, W, W): the gradient for all pairs of tokens in two chunks of W tokens, at each of S
+    displacements between the chunks; None without a bias table. first (n, G): the gradient for G
+    global tokens; None without a bias to them.
     """
 
     def __init__(self, part: Part) -> None:
@@ -361,7 +374,8 @@ class BiasSums:
         )
 
     def add(self, dscores: Tensor, batch: Batch) -> None:
-        """Add the gradient of a batch's scores (h, W, T)."""
+        """Add a batch to the sums. dscores (h, W, T): the gradient of its scores, for h query
+        chunks of W queries, and T keys."""
         if self.tiles is None and self.first is None:
             return
         n, p, tile = self.num_heads, batch.span.stop - batch.span.start, dscores.shape[1]
@@ -377,8 +391,8 @@ class BiasSums:
 
 
 class BiasGrad:
-    """The gradients of the table (N, entries) and of the bias to global tokens (N, G); None for a
-    missing bias."""
+    """The gradient of the bias of a call with N heads: of the relative position bias table
+    (N, entries), and of the bias to G global tokens (N, G). Each is None if the call lacks it."""
 
     def __init__(self, call: Call) -> None:
         self.bias = call.bias
@@ -387,7 +401,7 @@ class BiasGrad:
         )
 
     def add(self, sums: BiasSums, part: Part) -> None:
-        """Add the sums of a part."""
+        """Add the gradient of one part, `sums`, to the gradient of the call."""
         if self.table is not None:
             index = bias_index(part.call.window, part.plan.steps).to(self.table.device)
             self.table[part.heads].index_add_(1, index.flatten(), sums.tiles.flatten(1))
@@ -395,6 +409,6 @@ class BiasGrad:
             self.to_global[part.heads] += sums.first
 
     def result(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradients in the dtypes of the biases."""
+        """Return the gradients of (bias table, bias to global tokens), in the dtype of each."""
         grads = (self.table, self.to_global)
         return tuple(g if g is None else g.to(b.dtype) for g, b in zip(grads, self.bias))

@@ -133,7 +133,7 @@ class OutputTiles:
         tiles.copy_(x.view(tiles.shape))
 
     def close(self) -> Tensor:
-        """Return the complete output."""
+        """Return the output (B, N, L, D). Copies the tiles to it, unless they are a view of it."""
         if is_even(self.window):  # the tiles are a view of it
             return self.result
         return self.result.copy_(from_tiles(self.tiles, self.window))
@@ -163,8 +163,7 @@ class Keys:
 
 
 class KVGrad:
-    """The gradient of keys or values (B, N, G+L, D), to which batches are added one after the
-    other."""
+    """The gradient of keys or values (B, N, G+L, D), summed over batches of query chunks."""
 
     def __init__(self, x: Tensor, call: Call, halo: int) -> None:
         self.window, self.num_global = call.window, call.num_global
@@ -183,7 +182,8 @@ class KVGrad:
             self.tiles = tiles.transpose(3, 4)
 
     def add(self, grad: Tensor, batch: Batch) -> None:
-        """Add the gradient (h, T, D) of a batch: of T keys for each of its h blocks."""
+        """Add a batch to the sums. grad (h, T, D): the gradient of the T keys (or values) of each
+        of its h blocks."""
         tiles = key_tiles(self.tiles, batch, self.halo)
         grad = self.scratch.cast(grad, self.first.dtype).unflatten(0, tiles[0].shape[:4])
         if self.num_global:
@@ -193,7 +193,7 @@ class KVGrad:
             tile.add_(part)
 
     def close(self) -> Tensor:
-        """Return the complete gradient."""
+        """Copy all sums to the gradient (B, N, G+L, D), and return it."""
         self.result[:, :, : self.num_global] = self.first
         if not self.in_place:
             tiles = sum_halo(self.tiles, self.window) if self.halo else self.tiles
@@ -212,7 +212,8 @@ class Scores:
         self.first_head = 0
 
     def batches(self) -> Iterator[Batch]:
-        """Yield all batches. The bias of the heads in a batch fits into the cache."""
+        """Yield batches that together cover all query chunks of all images and heads. A batch has
+        so few heads that their bias fits into the cache."""
         (images, heads), tile = self.call.q.shape[:2], self.window.tile
         share = even_share(heads, BATCH_BYTES // (9 * tile**2 * self.dtype.itemsize))
         for self.first_head in range(0, heads, share):
@@ -249,10 +250,11 @@ class Scores:
         return scores
 
     def _added(self, tile: Tensor, first: Tensor, group: ChunkGroup) -> Tensor:
-        """Return the bias (n or 1, M*W, T) of each block of a group, for n heads.
+        """Return the bias (n or 1, M*W, T) of n heads, M*W queries and T keys. It is the same for
+        all blocks of a group.
 
-        tile, first: the bias of local and of global keys, see `_bias`. `tile` includes the mask of
-        the exact window: masked keys have the smallest finite number.
+        tile, first: the bias of local keys and of global keys, both as `_bias` returns them. If
+        the window is exact, keys outside of it have the smallest finite number in `tile`.
         """
         size = first.shape[2] + len(group.keys) * tile.shape[1]
         shape = (group.num_queries, len(tile), tile.shape[1], size)
@@ -262,10 +264,11 @@ class Scores:
         return added.transpose(0, 1).flatten(1, 2)
 
     def _bias(self, heads: slice) -> tuple[Tensor, Tensor] | None:
-        """Return the bias of n heads in a chunk: (n or 1, W queries, K offsets, W keys) for local
-        keys, and (n or 1, W queries, G) for global keys.
+        """Return the bias of the W queries of a chunk and their keys, for n heads, as two tensors:
+        (n or 1, W, K, W) for the W keys in each of K chunks, and (n or 1, W, G) for global keys.
 
-        The first includes the mask of the exact window. Returns None without bias and mask.
+        The first has the smallest finite number for keys outside the exact window, if the window is
+        exact (keys at most w rows and columns away). Returns None without bias and mask.
         """
         window, tile, (table, to_global) = self.window, self.window.tile, self.call.bias
         has_bias = table is not None or to_global is not None
@@ -284,7 +287,7 @@ class Scores:
         return local.expand(count, -1, -1).unflatten(2, (-1, tile)), first
 
     def _real(self) -> Tensor | None:
-        """Return which keys are not padding, as bool in the layout of `Keys.tiles` with D = 1.
+        """Return which keys are not padding, (B, N, R, C, w, w, 1) bool, with the halo in R and C.
 
         Returns None if there is no padding.
         """
@@ -299,16 +302,18 @@ class Scores:
 
 
 def split_lanes(scores: Tensor, batch: Batch) -> Tensor:
-    """View the scores of a batch (h, M*W, T) as (images, heads, blocks, M*W, T)."""
+    """View the scores (h, M*W, T) of a batch as (images, heads, blocks, M*W, T): h blocks, each
+    with M*W queries and T keys."""
     heads = batch.heads.stop - batch.heads.start
     return scores.unflatten(0, (-1, heads, batch.group.num_blocks))
 
 
 class BiasGrad:
-    """The gradient of the bias, summed over images and chunks.
+    """The gradient of the bias, summed over images and query chunks.
 
-    It is accumulated as (N, W queries, K offsets, W keys) for the table, and (N, G) for global
-    tokens.
+    tile (N, W, K, W): sums for N heads, the W queries of a chunk, and the W keys in each of the
+    chunks at K offsets; None without a bias table. first (N, G): sums for G global keys; None
+    without a bias to them.
     """
 
     def __init__(self, call: Call, lse: Tensor) -> None:
@@ -320,7 +325,8 @@ class BiasGrad:
         self.like, self.offset_index = lse, None
 
     def add(self, dscores: Tensor, batch: Batch) -> None:
-        """Add the gradient of a batch's scores (h, M*W, T): h blocks of M*W queries and T keys."""
+        """Add a batch to the sums. dscores (h, M*W, T): the gradient of its scores, for h blocks
+        with M*W queries and T keys each."""
         if self.tile is None and self.first is None:
             return
         if batch.group.offset_index is not self.offset_index:  # the batches of a group are in a row
@@ -331,7 +337,8 @@ class BiasGrad:
         self.sums[batch.heads] += of_images.sum(0) if len(of_images) > 1 else of_images[0]
 
     def _flush(self) -> None:
-        """Add the sums (N, M*W, T) of a chunk group to the sums by offset and by global token."""
+        """Add `self.sums`, which has the sums (N, M*W, T) of one chunk group for the M*W queries
+        and T keys of a block, to `self.tile` and `self.first`."""
         if self.offset_index is None:
             return
         if self.first is not None:

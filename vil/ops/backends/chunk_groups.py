@@ -20,8 +20,8 @@ MAX_EMPTY_SCORES = 150_000  # scores of empty chunks that cost less than several
 
 
 class ChunkGroup(NamedTuple):
-    """A rectangle of query chunks, divided into equal blocks. The key chunks of a block lie at the
-    same positions relative to the block in all blocks.
+    """A rectangle of query chunks, divided into blocks of equal size. All blocks have key chunks at
+    the same positions relative to the block.
 
     first: (row, column) of the first query chunk. count: rows and columns of blocks. side: rows and
     columns of query chunks in a block. keys: (row, column) of the key chunks of a block, relative
@@ -108,10 +108,11 @@ class _Span(NamedTuple):
 
 
 def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span]:
-    """Return runs of chunks along one axis for which the same offsets lead into the grid.
+    """Divide the chunks along one axis into runs for which the same offsets lead into the grid.
 
-    chunks: their number. steps: the offsets along this axis. shared: whether two chunks that make
-    up the axis form one block.
+    chunks: number of chunks along the axis. steps: the offsets along the axis. halo: 1 if the grid
+    has a halo, so that all offsets are allowed. shared: if there are only two chunks, put both into
+    one block.
     """
     if halo:
         return [_Span(0, chunks, 1, tuple(steps))]
@@ -128,8 +129,8 @@ def _spans(chunks: int, steps: list[int], halo: int, shared: bool) -> list[_Span
 def batches(group: ChunkGroup, images: int, heads: slice, limit: int) -> Iterator[Batch]:
     """Yield batches that together cover all blocks of a group, for all images and `heads`.
 
-    images: their number. limit: the largest number of blocks in a batch, each counted once per
-    image and head. A batch has at least one block.
+    images: number of images. limit: the largest product of the numbers of blocks, images and heads
+    in a batch. A batch has at least one of each.
     """
     across = even_share(group.count[1], limit)
     down = even_share(group.count[0], limit // group.count[1])
@@ -179,9 +180,10 @@ def query_tiles(x: Tensor, batch: Batch) -> Tensor:
 
 
 def key_tiles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
-    """Return a view of a batch's keys for each of the J key chunks of a block.
+    """Return J views of x, because a block has J key chunks: view j has key chunk j of every block
+    in the batch.
 
-    x (B, N, R, C, w, w, D), with the halo in R and C. A view is (b, n, rows of blocks, columns
+    x (B, N, R, C, w, w, D): R and C include the halo. A view is (b, n, rows of blocks, columns
     of blocks, w, w, D).
     """
     return [_key_view(x, batch, (dx + halo, dy + halo)) for dx, dy in batch.group.keys]
@@ -205,10 +207,10 @@ def key_rectangles(x: Tensor, batch: Batch, halo: int) -> list[Tensor]:
 def _key_view(
     x: Tensor, batch: Batch, first: tuple[int, int], size: tuple[int, ...] = ()
 ) -> Tensor:
-    """Return a strided view of x with `size` (rows, columns) of chunks, or one chunk, per block.
+    """Return a view of x that has, for every block in a batch, a rectangle of key chunks.
 
-    first: (row, column) in x of the first of these chunks, relative to the first query chunk of
-    the block.
+    first: (row, column) in x of the first key chunk, for a block whose first query chunk is (0, 0).
+    size: rows and columns of the rectangle; () for a single chunk, without these two dimensions.
     """
     x = x[batch.images, batch.heads]
     (row, col), strides = batch.group.first, x.stride()

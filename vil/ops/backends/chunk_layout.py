@@ -56,8 +56,8 @@ def at_offsets(x: Tensor, window: Window) -> Tensor:
     (B, N, L, D) -> (B, N, R, C, K*W, D).
 
     Positions outside the grid have arbitrary tokens. torch.export traces this gather instead of
-    padding and rolling, because a graph with padding would be valid for one remainder of X / w
-    only.
+    padding and rolling, because a graph with padding would be valid only for grids with the same
+    remainder of X / w.
     """
     index = window.neighbor_tokens(x.device)
     return x.index_select(2, index.flatten()).unflatten(2, index.shape)

@@ -15,9 +15,9 @@ key blocks. Lists and functions are made in flex_blocks.py.
 
 Compiling takes seconds per shape, and above a number of shapes torch computes all scores (L x L)
 with only a warning. So shapes are rounded: images and heads are one dimension, the number of chunks
-is rounded up to a power of two, everything else that varies is in tensors of a fixed size. A layout
-is compiled for its chunk size and the reach of its bias table too. Above MAX_SHAPES, `unsupported`
-refuses further shapes; torch raises an error if it gets them anyway.
+is rounded up to a power of two, everything else that varies is in tensors of a fixed size. For a
+layout, the chunk size and the largest displacement in the bias table are fixed in the kernel too.
+Above MAX_SHAPES, `unsupported` refuses further shapes; torch raises an error if it gets them.
 
 `run` uses FlexAttention's own backward pass, on CUDA only. `forward` returns the log-sum-exp for
 a backward pass of `vil.ops.custom_op`; on CPUs, torch cannot compile `forward`.
@@ -208,7 +208,8 @@ def _lanes(case: Case) -> tuple[int, int]:
 
 
 def _run(call: Call, lse: bool) -> tuple[Tensor, Tensor | None]:
-    """Return out (B, N, L, D) and lse (B, N, L) or None, with gradients if enabled."""
+    """Return the output (B, N, L, D), and the log-sum-exp of the scores (B, N, L) if `lse`, else
+    None."""
     q, window, num_global, case = call.q, call.window, call.num_global, Case.of(call)
     size, lanes = block_size(window, case.device, case.needs_grad), _lanes(case)
     tokens = (
@@ -259,8 +260,10 @@ def _flex(
 ) -> tuple[Tensor, Tensor | None]:
     """Attend from q (h, 1, M*P, D) to k, v (h, 1, (S+M)*P, D) with biases `added` (h, S*P + T).
 
-    Tokens are in blocks of P. The first two dimensions may be (B, N) instead. Returns the output,
-    in the shape of q, and if `lse` the log-sum-exp (h, 1, M*P), else None.
+    Tokens are in blocks of P: M query blocks, S blocks of global keys, M blocks of local keys. T:
+    entries of the bias table. h: images times heads; q, k, v may have (B, N, ..) instead of
+    (h, 1, ..). options: FlexAttention's kernel options. Returns the output, in the shape of q, and
+    if `lse` the log-sum-exp (h, 1, M*P), else None.
     """
     if not torch.compiler.is_dynamo_compiling():
         raise RuntimeError(
@@ -280,17 +283,19 @@ def _flex(
 
 
 def _keys(x: Tensor, window: Window | Layout, num_global: int, size: int) -> Tensor:
-    """Reorder keys or values (B, N, G+L, D) to padded blocks of P tokens, (h, 1, (S+M)*P, D)."""
+    """Reorder keys or values (B, N, G+L, D) to padded blocks of P = `size` tokens: S blocks of
+    global tokens, then M blocks of local tokens, (B*N, 1, (S+M)*P, D)."""
     first = x[:, :, :num_global].flatten(0, 1)[:, None]
     first = F.pad(first, (0, 0, 0, num_first(num_global, size) * size - num_global))
     return torch.cat([first, to_blocks(x[:, :, num_global:], window, size)], dim=2)
 
 
 def _added(bias: LocalBias, sizes: tuple[int, int], images: int) -> Tensor | None:
-    """Return both biases in one tensor (h = images * heads, S*P + T); None without a bias.
+    """Return the bias to global keys and the bias table in one tensor; None without a bias.
 
-    A row has the biases of global keys, padded to S*P, then the table, padded to T. sizes:
-    (S*P, T). Each image has a copy, so that the kernel does not sum gradients over images.
+    The tensor has a row per image and head: the bias to each global key, padded to sizes[0], then
+    the table of the head, padded to sizes[1]. Images do not share rows, so that the kernel does not
+    sum gradients over images.
     """
     table, to_global = bias
     if table is None and to_global is None:

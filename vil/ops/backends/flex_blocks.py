@@ -1,6 +1,7 @@
 """Block lists, masks and bias of a window or a layout, in the form that FlexAttention needs.
 
-Shapes: see flex.py; also H heads with lists of their own (1 for a window), T' masks.
+Shapes: those of flex.py, H heads with different block lists (1 if all heads have the same, as in a
+window), T' masks in `LayoutBlocks.tiles`.
 """
 
 import math
@@ -34,11 +35,11 @@ class WindowBlocks(NamedTuple):
 
     base (M, S+M) int32: the base index of each pair of a query block and a key block; -1 if their
     chunks are not neighbors. code (P) int32: a number for each position in a chunk.
-    near (S*P + T) bool: whether an entry of `added` is in the exact window; None for other
-    masks. real (h, (S+M)*P) bool: whether a key is not padding. lists: four pairs of tensors
-    (number of blocks, their indices). The first two pairs list the key blocks that each query block
-    sees partly, and fully. The other two list the query blocks of each key block likewise, for the
-    backward pass. Tensors that are not needed are None.
+    near (S*P + T) bool: whether an entry of `added` is of a global key, or of a local key at most w
+    rows and columns away; None if the window is not exact. real (h, (S+M)*P) bool: whether a key is
+    not padding. lists: four pairs of tensors (number of blocks, their indices). The first two pairs
+    list the key blocks that each query block sees partly, and fully. The other two list the query
+    blocks of each key block likewise, for the backward pass. Tensors that are not needed are None.
     """
 
     base: Tensor
@@ -54,11 +55,12 @@ class LayoutBlocks(NamedTuple):
     The first S key blocks have the global keys. The tensor `added` has the bias of each global key,
     followed by the bias table.
 
-    masks (H, M, S+M) int32: the index into `tiles` of each pair of a query block and a key block.
-    tiles (T', W, W) bool: the masks of the layout, then a mask that shows all pairs, and one that
-    hides all. rows, cols (M*P) int32: the position of each query in the grid. reach: the largest
-    displacement (rows, columns) in the bias table. real, lists: see `WindowBlocks`; the lists have
-    a dimension of H heads.
+    masks (H, M, S+M) int32: the index into `tiles` of each pair of a query block and a key block,
+    for H heads with different patterns, or H = 1. tiles (T', W, W) bool: the masks of the layout
+    for chunks of W tokens, then a mask that shows all pairs, and one that hides all. rows, cols
+    (M*P) int32: the position of each query in the grid. reach: the largest displacement (rows,
+    columns) in the bias table. real, lists: as in `WindowBlocks`, but with lists for each of the H
+    heads.
     """
 
     masks: Tensor
@@ -96,14 +98,15 @@ def has_full(window: Window | Layout, block: int) -> bool:
 
 
 def num_tiles(layout: Layout) -> int:
-    """Return T': the number of masks of a layout plus two, rounded up to a power of two."""
+    """Return the number of masks in `LayoutBlocks.tiles`: those of the layout, one that shows all
+    and one that hides all, rounded up to a power of two."""
     return _count_tiles(*to_numbers(layout, 0))
 
 
 @torch.compiler.assume_constant_result
 def _count_tiles(*numbers: int) -> int:
-    """Return `num_tiles` of the layout that `to_numbers` encodes in `numbers`. torch.compile cannot
-    trace how lists are built, so it treats the result as a constant."""
+    """Return `num_tiles` of the layout that `to_numbers` encoded as `numbers`. torch.compile treats
+    the result as a constant, because it cannot trace how a layout builds its lists of chunks."""
     layout, _ = from_numbers(numbers)
     return next_power_of_2(len(layout.lists.masks) + 2)
 
@@ -114,8 +117,9 @@ def table_reach(case: Case) -> tuple[int, int]:
 
 
 def widths(case: Case, block: int) -> tuple[int, int]:
-    """Return (S*P, T): tokens in the blocks of global keys, and entries of the bias table. For a
-    window, T is that of the largest window whose chunks fit into a block of P = `block` tokens."""
+    """Return the widths of the two parts of `added`: the number of tokens in the blocks of global
+    keys, and the number of entries for the bias table. The latter is equal for all windows whose
+    chunks fit into a block of `block` tokens, and large enough for the largest of them."""
     first = num_first(case.num_global, block) * block
     if not case.is_layout:
         return first, (4 * math.isqrt(block) - 1) ** 2
@@ -124,14 +128,16 @@ def widths(case: Case, block: int) -> tuple[int, int]:
 
 
 def to_blocks(x: Tensor, window: Window | Layout, size: int) -> Tensor:
-    """Reorder (B, N, L, ..) to zero-padded blocks of P = `size` tokens, (B*N, 1, M*P, ..)."""
+    """Reorder tokens (B, N, L, ..) to M zero-padded blocks of P = `size` tokens, one for each chunk
+    and some empty ones, (B*N, 1, M*P, ..)."""
     x = to_chunks(x, window).flatten(2, 3).flatten(0, 1)  # (h, chunks, W, ..)
     x = F.pad(x, (0, 0, 0, size - window.tile, 0, num_blocks(window) - x.shape[1]))
     return x.flatten(1, 2)[:, None]
 
 
 def from_blocks(x: Tensor, window: Window | Layout, lead: torch.Size) -> Tensor:
-    """Reverse `to_blocks`: (B*N, 1, M*P, ..) or (B, N, M*P, ..) to (B, N, L, ..). lead: (B, N)."""
+    """Reverse `to_blocks`: reorder M blocks of P tokens, (B*N, 1, M*P, ..) or (B, N, M*P, ..), to
+    (B, N, L, ..). lead: (B, N)."""
     x = x.flatten(0, 1).unflatten(1, (num_blocks(window), -1))
     x = x[:, : math.prod(window.chunks), : window.tile]
     return from_chunks(x.unflatten(1, window.chunks).unflatten(0, lead), window)
@@ -169,7 +175,8 @@ def _window_blocks(
 
 
 def _base(window: Window, num_global: int, size: int, device: torch.device) -> Tensor:
-    """Return `WindowBlocks.base` (M, S+M) int32. It is 0 for the blocks of global keys."""
+    """Return `WindowBlocks.base` (M, S+M) int32, for M query blocks and S+M key blocks of `size`
+    tokens. It is 0 for blocks that have global keys."""
     rows, cols = window.chunks
     first, (count, side) = num_first(num_global, size), (num_blocks(window), 4 * window.size - 1)
     base = torch.full((count, first + count), -1, dtype=torch.int32, device=device)
@@ -206,7 +213,7 @@ def _layout_blocks(
 def _layout_tensors(
     layout: Layout, num_global: int, size: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (masks, tiles, rows, cols), fields of `LayoutBlocks`."""
+    """Return the fields (masks, tiles, rows, cols) of `LayoutBlocks`. size: tokens in a block."""
     pairs, (first, count) = layout.lists, (num_first(num_global, size), num_blocks(layout))
     full = len(pairs.masks)
     masks = torch.full((layout.heads, count, first + count), full + 1, dtype=torch.int32)
@@ -221,7 +228,8 @@ def _layout_tensors(
 
 
 def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) -> Tensor:
-    """Return the field `real`: True for global keys, and for local keys that are not padding."""
+    """Return `WindowBlocks.real` or `LayoutBlocks.real` for blocks of `size` tokens: True for
+    global keys, and for local keys that are not padding."""
     window = case.window
     limit = torch.tensor([window.grid]) if valid_hw is None else valid_hw
     tokens = real_cells(limit.to(device), window.grid).flatten(2)[..., None]
@@ -232,10 +240,11 @@ def _real(case: Case, size: int, valid_hw: Tensor | None, device: torch.device) 
 
 
 def _lists(seen: Tensor, full: Tensor | None, backward: bool) -> Lists:
-    """Return the field `lists` for the pairs of blocks to compute, `seen` (H, M, S+M) bool.
+    """Return `WindowBlocks.lists` or `LayoutBlocks.lists`.
 
-    full: the pairs that need no mask, in the same shape; None if all pairs need one. backward:
-    whether the lists of the backward pass are needed.
+    seen (H, M, S+M) bool: the pairs of a query block and a key block to compute. full: those of
+    them that need no mask, in the same shape; None if all pairs need one. backward: whether the
+    lists of the backward pass are needed.
     """
     parts = (seen, None) if full is None else (seen & ~full, full)
     mirrored = [part.mT if backward and part is not None else None for part in parts]
@@ -269,8 +278,8 @@ def score_functions(
 ) -> tuple[Callable, Callable]:
     """Return FlexAttention's (mask_mod, score_mod): functions of the image, head, query and key.
 
-    size: P. first: S*P. heads: those of q; in `real` and `added`, images and heads are one
-    dimension.
+    size: tokens in a block. first: tokens in the blocks of global keys. heads: size of q's second
+    dimension; `added` and `blocks.real` have row b * heads + head for image b.
     """
     make = _layout_functions if isinstance(blocks, LayoutBlocks) else _window_functions
     visible, bias_index = make(blocks, size, first)
@@ -285,10 +294,12 @@ def score_functions(
 
 
 def _window_functions(blocks: WindowBlocks, size: int, first: int) -> tuple[Callable, Callable]:
-    """Return the functions visible(head, query, key) and bias_index(query, key) of a window."""
+    """Return the functions visible(head, query, key) and bias_index(query, key) of a window. size:
+    tokens in a block. first: tokens in the blocks of global keys."""
 
     def bias_index(query: Tensor, key: Tensor) -> Tensor:
-        """Return the index into `added` of a query and a key; any valid index for a hidden key."""
+        """Return the column of `added` that has the bias of a query and a key; any column for a
+        hidden key."""
         start = blocks.base[query // size, key // size]
         local = start + blocks.code[query % size] - blocks.code[key % size]
         return torch.where(key < first, key, local.clamp(min=0))
@@ -301,11 +312,12 @@ def _window_functions(blocks: WindowBlocks, size: int, first: int) -> tuple[Call
 
 
 def _layout_functions(blocks: LayoutBlocks, size: int, first: int) -> tuple[Callable, Callable]:
-    """Return the functions visible(head, query, key) and bias_index(query, key) of a layout."""
+    """Return the functions visible(head, query, key) and bias_index(query, key) of a layout. size:
+    tokens in a block. first: tokens in the blocks of global keys."""
     (top, left), last = blocks.reach, blocks.tiles.shape[1] - 1  # the last token of a chunk
 
     def bias_index(query: Tensor, key: Tensor) -> Tensor:
-        """Return the index into `added` of a query and a key."""
+        """Return the column of `added` that has the bias of a query and a key."""
         local = (key - first).clamp(min=0)
         rows = (blocks.rows[query] - blocks.rows[local]).clamp(-top, top) + top
         cols = (blocks.cols[query] - blocks.cols[local]).clamp(-left, left) + left

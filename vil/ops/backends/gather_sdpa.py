@@ -45,7 +45,8 @@ def run(call: Call) -> Tensor:
 
 
 def _gather(x: Tensor, window: Window, num_global: int) -> Tensor:
-    """Gather the global tokens, and each chunk's neighbor tokens: (B, N*R*C, G + K*W, D)."""
+    """Return the keys or values of each of R x C query chunks, (B, N*R*C, G + K*W, D): the G global
+    tokens, then the W tokens of each chunk at the window's K offsets. x (B, N, G+L, D)."""
     rows, cols = window.chunks
     first, local = x[:, :, :num_global], x[:, :, num_global:]
     parts = [first[:, :, None, None].expand(-1, -1, rows, cols, -1, -1)] if num_global else []

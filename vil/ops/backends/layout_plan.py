@@ -1,7 +1,7 @@
 """Divide the query chunks of a layout into groups that are computed alike.
 
-Query chunks with equally many key chunks form a group. If their lists also have equal displacements
-and masks, as those in the interior of a local pattern, they share the bias and the mask.
+Query chunks with equally many key chunks form a group. If their key chunks also have equal
+displacements and masks, as in the interior of a local pattern, they share the bias and the mask.
 
 Shapes: Q chunks of W = w*w tokens, S displacements between chunks. In a group: P query chunks with
 J key chunks each.
@@ -68,8 +68,9 @@ def make_plan(layout: Layout, device: torch.device) -> Plan:
 
 
 def _hidden_pairs(lists: ChunkLists, pairs: Tensor) -> Tensor | None:
-    """Return `ListGroup.hidden` (P, W, J*W) bool: which keys each query must not attend to; None if
-    it may attend to all. pairs (P, J): indices of pairs of chunks in `lists`."""
+    """Return `ListGroup.hidden` (P, W, J*W) bool, for P query chunks with J key chunks of W tokens
+    each: which keys each query must not attend to; None if each may attend to all. pairs (P, J):
+    the indices in `lists` of the pairs of query and key chunk."""
     masks = lists.mask[pairs]
     if (masks == FULL).all():
         return None
