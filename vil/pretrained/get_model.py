@@ -34,9 +34,10 @@ def get_model(
       of a member ("DEFAULT", "IMAGENET1K_V1"), which also sets image size, classes and windows; or
       a file that `load_weights` can read.
     attention: attention of the stages with local attention, see `parse_arch`.
-    windows: attention size, one for all stages or one per stage (the letter f of an ARCH string).
-    head, rule, convert: how to adapt weights of another head, of position embeddings of another
-      size, and of another attention, see `load_weights`.
+    windows: side of longformer's window in tokens, or the size parameter of another attention; one
+      number for all stages or one per stage.
+    head, rule, convert: how to adapt weights that have another number of classes, another size of
+      position embeddings, or another attention, see `load_weights`.
     kwargs: arguments of MsViT, such as img_size, num_classes and drop_path_rate.
     Raises ValueError for an unknown name and for weights of another model, CheckpointError for a
     file that does not fit the model.

@@ -65,9 +65,9 @@ def from_pretrained(
 
     settings: arguments of MsViT (img_size, num_classes, drop_path_rate, ...) that replace the saved
     ones. rule: how to resize position embeddings. head: "keep", or "new" or "rows:FILE" for another
-    number of classes. For both, see `load_weights`. The returned model is in eval mode, and its
-    `notes` have the input transform and the class names, if known. Raises CheckpointError if the
-    source is missing, damaged or not a model of vil, ValueError for an unknown setting.
+    number of classes. For rule and head, see `load_weights`. The returned model is in eval mode,
+    and its `notes` have the input transform and the class names, if known. Raises CheckpointError
+    if the source is missing, damaged or not a model of vil, ValueError for an unknown setting.
     """
     path = Path(source)
     if path.is_file():
@@ -95,8 +95,8 @@ def from_pretrained(
 
 
 def find_model_name(model: MsViT) -> str:
-    """Return the name, such as "vil_tiny", of the architecture that a model has apart from its
-    window sizes. Returns "msvit" if no named architecture is the same."""
+    """Return the name of a model's architecture, such as "vil_tiny". Window sizes are ignored.
+    Returns "msvit" if no named architecture is the same."""
     attention = format_attention(model.specs)
     wanted = replace_windows("", model.specs, 1)
     named = {name: parse_arch(arch, attention) for name, arch in ARCHS.items()}

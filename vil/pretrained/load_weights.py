@@ -2,8 +2,9 @@
 
 The keys are vil's or those of the 2021 reference. Position embeddings are resized. The head is
 kept, replaced, or reduced to selected classes. Keys that are not needed are reported as ignored:
-copies of shared projections, index buffers, unused tables, and the rest of a detector. By default,
-any other key that is missing, unexpected or has another shape is an error.
+copies of shared projections, index buffers, bias tables that the reference never used, and the rest
+of a detector. By default, any other key that is missing, unexpected or has another shape is an
+error.
 """
 
 import logging
@@ -51,7 +52,8 @@ LISTED = ("missing", "unexpected", "mismatched", "resized", "converted")
 class Report:
     """Report of what happened to each key of a state dict that was loaded into a model.
 
-    `missing` and `fresh` list weights of the model into which nothing was loaded.
+    `missing` and `fresh` list weights of the model into which nothing was loaded: `missing` those
+    that the state dict lacks, `fresh` those that the caller asked to leave as initialized.
     """
 
     loaded: list[str] = field(default_factory=list)
@@ -68,24 +70,24 @@ class Report:
         return not (self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
-        return "\n  ".join(self.parts())
+        return "\n  ".join(self.lines())
 
     def one_line(self) -> str:
         """Format the report as one line of text, for error messages."""
-        return "; ".join(self.parts())
+        return "; ".join(self.lines())
 
-    def parts(self) -> list[str]:
-        """Format the report as lines of text: the number of keys in each list, followed by the
-        first keys of those lists that need attention (LISTED)."""
+    def lines(self) -> list[str]:
+        """Format the report as lines of text: first the number of keys in each list, then the first
+        keys of each list in LISTED, which may need attention."""
         counts = ", ".join(f"{len(keys)} {kind}" for kind, keys in vars(self).items() if keys)
         listed = [kind for kind in LISTED if getattr(self, kind)]
-        parts = [counts or "nothing"]
+        lines = [counts or "nothing"]
         for kind in listed:
             keys, limit = getattr(self, kind), MAX_LINES // len(listed)
-            parts += [f"{kind}: {key}" for key in keys[:limit]]
+            lines += [f"{kind}: {key}" for key in keys[:limit]]
             if len(keys) > limit:
-                parts.append(f"and {len(keys) - limit} more {kind}")
-        return parts
+                lines.append(f"and {len(keys) - limit} more {kind}")
+        return lines
 
 
 def load_2021_weights(
@@ -97,9 +99,9 @@ def load_2021_weights(
 
     strict: raise CheckpointError if a key is missing, unexpected or of another shape.
     rule: how position embeddings of another size are resized. "linear" is the reference's method
-      (bilinear, corners not aligned). "bicubic" is antialiased: sharper when enlarging a table,
-      without aliasing when shrinking it. "extend" keeps the entry of each relative position; use it
-      if the window changes and the image size does not.
+      (bilinear, corners not aligned). "bicubic" is antialiased: sharper when enlarging an
+      embedding, without aliasing when shrinking it. "extend" keeps the value of each relative
+      position; use it if the window changes and the image size does not.
     Returns a report of what happened to each key.
     """
     state, ignored = extract_backbone(state_dict)

@@ -106,8 +106,8 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _strip_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Remove from a state dict the key prefixes and the buffer that wrapper modules add, such as
-    DDP, torch.compile and AveragedModel."""
+    """Remove from a state dict what DDP, torch.compile and AveragedModel add: the key prefixes
+    `module.` and `_orig_mod.`, if all keys have them, and the buffer `n_averaged`."""
     state = {key: value for key, value in state.items() if key != COUNTER}
     for prefix in PREFIXES * 2:  # wrappers nest in either order
         if all(key.startswith(prefix) for key in state):

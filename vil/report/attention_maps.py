@@ -35,8 +35,8 @@ class Row(NamedTuple):
     square: tuple[int, int, int] | None = None
 
     def panels(self) -> list[tuple[str, np.ndarray]]:
-        """Return (name, weights (G+R)) for each panel: first the mean of all heads, unless there is
-        only one head, then each head."""
+        """Return (name, weights) for each panel: first the mean of all heads, unless there is only
+        one head, then each head. weights (G+R): to the G global tokens, then to the R cells."""
         heads = [(f"head {n}", weights) for n, weights in enumerate(self.weights, start=1)]
         return [("mean of heads", self.weights.mean(0)), *heads] if len(heads) > 1 else heads
 
@@ -81,8 +81,11 @@ def _draw_image(axes: Axes, image: np.ndarray, row: Row) -> None:
 
 
 def _draw_map(axes: Axes, image: np.ndarray, row: Row, name: str, weights: np.ndarray) -> None:
-    """Draw the attention weights of one head as a heat map over the darkened image. Cells with
-    weight 0 are left without color. name: caption of the panel."""
+    """Draw a panel: the weights to R cells of the image as a heat map over the darkened image.
+
+    Cells with weight 0 are left without color. name: begins the panel's caption, which also has the
+    highest weight. weights (G+R): to the G global tokens, then to the R cells.
+    """
     height, width = image.shape[:2]
     grey = 0.55 * (image @ np.array(LUMINANCE))
     axes.imshow(grey, extent=(0, width, height, 0), cmap="gray", vmin=0, vmax=1)

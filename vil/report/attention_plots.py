@@ -1,9 +1,10 @@
 """Plot time and memory of attention against the size of the feature map, from benchmark rows.
 
-There is one plot per dtype, window and number of heads. A plot has a row of panels per mask and
-mode: time on the left, memory on the right, as in Vision Longformer (arXiv:2103.15358). Axes are
-logarithmic. Each backend is a line, the lower bound (matmuls alone) is a dashed line, and two
-dotted lines show the slopes of linear and quadratic growth.
+There is one plot per dtype, window and number of heads. A plot has a row of panels per mask (the
+shape of the attention window) and mode (which chunks of tokens the window covers): time on the
+left, memory on the right, as in Vision Longformer (arXiv:2103.15358). Axes are logarithmic. Each
+backend is a line, the lower bound (matmuls alone) is a dashed line, and two dotted lines show the
+slopes of linear and quadratic growth.
 """
 
 import zlib
@@ -50,8 +51,8 @@ TEXT = {"fontsize": 9, "color": INK}
 def draw(rows: Sequence[dict], machine: dict, folder: str | Path) -> list[Path]:
     """Write a plot per dtype, window and number of heads to a folder, and return the files.
 
-    rows: dicts of `vil.bench.attention.plain`; those without results are ignored. machine: dict
-    that describes the machine, for the titles.
+    rows: dicts that `vil.bench.attention.plain` returned; those without results are ignored.
+    machine: dict that describes the machine, for the titles.
     """
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
@@ -66,8 +67,8 @@ def draw(rows: Sequence[dict], machine: dict, folder: str | Path) -> list[Path]:
 
 
 def plot_rows(rows: Sequence[dict], machine: dict) -> Figure:
-    """Plot benchmark rows in one figure, with a time and a memory panel for each mask and mode.
-    machine: dict that describes the machine, for the title."""
+    """Plot benchmark rows in one figure, with a time and a memory panel for each attention mask and
+    mode (the attended chunks). machine: dict that describes the machine, for the title."""
     cases = list(dict.fromkeys((row["mask"], row["mode"]) for row in rows))
     figure = Figure(figsize=(8.4, 1.5 + 3.1 * len(cases)), layout="constrained")
     panels = figure.subplots(len(cases), 2, squeeze=False, sharex=True)
@@ -82,7 +83,7 @@ def plot_rows(rows: Sequence[dict], machine: dict) -> Figure:
     for axes in panels[-1]:
         axes.set_xlabel("feature map (tokens)", **TEXT)
     figure.suptitle(title(rows[0], machine), fontsize=10, color=INK)
-    names = sorted(lines, key=order)
+    names = sorted(lines, key=sort_key)
     figure.legend(
         [lines[name] for name in names],
         [LABELS.get(name, name) for name in names],
@@ -108,7 +109,7 @@ def curves(axes: Axes, rows: Sequence[dict], value) -> dict:
             points.setdefault(row["backend"], {})[tokens] = value(row)
     axes.set(xscale="log", yscale="log")
     lines = {}
-    for name in sorted(points, key=order):
+    for name in sorted(points, key=sort_key):
         color, mark = style(name)
         dashes = "--" if name == FLOOR else "-." if "+" in name else "-"
         xs, ys = zip(*sorted(points[name].items()))
@@ -122,7 +123,7 @@ def curves(axes: Axes, rows: Sequence[dict], value) -> dict:
 
 def guides(axes: Axes, tokens: list[int], points: dict[str, dict[int, float]]) -> None:
     """Draw dotted lines with the slopes of linear and quadratic growth, below the lines of the
-    backends. tokens: grid sizes, ascending. points: {backend: {tokens: value}}."""
+    backends. tokens: sizes of the feature map, ascending. points: {backend: {tokens: value}}."""
     limits = axes.get_ylim()
     start = min(value for line in points.values() for value in line.values()) / 2.2
     grown = tokens[-1] / tokens[0]
@@ -145,8 +146,8 @@ def guides(axes: Axes, tokens: list[int], points: dict[str, dict[int, float]]) -
 
 
 def format_axes(axes: Axes, grids: dict[int, str]) -> None:
-    """Set a tick at each measured grid size, format numbers without exponents, and draw light grid
-    lines. grids: {number of tokens: label}."""
+    """Set a tick at each measured size of the feature map, format numbers without exponents, and
+    draw light lines at the ticks. grids: {number of tokens: label of the tick}."""
     axes.set_xticks(sorted(grids), [grids[tokens] for tokens in sorted(grids)])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="x", which="minor", length=0)
@@ -172,16 +173,20 @@ def style(name: str) -> tuple[str, str]:
     return OTHERS[number % len(OTHERS)], MARKS[number // len(OTHERS) % len(MARKS)]
 
 
-def order(name: str) -> tuple[bool, int, str]:
-    """Return the key that sorts a backend: backends in STYLES come first, in that order, then
-    others by name, and the lower bound last."""
+def sort_key(name: str) -> tuple[bool, int, str]:
+    """Return the sort key of a backend's name: first the backends of STYLES in their order there,
+    then other backends by name. FLOOR, the lower bound of the cost, is last."""
     known = list(STYLES)
     return name == FLOOR, known.index(name) if name in known else len(known), name
 
 
 def describe_case(mask: str, mode: int | None) -> str:
-    """Describe a mask and mode as a panel's title. mask: a key of MASKS, or the text of an
-    attention pattern. mode: the neighbor mode, None for custom chunks."""
+    """Return a panel's title, which describes the tokens that a query attends to.
+
+    mask: a key of MASKS, or the text of an attention pattern. mode: the attended chunks of tokens.
+    0: the query's chunk and its eight neighbors. -1: the query's chunk. 1 to 8: the query's chunk
+    and this neighbor. None: any other choice of chunks.
+    """
     if mask not in MASKS:
         return f"pattern {mask}"
     if mode == 0:
@@ -191,8 +196,8 @@ def describe_case(mask: str, mode: int | None) -> str:
 
 
 def title(row: dict, machine: dict) -> str:
-    """Return the title of a figure: the machine, the dtype, and the settings of all panels. row:
-    any benchmark row in the figure."""
+    """Return the title of a figure: the machine, the dtype, and the settings that all panels share.
+    row: any benchmark row in the figure. machine: dict that describes the machine."""
     threads = f", {plural(machine['threads'], 'thread')}" if row["device"] == "cpu" else ""
     return (
         f"Local attention on {machine['name']}{threads}, {row['dtype']}\n"

@@ -53,8 +53,11 @@ def draw(folder: Path) -> list[Path]:
 
 
 def group_curves(points: Iterable[dict]) -> Iterator[tuple[str, str, Curves]]:
-    """Sort the lines of a metrics.jsonl into plots. Yields (name of the plot, label of the value
-    axis, curves) for each plot of which the lines have a metric."""
+    """Sort the lines of a metrics.jsonl, given as dicts, into the plots in PLOTS.
+
+    Yields (name of the plot, label of the value axis, {curve: [(epoch, value), ...]}) for each plot
+    that has a value.
+    """
     points = list(points)
     for plot, (label, names) in PLOTS.items():
         series = defaultdict(list)

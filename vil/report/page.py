@@ -43,8 +43,8 @@ class Page(NamedTuple):
     record: what the run logged. model: the cost of the model, or the reason why it is unknown.
     epochs: the configured number of epochs. made: a line about how the page was made. metric,
     label, unit: key, label and unit of the metric that selects the best checkpoint. columns:
-    metrics in the table of evaluations; empty for all. cards: (title, value, remark) of each result
-    of an evaluation to show at the top. sections: more HTML about this evaluation.
+    metrics in the table of evaluations; empty for all. cards, sections: results of an evaluation
+    made for this page: (title, value, remark) of the numbers shown at the top, and further HTML.
     """
 
     title: str

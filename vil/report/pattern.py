@@ -38,8 +38,9 @@ def seen_from(
 def draw_patterns(panels: list[tuple[str, np.ndarray, int]], path: str | Path) -> None:
     """Draw attention patterns as panels, four in a row, and write the figure to the file `path`.
 
-    panels: (title, array (X, Y) from `seen_from`, side of a chunk). Dark lines separate the chunks.
-    Raises OSError if the file cannot be written.
+    panels: (title, array (X, Y) from `seen_from`, side of a chunk in tokens). Dark lines divide
+    the grid of tokens into the square chunks of local attention. Raises OSError if the file cannot
+    be written.
     """
     columns = min(len(panels), 4)
     rows = -(-len(panels) // columns)
@@ -59,8 +60,8 @@ def draw_patterns(panels: list[tuple[str, np.ndarray, int]], path: str | Path) -
 
 
 def _draw(axes: Axes, pattern: np.ndarray, size: int) -> None:
-    """Draw an array from `seen_from` with dark lines between chunks and, if the grid is not too
-    fine, white lines between tokens. size: side of a chunk."""
+    """Draw an array from `seen_from` with dark lines between chunks of `size` x `size` tokens and,
+    if the grid has at most FINEST tokens per side, white lines between tokens."""
     x, y = pattern.shape
     axes.imshow(pattern, cmap=COLORS, vmin=UNSEEN, vmax=QUERY, interpolation="nearest")
     is_fine = max(x, y) <= FINEST

@@ -63,7 +63,7 @@ class RunRecord:
 
 
 def metrics(file: Path) -> Iterator[dict]:
-    """Yield the lines of a metrics.jsonl as dicts of numbers and the text "split".
+    """Yield each line of a metrics.jsonl as a dict of its numbers and its text "split".
 
     Numbers that are not finite are left out. Incomplete lines are skipped, because a run may be
     writing the last line, or a crash may have cut a line. A missing file yields nothing.

@@ -1,6 +1,7 @@
-"""Plot the results of a sweep: the metric of each group of runs, and the metric against the cost.
+"""Plot the results of a sweep: a metric of each group of runs, and this metric against the cost.
 
-A group is the runs that differ only in their seed.
+A group is the runs that differ only in their seed. The metric is the one that the sweep compares
+runs by. The costs are training speed and multiply-accumulates (MACs).
 """
 
 from collections.abc import Callable
@@ -47,8 +48,8 @@ def draw(table: Table, folder: Path) -> list[Path]:
 
 
 def plot_spread(table: Table, groups: list[GroupRow]) -> Figure:
-    """Plot the metric of each group of runs as a line with a dot for each seed, and the mean with
-    its standard deviation."""
+    """Plot the metric with one row per group of runs: a dot for each seed, and the mean with its
+    standard deviation."""
     figure = Figure(figsize=(7, 1.2 + 0.34 * len(groups)), layout="constrained")
     axes = figure.add_subplot(xlabel=label(table))
     for y, group in enumerate(groups):

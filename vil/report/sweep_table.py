@@ -17,10 +17,11 @@ class RunRow(NamedTuple):
     """Results of one run of a sweep. Numbers are None if they are not logged yet.
 
     group: name of the group of runs that differ only in their seed. settings: {config key: value}
-    of the keys that the sweep varies. state, code, reason, step: see
-    `vil.workflows.sweeping.state.RunState`. metric: value of the last evaluation. best: best value
-    of all evaluations. images_per_second: median training speed. memory_mib: peak memory, see
-    `vil.engine.logger.memory_mb`. seconds: time of all training steps.
+    of the keys that the sweep varies. state: such as "running", see
+    `vil.workflows.sweeping.state.RunState`. code: exit code of the last attempt to train the run.
+    reason: why this attempt failed. step: number of finished training steps. metric: value of the
+    last evaluation. best: best value of all evaluations. images_per_second: median training speed.
+    memory_mib: peak memory, see `vil.engine.logger.memory_mb`. seconds: time of all training steps.
     """
 
     name: str
@@ -43,8 +44,8 @@ class GroupRow(NamedTuple):
 
     metric, images_per_second, memory_mib: means over the finished runs. spread: sample standard
     deviation of the metric; None with fewer than two finished runs. values: metric of each finished
-    run. seeds: number of finished runs. runs: number of all runs. parameters, macs: of the model,
-    for one image.
+    run. seeds: number of finished runs. runs: number of all runs. parameters: of the model. macs:
+    multiply-accumulates of the model for one image.
     """
 
     name: str
@@ -172,12 +173,12 @@ def markdown(table: Table, plots: Sequence[str] = (), notes: Sequence[str] = ())
     plots: paths of images, relative to the page. notes: paragraphs of text.
     """
     head, *rows = summary_cells(table)
-    lines = [f"# {escape(table.title)}", "", *pipes([head, ["---"] * len(head), *rows])]
+    lines = [f"# {escape(table.title)}", "", *table_lines([head, ["---"] * len(head), *rows])]
     open_runs = [run for run in table.runs if run.state != "finished"]
     if open_runs:
         cells = [[run.name, run.state, str(run.step), run.reason] for run in open_runs]
         head = ["not finished", "state", "step", "reason"]
-        lines += ["", *pipes([head, ["---"] * 4, *cells])]
+        lines += ["", *table_lines([head, ["---"] * 4, *cells])]
     for plot in plots:
         lines += ["", f"![{table.label}]({plot})"]
     for note in notes:
@@ -185,8 +186,8 @@ def markdown(table: Table, plots: Sequence[str] = (), notes: Sequence[str] = ())
     return "\n".join([*lines, ""])
 
 
-def pipes(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows of cells as lines of a Markdown table."""
+def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Format rows of cells as lines of a Markdown table. The second row must be dashes."""
     return [f"| {' | '.join(map(escape, row))} |" for row in rows]
 
 

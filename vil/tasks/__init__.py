@@ -7,7 +7,7 @@ noun        what messages call a model of the task, such as "detector"
 implied_by  config key that selects the task if it is set and TASK is not
 hint        part of a message: how to write a config for the task
 commands    {command: one-line help} of the task's commands: "detect train", "detect check"
-spellings   {alias: example command lines} of general commands: "detect train" for `vil train`
+spellings   {alias of a general command: example command lines}: `detect train` is `vil train`
 formats     choices of `vil predict --format`, the default first
 flags       {flag of `vil predict`: config key that the flag sets}
 defaults    {config key: default value in `vil predict`}
@@ -31,8 +31,9 @@ def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> Non
     """Register a task as the choice `name` of the config key TASK.
 
     task: a subclass of `vil.tasks.base.Task`, called as task(cfg, device), or its path
-    "module:Class". about: a one-line description. facts: see the top of this file; `keys` adds
-    config keys. Raises ValueError if the name is taken or if the class lacks a required method.
+    "module:Class". about: a one-line description. facts: see the top of this file. `keys`,
+    also allowed, is {argument: `vil.utils.registry.Key`} and adds config keys. Raises ValueError if
+    the name is taken or if the class lacks a required method.
     """
     TASKS.register(name, task, about, **facts)
 

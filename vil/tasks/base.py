@@ -85,7 +85,8 @@ class Task:
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
         """Build the network, with its head and any training-only modules, initialized from SEED.
 
-        load_pretrained: load an external model's published weights if MODEL.PRETRAINED is set.
+        load_pretrained: load the published weights of a torchvision or timm model, if MODEL.ARCH
+        names one and MODEL.PRETRAINED is set.
         """
         raise NotImplementedError
 
@@ -151,7 +152,10 @@ class Task:
         return [replace(batch, **{n: getattr(batch, n)[part] for n in names}) for part in parts]
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        """Compute the loss of a batch from `prepare`. The caller enables autocast."""
+        """Compute the loss of a batch that `prepare` returned, and training metrics to log.
+
+        The caller enables autocast.
+        """
         raise NotImplementedError
 
     def evaluate(
@@ -246,21 +250,22 @@ class ConfigTask(Task):
                 return dataset
             data.check_dataset_arguments(self.cfg, self.own_arguments)
             opened = self.open_train_set()
-            self._check(opened, "the training set", resuming=bool(self.class_names))
+            self._check(opened, "the training set", match=bool(self.class_names))
             return opened
 
         return data.build_train_loader(self.cfg, dist, self.device, open_dataset, bad_file)
 
-    def _check(self, dataset: Any, name: str, *, resuming: bool = True) -> None:
-        """Read one image of a dataset, and match the dataset's classes with the model's.
+    def _check(self, dataset: Any, name: str, *, match: bool = True) -> None:
+        """Read one image of a dataset, and reorder its classes to match those of the model.
 
         The image is read so that warnings about images are logged once, not in every loader worker.
-        Classes are matched if the model has classes already (`resuming`) and DATA.TARGETMAP is not
-        set. name: what messages call the dataset. Raises DataError if the classes differ.
+        match: whether to match classes; False if the model has none yet. They are never matched if
+        DATA.TARGETMAP is set. name: what messages call the dataset. Raises DataError if the dataset
+        has other classes than the model.
         """
         with suppress(OSError, AttributeError, IndexError):
             dataset.image(0)
-        if resuming and not self.cfg.DATA.TARGETMAP:
+        if match and not self.cfg.DATA.TARGETMAP:
             by_position = self.cfg.DATA.CLASSES == "by_position"
             match_classes(dataset, self.class_names, name, by_position=by_position)
 

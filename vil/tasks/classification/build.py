@@ -131,7 +131,8 @@ def _build_mix(cfg: CfgNode) -> Mix | None:
 
 @as_config_error
 def build_train_transform(cfg: CfgNode) -> Callable:
-    """Build the transform of training images, from PIL images to augmented tensors (3, S, S)."""
+    """Build the transform of training images, from PIL images to augmented tensors (3, S, S)
+    of the image size S."""
     aug = cfg.AUG
     if aug.TIMM_AUG.USE_TRANSFORM:
         names = ("HFLIP", "VFLIP", "COLOR_JITTER", "RE_PROB", "RE_MODE", "RE_COUNT")
@@ -146,7 +147,8 @@ def build_train_transform(cfg: CfgNode) -> Callable:
 
 @as_config_error
 def build_eval_transform(cfg: CfgNode) -> Callable[[Any], Tensor]:
-    """Build the transform of evaluation images, from PIL images to tensors (3, S, S)."""
+    """Build the transform of evaluation images, from PIL images to tensors (3, S, S) of the
+    image size S."""
     return eval_transform(cfg.INPUT.IMAGE_SIZE, **transform_settings(cfg))
 
 

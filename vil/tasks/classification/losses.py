@@ -50,10 +50,11 @@ def focal(
 ) -> Tensor:
     """Compute the focal loss (arXiv:1708.02002, section 3).
 
-    It is the binary cross entropy of each image and class, weighted by (1 - p_t)^gamma, where
-    p_t = t p + (1 - t)(1 - p) for probability p and target t, which may be soft. alpha weights only
-    the positive term. The paper's weight a corresponds to alpha = a / (1 - a), up to a constant
-    factor of the loss.
+    The binary cross entropy of each image and class is weighted by (1 - p_t)^gamma, where
+    p_t = t p + (1 - t)(1 - p) for probability p and target t, which may be soft.
+    smoothing: label smoothing of class targets. alpha: factor of the term t log p in the cross
+    entropy. The paper's weight a corresponds to alpha = a / (1 - a), up to a constant factor of the
+    loss.
     normalize: sum over classes and average over images, instead of averaging over images and
     classes.
     """

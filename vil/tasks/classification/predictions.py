@@ -29,7 +29,7 @@ class Predictions(NamedTuple):
     has_loss: np.ndarray  # bool, see `score_by_mapping`
 
     def metrics(self) -> dict[str, float]:
-        """Return {loss, top1, top5, count}, as defined in `ClassificationTask.measure`."""
+        """Return {loss, top1, top5, count}: mean loss, accuracies in percent, number of images."""
         losses = self.loss[self.has_loss]
         return {
             "loss": float(losses.mean(dtype=np.float64)) if len(losses) else np.nan,
@@ -60,9 +60,10 @@ class Predictions(NamedTuple):
         return [(*map(int, pairs[n]), int(counts[n])) for n in order]
 
     def extremes(self, most: int = SHOWN) -> dict[str, np.ndarray]:
-        """Select groups of images to show, and return {group title: indices into the arrays}.
+        """Select the most confidently wrong, the most confidently correct and the costliest images.
 
-        A group has at most `most` images. No image is in two groups.
+        The costliest have the highest loss. Returns {group title: indices into the arrays}. A group
+        has at most `most` images. No image is in two groups.
         """
 
         def first(candidates: np.ndarray, key: np.ndarray) -> np.ndarray:

@@ -55,9 +55,9 @@ def report_test_set(
 
 
 def make_thumbnails(dataset: ImageDataset, predictions: Predictions) -> Thumbnails:
-    """Read the images that `Predictions.extremes` selects, and return their thumbnails.
+    """Make thumbnails of the images that the report shows, which `Predictions.extremes` selects.
 
-    They are {index into the predictions: (file, JPEG)}. The JPEG is None if the image can no longer
+    Returns {index into the predictions: (file, JPEG)}. The JPEG is None if the image can no longer
     be read.
     """
     thumbnails = {}

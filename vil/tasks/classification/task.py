@@ -147,7 +147,8 @@ class ClassificationTask(Task):
     def score(self, name: str, logits: Tensor, targets: Tensor) -> Scores:
         """Score logits (B, K) against targets (B,) of the test set `name`.
 
-        If the test set has a class mapping, it relates the targets to the K model classes.
+        The targets are indices of the K model classes or, if the test set has a class mapping, of
+        the classes of the test set.
         """
         mapping = self.class_mapping.get(name)
         if mapping is None:

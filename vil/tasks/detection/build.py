@@ -138,9 +138,10 @@ def detector_config(cfg: CfgNode) -> DetectorConfig:
 
 
 def check_positions(cfg: CfgNode, network: MsViT) -> None:
-    """Raise ConfigError if INPUT.IMAGE_SIZE is too small for DETECTION.INPUT.MAX_SIZE.
+    """Raise ConfigError if the position embeddings are too small for DETECTION.INPUT.MAX_SIZE.
 
-    Only absolute position embeddings that are cropped (MODEL.VIT.POS_RESIZE) have this limit.
+    This happens only to absolute embeddings that are cropped to each image, and not interpolated
+    (MODEL.VIT.POS_RESIZE). They cover INPUT.IMAGE_SIZE pixels.
     """
     stride, largest = network.strides[-1], cfg.DETECTION.INPUT.MAX_SIZE
     needed = -(-largest // stride) * stride

@@ -102,7 +102,8 @@ def run_coco_eval(truth: dict, rows: list[dict], iou_type: str, **params: Any) -
     """Run COCO's evaluation without printing, and return the COCOeval object.
 
     The object's dict `eval` has precision (T, R, K, A, M) and recall (T, K, A, M), with -1 where
-    there are no objects.
+    there are no objects: T IoU thresholds, R recall thresholds, K classes, A area ranges, M limits
+    of detections per image.
     truth: output of `load_truth`. rows: sorted output of `select_results`. params: attributes to
     set in the object's `params`. If `params` is not empty, false positives are also marked (`fp`)
     in the object's `cocoDt`, and missed objects (`fn`) in `cocoGt`.

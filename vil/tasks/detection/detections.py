@@ -68,7 +68,10 @@ class Detections:
         return Detections(self.boxes[indices], self.labels[indices], self.scores[indices], masks)
 
     def shift(self, left: int, top: int) -> "Detections":
-        """Move detections in a crop at (left, top) of an image to coordinates of the image."""
+        """Convert detections in a crop of an image to coordinates of the image.
+
+        left, top: position of the crop's top left pixel in the image.
+        """
         masks = self.masks
         if masks is not None:
             masks = [Mask(mask.left + left, mask.top + top, mask.pixels) for mask in masks]

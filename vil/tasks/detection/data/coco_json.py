@@ -54,7 +54,8 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Annotations:
-    """The content of an annotation file as arrays, including crowd and dropped annotations."""
+    """The content of an annotation file as arrays: N images, K categories, and M annotations,
+    including crowd and dropped annotations."""
 
     path: Path
     image_ids: Array  # (N,) int64
@@ -138,9 +139,10 @@ def read_annotations(path: str | Path, *, masks: bool = False) -> Annotations:
 
 
 def read_tables(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the JSON content of an annotation file, after checking the fields in REQUIRED.
+    """Return the JSON content of an annotation file: {"images": rows, "annotations": rows, ...}.
 
-    Raises DataError if the file cannot be read or is invalid.
+    Raises DataError if the file cannot be read, or if a list or a field of its rows that REQUIRED
+    names is missing or invalid.
     """
     try:
         # NaN and Infinity are not valid JSON, but Python's json writes them. Read them as None.
@@ -240,10 +242,10 @@ def parse_areas(values: list, boxes: Array) -> Array:
 def find_reasons(
     sizes: Array, images: Array, labels: Array, boxes: Array, segmentations: Segmentations | None
 ) -> Array:
-    """Return the first reason to drop each annotation, (M,) int64 indices into REASONS.
+    """Return the first reason to drop each of M annotations: (M,) int64 indices into REASONS.
 
-    The arguments are fields of `Annotations`. Boxes are clipped in float32, so that the result
-    agrees with `transforms.clip_boxes`.
+    The index is 0 for an annotation to keep. The arguments are fields of `Annotations`. Boxes are
+    clipped in float32, so that the result agrees with `transforms.clip_boxes`.
     """
     # an annotation with image -1 is dropped, so the limits used for it do not matter
     limits = np.tile(sizes[images], 2).astype(np.float32)

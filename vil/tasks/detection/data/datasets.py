@@ -179,7 +179,7 @@ def explain_none(table: Annotations) -> str:
 
 
 def format_counts(counts: dict[str, int]) -> str:
-    """Format {reason: count} for a message."""
+    """Format {reason: number of annotations not used for this reason} for a message."""
     return ", ".join(f"{reason}: {count}" for reason, count in counts.items())
 
 
@@ -238,7 +238,7 @@ def build_detection_set(
     """Build one split, "train" or "val", of the dataset `name`, a key of DETECTION_SETS.
 
     transform, masks, keep_empty: see `CocoDataset`. extra_roots: folders besides `root` to which
-    symbolic links among the images may lead. own: arguments of the function in DETECTION_SETS.
+    symbolic links among the images may lead. own: arguments of DETECTION_SETS[name].
     """
     locate = lookup(DETECTION_SETS, name, "detection set")
     lookup(SPLITS, split, "split")

@@ -50,8 +50,8 @@ class AnnotationCheck(NamedTuple):
     def raise_if_unusable(self) -> None:
         """Raise DataError if the dataset cannot be used for training.
 
-        The dataset must have a usable box and all images, at most MAX_BAD_FRACTION of which may be
-        unreadable.
+        The dataset must have at least one usable box. No image may be missing, and at most the
+        fraction MAX_BAD_FRACTION of the images may be unreadable.
         """
         table, path = self.table, self.table.path
         if not (has_box(table) & ~table.crowd).any():

@@ -34,12 +34,12 @@ def import_faster_coco_eval() -> ModuleType:
 class Segmentations:
     """M segmentations in a few arrays, so that forked loader workers share their memory.
 
-    `usable` (M,) bool: whether each segmentation has at least one valid piece, see `parse_polygon`
-    and `parse_rle`.
+    `usable` (M,) bool: whether each segmentation has at least one valid polygon or RLE, see
+    `parse_polygon` and `parse_rle`.
     """
 
     def __init__(self, values: Iterable[object]):
-        """Parse segmentations from JSON values. Invalid pieces are dropped."""
+        """Parse segmentations from JSON values. Invalid polygons and RLEs are dropped."""
         data, ends, sizes, counts = bytearray(), array("q"), array("q"), array("q")
         for value in values:
             pieces = parse_segmentation(value)
@@ -83,9 +83,10 @@ def parse_segmentation(value: object) -> list[Piece]:
 
 
 def parse_polygon(polygon: object) -> Piece | None:
-    """Convert a polygon from JSON to (POLYGON, coordinates in bytes), or None if it is invalid.
+    """Convert a polygon [x, y, x, y, ...] from JSON to (POLYGON, coordinates as float64 bytes).
 
-    A valid polygon is a list of at least three points with coordinates within MAX_COORDINATE.
+    The constant POLYGON takes the place of an RLE's size. Returns None unless the polygon is a
+    list of at least three points with coordinates within MAX_COORDINATE.
     """
     try:
         numbers = array("d", polygon)
@@ -99,7 +100,7 @@ def parse_polygon(polygon: object) -> Piece | None:
 
 
 def parse_rle(value: dict) -> Piece | None:
-    """Convert an RLE from JSON to (size, runs in bytes).
+    """Convert an RLE from JSON to ((height, width), its run lengths as uint32 bytes).
 
     Returns None if the RLE is invalid or has more than MAX_PIXELS pixels.
     """

@@ -36,8 +36,8 @@ class Pyramid(FeaturePyramidNetwork):
     def forward(self, maps: Sequence[Tensor], valid: Sequence[Tensor | None]) -> list[Tensor]:
         """Compute all levels, finest first.
 
-        maps: (B, C_i, X_i, Y_i), finest first. valid: for each map, the rows and columns that are
-        not padding (B, 2), or None if no image is padded.
+        maps: a map (B, C_i, X_i, Y_i) of each stage i, finest first. valid: for each map, how many
+        rows and columns are not padding (B, 2), or None if no image is padded.
         """
         laterals = [block(x) for block, x in zip(self.inner_blocks, maps)]
         for i in reversed(range(len(laterals) - 1)):
@@ -93,8 +93,8 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
         """Map images (B, 3, H, W) to the pyramid levels {"0": finest level, "1": ...}.
 
-        H and W must be divisible by `divisor`. sizes (B, 2): unpadded height and width of each
-        image; None if no image is padded.
+        H and W must be divisible by `divisor`, the stride of the last stage. sizes (B, 2): unpadded
+        height and width of each image; None if no image is padded.
         """
         maps = self.body.forward_intermediates(images, intermediates_only=True, valid=sizes)
         valid = [None if sizes is None else downsample_valid(sizes, s) for s in self.body.strides]

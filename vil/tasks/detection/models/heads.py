@@ -85,7 +85,10 @@ class LevelMapper:
         self.octaves = [stride.bit_length() - 1 for stride in strides]
 
     def __call__(self, boxlists: list[Tensor]) -> Tensor:
-        """Return the level index of each box, (P,) int64. boxlists: boxes (n, 4) of each image."""
+        """Return the level index of each of the P boxes of all images, (P,) int64.
+
+        boxlists: boxes (n, 4) of each image.
+        """
         sides = box_area(torch.cat(boxlists)).sqrt()
         octave = torch.floor(CANONICAL_OCTAVE + torch.log2(sides / CANONICAL_SIDE) + 1e-6)
         reached = octave[:, None] >= octave.new_tensor(self.octaves)
@@ -118,7 +121,11 @@ class Pooler(MultiScaleRoIAlign):
 
 
 def box_head(version: str, channels: int, hidden: int) -> nn.Module:
-    """Build the box head of `version` "v1" or "v2", which maps (P, C, 7, 7) to (P, hidden)."""
+    """Build the box head, which maps features (P, C, 7, 7) of P boxes to (P, hidden).
+
+    version: "v1", which has two linear layers, or "v2", which has convolutions with BatchNorm and
+    one linear layer. channels: C.
+    """
     if version == "v1":
         return TwoMLPHead(channels * POOLED**2, hidden)
     size, convs = (channels, POOLED, POOLED), [channels] * BOX_CONVS

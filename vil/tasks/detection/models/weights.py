@@ -45,9 +45,9 @@ def load_body(body: nn.Module, state: dict[str, Tensor], rule: str) -> Report:
     """Load a classifier's weights into a detector's body, the network before the feature pyramid.
 
     state: the weights of a classifier, or of a detector of the original Vision Longformer code,
-    whose heads are ignored. rule: see `load_weights`. A classifier's position embeddings cover its
-    whole image. They are therefore interpolated to the grid of the body's embeddings, even if the
-    body crops its embeddings for smaller images in the forward pass.
+    whose heads are ignored. rule: see `load_weights`. A classifier's absolute position embeddings
+    are interpolated to the size of the body's. They are not cropped, even if the body crops its
+    embeddings in the forward pass, because they cover the classifier's whole image.
     """
     detector = any(name.startswith(BACKBONE) for name in state)
     surplus = tuple((BACKBONE if detector else "") + name for name in CLASSIFIER)
