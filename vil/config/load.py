@@ -150,14 +150,14 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
 def _infer_task(cfg: CfgNode, settings: Sequence[Setting]) -> None:
     """Set TASK to the task that another key implies, such as DETECTION.MODEL. A TASK that was set
     after that key, or in the same file or command line, is kept."""
-    explicit = next((s for s in reversed(settings) if s.key == "TASK"), None)
+    last = {setting.key: index for index, setting in enumerate(settings)}
+    explicit = last.get("TASK", -1)
     for name, entry in registry("task").items():
         key = entry.facts.get("implied_by")
-        implied = next((s for s in reversed(settings) if s.key == key), None)
-        if implied is None or not defaults.value_at(cfg, key):
+        implied = last.get(key, -1)
+        if implied <= explicit or not defaults.value_at(cfg, key):
             continue
-        later = explicit is None or settings.index(implied) > settings.index(explicit)
-        if later and not (explicit and explicit.source == implied.source):
+        if explicit < 0 or settings[explicit].source != settings[implied].source:
             cfg.TASK = name
 
 

@@ -38,11 +38,11 @@ class Scratch:
 
     def take(self, buffer: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return an uninitialized tensor in the named buffer. It reuses the memory of the previous
-        tensor in this buffer."""
-        size = math.prod(shape)
-        if buffer not in self.buffers or len(self.buffers[buffer]) < size:
-            self.buffers[buffer] = self.like.new_empty(size, dtype=dtype)
-        return self.buffers[buffer][:size].view(shape)
+        tensor in this buffer with the same dtype."""
+        size, key = math.prod(shape), (buffer, dtype)
+        if key not in self.buffers or len(self.buffers[key]) < size:
+            self.buffers[key] = self.like.new_empty(size, dtype=dtype)
+        return self.buffers[key][:size].view(shape)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Return a @ b of batched matrices, converted to at least float32, in a reused buffer."""
