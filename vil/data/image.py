@@ -39,8 +39,8 @@ def read_size(source: str | Path | BinaryIO) -> tuple[int, int]:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation; 1 is upright. Never decodes pixels. A PNG may store EXIF data
-    after its pixels. These data are found only if the image is loaded."""
+    """Return the EXIF orientation; 1 is upright. Never decodes pixels. So if a PNG stores its EXIF
+    data after the pixels, and the image is not loaded yet, the function returns 1."""
     if image.format == "PNG" and "exif" not in image.info:
         return 1
     try:

@@ -61,7 +61,7 @@ class Loss(NamedTuple):
 
 
 class Task(Protocol):
-    """The methods of a task that the loop calls, see `vil.tasks.base.Task`."""
+    """A task such as detection: those methods of `vil.tasks.base.Task` that the loop uses."""
 
     metric: Metric
     amp_dtype: torch.dtype | None  # autocast's precision, None: full
@@ -214,11 +214,11 @@ def backward(
     num_parts: int,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Accumulate the scaled gradients of a prepared batch. Returns {"loss": loss, metric: value}.
+    """Accumulate the scaled gradients of a batch. Returns {"loss": loss, metric: value}.
 
-    The batch is split into `num_parts` equal parts, which run one after the other. Their gradients
-    add up to those of the full batch, but need the memory of one part only. Only batch norms and
-    dropout behave differently than on the full batch.
+    batch: the result of `task.prepare`. It is split into `num_parts` equal parts, which run one
+    after the other. Their gradients add up to those of the full batch, but need the memory of one
+    part only. Only batch norms and dropout behave differently than on the full batch.
     """
     means: dict[str, Tensor] = {}
     normalizers = []
@@ -237,11 +237,11 @@ def backward(
 
 
 def rescale_gradients(model: nn.Module, normalizer: Tensor, num_parts: int) -> Tensor:
-    """Divide the gradients by the sum of the normalizers of all parts and ranks.
+    """Divide the gradients by the sum of `Loss.normalizer` over all parts of a batch and all ranks.
 
     On entry, the gradients are averages over parts and ranks, so they are also multiplied by the
     number of parts and ranks. Returns the total factor, which the caller applies to the loss too.
-    normalizer: sum of the normalizers of this rank's parts.
+    normalizer: sum of `Loss.normalizer` over this rank's parts.
     """
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     normalizer = all_reduce_sum(normalizer.clone())

@@ -19,9 +19,9 @@ from vil.engine.distributed import all_reduce_sum
 class Meter:
     """Sums of metrics and times since the last `read`.
 
-    The time between a `read` and the request of the next batch is left out, because the loop
-    then evaluates and saves checkpoints. The time of a checkpoint that is saved between two log
-    lines counts as training time.
+    The time from a `read` to the request of the next batch is not counted, because the loop may
+    then evaluate and save a checkpoint. If it saves one after a step without a `read`, the time of
+    that save is counted.
     """
 
     def __init__(self):

@@ -22,7 +22,7 @@ MAX_LISTED = 20  # parameters in a dump, those with the largest gradients first
 
 
 class Flags(NamedTuple):
-    """Two flags of a training step, reduced over all ranks."""
+    """Two flags of a step, reduced over all ranks: non-finite loss or gradient, received signal."""
 
     bad: bool = False  # loss or gradient is not finite
     signal: int = 0  # number of a received signal, 0: none
@@ -62,11 +62,11 @@ class BatchNormSnapshot:
         self.buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
 
     def keep(self) -> None:
-        """Copy the statistics before the forward pass."""
+        """Copy the running statistics. Call this before the forward pass."""
         self.copies = [buffer.clone() for buffer in self.buffers]
 
     def restore(self, bad: Tensor) -> None:
-        """Restore the copied statistics if the flag `bad` is 1. Call this after the forward
+        """Restore the copied running statistics if the flag `bad` is 1. Call this after the forward
         pass."""
         for buffer, copy in zip(self.buffers, self.copies):
             buffer.copy_(torch.where(bad > 0, copy, buffer))
@@ -89,7 +89,7 @@ def update(optimizer: Optimizer, bad: Tensor) -> None:
 
 
 class DelayedFlags:
-    """A reader of the flags of each step, with a delay of one step on a GPU.
+    """A reader of the flags of each step (see `Flags`), with a delay of one step on a GPU.
 
     On a GPU, `read` returns the flags of the previous step, so that the host does not wait for the
     device. On a CPU there is no delay.

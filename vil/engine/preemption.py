@@ -40,7 +40,8 @@ COLLECTIVES = ("torch/distributed/", "torch/nn/parallel/", "torch/autograd/")
 class PreemptionGuard:
     """A guard that records signals and, after a call of `watch`, ends the process if it hangs.
 
-    Use it as `with PreemptionGuard(dist) as guard:`. hang_seconds: 0 for no limit.
+    Use it as `with PreemptionGuard(dist) as guard:`. hang_seconds: longest time without
+    progress (see `beat`); 0 for no limit. grace_seconds: longest such time after a signal.
     """
 
     def __init__(self, dist: DistInfo, *, hang_seconds: float = 0.0, grace_seconds: float = 30.0):
@@ -90,8 +91,8 @@ class PreemptionGuard:
         self.raise_if_stopped(all_reduce_max(self.received_signal))
 
     def raise_if_stopped(self, number: int) -> None:
-        """Raise StoppedError if `number` is not 0. number: that of a received signal, or 0; it must
-        be the same on all ranks."""
+        """Raise StoppedError if `number` is not 0. number: the received signal's number, or 0 for
+        none; it must be the same on all ranks."""
         if number:
             raise StoppedError(signal.Signals(number))
 
@@ -143,7 +144,10 @@ class PreemptionGuard:
 
     def _exit(self, reason: str, *, hung: bool = False) -> None:
         """Report `reason` and the stacks of all threads, then end the process immediately, without
-        cleanup, which could hang as well."""
+        cleanup, which could hang as well.
+
+        hung: whether the reason is a hanging step instead of a signal. It sets the exit code.
+        """
         stop = StoppedError(signal.Signals(self.received_signal or signal.SIGTERM))
         state, code = ("hung", HUNG) if hung else (stop.state, stop.exit_code)
         reason = f"rank {self.dist.rank}: {reason}; {describe_position()}"

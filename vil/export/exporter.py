@@ -1,10 +1,10 @@
 """Export a model to a file, and compare the outputs of the file and the model.
 
 A copy of the model is traced on the CPU, in float32 and in evaluation mode. Local attention is
-computed by a backend of plain operators. In evaluation mode, models trained with random shift
-attend to all nine chunks. Batch size and image size stay dynamic unless they are fixed. The file is
-written under a temporary name, and only gets its final name after it has been loaded again and its
-logits agree with the model's.
+computed by a backend of plain operators. Models trained with random shift, where a token attends to
+its own chunk and one sampled neighbor, attend to all 3x3 chunks in evaluation. Batch size and image
+size stay dynamic unless they are fixed. The file is written under a temporary name, and only gets
+its final name after it has been loaded again and its logits agree with the model's.
 
 Shapes: B batch, c input channels, H W image size, K classes.
 """
@@ -44,7 +44,7 @@ SIZE_ERRORS = (ValueError, RuntimeError, AssertionError, TypeError, IndexError)
 
 class Difference(NamedTuple):
     """Largest absolute difference between the logits of an exported file and of the model, for
-    random images of one shape (B, c, H, W)."""
+    random images of one shape (B, channels, H, W)."""
 
     shape: tuple[int, int, int, int]
     largest: float

@@ -25,8 +25,8 @@ def check_opset(opset: int | None) -> None:
 
 
 def write_onnx(model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping[str, str]) -> None:
-    """Write a model as an ONNX file that maps images (B, c, H, W) to logits (B, K). Raises
-    ValueError if the model or the opset is not supported."""
+    """Write a model as an ONNX file that maps images (B, channels, H, W) to logits (B, classes).
+    Raises ValueError if the model or the opset is not supported."""
     traced = trace_model(model, spec)
     with torch.no_grad(), as_export_error("ONNX"):
         program = torch.onnx.export(

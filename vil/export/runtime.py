@@ -16,8 +16,9 @@ METADATA = "metadata.json"  # entry of a torch.export program
 
 
 class ExportedModel(nn.Module):
-    """An exported file as a module: images (B, c, H, W) float32 on the CPU -> logits (B, K).
+    """An exported file as a module, from images (B, channels, H, W) to logits (B, classes).
 
+    The images must be float32 and on the CPU.
     metadata: the file's metadata, see docs/guides/exported_files.md.
     """
 
@@ -26,7 +27,7 @@ class ExportedModel(nn.Module):
         self.run, self.metadata = run, dict(metadata)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, c, H, W) to logits (B, K)."""
+        """Map float32 images (B, channels, H, W) on the CPU to logits (B, classes)."""
         return self.run(images.detach().contiguous())
 
 
@@ -63,8 +64,8 @@ def _load_program(path: Path) -> ExportedModel:
 
 
 def require(package: str) -> ModuleType:
-    """Import a package that ONNX export needs. Raises ImportError, with the extra of vil to
-    install, if it is missing."""
+    """Import a package that ONNX export needs. If it is missing, raises ImportError with the pip
+    command to run."""
     try:
         return importlib.import_module(package)
     except ImportError as error:

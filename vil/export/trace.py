@@ -38,7 +38,8 @@ class ExportSpec:
     def select_axes(self, batch: object, height: object, width: object) -> tuple:
         """Return the argument `dynamic_shapes` of torch's exporters.
 
-        batch, height, width: the value, such as a name, for each of these axes if it is dynamic.
+        batch, height, width: what marks this axis as dynamic, such as a name. It is only used for
+        the axes that are dynamic.
         """
         axes = {"batch": {0: batch}, "size": {2: height, 3: width}}
         return ({axis: dim for name in self.dynamic for axis, dim in axes[name].items()} or None,)
@@ -61,7 +62,10 @@ def trace_model(model: nn.Module, spec: ExportSpec) -> ExportedProgram:
 def write_program(
     model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping[str, str]
 ) -> None:
-    """Write a model as a torch.export program that maps images (B, c, H, W) to logits (B, K)."""
+    """Write a model as a torch.export program.
+
+    The program maps images (B, channels, H, W) to logits (B, classes).
+    """
     files = {METADATA: json.dumps(dict(metadata))}
     torch.export.save(trace_model(model, spec), path, extra_files=files)
 
@@ -70,7 +74,8 @@ def token_stride(model: nn.Module) -> int:
     """Return the stride of the model in pixels: the side of the area that a token of the last stage
     covers.
 
-    Images with a smaller side would have no token in the last stage. 32 for external models.
+    Images with a smaller side would have no token in the last stage. Returns 32 for models of
+    other libraries.
     """
     return model.strides[-1] if isinstance(model, MsViT) else EXTERNAL_STRIDE
 
@@ -79,7 +84,8 @@ def least_side(model: nn.Module) -> int:
     """Return the smallest image side for tracing with dynamic sizes.
 
     torch treats dimensions of size 1 as constant. With this side, every stage has at least two
-    tokens per row and, depending on its attention, two chunks or two cells of keys.
+    tokens per row. If its attention divides the grid into chunks, or into cells with one key each,
+    there are also at least two of these per row.
     """
     if not isinstance(model, MsViT):
         return 2 * EXTERNAL_STRIDE

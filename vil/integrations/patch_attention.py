@@ -59,7 +59,8 @@ def patch_attention(
       given, otherwise "longformer".
     blocks: indices of the blocks to change, negative ones counted from the end; None for all.
       Other blocks do not change.
-    kwargs: arguments of the attention, see `vil.build_attention`.
+    kwargs: arguments of the attention. The docstring of its class explains them, for example that
+      of `vil.layers.attention.LongformerAttention`.
       longformer: window=7, sw_exact=0, mode=0, mode_switch=1.0, backend="auto". Training with
         mode > 0 requires `vil.layers.attention.set_progress`.
       pattern: pattern="axial | local:2", chunk=8, backend="auto".
@@ -165,8 +166,8 @@ def is_replaceable(module: nn.Module) -> bool:
 def describe_unsupported(module: nn.Module, prefix: str = "") -> str:
     """Return the end of an error message, which names an attention that cannot be replaced.
 
-    It is the first one in the blocks of `module`. If there is none, an empty string is returned.
-    prefix: the name of `module` in its model.
+    Names the first such attention in the blocks of `module`. Returns an empty string if every
+    attention there can be replaced. prefix: the name of `module` in its model.
     """
     for name, part in module.named_modules(prefix=prefix):
         if "blocks" in name and "Attention" in type(part).__name__ and not is_replaceable(part):

@@ -61,8 +61,8 @@ class PatchGrid:
     def __getstate__(self) -> dict:
         """Return the attributes to pickle.
 
-        A size with symbolic dimensions of torch.export, which cannot be pickled, is replaced by a
-        recorded one.
+        If `size` has symbolic dimensions of torch.export, which cannot be pickled, the first
+        recorded grid is stored instead.
         """
         if not any(isinstance(n, torch.SymInt) for n in self.size):
             return self.__dict__
@@ -176,22 +176,25 @@ class PatchedAttention(GlobalLocalAttention):
             k = torch.cat([first, local], dim=2)
         return self.project_out(self.attend_all([q_global, q_local], k, v, grid, None), x)
 
-    def project_out(self, rows: list[Tensor], x: Tensor) -> Tensor:
-        """Normalize, gate and project attention outputs, and concatenate them to (B, T, C).
+    def project_out(self, outputs: list[Tensor], x: Tensor) -> Tensor:
+        """Normalize, gate and project attention outputs, then concatenate them to (B, G+L, C).
 
-        rows: the outputs of prefix tokens (B, G, C), only if G > 0, and of patch tokens (B, L, C).
-          They are concatenated last, because autograd would save another copy otherwise.
-        x: the input of the attention (B, T, C), from which gates are computed.
+        outputs: those of G prefix tokens (B, G, C), only if G > 0, and of L patch tokens (B, L, C).
+          If they were concatenated before these operations, autograd would save another copy.
+        x: the input of the attention (B, G+L, C), from which gates are computed.
         """
-        rows = [self.norm(row) for row in rows]
+        outputs = [self.norm(out) for out in outputs]
         if self.gate is not None:
-            gates = self.gate(x).sigmoid().split([row.shape[1] for row in rows], dim=1)
-            rows = [row * gate for row, gate in zip(rows, gates)]
-        rows = [self.proj(row) for row in rows]
-        return self.proj_drop(torch.cat(rows, dim=1) if self.num_global else rows[0])
+            gates = self.gate(x).sigmoid().split([out.shape[1] for out in outputs], dim=1)
+            outputs = [out * gate for out, gate in zip(outputs, gates)]
+        outputs = [self.proj(out) for out in outputs]
+        return self.proj_drop(torch.cat(outputs, dim=1) if self.num_global else outputs[0])
 
     def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x (B, T, C) to q, k, v, each (B, N, T, D), and normalize q and k."""
+        """Project x (B, T, C) to q, k, v, and normalize q and k.
+
+        Each of q, k, v is (B, N, T, D): N heads of D channels, for T tokens.
+        """
         if self.qkv is None:
             projected = (linear(x) for linear in (self.q_proj, self.k_proj, self.v_proj))
             # (B, T, M*D) -> (B, M, T, D): keys and values may have M < N heads
@@ -209,7 +212,10 @@ class PatchedAttention(GlobalLocalAttention):
         return q, k, v
 
     def rotate(self, x: Tensor, rope: Tensor) -> Tensor:
-        """Apply the rotary embedding `rope`, in timm's format, to x (B, N, L, D)."""
+        """Apply the rotary embedding `rope`, in timm's format, to x (B, N, L, D).
+
+        x: queries or keys of L patch tokens, in N heads of D channels.
+        """
         half = getattr(self.kept[0], "rotate_half", False)
         return apply_rot_embed_cat(x, rope, half=half).type_as(x)
 

@@ -159,7 +159,10 @@ def render_ink(fine: np.ndarray, size: float, angle: float, slant: float) -> np.
 
 
 def opacity(values: np.ndarray, middle: float = INK) -> np.ndarray:
-    """Return the opacity in 0..1 of ink `values`: a soft step around the ink level `middle`."""
+    """Convert ink levels, the gray levels of a digit's stroke, to opacities in 0..1.
+
+    The opacity is a soft step around the ink level `middle`.
+    """
     return np.clip((values - middle) / (2 * SOFT) + 0.5, 0, 1)
 
 

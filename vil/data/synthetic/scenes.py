@@ -239,9 +239,10 @@ def add_digit(random: RandomState, image: np.ndarray, placed: list[Digit], scans
 def random_overlap(
     random: RandomState, shape: tuple[int, ...], side: int
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Return the overlap of a scene (H, W) with a square, centered at a random point of the scene.
+    """Return the overlap of a scene with a square that is centered at a random point of the scene.
 
-    Returns (inside, local): slices of the overlap in the scene, and in the square of `side` pixels.
+    shape: (H, W) of the scene. side: of the square, in pixels. Returns (slices of the overlap in
+    scene coordinates, its slices in coordinates of the square).
     """
     corner = (random.uniform(0, 1, 2) * shape - side / 2).round().astype(int).tolist()
     inside = tuple(slice(max(at, 0), min(at + side, end)) for at, end in zip(corner, shape))

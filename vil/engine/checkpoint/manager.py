@@ -38,13 +38,14 @@ class CheckpointPolicy:
         return state.step in (end, state.best_step) or (state.step > 0 and (epoch or step))
 
     def is_pinned(self, state: TrainState, step: int) -> bool:
-        """Return whether the checkpoint of `step` is never removed (see keep_every)."""
+        """Return whether the checkpoint of `step` is never removed, because the step ends an epoch
+        that is a multiple of `keep_every`."""
         epoch, rest = divmod(step, state.steps_per_epoch)
         return self.keep_every > 0 and rest == 0 and epoch % self.keep_every == 0
 
 
 class CheckpointManager:
-    """A writer of a run's checkpoints: at most one per step, and despite temporary failures."""
+    """A writer of a run's checkpoints. It tolerates temporary failures and saves no step twice."""
 
     def __init__(self, run: RunDir, objects: TrainObjects, policy: CheckpointPolicy):
         self.run, self.objects, self.policy, self.failed = run, objects, policy, 0
@@ -64,7 +65,7 @@ class CheckpointManager:
         return replace(state, best=None, best_step=None)
 
     def save(self, state: TrainState, *, required: bool = False) -> None:
-        """Save a checkpoint, unless the one of this step exists. A failure is logged.
+        """Save a checkpoint of `state.step`, unless it was saved already. A failure is logged.
 
         Raises SaveError if a `required` save fails, or after too many consecutive failures.
         """

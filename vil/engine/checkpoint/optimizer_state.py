@@ -41,8 +41,8 @@ def state_by_name(optimizer: Optimizer) -> dict[str, dict]:
 def load_by_name(optimizer: Optimizer, saved: dict[str, dict]) -> list[str]:
     """Load the result of `state_by_name`. Returns the names of parameters without saved state.
 
-    Such parameters were frozen in the saved run. Their state starts as `initial_state`. If the
-    optimizer counts steps per group, the saved count of their group applies to them too.
+    Such parameters were frozen in the saved run. They get the state that `initial_state` returns.
+    If the optimizer counts steps per group, the saved count of their group applies to them too.
     """
     current = optimizer.state_dict()
     current["state"], fresh = {}, []

@@ -1,6 +1,6 @@
 """Save and load checkpoints, which contain everything that a run needs to resume bit for bit.
 
-    <run>/checkpoints/step-00001234/model.safetensors   weights, under the plain model's names
+    <run>/checkpoints/step-00001234/model.safetensors   weights, named as in the model without DDP
                                     ema.safetensors     averaged weights, if any, same names
                                     state.pt            optimizer, GradScaler, TrainState
                                     manifest.json       size and SHA-256 of each, step, versions
@@ -45,7 +45,7 @@ MAX_ATTEMPTS = 2  # to write a checkpoint: a network disk may fail once
 class TrainState:
     """Progress of a run.
 
-    The first five fields are settings of the run, which a resumed run compares with its own.
+    The first five fields are settings. A resumed run compares its settings with the saved ones.
     """
 
     seed: int

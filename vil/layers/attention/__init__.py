@@ -119,7 +119,8 @@ def register_attention(
     cls_or_home: a subclass of `Attention`, or its location as a string "module:Class". A class
     given as a string is imported and checked when a module of the class is first built.
     keys: {constructor argument: config key that sets it}.
-    feature: the constructor argument that the letter f of an ARCH string sets.
+    feature: the constructor argument that the letter f in the config key MODEL.VIT.MSVIT.ARCH sets,
+    for example to 7 by "f7". about: a short description.
 
     Raises ValueError for a name that is already taken, and for a class that does not define what
     `vil.layers.attention.base.Attention` requires.

@@ -26,11 +26,11 @@ TABLE = "local_relative_position_bias_table"
 class AttentionWeights(NamedTuple):
     """Softmax weights of chosen queries over their keys.
 
-    weights (B, N, Q, G+R): of N heads and Q queries. The keys are the G = num_global global tokens,
-    then the R cells of a grid. Masked keys have weight 0. The weights of a query sum to 1, unless
-    all of its keys are masked.
-    grid: rows and columns of the local tokens. cells: rows and columns of the R cells. A cell is a
-    local token, or a square of `ratio` x `ratio` local tokens if the keys are downsampled.
+    weights (B, N, Q, G+R): for N heads and Q queries. The keys are G = num_global global tokens,
+    then R cells. A cell is a local token or, if the keys are downsampled, a square of `ratio` x
+    `ratio` local tokens. Masked keys have weight 0. The weights of a query sum to 1, unless all of
+    its keys are masked.
+    grid: rows and columns of the local tokens. cells: rows and columns of the R cells.
     """
 
     weights: Tensor
@@ -45,7 +45,8 @@ class Attention(nn.Module):
 
     - a constructor with the arguments of this class, and `rel_pos` unless
       `has_relative_bias` is False. It may forward arguments to the base class as **kwargs.
-    - `forward(x, grid, valid_hw=None)`, which maps x (B, G+L, C) to the same shape.
+    - `forward(x, grid, valid_hw=None)`, which maps x (B, G+L, C) to the same shape: G global, then
+      L local tokens with C = dim channels.
     - `macs(grid)`.
 
     All other methods and attributes are optional: a subclass overrides those it needs.
@@ -84,26 +85,29 @@ class Attention(nn.Module):
         return nn.Linear(self.dim, parts * self.dim, bias=self.qkv_bias)
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """Split the channels into heads: (B, T, C) to (B, N, T, D)."""
+        """Split T tokens of C channels into N heads of D channels: (B, T, C) to (B, N, T, D)."""
         return self.split_parts(x, 1)[0]
 
     def split_parts(self, x: Tensor, count: int) -> list[Tensor]:
-        """Split x (B, T, count*C) into `count` views (B, N, T, D), for example q, k and v."""
+        """Split the channels of x (B, T, count*C) into `count` tensors, for example q, k and v.
+
+        Each is a view (B, N, T, D) of x: N heads of D channels, for T tokens.
+        """
         x = x.unflatten(-1, (count, self.num_heads, self.dim // self.num_heads))
         return [part.transpose(1, 2) for part in x.unbind(2)]
 
     def merge_heads(self, x: Tensor) -> Tensor:
-        """Concatenate the heads: (B, N, T, D) to (B, T, C)."""
+        """Concatenate N heads of T tokens and D channels: (B, N, T, D) to (B, T, C = N*D)."""
         x = x.transpose(1, 2)
         if is_exporting():  # sdpa is decomposed: flatten may fail to view its output
             x = x.clone(memory_format=torch.contiguous_format)
         return x.flatten(2)
 
     def sdpa(self, q: Tensor, k: Tensor, v: Tensor, *added: Tensor | None) -> Tensor:
-        """Compute the attention output (B, N, Q, D) of q (B, N, Q, D) with k, v (B, N, K, D).
+        """Compute the attention output (B, N, Q, D) of Q queries, in N heads of D channels.
 
-        added: biases and masks to add to the scores; None is ignored. In training mode, dropout is
-        applied to the attention weights.
+        q (B, N, Q, D). k, v (B, N, K, D), for K keys. added: biases and masks to add to the scores;
+        None is ignored. In training mode, dropout is applied to the attention weights.
         """
         dropout_p = self.attn_drop if self.training else 0.0
         parts = [x.to(q.dtype) for x in added if x is not None]
@@ -114,10 +118,10 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=self.scale)
 
     def scores(self, q: Tensor, k: Tensor, *added: Tensor | None) -> Tensor:
-        """Compute the scores (B, N, Q, K), before softmax, of q (B, N, Q, D) with k (B, N, K, D).
+        """Compute the scores (B, N, Q, K), before softmax, of Q queries and K keys in N heads.
 
-        added: biases and masks to add to the scores; None is ignored. The scores are converted to
-        at least float32 before the additions.
+        q (B, N, Q, D), k (B, N, K, D): heads of D channels. added: biases and masks to add to the
+        scores; None is ignored. The scores are converted to at least float32 before the additions.
         """
         scores = (q * self.scale) @ k.mT
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -126,21 +130,27 @@ class Attention(nn.Module):
     def real_tokens(self, valid_hw: Valid, grid: Grid) -> Tensor | None:
         """Return a bool mask (B, G+L) that is False for tokens in the padding.
 
-        valid_hw (B, 2): unpadded rows and columns of each image. If it is None, returns None.
+        The tokens are G global, then L local ones. valid_hw (B, 2): unpadded rows and columns of
+        each image. If it is None, returns None.
         """
         if valid_hw is None:
             return None
         return F.pad(real_cells(valid_hw, grid).flatten(1), (self.num_global, 0), value=True)
 
     def hide_padding(self, x: Tensor, valid_hw: Valid, grid: Grid) -> Tensor:
-        """Return x (B, G+L, C) with tokens in the padding set to 0, so no NaN spreads from it."""
+        """Return x (B, G+L, C) with tokens in the padding set to 0, so that no NaN there spreads.
+
+        The tokens are G global, then L local ones. valid_hw (B, 2): unpadded rows and columns of
+        each image. If it is None, returns x.
+        """
         real = self.real_tokens(valid_hw, grid)
         return x if real is None else x.masked_fill(~real[..., None], 0.0)
 
     def padding_mask(self, valid_hw: Valid, grid: Grid, dtype: torch.dtype) -> Tensor | None:
         """Return an additive mask (B, 1, 1, G+L): -inf for keys in the padding, 0 for others.
 
-        valid_hw (B, 2): unpadded rows and columns of each image. If it is None, returns None.
+        The keys are G global, then L local tokens. valid_hw (B, 2): unpadded rows and columns of
+        each image. If it is None, returns None.
         """
         real = self.real_tokens(valid_hw, grid)
         if real is None:
@@ -187,10 +197,10 @@ class Attention(nn.Module):
         """
 
     def backend_cases(self, grid: Grid, *, training: bool, **call: Any) -> Iterator[Case]:
-        """Yield a `Case` for each kind of call of `vil.ops.local_attention` that the module makes.
+        """Yield a `Case` for each kind of `vil.ops.local_attention` call that this module makes.
 
-        A `Case` has the properties of a call from which its backend is selected. The calls are
-        those of evaluation on the grid and, if `training`, also those of training. call: batch,
+        A `Case` describes a call, so that a backend can be selected for it. The calls are those
+        made in evaluation on the grid and, if `training`, also those made in training. call: batch,
         dtype, device and padded, see `LocalAttention.make_case`. The base class yields nothing.
         """
         yield from ()
@@ -290,10 +300,11 @@ class GlobalLocalAttention(Attention):
     def attend_all(
         self, q: list[Tensor], k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid
     ) -> list[Tensor]:
-        """Return the outputs of global and local queries, before the output projection.
+        """Return the attention outputs of global and local queries, before the output projection.
 
-        q: [global queries (B, N, G, D), local queries (B, N, L, D)]. k, v (B, N, G+L, D). Returns
-        [(B, G, C), (B, L, C)], with heads merged, or only [(B, L, C)] if G is 0.
+        q: [G global queries (B, N, G, D), L local queries (B, N, L, D)]. k, v (B, N, G+L, D). All
+        have N heads of D channels. Returns [(B, G, C), (B, L, C)], with the heads concatenated to C
+        channels, or only [(B, L, C)] if G is 0.
         """
         out = [self.merge_heads(self.attend_local(q[1], k, v, grid, valid_hw))]
         if self.num_global:
@@ -303,20 +314,22 @@ class GlobalLocalAttention(Attention):
     def attend_local(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
         """Return the attention output (B, N, L, D) of local queries q (B, N, L, D).
 
-        k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens.
+        k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens. All
+        have N heads of D channels.
         """
         raise NotImplementedError
 
     def attend_global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, valid_hw: Valid) -> Tensor:
         """Return the attention output (B, N, G, D) of global queries q (B, N, G, D).
 
-        k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens.
+        k, v (B, N, G+L, D): keys and values of G global tokens, then of the L local tokens. All
+        have N heads of D channels.
         """
         bias = self.global_bias(grid)[None] if self.rel_pos else None
         return self.sdpa(q, k, v, self.padding_mask(valid_hw, grid, q.dtype), bias)
 
     def global_bias(self, grid: Grid) -> Tensor:
-        """Return the learned bias (N, G, G+L) of global queries toward all tokens."""
+        """Return the learned bias (N, G, G+L) of N heads and G global queries for all G+L keys."""
         to_local = self.g2l_relative_position_bias[0][:, :, None]
         to_local = to_local.expand(-1, -1, grid[0] * grid[1])
         return torch.cat([self.g2g_relative_position_bias, to_local], dim=-1)
@@ -338,7 +351,10 @@ class GlobalLocalAttention(Attention):
         return AttentionWeights(weights, self.num_global, grid, grid)
 
     def _global_weights(self, x: Tensor, grid: Grid, queries: Tensor, valid_hw: Valid) -> Tensor:
-        """Return the attention weights (B, N, Q, T) of the global queries at `queries` (Q,)."""
+        """Return the attention weights (B, N, Q, T) of Q global queries over all T tokens.
+
+        N is the number of heads. queries (Q,): indices of the queries among global tokens.
+        """
         query, kv = (self.query_global, self.kv_global) if self.separate else (self.query, self.kv)
         q, k = self.split_heads(query(x[:, queries])), self.split_parts(kv(x), 2)[0]
         bias = self.global_bias(grid)[:, queries] if self.rel_pos and len(queries) else None
@@ -350,7 +366,8 @@ class GlobalLocalAttention(Attention):
     ) -> Tensor:
         """Return the attention weights (B, N, Q, T) of Q local queries over all T tokens.
 
-        q (B, N, Q, D), k (B, N, T, D). queries (Q,): indices of the queries among local tokens.
+        q (B, N, Q, D), k (B, N, T, D): N heads of D channels. queries (Q,): indices of the queries
+        among local tokens.
         """
         raise NotImplementedError
 
@@ -362,5 +379,8 @@ class GlobalLocalAttention(Attention):
         return linears * self.dim**2 + attend_global + self.local_macs(grid)
 
     def local_macs(self, grid: Grid) -> int:
-        """Count the multiply-accumulates of `attend_local`: scores, and weights times values."""
+        """Count the multiply-accumulates of `attend_local` for one image.
+
+        These multiply queries by keys, and attention weights by values.
+        """
         raise NotImplementedError

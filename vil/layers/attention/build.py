@@ -30,7 +30,7 @@ def build_attention(
     (X, Y). It returns a tensor of x's shape.
 
     dim: C. rel_pos: learn a relative position bias, for classes with `has_relative_bias`.
-    arguments, by attention:
+    arguments, by attention (the docstring of its class explains them):
       all: num_global=1 (G), qkv_bias=True, attn_drop=0.0, proj_drop=0.0, grid=None (the grid that
         parameters are sized for; some classes require it)
       longformer: window, sw_exact=0, mode=0, mode_switch=1.0, share_weights=True, backend="auto"

@@ -53,9 +53,10 @@ class FullAttention(Attention):
         return self.proj_drop(self.proj(self.merge_heads(out)))
 
     def bias(self, grid: Grid, valid_hw: Valid = None) -> Tensor:
-        """Return the relative position bias of all pairs of query and key, (1, N, G+L, G+L).
+        """Return the relative position bias (1, N, G+L, G+L) of N heads for all query-key pairs.
 
-        With `valid_hw`, each of B images has another bias: (B, N, G+L, G+L).
+        Queries and keys are G global, then L local tokens. valid_hw (B, 2): unpadded rows and
+        columns of B images. With it, the bias depends on the image: (B, N, G+L, G+L).
         """
         bias = self.local_bias(grid, valid_hw)
         if not self.num_global:
@@ -68,9 +69,10 @@ class FullAttention(Attention):
         return torch.cat([left, right], dim=3)
 
     def local_bias(self, grid: Grid, valid_hw: Valid) -> Tensor:
-        """Return the relative position bias of pairs of local tokens, (1, N, L, L).
+        """Return the relative position bias (1, N, L, L) of N heads for pairs of L local tokens.
 
-        With `valid_hw`, each of B images has another bias: (B, N, L, L).
+        valid_hw (B, 2): unpadded rows and columns of B images. With it, the bias depends on the
+        image: (B, N, L, L).
         """
         table, size = self.local_relative_position_bias_table, table_size(grid)
         if valid_hw is not None:
@@ -90,7 +92,7 @@ class FullAttention(Attention):
             self.table_size = table_size(grid)
 
     def table_shape(self, entries: int) -> Grid:
-        """Return (rows, columns) of this module's relative position table."""
+        """Return (rows, columns) of this module's relative position table. Ignores `entries`."""
         return self.table_size
 
     @property
