@@ -52,6 +52,18 @@ def test_json_is_read(write):
     assert (cfg.OPTIM.LR, cfg.DATA.TRAIN) == (1e-3, ("digits",))
 
 
+@pytest.mark.detection
+def test_a_task_that_is_set_after_a_detector_is_kept(write):
+    write("task.yaml", "TASK: classification")
+    write("detector.yaml", "DETECTION: {MODEL: retinanet}")
+    for bases, task in {
+        "[task.yaml, detector.yaml]": "detection",
+        "[detector.yaml, task.yaml]": "classification",
+        "[task.yaml, detector.yaml, task.yaml]": "classification",
+    }.items():
+        assert get_config(write("x.yaml", f"_BASE_: {bases}")).TASK == task, bases
+
+
 def test_later_bases_win_and_the_file_wins_over_all(write):
     write("sub/a.yaml", "OPTIM: {LR: 1, WD: 0.1, MOM: 0.1}")
     write("b.yaml", "_BASE_: sub/a.yaml\nOPTIM: {LR: 2, WD: 0.2}")
