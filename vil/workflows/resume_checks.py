@@ -42,8 +42,8 @@ FREE = (
 
 
 def adopt_rules(cfg: CfgNode) -> CfgNode:
-    """Return the config, in which keys that are "auto" until weights are loaded (RULES) have the
-    values in the saved config of the run in OUTPUT_DIR, if there is one."""
+    """Return the config. If OUTPUT_DIR has a run, replace the value "auto" of the keys in RULES,
+    which are resolved when weights are loaded, by the value that the run has saved."""
     file = Path(cfg.OUTPUT_DIR, "config.yaml")
     if not file.is_file():
         return cfg
