@@ -1,7 +1,8 @@
 """Train the runs of a sweep in processes of `vil train`, several at a time.
 
 A run that crashes does not end the others. A signal to stop the sweep is passed to the runs, which
-save their state and end. If the process of the sweep is killed, its runs notice this and stop.
+save their state and end. If the process of the sweep is killed, runs without torchrun notice this
+and stop.
 """
 
 import os
