@@ -22,8 +22,8 @@ MILLI = 1e3
 
 
 class Limits(NamedTuple):
-    """Thresholds for slow candidates. `slow` and `too_slow` are multiples of the fastest
-    candidate's time."""
+    """Thresholds for candidates that run in fewer rounds ("slow") or are dropped ("too slow"). Both
+    are multiples of the fastest candidate's time."""
 
     slow: float = 10.0  # above this, run only every `slow_rounds`-th round
     too_slow: float = 60.0  # above this, drop the candidate
@@ -31,9 +31,11 @@ class Limits(NamedTuple):
     slow_rounds: int = 3  # a slow candidate runs in each round divisible by this
 
     def seconds(self, first: Mapping[str, float], exempt: Iterable[str], times: float) -> float:
-        """Return a time limit in seconds: `times` x the fastest time, but at least `patience`.
+        """Return a time limit in seconds: `times` x the fastest candidate's time, but at least
+        `patience` seconds.
 
-        first: {name: seconds of its first call}. exempt: names that cannot be the fastest.
+        first: {name of a candidate: seconds of its first call}. exempt: candidates to leave out
+        when the fastest is determined.
         """
         fastest = min((first[name] for name in first if name not in exempt), default=math.inf)
         return max(self.patience, times * fastest)
@@ -79,7 +81,8 @@ def time_interleaved(
 ) -> tuple[dict[str, Times], dict[str, str]]:
     """Time the candidates in interleaved rounds.
 
-    exempt: names that are never dropped for their measured time, and cannot be the fastest.
+    exempt: names of candidates that are never dropped for their measured time, and do not count as
+    the fastest, to which the others are compared. limits: when a candidate is slow or dropped.
     Returns (times, dropped): {name: Times} of the candidates that finish, and {name: reason} of all
     others.
     """
@@ -111,9 +114,10 @@ def warm_up(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Run each candidate once, and drop those that fail or are too slow.
 
-    A slow candidate runs twice, as the first call may compile. Candidates run in the order of
-    `Candidate.least`, and do not run if it is above the limit. Returns (first, dropped):
-    {name: seconds} of the remaining candidates, and {name: reason} of all others.
+    A candidate that is too slow runs again, as the first call may compile. Candidates with a low
+    `Candidate.least` run first; one whose `least` is too slow does not run. exempt: see
+    `time_interleaved`. Returns (first, dropped): {name: seconds} of the remaining candidates, and
+    {name: reason} of all others.
     """
     first, dropped = {}, {}
     more = f"over {limits.too_slow:.0f} times the fastest"
@@ -136,10 +140,10 @@ def warm_up(
 
 
 def peak_bytes(candidate: Candidate, device: torch.device) -> tuple[int, int]:
-    """Return (peak, extra): bytes of tensor memory that a forward and backward pass needs at most.
+    """Return (peak, extra): the peak bytes of tensor memory of a forward and backward pass, and
+    these bytes without the output and the gradients.
 
-    `peak` includes the output and the gradients, `extra` excludes them. `extra` is too low if the
-    peak comes before the last gradient is allocated.
+    Gradients that are allocated after the peak are subtracted too, so `extra` may be too low.
     """
     results: list[Tensor] = []
 

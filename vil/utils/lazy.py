@@ -1,4 +1,4 @@
-"""Lazy exports: names of a package that are imported at first use, so that its import is fast."""
+"""Lazy exports: a package imports fast, because its exported names are imported at first use."""
 
 import importlib
 from collections.abc import Callable, Mapping

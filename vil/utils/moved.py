@@ -37,7 +37,7 @@ class MovedModuleFinder(Loader):
         return ModuleSpec(name, self, is_package=is_package) if name in MODULES else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Import the new module, and look up attributes of the deprecated `module` in it."""
+        """Make the deprecated `module` look up its attributes in the new module."""
         old, new = module.__name__, MODULES[module.__name__]
         warn(old, new)
         target = importlib.import_module(new)
@@ -51,7 +51,7 @@ class MovedModuleFinder(Loader):
 
 
 def warn(old: str, new: str) -> None:
-    """Issue a DeprecationWarning at the line of user code that imports or reads the old name."""
+    """Issue a DeprecationWarning that points at the line of user code that uses the old name."""
     warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)
 
 

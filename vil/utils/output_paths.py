@@ -47,7 +47,8 @@ def output_file(
 
 
 def refuse_inputs(path: Path, flag: str, inputs: Iterable[str | Path]) -> None:
-    """Raise ConfigError if the path is the same file as one of the inputs, also through a link."""
+    """Raise ConfigError if an output path is, or links to, one of the command's input files. flag:
+    the option that sets the path, for the message."""
     if not path.exists():
         return
     for file in inputs:
@@ -86,8 +87,9 @@ def replacing(path: Path, flag: str = "--out") -> Iterator[Path]:
 
 
 def make_folder(path: str | Path, flag: str) -> Path:
-    """Create a folder and its parents, and return its path. Raises ConfigError if that fails, and
-    for a folder inside a run's checkpoints."""
+    """Create a folder and its parents, and return its path. flag: the option that sets the path,
+    for messages. Raises ConfigError if the folder cannot be created, or if it is inside a run's
+    checkpoints."""
     with os_error_as(ConfigError, f"{flag} {path}"):
         refuse_run_files(Path(path), flag)
         Path(path).mkdir(parents=True, exist_ok=True)

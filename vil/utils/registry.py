@@ -13,8 +13,8 @@ from vil.utils.lookup import lookup
 
 
 class Key(NamedTuple):
-    """A config key. `name` is the full name, such as "OPTIM.LR"; in a list, after a `Section`, it
-    is the name within that section."""
+    """A config key. `name` is the full name, such as "OPTIM.LR". In a list of declarations, after a
+    `Section`, it is the name within that section, such as "LR"."""
 
     name: str
     default: Any  # its type is the key's type
@@ -26,7 +26,7 @@ class Key(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A config section. In a list, it applies to the keys that follow."""
+    """A config section. In a list of declarations, the keys that follow it belong to it."""
 
     name: str  # "OPTIM.ADAM"
     meaning: str
@@ -94,8 +94,11 @@ class Registry(Mapping[str, Entry]):
         keys: Mapping[str, str | Key] | None = None,
         **facts: Any,
     ) -> None:
-        """Add a component. `home` is the object or its location "module:attribute". `facts` become
-        the entry's `facts`. Raises ValueError if the name is taken."""
+        """Add an entry for a component. Raises ValueError if the name is taken.
+
+        home: the object or its location "module:attribute". about: description in one line. keys:
+        {keyword argument of the component: config key}. facts: other facts about the component.
+        """
         if name in self.entries:
             taken = ", ".join(filter(None, self.entries))
             raise ValueError(f"the {self.kind} {name!r} already exists (names: {taken})")

@@ -40,8 +40,9 @@ def to_rgb(image: Image.Image, value_range: Sequence[float] = ()) -> Image.Image
 
 
 def _range_of(image: Image.Image, least: float, most: float) -> tuple[float, float]:
-    """Return the default (low, high) of values for an image's type. Raises ValueRangeError if the
-    type has no default, or if the image's range `least`..`most` exceeds the default."""
+    """Return the default value range (low, high) of an image's type, such as 16 bits. Raises
+    ValueRangeError if the type has no default range, or if the image's smallest or largest value,
+    `least` or `most`, lies outside of it."""
     # a PNG has 16 bits at most, also in mode I
     is_16_bit = ";16" in image.mode or (image.mode == "I" and image.format == "PNG")
     kind = "float" if image.mode == "F" else "16-bit" if is_16_bit else "32-bit"

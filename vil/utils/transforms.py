@@ -36,10 +36,10 @@ def is_transformed(*tensors: Tensor | None) -> bool:
 
 
 def untraced(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function to run in a thread of its own.
+    """Decorate a function to run in a new thread, outside of the caller's torch modes.
 
-    torch keeps transforms, fake tensors, tracers and inference mode per thread. So the function
-    computes with real tensors, whose values it can read, and its result can be cached.
+    Transforms, fake tensors, tracers and inference mode apply to one thread only. So tensors that
+    the function creates in the new thread are real: their values can be read and cached.
     """
 
     @wraps(function)

@@ -22,10 +22,10 @@ from vil.utils.machine import version
 class BackendReport(NamedTuple):
     """Report on which attention backend runs each local attention call ("request") of a model.
 
-    environment: lines with versions, device and threads. verdicts: (request, [(backend, verdict,
-    description of the backend)]) for all backends. A verdict is "chosen", "could run", or the
-    reasons why the backend cannot run the request. num_tuned: number of requests for which the
-    tuning cache has the fastest backend. file: path of the tuning cache.
+    environment: lines with versions, device and threads. verdicts: for each request, (request,
+    [(backend, verdict, description of the backend)]) with all backends. A verdict is "chosen",
+    "could run", or the reasons why the backend cannot run the request. num_tuned: number of
+    requests whose fastest backend is known from the tuning cache. file: path of this cache.
     """
 
     environment: list[str]
@@ -115,8 +115,8 @@ class Tuning:
         )
 
     def save(self) -> str | None:
-        """Save the fastest backend of each request in the tuning cache. Returns the path of this
-        file, or None if it cannot be written."""
+        """Save the fastest backend of each timed request in the tuning cache. Returns the path of
+        the cache file, or None if it cannot be written."""
         if tuning_cache.save(self.device.type, self.found):
             return str(tuning_cache.path())
         return None

@@ -26,7 +26,7 @@ MASKS = {"exact": 1, "chunks": 0, "cyclic": -1}
 
 class AttentionBenchmark:
     """Benchmark of attention backends on every combination of the given grids, chunk sizes, numbers
-    of heads, dtypes, and either patterns or masks and modes."""
+    of heads, dtypes, and attention patterns or (window mask, choice of neighbor chunks) pairs."""
 
     @as_config_error
     def __init__(
@@ -50,11 +50,12 @@ class AttentionBenchmark:
         """Make a case for each combination of the values in the lists.
 
         grids: (rows, columns) of tokens. window: sides of a square chunk, in tokens. heads: numbers
-        of heads. masks: keys of MASKS. modes: values of the config key MODE. patterns: measured
-        instead of masks and modes, see `vil.ops.patterns`. dtype: names in DTYPES. rounds:
-        measurements per backend. bias: add relative position biases. backends: backends and
-        baselines to measure, by default all. max_bytes: backends with a higher estimated memory do
-        not run. out: folder for the results. spec: batch, head_dim and num_global of every case.
+        of heads. masks: shapes of the window, "exact", "chunks" or "cyclic". modes: values of the
+        config key MODE, which selects neighbor chunks. patterns: measured instead of masks and
+        modes, see `vil.ops.patterns`. dtype: names in DTYPES. rounds: measurements per backend.
+        bias: add relative position biases. backends: backends and baselines to measure, by default
+        all. max_bytes: backends with a higher estimated memory do not run. out: folder for the
+        results. spec: batch size `batch`, `head_dim` and number of global tokens `num_global`.
         Raises ConfigError for invalid settings.
         """
         self.rounds, self.max_bytes = rounds, max_bytes

@@ -46,8 +46,9 @@ class ModelBenchmark:
 
     name: the model's name in the results. ways: combinations of settings to run the model with,
     such as "bf16+nhwc". backends: attention backends to compare, by default all; each is set in the
-    config and run with the first of `ways`. beside: values of MODEL.ARCH for other models, which
-    run only with those `ways` that are a precision alone. out: folder for the results.
+    config and run with the first of `ways`. beside: values of MODEL.ARCH for the models to
+    compare with, which run only with those `ways` that set just a precision, such as "bf16". out:
+    folder for the results.
 
     Raises ConfigError for an unknown way or backend.
     """
@@ -104,8 +105,9 @@ def list_trials(
     backends: Sequence[str] | None,
     beside: Sequence[str],
 ) -> list[tuple[str, str, CfgNode]]:
-    """List the runs of a `ModelBenchmark` as (model name, way, config); for the arguments, see
-    there. Raises ValueError for an unknown way or backend."""
+    """List what a `ModelBenchmark` with these arguments measures: (model name, way, config). A way
+    is a combination of settings, such as "bf16+nhwc". Raises ValueError for an unknown way or
+    backend."""
     keys = {way: [s for part in way.split("+") for s in lookup(WAYS, part, "way")] for way in ways}
     trials = [(name, way, override(cfg, keys[way])) for way in ways]
     for backend in BACKENDS if backends is None else backends:

@@ -25,8 +25,8 @@ class ResultFolder:
         self.folder = make_folder(out or default, "--out")
 
     def title(self, extent: str, rounds: int) -> str:
-        """Format a heading with the machine and the folder. extent: what is measured, such as "12
-        cases"."""
+        """Format a heading for the benchmark, with the machine and the folder of the results.
+        extent: what is measured, such as "12 cases". rounds: how often each case is measured."""
         return (
             f"{self.machine['name']}, {self.machine['threads']} threads, "
             f"torch {self.machine['torch']}; {extent}, {rounds} rounds -> {self.folder}"

@@ -67,7 +67,8 @@ def make_config(
 
 def resolve(config_file: str | None, options: Options) -> tuple[CfgNode, dict[str, str]]:
     """Make a config from a file, options and environment variables. Returns (cfg, sources): the
-    frozen config, and {key: text that names where its value comes from} for all keys set there."""
+    frozen config, and {key: source of its value, such as file:line} for keys that one of them
+    sets."""
     found = {key: os.environ[name] for key, name in ENVIRONMENT.items() if os.environ.get(name)}
     return load_config(config_file, options.words, found, set_flags(options), options.imports)
 

@@ -85,10 +85,11 @@ def convert(
 def _build(
     cfg: CfgNode | None, model_name: str | None, source: str, known: dict, state: dict
 ) -> tuple[nn.Module, list[str]]:
-    """Build the model of a checkpoint, as `convert` describes.
+    """Build a checkpoint's model from the first of these that is given: the config `cfg`, the name
+    `model_name`, the description `known` in the checkpoint, the shapes of its weights `state`.
 
-    known: the description of the model in the checkpoint, or {}. state: the weights. Returns
-    (model, lines): the lines say which model was inferred from the weights, if it was.
+    source: the checkpoint's path, for a message. Returns (model, lines): if the shapes were used,
+    the lines state which model was inferred.
     """
     if cfg is not None:
         model = task_for(cfg, torch.device("cpu")).build_model()

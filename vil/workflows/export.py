@@ -24,8 +24,9 @@ class ExportResult(NamedTuple):
     """Result of an export.
 
     report: text that states which weights were loaded. differences: for each input shape tried, how
-    much the outputs of file and model differ. files: the files written. num_int8: number of linear
-    layers in int8 in the second file, 0 without such a file. model: the model, on the CPU.
+    much the outputs of the exported file and of the model differ. files: the exported file and, if
+    requested, a second file with int8 linear layers. num_int8: number of these layers, 0 without a
+    second file. model: the model, on the CPU.
     """
 
     report: str
@@ -60,7 +61,8 @@ def export_config(
 
 @contextmanager
 def _as_config_error(out: Path) -> Iterator[None]:
-    """Convert a ValueError, ImportError or OSError in a `with` block to ConfigError."""
+    """Convert a ValueError, ImportError or OSError in a `with` block to ConfigError. out: the file
+    that the block writes, named in the message for an OSError."""
     try:
         with os_error_as(ConfigError, f"--out {out}"):
             yield
@@ -80,8 +82,8 @@ def compare_on_test_sets(
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Evaluate the model, then each exported file, on the config's test sets on the CPU.
 
-    format: of the exported files. Yields (test set, name, metrics), where the name is "model" or
-    the file's name.
+    format: format of the files, such as "onnx". Yields (test set, name, metrics), where the name is
+    "model" or the file's name.
     """
     files = {file.name: load_exported(file, format) for file in result.files}
     with worker_errors():

@@ -128,7 +128,7 @@ def build_with_weights(cfg: CfgNode, task: Task) -> tuple[nn.Module, str]:
 
 def recorded_classes(cfg: CfgNode) -> list[str]:
     """Return the class names recorded in the weight file MODEL.MODEL_PATH, or in the run that saved
-    this file. Returns [] if there are none or if the config changes the head."""
+    this file. Returns [] if no names are recorded or if FINETUNE.HEAD changes the head."""
     if not cfg.MODEL.MODEL_PATH or cfg.FINETUNE.HEAD != "keep":
         return []
     path = find_weights(cfg.MODEL.MODEL_PATH, cfg.DATA.DATA_DIR)
@@ -140,7 +140,8 @@ def recorded_classes(cfg: CfgNode) -> list[str]:
 
 
 def refuse_random_weights(cfg: CfgNode) -> None:
-    """Raise CheckpointError if the model or its head would keep random weights."""
+    """Raise CheckpointError if the config names no weights to load, or asks for a new random head
+    (FINETUNE.HEAD new)."""
     if not (cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED):
         raise CheckpointError("evaluation needs weights: set MODEL.MODEL_PATH, or give --run DIR")
     if cfg.FINETUNE.HEAD == "new":

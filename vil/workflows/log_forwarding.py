@@ -33,10 +33,10 @@ class LogForwarder(logging.Handler):
 def forward_logs(is_main: bool) -> Iterator[LogForwarder]:
     """Redirect the log records of the package `vil` to a LogForwarder in a `with` block.
 
-    The caller calls its `open` once the run's log is open. Until then, the main process buffers its
-    records, and the other processes drop the same records. If `open` is never called, the buffered
-    warnings go to the root logger at the end of the block. is_main: whether this is the main
-    process.
+    The caller calls the forwarder's `open` once the run's log is open. Records that arrive earlier
+    are buffered in the main process and dropped in the other processes. If `open` is never called,
+    the buffered warnings go to the root logger at the end of the block. is_main: whether this is
+    the main process.
     """
     package, forwarder = logging.getLogger("vil"), LogForwarder(buffer=is_main)
     level = package.level

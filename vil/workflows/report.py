@@ -79,7 +79,8 @@ def _evaluate(folder: Path, options: Options, checkpoint: str) -> TaskReport:
 
 
 def settings(cfg: CfgNode) -> list[Setting]:
-    """List all config keys with their values as YAML text. Changed keys also have the default."""
+    """List all config keys with their values as YAML text. An item also has the default value if
+    the config has another value."""
     changed = diff(cfg, get_config())
     return [
         Setting(key, as_yaml(value), as_yaml(changed[key][1]) if key in changed else None)

@@ -42,8 +42,8 @@ FREE = (
 
 
 def adopt_rules(cfg: CfgNode) -> CfgNode:
-    """Return the config, with the value "auto" of a key in RULES replaced by the value that the run
-    in OUTPUT_DIR has saved."""
+    """Return the config. If OUTPUT_DIR has a run, replace the value "auto" of the keys in RULES,
+    which are resolved when weights are loaded, by the value that the run has saved."""
     file = Path(cfg.OUTPUT_DIR, "config.yaml")
     if not file.is_file():
         return cfg
@@ -81,8 +81,9 @@ def within(key: str, names: tuple[str, ...]) -> bool:
 def config_to_keep(cfg: CfgNode, model: nn.Module | None = None) -> CfgNode:
     """Return a copy of the config as a run saves it.
 
-    DATA.PATH is made absolute and RUN.ALLOW_CHANGES False. If `model` is given, LN_EPS and the keys
-    in RULES get the values that the model uses, which may come from its initial weights.
+    DATA.PATH is made absolute and RUN.ALLOW_CHANGES False. If `model` is given, its values are
+    saved for the LayerNorm epsilon and for RULES (keys that are "auto" until weights are loaded),
+    because the model may have them from its initial weights.
     """
     kept = cfg.clone()
     kept.defrost()

@@ -150,8 +150,9 @@ def run_sweep(
 def train_runs(
     plan: SweepPlan, runs: Sequence[SweepRun], jobs: int, num_processes: int, say: Say
 ) -> int:
-    """Train those of `runs` that have not finished. Returns the number of the signal that stopped
-    the training, or 0."""
+    """Train those of `runs` that have not finished, `jobs` at a time. say: called with a line of
+    text when a run begins or ends. Returns the number of the signal that stopped the training, or
+    0."""
     metric, numbers = metric_of(runs[0]), {run.name: i for i, run in enumerate(plan.runs, start=1)}
     waiting = [run for run in runs if read_state(run).state != "finished"]
     if len(runs) > len(waiting) > 0:

@@ -131,7 +131,7 @@ def train_config(cfg: CfgNode, *, resume: bool = False) -> TrainResult:
 
 
 def had_checkpoints(folder: Path) -> bool:
-    """Return whether the run in a folder has ever saved a checkpoint, by its status.json."""
+    """Return whether the status.json in a run's folder records that the run saved a checkpoint."""
     return bool(RunRecord.read(folder).status.get("checkpoint"))
 
 

@@ -94,8 +94,9 @@ def visualize_attention(
 
 
 def _read(task: Task, word: str, stdin: bytes | None, value_range: Sequence[float]) -> Image.Image:
-    """Read the image that `word` names: a file, "test:N" for image N of the first test set, or the
-    content `stdin`. value_range: DATA.VALUE_RANGE. Raises DataError if it cannot be read."""
+    """Read an image. word: "test:N" for image N of the first test set, otherwise a file. stdin:
+    content of an image file to read instead of a file, or None. value_range: DATA.VALUE_RANGE.
+    Raises DataError if the image cannot be read."""
     numbered = re.fullmatch(TEST, word) if not os.path.exists(word) else None
     try:
         if not numbered:
@@ -178,10 +179,11 @@ def visualize_pattern(
 ) -> None:
     """Draw one or several attention patterns to the file `out`, each in a panel.
 
-    grid: "rows x cols" of tokens, such as "12x17" or "14". window: side of a chunk. masks,
-    modes: values of SW_EXACT and MODE. tokens: "row,col" of the queries, by default the middle
-    token. patterns: patterns to draw instead of a window, see `vil.ops.patterns`. Panel i uses item
-    i of each list; a one-item list applies to all panels.
+    grid: "rows x cols" of tokens, such as "12x17" or "14". window: side of a chunk, the square
+    block of tokens by which local attention divides the grid. masks, modes: values of the config
+    keys SW_EXACT and MODE, which set what a query attends to. tokens: "row,col" of the queries, by
+    default the middle token. patterns: drawn instead of `window`, `masks` and `modes`, see
+    `vil.ops.patterns`. Panel i uses item i of each list; a one-item list applies to all panels.
     """
     size = grid_of(grid)
     tokens = list(tokens) or [f"{size[0] // 2},{size[1] // 2}"]
@@ -237,8 +239,8 @@ def paired(lists: dict[str, list]) -> list[list]:
 def panel(grid: tuple[int, int], size: int, exact: int, mode: int, token: str) -> tuple:
     """Return a panel for `draw_patterns` that shows which tokens of the grid a query attends to.
 
-    size: side of a chunk. exact, mode: values of the config keys SW_EXACT and MODE. token:
-    "row,col" of the query. Returns (title, array from `seen_from`, size).
+    size: side of a chunk, in tokens. exact, mode: values of the config keys SW_EXACT and MODE.
+    token: "row,col" of the query. Returns (title, array that marks the attended tokens, size).
     """
     place = parse_token(token, grid, "tokens")
     if size > WIDEST:
@@ -257,7 +259,7 @@ def pattern_panel(grid: tuple[int, int], text: str, token: str) -> tuple:
     in at least one head.
 
     text: an attention pattern, see `vil.ops.patterns`. token: "row,col" of the query. Returns
-    (title, array from `seen_from`, largest side of the grid).
+    (title, array that marks the attended tokens, longer side of the grid).
     """
     place = parse_token(token, grid, "tokens")
     try:
@@ -269,6 +271,6 @@ def pattern_panel(grid: tuple[int, int], text: str, token: str) -> tuple:
 
 
 def _titled(title: str, keys: Sequence[tuple[int, int]], grid: tuple[int, int]) -> str:
-    """Append a line with the number of attended tokens to the title of a panel. keys: (row, col) of
-    the attended tokens, possibly repeated."""
+    """Return a panel's title with a second line: how many of the grid's tokens are attended to.
+    keys: (row, col) of the attended tokens, possibly repeated. grid: rows and columns."""
     return f"{title}\n{len(set(keys))} of {grid[0] * grid[1]} tokens, plus the global tokens"

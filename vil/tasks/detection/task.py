@@ -75,7 +75,7 @@ class DetectionTask(Task):
         return Loss(sum(losses.values()), metrics=metrics)
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
-        """Return {metric: value} for the test set `name`.
+        """Return {metric: value} for the test set `name`. between: function to call before a batch.
 
         The metrics are those of `coco_eval.average_precision`, and `count`, the number of images.
 
@@ -96,7 +96,8 @@ class DetectionTask(Task):
     ) -> list[dict]:
         """Run the model on this rank's images of the test set `name`.
 
-        Returns rows of `coco_eval.to_results`. between: called before each batch.
+        Returns the detections as rows of COCO's results format. between: function to call before
+        each batch, for example to check for a signal.
         """
         loader, results = self.test_sets[name], []
         category_ids = loader.dataset.category_ids
@@ -127,7 +128,8 @@ class DetectionTask(Task):
                 raise SaveError(f"{file} cannot be written: {error.strerror or error}") from error
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
-        """Return the lines of a table of per-class metrics, or [] if `print_classes` is not set."""
+        """Return the lines of a table of per-class metrics, or [] if `print_classes` is not set.
+        name: of the test set; not used. metrics: result of `measure`."""
         if not self.print_classes:
             return []
         per_class = metrics["per_class"]

@@ -94,7 +94,7 @@ def in_another_tile(boxes: Tensor, index: int, tiles: Tensor, size: tuple[int, i
 
 
 def concat(parts: list[Detections]) -> Detections:
-    """Concatenate the detections of all tiles, given for each tile."""
+    """Concatenate the detections in several tiles of an image. parts: one item for each tile."""
     masks = None if parts[0].masks is None else [mask for part in parts for mask in part.masks]
     fields = ([getattr(part, name) for part in parts] for name in ("boxes", "labels", "scores"))
     return Detections(*map(torch.cat, fields), masks)

@@ -62,7 +62,8 @@ def tint(canvas: Image.Image, mask: Mask, color: Color, factor: int) -> None:
 def draw_box(
     pen: ImageDraw.ImageDraw, box: list[float], text: str, color: Color, font, width: int
 ) -> None:
-    """Draw a box with its text above it, or inside it if there is no space above."""
+    """Draw a box, with lines of `width` pixels, and its text above it, or inside it if there is no
+    space above."""
     left, top, right, bottom = (round(side) for side in box)
     right, bottom = max(right - 1, left), max(bottom - 1, top)  # x2, y2 are exclusive
     pen.rectangle((left, top, right, bottom), outline=color, width=width)

@@ -98,8 +98,8 @@ class Grid:
 
 
 def is_axis(setting: Setting) -> bool:
-    """Return whether a setting lists several values to sweep over. This is a list that contains a
-    list for a config key that takes a list, and any list for another key."""
+    """Return whether a setting has a list of values to sweep over. If one value of the config key
+    is itself a list, only a list that contains lists counts."""
     default = KEYS[setting.key].default if setting.key in KEYS else None
     if not isinstance(setting.value, list):
         return False
@@ -132,8 +132,9 @@ def with_axis(grid: Grid, setting: Setting) -> Grid:
 
 
 def check_grid(grid: Grid) -> None:
-    """Raise ConfigError if a variant's name has other characters than allowed, or if a variant sets
-    a key that is an axis, or if every variant sets a key that `grid.fixed` sets too."""
+    """Raise ConfigError if a variant's name has characters that are not allowed, if a variant sets
+    a key that is an axis, or if a setting in `grid.fixed` has no effect because every variant
+    overrides it."""
     for variant in grid.variants:
         if not VARIANT.fullmatch(variant.name):
             raise ConfigError(

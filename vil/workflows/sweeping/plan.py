@@ -47,8 +47,8 @@ class SweepRun:
     """A run of a sweep.
 
     sweep: the sweep's folder. name: the run's name, also of its folder. group: the name without the
-    seed; runs that differ only in their seed have the same group. variant: its name, or "".
-    settings: {config key: value as the user wrote it} of the axes. cfg: the complete config.
+    seed; runs that differ only in their seed have the same group. variant: the variant's name, or
+    "". settings: {config key: value as the user wrote it} of the axes. cfg: the complete config.
     """
 
     sweep: Path
@@ -144,7 +144,7 @@ def plan_cell(grid: Grid, cell: Cell, folder: Path) -> SweepRun:
 
 def check_base(known: SweepPlan, base: CfgNode, planned: Sequence[SweepRun], grid: Grid) -> None:
     """Raise ConfigError if a sweep continues with another base config than its folder records. Keys
-    of axes and variants, and LOCAL keys, may differ.
+    that an axis or a variant sets, and LOCAL keys (paths, logging, checkpoints), may differ.
 
     known: the plan read from the folder. base, planned: base config and runs of the new grid.
     """
@@ -163,8 +163,8 @@ def merge(
 ) -> list[SweepRun]:
     """Add the planned runs of a grid to the known runs of a sweep, and return all runs.
 
-    A planned run that has the same config as a known run is not added. local: settings of LOCAL
-    keys, which replace those of the known runs.
+    A planned run that has the same config as a known run is not added. local: new values of LOCAL
+    keys (paths, logging, checkpoints), to set in the known runs.
     """
     runs = {run.name: replace(run, cfg=override(run.cfg, local)) for run in known}
     by_config = {identify(run.cfg): run.name for run in known}
@@ -204,8 +204,8 @@ def with_free_name(run: SweepRun, taken: Mapping[str, SweepRun]) -> SweepRun:
 
 
 def identify(cfg: CfgNode, *without: str) -> str:
-    """Return a text that is the same for two configs if they differ only in LOCAL keys. without:
-    more keys to ignore."""
+    """Return a text that is the same for two configs if they differ only in LOCAL keys
+    (paths, logging, checkpoints). without: more keys to ignore."""
     ignored = LOCAL.union(without)
     return repr(sorted(item for item in leaves(cfg).items() if item[0] not in ignored))
 

@@ -1,7 +1,8 @@
 """Train the runs of a sweep in processes of `vil train`, several at a time.
 
 A run that crashes does not end the others. A signal to stop the sweep is passed to the runs, which
-save their state and end. If the sweep is killed, its runs notice this (`LAUNCHER_PID`) and stop.
+save their state and end. If the process of the sweep is killed, runs without torchrun notice this
+and stop.
 """
 
 import os
@@ -104,9 +105,9 @@ class RunPool:
             return Attempt(run, subprocess.Popen(command, **words), began)
 
     def _environment(self, slot: int) -> dict[str, str]:
-        """Return the environment variables of a run's process: they set the number of threads, the
-        GPUs, and this process's id, so that the run stops if this process dies. slot: the run's
-        number, below `jobs`."""
+        """Return the environment variables of a run's process. They set the number of threads, the
+        GPUs and, without torchrun, this process's id, so that the run stops if this process dies.
+        slot: the run's place, from 0, among the `jobs` runs that train at the same time."""
         own = {}
         if self.jobs * self.num_processes > 1:
             given = os.environ.get("OMP_NUM_THREADS", "")

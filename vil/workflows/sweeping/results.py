@@ -44,7 +44,7 @@ def metric_of(run: SweepRun) -> Metric:
 
 def make_table(plan: SweepPlan, sizes: Mapping[str, ModelSize]) -> Table:
     """Read the results of all runs of a sweep into a table. sizes: {group of runs that differ only
-    in their seed: size of their model}; others are left empty."""
+    in their seed: size of their model}; a group without a size has empty cells in the table."""
     metric = metric_of(plan.runs[0])
     rows = {run.name: read_row(run, metric, plan.keys) for run in plan.runs}
     groups = [

@@ -55,7 +55,8 @@ def format_script(
 
     folder: the sweep's folder. tasks: numbers of the runs to train. options: options of sbatch,
     such as "--gres=gpu:1 --time=2:00:00". jobs: largest number of tasks at a time; None for no
-    limit. num_processes: processes of each run. Raises ConfigError if `options` has other words.
+    limit. num_processes: processes of each run. Raises ConfigError if `options` has a word that
+    is neither an option nor a value.
     """
     folder = folder.resolve()
     command = [sys.executable, "-m", "vil", "sweep", "--output", str(folder)]

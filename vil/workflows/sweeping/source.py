@@ -79,9 +79,10 @@ def as_variant(name: str, settings: Mapping[str, Any]) -> Variant:
 def read_grid(file: str | Path) -> Grid:
     """Read a grid from a YAML file with the parts `base`, `fixed`, `grid` and `variants`.
 
-    base: a config file, found as _BASE_ is in a config. fixed: settings of all runs. grid: {config
-    key: list of values}. variants: {name: {config key: value}}, where the key _BASE_ is a config
-    file that replaces `base`. Config keys may be nested or dotted. Raises ConfigError.
+    base: a config file, relative to the folder of the YAML file or of the packaged configs. fixed:
+    settings of all runs. grid: {config key: list of values}. variants: {name: {config key: value}},
+    where the key _BASE_ is a config file that replaces `base`. Config keys may be nested or dotted.
+    Raises ConfigError if the file or a file that it names is missing or not valid.
     """
     path = find(file)
     settings = read_yaml(read_text(path), shown(path), keeps_empty=is_variant)

@@ -73,8 +73,9 @@ def end_attempt(run: SweepRun, returncode: int, began: float) -> None:
 def describe_end(run: SweepRun, returncode: int, began: float) -> tuple[int, str]:
     """Return how an attempt to train a run ended: (exit code, reason of a failure in one line).
 
-    Both come from the run's status.json if this attempt wrote it, because torchrun exits with 1
-    after any failure. Otherwise they come from `returncode` and the error line in the output.
+    torchrun exits with 1 after any failure. So the code and reason of a failure are read from the
+    run's status.json, if it is not older than the time `began` of this attempt. If they are not
+    there, they are derived from `returncode` and the last error message in the run's output.
     """
     file = run.folder / "status.json"
     status = read_json(file) if file.is_file() and file.stat().st_mtime >= began - 1 else {}
