@@ -312,6 +312,15 @@ def test_a_killed_run_says_so():
     assert read_state(run)[:3] == ("failed", 1, "killed by signal 9, Killed (out of memory?)")
 
 
+def test_a_finished_run_whose_folder_was_deleted_is_pending():
+    (run,) = remember("SEED=[0]").runs
+    run.folder.mkdir(parents=True)
+    end_attempt(run, 0, begin_attempt(run))
+    assert read_state(run).state == "finished"
+    run.folder.rmdir()
+    assert read_state(run).state == "pending"
+
+
 def test_a_dry_run_lists_and_writes_nothing():
     shown = succeeds("sweep", "--output", "s", *TINY, "SEED=[0, 1]", "--dry-run")
     assert shown.startswith("2 runs in s; every config is valid\n")

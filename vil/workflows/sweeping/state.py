@@ -42,6 +42,8 @@ def read_state(run: SweepRun) -> RunState:
         return RunState("failed", RunFolderError.exit_code, str(error))
     step = status.get("step", 0)
     code, reason = outcome.get("code"), outcome.get("reason", "")
+    if code == 0 and not run.folder.is_dir():  # deleted, to train it again
+        return RunState("pending")
     if status.get("state") == "finished" or code == 0:
         return RunState("finished", 0, step=step)
     if is_locked(run.folder):
