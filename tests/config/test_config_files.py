@@ -61,7 +61,7 @@ def test_a_task_that_is_set_after_a_detector_is_kept(write):
         "[detector.yaml, task.yaml]": "classification",
         "[task.yaml, detector.yaml, task.yaml]": "classification",
     }.items():
-        assert get_config(write("x.yaml", f"_BASE_: {bases}")).TASK == task, bases
+        assert task == get_config(write("x.yaml", f"_BASE_: {bases}")).TASK, bases
 
 
 def test_later_bases_win_and_the_file_wins_over_all(write):
