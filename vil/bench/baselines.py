@@ -172,9 +172,10 @@ def count_axis_pairs(window: Window, axis: int, step: int) -> int:
 
 
 def find_floor(case: Case) -> tuple[Candidate, float]:
-    """Return a lower bound of attention on a case: (candidate to time, its measured seconds).
+    """Find a lower bound on the time of attention on a case. Returns (candidate, seconds).
 
-    The candidate runs only the matmuls that every backend needs for the query-key pairs: two in
+    candidate: can be timed beside the backends. seconds: forward and backward, measured now. The
+    candidate runs only the matmuls that every backend needs for the query-key pairs: two in
     forward, five in backward (scores again, and gradients of weights, v, q and k). It uses the
     fastest of the tile sizes in TILES.
     """

@@ -97,7 +97,7 @@ def with_weights(args: argparse.Namespace) -> configure.ConfigWithClasses:
         names = configure.read_class_file(args.classes, found.cfg.DATA.NUM_CLASSES)
         if sorted(names) == sorted(found.class_names) and names != list(found.class_names):
             log.warning(
-                "--classes %s has the class names of the weights in another order: "
+                "--classes %s lists the same class names as the weights, but in another order: "
                 "the order of the weights is used",
                 args.classes,
             )

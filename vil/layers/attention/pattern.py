@@ -164,10 +164,8 @@ class PatternAttention(LocalAttention):
             yield self.make_case(self.window(grid), training=needs_grad, **call)
 
     def attended(self, grid: Grid, query: int) -> AttendedKeys:
-        """Return all L local tokens as keys of the local query with index `query`.
-
-        The pattern determines which of them are visible.
-        """
+        """Return all L local tokens as keys of the local query with index `query`. The `visible` of
+        the result says which of them the pattern contains."""
         entries, visible = keys_of_pattern(self.window(grid), *divmod(query, grid[1]))
         return AttendedKeys(torch.arange(len(entries)), entries, visible)
 

@@ -93,7 +93,7 @@ class SweepPlan:
 
     @property
     def groups(self) -> dict[str, list[SweepRun]]:
-        """{name of a group: runs that differ only in their seed}, ordered by the first run."""
+        """{group name: its runs, which differ only in their seed}, in the order of `runs`."""
         groups: dict[str, list[SweepRun]] = {}
         for run in self.runs:
             groups.setdefault(run.group, []).append(run)
