@@ -227,7 +227,7 @@ def test_f25_in_this_process(tmp_path, monkeypatch):
     right += refused(ended, USAGE, "file/below cannot be .*; choose another --output_dir")
     not_ours(tmp_path / "theirs")
     ended = vil(*train, "MODEL.MODEL_PATH=theirs")
-    pattern = "theirs is damaged, or is not a checkpoint: .*; give the folder of a run, a checkpoint"
+    pattern = "theirs is damaged, or is not a checkpoint: .*; give the folder of a run"
     right += refused(ended, CHECKPOINT, pattern)
     ended = vil(*train, "DEVICE=mps")
     right += refused(ended, USAGE, r"DEVICE mps was not found \(available: .*cpu\)")
