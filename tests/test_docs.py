@@ -22,7 +22,7 @@ from vil.cli import COMMANDS, main
 from vil.config import get_config
 from vil.config.defaults import EXTENSIBLE, KEYS, SECTIONS
 from vil.config.registries import HOMES, registry
-from vil.tasks.classification.build import build_train_transform
+from vil.tasks.image_task import build_train_transform
 
 README = read("README.md")
 GENERATED = {"docs/reference/config.md"}

@@ -66,18 +66,23 @@ def build_test_loaders(
     open_dataset: Callable[[str], LoadableDataset],
     bad_file: Path | None = None,
     datasets: Mapping[str, LoadableDataset] | None = None,
+    *,
+    max_batch: int | None = None,
 ) -> dict[str, EvalLoader]:
     """Build a loader of this rank's share of each test set. Returns {name: loader}.
 
     datasets: {name: dataset}. If it is None, `open_dataset` is called with each name in DATA.TEST.
-    bad_file: text file to which the names of unreadable images are appended.
+    bad_file: text file to which the names of unreadable images are appended. max_batch: a batch has
+    DATALOADER.BSZ images, but at most `max_batch`. If it is None, all ranks together load
+    DATALOADER.BSZ images.
     """
     if datasets is None:
         if len(set(cfg.DATA.TEST)) < len(cfg.DATA.TEST):
             raise ConfigError(f"DATA.TEST names a dataset twice: {', '.join(cfg.DATA.TEST)}")
         datasets = {name: open_dataset(name) for name in cfg.DATA.TEST}
     options = _loader_options(cfg, dist, device, bad_file)
-    options["batch_size"] = -(-cfg.DATALOADER.BSZ // dist.world)
+    size = cfg.DATALOADER.BSZ
+    options["batch_size"] = min(size, max_batch) if max_batch else -(-size // dist.world)
     return {name: EvalLoader(dataset, **options) for name, dataset in datasets.items()}
 
 

@@ -51,16 +51,22 @@ def fingerprint(dataset: LoadableDataset) -> str:
 
 
 class ImageDataset(Dataset, ABC):
-    """A classification dataset: dataset[i] returns (image, target).
+    """A dataset with one target per image: dataset[i] returns (image, target).
 
-    image is the output of `transform`, or an RGB PIL image if there is no transform. target is an
-    int. A subclass sets `classes` and `targets` and defines `image` and `sample_name`.
+    image is the output of `transform`, or an RGB PIL image if there is no transform. A subclass
+    sets `classes` and `targets` and defines `image` and `sample_name`. The kinds of targets are:
+
+    target_type  targets                     an item's target  classes
+    "class"      (N,) int64, class numbers   int               names of the classes
+    "labels"     (N, K) float32, 0 or 1      (K,) float32      names of the K labels
+    "numbers"    (N, K) float32              (K,) float32      names of the K numbers
     """
 
     collate = staticmethod(collate)
+    target_type = "class"
     value_range: Sequence[float] = ()  # for images of more than 8 bits, see `to_rgb`
     classes: list[str]
-    targets: np.ndarray  # (N,) int64; forked workers share an array, but copy a list
+    targets: np.ndarray  # not a list, which every forked worker would copy
 
     def __init__(self, split: str, transform: Transform = None):
         lookup(SPLITS, split, "split")
@@ -74,12 +80,16 @@ class ImageDataset(Dataset, ABC):
         image = self.image(index)
         if self.transform is not None:
             image = self.transform(image)
-        return image, int(self.targets[index])
+        target = self.targets[index]
+        return image, int(target) if self.target_type == "class" else target
 
     def reorder_classes(self, names: Sequence[str]) -> None:
         """Renumber `classes` and `targets` to the order of `names`, a permutation of `classes`."""
-        number = {name: index for index, name in enumerate(names)}
-        self.targets = np.array([number[name] for name in self.classes])[self.targets]
+        if self.target_type == "class":
+            number = {name: index for index, name in enumerate(names)}
+            self.targets = np.array([number[name] for name in self.classes])[self.targets]
+        else:
+            self.targets = self.targets[:, [self.classes.index(name) for name in names]]
         self.classes = list(names)
 
     @abstractmethod

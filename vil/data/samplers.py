@@ -122,6 +122,12 @@ def group_batches(order: np.ndarray, groups: np.ndarray, global_batch: int) -> n
 
 def eval_batches(n: int, *, batch_size: int, rank: int = 0, world: int = 1) -> list[list[Position]]:
     """Return this process's share of the dataset indices 0..n-1, in batches of at most `batch_size`
-    positions. The share is rank, rank + world, rank + 2 world, ...; no index is repeated."""
-    share = [Position(0, index, index) for index in range(rank, n, world)]
-    return [share[first : first + batch_size] for first in range(0, len(share), batch_size)]
+    positions.
+
+    All batches have consecutive indices. Process `rank` gets the batches rank, rank + world, ...
+    So every batch, and every output computed from it, is the same for any number of processes.
+    """
+    firsts = range(rank * batch_size, n, world * batch_size)
+    return [
+        [Position(0, i, i) for i in range(first, min(first + batch_size, n))] for first in firsts
+    ]

@@ -235,7 +235,12 @@ class ConfigTask(Task):
 
     A subclass defines open_train_set() and open_test_set(name), which return datasets, and
     own_arguments(name), which returns the names of the DATA.KWARGS that the dataset `name` accepts.
+
+    max_eval_batch: the largest batch in evaluation. The batches, and so all metrics, are then the
+    same for any number of ranks. If it is None, the ranks divide a batch of DATALOADER.BSZ.
     """
+
+    max_eval_batch: int | None = None
 
     def __init__(self, cfg: CfgNode, device: torch.device, **settings: Any):
         common = dict(device=device, amp_dtype=amp_dtype(cfg), memory_format=memory_format(cfg))
@@ -282,8 +287,9 @@ class ConfigTask(Task):
             self._check(opened, name)
             return opened
 
+        options = dict(datasets=datasets, max_batch=self.max_eval_batch)
         self.test_sets = data.build_test_loaders(
-            cfg, dist, self.device, open_dataset, bad_file, datasets
+            cfg, dist, self.device, open_dataset, bad_file, **options
         )
         return self.test_sets
 

@@ -17,7 +17,7 @@ from vil.pretrained.load_weights import load_weights, select_classes
 from vil.pretrained.model_card import build_from_card, make_model_card
 from vil.pretrained.state_dict_io import read_metadata, read_weights, write_weights
 from vil.tasks import refuse_without, task_for
-from vil.tasks.classification.build import transform_settings
+from vil.tasks.image_task import transform_settings
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import output_file, refuse_inputs, refuse_run_files
 from vil.workflows.configure import read_class_file

@@ -15,7 +15,7 @@ from vil.data.workers import worker_errors
 from vil.engine.distributed import DistInfo
 from vil.export import export_model, load_exported, quantize_linears
 from vil.tasks import refuse_without, task_for
-from vil.tasks.classification.build import transform_settings
+from vil.tasks.image_task import transform_settings
 from vil.utils.errors import ConfigError, os_error_as
 from vil.workflows.inference import build_with_weights, refuse_random_weights
 

@@ -20,11 +20,15 @@ class Fake(ImageDataset):
         n: int = 256,
         size: int = 64,
         num_classes: int = 10,
+        target_type: str = "class",
     ):
-        """Create a dataset of n images of size x size pixels. root is not used."""
+        """Create a dataset of n images of size x size pixels. root is not used. Targets of the type
+        "labels" or "numbers" are the one-hot vectors of the hues."""
         super().__init__(split, transform)
-        self.size = size
-        self.targets = np.arange(n) % num_classes
+        self.size, self.target_type = size, target_type
+        self.hues = np.arange(n) % num_classes
+        one_hot = np.eye(num_classes, dtype=np.float32)
+        self.targets = self.hues if target_type == "class" else one_hot[self.hues]
         self.classes = [f"hue {360 * c // num_classes}" for c in range(num_classes)]
 
     def image(self, index: int) -> Image.Image:
@@ -32,7 +36,7 @@ class Fake(ImageDataset):
         are random."""
         random = np.random.default_rng((SPLITS[self.split], index))
         noise = random.integers(0, 64, (self.size, self.size, 3))
-        hue = self.targets[index] / len(self.classes)
+        hue = self.hues[index] / len(self.classes)
         color = 255 * np.array(colorsys.hsv_to_rgb(hue, 1, 1))
         center, width = random.uniform(0.3, 0.7, 2), random.uniform(0.15, 0.3)  # in image sides
         axis = (np.arange(self.size) + 0.5) / self.size

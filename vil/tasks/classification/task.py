@@ -17,9 +17,10 @@ from vil.data.batch import Batch
 from vil.engine.distributed import all_reduce_sum
 from vil.engine.evaluation import autocast, iter_in_step
 from vil.engine.loop import Loss, Metric
-from vil.tasks.base import ImageMeta, Task
+from vil.tasks.base import ImageMeta
 from vil.tasks.classification.losses import LossFunction, xentropy
 from vil.tasks.classification.output_formats import FORMATS, Prediction
+from vil.tasks.image_task import ImageTask
 from vil.utils.errors import DataError
 from vil.utils.image_text import draw_text, enlarge, font_for
 from vil.utils.lookup import lookup
@@ -36,14 +37,14 @@ class Scores(NamedTuple):
     has_loss: Tensor  # (B,) bool
 
 
-class ClassificationTask(Task):
+class ClassificationTask(ImageTask):
     """Task for models that assign one class to each image.
 
     loss: a loss of losses.py. mix: function that applies mixup to a training batch and returns a
     batch with soft targets. per_class: also count correct predictions per class in evaluation.
     class_mapping: {name of a test set: bool (K, C)}, which of the K model classes and C test
-    classes mean the same, see `score_by_mapping`. transform: function that converts a PIL image to
-    a tensor (3, H, W) for inference. top: number of classes per prediction; None for all.
+    classes mean the same, see `score_by_mapping`. top: number of classes per prediction; None for
+    all.
     """
 
     metric = Metric("top1", label="top-1", unit="%")
@@ -58,7 +59,6 @@ class ClassificationTask(Task):
         mix: Callable[[Any], Any] | None = None,
         per_class: bool = False,
         class_mapping: Mapping[str, Tensor] | None = None,
-        transform: Callable[[Image.Image], Tensor] | None = None,
         top: int | None = 5,
         **common: Any,
     ):
@@ -66,7 +66,7 @@ class ClassificationTask(Task):
         self.num_classes = num_classes
         self.criterion, self.label_smoothing, self.mix = loss, label_smoothing, mix
         self.per_class = per_class
-        self.transform, self.top = transform, top
+        self.top = top
         self.set_class_mapping(class_mapping or {})
 
     def set_class_mapping(self, class_mapping: Mapping[str, Tensor]) -> None:
@@ -161,16 +161,9 @@ class ClassificationTask(Task):
         rows = zip(classes, table["right"], table["count"]) if table else ()
         return [f"  {label:20} {correct}/{count}" for label, correct, count in rows]
 
-    def preprocess(self, image: Image.Image) -> Tensor:
-        """Apply the evaluation transform to an image and return a tensor (3, H, W)."""
-        return self.transform(image)
-
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
         """Return class probabilities (B, K) float32, on the CPU, for B tensors (3, H, W)."""
-        placement = dict(device=self.device, memory_format=self.memory_format)
-        with autocast(self.device, self.amp_dtype):
-            logits = model(torch.stack(list(inputs)).to(**placement, non_blocking=True))
-        return logits.float().softmax(dim=-1).cpu()
+        return super().run(model, inputs).softmax(dim=-1)
 
     def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:
         """Convert class probabilities (B, K) to the `top` most probable classes of each image."""

@@ -1,0 +1,187 @@
+"""Base classes of tasks with one target per image: a class, several labels, or numbers.
+
+Shapes: B images of a batch, N images of a test set, K outputs of the model.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from yacs.config import CfgNode
+
+from vil.builders import data
+from vil.builders.cost import model_cost
+from vil.builders.model import build_network
+from vil.data import build_dataset, is_numbered, own_arguments
+from vil.data.classes import match_classes
+from vil.data.dataset import ImageDataset
+from vil.data.datasets.concat import ConcatImageDataset
+from vil.data.transforms import eval_transform, train_transform
+from vil.engine.distributed import all_reduce_max, gather_objects
+from vil.engine.evaluation import autocast, iter_in_step
+from vil.pretrained.load_weights import Report, load_weights
+from vil.tasks.base import ConfigTask, Task
+from vil.utils.errors import DataError, as_config_error
+
+INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
+SYNTHETIC = "fake"  # dataset for `synthetic`
+MAX_EVAL_BATCH = 64  # images
+# What messages call the targets of each `ImageDataset.target_type`.
+TARGETS = {"class": "one class", "labels": "a set of labels", "numbers": "numbers"}
+
+
+class Outputs(NamedTuple):
+    """The model's outputs for N images of a test set, sorted by index, as numpy arrays."""
+
+    indices: np.ndarray  # (N,) int64: index of the image in the test set
+    targets: np.ndarray  # (N,) or (N, K), see `ImageDataset`
+    values: np.ndarray  # (N, K) float32
+
+
+class ImageTask(Task):
+    """Base class of tasks with one target per image, with explicit settings.
+
+    transform: function that converts a PIL image to a tensor (3, H, W) for inference.
+    """
+
+    def __init__(self, *, transform: Callable[[Image.Image], Tensor] | None = None, **common: Any):
+        super().__init__(**common)
+        self.transform = transform
+
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """Apply the evaluation transform to an image and return a tensor (3, H, W)."""
+        return self.transform(image)
+
+    def compute_outputs(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return the model's outputs (B, K) float32 for images (B, 3, H, W) on the device."""
+        with autocast(self.device, self.amp_dtype):
+            return model(images).float()
+
+    def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+        """Return the model's outputs (B, K) float32, on the CPU, for B tensors (3, H, W)."""
+        placement = dict(device=self.device, memory_format=self.memory_format)
+        images = torch.stack(list(inputs)).to(**placement, non_blocking=True)
+        return self.compute_outputs(model, images).cpu()
+
+    def collect_outputs(
+        self, model: nn.Module, name: str, between: Callable[[], None] = lambda: None
+    ) -> Outputs | None:
+        """Compute the outputs of a model in eval mode for the test set `name`.
+
+        Rank 0 returns the outputs of all ranks, and other ranks return None. between: called before
+        each batch. Raises DataError, on all ranks, if no image can be read.
+        """
+        rows = []
+        for batch in iter_in_step(self.test_sets[name], between):
+            values = self.compute_outputs(model, batch.to(self.device, self.memory_format).images)
+            rows.append([batch.indices.numpy(), batch.targets.numpy(), values.cpu().numpy()])
+        if not all_reduce_max(len(rows)):
+            raise DataError(f"the test set {name} has no readable image, so it cannot be evaluated")
+        gathered = list(itertools.chain.from_iterable(gather_objects(rows)))
+        if not gathered:
+            return None
+        outputs = Outputs(*map(np.concatenate, zip(*gathered)))
+        order = np.argsort(outputs.indices)
+        return Outputs(*(array[order] for array in outputs))
+
+
+class ConfigImageTask(ConfigTask, ImageTask):
+    """Base class of tasks with one target per image, built from a config.
+
+    target_type: the kind of targets that the task learns, see `ImageDataset`.
+    """
+
+    target_type = "class"
+    max_eval_batch = MAX_EVAL_BATCH
+    own_arguments = staticmethod(own_arguments)
+    cost = staticmethod(model_cost)
+
+    @as_config_error
+    def __init__(self, cfg: CfgNode, device: torch.device, **settings: Any):
+        super().__init__(cfg, device, transform=build_eval_transform(cfg), **settings)
+
+    def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
+        return build_network(self.cfg, self.cfg.DATA.NUM_CLASSES, load_pretrained=load_pretrained)
+
+    @as_config_error
+    def load_weights(self, model: nn.Module, path: Path, *, strict: bool = True) -> Report:
+        # strict is ignored: weights must be complete, except for a head replaced by FINETUNE.HEAD
+        finetune = self.cfg.FINETUNE
+        return load_weights(model, path, head=finetune.HEAD, rule=finetune.RESIZE)
+
+    def synthetic(self, num_samples: int, folder: Path, split: str = "train") -> ImageDataset:
+        cfg = self.cfg
+        transform = build_train_transform(cfg) if split == "train" else self.transform
+        own = dict(n=num_samples, size=cfg.INPUT.IMAGE_SIZE, num_classes=cfg.DATA.NUM_CLASSES)
+        own["target_type"] = self.target_type
+        return build_dataset(SYNTHETIC, folder, split, transform, **own)
+
+    def open_train_set(self) -> ImageDataset:
+        names, transform = self.cfg.DATA.TRAIN, build_train_transform(self.cfg)
+        sets = [self._open(name, "train", transform) for name in names]
+        for name, other in zip(names[1:], sets[1:]):
+            by_position = self.cfg.DATA.CLASSES == "by_position"
+            match_classes(other, sets[0].classes, name, by_position=by_position)
+        dataset = sets[0] if len(sets) == 1 else ConcatImageDataset(sets, names)
+        data.check_num_classes(self.cfg, dataset, ", ".join(names))
+        return dataset
+
+    def open_test_set(self, name: str) -> ImageDataset:
+        dataset = self._open(name, "val", self.transform)
+        if not self.cfg.DATA.TARGETMAP:
+            data.check_num_classes(self.cfg, dataset, name)
+        return dataset
+
+    def _open(self, name: str, split: str, transform: Callable) -> ImageDataset:
+        cfg, taken = self.cfg, self.own_arguments(name)
+        with data.dataset_arguments(cfg, name, taken) as own:
+            if is_numbered(name) and not (split == "val" and cfg.DATA.TARGETMAP):
+                own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
+            if "target_type" in taken:
+                own["target_type"] = self.target_type
+            dataset = build_dataset(name, cfg.DATA.PATH, split, transform, **own)
+        if dataset.target_type != self.target_type:
+            raise DataError(
+                f"{name} has {TARGETS[dataset.target_type]} per image, and TASK {cfg.TASK} learns "
+                f"{TARGETS[self.target_type]}"
+            )
+        dataset.value_range = cfg.DATA.VALUE_RANGE
+        return dataset
+
+
+@as_config_error
+def build_train_transform(cfg: CfgNode) -> Callable:
+    """Build the transform of training images, from PIL images to augmented tensors (3, S, S)
+    of the image size S."""
+    aug = cfg.AUG
+    if aug.TIMM_AUG.USE_TRANSFORM:
+        names = ("HFLIP", "VFLIP", "COLOR_JITTER", "RE_PROB", "RE_MODE", "RE_COUNT")
+        own = {name.lower(): aug.TIMM_AUG[name] for name in names}
+        own |= dict(use_timm=True, auto_augment=aug.TIMM_AUG.AUTO_AUGMENT or None)
+    else:
+        own = {name.lower(): aug[name] for name in ("COLOR_JITTER", "GRAY_SCALE", "GAUSSIAN_BLUR")}
+        own["finetune"] = cfg.FINETUNE.FINETUNE and not cfg.FINETUNE.USE_TRAIN_AUG
+    crop = dict(scale=tuple(aug.SCALE), ratio=tuple(aug.RATIO))
+    return train_transform(cfg.INPUT.IMAGE_SIZE, **crop, **transform_settings(cfg), **own)
+
+
+@as_config_error
+def build_eval_transform(cfg: CfgNode) -> Callable[[Any], Tensor]:
+    """Build the transform of evaluation images, from PIL images to tensors (3, S, S) of the
+    image size S."""
+    return eval_transform(cfg.INPUT.IMAGE_SIZE, **transform_settings(cfg))
+
+
+def transform_settings(cfg: CfgNode) -> dict[str, Any]:
+    """Return the config's mean, std, crop_pct and interpolation, by timm's argument names."""
+    return dict(
+        mean=list(cfg.INPUT.MEAN),
+        std=list(cfg.INPUT.STD),
+        crop_pct=cfg.INPUT.CROP_PCT,
+        interpolation=INTERPOLATIONS[cfg.INPUT.INTERPOLATION],
+    )
