@@ -54,8 +54,19 @@ def build_train_loader(
         batch_size=size // dist.world * cfg.OPTIM.ACCUMULATE,
         seed=cfg.SEED,
         repeats=REPEATS if cfg.AUG.REPEATED_AUG else 1,
+        balanced=is_balanced(cfg, dataset),
         **_loader_options(cfg, dist, device, bad_file),
     )
+
+
+def is_balanced(cfg: CfgNode, dataset: LoadableDataset) -> bool:
+    """Return whether DATALOADER.SAMPLER is "balanced". Raises ConfigError if it is, and the images
+    of the dataset do not have one class each."""
+    if cfg.DATALOADER.SAMPLER == "random":
+        return False
+    if getattr(dataset, "target_type", None) != "class":
+        raise ConfigError("DATALOADER.SAMPLER balanced needs one class per image: use random")
+    return True
 
 
 @as_config_error

@@ -89,6 +89,15 @@ def is_interval(value: tuple[float, ...]) -> bool:
     return len(value) == 2 and value[0] < value[1]
 
 
+def are_weights(value: tuple[str, ...]) -> bool:
+    """Return whether all texts are numbers of at least 0, at least one of them above 0."""
+    try:
+        numbers = [float(text) for text in value]
+    except ValueError:
+        return False
+    return min(numbers, default=-1) >= 0 and 0 < max(numbers) < float("inf")
+
+
 positive = Rule(lambda value: value > 0, "above 0")
 positive_numbers = Rule(lambda value: value and min(value) > 0, "numbers above 0")
 probability = between(0, 1)

@@ -67,6 +67,7 @@ class ImageDataset(Dataset, ABC):
     value_range: Sequence[float] = ()  # for images of more than 8 bits, see `to_rgb`
     classes: list[str]
     targets: np.ndarray  # not a list, which every forked worker would copy
+    weights: np.ndarray | None = None  # (N,) float32: weight of each image in the training loss
 
     def __init__(self, split: str, transform: Transform = None):
         lookup(SPLITS, split, "split")

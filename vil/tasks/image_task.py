@@ -21,8 +21,9 @@ from vil.data import build_dataset, is_numbered, own_arguments
 from vil.data.classes import match_classes
 from vil.data.dataset import ImageDataset
 from vil.data.datasets.concat import ConcatImageDataset
+from vil.data.loader import TrainLoader
 from vil.data.transforms import eval_transform, train_transform
-from vil.engine.distributed import all_reduce_max, gather_objects
+from vil.engine.distributed import DistInfo, all_reduce_max, gather_objects
 from vil.engine.evaluation import autocast, iter_in_step
 from vil.pretrained.load_weights import Report, load_weights
 from vil.tasks.base import ConfigTask, Task
@@ -47,11 +48,18 @@ class ImageTask(Task):
     """Base class of tasks with one target per image, with explicit settings.
 
     transform: function that converts a PIL image to a tensor (3, H, W) for inference.
+    image_weights: weights (N,) of the training images in the loss; None: all 1.
     """
 
-    def __init__(self, *, transform: Callable[[Image.Image], Tensor] | None = None, **common: Any):
+    def __init__(
+        self,
+        *,
+        transform: Callable[[Image.Image], Tensor] | None = None,
+        image_weights: Tensor | None = None,
+        **common: Any,
+    ):
         super().__init__(**common)
-        self.transform = transform
+        self.transform, self.image_weights = transform, image_weights
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Apply the evaluation transform to an image and return a tensor (3, H, W)."""
@@ -104,6 +112,16 @@ class ConfigImageTask(ConfigTask, ImageTask):
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device, **settings: Any):
         super().__init__(cfg, device, transform=build_eval_transform(cfg), **settings)
+
+    def train_loader(self, dist: DistInfo, **options: Any) -> TrainLoader:
+        loader = super().train_loader(dist, **options)
+        dataset = loader.samples.dataset
+        self.image_weights = None if dataset.weights is None else torch.tensor(dataset.weights)
+        self.read_targets(dataset)
+        return loader
+
+    def read_targets(self, dataset: ImageDataset) -> None:
+        """Compute the settings that depend on the training set, such as weights of classes."""
 
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
         return build_network(self.cfg, self.cfg.DATA.NUM_CLASSES, load_pretrained=load_pretrained)

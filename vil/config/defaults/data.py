@@ -1,8 +1,10 @@
 """Config keys of datasets, losses and batches."""
 
 from vil.config.rules import (
+    Conflict,
     RegistryRule,
     Rule,
+    are_weights,
     at_least,
     below_one,
     between,
@@ -60,17 +62,46 @@ DECLARED = (
         "Part of the target probability that is distributed over all classes.",
         below_one,
     ),
+    Key(
+        "CLASS_WEIGHTS",
+        ("none",),
+        "Weight of each class in the loss. balanced: number of training images divided by (number "
+        "of classes x images of the class).",
+        Rule(
+            lambda v: list(v) in (["none"], ["balanced"]) or are_weights(v),
+            "none, balanced, or a list of numbers of at least 0, one per class",
+        ),
+    ),
+    Key(
+        "LOGIT_ADJUSTMENT",
+        0.0,
+        "Factor of the logarithm of the class frequencies that is added to the logits in training "
+        "(arXiv:2007.07314); 0: none, 1: for balanced accuracy.",
+        at_least(0),
+    ),
     Section("LOSS.FOCAL", "The focal loss."),
     Key("NORMALIZE", True, "Focal loss: sum over classes instead of averaging over them."),
     Key("ALPHA", 1.0, "Focal loss: weight of the positives.", at_least(0)),
     Key("GAMMA", 0.5, "Focal loss: exponent that weights down easy examples.", at_least(0)),
     Section("DATALOADER", "Batches and loader processes."),
     Key("BSZ", 128, "Images per batch over ALL processes; see OPTIM.ACCUMULATE.", at_least(1)),
+    Key(
+        "SAMPLER",
+        "random",
+        "random: every image once per epoch. balanced: every class equally often, so that images "
+        "of rare classes are repeated.",
+        one_of("random", "balanced"),
+    ),
     Key("RE", "no", "nothing reads it", ignored=True),
     Key(
         "WORKERS",
         0,
         "Loader processes per training process; 0: load in the training process.",
         between(0, 4096),
+    ),
+    Conflict(
+        ("LOSS.LOGIT_ADJUSTMENT", "LOSS.LOSS"),
+        lambda factor, loss: factor > 0 and loss != "xentropy",
+        "logits are only adjusted for a softmax: set LOSS.LOSS xentropy",
     ),
 )

@@ -27,6 +27,11 @@ class ConcatImageDataset(ImageDataset):
         self.ends = np.cumsum([len(dataset) for dataset in datasets])
         self.targets = np.concatenate([dataset.targets for dataset in datasets])
         self.classes, self.target_type = datasets[0].classes, datasets[0].target_type
+        if any(dataset.weights is not None for dataset in datasets):
+            ones = (
+                np.ones(len(d), np.float32) if d.weights is None else d.weights for d in datasets
+            )
+            self.weights = np.concatenate(list(ones))
 
     def locate(self, index: int) -> tuple[int, int]:
         """Find the sample at `index` of the concatenation. Returns (number of the dataset, index in

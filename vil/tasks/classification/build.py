@@ -10,10 +10,12 @@ from yacs.config import CfgNode
 
 from vil.config.access import own_settings, warn_unused
 from vil.data.classes import read_class_mapping
+from vil.data.dataset import ImageDataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.mixup import Mix
 from vil.engine.distributed import DistInfo
 from vil.tasks.base import Datasets, TaskReport
+from vil.tasks.class_weights import logit_shifts, parse_class_weights
 from vil.tasks.classification import LOSSES
 from vil.tasks.classification.losses import LossFunction, build_loss
 from vil.tasks.classification.report import report_test_set
@@ -37,6 +39,15 @@ class Classification(ConfigImageTask, ClassificationTask):
         mix = _build_mix(self.cfg)
         self.mix = mix and partial(mix, rank=dist.rank)
         return super().train_loader(dist, **options)
+
+    @as_config_error
+    def read_targets(self, dataset: ImageDataset) -> None:
+        loss, names, targets = self.cfg.LOSS, dataset.classes, dataset.targets
+        if list(loss.CLASS_WEIGHTS) != ["none"]:
+            self.class_weights = parse_class_weights(loss.CLASS_WEIGHTS, targets, len(names))
+        if loss.LOGIT_ADJUSTMENT:
+            self.logit_shifts = logit_shifts(targets, names, loss.LOGIT_ADJUSTMENT)
+        self.check_weights()
 
     @as_config_error
     def test_loaders(

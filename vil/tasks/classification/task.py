@@ -18,7 +18,7 @@ from vil.engine.distributed import all_reduce_sum
 from vil.engine.evaluation import autocast, iter_in_step
 from vil.engine.loop import Loss, Metric
 from vil.tasks.base import ImageMeta
-from vil.tasks.classification.losses import LossFunction, xentropy
+from vil.tasks.classification.losses import LossFunction, takes_weights, xentropy
 from vil.tasks.classification.output_formats import FORMATS, Prediction
 from vil.tasks.image_task import ImageTask
 from vil.utils.errors import DataError
@@ -44,7 +44,8 @@ class ClassificationTask(ImageTask):
     batch with soft targets. per_class: also count correct predictions per class in evaluation.
     class_mapping: {name of a test set: bool (K, C)}, which of the K model classes and C test
     classes mean the same, see `score_by_mapping`. top: number of classes per prediction; None for
-    all.
+    all. class_weights: weight of each class (K,) in the training loss. logit_shifts: added to the
+    logits (K,) in training.
     """
 
     metric = Metric("top1", label="top-1", unit="%")
@@ -60,6 +61,8 @@ class ClassificationTask(ImageTask):
         per_class: bool = False,
         class_mapping: Mapping[str, Tensor] | None = None,
         top: int | None = 5,
+        class_weights: Tensor | None = None,
+        logit_shifts: Tensor | None = None,
         **common: Any,
     ):
         super().__init__(**common)
@@ -67,6 +70,8 @@ class ClassificationTask(ImageTask):
         self.criterion, self.label_smoothing, self.mix = loss, label_smoothing, mix
         self.per_class = per_class
         self.top = top
+        self.class_weights, self.logit_shifts = class_weights, logit_shifts
+        self.check_weights()
         self.set_class_mapping(class_mapping or {})
 
     def set_class_mapping(self, class_mapping: Mapping[str, Tensor]) -> None:
@@ -91,14 +96,47 @@ class ClassificationTask(ImageTask):
         batch = super().prepare(batch)
         return self.mix(batch) if self.mix is not None else batch
 
+    def check_weights(self) -> None:
+        """Raise ValueError if the images are weighted, and loss or mixup do not support it."""
+        if (self.class_weights, self.image_weights) == (None, None):
+            return
+        if not takes_weights(self.criterion):
+            raise ValueError(
+                "this loss does not support weights of classes or images: it has no argument "
+                "`per_image`"
+            )
+        if self.image_weights is not None and self.mix is not None:
+            raise ValueError("weighted images cannot be mixed: set AUG.MIXUP_PROB 0")
+
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Compute the training loss, and top-1 accuracy in percent as a metric."""
+        """Compute the training loss, and top-1 accuracy in percent as a metric.
+
+        If there are weights, the loss is the sum over images of weight times loss, divided by the
+        sum of the weights. The weight of an image is that of its class, times its own weight. A
+        mixed image has the mean weight of its classes.
+        """
         logits, targets = model(batch.images), batch.targets
-        loss = self.criterion(logits, targets, self.label_smoothing)
+        shifted = logits if self.logit_shifts is None else logits + self.logit_shifts.to(logits)
+        weights = self.weigh(batch)
+        if weights is None:
+            loss = Loss(self.criterion(shifted, targets, self.label_smoothing))
+        else:
+            losses = self.criterion(shifted, targets, self.label_smoothing, per_image=True)
+            loss = Loss((weights * losses).sum(), weights.sum())
         if targets.is_floating_point():
             targets = targets.argmax(dim=-1)
         correct = logits.detach().argmax(dim=-1) == targets
-        return Loss(loss, metrics={"top1": 100 * correct.float().mean()})
+        return loss._replace(metrics={"top1": 100 * correct.float().mean()})
+
+    def weigh(self, batch: Batch) -> Tensor | None:
+        """Return the weight (B,) of each image in the loss; None if all images count alike."""
+        parts = []
+        if self.class_weights is not None:
+            table, targets = self.class_weights.to(self.device), batch.targets
+            parts.append(targets @ table if targets.is_floating_point() else table[targets])
+        if self.image_weights is not None:
+            parts.append(self.image_weights[batch.indices].to(self.device))
+        return math.prod(parts) if parts else None
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
         """Return {loss, top1, top5, count} of the test set `name`.
