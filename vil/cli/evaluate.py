@@ -57,7 +57,7 @@ def evaluate(cfg: CfgNode, class_names: Sequence[str] = (), num_worst: int = 0) 
         return 0
     print(result.report)
     for name, metrics in result.metrics.items():
-        shown = {key: value for key, value in metrics.items() if key != "per_class"}
+        shown = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
         print(f"val set {name} {format_pairs(shown)}")
         for line in result.lines[name]:
             print(line)

@@ -70,6 +70,9 @@ def check_dataset(dataset: DatasetType, entry: Entry) -> None:
 DATASETS = Registry("dataset", check=check_dataset)
 ZIP_OR_FOLDER = "a zip and a list of labels per split, else a folder per class"
 DATASETS.add("digits", "vil.data.datasets.digits:Digits", "1,797 scanned digits of scikit-learn")
+_DIGIT_TARGETS = "vil.data.datasets.digit_targets"
+DATASETS.add("digit_angles", f"{_DIGIT_TARGETS}:DigitAngles", "rotated digits, for regression")
+DATASETS.add("digit_sets", f"{_DIGIT_TARGETS}:DigitSets", "scenes of several digits, multilabel")
 DATASETS.add("folder", "vil.data.datasets.folder:Folder", "a folder per class")
 DATASETS.add("imagenet", "vil.data.formats.imagenet_zip:imagenet", ZIP_OR_FOLDER, numbered=True)
 DATASETS.add("tar", "vil.data.formats.tar:Tar", "a tar per split with a folder per class")

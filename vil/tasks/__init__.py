@@ -18,13 +18,15 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.tasks import classification, detection
+from vil.tasks import classification, detection, multilabel, regression
 from vil.utils.errors import ConfigError
 from vil.utils.registry import Entry, Registry
 
 TASKS = Registry("task", check="vil.tasks.base:check_task")
 TASKS.add("classification", **classification.ENTRY)
 TASKS.add("detection", **detection.ENTRY)
+TASKS.add("multilabel", **multilabel.ENTRY)
+TASKS.add("regression", **regression.ENTRY)
 
 
 def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> None:

@@ -59,6 +59,8 @@ class Task:
     metric: Metric
     output_formats: Mapping[str, OutputFormat] = {}
     class_names: Sequence[str] = ()  # of the model; set before datasets are opened
+    # config values that `train_loader` derived from the training set, for the run's config.yaml
+    learned_settings: Mapping[str, Any] = {}
     columns: Sequence[str] = ()  # metrics in the report's table of evaluations; empty: all
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
@@ -27,11 +27,13 @@ from vil.engine.distributed import DistInfo, all_reduce_max, gather_objects
 from vil.engine.evaluation import autocast, iter_in_step
 from vil.pretrained.load_weights import Report, load_weights
 from vil.tasks.base import ConfigTask, Task
-from vil.utils.errors import DataError, as_config_error
+from vil.utils.errors import ConfigError, DataError, as_config_error
+from vil.utils.image_text import draw_text, enlarge, font_for
 
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 SYNTHETIC = "fake"  # dataset for `synthetic`
 MAX_EVAL_BATCH = 64  # images
+LABEL_COLOR = (0, 0, 0)  # background of text in visualizations
 # What messages call the targets of each `ImageDataset.target_type`.
 TARGETS = {"class": "one class", "labels": "a set of labels", "numbers": "numbers"}
 
@@ -170,6 +172,21 @@ class ConfigImageTask(ConfigTask, ImageTask):
             )
         dataset.value_range = cfg.DATA.VALUE_RANGE
         return dataset
+
+
+def draw_lines(image: Image.Image, lines: Sequence[str]) -> Image.Image:
+    """Write lines of text onto an enlarged copy of an image."""
+    canvas, _ = enlarge(image)
+    pen, font, y = ImageDraw.Draw(canvas), font_for(canvas), 0
+    for line in lines:
+        y += draw_text(pen, 0, y, line, LABEL_COLOR, font)
+    return canvas
+
+
+def refuse_mixing(cfg: CfgNode) -> None:
+    """Raise ConfigError if the config enables mixup or cutmix, for tasks without them."""
+    if cfg.AUG.MIXUP_PROB > 0:
+        raise ConfigError(f"TASK {cfg.TASK} does not mix images: set AUG.MIXUP_PROB 0")
 
 
 @as_config_error

@@ -15,7 +15,7 @@ from vil.builders.attention_backend import select_attention_backends
 from vil.builders.device import configure_device, process_group
 from vil.builders.model import find_weights, prepare_for_training
 from vil.builders.optim import build_optimization
-from vil.config import dump
+from vil.config import dump, override
 from vil.config.defaults import leaves
 from vil.data.dataset import fingerprint
 from vil.data.loader import TrainLoader
@@ -158,6 +158,7 @@ def run_training(
         logs = enter(forward_logs(dist.is_main))
         task = task_for(cfg, device)
         model, loader = _build(cfg, task, dist, resuming, synthetic or {})
+        cfg = override(cfg, [f"{key}={value}" for key, value in task.learned_settings.items()])
         model, ema = prepare_for_training(cfg, model, dist, device)
         optim = build_optimization(cfg, model, device, loader.steps_per_epoch)
         run = enter(RunDir(folder, dist, device))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import Tensor, nn
 
 from vil.data.batch import Batch
@@ -20,12 +20,9 @@ from vil.engine.loop import Loss, Metric
 from vil.tasks.base import ImageMeta
 from vil.tasks.classification.losses import LossFunction, takes_weights, xentropy
 from vil.tasks.classification.output_formats import FORMATS, Prediction
-from vil.tasks.image_task import ImageTask
+from vil.tasks.image_task import ImageTask, draw_lines
 from vil.utils.errors import DataError
-from vil.utils.image_text import draw_text, enlarge, font_for
 from vil.utils.lookup import lookup
-
-LABEL_COLOR = (0, 0, 0)  # background of the predicted classes in visualizations
 
 
 class Scores(NamedTuple):
@@ -215,12 +212,8 @@ class ClassificationTask(ImageTask):
 
     def visualize(self, image: Image.Image, prediction: Prediction) -> Image.Image:
         """Write the predicted classes and their probabilities onto a copy of the image."""
-        canvas, _ = enlarge(image)
-        pen, font, y = ImageDraw.Draw(canvas), font_for(canvas), 0
-        for number, probability in prediction.classes:
-            text = f"{self.class_names[number]} {probability:.2f}"
-            y += draw_text(pen, 0, y, text, LABEL_COLOR, font)
-        return canvas
+        pairs = prediction.classes
+        return draw_lines(image, [f"{self.class_names[n]} {share:.2f}" for n, share in pairs])
 
     def failed(self, name: str, reason: str) -> Prediction:
         return Prediction(name, [], reason)
