@@ -15,6 +15,7 @@ ENTRY = dict(
     noun="regression model",
     declares=keys.DECLARED,
     hint="set TASK regression and name a data set with numbers, such as a table",
+    learned=("REGRESSION.MEAN", "REGRESSION.STD"),
     formats=("table", "json", "csv"),
     metrics={
         "mae": ("mean absolute error", "", False),
