@@ -66,9 +66,9 @@ def test_fewer_classes_of_digits_keep_split_and_names():
             build_dataset("digits", "", "val", num_classes=number)
 
 
-def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
+def test_digits_without_scikit_learn_name_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"pip install vil\[demo\]"):
+    with pytest.raises(DataError, match=r"pip install scikit-learn"):
         build_dataset("digits", "", "train")
 
 

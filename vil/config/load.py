@@ -27,6 +27,7 @@ from vil.config.yaml_source import (
     from_file,
     from_options,
 )
+from vil.utils.lookup import lookup
 
 log = logging.getLogger(__name__)
 
@@ -174,3 +175,14 @@ def _check(cfg: CfgNode, sources: Mapping[str, str]) -> None:
         if is_broken_by(*(values[key] for key in keys)):
             given = [f"{key} {values[key]!r} ({sources.get(key, 'default')})" for key in keys]
             raise ConfigError(f"{', '.join(given)}: {sentence}")
+    if cfg.EVAL.METRIC:
+        _check_metric(cfg, sources.get("EVAL.METRIC", "default"))
+
+
+def _check_metric(cfg: CfgNode, where: str) -> None:
+    """Raise ConfigError if the task's registry entry does not declare the metric EVAL.METRIC."""
+    metrics = registry("task")[cfg.TASK].facts.get("metrics", {})
+    try:
+        lookup(metrics, cfg.EVAL.METRIC, f"metric of TASK {cfg.TASK}")
+    except ValueError as error:
+        raise ConfigError(f"{where}: EVAL.METRIC: {error}") from None

@@ -35,6 +35,7 @@ class RunLogger:
         self.folder, self.enabled = folder, enabled
         self.bar = self.metrics = self.tensorboard = None
         self.drawn_time, self.last_error = 0.0, ""
+        self.said: set[str] = set()  # by `say_once`
         self.last_evaluation: dict[str, dict] = {}
         self.text = open(folder / "log.txt", "a", 1, **TEXT) if enabled else None  # noqa: SIM115
 
@@ -67,6 +68,12 @@ class RunLogger:
                 self.bar.console.out(line, highlight=False)
         else:
             echo(line)
+
+    def say_once(self, text: str) -> None:
+        """Like `say`, but only for the first of several equal texts."""
+        if text not in self.said:
+            self.said.add(text)
+            self.say(text)
 
     def tick(self, step: int) -> None:
         """Update the progress bar to a step."""

@@ -6,6 +6,7 @@ bit-identical to an uninterrupted one, even if it resumes in the middle of an ep
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -22,6 +23,7 @@ from vil.engine.checkpoint.save_load import TrainObjects, TrainState
 from vil.engine.distributed import all_reduce_sum, share_buffers, wrap
 from vil.engine.evaluation import autocast
 from vil.engine.fsdp import is_sharded, local
+from vil.engine.logger import RunLogger
 from vil.engine.meter import Meter
 from vil.engine.nonfinite import (
     BatchNormSnapshot,
@@ -140,7 +142,7 @@ def train(
                 share_buffers(evaluated_model)
                 results = task.evaluate(evaluated_model, guard.check_all_ranks)
                 run.log.evaluation(state.step, results)
-                value = next(iter(results.values()))[task.metric.name]  # of the first test set
+                value = metric_value(results, task.metric, run.log)
                 state = checkpoints.check_best(state).after_eval(
                     value, drop=drop_on_plateau > 0, higher_is_better=task.metric.higher_is_better
                 )
@@ -191,6 +193,17 @@ def train(
         raise
     finally:
         batches.close()
+
+
+def metric_value(results: dict[str, dict[str, Any]], metric: Metric, log: RunLogger) -> float:
+    """Return the value of the metric on the first test set. If it is missing or NaN, return NaN and
+    log why no checkpoint becomes the best one, once per run."""
+    name, metrics = next(iter(results.items()))
+    value = metrics.get(metric.name, math.nan)
+    if math.isnan(value):
+        what = "is NaN" if metric.name in metrics else f"is not among {', '.join(metrics)}"
+        log.say_once(f"WARNING {metric.name} of {name} {what}: this checkpoint cannot be the best")
+    return value
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:

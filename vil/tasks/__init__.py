@@ -9,6 +9,7 @@ hint        part of a message: how to write a config for the task
 commands    {command: one-line help} of the task's commands: "detect train", "detect check"
 spellings   {alias of a general command: example command lines}: `detect train` is `vil train`
 learned     config keys that are empty until the training data determine them
+metrics     {metric: (label, unit, higher is better)} that EVAL.METRIC may name, the default first
 formats     choices of `vil predict --format`, the default first
 flags       {flag of `vil predict`: config key that the flag sets}
 defaults    {config key: default value in `vil predict`}

@@ -26,11 +26,13 @@ from vil.engine.distributed import DistInfo, unwrap
 from vil.engine.evaluation import evaluating
 from vil.engine.loop import Loss, Metric
 from vil.report.html import Html
+from vil.tasks import task_entry
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.json_text import to_json
 from vil.utils.registry import Entry
 
 Datasets = Mapping[str, Dataset] | None
+Metrics = Mapping[str, tuple[str, str, bool]]  # {name: (label, unit, higher is better)}
 OutputFormat = Callable[[Iterable[Any], Sequence[str]], Iterator[str]]
 
 
@@ -46,6 +48,13 @@ class TaskReport(NamedTuple):
 
     cards: Sequence[tuple[str, str, str]] = ()
     sections: Sequence[Html] = ()
+
+
+def make_metric(metrics: Metrics, name: str = "") -> Metric:
+    """Return the metric `name` of those that a task's entry declares, by default the first."""
+    name = name or next(iter(metrics))
+    label, unit, higher_is_better = metrics[name]
+    return Metric(name, higher_is_better, label, unit)
 
 
 class Task:
@@ -183,6 +192,14 @@ class Task:
         """Return additional lines to print for a test set, such as a table of classes."""
         return []
 
+    def calibrate(self, model: nn.Module) -> dict[str, Any]:
+        """Fit the calibration of the model's probabilities on the first test set, and return it as
+        a dict for JSON. Returns {} if the task cannot be calibrated."""
+        return {}
+
+    def apply_calibration(self, calibration: Mapping[str, Any]) -> None:
+        """Apply a result of `calibrate` to all outputs from now on, or remove it if it is {}."""
+
     def draw_worst(self, name: str, count: int, folder: Path) -> list[Path]:
         """Draw the `count` images with the most errors of the test set `name` to files in `folder`.
 
@@ -248,6 +265,9 @@ class ConfigTask(Task):
         common = dict(device=device, amp_dtype=amp_dtype(cfg), memory_format=memory_format(cfg))
         super().__init__(**common, **settings)
         self.cfg = cfg
+        declared = task_entry(cfg).facts.get("metrics", {})
+        if declared and (cfg.EVAL.METRIC or not hasattr(self, "metric")):
+            self.metric = make_metric(declared, cfg.EVAL.METRIC)
 
     def train_loader(
         self, dist: DistInfo, *, bad_file: Path | None = None, dataset: Dataset | None = None

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from PIL import Image
@@ -21,6 +22,7 @@ from vil.tasks import task_for
 from vil.tasks.base import Task
 from vil.utils.errors import CheckpointError
 from vil.utils.global_state import preserve_global_state
+from vil.workflows.calibration import apply_stored
 from vil.workflows.configure import (
     Options,
     Overrides,
@@ -37,7 +39,8 @@ class InferenceModel:
 
     transform: function from an RGB PIL image to an input tensor of the model. classes: names of the
     classes that the model predicts. task: runs the model and decodes its outputs. report: text that
-    states which weight file was loaded, and how many weights were loaded or ignored.
+    states which weight file was loaded, how many weights were loaded or ignored, and which
+    calibration of the probabilities is applied.
     """
 
     model: nn.Module
@@ -93,27 +96,45 @@ def load_model(cfg: CfgNode, class_names: Sequence[str] = ()) -> InferenceModel:
     """
     refuse_random_weights(cfg)
     device = configure_device(cfg)
-    task, model, report = load_for_evaluation(cfg, device, DistInfo(), class_names)
+    task, model, report, calibration = load_for_evaluation(cfg, device, DistInfo(), class_names)
+    report = f"{report}; {calibration}" if calibration else report
     names = task.class_names or [str(number) for number in range(cfg.DATA.NUM_CLASSES)]
     task.class_names = names
     return InferenceModel(model.eval(), task.preprocess, names, task, report, cfg)
 
 
+class Loaded(NamedTuple):
+    """A task and a model with trained weights.
+
+    report: which weights were loaded. calibration: which stored calibration is applied, or "".
+    """
+
+    task: Task
+    model: nn.Module
+    report: str
+    calibration: str
+
+
 def load_for_evaluation(
-    cfg: CfgNode, device: torch.device, dist: DistInfo, class_names: Sequence[str] = ()
-) -> tuple[Task, nn.Module, str]:
+    cfg: CfgNode,
+    device: torch.device,
+    dist: DistInfo,
+    class_names: Sequence[str] = (),
+    *,
+    calibrated: bool = True,
+) -> Loaded:
     """Build the config's task and model, load the weights, and select attention backends.
 
     class_names: names of the classes that the weights were trained on, by default the names
-    recorded with the weights. Returns (task, model, report): the model is on the device, and the
-    report states which weights were loaded.
+    recorded with the weights. calibrated: apply the calibration that the weights' run has stored
+    for them, if any. The model is on the device.
     """
     task = task_for(cfg, device)
     task.class_names = list(class_names) or recorded_classes(cfg)
     model, report = build_with_weights(cfg, task)
     model = prepare_for_evaluation(cfg, task.inference_model(model), device)
     select_attention_backends(model, cfg, device, dist, training=False)
-    return task, model, report
+    return Loaded(task, model, report, apply_stored(cfg, task) if calibrated else "")
 
 
 def build_with_weights(cfg: CfgNode, task: Task) -> tuple[nn.Module, str]:

@@ -179,6 +179,7 @@ def run_training(
             steps_per_epoch=loader.steps_per_epoch,
             optimizer=optim.name,
             data=fingerprint(loader.samples.dataset),
+            metric=cfg.EVAL.METRIC,
         )
         objects = TrainObjects(model, optim.optimizer, optim.scaler, ema)
         kept = dict(dist=dist, say=say, allow_changes=cfg.RUN.ALLOW_CHANGES)

@@ -11,6 +11,7 @@ No state of a random generator is saved: the loop seeds torch's generators at ev
 step, rank). `state.pt` is read with weights_only=True, so it cannot contain code.
 """
 
+import math
 import platform
 import re
 import warnings
@@ -60,6 +61,7 @@ class TrainState:
     evaluated: int = 0  # the step of the last evaluation
     skipped: int = 0  # steps without an update: their loss or gradient was not finite
     data: str = ""  # fingerprint of the training samples; older checkpoints have none
+    metric: str = ""  # name of the metric that `best` is a value of; "": the task's default
 
     @property
     def epoch(self) -> int:
@@ -76,11 +78,13 @@ class TrainState:
     ) -> "TrainState":
         """Return the state after an evaluation with the metric `value`.
 
-        A better value becomes the new best. Without a new best, the number of learning-rate drops
-        increases by one if `drop` is set.
+        A better value becomes the new best, and NaN never does. Without a new best, the number of
+        learning-rate drops increases by one if `drop` is set.
         """
-        state = replace(self, evaluated=self.step)
-        if self.best is None or (value > self.best if higher_is_better else value < self.best):
+        state, best = replace(self, evaluated=self.step), self.best
+        if best is None or math.isnan(best):  # older versions saved a NaN
+            return state if math.isnan(value) else replace(state, best=value, best_step=self.step)
+        if value > best if higher_is_better else value < best:
             return replace(state, best=value, best_step=self.step)
         return replace(state, drops=self.drops + drop)
 
@@ -327,6 +331,10 @@ def resume(
                 "to this checkpoint, or set RUN.ALLOW_CHANGES True"
             )
         say(text)
+    if saved.metric != fresh.metric:
+        old, new = (state.metric or "the default metric" for state in (saved, fresh))
+        say(f"the best checkpoint is selected by {new} from here, was by {old}")
+        saved = replace(saved, best=None, best_step=None, metric=fresh.metric)
     for name in ("seed", "world"):
         if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
             say(f"{name} was {old} and is {new} now: results will not be bit-identical")
