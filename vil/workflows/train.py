@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 from vil.builders.attention_backend import select_attention_backends
 from vil.builders.device import configure_device, process_group
 from vil.builders.model import find_weights, prepare_for_training
-from vil.builders.optim import build_optimization
+from vil.builders.optim import build_optimization, check_optimizer
 from vil.config import dump
 from vil.config.defaults import leaves
 from vil.data.dataset import fingerprint
@@ -144,6 +144,7 @@ def run_training(
     max_steps: stop after this many steps. synthetic: {"train": dataset, "val": dataset}, used
     instead of the config's datasets.
     """
+    check_optimizer(cfg)
     folder = Path(cfg.OUTPUT_DIR)
     resuming = bool(checkpoints(folder / "checkpoints"))
     cfg = adopt_rules(cfg) if resuming else cfg
