@@ -50,7 +50,8 @@ class TrainResult:
     status: "finished", or "interrupted" if Ctrl-C stopped the run and its state was saved. step:
     number of training steps done. best: best value of the task's metric, reached at step
     `best_step`; None if there was no evaluation. model: the model after the last step, on its
-    device. metrics: {test set: {name: value}} of the last evaluation.
+    device. metrics: {test set: {name: value}} of the last evaluation. reason: why the run stopped
+    early (RUN.PATIENCE), else "".
     """
 
     status: str
@@ -60,6 +61,7 @@ class TrainResult:
     best_step: int | None
     model: nn.Module
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    reason: str = ""
 
     def history(self, split: str = "train") -> list[dict[str, Any]]:
         """Return the logged metrics of the run, a dict per logged step or evaluation. split:
@@ -203,6 +205,8 @@ def run_training(
                 set_progress=set_progress,
                 clip_grad=cfg.OPTIM.CLIP_GRAD,
                 accumulate=cfg.OPTIM.ACCUMULATE,
+                patience=cfg.RUN.PATIENCE,
+                min_delta=cfg.RUN.MIN_DELTA,
                 drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,
                 max_bad_steps=cfg.RUN.MAX_BAD_STEPS,
                 log_freq=cfg.LOG_FREQ,
@@ -217,7 +221,7 @@ def run_training(
             run.ended_by = stop
         best = (state.best, state.best_step)
         trained, last = distributed.unwrap(model), run.log.last_evaluation
-        return TrainResult(status, run.folder, state.step, *best, trained, last)
+        return TrainResult(status, run.folder, state.step, *best, trained, last, run.reason)
 
 
 def _build(

@@ -60,6 +60,8 @@ class TrainState:
     evaluated: int = 0  # the step of the last evaluation
     skipped: int = 0  # steps without an update: their loss or gradient was not finite
     data: str = ""  # fingerprint of the training samples; older checkpoints have none
+    stale: int = 0  # evaluations since one that improved by min_delta; older checkpoints: 0
+    improved: float | None = None  # the metric of that evaluation
 
     @property
     def epoch(self) -> int:
@@ -72,14 +74,23 @@ class TrainState:
         return self.step > 0 and self.step % self.steps_per_epoch == 0
 
     def after_eval(
-        self, value: float, *, drop: bool = False, higher_is_better: bool = True
+        self,
+        value: float,
+        *,
+        drop: bool = False,
+        higher_is_better: bool = True,
+        min_delta: float = 0.0,
     ) -> "TrainState":
         """Return the state after an evaluation with the metric `value`.
 
         A better value becomes the new best. Without a new best, the number of learning-rate drops
-        increases by one if `drop` is set.
+        increases by one if `drop` is set. For early stopping, a value counts as an improvement if
+        it is better than the last improvement by more than `min_delta`.
         """
-        state = replace(self, evaluated=self.step)
+        sign = 1 if higher_is_better else -1
+        state = replace(self, evaluated=self.step, stale=self.stale + 1)
+        if self.improved is None or sign * (value - self.improved) > min_delta:
+            state = replace(state, stale=0, improved=value)
         if self.best is None or (value > self.best if higher_is_better else value < self.best):
             return replace(state, best=value, best_step=self.step)
         return replace(state, drops=self.drops + drop)
