@@ -84,7 +84,8 @@ def report_lr(cfg: CfgNode) -> None:
     family = OPTIMIZERS.entry(name).facts.get("family")
     if why := explain_unusual_lr(lr.peak, family):
         is_default = float(KEYS["OPTIM.LR"].default) == cfg.OPTIM.LR
-        origin = ", the default" if is_default else f" ({lr.rule})" if lr.rule else ""
+        scaled = f" after scaling by {lr.rule}" if lr.rule else ""
+        origin = scaled or (", the default" if is_default else "")
         log.warning("OPTIM.LR is %g%s, for %s %s", lr.peak, origin, name, why)
 
 

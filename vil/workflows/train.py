@@ -88,6 +88,7 @@ def train(
     data: str | Path | None = None,
     resume: bool = False,
     imports: Sequence[str] = (),
+    preset: str | None = None,
 ) -> TrainResult:
     """Train a model from a config, and return the result.
 
@@ -97,6 +98,8 @@ def train(
     resume: continue from the newest checkpoint in `output_dir`, if any. The default of `config` is
     then the config saved in that folder.
     imports: Python files that register components.
+    preset: "finetune", "small_data" or "scratch": values for keys that neither `config` nor
+    `overrides` set. The files in configs/_presets_ give the reasons.
 
     Under torchrun, every process calls this function. Before returning, it restores the process's
     global state: seeds, threads, logging and signal handlers.
@@ -108,7 +111,8 @@ def train(
     if resume and config is None and output_dir is not None:
         saved = Path(output_dir, "config.yaml")
         config = saved if saved.is_file() else None
-    cfg = make_config(config, overrides, output_dir=output_dir, data=data, imports=imports)
+    own = dict(output_dir=output_dir, data=data, imports=imports, preset=preset)
+    cfg = make_config(config, overrides, **own)
     return train_config(cfg, resume=resume)
 
 
