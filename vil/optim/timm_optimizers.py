@@ -46,8 +46,7 @@ TENSORWISE = {
 }
 # {start of the location of a class outside of timm and torch: why it is refused}
 OTHER_PACKAGES = {
-    "bitsandbytes": "it needs bitsandbytes, whose quantized state vil cannot save and resume "
-    "exactly",
+    "bitsandbytes": "it needs bitsandbytes, whose state is not tested with exact resuming",
     "apex": "it needs NVIDIA's apex: use apex_adam or apex_lamb",
 }
 
