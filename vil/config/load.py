@@ -1,6 +1,6 @@
 """Merge all sources of settings into one checked and frozen config.
 
-Later sources override earlier ones: environment, base files, file, command line. yacs's
+Later sources override earlier ones: environment, preset, base files, file, command line. yacs's
 merge_from_list is not used: its errors have no location and do not suggest a similar key, and it
 accepts fewer types than `coerce`.
 """
@@ -16,6 +16,7 @@ from vil.config import defaults, legacy
 from vil.config.coercion import coerce, free, kind
 from vil.config.key_lookup import is_known, nearest
 from vil.config.plugins import run_imports
+from vil.config.presets import below, read_preset
 from vil.config.registries import registry
 from vil.config.yaml_source import (
     COMMAND_LINE,
@@ -48,6 +49,7 @@ def load_config(
     fallbacks: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
     imports: Sequence[str] = (),
+    preset: str | None = None,
 ) -> tuple[CfgNode, dict[str, str]]:
     """Return the frozen config, and {key: source of its value, such as file:line} for keys that are
     set.
@@ -56,16 +58,19 @@ def load_config(
     fallbacks: {key: value} from the environment, which all other sources override.
     flags: {key: value} that overrides all other sources.
     imports: Python files to run first. Files that the config file lists in IMPORTS also run.
+    preset: name of a preset, whose values the file and the options override.
     """
+    in_preset = read_preset(preset) if preset else []
     in_file = from_file(find(file)) if file else []
     recorded = [s for s in in_file if s.key == "IMPORTS"]
     imported = run_imports(
         imports, [(name, s.where) for s in recorded for name in _read(s, [""], "a list of files")]
     )
     defaults.declare_component_keys()
-    settings = [Setting(key, value, "environment") for key, value in (fallbacks or {}).items()]
-    settings += [setting for setting in in_file if setting.key != "IMPORTS"]
+    settings = [setting for setting in in_file if setting.key != "IMPORTS"]
     settings += _from_command_line(opts, flags)
+    outside = [Setting(key, value, "environment") for key, value in (fallbacks or {}).items()]
+    settings = [*outside, *below(in_preset, settings), *settings]
     cfg = defaults.tree()
     cfg.IMPORTS = tuple(imported)
     sources = _apply(cfg, settings)

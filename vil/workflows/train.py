@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 from vil.builders.attention_backend import select_attention_backends
 from vil.builders.device import configure_device, process_group
 from vil.builders.model import find_weights, prepare_for_training
-from vil.builders.optim import build_optimization
+from vil.builders.optim import build_optimization, check_optimizer
 from vil.config import dump, override
 from vil.config.defaults import leaves
 from vil.data.dataset import fingerprint
@@ -50,7 +50,8 @@ class TrainResult:
     status: "finished", or "interrupted" if Ctrl-C stopped the run and its state was saved. step:
     number of training steps done. best: best value of the task's metric, reached at step
     `best_step`; None if there was no evaluation. model: the model after the last step, on its
-    device. metrics: {test set: {name: value}} of the last evaluation.
+    device. metrics: {test set: {name: value}} of the last evaluation. reason: why the run stopped
+    early (RUN.PATIENCE), else "".
     """
 
     status: str
@@ -60,6 +61,7 @@ class TrainResult:
     best_step: int | None
     model: nn.Module
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    reason: str = ""
 
     def history(self, split: str = "train") -> list[dict[str, Any]]:
         """Return the logged metrics of the run, a dict per logged step or evaluation. split:
@@ -86,6 +88,7 @@ def train(
     data: str | Path | None = None,
     resume: bool = False,
     imports: Sequence[str] = (),
+    preset: str | None = None,
 ) -> TrainResult:
     """Train a model from a config, and return the result.
 
@@ -95,6 +98,8 @@ def train(
     resume: continue from the newest checkpoint in `output_dir`, if any. The default of `config` is
     then the config saved in that folder.
     imports: Python files that register components.
+    preset: "finetune", "small_data" or "scratch": values for keys that neither `config` nor
+    `overrides` set. The files in configs/_presets_ give the reasons.
 
     Under torchrun, every process calls this function. Before returning, it restores the process's
     global state: seeds, threads, logging and signal handlers.
@@ -106,7 +111,8 @@ def train(
     if resume and config is None and output_dir is not None:
         saved = Path(output_dir, "config.yaml")
         config = saved if saved.is_file() else None
-    cfg = make_config(config, overrides, output_dir=output_dir, data=data, imports=imports)
+    own = dict(output_dir=output_dir, data=data, imports=imports, preset=preset)
+    cfg = make_config(config, overrides, **own)
     return train_config(cfg, resume=resume)
 
 
@@ -144,6 +150,7 @@ def run_training(
     max_steps: stop after this many steps. synthetic: {"train": dataset, "val": dataset}, used
     instead of the config's datasets.
     """
+    check_optimizer(cfg)
     folder = Path(cfg.OUTPUT_DIR)
     resuming = bool(checkpoints(folder / "checkpoints"))
     cfg = adopt_rules(cfg) if resuming else cfg
@@ -204,6 +211,8 @@ def run_training(
                 set_progress=set_progress,
                 clip_grad=cfg.OPTIM.CLIP_GRAD,
                 accumulate=cfg.OPTIM.ACCUMULATE,
+                patience=cfg.RUN.PATIENCE,
+                min_delta=cfg.RUN.MIN_DELTA,
                 drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,
                 max_bad_steps=cfg.RUN.MAX_BAD_STEPS,
                 log_freq=cfg.LOG_FREQ,
@@ -218,7 +227,7 @@ def run_training(
             run.ended_by = stop
         best = (state.best, state.best_step)
         trained, last = distributed.unwrap(model), run.log.last_evaluation
-        return TrainResult(status, run.folder, state.step, *best, trained, last)
+        return TrainResult(status, run.folder, state.step, *best, trained, last, run.reason)
 
 
 def _build(

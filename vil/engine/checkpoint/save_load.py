@@ -62,6 +62,8 @@ class TrainState:
     skipped: int = 0  # steps without an update: their loss or gradient was not finite
     data: str = ""  # fingerprint of the training samples; older checkpoints have none
     metric: str = ""  # name of the metric that `best` is a value of; "": the task's default
+    stale: int = 0  # evaluations since one that improved by min_delta; older checkpoints: 0
+    improved: float | None = None  # the metric of that evaluation
 
     @property
     def epoch(self) -> int:
@@ -74,17 +76,31 @@ class TrainState:
         return self.step > 0 and self.step % self.steps_per_epoch == 0
 
     def after_eval(
-        self, value: float, *, drop: bool = False, higher_is_better: bool = True
+        self,
+        value: float,
+        *,
+        drop: bool = False,
+        higher_is_better: bool = True,
+        min_delta: float = 0.0,
     ) -> "TrainState":
         """Return the state after an evaluation with the metric `value`.
 
         A better value becomes the new best, and NaN never does. Without a new best, the number of
-        learning-rate drops increases by one if `drop` is set.
+        learning-rate drops increases by one if `drop` is set. For early stopping, a value counts as
+        an improvement if it is better than the last improvement by more than `min_delta`.
         """
-        state, best = replace(self, evaluated=self.step), self.best
-        if best is None or math.isnan(best):  # older versions saved a NaN
-            return state if math.isnan(value) else replace(state, best=value, best_step=self.step)
-        if value > best if higher_is_better else value < best:
+        sign = 1 if higher_is_better else -1
+
+        def gain(past: float | None) -> float:  # older versions saved a NaN
+            is_first = past is None or math.isnan(past)
+            return math.inf if is_first else sign * (value - past)
+
+        state = replace(self, evaluated=self.step, stale=self.stale + 1)
+        if math.isnan(value):
+            return state if self.best is None else replace(state, drops=self.drops + drop)
+        if gain(self.improved) > min_delta:
+            state = replace(state, stale=0, improved=value)
+        if gain(self.best) > 0:
             return replace(state, best=value, best_step=self.step)
         return replace(state, drops=self.drops + drop)
 
