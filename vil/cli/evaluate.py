@@ -2,6 +2,7 @@
 
   vil evaluate --run runs/nano                    the best checkpoint, with the run's own config
   vil evaluate --run runs/nano --checkpoint last
+  vil evaluate --run runs/nano --part val         the sets in DATA.VAL instead of DATA.TEST
   vil evaluate --config-file imagenet/vil_small.yaml --data DIR MODEL.MODEL_PATH best.pth
   vil evaluate --run runs/nano OUTPUT_PERCLASS_ACC True
   vil evaluate MODEL.MODEL_PATH nano.safetensors DATA.TEST digits       a file of vil convert
@@ -37,28 +38,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "draw the N images of each test set with the most errors (0); detectors only"
     parser.add_argument("--pictures", type=at_least(0), default=0, metavar="N", help=text)
 
+    text = (
+        "test: the sets in DATA.TEST (default); val: those in DATA.VAL, which selected the weights"
+    )
+    parser.add_argument("--part", default="test", choices=["test", "val"], help=text)
+
 
 def run(args: argparse.Namespace) -> int:
     cfg, class_names = with_weights(args)
-    return evaluate(cfg, class_names, args.pictures)
+    return evaluate(cfg, class_names, args.pictures, args.part)
 
 
-def evaluate(cfg: CfgNode, class_names: Sequence[str] = (), num_worst: int = 0) -> int:
+def evaluate(
+    cfg: CfgNode, class_names: Sequence[str] = (), num_worst: int = 0, part: str = "test"
+) -> int:
     """Evaluate the weights that a config names, and print the metrics. Returns the exit code.
 
     class_names: names of the classes that the weights were trained on. num_worst: draw this many
-    images of each test set, those with the most errors.
+    images of each test set, those with the most errors. part: "test" for the sets in DATA.TEST,
+    "val" for those in DATA.VAL.
     """
     from vil.utils.metric_format import format_pairs
     from vil.workflows.evaluate import evaluate_config
 
-    result = evaluate_config(cfg, class_names, num_worst=num_worst)
+    result = evaluate_config(cfg, class_names, num_worst=num_worst, part=part)
+    label = part if cfg.DATA.VAL else "val"
     if result.folder is None:  # of rank 0 alone
         return 0
     print(result.report)
     for name, metrics in result.metrics.items():
         shown = {key: value for key, value in metrics.items() if key != "per_class"}
-        print(f"val set {name} {format_pairs(shown)}")
+        print(f"{label} set {name} {format_pairs(shown)}")
         for line in result.lines[name]:
             print(line)
     for images in result.images.values():
