@@ -10,7 +10,7 @@ from yacs.config import CfgNode
 from vil.builders.device import configure_device, process_group
 from vil.data.workers import worker_errors
 from vil.engine.distributed import DistInfo
-from vil.tasks import refuse_without
+from vil.tasks import refuse_without, with_num_classes
 from vil.tasks.base import Task
 from vil.utils.atomic_write import replace_text
 from vil.utils.errors import ConfigError, os_error_as
@@ -79,6 +79,7 @@ def evaluate_config(
     """
     refuse_random_weights(cfg)
     lookup(dict.fromkeys(PARTS), part, "part")
+    cfg = with_num_classes(cfg)
     if num_worst:
         refuse_without(cfg, "evaluate --pictures")
     with preserve_global_state():

@@ -31,7 +31,7 @@ from vil.engine.run_dir import RunDir
 from vil.layers.attention import set_progress
 from vil.report.curves import draw
 from vil.report.run_record import RunRecord, metrics
-from vil.tasks import task_for
+from vil.tasks import task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.utils.console import echo_error
 from vil.utils.errors import CheckpointError, ConfigError, RunInUseError, StoppedError
@@ -149,6 +149,7 @@ def run_training(
     """
     folder = Path(cfg.OUTPUT_DIR)
     resuming = bool(checkpoints(folder / "checkpoints"))
+    cfg = with_num_classes(cfg)
     cfg = adopt_rules(cfg) if resuming else cfg
     changes = check_changes(cfg) if resuming else []
     with ExitStack() as stack:
