@@ -139,7 +139,7 @@ class Task:
 
     def check_data(self) -> None:
         """Open the config's datasets. Raises ConfigError or DataError if they are invalid."""
-        self.train_loader(DistInfo())
+        self.class_names = self.train_loader(DistInfo()).classes
         self.test_loaders(DistInfo())
 
     # ---- called by the training loop and by evaluation

@@ -159,6 +159,8 @@ class ConfigImageTask(ConfigTask, ImageTask):
                 own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
             if "target_type" in taken:
                 own["target_type"] = self.target_type
+            if "all_rows" in taken and name not in cfg.DATA.TRAIN:
+                own.setdefault("all_rows", True)  # a file for this split alone
             dataset = build_dataset(name, cfg.DATA.PATH, split, transform, **own)
         if dataset.target_type != self.target_type:
             raise DataError(
