@@ -51,7 +51,7 @@ class Table(ImageDataset):
         label_columns: Sequence[str] = (),
         separator: str = "|",
         text_labels: bool = False,
-        images: str = "",
+        images: str = ".",
         all_rows: bool = False,
         target_type: str = "class",
         extra_roots: Sequence[str] = (),
