@@ -114,7 +114,7 @@ def run_line(commands: Commands, words: list[str], place: Path) -> None:
 
 def write_files(place: Path) -> None:
     """Write what the commands name: runs, weights, images, annotations, configs."""
-    for name in ("runs/nano", "runs/photos"):
+    for name in ("runs/nano", "runs/photos", "runs/nested"):
         copy_old("classifier", place / name)
     copy_old("detector", place / "runs/scenes")
     for folder, count in (("photos/train", 8), ("photos/val", 2)):
@@ -122,6 +122,8 @@ def write_files(place: Path) -> None:
             path = place / folder / f"class{number % 3}" / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (40, 36), (80 * (number % 3), number, 50)).save(path)
+    rows = [f"train/class{n % 3}/{n}.png,kind {n % 3}" for n in range(24)]
+    (place / "photos/labels.csv").write_text("\n".join(["path,label", *rows]))
     shutil.copytree(place / "photos", place / "pictures")
     photo = Image.open(FOLDER / "three.png")
     for name in ("photo.jpg", "photo.png", "data/scenes1/val/1.png", "mine/train/1.png"):

@@ -30,8 +30,10 @@ def root(tmp_path):
 def test_unknown_names_get_a_suggestion():
     with pytest.raises(ValueError, match="did you mean 'digits'"):
         build_dataset("digit", "", "train")
-    with pytest.raises(ValueError, match="train, val"):
-        build_dataset("fake", "", "test")
+    with pytest.raises(ValueError, match="train, val, test"):
+        build_dataset("fake", "", "tset")
+    with pytest.raises(DataError, match="Digits has no test split, only train and val"):
+        build_dataset("digits", "", "test")
 
 
 def test_digits_split_is_disjoint_complete_and_balanced():

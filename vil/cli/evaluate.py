@@ -2,6 +2,7 @@
 
   vil evaluate --run runs/nano                    the best checkpoint, with the run's own config
   vil evaluate --run runs/nano --checkpoint last
+  vil evaluate --run runs/nano --part val         the sets in DATA.VAL instead of DATA.TEST
   vil evaluate --config-file imagenet/vil_small.yaml --data DIR MODEL.MODEL_PATH best.pth
   vil evaluate --run runs/nano OUTPUT_PERCLASS_ACC True
   vil evaluate MODEL.MODEL_PATH nano.safetensors DATA.TEST digits       a file of vil convert
@@ -50,10 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calibrate", action="store_true", help=about)
     parser.add_argument("--pictures", type=at_least(0), default=0, metavar="N", help=text)
 
+    text = (
+        "test: the sets in DATA.TEST (default); val: those in DATA.VAL, which selected the weights"
+    )
+    parser.add_argument("--part", default="test", choices=["test", "val"], help=text)
+
 
 def run(args: argparse.Namespace) -> int:
     cfg, class_names = with_weights(args)
-    return evaluate(cfg, class_names, args.pictures, calibrate=args.calibrate)
+    options = dict(part=args.part, calibrate=args.calibrate)
+    return evaluate(cfg, class_names, args.pictures, **options)
 
 
 def evaluate(
@@ -61,17 +68,21 @@ def evaluate(
     class_names: Sequence[str] = (),
     num_worst: int = 0,
     *,
+    part: str = "test",
     calibrate: bool = False,
 ) -> int:
     """Evaluate the weights that a config names, and print the metrics. Returns the exit code.
 
     class_names: names of the classes that the weights were trained on. num_worst: draw this many
-    images of each test set, those with the most errors. calibrate: fit a temperature first.
+    images of each test set, those with the most errors. part: "test" for the sets in DATA.TEST,
+    "val" for those in DATA.VAL. calibrate: calibrate the probabilities first.
     """
     from vil.utils.metric_format import format_pairs
     from vil.workflows.evaluate import evaluate_config
 
-    result = evaluate_config(cfg, class_names, num_worst=num_worst, calibrate=calibrate)
+    options = dict(num_worst=num_worst, part=part, calibrate=calibrate)
+    result = evaluate_config(cfg, class_names, **options)
+    label = part if cfg.DATA.VAL else "val"
     if result.folder is None:  # of rank 0 alone
         return 0
     print(result.report)
@@ -79,7 +90,7 @@ def evaluate(
         print(line, file=sys.stdout if calibrate else sys.stderr)
     for name, metrics in result.metrics.items():
         shown = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
-        print(f"val set {name} {format_pairs(shown)}")
+        print(f"{label} set {name} {format_pairs(shown)}")
         for line in result.lines[name]:
             print(line)
     for images in result.images.values():

@@ -104,11 +104,11 @@ def diff(cfg: CfgNode, other: CfgNode) -> dict[str, tuple[Any, Any]]:
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _read(setting: Setting, default: Any, wanted: str) -> Any:
+def _read(setting: Setting, default: Any, wanted: str, element: Any = 0.0) -> Any:
     """Return the value of a setting, converted to the type of `default`. Raises ConfigError if the
-    value has another type; `wanted` describes the type for the message."""
+    value has another type; `wanted` describes the type for the message. element: see `coerce`."""
     try:
-        return coerce(setting.value, default)
+        return coerce(setting.value, default, element)
     except ValueError:
         key, value, where = setting
         raise ConfigError(f"{where}: {key}: expected {wanted}, got {value!r:.80}") from None
@@ -147,9 +147,11 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
         raise ConfigError(f"{where}: {key}: unknown key{did_you_mean(nearest(key))}")
     elif key not in defaults.KEYS:
         value = free(value)
+    elif value in (declared := defaults.KEYS[key]).words:
+        value = str(value)
     else:
-        default = defaults.KEYS[key].default
-        value = _read(setting, default, kind(default))
+        wanted = " or ".join((kind(declared.default, declared.element), *declared.words))
+        value = _read(setting, declared.default, wanted, declared.element)
     defaults.value_at(cfg, section)[name] = value
 
 

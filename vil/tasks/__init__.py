@@ -21,7 +21,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from vil.tasks import classification, detection, multilabel, regression
-from vil.utils.errors import ConfigError
+from vil.utils.errors import ConfigError, DataError
 from vil.utils.registry import Entry, Registry
 
 TASKS = Registry("task", check="vil.tasks.base:check_task")
@@ -48,8 +48,35 @@ def task_entry(cfg: CfgNode) -> Entry:
 
 
 def task_for(cfg: CfgNode, device) -> "Task":  # noqa: F821 - vil.tasks.base needs torch
-    """Build the task that a config selects, as task_class(cfg, device)."""
+    """Build the task that a config selects, as task_class(cfg, device). Raises ConfigError if
+    DATA.NUM_CLASSES is auto; `with_num_classes` replaces it by a number."""
+    if cfg.DATA.NUM_CLASSES == "auto":
+        raise ConfigError(
+            "DATA.NUM_CLASSES auto is the number of classes of the training set, which is not "
+            "read here: set a number"
+        )
     return task_entry(cfg).load()(cfg, device)
+
+
+def with_num_classes(cfg: CfgNode) -> CfgNode:
+    """Return the config with the number of classes of its training set, if DATA.NUM_CLASSES is
+    auto. Raises ConfigError or DataError if the training set cannot be opened."""
+    if cfg.DATA.NUM_CLASSES != "auto":
+        return cfg
+    import torch
+
+    from vil.config import override
+
+    task = task_entry(cfg).load()(cfg, torch.device("cpu"))
+    if not hasattr(task, "open_train_set"):
+        raise ConfigError(
+            f"DATA.NUM_CLASSES auto: the task {cfg.TASK} cannot count classes: set a number"
+        )
+    try:
+        classes = task.open_train_set().classes
+    except DataError as error:
+        raise DataError(f"DATA.NUM_CLASSES auto: set a number, or the data: {error}") from error
+    return override(cfg, [f"DATA.NUM_CLASSES={len(classes)}"])
 
 
 def refuse_without(cfg: CfgNode, workflow: str) -> None:

@@ -124,12 +124,19 @@ class Task:
         raise NotImplementedError
 
     def test_loaders(
-        self, dist: DistInfo, *, bad_file: Path | None = None, datasets: Datasets = None
+        self,
+        dist: DistInfo,
+        *,
+        bad_file: Path | None = None,
+        datasets: Datasets = None,
+        part: str = "val",
     ) -> dict[str, EvalLoader]:
         """Build this rank's loader of each test set, and return {name: loader}.
 
         The loaders are also stored in `test_sets`. bad_file: file to which the names of unreadable
         images are appended. datasets: {name: dataset}, used instead of the config's test sets.
+        part: "val" for the sets that select the best checkpoint, which are DATA.VAL or, if it is
+        empty, DATA.TEST; "test" for DATA.TEST.
         """
         raise NotImplementedError
 
@@ -143,7 +150,7 @@ class Task:
 
     def check_data(self) -> None:
         """Open the config's datasets. Raises ConfigError or DataError if they are invalid."""
-        self.train_loader(DistInfo())
+        self.class_names = self.train_loader(DistInfo()).classes
         self.test_loaders(DistInfo())
 
     # ---- called by the training loop and by evaluation
@@ -249,19 +256,30 @@ class Task:
         raise NotImplementedError
 
 
+SPLIT_KEYS = ("VAL", "VAL_FRACTION", "TEST_FRACTION", "FOLDS")  # of the section DATA
+
+
 class ConfigTask(Task):
     """Base class of tasks that take settings and data loaders from a config.
 
     A subclass defines open_train_set() and open_test_set(name), which return datasets, and
     own_arguments(name), which returns the names of the DATA.KWARGS that the dataset `name` accepts.
+    If it has_splits, open_test_set takes the split to open, "val" or "test", as a second argument.
 
+    has_splits: whether the task supports the config keys in SPLIT_KEYS.
     max_eval_batch: the largest batch in evaluation. The batches, and so all metrics, are then the
     same for any number of ranks. If it is None, the ranks divide a batch of DATALOADER.BSZ.
     """
 
     max_eval_batch: int | None = None
+    has_splits = False
 
     def __init__(self, cfg: CfgNode, device: torch.device, **settings: Any):
+        if not self.has_splits and (used := [key for key in SPLIT_KEYS if cfg.DATA[key]]):
+            raise ConfigError(
+                f"TASK {cfg.TASK} evaluates the sets in DATA.TEST as they are, and has no "
+                f"{' and '.join(f'DATA.{key}' for key in used)}: leave it out"
+            )
         common = dict(device=device, amp_dtype=amp_dtype(cfg), memory_format=memory_format(cfg))
         super().__init__(**common, **settings)
         self.cfg = cfg
@@ -282,6 +300,11 @@ class ConfigTask(Task):
 
         return data.build_train_loader(self.cfg, dist, self.device, open_dataset, bad_file)
 
+    def check_data(self) -> None:
+        super().check_data()
+        if self.cfg.DATA.VAL:
+            self.test_loaders(DistInfo(), part="test")
+
     def _check(self, dataset: Any, name: str, *, match: bool = True) -> None:
         """Read one image of a dataset, and reorder its classes to match those of the model.
 
@@ -298,18 +321,25 @@ class ConfigTask(Task):
 
     @as_config_error
     def test_loaders(
-        self, dist: DistInfo, *, bad_file: Path | None = None, datasets: Datasets = None
+        self,
+        dist: DistInfo,
+        *,
+        bad_file: Path | None = None,
+        datasets: Datasets = None,
+        part: str = "val",
     ) -> dict[str, EvalLoader]:
         cfg = self.cfg
         if datasets is None:
             data.check_dataset_arguments(cfg, self.own_arguments)
+        key = "VAL" if part == "val" and cfg.DATA.VAL else "TEST"
+        split = ["test"] if key == "TEST" and cfg.DATA.VAL else []
 
         def open_dataset(name: str) -> Dataset:
-            opened = self.open_test_set(name)
+            opened = self.open_test_set(name, *split)
             self._check(opened, name)
             return opened
 
-        options = dict(datasets=datasets, max_batch=self.max_eval_batch)
+        options = dict(datasets=datasets, max_batch=self.max_eval_batch, key=key)
         self.test_sets = data.build_test_loaders(
             cfg, dist, self.device, open_dataset, bad_file, **options
         )

@@ -17,10 +17,12 @@ from yacs.config import CfgNode
 from vil.builders import data
 from vil.builders.cost import model_cost
 from vil.builders.model import build_network
+from vil.builders.splits import derived_splits, split_indices
 from vil.data import build_dataset, is_numbered, own_arguments
 from vil.data.classes import match_classes
 from vil.data.dataset import ImageDataset
 from vil.data.datasets.concat import ConcatImageDataset
+from vil.data.datasets.subset import Subset
 from vil.data.loader import TrainLoader
 from vil.data.transforms import eval_transform, train_transform
 from vil.engine.distributed import DistInfo, all_reduce_max, gather_objects
@@ -107,6 +109,7 @@ class ConfigImageTask(ConfigTask, ImageTask):
     """
 
     target_type = "class"
+    has_splits = True
     max_eval_batch = MAX_EVAL_BATCH
     own_arguments = staticmethod(own_arguments)
     cost = staticmethod(model_cost)
@@ -114,6 +117,7 @@ class ConfigImageTask(ConfigTask, ImageTask):
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device, **settings: Any):
         super().__init__(cfg, device, transform=build_eval_transform(cfg), **settings)
+        self._parts: dict[str, dict[str, np.ndarray]] = {}  # {dataset: {split: indices}}
 
     def train_loader(self, dist: DistInfo, **options: Any) -> TrainLoader:
         loader = super().train_loader(dist, **options)
@@ -143,7 +147,7 @@ class ConfigImageTask(ConfigTask, ImageTask):
 
     def open_train_set(self) -> ImageDataset:
         names, transform = self.cfg.DATA.TRAIN, build_train_transform(self.cfg)
-        sets = [self._open(name, "train", transform) for name in names]
+        sets = [self._open_part(name, "train", transform) for name in names]
         for name, other in zip(names[1:], sets[1:]):
             by_position = self.cfg.DATA.CLASSES == "by_position"
             match_classes(other, sets[0].classes, name, by_position=by_position)
@@ -151,19 +155,32 @@ class ConfigImageTask(ConfigTask, ImageTask):
         data.check_num_classes(self.cfg, dataset, ", ".join(names))
         return dataset
 
-    def open_test_set(self, name: str) -> ImageDataset:
-        dataset = self._open(name, "val", self.transform)
+    def open_test_set(self, name: str, split: str = "val") -> ImageDataset:
+        dataset = self._open_part(name, split, self.transform)
         if not self.cfg.DATA.TARGETMAP:
             data.check_num_classes(self.cfg, dataset, name)
         return dataset
 
+    def _open_part(self, name: str, split: str, transform: Callable) -> ImageDataset:
+        """Open a split of the dataset `name`: its own, or a part of its training split, if the
+        config keys of splits demand this."""
+        if split not in derived_splits(self.cfg, name):
+            return self._open(name, split, transform)
+        dataset = self._open(name, "train", transform)
+        if name not in self._parts:
+            self._parts[name] = split_indices(self.cfg, name, dataset)
+        return Subset(dataset, self._parts[name][split], split)
+
     def _open(self, name: str, split: str, transform: Callable) -> ImageDataset:
         cfg, taken = self.cfg, self.own_arguments(name)
         with data.dataset_arguments(cfg, name, taken) as own:
-            if is_numbered(name) and not (split == "val" and cfg.DATA.TARGETMAP):
+            is_mapped = split != "train" and cfg.DATA.TARGETMAP
+            if is_numbered(name) and cfg.DATA.NUM_CLASSES != "auto" and not is_mapped:
                 own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
             if "target_type" in taken:
                 own["target_type"] = self.target_type
+            if "all_rows" in taken and name not in cfg.DATA.TRAIN:
+                own.setdefault("all_rows", True)  # a file for this split alone
             dataset = build_dataset(name, cfg.DATA.PATH, split, transform, **own)
         if dataset.target_type != self.target_type:
             raise DataError(

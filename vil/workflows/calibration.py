@@ -97,7 +97,7 @@ def calibrate(cfg: CfgNode, task: Task, model: nn.Module, dist: DistInfo) -> lis
     `check` does.
     """
     checkpoint = check(cfg)
-    loaders = task.test_loaders(dist)  # those of the validation part
+    loaders = task.test_loaders(dist, **({"part": "val"} if cfg.DATA.VAL else {}))
     name = next(iter(loaders))
     task.test_sets = {name: loaders[name]}
     before = task.evaluate(model)[name]

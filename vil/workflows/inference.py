@@ -18,7 +18,7 @@ from vil.engine.distributed import DistInfo
 from vil.models.registry import ARCHS
 from vil.pretrained.catalog import DIGITS, get_model_weights
 from vil.pretrained.state_dict_io import read_metadata
-from vil.tasks import task_for
+from vil.tasks import task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.utils.errors import CheckpointError
 from vil.utils.global_state import preserve_global_state
@@ -95,6 +95,7 @@ def load_model(cfg: CfgNode, class_names: Sequence[str] = ()) -> InferenceModel:
     model or its head would keep random weights.
     """
     refuse_random_weights(cfg)
+    cfg = with_num_classes(cfg)
     device = configure_device(cfg)
     task, model, report, calibration = load_for_evaluation(cfg, device, DistInfo(), class_names)
     report = f"{report}; {calibration}" if calibration else report

@@ -31,12 +31,13 @@ from vil.engine.run_dir import RunDir
 from vil.layers.attention import set_progress
 from vil.report.curves import draw
 from vil.report.run_record import RunRecord, metrics
-from vil.tasks import task_for
+from vil.tasks import task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.utils.console import echo_error
 from vil.utils.errors import CheckpointError, ConfigError, RunInUseError, StoppedError
 from vil.utils.global_state import preserve_global_state
 from vil.workflows.configure import Overrides, make_config, read_class_names
+from vil.workflows.final_test import evaluate_best
 from vil.workflows.log_forwarding import forward_logs
 from vil.workflows.resume_checks import adopt_rules, check_changes, config_to_keep
 
@@ -51,7 +52,8 @@ class TrainResult:
     number of training steps done. best: best value of the task's metric, reached at step
     `best_step`; None if there was no evaluation. model: the model after the last step, on its
     device. metrics: {test set: {name: value}} of the last evaluation. reason: why the run stopped
-    early (RUN.PATIENCE), else "".
+    early (RUN.PATIENCE), else "". test_metrics: the metrics of the best checkpoint on DATA.TEST, if
+    DATA.VAL is set and the run is finished, else {}.
     """
 
     status: str
@@ -62,10 +64,11 @@ class TrainResult:
     model: nn.Module
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     reason: str = ""
+    test_metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def history(self, split: str = "train") -> list[dict[str, Any]]:
         """Return the logged metrics of the run, a dict per logged step or evaluation. split:
-        "train" or "val/<test set>"."""
+        "train", "val/<set>" or "test/<set>"."""
         points = metrics(self.run_dir / "metrics.jsonl")
         return [point for point in points if point["split"] == split]
 
@@ -153,6 +156,7 @@ def run_training(
     check_optimizer(cfg)
     folder = Path(cfg.OUTPUT_DIR)
     resuming = bool(checkpoints(folder / "checkpoints"))
+    cfg = with_num_classes(cfg)
     cfg = adopt_rules(cfg) if resuming else cfg
     changes = check_changes(cfg) if resuming else []
     with ExitStack() as stack:
@@ -195,9 +199,10 @@ def run_training(
             log.warning(line)
         kept = dict(folder=folder, resuming=resuming, say=say)
         select_attention_backends(model, cfg, device, dist, training=True, **kept)
-        run.write("config.yaml", dump(config_to_keep(cfg, distributed.unwrap(model))))
+        kept_cfg = config_to_keep(cfg, distributed.unwrap(model))
+        run.write("config.yaml", dump(kept_cfg))
         run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
-        status = "finished"
+        status, tests = "finished", {}
         try:
             state = train_loop(
                 task,
@@ -220,14 +225,17 @@ def run_training(
                 max_steps=max_steps,
                 draw=draw,
             )
+            if cfg.DATA.VAL and max_steps is None:
+                tests = evaluate_best(kept_cfg, loader.classes, run, between=guard.check_all_ranks)
         except StoppedError as stop:
             if stop.state != "interrupted":
                 raise
-            status, state = "interrupted", stop.train_state
+            status, state = "interrupted", stop.train_state or state
             run.ended_by = stop
         best = (state.best, state.best_step)
         trained, last = distributed.unwrap(model), run.log.last_evaluation
-        return TrainResult(status, run.folder, state.step, *best, trained, last, run.reason)
+        last = (last, run.reason, tests)
+        return TrainResult(status, run.folder, state.step, *best, trained, *last)
 
 
 def _build(
