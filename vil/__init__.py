@@ -14,6 +14,7 @@ _HOMES = {
     "evaluate": "vil.workflows.evaluate",
     "load_for_inference": "vil.workflows.inference",
     "predict": "vil.workflows.predict",
+    "predict_out_of_fold": "vil.workflows.out_of_fold",
     "sweep": "vil.workflows.sweep",
     "train": "vil.workflows.train",
     "build_attention": "vil.layers.attention",

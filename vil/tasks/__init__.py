@@ -9,6 +9,7 @@ hint        part of a message: how to write a config for the task
 commands    {command: one-line help} of the task's commands: "detect train", "detect check"
 spellings   {alias of a general command: example command lines}: `detect train` is `vil train`
 formats     choices of `vil predict --format`, the default first
+complete    those of `formats` that need every class, so that --top and --threshold do not apply
 flags       {flag of `vil predict`: config key that the flag sets}
 defaults    {config key: default value in `vil predict`}
 lacks       {workflow: why the task does not support it}
@@ -46,6 +47,17 @@ def task_entry(cfg: CfgNode) -> Entry:
 def task_for(cfg: CfgNode, device) -> "Task":  # noqa: F821 - vil.tasks.base needs torch
     """Build the task that a config selects, as task_class(cfg, device)."""
     return task_entry(cfg).load()(cfg, device)
+
+
+def refuse_unless_defined(cfg: CfgNode, attribute: str, why: str) -> None:
+    """Raise ConfigError unless the config's task defines an attribute that `Task` has no usable
+    default of, such as "average_outputs". why: what the task lacks, for the message."""
+    from vil.tasks.base import Task
+
+    entry = task_entry(cfg)
+    missing = object()
+    if getattr(entry.load(), attribute, missing) is getattr(Task, attribute, missing):
+        raise ConfigError(f"this config is for a {entry.facts.get('noun', entry.name)}: {why}")
 
 
 def refuse_without(cfg: CfgNode, workflow: str) -> None:

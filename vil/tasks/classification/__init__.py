@@ -16,7 +16,8 @@ ENTRY = dict(
     home="vil.tasks.classification.build:Classification",
     about="one class per image",
     noun="classifier",
-    formats=("table", "json", "csv"),
+    formats=("table", "json", "csv", "probabilities"),
+    complete=("probabilities",),
     lacks={"evaluate --pictures": "--pictures supports only detectors; use vil report"},
 )
 

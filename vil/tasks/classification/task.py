@@ -44,11 +44,12 @@ class ClassificationTask(ImageTask):
     batch with soft targets. per_class: also count correct predictions per class in evaluation.
     class_mapping: {name of a test set: bool (K, C)}, which of the K model classes and C test
     classes mean the same, see `score_by_mapping`. top: number of classes per prediction; None for
-    all.
+    all. threshold: smallest probability of a class in a prediction.
     """
 
     metric = Metric("top1", label="top-1", unit="%")
     output_formats = FORMATS
+    threshold = 0.0
 
     def __init__(
         self,
@@ -60,13 +61,14 @@ class ClassificationTask(ImageTask):
         per_class: bool = False,
         class_mapping: Mapping[str, Tensor] | None = None,
         top: int | None = 5,
+        threshold: float = 0.0,
         **common: Any,
     ):
         super().__init__(**common)
         self.num_classes = num_classes
         self.criterion, self.label_smoothing, self.mix = loss, label_smoothing, mix
         self.per_class = per_class
-        self.top = top
+        self.top, self.threshold = top, threshold
         self.set_class_mapping(class_mapping or {})
 
     def set_class_mapping(self, class_mapping: Mapping[str, Tensor]) -> None:
@@ -166,12 +168,14 @@ class ClassificationTask(ImageTask):
         return super().run(model, inputs).softmax(dim=-1)
 
     def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:
-        """Convert class probabilities (B, K) to the `top` most probable classes of each image."""
+        """Convert class probabilities (B, K) to the `top` most probable classes of each image,
+        without those whose probability is below `threshold`."""
         # stable: equal probabilities keep the order of classes on every device
         ranked = output.sort(descending=True, stable=True)
+        least = self.threshold
         columns = ranked.indices[:, : self.top].tolist(), ranked.values[:, : self.top].tolist()
         return [
-            Prediction(meta.name, list(zip(indices, probabilities)))
+            Prediction(meta.name, [(i, p) for i, p in zip(indices, probabilities) if not p < least])
             for meta, indices, probabilities in zip(metas, *columns)
         ]
 
