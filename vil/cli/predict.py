@@ -36,7 +36,7 @@ scores.
 image, crops the image and its four corners (squares of 7/8 of the shorter side), crops+hflip both,
 a number N the first N of these ten. Several runs are averaged, too; their classes must be the same,
 and each one has its own transform. --threshold P gives only classes with a probability of at least
-P, or "none". --out-of-fold takes no images: each run predicts its first test set, and the test sets
+P, or "none". --out-of-fold takes no images: each run predicts its test set, and the test sets
 together must be all training images, each once.
 
 A detector resizes the shorter side of an image to DETECTION.INPUT.TEST_SIZE. --tile N cuts the

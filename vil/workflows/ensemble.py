@@ -106,12 +106,12 @@ def check_same(configs: Sequence[CfgNode], classes: Sequence[Sequence[str]]) -> 
             ours, theirs = value_at(first, key), value_at(cfg, key)
             if ours != theirs:
                 raise ConfigError(
-                    f"models can only be averaged if {key} is the same: it is {ours!r} for the "
-                    f"first and {theirs!r} for {where}"
+                    f"models that predict together must have the same {key}: it is {ours!r} for "
+                    f"the first and {theirs!r} for {where}"
                 )
         if list(names) != list(classes[0]):
             raise ConfigError(
-                f"models can only be averaged if their classes are the same, in the same order: "
+                "models that predict together must have the same classes, in the same order: "
                 f"{differences(classes[0], names)} for {where}"
             )
 

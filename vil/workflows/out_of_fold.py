@@ -19,12 +19,13 @@ from vil.workflows.predict import iter_predictions
 
 
 class Fold(NamedTuple):
-    """A run, the images that it was not trained on, and the names of its training images."""
+    """A run, {name: dataset} of the images that it was not trained on, and the names of its
+    training images, as `sample_names` yields them."""
 
     run: str
     cfg: CfgNode
     class_names: Sequence[str]
-    held_out: Dataset
+    held_out: dict[str, Dataset]
     trained_on: set[str]
 
 
@@ -40,9 +41,10 @@ def predict_out_of_fold(
     """Yield a prediction, with its true target, for every image of a cross-validation.
 
     runs: the folders of one run per fold, or a pattern such as "runs/fold*". Each run predicts its
-    first test set, which is the fold that it was not trained on. overrides: changes to the configs.
-    checkpoint: "best" or "last". tta: see `vil.predict`. Raises ConfigError if a fold is missing or
-    given twice, or if an image is in two test sets, in none, or in a run's own training set.
+    test sets, of datasets that are in DATA.TRAIN of one of the runs. overrides: changes to the
+    configs. checkpoint: "best" or "last". tta: see `vil.predict`. Raises ConfigError if a fold is
+    missing or given twice, or if an image is in two test sets, in none, or in a run's own training
+    set.
     """
     words = [runs] if isinstance(runs, str | Path) else runs
     options = Options(as_options(overrides))
@@ -52,33 +54,42 @@ def predict_out_of_fold(
 
 
 def open_folds(runs: dict[str, ConfigWithClasses], tta: str | int | None = None) -> list[Fold]:
-    """Open the training set and the first test set of each run, and check that the test sets
-    together are the training images. runs: {folder of a run: its config and class names}."""
+    """Open the training and test sets of each run, and check that the test sets together are the
+    training images. runs: {folder of a run: its config and class names}."""
     configs = [found.cfg for found in runs.values()]
     check_views(configs[0], tta)
     why = "it cannot be predicted out of fold"
     refuse_unless_defined(configs[0], "add_target", why)
     check_same(configs, [found.class_names for found in runs.values()])
     check_fold_numbers({run: found.cfg for run, found in runs.items()})
-    folds = [_open_fold(run, *found) for run, found in runs.items()]
+    names = {name for cfg in configs for name in cfg.DATA.TRAIN}
+    folds = [_open_fold(run, *found, names) for run, found in runs.items()]
     check_coverage(folds)
     return folds
 
 
-def _open_fold(run: str, cfg: CfgNode, class_names: Sequence[str]) -> Fold:
+def _open_fold(run: str, cfg: CfgNode, class_names: Sequence[str], names: set[str]) -> Fold:
+    """Open the datasets of a run. names: of the datasets that one of the runs was trained on."""
     if cfg.DATA.TARGETMAP:
         raise ConfigError(
             f"{run} has DATA.TARGETMAP: its test set has other classes than it predicts"
         )
     task = task_for(cfg, torch.device("cpu"))
     task.class_names = list(class_names)
-    held_out = next(iter(open_test_sets(task).values()))
-    return Fold(run, cfg, class_names, held_out, set(sample_names(task.open_train_set())))
+    held_out = {name: each for name, each in open_test_sets(task).items() if name in names}
+    if not held_out:
+        raise ConfigError(
+            f"{run} has the test sets {', '.join(cfg.DATA.TEST)}, and no run was trained on one"
+        )
+    several = len(cfg.DATA.TRAIN) > 1  # a concatenation, whose names begin with that of the dataset
+    trained_on = sample_names("" if several else cfg.DATA.TRAIN[0], task.open_train_set())
+    return Fold(run, cfg, class_names, held_out, set(trained_on))
 
 
-def sample_names(dataset: Dataset) -> Iterator[str]:
-    """Yield the names of a dataset's images."""
-    return (dataset.sample_name(index) for index in range(len(dataset)))
+def sample_names(name: str, dataset: Dataset) -> Iterator[str]:
+    """Yield <name of the dataset>/<name of the sample> of each image of a dataset."""
+    prefix = f"{name}/" if name else ""
+    return (f"{prefix}{dataset.sample_name(index)}" for index in range(len(dataset)))
 
 
 def check_fold_numbers(configs: dict[str, CfgNode]) -> None:
@@ -106,7 +117,7 @@ def check_coverage(folds: Sequence[Fold]) -> None:
     run, and no run was trained on an image of its test set."""
     run_of: dict[str, str] = {}
     for fold in folds:
-        names = set(sample_names(fold.held_out))
+        names = {name for item in fold.held_out.items() for name in sample_names(*item)}
         if leaked := names & fold.trained_on:
             raise ConfigError(
                 f"{fold.run} was trained on {len(leaked)} of the {len(names)} images of its test "
@@ -150,6 +161,7 @@ def iter_out_of_fold(
             setattr(model.task, name, value)
         workers = fold.cfg.DATALOADER.WORKERS if num_workers is None else num_workers
         ensemble = make_ensemble([model], tta)
-        predictions = iter_predictions(ensemble, fold.held_out, batch_size, workers)
-        for index, prediction in enumerate(predictions):
-            yield model.task.add_target(prediction, describe_target(fold.held_out, index))
+        for dataset in fold.held_out.values():
+            predictions = iter_predictions(ensemble, dataset, batch_size, workers)
+            for index, prediction in enumerate(predictions):
+                yield model.task.add_target(prediction, describe_target(dataset, index))
