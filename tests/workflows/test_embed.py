@@ -8,11 +8,13 @@ import pytest
 import torch
 
 import vil
+from tests.common.doc_pages import blocks
 from tests.common.old_runs import copy_old
 from tests.common.small_runs import TINY, draw_pictures
 from tests.common.small_runs import vil as command
 from vil.tasks.classification.probe import Labeled, probe_features, split_off
 from vil.utils.errors import DataError
+from vil.workflows.inference import shipped_weights
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +152,17 @@ def test_settings_are_chosen_on_a_fifth_of_each_class():
     mask = split_off(classes)
     assert np.bincount(classes[mask], minlength=3).tolist() == [10, 1, 0]
     assert np.array_equal(mask, split_off(classes))
+
+
+@pytest.mark.long
+def test_the_numbers_of_the_guide(tmp_path, monkeypatch):
+    """docs/guides/predict.md shows the shipped weights; an image or two hang on rounding."""
+    monkeypatch.chdir(tmp_path)
+    shown = next(b.code for b in blocks("docs/guides/predict.md") if b.language == "text")
+    config, words = shipped_weights()
+    ended = command("embed", "--config-file", config, *words, "--probe", "DEVICE=cpu")
+    for line, found in zip(shown.splitlines(), ended.out.splitlines()[1:], strict=True):
+        assert line.split("  ")[0] == found.split("  ")[0]
+        if "top1" not in line:
+            top1 = float(line.split()[-1]), float(found.split()[-1])
+            assert top1[0] == pytest.approx(top1[1], abs=0.6)
