@@ -168,12 +168,13 @@ def run_out_of_fold(args: argparse.Namespace, words: list[str]) -> int:
         raise ConfigError("--out-of-fold needs a run for each fold: --run 'runs/fold*'")
     members = one_run_each(args)
     found = {each.run: config_for_task(each) for each in members}
-    cfg, class_names = next(iter(found.values()))
+    cfg = next(iter(found.values())).cfg
     settings = predict.task_settings(cfg, args.format, args.top, args.threshold)
     file = checked_output(args, ())
     folds = out_of_fold.open_folds(found, args.tta)
     predictions = out_of_fold.iter_out_of_fold(folds, args.tta, settings=settings)
-    write_predictions(args, predict.output_formats(cfg), predictions, list(class_names), file)
+    classes = list(folds[0].class_names)
+    write_predictions(args, predict.output_formats(cfg), predictions, classes, file)
     return 0
 
 

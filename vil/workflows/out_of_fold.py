@@ -83,7 +83,8 @@ def _open_fold(run: str, cfg: CfgNode, class_names: Sequence[str], names: set[st
         )
     several = len(cfg.DATA.TRAIN) > 1  # a concatenation, whose names begin with that of the dataset
     trained_on = sample_names("" if several else cfg.DATA.TRAIN[0], task.open_train_set())
-    return Fold(run, cfg, class_names, held_out, set(trained_on))
+    classes = list(class_names) or next(iter(held_out.values())).classes
+    return Fold(run, cfg, classes, held_out, set(trained_on))
 
 
 def sample_names(name: str, dataset: Dataset) -> Iterator[str]:
