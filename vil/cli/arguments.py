@@ -61,12 +61,17 @@ def preset_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", metavar="NAME", help=text)
 
 
-def run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags --run and --checkpoint, for commands that load the weights of a run."""
+def run_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Add the flags --run and --checkpoint, for commands that load the weights of a run. several:
+    whether --run may be repeated, so that its value is a list."""
     add = parser.add_argument
     # torchrun takes --run for an abbreviation of its own --run-path
     text = "the folder of a run: its config and one of its checkpoints"
-    add("--run", "--run-dir", metavar="DIR", help=text)
+    own = {}
+    if several:
+        own = dict(action="append", default=[])
+        text += "; may be repeated, or be a quoted pattern such as 'runs/fold*'"
+    add("--run", "--run-dir", metavar="DIR", help=text, **own)
     add(
         "--checkpoint", default="best", choices=["best", "last"], help="checkpoint of --run to load"
     )

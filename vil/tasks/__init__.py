@@ -11,6 +11,7 @@ spellings   {alias of a general command: example command lines}: `detect train` 
 learned     config keys that are empty until the training data determine them
 metrics     {metric: (label, unit, higher is better)} that EVAL.METRIC may name, the default first
 formats     choices of `vil predict --format`, the default first
+complete    those of `formats` that need every class, so that --top and --threshold do not apply
 flags       {flag of `vil predict`: config key that the flag sets}
 defaults    {config key: default value in `vil predict`}
 lacks       {workflow: why the task does not support it}
@@ -77,6 +78,17 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
     except DataError as error:
         raise DataError(f"DATA.NUM_CLASSES auto: set a number, or the data: {error}") from error
     return override(cfg, [f"DATA.NUM_CLASSES={len(classes)}"])
+
+
+def refuse_unless_defined(cfg: CfgNode, attribute: str, why: str) -> None:
+    """Raise ConfigError unless the config's task defines an attribute that `Task` has no usable
+    default of, such as "average_outputs". why: what the task lacks, for the message."""
+    from vil.tasks.base import Task
+
+    entry = task_entry(cfg)
+    missing = object()
+    if getattr(entry.load(), attribute, missing) is getattr(Task, attribute, missing):
+        raise ConfigError(f"this config is for a {entry.facts.get('noun', entry.name)}: {why}")
 
 
 def refuse_without(cfg: CfgNode, workflow: str) -> None:

@@ -22,6 +22,7 @@ from vil.builders.cost import CostRow
 from vil.builders.device import amp_dtype, memory_format
 from vil.data.classes import match_classes
 from vil.data.loader import EvalLoader, TrainLoader
+from vil.data.views import View
 from vil.engine.distributed import DistInfo, unwrap
 from vil.engine.evaluation import evaluating
 from vil.engine.loop import Loss, Metric
@@ -226,6 +227,28 @@ class Task:
 
     def postprocess(self, output: Any, metas: Sequence[ImageMeta]) -> list[Any]:
         """Convert the output of `run` to one prediction per image."""
+        raise NotImplementedError
+
+    def preprocess_views(self, image: Image.Image, views: Sequence[View]) -> Sequence[Tensor]:
+        """Convert an RGB image to an input tensor of `run` per view, for test-time augmentation."""
+        raise NotImplementedError
+
+    def average_outputs(self, outputs: Sequence[Any]) -> Any:
+        """Average outputs of `run` for the same images, from several views or several models.
+
+        A task that defines this method and `preprocess_views` supports test-time augmentation and
+        ensembles.
+        """
+        raise NotImplementedError
+
+    def add_target(self, prediction: Any, target: str) -> Any:
+        """Return a prediction with the true target of its image, as text. Needed to predict out of
+        fold."""
+        raise NotImplementedError
+
+    def embed(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+        """Return the pooled features (B, D) float32, on the CPU, of B preprocessed images, without
+        the model's head. Needed by `vil embed`."""
         raise NotImplementedError
 
     def failed(self, name: str, reason: str) -> Any:

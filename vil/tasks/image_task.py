@@ -25,8 +25,10 @@ from vil.data.datasets.concat import ConcatImageDataset
 from vil.data.datasets.subset import Subset
 from vil.data.loader import TrainLoader
 from vil.data.transforms import eval_transform, train_transform
+from vil.data.views import View, make_views
 from vil.engine.distributed import DistInfo, all_reduce_max, gather_objects
 from vil.engine.evaluation import autocast, iter_in_step
+from vil.models.features import pooled_features
 from vil.pretrained.load_weights import Report, load_weights
 from vil.tasks.base import ConfigTask, Task
 from vil.utils.errors import ConfigError, DataError, as_config_error
@@ -53,6 +55,7 @@ class ImageTask(Task):
 
     transform: function that converts a PIL image to a tensor (3, H, W) for inference.
     image_weights: weights (N,) of the training images in the loss; None: all 1.
+    crop_transform: the same for a square crop, of which it keeps all; by default `transform`.
     """
 
     def __init__(
@@ -60,14 +63,20 @@ class ImageTask(Task):
         *,
         transform: Callable[[Image.Image], Tensor] | None = None,
         image_weights: Tensor | None = None,
+        crop_transform: Callable[[Image.Image], Tensor] | None = None,
         **common: Any,
     ):
         super().__init__(**common)
-        self.transform, self.image_weights = transform, image_weights
+        self.transform, self.crop_transform = transform, crop_transform or transform
+        self.image_weights = image_weights
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Apply the evaluation transform to an image and return a tensor (3, H, W)."""
         return self.transform(image)
+
+    def preprocess_views(self, image: Image.Image, views: Sequence[View]) -> Tensor:
+        """Return V views of an image as a tensor (V, 3, H, W), see `vil.data.views`."""
+        return make_views(image, tuple(views), self.transform, self.crop_transform)
 
     def compute_outputs(self, model: nn.Module, images: Tensor) -> Tensor:
         """Return the model's outputs (B, K) float32 for images (B, 3, H, W) on the device."""
@@ -79,6 +88,21 @@ class ImageTask(Task):
         placement = dict(device=self.device, memory_format=self.memory_format)
         images = torch.stack(list(inputs)).to(**placement, non_blocking=True)
         return self.compute_outputs(model, images).cpu()
+
+    def average_outputs(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the mean (B, K) of several outputs of `run`, computed in float64."""
+        return torch.stack([output.double() for output in outputs]).mean(dim=0).float()
+
+    def embed(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+        """Return the pooled features (B, D) float32, on the CPU, of B tensors (3, H, W)."""
+        placement = dict(device=self.device, memory_format=self.memory_format)
+        images = torch.stack(list(inputs)).to(**placement, non_blocking=True)
+        with autocast(self.device, self.amp_dtype):
+            return pooled_features(model, images).float().cpu()
+
+    def add_target(self, prediction: Any, target: str) -> Any:
+        """Return a prediction with its field `target` set."""
+        return prediction._replace(target=target)
 
     def collect_outputs(
         self, model: nn.Module, name: str, between: Callable[[], None] = lambda: None
@@ -116,7 +140,9 @@ class ConfigImageTask(ConfigTask, ImageTask):
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device, **settings: Any):
-        super().__init__(cfg, device, transform=build_eval_transform(cfg), **settings)
+        transforms = dict(transform=build_eval_transform(cfg))
+        transforms["crop_transform"] = build_eval_transform(cfg, crop_pct=1.0)
+        super().__init__(cfg, device, **transforms, **settings)
         self._parts: dict[str, dict[str, np.ndarray]] = {}  # {dataset: {split: indices}}
 
     def train_loader(self, dist: DistInfo, **options: Any) -> TrainLoader:
@@ -223,10 +249,21 @@ def build_train_transform(cfg: CfgNode) -> Callable:
 
 
 @as_config_error
-def build_eval_transform(cfg: CfgNode) -> Callable[[Any], Tensor]:
+def build_eval_transform(cfg: CfgNode, **changes: Any) -> Callable[[Any], Tensor]:
     """Build the transform of evaluation images, from PIL images to tensors (3, S, S) of the
-    image size S."""
-    return eval_transform(cfg.INPUT.IMAGE_SIZE, **transform_settings(cfg))
+    image size S. changes: arguments of `eval_transform` that replace the config's."""
+    return eval_transform(cfg.INPUT.IMAGE_SIZE, **{**transform_settings(cfg), **changes})
+
+
+def describe_target(dataset: ImageDataset, index: int) -> str:
+    """Return the target of an image as text: the name of its class, the names of its labels joined
+    by "|", or its numbers joined by blanks."""
+    target = dataset.targets[index]
+    if dataset.target_type == "class":
+        return dataset.classes[int(target)]
+    if dataset.target_type == "labels":
+        return "|".join(name for name, value in zip(dataset.classes, target) if value)
+    return " ".join(f"{value:.9g}" for value in target)
 
 
 def transform_settings(cfg: CfgNode) -> dict[str, Any]:

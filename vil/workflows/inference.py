@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from torchvision.models import WeightsEnum
 from yacs.config import CfgNode
 
@@ -87,14 +88,16 @@ def shipped_weights() -> tuple[str, list[str]]:
     return recipe, [f"MODEL.MODEL_PATH={DIGITS.url}"]
 
 
-def load_model(cfg: CfgNode, class_names: Sequence[str] = ()) -> InferenceModel:
+def load_model(
+    cfg: CfgNode, class_names: Sequence[str] = (), *, needs_head: bool = True
+) -> InferenceModel:
     """Build the config's model, load its weights, and move it to its device in eval mode.
 
     class_names: names of the classes that the weights were trained on; by default the names
     recorded with the weights, or numbers if there are none. Raises CheckpointError if the
-    model or its head would keep random weights.
+    model or, if `needs_head`, its head would keep random weights.
     """
-    refuse_random_weights(cfg)
+    refuse_random_weights(cfg, needs_head=needs_head)
     cfg = with_num_classes(cfg)
     device = configure_device(cfg)
     task, model, report, calibration = load_for_evaluation(cfg, device, DistInfo(), class_names)
@@ -161,12 +164,17 @@ def recorded_classes(cfg: CfgNode) -> list[str]:
     return read_class_names(runs[0] / "classes.txt") if runs else []
 
 
-def refuse_random_weights(cfg: CfgNode) -> None:
-    """Raise CheckpointError if the config names no weights to load, or asks for a new random head
-    (FINETUNE.HEAD new)."""
+def open_test_sets(task: Task) -> dict[str, Dataset]:
+    """Open the test sets of a task built from a config. Returns {name: dataset}."""
+    return {name: loader.dataset for name, loader in task.test_loaders(DistInfo()).items()}
+
+
+def refuse_random_weights(cfg: CfgNode, *, needs_head: bool = True) -> None:
+    """Raise CheckpointError if the config names no weights to load or, if `needs_head`, asks for a
+    new random head (FINETUNE.HEAD new)."""
     if not (cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED):
         raise CheckpointError("evaluation needs weights: set MODEL.MODEL_PATH, or give --run DIR")
-    if cfg.FINETUNE.HEAD == "new":
+    if needs_head and cfg.FINETUNE.HEAD == "new":
         raise CheckpointError(
             "FINETUNE.HEAD new would evaluate a random head: use keep or rows:FILE"
         )

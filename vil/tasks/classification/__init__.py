@@ -31,7 +31,8 @@ ENTRY = dict(
     about="one class per image",
     noun="classifier",
     metrics=METRICS,
-    formats=("table", "json", "csv"),
+    formats=("table", "json", "csv", "probabilities"),
+    complete=("probabilities",),
     lacks={"evaluate --pictures": "--pictures supports only detectors; use vil report"},
 )
 

@@ -49,11 +49,12 @@ class ClassificationTask(ImageTask):
     class_mapping: {name of a test set: bool (K, C)}, which of the K model classes and C test
     classes mean the same, see `score_by_mapping`. top: number of classes per prediction; None for
     all. class_weights: weight of each class (K,) in the training loss. logit_shifts: added to the
-    logits (K,) in training.
+    logits (K,) in training. threshold: smallest probability of a class in a prediction.
     """
 
     metric = make_metric(METRICS)
     output_formats = FORMATS
+    threshold = 0.0
 
     def __init__(
         self,
@@ -67,13 +68,14 @@ class ClassificationTask(ImageTask):
         top: int | None = 5,
         class_weights: Tensor | None = None,
         logit_shifts: Tensor | None = None,
+        threshold: float = 0.0,
         **common: Any,
     ):
         super().__init__(**common)
         self.num_classes = num_classes
         self.criterion, self.label_smoothing, self.mix = loss, label_smoothing, mix
         self.per_class = per_class
-        self.top = top
+        self.top, self.threshold = top, threshold
         self.class_weights, self.logit_shifts = class_weights, logit_shifts
         self.check_weights()
         self.temperature: float | None = None  # see `apply_calibration`
@@ -268,12 +270,14 @@ class ClassificationTask(ImageTask):
         return super().run(model, inputs).softmax(dim=-1)
 
     def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:
-        """Convert class probabilities (B, K) to the `top` most probable classes of each image."""
+        """Convert class probabilities (B, K) to the `top` most probable classes of each image,
+        without those whose probability is below `threshold`."""
         # stable: equal probabilities keep the order of classes on every device
         ranked = output.sort(descending=True, stable=True)
+        least = self.threshold
         columns = ranked.indices[:, : self.top].tolist(), ranked.values[:, : self.top].tolist()
         return [
-            Prediction(meta.name, list(zip(indices, probabilities)))
+            Prediction(meta.name, [(i, p) for i, p in zip(indices, probabilities) if not p < least])
             for meta, indices, probabilities in zip(metas, *columns)
         ]
 

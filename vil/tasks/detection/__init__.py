@@ -74,5 +74,6 @@ ENTRY = dict(
         "visualize attention": "vil visualize attention draws only the attention of classifiers",
         "benchmark model": "vil benchmark model measures only classifiers",
         "analyze --layout": "--layout supports only classifiers",
+        "predict --threshold": "--threshold is for classes: set DETECTION.TEST.SCORE",
     },
 )
