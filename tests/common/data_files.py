@@ -120,9 +120,20 @@ def write_all_formats(root, monkeypatch):
         write_folder(root, split, files)
         for write in (write_zip, write_tar, write_tsv):
             write(root, split, samples(split, broken=1))
+    write_table(root)
     write_cifar(root, monkeypatch)
     write_mnist(root)
     return root
+
+
+def write_table(root):
+    """Write labels.csv, of the images of `write_folder`."""
+    rows = [
+        f"{split}/{n},{n.split('/')[0]},{split}"
+        for split in ("train", "val")
+        for n in samples(split)
+    ]
+    (root / "labels.csv").write_text("\n".join(["path,label,split", *rows]))
 
 
 def describe_arguments(dataset):

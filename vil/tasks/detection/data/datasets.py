@@ -18,7 +18,6 @@ from torch.utils.data import Dataset
 from torchvision.transforms.v2 import functional as F
 
 from vil.data import keyword_only
-from vil.data.dataset import SPLITS
 from vil.data.image import read_image
 from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL, find_scenes
 from vil.tasks.detection.data.batch import Target, collate
@@ -32,6 +31,7 @@ from vil.utils.safe_files import path_below
 logger = logging.getLogger(__name__)
 
 Transform = Callable[[Tensor, Target], tuple[Tensor, Target]]
+SPLITS = {"train": 0, "val": 1}  # detection sets have no test split
 
 
 class CocoDataset(Dataset):
