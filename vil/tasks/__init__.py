@@ -83,11 +83,9 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
 def refuse_unless_defined(cfg: CfgNode, attribute: str, why: str) -> None:
     """Raise ConfigError unless the config's task defines an attribute that `Task` has no usable
     default of, such as "average_outputs". why: what the task lacks, for the message."""
-    from vil.tasks.base import Task
-
     entry = task_entry(cfg)
-    missing = object()
-    if getattr(entry.load(), attribute, missing) is getattr(Task, attribute, missing):
+    owner = next((c for c in entry.load().__mro__ if attribute in vars(c)), None)
+    if owner is None or owner.__module__ == "vil.tasks.base":
         raise ConfigError(f"this config is for a {entry.facts.get('noun', entry.name)}: {why}")
 
 

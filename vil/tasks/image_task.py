@@ -226,6 +226,11 @@ def draw_lines(image: Image.Image, lines: Sequence[str]) -> Image.Image:
     return canvas
 
 
+def count_outputs(cfg: CfgNode) -> int:
+    """Return DATA.NUM_CLASSES. If it is auto, return 1: such a task only opens data sets."""
+    return 1 if cfg.DATA.NUM_CLASSES == "auto" else cfg.DATA.NUM_CLASSES
+
+
 def refuse_mixing(cfg: CfgNode) -> None:
     """Raise ConfigError if the config enables mixup or cutmix, for tasks without them."""
     if cfg.AUG.MIXUP_PROB > 0:

@@ -10,7 +10,7 @@ from vil.config.access import warn_unused
 from vil.data.dataset import ImageDataset
 from vil.tasks.base import TaskReport
 from vil.tasks.class_weights import parse_class_weights
-from vil.tasks.image_task import ConfigImageTask, refuse_mixing
+from vil.tasks.image_task import ConfigImageTask, count_outputs, refuse_mixing
 from vil.tasks.multilabel.report import report_test_set
 from vil.tasks.multilabel.task import MultilabelTask
 from vil.utils.errors import as_config_error
@@ -33,7 +33,7 @@ class Multilabel(ConfigImageTask, MultilabelTask):
         super().__init__(
             cfg,
             device,
-            num_labels=cfg.DATA.NUM_CLASSES,
+            num_labels=count_outputs(cfg),
             loss=own.LOSS,
             loss_options=options,
             label_smoothing=cfg.LOSS.LABEL_SMOOTHING,

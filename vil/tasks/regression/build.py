@@ -10,7 +10,7 @@ from yacs.config import CfgNode
 from vil.config.access import warn_unused
 from vil.data.dataset import ImageDataset
 from vil.tasks.base import TaskReport
-from vil.tasks.image_task import ConfigImageTask, refuse_mixing
+from vil.tasks.image_task import ConfigImageTask, count_outputs, refuse_mixing
 from vil.tasks.regression.report import report_test_set
 from vil.tasks.regression.task import RegressionTask
 from vil.utils.errors import ConfigError, DataError, as_config_error
@@ -27,9 +27,9 @@ class Regression(ConfigImageTask, RegressionTask):
     def __init__(self, cfg: CfgNode, device: torch.device):
         warn_unused(cfg, "TASK is regression", UNUSED)
         refuse_mixing(cfg)
-        own, count = cfg.REGRESSION, cfg.DATA.NUM_CLASSES
+        own, count = cfg.REGRESSION, count_outputs(cfg)
         for key in ("MEAN", "STD"):
-            if own[key] and len(own[key]) != count:
+            if own[key] and cfg.DATA.NUM_CLASSES not in ("auto", len(own[key])):
                 raise ConfigError(
                     f"REGRESSION.{key} has {len(own[key])} numbers, but DATA.NUM_CLASSES is {count}"
                 )
