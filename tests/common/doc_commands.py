@@ -130,7 +130,7 @@ def write_folds(place: Path) -> None:
 
 def write_files(place: Path) -> None:
     """Write what the commands name: runs, weights, images, annotations, configs."""
-    for name in ("runs/nano", "runs/photos", "runs/nested"):
+    for name in ("runs/nano", "runs/photos", "runs/nested", "runs/sets", "runs/angle"):
         copy_old("classifier", place / name)
     copy_old("detector", place / "runs/scenes")
     write_folds(place)

@@ -14,13 +14,16 @@ from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.transforms import eval_transform, train_transform
 from vil.utils.errors import DataError
 
+OF_CLASSES = [
+    name for name in DATASETS if getattr(DATASETS.load(name), "target_type", "class") == "class"
+]
 OWN = {"fake": {"n": 12, "size": 8}, "digits": {"size": 8}}
 
 
 def concatenated(root, split, transform):
     """All datasets as one, as starting workers is what takes time."""
-    sets = [build_dataset(name, root, split, transform, **OWN.get(name, {})) for name in DATASETS]
-    return ConcatImageDataset(sets, list(DATASETS))
+    sets = [build_dataset(name, root, split, transform, **OWN.get(name, {})) for name in OF_CLASSES]
+    return ConcatImageDataset(sets, OF_CLASSES)
 
 
 def read(root, context, workers):
@@ -72,11 +75,6 @@ def test_start_methods_agree_for_every_dataset(everything, reference, context):
         assert torch.equal(one[1], other[1])
         assert torch.equal(one[2], other[2])
         assert one[3] == other[3]
-
-
-OF_CLASSES = [
-    name for name in DATASETS if getattr(DATASETS.load(name), "target_type", "class") == "class"
-]
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

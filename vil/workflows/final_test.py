@@ -38,7 +38,8 @@ def evaluate_best(
     if known is not None:
         return known
     cfg = override(cfg, [f"MODEL.MODEL_PATH={best}", "FINETUNE.HEAD=keep"])
-    task, model, _ = load_for_evaluation(cfg, run.device, run.dist, class_names)
+    loaded = load_for_evaluation(cfg, run.device, run.dist, class_names)
+    task, model = loaded.task, loaded.model
     open_test_sets(task, cfg, run.dist, "test", bad_file=run.folder / "bad_samples.txt")
     results = task.evaluate(model, between)
     run.log.results(step_of(best), "test", results)
