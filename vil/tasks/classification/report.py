@@ -61,11 +61,7 @@ def report_test_set(
     shown = {title: metrics[key] for key, title in titles.items() if key in metrics}
     cards = [
         ("Top-1, evaluated for this page", f"{metrics['top1']:.2f}%", checkpoint),
-        *(
-            (title, f"{metrics[key]:.2f}%", remark)
-            for key, title in shown.items()
-            if key in metrics
-        ),
+        *((title, f"{value:.2f}%", remark) for title, value in shown.items()),
         ("Loss", f"{metrics['loss']:.4f}", "cross entropy of the same checkpoint"),
     ]
     return TaskReport(cards, sections_of(evaluated))
