@@ -42,6 +42,9 @@ def test_a_stored_calibration_is_used_for_its_checkpoint(run):
     assert model.task.temperature == stored["temperature"]
     assert "calibrated with temperature" in model.report
 
+    succeeds("report", run)
+    assert f"with temperature {stored['temperature']:.4f}" in (run / "report.html").read_text()
+
     again = package.evaluate(run, calibrate=True)["fake"]  # from the plain model, not twice
     assert again == calibrated
 

@@ -57,16 +57,13 @@ def report_test_set(
     evaluated = Evaluated(test_set, predictions, classes, predicted_names, same, thumbnails)
     metrics = evaluated.measures().metrics()
     remark = f"of the same checkpoint, on {test_set}, {metrics['count']:,} images"
+    scaled = f", with temperature {task.temperature:.4f}" if task.temperature else ""
     titles = {"top5": "Top-5", "balanced_accuracy": "Balanced accuracy"}
     shown = {title: metrics[key] for key, title in titles.items() if key in metrics}
     cards = [
         ("Top-1, evaluated for this page", f"{metrics['top1']:.2f}%", checkpoint),
-        *(
-            (title, f"{metrics[key]:.2f}%", remark)
-            for key, title in shown.items()
-            if key in metrics
-        ),
-        ("Loss", f"{metrics['loss']:.4f}", "cross entropy of the same checkpoint"),
+        *((title, f"{value:.2f}%", remark) for title, value in shown.items()),
+        ("Loss", f"{metrics['loss']:.4f}", f"cross entropy of the same checkpoint{scaled}"),
     ]
     return TaskReport(cards, sections_of(evaluated))
 
