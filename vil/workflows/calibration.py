@@ -1,7 +1,8 @@
 """Calibrate the probabilities of a run's checkpoint, and find its calibration again.
 
 The calibration of one checkpoint is stored in the run's folder, in calibration.json: the result of
-`Task.calibrate`, such as {"temperature": 1.3}, and the name of the checkpoint.
+`Task.calibrate`, such as {"temperature": 1.3} or {"thresholds": {"cat": 0.4}}, and the name of the
+checkpoint.
 """
 
 import json
@@ -24,7 +25,7 @@ from vil.utils.metric_format import format_pair
 
 FILE = "calibration.json"
 COMMAND = "evaluate --calibrate"
-SHOWN = ("loss", "ece")  # metrics that a calibration changes
+SHOWN = ("loss", "ece", "macro_f1")  # metrics that a calibration changes
 
 
 class RunCheckpoint(NamedTuple):
@@ -61,19 +62,31 @@ def apply_stored(cfg: CfgNode, task: Task) -> str:
     stored = read(checkpoint.file)
     if stored["checkpoint"] != checkpoint.name:
         return f"{checkpoint.file} is of {stored['checkpoint']}, so it is not used"
-    task.apply_calibration(stored)
-    return f"calibrated with temperature {stored['temperature']:.4f} of {checkpoint.file}"
+    try:
+        task.apply_calibration(stored)
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{checkpoint.file} is of another model: {_remedy(error)}") from None
+    return f"calibrated with {describe(stored)} of {checkpoint.file}"
+
+
+def describe(calibration: Mapping[str, Any]) -> str:
+    """Return a calibration in words: its temperature, or the number of its thresholds."""
+    if "temperature" in calibration:
+        return f"temperature {calibration['temperature']:.4f}"
+    return f"{len(calibration['thresholds'])} thresholds"
 
 
 def read(file: Path) -> dict[str, Any]:
     """Read a calibration. Raises CheckpointError if the file is not valid."""
     try:
         stored = json.loads(file.read_text("utf-8"))
-        name, temperature = stored["checkpoint"], float(stored["temperature"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        name = stored["checkpoint"]
+        values = [*stored.get("thresholds", {}).values()] or [stored["temperature"]]
+        usable = all(math.isfinite(float(value)) and float(value) > 0 for value in values)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file} is not a calibration: {_remedy(error)}") from None
-    if not (math.isfinite(temperature) and temperature > 0 and isinstance(name, str)):
-        raise CheckpointError(f"{file} is not a calibration: {_remedy(f'{temperature=}')}")
+    if not (usable and isinstance(name, str)):
+        raise CheckpointError(f"{file} is not a calibration: {_remedy(f'{values[:3]}')}")
     return stored
 
 
@@ -119,8 +132,7 @@ def calibrate(cfg: CfgNode, task: Task, model: nn.Module, dist: DistInfo) -> lis
         for key, value in _select(before).items()
     )
     return [
-        f"calibrated on {name}, {before['count']} images: temperature "
-        f"{calibration['temperature']:.4f}, {changes}",
+        f"calibrated on {name}, {before['count']} images: {describe(calibration)}, {changes}",
         f"stored in {checkpoint.file}",
     ]
 

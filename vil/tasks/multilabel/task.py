@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vil.data.batch import Batch
-from vil.engine.distributed import broadcast_object
+from vil.engine.distributed import broadcast_object, compute_on_main, unwrap
+from vil.engine.evaluation import evaluating
 from vil.engine.loop import Loss, Metric
 from vil.tasks.base import ImageMeta
 from vil.tasks.image_task import ImageTask, Outputs, draw_lines
@@ -116,18 +117,23 @@ class MultilabelTask(ImageTask):
     def calibrate(self, model: nn.Module) -> dict[str, Any]:
         """Choose the threshold of each label with the highest F1 on the first test set.
 
-        Returns {"thresholds": {label: threshold}} on rank 0, and {} on the other ranks.
+        Returns {"thresholds": {label: threshold}}, the same on all ranks.
         """
         name = next(iter(self.test_sets))
-        outputs = self.collect_outputs(model, name)
-        if outputs is None:
-            return {}
-        best = choose_thresholds(outputs.targets > 0.5, sigmoid(outputs.values))
-        return {"thresholds": dict(zip(self.test_sets[name].classes, best.tolist()))}
+        with evaluating(unwrap(model)) as plain:
+            outputs = self.collect_outputs(plain, name)
+
+        def choose() -> dict[str, Any]:
+            best = choose_thresholds(outputs.targets > 0.5, sigmoid(outputs.values))
+            return {"thresholds": dict(zip(self.test_sets[name].classes, best.tolist()))}
+
+        return compute_on_main(choose)
 
     def apply_calibration(self, values: Mapping[str, Any]) -> None:
-        """Use the thresholds that `calibrate` returned."""
-        self.thresholds = np.array([values["thresholds"][name] for name in self.class_names])
+        """Use the thresholds that `calibrate` returned, or 0.5 if `values` is empty."""
+        chosen = values.get("thresholds", {})
+        names = self.class_names or list(chosen)
+        self.thresholds = np.array([chosen[name] if values else 0.5 for name in names])
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
         """Return probabilities (B, K) float32, on the CPU, for B tensors (3, H, W)."""

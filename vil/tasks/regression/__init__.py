@@ -25,6 +25,7 @@ ENTRY = dict(
     },
     lacks={
         "evaluate --pictures": "--pictures supports only detectors; use vil report",
+        "evaluate --calibrate": "--calibrate is for classes and labels",
         "convert": "only classifiers are converted; predict from the run's folder instead",
         "export": "only classifiers are exported",
         "visualize attention": "vil visualize attention draws only the attention of classifiers",
