@@ -96,6 +96,11 @@ class ImageDataset(Dataset, ABC):
     def image(self, index: int) -> Image.Image:
         """Return the RGB image before any transform. Raises OSError if it cannot be read."""
 
+    def content(self, index: int) -> bytes:
+        """Return the content of an image, to find duplicates: the bytes of its file, or the decoded
+        pixels if it has no file of its own. Raises OSError if it cannot be read."""
+        return self.image(index).tobytes()
+
     @abstractmethod
     def sample_name(self, index: int) -> str:
         """Return a name that helps a user find the sample: a path below the root or in a zip."""

@@ -22,6 +22,7 @@ from vil.builders.cost import CostRow
 from vil.builders.device import amp_dtype, memory_format
 from vil.data.classes import match_classes
 from vil.data.loader import EvalLoader, TrainLoader
+from vil.data.target_summary import TargetSummary, summarize_targets
 from vil.engine.distributed import DistInfo, unwrap
 from vil.engine.evaluation import evaluating
 from vil.engine.loop import Loss, Metric
@@ -59,6 +60,7 @@ class Task:
     metric: Metric
     output_formats: Mapping[str, OutputFormat] = {}
     class_names: Sequence[str] = ()  # of the model; set before datasets are opened
+    resizes_to_image_size = True  # whether the network's input has INPUT.IMAGE_SIZE pixels
     columns: Sequence[str] = ()  # metrics in the report's table of evaluations; empty: all
 
     def __init__(
@@ -134,6 +136,22 @@ class Task:
         """Open the config's datasets. Raises ConfigError or DataError if they are invalid."""
         self.train_loader(DistInfo())
         self.test_loaders(DistInfo())
+
+    # ---- called by `vil data check`
+
+    def open_split(self, name: str | None = None) -> Any:
+        """Open the training set or, if `name` is given, the test set `name`.
+
+        The dataset may have another number of classes than the config. It has the methods `image`
+        and `sample_name` of `ImageDataset`. Raises DataError if the dataset is invalid.
+        """
+        if name is None:
+            return self.train_loader(DistInfo()).samples.dataset
+        return self.test_loaders(DistInfo())[name].dataset
+
+    def summarize_targets(self, dataset: Any) -> TargetSummary:
+        """Count the images of each class of a dataset that `open_split` returned."""
+        return summarize_targets(dataset)
 
     # ---- called by the training loop and by evaluation
 
@@ -241,6 +259,7 @@ class ConfigTask(Task):
     """
 
     max_eval_batch: int | None = None
+    accepts_any_classes = False  # whether datasets may have another number than DATA.NUM_CLASSES
 
     def __init__(self, cfg: CfgNode, device: torch.device, **settings: Any):
         common = dict(device=device, amp_dtype=amp_dtype(cfg), memory_format=memory_format(cfg))
@@ -259,6 +278,21 @@ class ConfigTask(Task):
             return opened
 
         return data.build_train_loader(self.cfg, dist, self.device, open_dataset, bad_file)
+
+    @as_config_error
+    def open_split(self, name: str | None = None) -> Any:
+        data.check_dataset_arguments(self.cfg, self.own_arguments)
+        self.accepts_any_classes = True
+        try:
+            return self.open_train_set() if name is None else self.open_test_set(name)
+        finally:
+            self.accepts_any_classes = False
+
+    def check_num_classes(self, dataset: Any, name: str) -> None:
+        """Raise ConfigError unless a dataset has DATA.NUM_CLASSES classes. name: what the message
+        calls the dataset."""
+        if not self.accepts_any_classes:
+            data.check_num_classes(self.cfg, dataset, name)
 
     def _check(self, dataset: Any, name: str, *, match: bool = True) -> None:
         """Read one image of a dataset, and reorder its classes to match those of the model.

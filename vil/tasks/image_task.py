@@ -128,19 +128,20 @@ class ConfigImageTask(ConfigTask, ImageTask):
             by_position = self.cfg.DATA.CLASSES == "by_position"
             match_classes(other, sets[0].classes, name, by_position=by_position)
         dataset = sets[0] if len(sets) == 1 else ConcatImageDataset(sets, names)
-        data.check_num_classes(self.cfg, dataset, ", ".join(names))
+        self.check_num_classes(dataset, ", ".join(names))
         return dataset
 
     def open_test_set(self, name: str) -> ImageDataset:
         dataset = self._open(name, "val", self.transform)
         if not self.cfg.DATA.TARGETMAP:
-            data.check_num_classes(self.cfg, dataset, name)
+            self.check_num_classes(dataset, name)
         return dataset
 
     def _open(self, name: str, split: str, transform: Callable) -> ImageDataset:
         cfg, taken = self.cfg, self.own_arguments(name)
         with data.dataset_arguments(cfg, name, taken) as own:
-            if is_numbered(name) and not (split == "val" and cfg.DATA.TARGETMAP):
+            mapped = split == "val" and cfg.DATA.TARGETMAP
+            if is_numbered(name) and not (mapped or self.accepts_any_classes):
                 own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
             if "target_type" in taken:
                 own["target_type"] = self.target_type

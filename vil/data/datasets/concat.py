@@ -47,6 +47,10 @@ class ConcatImageDataset(ImageDataset):
         number, local = self.locate(index)
         return self.datasets[number].image(local)
 
+    def content(self, index: int) -> bytes:
+        number, local = self.locate(index)
+        return self.datasets[number].content(local)
+
     def sample_name(self, index: int) -> str:
         """Return <dataset>/<name of the sample in that dataset>."""
         number, local = self.locate(index)

@@ -55,6 +55,9 @@ class Folder(ImageDataset):
     def image(self, index: int) -> Image.Image:
         return read_image(self.root / self.sample_name(index), self.value_range)
 
+    def content(self, index: int) -> bytes:
+        return (self.root / self.sample_name(index)).read_bytes()
+
     def sample_name(self, index: int) -> str:
         """Return the image's path relative to the root."""
         return os.fsdecode(self.names[index])

@@ -20,6 +20,7 @@ from vil.tasks.base import ConfigTask
 from vil.tasks.detection.cost import detector_cost
 from vil.tasks.detection.data import datasets
 from vil.tasks.detection.data.datasets import CocoDataset, build_detection_set
+from vil.tasks.detection.data.summary import summarize_boxes
 from vil.tasks.detection.data.transforms import train_transform
 from vil.tasks.detection.models.detectors import DetectorConfig, build_detector
 from vil.tasks.detection.models.fpn import strip_head
@@ -93,6 +94,8 @@ class Detection(ConfigTask, DetectionTask):
             few.test_loaders(DistInfo())
 
     cost = staticmethod(detector_cost)
+    summarize_targets = staticmethod(summarize_boxes)
+    resizes_to_image_size = False  # DETECTION.INPUT decides
 
     def open_train_set(self) -> CocoDataset:
         names = self.cfg.DATA.TRAIN
@@ -116,7 +119,7 @@ class Detection(ConfigTask, DetectionTask):
         dataset.value_range = cfg.DATA.VALUE_RANGE
         if not cfg.DETECTION.INPUT.GROUP_ASPECTS:
             dataset.groups = None
-        data.check_num_classes(cfg, dataset, name)
+        self.check_num_classes(dataset, name)
         return dataset
 
 
