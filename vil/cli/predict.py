@@ -110,7 +110,8 @@ def run(args: argparse.Namespace) -> int:
     use_shipped_weights(args)
     cfg, class_names = config_for_task(args)
     inference.refuse_random_weights(cfg)
-    images, truth = predict.find_images(words, sys.stdin.buffer.read, sample=args.sample)
+    options = dict(sample=args.sample, channels=cfg.INPUT.CHANNELS)
+    images, truth = predict.find_images(words, sys.stdin.buffer.read, **options)
     inputs = [*files_read(args, "output_file"), *(image.name for image in images)]
     file = output_file(args.output_file, "--output-file", (), inputs) if args.output_file else None
     drawing = predict.PredictionFolder(folder, images) if folder else None

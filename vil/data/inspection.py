@@ -3,6 +3,7 @@
 The results of a million images take about 50 MB. Shapes: N images that were read, C channels.
 """
 
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -13,6 +14,7 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
+from vil.data.bands import BandImage
 from vil.data.batch import BadSample
 from vil.data.robust_dataset import RobustDataset
 from vil.data.samplers import Position
@@ -58,7 +60,9 @@ class InspectedDataset(Dataset):
         else:
             content = np.asarray(image).tobytes()
         digest = hashlib.blake2b(content, digest_size=DIGEST).digest()
-        return (ImageStats(digest, (image.width, image.height), *channel_moments(image)),)
+        gray = getattr(self.dataset, "channels", 3) == 1
+        moments = channel_moments(image.convert("L") if gray else image)
+        return (ImageStats(digest, (image.width, image.height), *moments),)
 
     def sample_name(self, index: int) -> str:
         return self.dataset.sample_name(index)
@@ -85,13 +89,21 @@ class Inspection:
     std: np.ndarray
 
 
+@functools.singledispatch
 def channel_moments(image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean, and the mean of the squares, of each channel of an 8-bit image, for values
-    scaled to 0..1."""
+    """Return the mean, and the mean of the squares, of each channel of an 8-bit PIL image or a
+    BandImage, for values scaled to 0..1."""
     counts = np.array(image.histogram(), np.float64).reshape(-1, 256)
     counts /= counts.sum(1, keepdims=True)
     values = np.arange(256) / 255
     return counts @ values, counts @ values**2
+
+
+@channel_moments.register
+def _(image: BandImage) -> tuple[np.ndarray, np.ndarray]:
+    values = image.numpy().reshape(len(image), -1)
+    values = values / 255 if values.dtype == np.uint8 else values.astype(np.float64)
+    return values.mean(1), (values**2).mean(1)
 
 
 def inspect(dataset: Any, *, workers: int = 0, max_images: int | None = None) -> Inspection:

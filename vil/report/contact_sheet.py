@@ -34,7 +34,7 @@ def draw_contact_sheet(
             text = text[:-2] + "…"
         pen.text((GAP, top), text, fill="black", font=font)
         for column, image in enumerate(images[:columns]):
-            small = image.convert("RGB")
+            small = image.copy()
             small.thumbnail((SIDE, SIDE))
             sheet.paste(small, (GAP + column * (SIDE + GAP), top + line + 2))
     sheet.save(file, "PNG")

@@ -1,6 +1,6 @@
 """Base classes of tasks with one target per image: a class, several labels, or numbers.
 
-Shapes: B images of a batch, N images of a test set, K outputs of the model.
+Shapes: B images of a batch, c channels, N images of a test set, K outputs of the model.
 """
 
 import itertools
@@ -17,7 +17,9 @@ from yacs.config import CfgNode
 from vil.builders import data
 from vil.builders.cost import model_cost
 from vil.builders.model import build_network
+from vil.config.access import warn_unused
 from vil.data import build_dataset, is_numbered, own_arguments
+from vil.data.bands import PIL_CHANNELS
 from vil.data.classes import match_classes
 from vil.data.dataset import ImageDataset
 from vil.data.datasets.concat import ConcatImageDataset
@@ -26,9 +28,14 @@ from vil.engine.distributed import all_reduce_max, gather_objects
 from vil.engine.evaluation import autocast, iter_in_step
 from vil.pretrained.load_weights import Report, load_weights
 from vil.tasks.base import ConfigTask, Task
-from vil.utils.errors import DataError, as_config_error
+from vil.utils.errors import ConfigError, DataError, as_config_error
 
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
+# Augmentations of RGB images, with timm's transform and without, which bands do not get.
+RGB_ONLY = {
+    True: ("AUG.TIMM_AUG.COLOR_JITTER", "AUG.TIMM_AUG.AUTO_AUGMENT"),
+    False: ("AUG.COLOR_JITTER", "AUG.GRAY_SCALE", "AUG.GAUSSIAN_BLUR"),
+}
 SYNTHETIC = "fake"  # dataset for `synthetic`
 MAX_EVAL_BATCH = 64  # images
 # What messages call the targets of each `ImageDataset.target_type`.
@@ -46,7 +53,7 @@ class Outputs(NamedTuple):
 class ImageTask(Task):
     """Base class of tasks with one target per image, with explicit settings.
 
-    transform: function that converts a PIL image to a tensor (3, H, W) for inference.
+    transform: function that converts an image to a tensor (c, H, W) for inference.
     """
 
     def __init__(self, *, transform: Callable[[Image.Image], Tensor] | None = None, **common: Any):
@@ -54,16 +61,16 @@ class ImageTask(Task):
         self.transform = transform
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Apply the evaluation transform to an image and return a tensor (3, H, W)."""
+        """Apply the evaluation transform to an image and return a tensor (c, H, W)."""
         return self.transform(image)
 
     def compute_outputs(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return the model's outputs (B, K) float32 for images (B, 3, H, W) on the device."""
+        """Return the model's outputs (B, K) float32 for images (B, c, H, W) on the device."""
         with autocast(self.device, self.amp_dtype):
             return model(images).float()
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-        """Return the model's outputs (B, K) float32, on the CPU, for B tensors (3, H, W)."""
+        """Return the model's outputs (B, K) float32, on the CPU, for B tensors (c, H, W)."""
         placement = dict(device=self.device, memory_format=self.memory_format)
         images = torch.stack(list(inputs)).to(**placement, non_blocking=True)
         return self.compute_outputs(model, images).cpu()
@@ -118,7 +125,7 @@ class ConfigImageTask(ConfigTask, ImageTask):
         cfg = self.cfg
         transform = build_train_transform(cfg) if split == "train" else self.transform
         own = dict(n=num_samples, size=cfg.INPUT.IMAGE_SIZE, num_classes=cfg.DATA.NUM_CLASSES)
-        own["target_type"] = self.target_type
+        own |= dict(target_type=self.target_type, channels=cfg.INPUT.CHANNELS)
         return build_dataset(SYNTHETIC, folder, split, transform, **own)
 
     def open_train_set(self) -> ImageDataset:
@@ -145,21 +152,30 @@ class ConfigImageTask(ConfigTask, ImageTask):
                 own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
             if "target_type" in taken:
                 own["target_type"] = self.target_type
+            if "channels" in taken:
+                own["channels"] = cfg.INPUT.CHANNELS
+            elif cfg.INPUT.CHANNELS not in PIL_CHANNELS:
+                raise ConfigError(
+                    f"INPUT.CHANNELS {cfg.INPUT.CHANNELS}: {name} has RGB images only: set 1 or 3"
+                )
             dataset = build_dataset(name, cfg.DATA.PATH, split, transform, **own)
         if dataset.target_type != self.target_type:
             raise DataError(
                 f"{name} has {TARGETS[dataset.target_type]} per image, and TASK {cfg.TASK} learns "
                 f"{TARGETS[self.target_type]}"
             )
-        dataset.value_range = cfg.DATA.VALUE_RANGE
+        dataset.value_range, dataset.channels = cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS
         return dataset
 
 
 @as_config_error
 def build_train_transform(cfg: CfgNode) -> Callable:
-    """Build the transform of training images, from PIL images to augmented tensors (3, S, S)
-    of the image size S."""
+    """Build the transform of training images, from images to augmented tensors (c, S, S) of
+    INPUT.CHANNELS c and the image size S."""
     aug = cfg.AUG
+    if cfg.INPUT.CHANNELS not in PIL_CHANNELS:
+        why = f"INPUT.CHANNELS is {cfg.INPUT.CHANNELS}"
+        warn_unused(cfg, why, RGB_ONLY[aug.TIMM_AUG.USE_TRANSFORM])
     if aug.TIMM_AUG.USE_TRANSFORM:
         names = ("HFLIP", "VFLIP", "COLOR_JITTER", "RE_PROB", "RE_MODE", "RE_COUNT")
         own = {name.lower(): aug.TIMM_AUG[name] for name in names}
@@ -167,15 +183,16 @@ def build_train_transform(cfg: CfgNode) -> Callable:
     else:
         own = {name.lower(): aug[name] for name in ("COLOR_JITTER", "GRAY_SCALE", "GAUSSIAN_BLUR")}
         own["finetune"] = cfg.FINETUNE.FINETUNE and not cfg.FINETUNE.USE_TRAIN_AUG
-    crop = dict(scale=tuple(aug.SCALE), ratio=tuple(aug.RATIO))
-    return train_transform(cfg.INPUT.IMAGE_SIZE, **crop, **transform_settings(cfg), **own)
+    own |= dict(scale=tuple(aug.SCALE), ratio=tuple(aug.RATIO), channels=cfg.INPUT.CHANNELS)
+    return train_transform(cfg.INPUT.IMAGE_SIZE, **transform_settings(cfg), **own)
 
 
 @as_config_error
 def build_eval_transform(cfg: CfgNode) -> Callable[[Any], Tensor]:
-    """Build the transform of evaluation images, from PIL images to tensors (3, S, S) of the
-    image size S."""
-    return eval_transform(cfg.INPUT.IMAGE_SIZE, **transform_settings(cfg))
+    """Build the transform of evaluation images, from images to tensors (c, S, S) of INPUT.CHANNELS
+    c and the image size S."""
+    channels = cfg.INPUT.CHANNELS
+    return eval_transform(cfg.INPUT.IMAGE_SIZE, channels=channels, **transform_settings(cfg))
 
 
 def transform_settings(cfg: CfgNode) -> dict[str, Any]:

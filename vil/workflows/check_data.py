@@ -12,6 +12,7 @@ import torch
 from yacs.config import CfgNode
 
 from vil.config.defaults import KEYS, value_at
+from vil.data.bands import to_display
 from vil.data.classes import match_classes
 from vil.data.inspection import LISTED, Duplicates, Inspection, find_duplicates, inspect
 from vil.data.target_summary import EXAMPLES, TargetSummary
@@ -335,7 +336,7 @@ def read_examples(dataset: Any, indices: Sequence[int]) -> list[Any]:
     images = []
     for index in indices:
         try:
-            images.append(dataset.image(index))
+            images.append(to_display(dataset.image(index)))
         except OSError:
             continue
     return images

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vil.data.bands import PIL_CHANNELS, to_display
 from vil.data.datasets.digits import read_demo_digits
 from vil.data.datasets.folder import EXTENSIONS
 from vil.data.datasets.image_list import STDIN, ImageList, ImageSource, iter_image_batches
@@ -22,7 +23,7 @@ from vil.utils.output_paths import make_folder, replacing
 from vil.workflows.configure import Overrides
 from vil.workflows.inference import InferenceModel, load_for_inference
 
-IMAGE_SUFFIXES = EXTENSIONS
+IMAGE_SUFFIXES = (*EXTENSIONS, ".npy")
 Images = str | Path | Image.Image | np.ndarray | Iterable[str | Path | Image.Image | np.ndarray]
 
 
@@ -37,7 +38,8 @@ def predict(
     """Yield a prediction for each image, in the order of the images.
 
     source: an InferenceModel, or the `source` of `vil.load_for_inference`. images: one or several
-    files, folders (all images below them), PIL images or uint8 arrays (H, W, 3).
+    files, folders (all images below them), PIL images or uint8 arrays (H, W, 3). For a model of
+    other channels than gray or RGB, arrays (H, W, INPUT.CHANNELS) of any type of numbers.
 
     The prediction of a classifier has `file` and `classes`: (index, probability) pairs, the most
     probable first. The prediction of a detector has `file`, `size` (H, W) and `detections`. If an
@@ -47,34 +49,42 @@ def predict(
     model = source if isinstance(source, InferenceModel) else load_for_inference(source, overrides)
     if isinstance(images, str | Path | Image.Image | np.ndarray):
         images = [images]
-    sources = [picture for each in images for picture in _open(each)]
+    channels = model.cfg.INPUT.CHANNELS
+    sources = [picture for each in images for picture in _open(each, channels)]
     if not sources:
         raise DataError("there are no images to predict")
     return iter_predictions(model, sources, batch_size, num_workers)
 
 
-def _open(image: str | Path | Image.Image | np.ndarray) -> list[ImageSource]:
+def _open(image: str | Path | Image.Image | np.ndarray, channels: int) -> list[ImageSource]:
     if isinstance(image, str | Path):
-        return list_images([str(image)], lambda: b"")
+        return list_images([str(image)], lambda: b"", channels)
+    buffer = io.BytesIO()
+    if channels not in PIL_CHANNELS:
+        np.save(buffer, np.asarray(image))
+        return [ImageSource("array", buffer.getvalue())]
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image)
-    buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return [ImageSource("array", buffer.getvalue())]
 
 
 def find_images(
-    words: Sequence[str], read_stdin: Callable[[], bytes], *, sample: bool = False
+    words: Sequence[str],
+    read_stdin: Callable[[], bytes],
+    *,
+    sample: bool = False,
+    channels: int = 3,
 ) -> tuple[list[ImageSource], list[str]]:
     """Return the images that `words` specify or, if `sample`, the package's sample images.
 
-    words: files, folders, or "-" for the image file whose content `read_stdin` returns. Returns
-    (images, classes): `classes` has the class names of the sample images, and is empty for other
-    images. Raises DataError if there are no images.
+    words: files, folders, or "-" for the image file whose content `read_stdin` returns. channels:
+    INPUT.CHANNELS. Returns (images, classes): `classes` has the class names of the sample images,
+    and is empty for other images. Raises DataError if there are no images.
     """
     if sample:
         return read_demo_digits()
-    images = list_images(words, read_stdin)
+    images = list_images(words, read_stdin, channels)
     if not images:
         raise DataError(f"no images in {', '.join(words)}")
     return images, []
@@ -108,11 +118,12 @@ def predict_files(
     """Yield a prediction for each image, in order. drawing: folder in which to save copies of the
     images with the predictions drawn on them."""
     cfg = inference.cfg
-    originals = ImageList(list(images), value_range=cfg.DATA.VALUE_RANGE)
+    reading = dict(value_range=cfg.DATA.VALUE_RANGE, channels=cfg.INPUT.CHANNELS)
+    originals = ImageList(list(images), **reading)
     predictions = iter_predictions(inference, images, cfg.DATALOADER.BSZ, cfg.DATALOADER.WORKERS)
     for index, prediction in enumerate(predictions):
         if drawing and not prediction.error:
-            image = originals.image(index)
+            image = to_display(originals.image(index))
             drawing.save(prediction.file, inference.task.visualize(image, prediction))
         yield prediction
 
@@ -131,6 +142,7 @@ def iter_predictions(
         inference.transform,
         batch_size=batch_size or inference.cfg.DATALOADER.BSZ,
         value_range=inference.cfg.DATA.VALUE_RANGE,
+        channels=inference.cfg.INPUT.CHANNELS,
         workers=num_workers,
         pin_memory=task.device.type == "cuda",
     )

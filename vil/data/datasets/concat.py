@@ -27,6 +27,7 @@ class ConcatImageDataset(ImageDataset):
         self.ends = np.cumsum([len(dataset) for dataset in datasets])
         self.targets = np.concatenate([dataset.targets for dataset in datasets])
         self.classes, self.target_type = datasets[0].classes, datasets[0].target_type
+        self.channels = datasets[0].channels
 
     def locate(self, index: int) -> tuple[int, int]:
         """Find the sample at `index` of the concatenation. Returns (number of the dataset, index in

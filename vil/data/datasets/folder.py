@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vil.data.bands import PIL_CHANNELS
 from vil.data.classes import classes_of_split
 from vil.data.dataset import ImageDataset, Root, Transform
 from vil.data.image import read_image
@@ -38,12 +39,13 @@ class Folder(ImageDataset):
     DataError for a missing or empty folder, and if val has a class that is missing from train.
     """
 
-    def __init__(self, root: Root, split: str, transform: Transform = None):
+    def __init__(self, root: Root, split: str, transform: Transform = None, *, channels: int = 3):
+        """List the images. channels: see `read_image`."""
         super().__init__(split, transform)
-        self.root = Path(root)
+        self.root, self.channels = Path(root), channels
         names = class_folders(self.root / split)
         self.classes = classes_of_split(split, names, self.root / "train", class_folders)
-        files = [image_files(self.root / split / name) for name in names]
+        files = [image_files(self.root / split / name, channels) for name in names]
         warn_of_skipped([self.root / split / name for name in names], files)
         labels = [self.classes.index(name) for name in names]
         self.targets = np.repeat(labels, [len(of_class) for of_class in files])
@@ -53,7 +55,7 @@ class Folder(ImageDataset):
         self.names = np.array([os.fsencode(path) for path in paths])
 
     def image(self, index: int) -> Image.Image:
-        return read_image(self.root / self.sample_name(index), self.value_range)
+        return read_image(self.root / self.sample_name(index), self.value_range, self.channels)
 
     def content(self, index: int) -> bytes:
         return (self.root / self.sample_name(index)).read_bytes()
@@ -74,16 +76,22 @@ def class_folders(folder: Path) -> list[str]:
     return names
 
 
-def image_files(folder: Path) -> list[str]:
+def extensions(channels: int) -> tuple[str, ...]:
+    """Return the endings of the names of images with a number of channels."""
+    return EXTENSIONS if channels in PIL_CHANNELS else (*EXTENSIONS, ".npy")
+
+
+def image_files(folder: Path, channels: int = 3) -> list[str]:
     """Return the sorted file names of the images in a class folder. Raises DataError if there are
     none."""
+    endings = extensions(channels)
     files = sorted(
         entry.name
         for entry in os.scandir(folder)
-        if entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith(".")
+        if entry.name.lower().endswith(endings) and not entry.name.startswith(".")
     )
     if not files:
-        problem = f"has no images ({' '.join(EXTENSIONS)}): remove it or add some"
+        problem = f"has no images ({' '.join(endings)}): remove it or add some"
         raise DataError(f"the class folder {folder} {problem}")
     return files
 

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from PIL import Image
 from torch.utils.data import Dataset
 
+from vil.data.bands import BandImage
 from vil.data.batch import BadSample
-from vil.data.datasets.folder import EXTENSIONS
+from vil.data.datasets.folder import extensions
 from vil.data.image import read_image
 from vil.data.robust_dataset import BadSampleLog, RobustDataset
 from vil.data.samplers import eval_batches
@@ -33,10 +34,12 @@ class ImageSource(NamedTuple):
     content: bytes | None = None
 
 
-def find_images(words: Iterable[str], read_stdin: Callable[[], bytes]) -> list[ImageSource]:
+def find_images(
+    words: Iterable[str], read_stdin: Callable[[], bytes], channels: int = 3
+) -> list[ImageSource]:
     """Return the images that command-line arguments name, in the order of the arguments.
 
-    Each of the `words` is one of the following:
+    channels: number of channels of the images. Each of the `words` is one of the following:
     - a file, which need not exist
     - a folder: all images below it, sorted by path, without hidden files and folders;
       links to other folders are not followed
@@ -50,7 +53,7 @@ def find_images(words: Iterable[str], read_stdin: Callable[[], bytes]) -> list[I
         if lines is None:
             images.append(ImageSource(STDIN, data))
         for line in lines or ():
-            images += images_at(line)
+            images += images_at(line, channels)
     return images
 
 
@@ -64,20 +67,20 @@ def split_lines(data: bytes) -> list[str] | None:
     return None if "\0" in text else list(filter(None, lines))
 
 
-def images_at(path: str) -> list[ImageSource]:
+def images_at(path: str, channels: int = 3) -> list[ImageSource]:
     """Return the image at a path, or all images below a folder. Warns if a folder has none."""
     if not os.path.isdir(path):  # also False for a string that is not a valid path
         return [ImageSource(path)]
-    root = Path(path)
+    root, endings = Path(path), extensions(channels)
     files = sorted(
         file
         for file in root.rglob("*")
-        if file.name.lower().endswith(EXTENSIONS)
+        if file.name.lower().endswith(endings)
         and not any(part.startswith(".") for part in file.relative_to(root).parts)
         and not file.is_dir()
     )
     if not files:
-        logger.warning("no images below %s (%s)", path, " ".join(EXTENSIONS))
+        logger.warning("no images below %s (%s)", path, " ".join(endings))
     return [ImageSource(str(file)) for file in files]
 
 
@@ -99,17 +102,19 @@ class ImageList(Dataset):
         images: list[ImageSource],
         transform: Callable | None = None,
         value_range: Sequence[float] = (),
+        channels: int = 3,
     ):
-        self.images, self.transform, self.value_range = images, transform, value_range
+        self.images, self.transform = images, transform
+        self.value_range, self.channels = value_range, channels
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def image(self, index: int) -> Image.Image:
-        """Return the decoded RGB image. Raises UnreadableImage if it cannot be read."""
+    def image(self, index: int) -> Image.Image | BandImage:
+        """Return the decoded image, see `read_image`. Raises UnreadableImage if that fails."""
         name, content = self.images[index]
         source = name if content is None else io.BytesIO(content)
-        return read_image(source, self.value_range)
+        return read_image(source, self.value_range, self.channels)
 
     def sample_name(self, index: int) -> str:
         """Return the image's path, or its name if it was given by its content."""
@@ -126,19 +131,21 @@ def iter_image_batches(
     *,
     batch_size: int,
     value_range: Sequence[float] = (),
+    channels: int = 3,
     **options: Any,
 ) -> Iterator[PredictionBatch]:
     """Yield the transformed images in order, in batches of at most `batch_size`.
 
     Unreadable images are logged and omitted, however many there are. Closing the iterator stops the
     workers. value_range: for gray images with more than 8 bits, the values (low, high) that become
-    0 and 255, see `to_rgb`. options: further arguments of `build_data_loader`.
+    0 and 255, see `to_rgb`. channels: see `read_image`. options: further arguments of
+    `build_data_loader`.
     """
     order = eval_batches(len(images), batch_size=batch_size)
     if len(order) <= 1:
         options["workers"] = 0
     loader = build_data_loader(
-        RobustDataset(ImageList(images, transform, value_range)), order, **options
+        RobustDataset(ImageList(images, transform, value_range, channels)), order, **options
     )
     bad_samples = BadSampleLog(len(images), max_fraction=1.0)
     with closing(iter_batches(loader)) as batches:

@@ -190,7 +190,7 @@ class ArchiveDataset(ImageDataset):
     archive: Archive
 
     def image(self, index: int) -> Image.Image:
-        return read_image(io.BytesIO(self.archive.read(index)), self.value_range)
+        return read_image(io.BytesIO(self.archive.read(index)), self.value_range, self.channels)
 
     def sample_name(self, index: int) -> str:
         return self.archive.name(index)

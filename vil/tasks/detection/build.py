@@ -52,6 +52,10 @@ class Detection(ConfigTask, DetectionTask):
             raise ConfigError(
                 "TASK detection: set DETECTION.MODEL to mask_rcnn, faster_rcnn or retinanet"
             )
+        if cfg.INPUT.CHANNELS != 3:
+            raise ConfigError(
+                f"INPUT.CHANNELS {cfg.INPUT.CHANNELS}: detectors take RGB images only: set it to 3"
+            )
         warn_unused(cfg, f"{model} is a detector", UNUSED)
         warn_unused(cfg, f"{model} has no such part", UNUSED_BY.get(model, ()))
         if cfg.DETECTION.INPUT.JITTER:
