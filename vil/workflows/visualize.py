@@ -142,7 +142,7 @@ def rows_of(
 ) -> list[Row]:
     """Return the figure's rows for one block: one for the query token, then one per global token.
 
-    batch: (1, 3, H, W). stage, block: indices from 0. pixel: (row, col) in the image, covered by
+    batch: (1, c, H, W). stage, block: indices from 0. pixel: (row, col) in the image, covered by
     the query token. only: "token" or "global" to return only that kind of row. Raises ValueError if
     no token covers the pixel, or if this type of attention has no maps.
     """
