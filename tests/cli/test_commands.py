@@ -31,8 +31,9 @@ from tests.common.small_runs import (
 )
 from vil.config import get_config
 from vil.data.transforms import train_transform
+from vil.tasks.classification.measures import metric_names
 
-FIGURES = ("loss", "top1", "top5", "count")
+FIGURES = metric_names(4)
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +283,7 @@ def test_evaluation_by_the_original_s_switch(run):
 
 def test_the_table_of_classes(run):
     shown = succeeds("evaluate", "--run", run, "OUTPUT_PERCLASS_ACC", "True")
-    table = re.findall(r"^  (hue \d+) +(\d+)/(\d+)$", shown, re.MULTILINE)
+    table = re.findall(r"^  (hue \d+) +(\d+)/(\d+)  precision ", shown, re.MULTILINE)
     assert [row[0] for row in table] == ["hue 0", "hue 90", "hue 180", "hue 270"]
     assert [int(row[2]) for row in table] == [16] * 4
     right = sum(int(row[1]) for row in table)

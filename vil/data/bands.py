@@ -24,7 +24,11 @@ NPY = b"\x93NUMPY"  # the first bytes of an .npy file
 
 
 class BandImage(TensorImage):
-    """A tensor (C, H, W), uint8 or float32 in 0..1, with PIL's attributes of the size."""
+    """A tensor (C, H, W), uint8 or float32 in 0..1, with PIL's attributes of mode and size."""
+
+    @property
+    def mode(self) -> str:
+        return f"{len(self)} bands of {self.dtype}"
 
     @property
     def width(self) -> int:

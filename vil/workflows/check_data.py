@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from yacs.config import CfgNode
 
+from vil.config import override
 from vil.config.defaults import KEYS, value_at
 from vil.data.bands import to_display
 from vil.data.classes import match_classes
@@ -49,7 +50,7 @@ class SplitCheck:
 class DataCheck:
     """The result of `check_data`.
 
-    splits: {"train" or "val/<test set>": its content}. problems: why the data cannot be used, one
+    splits: {"train", "val/<set>" or "test/<set>": its content}. problems: why the data cannot be used, one
     line each. warnings: what may spoil a result. suggestions: {config key: value}.
     """
 
@@ -177,12 +178,11 @@ def check_data(
     each split, evenly spaced. Raises ConfigError if the config is invalid.
     """
     cfg = make_config(config, overrides, data=data, imports=imports)
-    task = task_for(cfg, torch.device("cpu"))
+    task = task_for(with_any_classes(cfg), torch.device("cpu"))
     splits, problems, missing = {}, [], []
-    for name in (None, *cfg.DATA.TEST):
-        label = TRAIN if name is None else f"val/{name}"
+    for label, name, part in list_splits(cfg):
         try:
-            dataset = task.open_split(name)
+            dataset = task.open_split(name, part)
             if splits and not cfg.DATA.TARGETMAP:
                 learned = next(iter(splits.values())).dataset.classes
                 match_classes(dataset, learned, label, by_position=is_by_position(cfg))
@@ -199,6 +199,20 @@ def check_data(
     warnings = find_warnings(splits, duplicates)
     suggestions = suggest(cfg, task, splits, missing)
     return DataCheck(cfg.TASK, splits, duplicates, problems, warnings, suggestions)
+
+
+def with_any_classes(cfg: CfgNode) -> CfgNode:
+    """Return the config with a number for DATA.NUM_CLASSES auto. Any number does, since
+    `Task.open_split` ignores it."""
+    return override(cfg, ["DATA.NUM_CLASSES=1"]) if cfg.DATA.NUM_CLASSES == "auto" else cfg
+
+
+def list_splits(cfg: CfgNode) -> list[tuple[str, str | None, str]]:
+    """Return (label, name of the dataset or None for training, part) of each split of a config, see
+    `Task.open_split`."""
+    parts = {"val": cfg.DATA.VAL, "test": cfg.DATA.TEST} if cfg.DATA.VAL else {"val": cfg.DATA.TEST}
+    held_out = [(f"{part}/{name}", name, part) for part, names in parts.items() for name in names]
+    return [(TRAIN, None, ""), *held_out]
 
 
 def is_by_position(cfg: CfgNode) -> bool:
@@ -254,13 +268,14 @@ def suggest(
     that this version lacks are left out."""
     found: dict[str, Any] = {}
     train = splits.get(TRAIN)
-    if train and any(label != TRAIN for label in missing):
+    can_split = getattr(task, "has_splits", False) and not cfg.DATA.VAL_FRACTION
+    if train and can_split and any(label.startswith("val/") for label in missing):
         found["DATA.VAL_FRACTION"] = VAL_FRACTION
     cores = available_cores()
     if cfg.DATALOADER.WORKERS == 0 and cores > 1:
         found["DATALOADER.WORKERS"] = min(cores, MOST_WORKERS)
     if train and len(train.images.indices):
-        if len(train.dataset.classes) != cfg.DATA.NUM_CLASSES:
+        if cfg.DATA.NUM_CLASSES not in ("auto", len(train.dataset.classes)):
             found["DATA.NUM_CLASSES"] = len(train.dataset.classes)
         step = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
         if train.images.num_images < step:
@@ -269,10 +284,10 @@ def suggest(
             found |= suggest_normalization(cfg, train.images)
         if task.resizes_to_image_size:
             found |= suggest_size(cfg, train.images)
-        if (imbalance(train.targets.counts) or 0) > IMBALANCE:
-            found |= {"LOSS.CLASS_WEIGHTS": "balanced", "DATALOADER.SAMPLER": "balanced"}
-            if "LOSS.CLASS_WEIGHTS" in KEYS:  # one of the two is enough
-                del found["DATALOADER.SAMPLER"]
+        is_plain = list(cfg.LOSS.CLASS_WEIGHTS) == ["none"] and cfg.DATALOADER.SAMPLER == "random"
+        has_weights = getattr(task, "target_type", "") in ("class", "labels")
+        if has_weights and is_plain and (imbalance(train.targets.counts) or 0) > IMBALANCE:
+            found["LOSS.CLASS_WEIGHTS"] = "balanced"
     return {
         key: value for key, value in found.items() if key in KEYS and value != value_at(cfg, key)
     }

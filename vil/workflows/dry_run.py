@@ -9,7 +9,7 @@ from yacs.config import CfgNode
 
 from vil.config import override
 from vil.engine.logger import memory_mb
-from vil.tasks import task_for
+from vil.tasks import task_for, with_num_classes
 from vil.utils.errors import DataError
 from vil.workflows.train import run_training
 
@@ -25,9 +25,10 @@ def dry_run(cfg: CfgNode) -> tuple[int, float]:
     Returns (num_images, memory): the number of images in the step and the peak memory in MB.
     """
     try:
+        cfg = with_num_classes(cfg)
         task_for(cfg, torch.device("cpu")).check_data()
     except DataError as error:
-        if Path(cfg.DATA.PATH).is_dir():
+        if Path(cfg.DATA.PATH).is_dir() or cfg.DATA.NUM_CLASSES == "auto":
             raise
         log.warning("the data were not checked: %s", str(error).splitlines()[0])
     num_images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE

@@ -14,7 +14,7 @@ from vil.builders.model import move_to_device
 from vil.data.workers import worker_errors
 from vil.engine.distributed import DistInfo
 from vil.export import export_model, load_exported, quantize_linears
-from vil.tasks import refuse_without, task_for
+from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.image_task import transform_settings
 from vil.utils.errors import ConfigError, os_error_as
 from vil.workflows.inference import build_with_weights, refuse_random_weights
@@ -46,6 +46,7 @@ def export_config(
     the outputs of the file differ from the model's.
     """
     refuse_without(cfg, "export")
+    cfg = with_num_classes(cfg)
     refuse_random_weights(cfg)
     model, report = build_with_weights(cfg, task_for(cfg, torch.device("cpu")))
     files, count = [out := Path(out)], 0
