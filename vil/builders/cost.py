@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from vil.export.trace import in_channels
 from vil.models.vision_longformer import MsViT
 
 
@@ -57,7 +58,7 @@ def external_cost(model: nn.Module, size: tuple[int, int]) -> list[CostRow]:
     size: (height, width) of the image in pixels.
     """
     with sdpa_kernel(SDPBackend.MATH):
-        _, macs = count_macs(model, torch.empty(1, 3, *size, device="meta"))
+        _, macs = count_macs(model, torch.empty(1, in_channels(model), *size, device="meta"))
     return [CostRow("model", "", "", "", num_params(model), macs)]
 
 

@@ -26,7 +26,7 @@ def check_model_size(stages: Sequence[StageSpec], num_outputs: int) -> None:
 def check_batch_size(cfg: CfgNode, batch_size: int) -> None:
     """Raise ConfigError if a batch of float32 images exceeds the memory of this machine."""
     side = cfg.INPUT.IMAGE_SIZE
-    if (size := batch_size * 3 * side**2 * 4) > (limit := total_bytes()):
+    if (size := batch_size * cfg.INPUT.CHANNELS * side**2 * 4) > (limit := total_bytes()):
         raise ConfigError(
             f"DATALOADER.BSZ {cfg.DATALOADER.BSZ} and INPUT.IMAGE_SIZE {side}: a batch takes "
             f"{gigabytes(size)}, more than the {gigabytes(limit)} of memory of this machine"

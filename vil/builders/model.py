@@ -53,6 +53,7 @@ def build_network(cfg: CfgNode, num_outputs: int, *, load_pretrained: bool = Fal
     common = dict(
         num_classes=num_outputs,
         img_size=cfg.INPUT.IMAGE_SIZE,
+        in_chans=cfg.INPUT.CHANNELS,
         drop_rate=cfg.MODEL.VIT.DROP,
         drop_path_rate=cfg.MODEL.VIT.DROP_PATH,
         grad_checkpoint=cfg.MODEL.GRAD_CHECKPOINT,

@@ -68,7 +68,8 @@ def run_embed(args: argparse.Namespace, words: list[str]) -> int:
 
     cfg, class_names = with_weights(args)
     embed.check_embed(cfg)
-    images, _ = predict.find_images(words, sys.stdin.buffer.read, sample=args.sample)
+    options = dict(sample=args.sample, channels=cfg.INPUT.CHANNELS)
+    images, _ = predict.find_images(words, sys.stdin.buffer.read, **options)
     inputs = [*files_read(args, "output_file"), *(image.name for image in images)]
     file = output_file(args.output_file, "--output-file", (".npy",), inputs)
     table = output_file(Path(file).with_suffix(".csv"), "--output-file", (), inputs)

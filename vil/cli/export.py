@@ -5,7 +5,7 @@
   vil export --run runs/nano --checkpoint last --out nano.pt2 --dynamic batch
   vil export --config-file imagenet/vil_small.yaml MODEL.MODEL_PATH best.pth --out small.onnx
 
-The exported model takes images (B, 3, H, W), normalized as in training, and returns logits (B,
+The exported model takes images (B, c, H, W), normalized as in training, and returns logits (B,
 classes). Batch size and image size are dynamic unless --dynamic restricts them. The exported model
 computes in float32 on the CPU, regardless of the precision of training. Its outputs are compared
 with those of the original model before the file is kept. --check also evaluates both on the test

@@ -137,11 +137,13 @@ def run(args: argparse.Namespace) -> int:
     folder, args.output_dir = args.output_dir, None
     use_shipped_weights(args)
     found = [config_for_task(each) for each in one_run_each(args)]
-    settings = predict.task_settings(found[0].cfg, args.format, args.top, args.threshold)
-    for cfg, _ in found:
-        inference.refuse_random_weights(cfg)
-    ensemble.check_views(found[0].cfg, args.tta, len(found))
-    images, targets = predict.find_images(words, sys.stdin.buffer.read, sample=args.sample)
+    cfg = found[0].cfg
+    settings = predict.task_settings(cfg, args.format, args.top, args.threshold)
+    for each, _ in found:
+        inference.refuse_random_weights(each)
+    ensemble.check_views(cfg, args.tta, len(found))
+    options = dict(sample=args.sample, channels=cfg.INPUT.CHANNELS)
+    images, targets = predict.find_images(words, sys.stdin.buffer.read, **options)
     file = checked_output(args, [image.name for image in images])
     drawing = predict.PredictionFolder(folder, images) if folder else None
     model = ensemble.make_ensemble([inference.load_model(*each) for each in found], args.tta)

@@ -21,7 +21,7 @@ class Batch:
     """A batch of B classification samples. `indices` are for looking up sample names, and stay on
     the CPU when the batch is moved to a device."""
 
-    images: Tensor  # (B, 3, H, W) float32
+    images: Tensor  # (B, c, H, W) float32, c channels
     targets: Tensor  # (B,) int64, or (B, K) float32 after mixing
     indices: Tensor  # (B,) int64: dataset indices, also of substitutes for bad samples
     epoch: int = 0

@@ -55,7 +55,8 @@ class ImageDataset(Dataset, ABC):
     """A dataset with one target per image: dataset[i] returns (image, target).
 
     image is the output of `transform`, or an RGB PIL image if there is no transform. A subclass
-    sets `classes` and `targets` and defines `image` and `sample_name`. The kinds of targets are:
+    sets `classes` and `targets` and defines `image` and `sample_name`. If it takes the keyword
+    `channels`, its images can have other channels, see `read_image`. The kinds of targets are:
 
     target_type  targets                     an item's target  classes
     "class"      (N,) int64, class numbers   int               names of the classes
@@ -73,6 +74,7 @@ class ImageDataset(Dataset, ABC):
     weights: np.ndarray | None = None
     split_groups: np.ndarray | None = None
     value_range: Sequence[float] = ()  # for images of more than 8 bits, see `to_rgb`
+    channels = 3  # see `read_image`
     classes: list[str]
     targets: np.ndarray  # not a list, which every forked worker would copy
 
@@ -108,7 +110,8 @@ class ImageDataset(Dataset, ABC):
 
     @abstractmethod
     def image(self, index: int) -> Image.Image:
-        """Return the RGB image before any transform. Raises OSError if it cannot be read."""
+        """Return the RGB image, or a BandImage, before any transform. Raises OSError if it cannot
+        be read."""
 
     def content(self, index: int) -> bytes:
         """Return bytes that two samples share only if their images are identical. Raises OSError

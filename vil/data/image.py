@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from vil.data.bands import PIL_CHANNELS, BandImage, from_pages, is_npy, read_npy
 from vil.utils.errors import StoppedError
 from vil.utils.rgb import ValueRangeError, to_rgb
 
@@ -19,16 +21,47 @@ class UnreadableImage(OSError):
     range is unknown."""
 
 
-def read_image(source: str | Path | BinaryIO, value_range: Sequence[float] = ()) -> Image.Image:
+def read_image(
+    source: str | Path | BinaryIO, value_range: Sequence[float] = (), channels: int = 3
+) -> Image.Image | BandImage:
     """Decode an image to 8-bit RGB and turn it upright by its EXIF orientation.
 
-    value_range: see `to_rgb`. Raises UnreadableImage if the image cannot be decoded.
+    value_range: see `to_rgb`. channels: 1 (the transform converts RGB to gray) or 3; for any other
+    number, a BandImage is returned, from a file of this many channels or pages, or an .npy file.
+    Raises UnreadableImage if the image cannot be decoded.
     """
+    if channels not in PIL_CHANNELS:
+        return _read_bands(source, value_range, channels)
     with open_image(source) as image:
         image.load()
-        if _orientation(image) != 1:
-            ImageOps.exif_transpose(image, in_place=True)
+        _turn_upright(image)
         return to_rgb(image, value_range)
+
+
+def _read_bands(
+    source: str | Path | BinaryIO, value_range: Sequence[float], channels: int
+) -> BandImage:
+    with readable(source):
+        if is_npy(source):
+            return read_npy(source, channels, value_range)
+    with open_image(source) as image:
+        pages = [np.asarray(each) for each in _iter_pages(image, channels)]
+        return from_pages(pages, channels, value_range, image.mode)
+
+
+def _iter_pages(image: Image.Image, channels: int) -> Iterator[Image.Image]:
+    """Yield the upright pages of an opened file, at most one more than `channels`."""
+    for number in range(min(getattr(image, "n_frames", 1), channels + 1)):
+        image.seek(number)
+        page = image.copy()
+        _turn_upright(page)
+        has_alpha = page.mode == "P" and "transparency" in page.info
+        yield page.convert("RGBA") if has_alpha else page
+
+
+def _turn_upright(image: Image.Image) -> None:
+    if _orientation(image) != 1:
+        ImageOps.exif_transpose(image, in_place=True)
 
 
 def read_size(source: str | Path | BinaryIO) -> tuple[int, int]:
@@ -53,18 +86,25 @@ def _orientation(image: Image.Image) -> int:
 def open_image(source: str | Path | BinaryIO) -> Iterator[Image.Image]:
     """Open an image, check its size and format, and yield it. Any error, also one inside the `with`
     block, becomes UnreadableImage."""
+    with readable(source), Image.open(source) as image:
+        limit = Image.MAX_IMAGE_PIXELS
+        # PIL only warns here; a warnings filter per image would reset all shown warnings.
+        if limit is not None and image.width * image.height > limit:
+            size = f"{image.width} x {image.height} pixels"
+            raise Image.DecompressionBombError(f"{size}, more than PIL's limit of {limit}")
+        if image.format == "EPS":  # with any suffix: PIL runs it in Ghostscript
+            raise UnidentifiedImageError
+        yield image
+
+
+@contextmanager
+def readable(source: str | Path | BinaryIO) -> Iterator[None]:
+    """Turn any error inside the `with` block, which reads `source`, into UnreadableImage. Raises it
+    too if `source` is a path that is not a regular file."""
     if isinstance(source, str | Path) and os.path.exists(source) and not os.path.isfile(source):
         raise UnreadableImage("not a regular file")  # opening a named pipe would wait forever
     try:
-        with Image.open(source) as image:
-            limit = Image.MAX_IMAGE_PIXELS
-            # PIL only warns here; a warnings filter per image would reset all shown warnings.
-            if limit is not None and image.width * image.height > limit:
-                size = f"{image.width} x {image.height} pixels"
-                raise Image.DecompressionBombError(f"{size}, more than PIL's limit of {limit}")
-            if image.format == "EPS":  # with any suffix: PIL runs it in Ghostscript
-                raise UnidentifiedImageError
-            yield image
+        yield
     except StoppedError:  # a signal during decoding in the main process
         raise
     except ValueRangeError as error:

@@ -1,4 +1,6 @@
-"""Transforms from a PIL image to a normalized float32 tensor (3, S, S).
+"""Transforms from an image to a normalized float32 tensor (c, S, S).
+
+The image is a PIL image for c of 1 or 3 channels, otherwise a BandImage (`vil.data.bands`).
 
 There are three training transforms: timm's, torchvision's, and a simple one for fine-tuning at
 another image size.
@@ -10,8 +12,10 @@ import torch
 from PIL import Image
 from timm.data import auto_augment as timm_policies
 from timm.data import create_transform
+from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import v2
 
+from vil.data.bands import PIL_CHANNELS
 from vil.utils.lookup import lookup
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -54,6 +58,7 @@ def train_transform(
     re_prob: float = 0.0,
     re_mode: str = "pixel",
     re_count: int = 1,
+    channels: int = 3,
 ) -> Callable:
     """Build the training transform, by default from torchvision's transforms.
 
@@ -64,11 +69,20 @@ def train_transform(
         color_jitter: strengths of brightness, contrast, saturation and hue, and the probability of
             the jitter. One number s stands for (s, s, s, 0, 1).
         auto_augment: name of a timm policy, which replaces the color jitter.
+        channels: c. For 1, the augmented RGB image is converted to gray. For more than 3 and for 2,
+            only crops, flips and random erasing apply, and the others are ignored.
     """
     mode = lookup(INTERPOLATIONS, interpolation, "interpolation")
     strengths, jitter_prob = split_jitter(color_jitter)
+    if channels not in PIL_CHANNELS:
+        crop = v2.RandomResizedCrop(image_size, scale, ratio, mode)
+        if finetune and not use_timm:
+            crop = resize_and_crop(image_size, crop_pct, mode, v2.RandomCrop)
+        flips = [v2.RandomHorizontalFlip(hflip), v2.RandomVerticalFlip(vflip)]
+        erase = [erasing(re_prob, re_mode, re_count)] if use_timm and re_prob else []
+        return v2.Compose([crop, *flips, *normalize(mean, std, channels), *erase])
     if use_timm:
-        return create_transform(
+        parts = create_transform(
             image_size,
             is_training=True,
             scale=scale,
@@ -86,18 +100,22 @@ def train_transform(
             re_prob=re_prob,
             re_mode=re_mode,
             re_count=re_count,
+            separate=channels == 1,
         )
+        if channels == 1:
+            return v2.Compose([*parts[:2], v2.Grayscale(1), *parts[2:]])
+        return parts
     flips = [v2.RandomHorizontalFlip(hflip), v2.RandomVerticalFlip(vflip)]
     if finetune:
-        resize = v2.Resize(int(image_size / crop_pct), mode)
-        return v2.Compose([resize, v2.RandomCrop(image_size), *flips, *normalize(mean, std)])
+        crop = resize_and_crop(image_size, crop_pct, mode, v2.RandomCrop)
+        return v2.Compose([*crop.transforms, *flips, *normalize(mean, std, channels)])
     crop = v2.RandomResizedCrop(image_size, scale, ratio, mode)
     colors = [
         v2.RandomApply([v2.ColorJitter(*strengths)], jitter_prob),
         v2.RandomGrayscale(gray_scale),
         v2.RandomApply([v2.GaussianBlur(BLUR_KERNEL, BLUR_SIGMA)], gaussian_blur),
     ]
-    return v2.Compose([crop, *flips, *colors, *normalize(mean, std)])
+    return v2.Compose([crop, *flips, *colors, *normalize(mean, std, channels)])
 
 
 def eval_transform(
@@ -107,19 +125,34 @@ def eval_transform(
     std: Sequence[float] = IMAGENET_STD,
     interpolation: str = "bilinear",
     crop_pct: float = 0.875,
+    channels: int = 3,
 ) -> Callable:
     """Build the evaluation transform: resize, center-crop and normalize. The shorter side is
-    resized to image_size / crop_pct, rounded down."""
+    resized to image_size / crop_pct, rounded down. channels: see `train_transform`."""
     mode = lookup(INTERPOLATIONS, interpolation, "interpolation")
-    resize = v2.Resize(int(image_size / crop_pct), mode)
-    return v2.Compose([resize, v2.CenterCrop(image_size), *normalize(mean, std)])
+    crop = resize_and_crop(image_size, crop_pct, mode, v2.CenterCrop)
+    return v2.Compose([*crop.transforms, *normalize(mean, std, channels)])
 
 
-def normalize(mean: Sequence[float], std: Sequence[float]) -> list[Callable]:
-    """Return the transforms that convert a PIL image to a float32 tensor in 0..1 and then normalize
+def resize_and_crop(
+    image_size: int, crop_pct: float, mode: v2.InterpolationMode, crop: Callable
+) -> v2.Compose:
+    """Return a transform that resizes the shorter side to image_size / crop_pct, and then crops."""
+    return v2.Compose([v2.Resize(int(image_size / crop_pct), mode), crop(image_size)])
+
+
+def normalize(mean: Sequence[float], std: Sequence[float], channels: int = 3) -> list[Callable]:
+    """Return the transforms that convert an image to a float32 tensor in 0..1 and then normalize
     each channel by mean and std."""
+    tensor = {1: [v2.Grayscale(1), v2.PILToTensor()], 3: [v2.PILToTensor()]}
     scale = v2.ToDtype(torch.float32, scale=True)
-    return [v2.PILToTensor(), scale, v2.Normalize(list(mean), list(std))]
+    steps = tensor.get(channels, [v2.ToPureTensor()])
+    return [*steps, scale, v2.Normalize(list(mean), list(std))]
+
+
+def erasing(probability: float, mode: str, count: int) -> Callable:
+    """Return timm's random erasing of a normalized tensor."""
+    return RandomErasing(probability, mode=mode, max_count=count, num_splits=0, device="cpu")
 
 
 def split_jitter(color_jitter: float | Sequence[float]) -> tuple[tuple[float, ...], float]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms.v2 import functional as F
 
 from vil.utils.lookup import lookup
 
@@ -59,14 +60,16 @@ def make_views(
     transform: evaluation transform, for the whole image. crop_transform: transform of a square
     crop, which keeps all of it. The side of a crop is CROP of the image's shorter side.
     """
-    side = max(round(CROP * min(image.size)), 1)
+    side = max(round(CROP * min(image.width, image.height)), 1)
     tensors: dict[tuple[int, int] | None, Tensor] = {}
     for corner, _ in views:
         if corner is None:
             tensors.setdefault(corner, transform(image))
         elif corner not in tensors:
-            left, top = (end * (size - side) for end, size in zip(corner, image.size))
-            tensors[corner] = crop_transform(image.crop((left, top, left + side, top + side)))
+            left, top = (
+                end * (size - side) for end, size in zip(corner, (image.width, image.height))
+            )
+            tensors[corner] = crop_transform(F.crop(image, top, left, side, side))
     return torch.stack([
         tensors[view.corner].flip(-1) if view.mirror else tensors[view.corner] for view in views
     ])  # fmt: skip

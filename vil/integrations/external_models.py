@@ -22,17 +22,19 @@ def build_external(
     *,
     num_classes: int,
     img_size: int,
+    in_chans: int = 3,
     pretrained: bool = False,
     drop_rate: float = 0.0,
     drop_path_rate: float = 0.0,
     grad_checkpoint: bool = False,
 ) -> nn.Module:
-    """Build a classifier of timm or torchvision, which maps images (B, 3, S, S) to logits (B, K).
+    """Build a classifier of timm or torchvision, which maps images (B, c, S, S) to logits (B, K).
 
     name: "timm/<name>" for a timm model, or the name of a torchvision model.
-    num_classes, img_size: K and S.
+    num_classes, img_size, in_chans: K, S and c. torchvision's models have 3 input channels.
     pretrained: download the published weights. If num_classes differs from the number of published
-      classes, the head keeps its initial weights.
+      classes, the head keeps its initial weights. For other channels, timm sums or repeats the
+      weights of the first layer.
     drop_rate, drop_path_rate: for timm models; torchvision models ignore them.
 
     Raises ValueError for an unknown name, or if the model does not support grad_checkpoint. Raises
@@ -40,7 +42,13 @@ def build_external(
     """
     try:
         if name.startswith(PREFIX):
-            model = _build_timm(name, num_classes, img_size, pretrained, drop_rate, drop_path_rate)
+            rates = drop_rate, drop_path_rate
+            model = _build_timm(name, num_classes, img_size, in_chans, pretrained, *rates)
+        elif in_chans != 3:
+            raise ValueError(
+                f"{name}: torchvision's models take images of 3 channels, not {in_chans}: set "
+                "INPUT.CHANNELS to 3, or take msvit or a timm model"
+            )
         else:
             model = _build_torchvision(name, num_classes, img_size, pretrained)
     except OSError as error:
@@ -56,14 +64,21 @@ def build_external(
 
 
 def _build_timm(
-    name: str, num_classes: int, img_size: int, pretrained: bool, drop: float, drop_path: float
+    name: str,
+    num_classes: int,
+    img_size: int,
+    in_chans: int,
+    pretrained: bool,
+    drop: float,
+    drop_path: float,
 ) -> nn.Module:
     short = name.removeprefix(PREFIX)
     known = dict.fromkeys(timm.list_models() + timm.list_pretrained())
     lookup(known, short, "timm model")
     cfg = timm.get_pretrained_cfg(short)
-    size = {"img_size": img_size} if cfg and cfg.fixed_input_size else {}
-    settings = {"num_classes": num_classes, "drop_rate": drop, **size}
+    own = {"img_size": img_size} if cfg and cfg.fixed_input_size else {}
+    own |= {"in_chans": in_chans} if in_chans != 3 else {}
+    settings = {"num_classes": num_classes, "drop_rate": drop, **own}
     try:
         return timm.create_model(short, pretrained, drop_path_rate=drop_path, **settings)
     except TypeError:

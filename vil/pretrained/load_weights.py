@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vil.layers.pos_embed import RULES
 from vil.models.head_names import find_head_names
 from vil.models.vision_longformer import MsViT
+from vil.pretrained.adapt_stem import adapt_stem, find_stems
 from vil.pretrained.convert_2021 import (
     PROJECTION,
     convert_projections,
@@ -45,7 +46,7 @@ GLOBAL = {
     "g2l_relative_position_bias": (2,),
     "g2g_relative_position_bias": (1, 2),
 }
-LISTED = ("missing", "unexpected", "mismatched", "resized", "converted")
+LISTED = ("missing", "unexpected", "mismatched", "resized", "converted", "adapted")
 
 
 @dataclass
@@ -59,6 +60,7 @@ class Report:
     loaded: list[str] = field(default_factory=list)
     resized: list[str] = field(default_factory=list)  # with both shapes; also in `loaded`
     converted: list[str] = field(default_factory=list)  # from other projections; also in `loaded`
+    adapted: list[str] = field(default_factory=list)  # stem for other channels; also in `loaded`
     ignored: list[str] = field(default_factory=list)  # aliases, index buffers, parts of a detector
     fresh: list[str] = field(default_factory=list)  # left as initialized, on request
     missing: list[str] = field(default_factory=list)
@@ -230,6 +232,7 @@ def _fit(
     (weights that fit, keyed by the module's names, and a report of what happened to each key).
     """
     report, target, fitted, original = Report(), module.state_dict(), {}, state
+    stems = find_stems(module)
     if convert:
         state, report.converted = convert_projections(state, names.values())
     for name, key in names.items():
@@ -242,6 +245,8 @@ def _fit(
         if value.shape != shape:
             resize = getattr(owner, "resize_weight", lambda *_: None)
             value = resize(leaf, value, shape, rule)
+        if value is None and name in stems:
+            value = adapt_stem(state[key], shape)
         if value is None and convert:
             value = _repeat_global(leaf, state[key], shape)
         if value is None:
@@ -249,7 +254,10 @@ def _fit(
             continue
         fitted[name] = value.to(state[key].dtype)
         report.loaded.append(key)
-        if value.shape != state[key].shape:
+        if name in stems and value.shape != state[key].shape:
+            counts = f"{state[key].shape[1]} to {value.shape[1]} channels"
+            report.adapted.append(f"{key}: stem adapted from {counts}")
+        elif value.shape != state[key].shape:
             report.resized.append(shapes)
     unused = find_unused_tables(module)
     for key in state.keys() - set(names.values()):

@@ -22,6 +22,7 @@ from vil.builders.cost import CostRow
 from vil.builders.device import amp_dtype, memory_format
 from vil.data.classes import match_classes
 from vil.data.loader import EvalLoader, TrainLoader
+from vil.data.target_summary import TargetSummary, summarize_targets
 from vil.data.views import View
 from vil.engine.distributed import DistInfo, unwrap
 from vil.engine.evaluation import evaluating
@@ -69,6 +70,7 @@ class Task:
     metric: Metric
     output_formats: Mapping[str, OutputFormat] = {}
     class_names: Sequence[str] = ()  # of the model; set before datasets are opened
+    resizes_to_image_size = True  # whether the network's input has INPUT.IMAGE_SIZE pixels
     # config values that `train_loader` derived from the training set, for the run's config.yaml
     learned_settings: Mapping[str, Any] = {}
     columns: Sequence[str] = ()  # metrics in the report's table of evaluations; empty: all
@@ -153,6 +155,22 @@ class Task:
         """Open the config's datasets. Raises ConfigError or DataError if they are invalid."""
         self.class_names = self.train_loader(DistInfo()).classes
         self.test_loaders(DistInfo())
+
+    # ---- called by `vil data check`
+
+    def open_split(self, name: str | None = None, part: str = "val") -> Any:
+        """Open the training set or, if `name` is given, the set `name` of DATA.VAL or DATA.TEST.
+
+        part: "test" for DATA.TEST if there are sets in DATA.VAL too, otherwise "val". The dataset may have another number of classes than the config. It has the methods `image`
+        and `sample_name` of `ImageDataset`. Raises DataError if the dataset is invalid.
+        """
+        if name is None:
+            return self.train_loader(DistInfo()).samples.dataset
+        return self.test_loaders(DistInfo(), part=part)[name].dataset
+
+    def summarize_targets(self, dataset: Any) -> TargetSummary:
+        """Count the images of each class of a dataset that `open_split` returned."""
+        return summarize_targets(dataset)
 
     # ---- called by the training loop and by evaluation
 
@@ -295,6 +313,7 @@ class ConfigTask(Task):
     """
 
     max_eval_batch: int | None = None
+    accepts_any_classes = False  # whether datasets may have another number than DATA.NUM_CLASSES
     has_splits = False
 
     def __init__(self, cfg: CfgNode, device: torch.device, **settings: Any):
@@ -322,6 +341,22 @@ class ConfigTask(Task):
             return opened
 
         return data.build_train_loader(self.cfg, dist, self.device, open_dataset, bad_file)
+
+    @as_config_error
+    def open_split(self, name: str | None = None, part: str = "val") -> Any:
+        data.check_dataset_arguments(self.cfg, self.own_arguments)
+        split = ["test"] if part == "test" else []
+        self.accepts_any_classes = True
+        try:
+            return self.open_train_set() if name is None else self.open_test_set(name, *split)
+        finally:
+            self.accepts_any_classes = False
+
+    def check_num_classes(self, dataset: Any, name: str) -> None:
+        """Raise ConfigError unless a dataset has DATA.NUM_CLASSES classes. name: what the message
+        calls the dataset."""
+        if not self.accepts_any_classes:
+            data.check_num_classes(self.cfg, dataset, name)
 
     def check_data(self) -> None:
         super().check_data()

@@ -1,6 +1,6 @@
 """Base classes of tasks with one target per image: a class, several labels, or numbers.
 
-Shapes: B images of a batch, N images of a test set, K outputs of the model.
+Shapes: B images of a batch, c channels, N images of a test set, K outputs of the model.
 """
 
 import itertools
@@ -18,7 +18,9 @@ from vil.builders import data
 from vil.builders.cost import model_cost
 from vil.builders.model import build_network
 from vil.builders.splits import derived_splits, split_indices
+from vil.config.access import warn_unused
 from vil.data import build_dataset, is_numbered, own_arguments
+from vil.data.bands import PIL_CHANNELS
 from vil.data.classes import match_classes
 from vil.data.dataset import ImageDataset
 from vil.data.datasets.concat import ConcatImageDataset
@@ -35,6 +37,11 @@ from vil.utils.errors import ConfigError, DataError, as_config_error
 from vil.utils.image_text import draw_text, enlarge, font_for
 
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
+# Augmentations of RGB images, with timm's transform and without, which bands do not get.
+RGB_ONLY = {
+    True: ("AUG.TIMM_AUG.COLOR_JITTER", "AUG.TIMM_AUG.AUTO_AUGMENT"),
+    False: ("AUG.COLOR_JITTER", "AUG.GRAY_SCALE", "AUG.GAUSSIAN_BLUR"),
+}
 SYNTHETIC = "fake"  # dataset for `synthetic`
 MAX_EVAL_BATCH = 64  # images
 LABEL_COLOR = (0, 0, 0)  # background of text in visualizations
@@ -53,7 +60,7 @@ class Outputs(NamedTuple):
 class ImageTask(Task):
     """Base class of tasks with one target per image, with explicit settings.
 
-    transform: function that converts a PIL image to a tensor (3, H, W) for inference.
+    transform: function that converts an image to a tensor (c, H, W) for inference.
     image_weights: weights (N,) of the training images in the loss; None: all 1.
     crop_transform: the same for a square crop, of which it keeps all; by default `transform`.
     """
@@ -71,20 +78,20 @@ class ImageTask(Task):
         self.image_weights = image_weights
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """Apply the evaluation transform to an image and return a tensor (3, H, W)."""
+        """Apply the evaluation transform to an image and return a tensor (c, H, W)."""
         return self.transform(image)
 
     def preprocess_views(self, image: Image.Image, views: Sequence[View]) -> Tensor:
-        """Return V views of an image as a tensor (V, 3, H, W), see `vil.data.views`."""
+        """Return V views of an image as a tensor (V, c, H, W), see `vil.data.views`."""
         return make_views(image, tuple(views), self.transform, self.crop_transform)
 
     def compute_outputs(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return the model's outputs (B, K) float32 for images (B, 3, H, W) on the device."""
+        """Return the model's outputs (B, K) float32 for images (B, c, H, W) on the device."""
         with autocast(self.device, self.amp_dtype):
             return model(images).float()
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-        """Return the model's outputs (B, K) float32, on the CPU, for B tensors (3, H, W)."""
+        """Return the model's outputs (B, K) float32, on the CPU, for B tensors (c, H, W)."""
         placement = dict(device=self.device, memory_format=self.memory_format)
         images = torch.stack(list(inputs)).to(**placement, non_blocking=True)
         return self.compute_outputs(model, images).cpu()
@@ -94,7 +101,7 @@ class ImageTask(Task):
         return torch.stack([output.double() for output in outputs]).mean(dim=0).float()
 
     def embed(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-        """Return the pooled features (B, D) float32, on the CPU, of B tensors (3, H, W)."""
+        """Return the pooled features (B, D) float32, on the CPU, of B tensors (c, H, W)."""
         placement = dict(device=self.device, memory_format=self.memory_format)
         images = torch.stack(list(inputs)).to(**placement, non_blocking=True)
         with autocast(self.device, self.amp_dtype):
@@ -168,7 +175,7 @@ class ConfigImageTask(ConfigTask, ImageTask):
         cfg = self.cfg
         transform = build_train_transform(cfg) if split == "train" else self.transform
         own = dict(n=num_samples, size=cfg.INPUT.IMAGE_SIZE, num_classes=cfg.DATA.NUM_CLASSES)
-        own["target_type"] = self.target_type
+        own |= dict(target_type=self.target_type, channels=cfg.INPUT.CHANNELS)
         return build_dataset(SYNTHETIC, folder, split, transform, **own)
 
     def open_train_set(self) -> ImageDataset:
@@ -178,13 +185,13 @@ class ConfigImageTask(ConfigTask, ImageTask):
             by_position = self.cfg.DATA.CLASSES == "by_position"
             match_classes(other, sets[0].classes, name, by_position=by_position)
         dataset = sets[0] if len(sets) == 1 else ConcatImageDataset(sets, names)
-        data.check_num_classes(self.cfg, dataset, ", ".join(names))
+        self.check_num_classes(dataset, ", ".join(names))
         return dataset
 
     def open_test_set(self, name: str, split: str = "val") -> ImageDataset:
         dataset = self._open_part(name, split, self.transform)
         if not self.cfg.DATA.TARGETMAP:
-            data.check_num_classes(self.cfg, dataset, name)
+            self.check_num_classes(dataset, name)
         return dataset
 
     def _open_part(self, name: str, split: str, transform: Callable) -> ImageDataset:
@@ -201,19 +208,26 @@ class ConfigImageTask(ConfigTask, ImageTask):
         cfg, taken = self.cfg, self.own_arguments(name)
         with data.dataset_arguments(cfg, name, taken) as own:
             is_mapped = split != "train" and cfg.DATA.TARGETMAP
-            if is_numbered(name) and cfg.DATA.NUM_CLASSES != "auto" and not is_mapped:
+            is_free = is_mapped or self.accepts_any_classes or cfg.DATA.NUM_CLASSES == "auto"
+            if is_numbered(name) and not is_free:
                 own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
             if "target_type" in taken:
                 own["target_type"] = self.target_type
             if "all_rows" in taken and name not in cfg.DATA.TRAIN:
                 own.setdefault("all_rows", True)  # a file for this split alone
+            if "channels" in taken:
+                own["channels"] = cfg.INPUT.CHANNELS
+            elif cfg.INPUT.CHANNELS not in PIL_CHANNELS:
+                raise ConfigError(
+                    f"INPUT.CHANNELS {cfg.INPUT.CHANNELS}: {name} has RGB images only: set 1 or 3"
+                )
             dataset = build_dataset(name, cfg.DATA.PATH, split, transform, **own)
         if dataset.target_type != self.target_type:
             raise DataError(
                 f"{name} has {TARGETS[dataset.target_type]} per image, and TASK {cfg.TASK} learns "
                 f"{TARGETS[self.target_type]}"
             )
-        dataset.value_range = cfg.DATA.VALUE_RANGE
+        dataset.value_range, dataset.channels = cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS
         return dataset
 
 
@@ -239,9 +253,12 @@ def refuse_mixing(cfg: CfgNode) -> None:
 
 @as_config_error
 def build_train_transform(cfg: CfgNode) -> Callable:
-    """Build the transform of training images, from PIL images to augmented tensors (3, S, S)
-    of the image size S."""
+    """Build the transform of training images, from images to augmented tensors (c, S, S) of
+    INPUT.CHANNELS c and the image size S."""
     aug = cfg.AUG
+    if cfg.INPUT.CHANNELS not in PIL_CHANNELS:
+        why = f"INPUT.CHANNELS is {cfg.INPUT.CHANNELS}"
+        warn_unused(cfg, why, RGB_ONLY[aug.TIMM_AUG.USE_TRANSFORM])
     if aug.TIMM_AUG.USE_TRANSFORM:
         names = ("HFLIP", "VFLIP", "COLOR_JITTER", "RE_PROB", "RE_MODE", "RE_COUNT")
         own = {name.lower(): aug.TIMM_AUG[name] for name in names}
@@ -249,15 +266,16 @@ def build_train_transform(cfg: CfgNode) -> Callable:
     else:
         own = {name.lower(): aug[name] for name in ("COLOR_JITTER", "GRAY_SCALE", "GAUSSIAN_BLUR")}
         own["finetune"] = cfg.FINETUNE.FINETUNE and not cfg.FINETUNE.USE_TRAIN_AUG
-    crop = dict(scale=tuple(aug.SCALE), ratio=tuple(aug.RATIO))
-    return train_transform(cfg.INPUT.IMAGE_SIZE, **crop, **transform_settings(cfg), **own)
+    own |= dict(scale=tuple(aug.SCALE), ratio=tuple(aug.RATIO), channels=cfg.INPUT.CHANNELS)
+    return train_transform(cfg.INPUT.IMAGE_SIZE, **transform_settings(cfg), **own)
 
 
 @as_config_error
 def build_eval_transform(cfg: CfgNode, **changes: Any) -> Callable[[Any], Tensor]:
-    """Build the transform of evaluation images, from PIL images to tensors (3, S, S) of the
-    image size S. changes: arguments of `eval_transform` that replace the config's."""
-    return eval_transform(cfg.INPUT.IMAGE_SIZE, **{**transform_settings(cfg), **changes})
+    """Build the transform of evaluation images, from images to tensors (c, S, S) of INPUT.CHANNELS
+    c and the image size S. changes: arguments of `eval_transform` that replace the config's."""
+    settings = dict(channels=cfg.INPUT.CHANNELS, **transform_settings(cfg))
+    return eval_transform(cfg.INPUT.IMAGE_SIZE, **{**settings, **changes})
 
 
 def describe_target(dataset: ImageDataset, index: int) -> str:

@@ -32,6 +32,13 @@ def machine(device: torch.device) -> dict[str, str | int]:
     }
 
 
+def available_cores() -> int:
+    """Return the number of processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def search_file(pattern: str, file: str) -> str | None:
     """Return group 1 of the first match of a regular expression in a file; None without a match or
     if the file cannot be read."""

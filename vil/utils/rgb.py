@@ -33,21 +33,27 @@ def to_rgb(image: Image.Image, value_range: Sequence[float] = ()) -> Image.Image
     if not real.any():
         raise ValueRangeError("no pixel has a finite value")
     least, most = pixels[real].min(), pixels[real].max()
-    low, high = value_range or _range_of(image, float(least), float(most))
+    low, high = value_range or default_range(_kind_of(image), float(least), float(most))
     scaled = (np.where(real, pixels, low).astype(np.float64) - low) / (high - low)
     # 256 equal steps: 16-bit values keep their upper 8 bits
     return Image.fromarray((scaled * 256).clip(0, 255).astype(np.uint8)).convert("RGB")
 
 
-def _range_of(image: Image.Image, least: float, most: float) -> tuple[float, float]:
-    """Return the default value range (low, high) of an image's type, such as 16 bits. Raises
-    ValueRangeError if the type has no default range, or if the image's smallest or largest value,
-    `least` or `most`, lies outside of it."""
+def _kind_of(image: Image.Image) -> str:
+    """Return the type of the values of an image with more than 8 bits, such as "16-bit"."""
     # a PNG has 16 bits at most, also in mode I
     is_16_bit = ";16" in image.mode or (image.mode == "I" and image.format == "PNG")
-    kind = "float" if image.mode == "F" else "16-bit" if is_16_bit else "32-bit"
-    if kind == "32-bit":
-        raise ValueRangeError("images of 32-bit integers need DATA.VALUE_RANGE [low, high]")
+    return "float" if image.mode == "F" else "16-bit" if is_16_bit else "32-bit"
+
+
+def default_range(kind: str, least: float, most: float) -> tuple[float, float]:
+    """Return the default value range (low, high) of a type of values: "16-bit" or "float".
+
+    Raises ValueRangeError if the type has no default range, or if the image's smallest or largest
+    value, `least` or `most`, lies outside of it.
+    """
+    if kind not in FULL_RANGE:
+        raise ValueRangeError(f"images of {kind} integers need DATA.VALUE_RANGE [low, high]")
     low, high = FULL_RANGE[kind]
     if least < low or most > high:
         text = f"values from {least:g} to {most:g} are outside of {low:g} to {high:g}"

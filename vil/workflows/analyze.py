@@ -52,6 +52,7 @@ def find_layout_copies(cfg: CfgNode, batch_size: int) -> list:
     task = task_for(cfg, device)
     model = move_to_device(cfg, task.build_model(), device).train()
     set_progress(model, TrainStep(cfg.SEED, 0, 0, 1, 1))
-    images = torch.randn(batch_size, 3, cfg.INPUT.IMAGE_SIZE, cfg.INPUT.IMAGE_SIZE, device=device)
+    shape = (batch_size, cfg.INPUT.CHANNELS, cfg.INPUT.IMAGE_SIZE, cfg.INPUT.IMAGE_SIZE)
+    images = torch.randn(shape, device=device)
     images = images.contiguous(memory_format=memory_format(cfg))
     return conversions(model, images, amp_dtype(cfg))

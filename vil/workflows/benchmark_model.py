@@ -140,7 +140,7 @@ def make_entry(name: str, way: str, cfg: CfgNode) -> tuple[Row, Contender | None
     set_progress(model, TrainStep(cfg.SEED, 0, 0, 1, 1))
     torch.manual_seed(cfg.SEED)
     side, count = cfg.INPUT.IMAGE_SIZE, cfg.DATALOADER.BSZ
-    images = torch.randn(count, 3, side, side, device=device)
+    images = torch.randn(count, cfg.INPUT.CHANNELS, side, side, device=device)
     contender = Contender(
         model,
         optimizer,

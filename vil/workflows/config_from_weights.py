@@ -14,6 +14,7 @@ SETTINGS = {
     "arch": "MODEL.VIT.MSVIT.ARCH",
     "attention": "MODEL.VIT.MSVIT.ATTN_TYPE",
     "img_size": "INPUT.IMAGE_SIZE",
+    "in_chans": "INPUT.CHANNELS",
     "num_classes": "DATA.NUM_CLASSES",
     "norm_embed": "MODEL.VIT.NORM_EMBED",
     "norm_eps": "MODEL.VIT.MSVIT.LN_EPS",

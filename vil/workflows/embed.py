@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from yacs.config import CfgNode
 
-from vil.data.datasets.image_list import ImageList, ImageSource, iter_image_batches
 from vil.data.datasets.image_list import Images as ImageCollection
+from vil.data.datasets.image_list import ImageSource, iter_image_batches
 from vil.data.workers import worker_errors
 from vil.engine.evaluation import evaluating
 from vil.tasks import refuse_unless_defined
@@ -30,7 +30,7 @@ from vil.workflows.inference import (
     open_test_sets,
     refuse_random_weights,
 )
-from vil.workflows.predict import Images, open_images
+from vil.workflows.predict import Images, image_list, open_images
 
 COLUMNS = ("row", "file", "error")
 
@@ -69,7 +69,7 @@ def embed(
     """
     model = source if isinstance(source, InferenceModel) else load_for_inference(source, overrides)
     check_embed(model.cfg)
-    collection = ImageList(open_images(images), model.cfg.DATA.VALUE_RANGE)
+    collection = image_list(model.cfg, open_images(images, model.cfg.INPUT.CHANNELS))
     return collect_features(model, collection, batch_size, num_workers)[0]
 
 
@@ -151,7 +151,7 @@ def embed_files(model: InferenceModel, images: Sequence[ImageSource], file: Path
     The CSV has the columns row, file and error. Returns (shape of the features, number of images
     that cannot be read).
     """
-    collection = ImageList(list(images), model.cfg.DATA.VALUE_RANGE)
+    collection = image_list(model.cfg, images)
     table = file.with_suffix(".csv")
     with (
         replacing(table, "--output-file") as names_aside,

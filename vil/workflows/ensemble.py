@@ -21,7 +21,7 @@ from vil.tasks.base import Task
 from vil.utils.errors import ConfigError, as_config_error
 from vil.workflows.inference import InferenceModel
 
-READING = ("DATA.VALUE_RANGE",)  # keys that determine how an image file is read
+READING = ("DATA.VALUE_RANGE", "INPUT.CHANNELS")  # keys that determine how an image file is read
 MAX_NAMES = 5  # class names in a message
 
 

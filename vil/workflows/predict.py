@@ -12,6 +12,7 @@ from PIL import Image
 from torchvision.models import WeightsEnum
 from yacs.config import CfgNode
 
+from vil.data.bands import PIL_CHANNELS, to_display
 from vil.data.datasets.digits import read_demo_digits
 from vil.data.datasets.folder import EXTENSIONS
 from vil.data.datasets.image_list import STDIN, ImageList, ImageSource, iter_image_batches
@@ -26,7 +27,7 @@ from vil.workflows.configure import Overrides
 from vil.workflows.ensemble import Ensemble, find_runs, make_ensemble
 from vil.workflows.inference import InferenceModel, load_for_inference
 
-IMAGE_SUFFIXES = EXTENSIONS
+IMAGE_SUFFIXES = (*EXTENSIONS, ".npy")
 TOP = 5  # classes per image
 Images = str | Path | Image.Image | np.ndarray | Iterable[str | Path | Image.Image | np.ndarray]
 Source = str | Path | WeightsEnum | InferenceModel
@@ -45,8 +46,9 @@ def predict(
 
     source: an InferenceModel, or the `source` of `vil.load_for_inference`. The outputs of a list of
     them, or of the runs that match a pattern such as "runs/fold*", are averaged. images: one or
-    several files, folders (all images below them), PIL images or uint8 arrays (H, W, 3). tta:
-    test-time augmentation: "hflip", "crops", "crops+hflip" or a number of views, see
+    several files, folders (all images below them), PIL images or uint8 arrays (H, W, 3). For a
+    model of other channels than gray or RGB, arrays (H, W, INPUT.CHANNELS) of any type of numbers.
+    tta: test-time augmentation: "hflip", "crops", "crops+hflip" or a number of views, see
     `vil.data.views.parse_views`.
 
     The prediction of a classifier has `file` and `classes`: (index, probability) pairs, the most
@@ -55,7 +57,7 @@ def predict(
     there are no images, ConfigError if the models have different classes.
     """
     ensemble = make_ensemble(load_models(source, overrides), tta)
-    collection = ImageList(open_images(images), ensemble.cfg.DATA.VALUE_RANGE)
+    collection = image_list(ensemble.cfg, open_images(images, ensemble.cfg.INPUT.CHANNELS))
     return iter_predictions(ensemble, collection, batch_size, num_workers)
 
 
@@ -76,39 +78,51 @@ def load_models(
     return models
 
 
-def open_images(images: Images) -> list[ImageSource]:
-    """Return the images that files, folders, PIL images or arrays are, see `predict`. Raises
-    DataError if there are none."""
+def image_list(cfg: CfgNode, images: Sequence[ImageSource]) -> ImageList:
+    """Return images to read as the config says."""
+    return ImageList(list(images), cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
+
+
+def open_images(images: Images, channels: int = 3) -> list[ImageSource]:
+    """Return the images that files, folders, PIL images or arrays are, see `predict`. channels:
+    INPUT.CHANNELS. Raises DataError if there are none."""
     if isinstance(images, str | Path | Image.Image | np.ndarray):
         images = [images]
-    sources = [picture for each in images for picture in _open(each)]
+    sources = [picture for each in images for picture in _open(each, channels)]
     if not sources:
         raise DataError("there are no images to predict")
     return sources
 
 
-def _open(image: str | Path | Image.Image | np.ndarray) -> list[ImageSource]:
+def _open(image: str | Path | Image.Image | np.ndarray, channels: int) -> list[ImageSource]:
     if isinstance(image, str | Path):
-        return list_images([str(image)], lambda: b"")
+        return list_images([str(image)], lambda: b"", channels)
+    buffer = io.BytesIO()
+    if channels not in PIL_CHANNELS:
+        np.save(buffer, np.asarray(image))
+        return [ImageSource("array", buffer.getvalue())]
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image)
-    buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return [ImageSource("array", buffer.getvalue())]
 
 
 def find_images(
-    words: Sequence[str], read_stdin: Callable[[], bytes], *, sample: bool = False
+    words: Sequence[str],
+    read_stdin: Callable[[], bytes],
+    *,
+    sample: bool = False,
+    channels: int = 3,
 ) -> tuple[list[ImageSource], list[str]]:
     """Return the images that `words` specify or, if `sample`, the package's sample images.
 
-    words: files, folders, or "-" for the image file whose content `read_stdin` returns. Returns
-    (images, classes): `classes` has the class names of the sample images, and is empty for other
-    images. Raises DataError if there are no images.
+    words: files, folders, or "-" for the image file whose content `read_stdin` returns. channels:
+    INPUT.CHANNELS. Returns (images, classes): `classes` has the class names of the sample images,
+    and is empty for other images. Raises DataError if there are no images.
     """
     if sample:
         return read_demo_digits()
-    images = list_images(words, read_stdin)
+    images = list_images(words, read_stdin, channels)
     if not images:
         raise DataError(f"no images in {', '.join(words)}")
     return images, []
@@ -168,13 +182,14 @@ def predict_files(
     """Yield a prediction for each image, in order. drawing: folder in which to save copies of the
     images with the predictions drawn on them. targets: true class of each image, if known."""
     cfg, task = ensemble.cfg, ensemble.task
-    originals = ImageList(list(images), cfg.DATA.VALUE_RANGE)
+    originals = image_list(cfg, images)
     predictions = iter_predictions(ensemble, originals, cfg.DATALOADER.BSZ, cfg.DATALOADER.WORKERS)
     for index, prediction in enumerate(predictions):
         if targets:
             prediction = task.add_target(prediction, targets[index])
         if drawing and not prediction.error:
-            drawing.save(prediction.file, task.visualize(originals.image(index), prediction))
+            image = to_display(originals.image(index))
+            drawing.save(prediction.file, task.visualize(image, prediction))
         yield prediction
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
+from vil.data.bands import BandImage, rgb_channels
 from vil.data.image import UnreadableImage, read_image
 from vil.engine.distributed import DistInfo
 from vil.engine.evaluation import evaluating
@@ -68,7 +69,7 @@ def visualize_attention(
     refuse_without(cfg, "visualize attention")
     inference = load_model(cfg, class_names)
     task = inference.task
-    original = _read(task, image, stdin, cfg.DATA.VALUE_RANGE)
+    original = _read(task, image, stdin, cfg.DATA.VALUE_RANGE, cfg.INPUT.CHANNELS)
     tensor = inference.transform(original)
     size = tuple(tensor.shape[-2:])
     pixel = (size[0] // 2, size[1] // 2)
@@ -86,22 +87,24 @@ def visualize_attention(
     if not rows:
         raise ConfigError(left_out[0] if left_out else "--only global: there are no global tokens")
     title = f"{image}: class {inference.classes[number.item()]}, {probability:.1%}"
-    mean, std = (torch.tensor(x).view(3, 1, 1) for x in (cfg.INPUT.MEAN, cfg.INPUT.STD))
-    shown = (tensor * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()
+    mean, std = (torch.tensor(x).view(-1, 1, 1) for x in (cfg.INPUT.MEAN, cfg.INPUT.STD))
+    shown = rgb_channels((tensor * std + mean).clamp(0, 1)).permute(1, 2, 0).numpy()
     with replacing(out) as aside:
         draw_attention(shown, rows, title, aside)
     return inference.report, left_out
 
 
-def _read(task: Task, word: str, stdin: bytes | None, value_range: Sequence[float]) -> Image.Image:
+def _read(
+    task: Task, word: str, stdin: bytes | None, value_range: Sequence[float], channels: int
+) -> Image.Image | BandImage:
     """Read an image. word: "test:N" for image N of the first test set, otherwise a file. stdin:
-    content of an image file to read instead of a file, or None. value_range: DATA.VALUE_RANGE.
-    Raises DataError if the image cannot be read."""
+    content of an image file to read instead of a file, or None. value_range, channels: see
+    `read_image`. Raises DataError if the image cannot be read."""
     numbered = re.fullmatch(TEST, word) if not os.path.exists(word) else None
     try:
         if not numbered:
             source = word if stdin is None else io.BytesIO(stdin)
-            return read_image(source, value_range)
+            return read_image(source, value_range, channels)
         name, loader = next(iter(task.test_loaders(DistInfo()).items()))
         if int(numbered[1]) >= len(loader.dataset):
             raise DataError(f"{word}: {name} has images 0 to {len(loader.dataset) - 1}")
@@ -139,7 +142,7 @@ def rows_of(
 ) -> list[Row]:
     """Return the figure's rows for one block: one for the query token, then one per global token.
 
-    batch: (1, 3, H, W). stage, block: indices from 0. pixel: (row, col) in the image, covered by
+    batch: (1, c, H, W). stage, block: indices from 0. pixel: (row, col) in the image, covered by
     the query token. only: "token" or "global" to return only that kind of row. Raises ValueError if
     no token covers the pixel, or if this type of attention has no maps.
     """

@@ -1,21 +1,27 @@
 """Config keys of input images and mixed precision."""
 
-from vil.config.rules import Rule, between, fraction, one_of
+from vil.config.rules import Conflict, Rule, between, fraction, one_of
 from vil.utils.registry import Key, Section
 
 DECLARED = (
     Section("INPUT", "The images that the network sees."),
     Key(
+        "CHANNELS",
+        3,
+        "Channels of the images: 1 gray, 3 RGB, others bands (docs/guides/channels.md).",
+        between(1, 16),
+    ),
+    Key(
         "MEAN",
         [0.485, 0.456, 0.406],
-        "Mean of the RGB channels, subtracted from images in 0..1.",
-        Rule(lambda value: len(value) in (1, 3), "one or three numbers"),
+        "Mean of the channels, subtracted from images in 0..1: one number, or one per channel.",
+        Rule(lambda value: 1 <= len(value) <= 16, "one number, or one per channel"),
     ),
     Key(
         "STD",
         [0.229, 0.224, 0.225],
-        "Standard deviation of the RGB channels; divides images after MEAN is subtracted.",
-        Rule(lambda v: len(v) in (1, 3) and min(v) > 0, "one or three numbers above 0"),
+        "Standard deviation of the channels; divides images after MEAN is subtracted.",
+        Rule(lambda v: 1 <= len(v) <= 16 and min(v) > 0, "one number above 0, or one per channel"),
     ),
     Key("IMAGE_SIZE", 224, "Side of the square crop the model is built for.", between(1, 16384)),
     Key(
@@ -27,6 +33,11 @@ DECLARED = (
         fraction,
     ),
     Key("INTERPOLATION", 2, "Resize interpolation: 2 bilinear, 3 bicubic.", one_of(2, 3)),
+    Conflict(
+        ("INPUT.CHANNELS", "INPUT.MEAN", "INPUT.STD"),
+        lambda channels, mean, std: not {len(mean), len(std)} <= {1, channels},
+        "MEAN and STD need one number, or one per channel, such as MEAN [0.5] STD [0.25]",
+    ),
     Section("AMP", "Mixed precision and memory layout."),
     Key("ENABLED", False, "Compute forward and loss in AMP.DTYPE (autocast)."),
     Key(

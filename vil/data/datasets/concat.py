@@ -27,6 +27,7 @@ class ConcatImageDataset(ImageDataset):
         self.ends = np.cumsum([len(dataset) for dataset in datasets])
         self.targets = np.concatenate([dataset.targets for dataset in datasets])
         self.classes, self.target_type = datasets[0].classes, datasets[0].target_type
+        self.channels = datasets[0].channels
         if any(dataset.weights is not None for dataset in datasets):
             self.weights = np.concatenate([weights_or_ones(dataset) for dataset in datasets])
 
@@ -45,13 +46,13 @@ class ConcatImageDataset(ImageDataset):
         for dataset in self.datasets:
             dataset.reorder_classes(names)
 
-    def content(self, index: int) -> bytes:
-        number, local = self.locate(index)
-        return self.datasets[number].content(local)
-
     def image(self, index: int) -> Image.Image:
         number, local = self.locate(index)
         return self.datasets[number].image(local)
+
+    def content(self, index: int) -> bytes:
+        number, local = self.locate(index)
+        return self.datasets[number].content(local)
 
     def sample_name(self, index: int) -> str:
         """Return <dataset>/<name of the sample in that dataset>."""

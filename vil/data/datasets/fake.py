@@ -5,6 +5,7 @@ import colorsys
 import numpy as np
 from PIL import Image
 
+from vil.data.bands import PIL_CHANNELS, BandImage, make_bands
 from vil.data.dataset import SPLITS, ImageDataset, Transform
 
 
@@ -23,17 +24,20 @@ class Fake(ImageDataset):
         size: int = 64,
         num_classes: int = 10,
         target_type: str = "class",
+        channels: int = 3,
     ):
         """Create a dataset of n images of size x size pixels. root is not used. Targets of the type
-        "labels" or "numbers" are the one-hot vectors of the hues."""
+        "labels" or "numbers" are the one-hot vectors of the hues. channels: 1 or 3 for RGB images,
+        otherwise the number of bands, which repeat the RGB channels."""
         super().__init__(split, transform)
+        self.channels = channels
         self.size, self.target_type = size, target_type
         self.hues = np.arange(n) % num_classes
         one_hot = np.eye(num_classes, dtype=np.float32)
         self.targets = self.hues if target_type == "class" else one_hot[self.hues]
         self.classes = [f"hue {360 * c // num_classes}" for c in range(num_classes)]
 
-    def image(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image | BandImage:
         """Draw a blob on dark noise, in the hue of the image's class. The blob's position and width
         are random."""
         random = np.random.default_rng((SPLITS[self.split], index))
@@ -44,7 +48,10 @@ class Fake(ImageDataset):
         axis = (np.arange(self.size) + 0.5) / self.size
         squares = ((axis[:, None] - center[0]) ** 2) + ((axis[None, :] - center[1]) ** 2)
         blob = np.exp(-squares / (2 * width**2))[:, :, None]
-        return Image.fromarray((noise * (1 - blob) + color * blob).astype(np.uint8))
+        pixels = (noise * (1 - blob) + color * blob).astype(np.uint8)
+        if self.channels in PIL_CHANNELS:
+            return Image.fromarray(pixels)
+        return make_bands(pixels[:, :, np.arange(self.channels) % 3])
 
     def sample_name(self, index: int) -> str:
         """Return fake/<split>/<index>."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vil.data.bands import PIL_CHANNELS
 from vil.data.classes import classes_of_split
 from vil.data.dataset import SPLITS, ImageDataset, Root, Transform
 from vil.data.image import read_image
@@ -53,13 +54,14 @@ class Folder(ImageDataset):
 
     splits = ("train", "val", "test")
 
-    def __init__(self, root: Root, split: str, transform: Transform = None):
+    def __init__(self, root: Root, split: str, transform: Transform = None, *, channels: int = 3):
+        """List the images. channels: see `read_image`."""
         super().__init__(split, transform)
-        self.root = Path(root)
+        self.root, self.channels = Path(root), channels
         folder = split_folder(self.root, split)
         names = class_folders(folder)
         self.classes = classes_of_split(split, names, self.root / "train", class_folders)
-        files = [image_files(folder / name) for name in names]
+        files = [image_files(folder / name, channels) for name in names]
         warn_of_skipped([folder / name for name in names], files)
         labels = [self.classes.index(name) for name in names]
         self.targets = np.repeat(labels, [len(of_class) for of_class in files])
@@ -73,7 +75,7 @@ class Folder(ImageDataset):
         return regular_file(self.root / self.sample_name(index)).read_bytes()
 
     def image(self, index: int) -> Image.Image:
-        return read_image(self.root / self.sample_name(index), self.value_range)
+        return read_image(self.root / self.sample_name(index), self.value_range, self.channels)
 
     def sample_name(self, index: int) -> str:
         """Return the image's path relative to the root."""
@@ -114,16 +116,22 @@ def class_folders(folder: Path) -> list[str]:
     return names
 
 
-def image_files(folder: Path) -> list[str]:
+def extensions(channels: int) -> tuple[str, ...]:
+    """Return the endings of the names of images with a number of channels."""
+    return EXTENSIONS if channels in PIL_CHANNELS else (*EXTENSIONS, ".npy")
+
+
+def image_files(folder: Path, channels: int = 3) -> list[str]:
     """Return the sorted file names of the images in a class folder. Raises DataError if there are
     none."""
+    endings = extensions(channels)
     files = sorted(
         entry.name
         for entry in os.scandir(folder)
-        if entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith(".")
+        if entry.name.lower().endswith(endings) and not entry.name.startswith(".")
     )
     if not files:
-        problem = f"has no images ({' '.join(EXTENSIONS)}): remove it or add some"
+        problem = f"has no images ({' '.join(endings)}): remove it or add some"
         raise DataError(f"the class folder {folder} {problem}")
     return files
 

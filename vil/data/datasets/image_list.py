@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, Protocol
 from PIL import Image
 from torch.utils.data import Dataset
 
+from vil.data.bands import BandImage
 from vil.data.batch import BadSample
-from vil.data.datasets.folder import EXTENSIONS
+from vil.data.datasets.folder import extensions
 from vil.data.image import read_image
 from vil.data.robust_dataset import BadSampleLog, RobustDataset
 from vil.data.samplers import eval_batches
@@ -33,10 +34,12 @@ class ImageSource(NamedTuple):
     content: bytes | None = None
 
 
-def find_images(words: Iterable[str], read_stdin: Callable[[], bytes]) -> list[ImageSource]:
+def find_images(
+    words: Iterable[str], read_stdin: Callable[[], bytes], channels: int = 3
+) -> list[ImageSource]:
     """Return the images that command-line arguments name, in the order of the arguments.
 
-    Each of the `words` is one of the following:
+    channels: number of channels of the images. Each of the `words` is one of the following:
     - a file, which need not exist
     - a folder: all images below it, sorted by path, without hidden files and folders;
       links to other folders are not followed
@@ -50,7 +53,7 @@ def find_images(words: Iterable[str], read_stdin: Callable[[], bytes]) -> list[I
         if lines is None:
             images.append(ImageSource(STDIN, data))
         for line in lines or ():
-            images += images_at(line)
+            images += images_at(line, channels)
     return images
 
 
@@ -64,20 +67,20 @@ def split_lines(data: bytes) -> list[str] | None:
     return None if "\0" in text else list(filter(None, lines))
 
 
-def images_at(path: str) -> list[ImageSource]:
+def images_at(path: str, channels: int = 3) -> list[ImageSource]:
     """Return the image at a path, or all images below a folder. Warns if a folder has none."""
     if not os.path.isdir(path):  # also False for a string that is not a valid path
         return [ImageSource(path)]
-    root = Path(path)
+    root, endings = Path(path), extensions(channels)
     files = sorted(
         file
         for file in root.rglob("*")
-        if file.name.lower().endswith(EXTENSIONS)
+        if file.name.lower().endswith(endings)
         and not any(part.startswith(".") for part in file.relative_to(root).parts)
         and not file.is_dir()
     )
     if not files:
-        logger.warning("no images below %s (%s)", path, " ".join(EXTENSIONS))
+        logger.warning("no images below %s (%s)", path, " ".join(endings))
     return [ImageSource(str(file)) for file in files]
 
 
@@ -94,26 +97,29 @@ class Images(Protocol):
 
     def __len__(self) -> int: ...
 
-    def image(self, index: int) -> Image.Image: ...  # RGB; raises OSError if it cannot be read
+    # RGB or a BandImage; raises OSError if it cannot be read
+    def image(self, index: int) -> Image.Image | BandImage: ...
 
     def sample_name(self, index: int) -> str: ...
 
 
 class ImageList:
-    """Unlabeled images. value_range: for gray images with more than 8 bits, the values (low, high)
-    that become 0 and 255, see `to_rgb`."""
+    """Unlabeled images. value_range: for images with more than 8 bits, the values (low, high)
+    that become 0 and 255, see `to_rgb`. channels: see `read_image`."""
 
-    def __init__(self, images: Sequence[ImageSource], value_range: Sequence[float] = ()):
-        self.images, self.value_range = images, value_range
+    def __init__(
+        self, images: Sequence[ImageSource], value_range: Sequence[float] = (), channels: int = 3
+    ):
+        self.images, self.value_range, self.channels = images, value_range, channels
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def image(self, index: int) -> Image.Image:
-        """Return the decoded RGB image. Raises UnreadableImage if it cannot be read."""
+    def image(self, index: int) -> Image.Image | BandImage:
+        """Return the decoded image, see `read_image`. Raises UnreadableImage if that fails."""
         name, content = self.images[index]
         source = name if content is None else io.BytesIO(content)
-        return read_image(source, self.value_range)
+        return read_image(source, self.value_range, self.channels)
 
     def sample_name(self, index: int) -> str:
         """Return the image's path, or its name if it was given by its content."""

@@ -23,7 +23,7 @@ class Subset(ImageDataset):
         super().__init__(split)
         self.dataset, self.indices = dataset, np.asarray(indices, np.int64)
         self.classes, self.target_type = dataset.classes, dataset.target_type
-        self.targets = dataset.targets[self.indices]
+        self.targets, self.channels = dataset.targets[self.indices], dataset.channels
         for name in ("weights", "split_groups"):
             if (values := getattr(dataset, name)) is not None:
                 setattr(self, name, values[self.indices])

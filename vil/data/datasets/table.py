@@ -55,6 +55,7 @@ class Table(ImageDataset):
         all_rows: bool = False,
         target_type: str = "class",
         extra_roots: Sequence[str] = (),
+        channels: int = 3,
     ):
         """Read the table, and check that its images exist.
 
@@ -67,12 +68,13 @@ class Table(ImageDataset):
             all_rows: if there is no column `split`, all rows belong to every split.
             target_type: see `ImageDataset`.
             extra_roots: further folders in which images may lie.
+            channels: see `read_image`.
 
         Raises ValueError for a column that the table lacks. Raises DataError for an invalid table,
         and if images are missing, listed twice, or separated from their group.
         """
         super().__init__(split, transform)
-        self.target_type = target_type
+        self.target_type, self.channels = target_type, channels
         self.path = path_below(root, file, "the config", extra_roots)
         self.images = path_below(root, images, "DATA.KWARGS.images", extra_roots)
         rows = read_rows(self.path, separator)
@@ -185,7 +187,7 @@ class Table(ImageDataset):
         return regular_file(self.images / self.sample_name(index)).read_bytes()
 
     def image(self, index: int) -> Image.Image:
-        return read_image(self.images / self.sample_name(index), self.value_range)
+        return read_image(self.images / self.sample_name(index), self.value_range, self.channels)
 
     def sample_name(self, index: int) -> str:
         """Return the image's path in the table, without redundant parts such as "./"."""

@@ -194,7 +194,7 @@ class ArchiveDataset(ImageDataset):
         return self.archive.read(index)
 
     def image(self, index: int) -> Image.Image:
-        return read_image(io.BytesIO(self.archive.read(index)), self.value_range)
+        return read_image(io.BytesIO(self.archive.read(index)), self.value_range, self.channels)
 
     def sample_name(self, index: int) -> str:
         return self.archive.name(index)

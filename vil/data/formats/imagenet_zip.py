@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vil.data.bands import PIL_CHANNELS
 from vil.data.classes import parse_class
 from vil.data.dataset import ImageDataset, Root, Transform
 from vil.data.datasets.folder import Folder, format_layout_error
@@ -28,7 +29,12 @@ or, as archives:
 
 
 def imagenet(
-    root: Root, split: str, transform: Transform = None, *, num_classes: int | None = None
+    root: Root,
+    split: str,
+    transform: Transform = None,
+    *,
+    num_classes: int | None = None,
+    channels: int = 3,
 ) -> ImageDataset:
     """Build the dataset "imagenet" from root/{split}.zip and root/{split}_map.txt, if both exist,
     else from the class folders in root/{split}.
@@ -40,11 +46,11 @@ def imagenet(
     folder, zip_file, map_file = (root / f"{split}{end}" for end in ("", ".zip", "_map.txt"))
     exist = [zip_file.is_file(), map_file.is_file()]
     if all(exist) or (any(exist) and not folder.is_dir()):
-        return ImageNetZip(root, split, transform, num_classes=num_classes)
+        return ImageNetZip(root, split, transform, num_classes=num_classes, channels=channels)
     if not folder.is_dir():
         problem = f"there is no {zip_file} and no folder {folder}"
         raise DataError(format_layout_error(root, problem) + LAYOUT.format(root=root))
-    dataset = Folder(root, split, transform)
+    dataset = Folder(root, split, transform, channels=channels)
     if num_classes not in (None, len(dataset.classes)):
         raise ValueError(
             f"num_classes is {num_classes}, but {root} has {len(dataset.classes)} folders"
@@ -57,15 +63,22 @@ class ImageNetZip(ArchiveDataset):
     order of the zip."""
 
     def __init__(
-        self, root: Root, split: str, transform: Transform = None, *, num_classes: int | None = None
+        self,
+        root: Root,
+        split: str,
+        transform: Transform = None,
+        *,
+        num_classes: int | None = None,
+        channels: int = 3,
     ):
         """Read the class numbers in {split}_map.txt, and the list of the zip's members.
 
         If num_classes is None, the number of classes is taken from train_map.txt or, if that file
         is missing, from the map of this split. Raises DataError if a file is missing or invalid, or
-        a class is out of range.
+        a class is out of range. channels: see `read_image`.
         """
         super().__init__(split, transform)
+        self.channels = channels
         root = Path(root)
         zip_file, map_file = root / f"{split}.zip", root / f"{split}_map.txt"
         for other, missing in ((zip_file, map_file), (map_file, zip_file)):
@@ -80,8 +93,10 @@ class ImageNetZip(ArchiveDataset):
         num_classes = num_classes or max(labels.values()) + 1
         self.classes = [str(number) for number in range(num_classes)]
 
+        endings = EXTENSIONS if channels in PIL_CHANNELS else (*EXTENSIONS, ".npy")
+
         def wanted(name: str, size: int) -> bool:
-            is_image = name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+            is_image = name.lower().endswith(endings) and not name.startswith(".")
             return is_image and size > 0 and name in labels
 
         self.archive = ZipArchive(zip_file, wanted)

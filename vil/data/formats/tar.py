@@ -1,13 +1,14 @@
 """Image folders in two archives: root/{train,val}.tar with members <class>/<image>."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from vil.data.classes import classes_of_split
 from vil.data.dataset import Root, Transform
-from vil.data.datasets.folder import EXTENSIONS, format_layout_error
+from vil.data.datasets.folder import extensions, format_layout_error
 from vil.data.formats.archive import ArchiveDataset, TarArchive
 from vil.utils.errors import DataError
 
@@ -24,17 +25,19 @@ class Tar(ArchiveDataset):
     """A dataset of the images in a tar. Its classes and sample order are the same as those of the
     dataset `Folder` on the extracted files."""
 
-    def __init__(self, root: Root, split: str, transform: Transform = None):
+    def __init__(self, root: Root, split: str, transform: Transform = None, *, channels: int = 3):
+        """Read the headers of the tar. channels: see `read_image`."""
         super().__init__(split, transform)
-        root = Path(root)
-        self.archive, folders = open_tar(root / f"{split}.tar")
+        self.channels, root = channels, Path(root)
+        self.archive, folders = open_tar(root / f"{split}.tar", channels)
         names = sorted(set(folders))
-        self.classes = classes_of_split(split, names, root / "train.tar", class_folders)
+        read = partial(class_folders, channels=channels)
+        self.classes = classes_of_split(split, names, root / "train.tar", read)
         numbers = {name: number for number, name in enumerate(self.classes)}
         self.targets = np.array([numbers[folder] for folder in folders], np.int64)
 
 
-def open_tar(file: Path) -> tuple[TarArchive, list[str]]:
+def open_tar(file: Path, channels: int = 3) -> tuple[TarArchive, list[str]]:
     """Open a tar. Returns (archive, class folder of each image). Both list the images in the order
     of class and file name.
 
@@ -43,7 +46,7 @@ def open_tar(file: Path) -> tuple[TarArchive, list[str]]:
     """
     if not file.is_file():
         raise DataError(format_layout_error(file.parent, f"there is no {file}", LAYOUT))
-    archive = TarArchive(file, is_image)
+    archive = TarArchive(file, partial(is_image, channels=channels))
     parts = [os.fsdecode(name).split("/") for name in archive.names]
     if all(len(p) > 2 and p[0] == parts[0][0] for p in parts):
         parts = [p[1:] for p in parts]
@@ -56,13 +59,13 @@ def open_tar(file: Path) -> tuple[TarArchive, list[str]]:
     return archive, [parts[i][0] for i in order]
 
 
-def class_folders(file: Path) -> list[str]:
+def class_folders(file: Path, channels: int = 3) -> list[str]:
     """Return the sorted names of the class folders in a tar."""
-    return sorted(set(open_tar(file)[1]))
+    return sorted(set(open_tar(file, channels)[1]))
 
 
-def is_image(name: str, size: int) -> bool:
+def is_image(name: str, size: int, *, channels: int = 3) -> bool:
     """Return whether a member of a tar is an image, by its name. Hidden files, and files in hidden
     folders, do not count. size: not used; `Archive` passes it."""
     hidden = any(part.startswith(".") for part in name.split("/") if part != "..")
-    return name.lower().endswith(EXTENSIONS) and not hidden
+    return name.lower().endswith(extensions(channels)) and not hidden

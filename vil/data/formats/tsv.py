@@ -53,8 +53,9 @@ class Tsv(ImageDataset):
         yaml: str | None = None,
         num_classes: int | None = None,
         extra_roots: Sequence[str] = (),
+        channels: int = 3,
     ):
-        """Read the yaml, the labels and the positions of the rows.
+        """Read the yaml, the labels and the positions of the rows. channels: see `read_image`.
 
         Without num_classes and labelmap, the number of classes is that of train.yaml. If there is
         no train.yaml, or if `yaml` is given, the number is the largest label of this split plus 1.
@@ -63,6 +64,7 @@ class Tsv(ImageDataset):
         num_classes differs from the labelmap.
         """
         super().__init__(split, transform)
+        self.channels = channels
         source = Path(root, yaml or f"{split}.yaml")
         files = read_yaml(source, (root, *extra_roots))
         self.images, labels, self.keys = open_files(files)
@@ -103,7 +105,7 @@ class Tsv(ImageDataset):
             raise UnreadableImage(f"not base64: {error}") from error
 
     def image(self, index: int) -> Image.Image:
-        return read_image(io.BytesIO(self.content(index)), self.value_range)
+        return read_image(io.BytesIO(self.content(index)), self.value_range, self.channels)
 
     def sample_name(self, index: int) -> str:
         """Return the first column of the sample's row; the file and line if it cannot be read."""

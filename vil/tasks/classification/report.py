@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 from torch import nn
 
+from vil.data.bands import BandImage, to_display
 from vil.data.dataset import ImageDataset
 from vil.engine.distributed import unwrap
 from vil.engine.evaluation import evaluating
@@ -85,9 +86,9 @@ def make_thumbnails(dataset: ImageDataset, predictions: Predictions) -> Thumbnai
     return thumbnails
 
 
-def thumbnail(image: Image.Image) -> bytes:
-    """Encode an RGB image as JPEG, reduced to at most SIDE pixels per side."""
-    small, stream = image.copy(), io.BytesIO()
+def thumbnail(image: Image.Image | BandImage) -> bytes:
+    """Encode an image as JPEG, reduced to at most SIDE pixels per side."""
+    small, stream = to_display(image), io.BytesIO()
     small.thumbnail((SIDE, SIDE))
     small.save(stream, "JPEG", quality=85)
     return stream.getvalue()

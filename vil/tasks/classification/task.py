@@ -1,7 +1,7 @@
 """The classification task: loss, evaluation, inference.
 
 Shapes: B images, K classes of the model, C classes of a test set. A `Batch` has `images`
-(B, 3, H, W) and `targets`, either classes (B,) int64 or soft targets (B, K) float.
+(B, c, H, W) and `targets`, either classes (B,) int64 or soft targets (B, K) float.
 """
 
 import itertools
@@ -266,7 +266,7 @@ class ClassificationTask(ImageTask):
         return ["  ".join(cells) for cells in zip(lines, *columns)]
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-        """Return class probabilities (B, K) float32, on the CPU, for B tensors (3, H, W)."""
+        """Return class probabilities (B, K) float32, on the CPU, for B tensors (c, H, W)."""
         return super().run(model, inputs).softmax(dim=-1)
 
     def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:

@@ -20,6 +20,7 @@ from vil.tasks.base import ConfigTask
 from vil.tasks.detection.cost import detector_cost
 from vil.tasks.detection.data import datasets
 from vil.tasks.detection.data.datasets import CocoDataset, build_detection_set
+from vil.tasks.detection.data.summary import summarize_boxes
 from vil.tasks.detection.data.transforms import train_transform
 from vil.tasks.detection.models.detectors import DetectorConfig, build_detector
 from vil.tasks.detection.models.fpn import strip_head
@@ -50,6 +51,10 @@ class Detection(ConfigTask, DetectionTask):
         if not model:
             raise ConfigError(
                 "TASK detection: set DETECTION.MODEL to mask_rcnn, faster_rcnn or retinanet"
+            )
+        if cfg.INPUT.CHANNELS != 3:
+            raise ConfigError(
+                f"INPUT.CHANNELS {cfg.INPUT.CHANNELS}: detectors take RGB images only: set it to 3"
             )
         warn_unused(cfg, f"{model} is a detector", UNUSED)
         warn_unused(cfg, f"{model} has no such part", UNUSED_BY.get(model, ()))
@@ -95,6 +100,8 @@ class Detection(ConfigTask, DetectionTask):
             few.test_loaders(DistInfo())
 
     cost = staticmethod(detector_cost)
+    summarize_targets = staticmethod(summarize_boxes)
+    resizes_to_image_size = False  # DETECTION.INPUT decides
 
     def open_train_set(self) -> CocoDataset:
         names = self.cfg.DATA.TRAIN
@@ -118,7 +125,7 @@ class Detection(ConfigTask, DetectionTask):
         dataset.value_range = cfg.DATA.VALUE_RANGE
         if not cfg.DETECTION.INPUT.GROUP_ASPECTS:
             dataset.groups = None
-        data.check_num_classes(cfg, dataset, name)
+        self.check_num_classes(dataset, name)
         return dataset
 
 

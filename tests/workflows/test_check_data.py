@@ -1,0 +1,180 @@
+"""vil data check: what the data contain, what is wrong with them, and which keys would fit."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.common.small_runs import FOLDER, succeeds, vil
+from vil.data.datasets.fake import Fake
+from vil.data.inspection import find_duplicates, inspect
+from vil.data.target_summary import summarize_targets
+from vil.utils.errors import ConfigError, DataError
+from vil.workflows.check_data import check_data
+
+OPTIONS = [*FOLDER, "DATALOADER.BSZ=4"]
+ODD = "d\no[g] ß\udc80"  # a newline, markup, and a byte that is not UTF-8
+
+
+def save(path, seed, size=(64, 48)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """14 training images, 12 of them cats, and 4 test images."""
+    root = tmp_path / "photos"
+    for split, counts, start in (("train", (12, 2), 0), ("val", (2, 2), 100)):
+        for name, count in zip(("cat", ODD), counts):
+            for number in range(count):
+                save(root / split / name / f"{number}.png", start + number + 50 * (name == ODD))
+    return root
+
+
+def check(root, *options, **kwargs):
+    return check_data(None, [*OPTIONS, *options], data=root, **kwargs)
+
+
+def test_a_sound_set_is_counted(photos):
+    found = check(photos, "DATALOADER.WORKERS=1", "DATA.NUM_CLASSES=7")
+    assert found.is_usable
+    assert not found.warnings
+    assert list(found.splits) == ["train", "val/folder"]
+    train = found.splits["train"]
+    assert train.targets.counts == {"cat": 12, ODD: 2}
+    assert (train.images.num_images, train.images.unreadable) == (14, 0)
+    assert (train.images.sizes == (64, 48)).all()
+    assert np.allclose(train.images.mean, 0.5, atol=0.02)
+    assert np.allclose(train.images.std, (1 / 12) ** 0.5, atol=0.02)
+    assert found.suggestions["DATA.NUM_CLASSES"] == 2
+    assert found.suggestions["INPUT.IMAGE_SIZE"] == 48
+    assert len(found.suggestions["INPUT.MEAN"]) == 3
+
+
+def test_workers_do_not_change_the_result(photos):
+    first, second = (check(photos, f"DATALOADER.WORKERS={n}").to_dict() for n in (0, 2))
+    for result in (first, second):
+        result["suggestions"].pop("DATALOADER.WORKERS", None)
+    assert first == second
+
+
+def test_copies_and_leaks_are_found(photos):
+    shutil.copy(photos / "train/cat/0.png", photos / "val/cat/copy.png")
+    shutil.copy(photos / "train/cat/1.png", photos / "train/cat/again.png")
+    found = check(photos)
+    assert found.is_usable
+    assert found.duplicates.within == {"train": 1}
+    assert found.duplicates.leaks == {("train", "val/folder"): 1}
+    leak, copy = found.warnings
+    assert "train/cat/0.png and val/cat/copy.png" in leak
+    assert "train/cat/1.png and train/cat/again.png" in copy
+
+
+def test_decoded_pixels_are_compared_without_files():
+    fake = Fake(None, "train", n=6, size=8)
+    result = inspect(fake)
+    assert not find_duplicates({"a": result}).within
+    both = find_duplicates({"a": result, "b": inspect(fake)})
+    assert both.leaks == {("a", "b"): 6}
+    assert both.examples["a", "b"][4] == (("a", 4), ("b", 4))
+
+
+def test_unreadable_and_blank_images_are_listed(photos):
+    for number in range(12):
+        (photos / f"train/cat/bad{number:02}.png").write_bytes(b"<html>")
+    Image.new("RGB", (40, 40), "gray").save(photos / "train/cat/blank.png")
+    found = check(photos)
+    images = found.splits["train"].images
+    assert (images.unreadable, len(images.bad_samples)) == (12, 10)
+    assert not found.is_usable
+    (problem,) = found.problems
+    assert "12 of 27 images cannot be read" in problem
+    assert any("1 images have almost one color: train/cat/blank.png" in w for w in found.warnings)
+    assert sum(line.startswith("unreadable: ") for line in found.lines()) == 11
+    assert check(photos, "DATA.MAX_BAD_FRACTION=0.5").is_usable
+    with pytest.raises(DataError, match="12 of 27"):
+        found.raise_if_unusable()
+
+
+def test_a_set_without_a_readable_image_is_a_problem(photos):
+    for path in photos.glob("val/*/*.png"):
+        path.write_bytes(b"")
+    (problem,) = check(photos, "DATA.MAX_BAD_FRACTION=1").problems
+    assert "none of the 4 images can be read" in problem
+
+
+def test_a_missing_split_is_a_problem(photos):
+    shutil.rmtree(photos / "val")
+    found = check(photos)
+    assert list(found.splits) == ["train"]
+    (problem,) = found.problems
+    assert problem.startswith("val/folder: there is no folder")
+    assert "\n" not in problem
+
+
+def test_other_classes_are_a_problem(photos):
+    (photos / "val/cat").rename(photos / "val/horse")
+    (problem,) = check(photos).problems
+    assert "horse" in problem
+
+
+def test_a_sample_counts_all_classes(photos):
+    found = check(photos, max_images=5)
+    train = found.splits["train"]
+    assert (train.images.num_opened, sum(train.targets.counts.values())) == (5, 14)
+    assert "train: sizes, colors and duplicates of a sample of 5 images" in found.lines()
+
+
+@pytest.mark.parametrize("target_type", ["labels", "numbers"])
+def test_other_targets_are_described(target_type):
+    dataset = Fake(None, "train", n=10, size=8, num_classes=4, target_type=target_type)
+    summary = summarize_targets(dataset)
+    if target_type == "labels":
+        assert list(summary.counts.values()) == [3, 3, 2, 2]
+        assert summary.notes == ["0 images without a label, 1.00 labels per image on average"]
+    else:
+        assert summary.columns["hue 0"] == (0.0, 0.0, 1.0)
+    assert len(summary.groups) == 4
+
+
+def test_the_command_writes_a_sheet_and_json(photos, tmp_path):
+    sheet, table = tmp_path / "sheet.png", tmp_path / "check.json"
+    words = ("data", "check", "--data", photos, *OPTIONS)
+    printed = succeeds(*words, "--sheet", sheet, "--json", table)
+    assert "train: the largest class has 6.0 x the images of the smallest" in printed
+    assert printed.endswith("the data can be used\n")
+    assert Image.open(sheet).height > 4 * 112
+    result = json.loads(table.read_text())
+    assert result["usable"]
+    assert result["splits"]["train"]["imbalance"] == 6
+    (photos / "train/cat/0.png").write_bytes(b"")
+    failed = vil(*words)
+    assert failed.code == 3
+    assert "1 of 14 images cannot be read" in failed.err
+    assert "problem: " in failed.out
+
+
+def test_bad_input_is_refused(photos):
+    words = ("data", "check", "--data", photos, *OPTIONS)
+    assert vil(*words, "--sheet", "sheet.gif").code == 2
+    assert vil(*words, "--sample", "0").code == 2
+    assert vil(*words, "--json", photos).code == 2
+    assert vil("data", "check", "--data", photos / "none", *OPTIONS).code == 3
+    with pytest.raises(ConfigError, match="DATA.KWARGS"):
+        check(photos, "DATA.KWARGS={colour: 3}")
+
+
+def test_detectors_count_images_and_boxes(tmp_path):
+    options = ["DATA.KWARGS={train: 4, val: 2}", "DATALOADER.WORKERS=0"]
+    found = check_data("scenes/mask_rcnn_vil_nano.yaml", options, data=tmp_path)
+    assert found.is_usable
+    train = found.splits["train"]
+    assert sum(train.targets.counts.values()) <= len(train.dataset.labels)
+    assert "INPUT.IMAGE_SIZE" not in found.suggestions
+    assert train.targets.notes[0] == f"{len(train.dataset.labels)} boxes, 0 images without a box"
+    found.draw(tmp_path / "sheet.png")
+    assert Image.open(tmp_path / "sheet.png").width > 600

@@ -1,0 +1,152 @@
+"""Images of 2 or 4 to 16 channels (bands): read them, and show them as RGB.
+
+PIL has no images of arbitrary bands, so they are tensors. Images of one channel (gray) and of three
+(RGB) stay PIL images: the transforms convert the former to gray.
+
+Shapes: C channels, H W image size.
+"""
+
+import functools
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision.tv_tensors import Image as TensorImage
+
+from vil.utils.rgb import ValueRangeError, default_range
+
+PIL_CHANNELS = (1, 3)  # numbers of channels that are read as 8-bit RGB by PIL
+NPY = b"\x93NUMPY"  # the first bytes of an .npy file
+
+
+class BandImage(TensorImage):
+    """A tensor (C, H, W), uint8 or float32 in 0..1, with PIL's attributes of mode and size."""
+
+    @property
+    def mode(self) -> str:
+        return f"{len(self)} bands of {self.dtype}"
+
+    @property
+    def width(self) -> int:
+        return self.shape[-1]
+
+    @property
+    def height(self) -> int:
+        return self.shape[-2]
+
+    def tobytes(self) -> bytes:
+        return self.numpy().tobytes()
+
+
+def is_npy(source: str | Path | BinaryIO) -> bool:
+    """Return whether a file, given by path or opened, is an .npy file, by its first bytes."""
+    if isinstance(source, str | Path):
+        with open(source, "rb") as file:
+            return file.read(len(NPY)) == NPY
+    start = source.read(len(NPY))
+    source.seek(-len(start), io.SEEK_CUR)
+    return start == NPY
+
+
+def read_npy(
+    source: str | Path | BinaryIO, channels: int, value_range: Sequence[float]
+) -> BandImage:
+    """Read an image from an .npy file of an array (H, W, C), or (H, W) for one channel.
+
+    Raises ValueRangeError if the array has another shape or number of channels, or values without a
+    known range.
+    """
+    array = np.load(source, allow_pickle=False)
+    array = array[..., None] if array.ndim == 2 else array
+    if array.ndim != 3 or not array.size:
+        raise ValueRangeError(f"an .npy image must be (H, W, C), not {array.shape}")
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and array.shape[0] * array.shape[1] > limit:
+        raise ValueRangeError(f"{array.shape[0]} x {array.shape[1]} pixels are more than {limit}")
+    return to_bands(array, channels, value_range, f"(H, W, C) = {array.shape}")
+
+
+def from_pages(
+    pages: Sequence[np.ndarray], channels: int, value_range: Sequence[float], mode: str
+) -> BandImage:
+    """Convert the pages of an image file to a BandImage.
+
+    A single page, (H, W) or (H, W, C), has the channels of its PIL mode. If there are several, each
+    page (H, W) is a band. mode: PIL mode of the first page, for messages. Raises ValueRangeError
+    for another number of channels.
+    """
+    if len(pages) == 1:
+        pixels = pages[0][..., None] if pages[0].ndim == 2 else pages[0]
+        return to_bands(pixels, channels, value_range, f"mode {mode}")
+    if len({page.shape for page in pages}) > 1 or pages[0].ndim != 2:
+        raise ValueRangeError(f"the {len(pages)} pages must be bands of one size")
+    return to_bands(np.stack(pages, -1), channels, value_range, "pages of a file")
+
+
+def to_bands(
+    array: np.ndarray, channels: int, value_range: Sequence[float], source: str
+) -> BandImage:
+    """Convert an array (H, W, C) of numbers to a BandImage.
+
+    8-bit values stay as they are. Others are scaled from value_range, by default 0..65535 for 16
+    bits and 0..1 for floats, to float32 in 0..1. Values that are not finite become the lowest.
+    source: where the bands come from, for messages. Raises ValueRangeError for another number of
+    channels, and for values without a known range.
+    """
+    if array.shape[-1] != channels:
+        raise ValueRangeError(
+            f"the image has {array.shape[-1]} channels ({source}), and INPUT.CHANNELS is {channels}"
+        )
+    if array.dtype == bool:
+        array = array.astype(np.uint8) * 255
+    if array.dtype.kind not in "uif":
+        raise ValueRangeError(f"an image of the type {array.dtype} is not a number per channel")
+    if array.dtype != np.uint8:
+        array = scale_to_unit(array, value_range)
+    tensor = torch.from_numpy(np.ascontiguousarray(array.transpose(2, 0, 1)))
+    return tensor.as_subclass(BandImage)
+
+
+def scale_to_unit(array: np.ndarray, value_range: Sequence[float]) -> np.ndarray:
+    """Scale an array of more than 8 bits from a value range to float32 in 0..1."""
+    real = np.isfinite(array)
+    if not real.any():
+        raise ValueRangeError("no pixel has a finite value")
+    values = array[real]
+    least, most = float(values.min()), float(values.max())
+    kind = "float" if array.dtype.kind == "f" else f"{8 * array.dtype.itemsize}-bit"
+    if kind == "16-bit" and array.dtype.kind == "i":
+        kind = "signed 16-bit"
+    low, high = value_range or default_range(kind, least, most)
+    scaled = (np.where(real, array, low).astype(np.float64) - low) / (high - low)
+    return scaled.clip(0, 1).astype(np.float32)
+
+
+def make_bands(pixels: np.ndarray) -> BandImage:
+    """Return pixels (H, W, C) uint8 as a BandImage."""
+    return to_bands(pixels, pixels.shape[-1], (), "an array")
+
+
+def rgb_channels(image: torch.Tensor) -> torch.Tensor:
+    """Return the three channels (3, H, W) of an image (C, H, W) to show as RGB: the first three, or
+    three times the first if there are fewer."""
+    return image[:3] if len(image) > 2 else image[:1].expand(3, -1, -1)
+
+
+@functools.singledispatch
+def to_display(image: Image.Image) -> Image.Image:
+    """Return an image as PIL RGB, to draw it. Of an image with more channels than gray or RGB, the
+    first three are shown; of one with two, the first."""
+    return image.convert("RGB")
+
+
+@to_display.register
+def _(image: torch.Tensor) -> Image.Image:
+    bands = rgb_channels(image)
+    if bands.is_floating_point():
+        bands = (bands * 255).round()
+    return Image.fromarray(bands.to(torch.uint8).permute(1, 2, 0).contiguous().numpy())

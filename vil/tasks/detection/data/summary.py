@@ -1,0 +1,28 @@
+"""Summarize the boxes of a detection dataset, for `vil data check`."""
+
+import numpy as np
+
+from vil.data.target_summary import GROUPS, TargetSummary, select_examples
+from vil.tasks.detection.data.datasets import CocoDataset
+
+
+def summarize_boxes(dataset: CocoDataset) -> TargetSummary:
+    """Count the images and boxes of each class. An image counts once for each of its classes."""
+    names, per_image = dataset.classes, dataset.last - dataset.first
+    rows = np.concatenate([np.arange(*ends) for ends in zip(dataset.first, dataset.last)] or [[]])
+    images = np.repeat(np.arange(len(dataset)), per_image)
+    labels = dataset.labels[rows.astype(np.int64)]
+    boxes = np.bincount(labels, minlength=len(names) + 1)[1:].tolist()
+    pairs = np.unique(np.stack([labels, images]), axis=1)
+    counts = np.bincount(pairs[0], minlength=len(names) + 1)[1:].tolist()
+    listed = ", ".join(f"{name} {count}" for name, count in list(zip(names, boxes))[:GROUPS])
+    more = ", ..." if len(names) > GROUPS else ""
+    notes = [
+        f"{len(labels)} boxes, {int((per_image == 0).sum())} images without a box",
+        f"boxes per class: {listed}{more}",
+    ]
+    groups = [
+        (name, select_examples(pairs[1][pairs[0] == label]))
+        for label, name in enumerate(names[:GROUPS], 1)
+    ]
+    return TargetSummary(dict(zip(names, counts)), {}, notes, groups)

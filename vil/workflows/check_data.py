@@ -1,0 +1,357 @@
+"""Check the datasets of a config before training: contents, broken images, leaks, useful keys."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from yacs.config import CfgNode
+
+from vil.config import override
+from vil.config.defaults import KEYS, value_at
+from vil.data.bands import to_display
+from vil.data.classes import match_classes
+from vil.data.inspection import LISTED, Duplicates, Inspection, find_duplicates, inspect
+from vil.data.target_summary import EXAMPLES, TargetSummary
+from vil.data.workers import worker_errors
+from vil.report.contact_sheet import draw_contact_sheet
+from vil.tasks import task_for
+from vil.tasks.base import Task
+from vil.utils.console import printable
+from vil.utils.errors import DataError
+from vil.utils.machine import available_cores
+from vil.utils.output_paths import replacing
+from vil.utils.text_table import align
+from vil.workflows.configure import Overrides, make_config
+
+log = logging.getLogger(__name__)
+TRAIN = "train"
+IMBALANCE = 5  # largest / smallest class above which a balanced loss or sampler is suggested
+SIDES = (32, 48, 64, 96, 128, 160, 192, 224)  # image sizes to suggest
+MOST_CLASSES = 40  # rows of the printed table of classes
+VAL_FRACTION = 0.2
+MOST_WORKERS = 8
+
+
+@dataclass
+class SplitCheck:
+    """What a split contains: its images, their targets, and its dataset."""
+
+    images: Inspection
+    targets: TargetSummary
+    dataset: Any = field(repr=False)
+
+
+@dataclass
+class DataCheck:
+    """The result of `check_data`.
+
+    splits: {"train", "val/<set>" or "test/<set>": its content}. problems: why the data cannot be used, one
+    line each. warnings: what may spoil a result. suggestions: {config key: value}.
+    """
+
+    task: str
+    splits: dict[str, SplitCheck]
+    duplicates: Duplicates
+    problems: list[str]
+    warnings: list[str]
+    suggestions: dict[str, Any]
+
+    @property
+    def is_usable(self) -> bool:
+        return not self.problems
+
+    def raise_if_unusable(self) -> None:
+        """Raise DataError, with all problems, if the data cannot be used for training."""
+        if self.problems:
+            raise DataError("; ".join(self.problems))
+
+    def lines(self) -> list[str]:
+        """Return the result as lines of text."""
+        return [
+            *self._split_lines(),
+            *self._class_lines(),
+            *self._target_lines(),
+            *(f"unreadable: {line}" for line in self._unreadable()),
+            *(f"warning: {line}" for line in self.warnings),
+            *(f"problem: {line}" for line in self.problems),
+            *(["suggested keys:"] if self.suggestions else []),
+            *(f"  {key} {value}" for key, value in self.suggestions.items()),
+        ]
+
+    def _split_lines(self) -> list[str]:
+        rows = [["", "images", "unreadable", "blank", "min", "median", "max px"]]
+        for name, split in self.splits.items():
+            images = split.images
+            sizes = [f"{w} x {h}" for w, h in size_range(images.sizes)] or ["-"] * 3
+            counts = images.num_images, images.unreadable, int(images.is_blank.sum())
+            rows.append([printable(name), *map(str, counts), *sizes])
+        lines = align(rows).splitlines() if self.splits else []
+        for name, split in self.splits.items():
+            if (opened := split.images.num_opened) < split.images.num_images:
+                lines.append(f"{name}: sizes, colors and duplicates of a sample of {opened} images")
+        return lines
+
+    def _class_lines(self) -> list[str]:
+        names = list(dict.fromkeys(chain(*(s.targets.counts for s in self.splits.values()))))
+        if not names:
+            return []
+        rows = [
+            [printable(name), *(str(s.targets.counts.get(name, 0)) for s in self.splits.values())]
+            for name in names
+        ]
+        hidden = len(rows) - MOST_CLASSES
+        if hidden > 0:
+            first = next(iter(self.splits.values())).targets.counts
+            order = sorted(range(len(names)), key=lambda i: -first.get(names[i], 0))
+            half = MOST_CLASSES // 2
+            rows = [rows[i] for i in order[:half] + order[-half:]]
+        heading = ["class", *map(printable, self.splits)]
+        lines = ["", *align([heading, *rows]).splitlines()]
+        if hidden > 0:
+            lines.append(f"the largest and smallest classes; {hidden} more are not listed")
+        for name, split in self.splits.items():
+            if ratio := imbalance(split.targets.counts):
+                lines.append(
+                    f"{name}: the largest class has {ratio:.1f} x the images of the smallest"
+                )
+        return [*lines, ""]
+
+    def _target_lines(self) -> list[str]:
+        lines = []
+        for name, split in self.splits.items():
+            for column, (low, middle, high) in split.targets.columns.items():
+                values = f"min {low:g}, median {middle:g}, max {high:g}"
+                lines.append(f"{name}: {printable(column)}: {values}")
+            lines += [f"{name}: {note}" for note in split.targets.notes]
+        return lines
+
+    def _unreadable(self) -> list[str]:
+        lines = []
+        for name, split in self.splits.items():
+            bad = split.images.bad_samples
+            lines += [f"{name}: {printable(each.name)} ({printable(each.reason)})" for each in bad]
+            if (more := split.images.unreadable - len(bad)) > 0:
+                lines.append(f"{name}: and {more} more")
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as a dict of plain values, for JSON."""
+        leaks = [dict(first=a, second=b, images=n) for (a, b), n in self.duplicates.leaks.items()]
+        return dict(
+            task=self.task,
+            usable=self.is_usable,
+            splits={name: split_to_dict(split) for name, split in self.splits.items()},
+            duplicates=self.duplicates.within,
+            leaks=leaks,
+            warnings=self.warnings,
+            problems=self.problems,
+            suggestions=self.suggestions,
+        )
+
+    def draw(self, file: str | Path) -> None:
+        """Draw a contact sheet, a few images per class of each split, to a PNG file."""
+        rows = [
+            (f"{name}: {caption}", read_examples(split.dataset, indices))
+            for name, split in self.splits.items()
+            for caption, indices in split.targets.groups
+        ]
+        with replacing(Path(file), "--sheet") as aside:
+            draw_contact_sheet(rows, EXAMPLES, aside)
+
+
+def check_data(
+    config: CfgNode | str | Path | None = None,
+    overrides: Overrides | None = None,
+    *,
+    data: str | Path | None = None,
+    max_images: int | None = None,
+    imports: Sequence[str] = (),
+) -> DataCheck:
+    """Read all datasets of a config, and return what they contain and what is wrong with them.
+
+    config, overrides, data, imports: see `vil.train`. max_images: open only this many images of
+    each split, evenly spaced. Raises ConfigError if the config is invalid.
+    """
+    cfg = make_config(config, overrides, data=data, imports=imports)
+    task = task_for(with_any_classes(cfg), torch.device("cpu"))
+    splits, problems, missing = {}, [], []
+    for label, name, part in list_splits(cfg):
+        try:
+            dataset = task.open_split(name, part)
+            if splits and not cfg.DATA.TARGETMAP:
+                learned = next(iter(splits.values())).dataset.classes
+                match_classes(dataset, learned, label, by_position=is_by_position(cfg))
+        except DataError as error:
+            missing.append(label)
+            problems.append(f"{label}: {printable(str(error).splitlines()[0])}")
+            continue
+        with worker_errors():
+            images = inspect(dataset, workers=cfg.DATALOADER.WORKERS, max_images=max_images)
+        splits[label] = SplitCheck(images, task.summarize_targets(dataset), dataset)
+    duplicates = find_duplicates({name: split.images for name, split in splits.items()})
+    for name, split in splits.items():
+        problems += find_problems(cfg, name, split)
+    warnings = find_warnings(splits, duplicates)
+    suggestions = suggest(cfg, task, splits, missing)
+    return DataCheck(cfg.TASK, splits, duplicates, problems, warnings, suggestions)
+
+
+def with_any_classes(cfg: CfgNode) -> CfgNode:
+    """Return the config with a number for DATA.NUM_CLASSES auto. Any number does, since
+    `Task.open_split` ignores it."""
+    return override(cfg, ["DATA.NUM_CLASSES=1"]) if cfg.DATA.NUM_CLASSES == "auto" else cfg
+
+
+def list_splits(cfg: CfgNode) -> list[tuple[str, str | None, str]]:
+    """Return (label, name of the dataset or None for training, part) of each split of a config, see
+    `Task.open_split`."""
+    parts = {"val": cfg.DATA.VAL, "test": cfg.DATA.TEST} if cfg.DATA.VAL else {"val": cfg.DATA.TEST}
+    held_out = [(f"{part}/{name}", name, part) for part, names in parts.items() for name in names]
+    return [(TRAIN, None, ""), *held_out]
+
+
+def is_by_position(cfg: CfgNode) -> bool:
+    return cfg.DATA.CLASSES == "by_position"
+
+
+def find_problems(cfg: CfgNode, name: str, split: SplitCheck) -> list[str]:
+    """Return why training or evaluation would stop at a split, one line per reason."""
+    images, problems = split.images, []
+    if not len(images.indices):
+        return [f"{name}: none of the {images.num_opened} images can be read"]
+    if images.unreadable > cfg.DATA.MAX_BAD_FRACTION * images.num_opened:
+        problems.append(
+            f"{name}: {images.unreadable} of {images.num_opened} images cannot be read, more than "
+            f"the allowed fraction of {cfg.DATA.MAX_BAD_FRACTION}: remove them, or raise "
+            "DATA.MAX_BAD_FRACTION"
+        )
+    return problems
+
+
+def find_warnings(splits: dict[str, SplitCheck], duplicates: Duplicates) -> list[str]:
+    """Return what may spoil a result, one line each: leaks, duplicates, blank images, and classes
+    without images."""
+    lines = []
+
+    def say(text: str, pairs: Any) -> None:
+        (a, i), (b, j) = duplicates.examples[pairs][0]
+        first, second = (splits[s].dataset.sample_name(n) for s, n in ((a, i), (b, j)))
+        lines.append(f"{text}, such as {printable(first)} and {printable(second)}")
+
+    for (a, b), count in duplicates.leaks.items():
+        say(f"{count} images of {b} are also in {a} (a leak: metrics are too good)", (a, b))
+    for name, count in duplicates.within.items():
+        say(f"{name}: {count} images are copies of others", name)
+    for name, split in splits.items():
+        blank = split.images.indices[split.images.is_blank][:LISTED].tolist()
+        if blank:
+            names = ", ".join(printable(split.dataset.sample_name(index)) for index in blank)
+            count = int(split.images.is_blank.sum())
+            lines.append(f"{name}: {count} images have almost one color: {names}")
+        empty = [printable(c) for c, count in split.targets.counts.items() if not count]
+        if empty:
+            more = ", ..." if len(empty) > LISTED else ""
+            listed = ", ".join(empty[:LISTED])
+            lines.append(f"{name}: {len(empty)} classes have no images: {listed}{more}")
+    return lines
+
+
+def suggest(
+    cfg: CfgNode, task: Task, splits: dict[str, SplitCheck], missing: list[str]
+) -> dict[str, Any]:
+    """Return {config key: value} of keys that fit the data better than the config's values. Keys
+    that this version lacks are left out."""
+    found: dict[str, Any] = {}
+    train = splits.get(TRAIN)
+    can_split = getattr(task, "has_splits", False) and not cfg.DATA.VAL_FRACTION
+    if train and can_split and any(label.startswith("val/") for label in missing):
+        found["DATA.VAL_FRACTION"] = VAL_FRACTION
+    cores = available_cores()
+    if cfg.DATALOADER.WORKERS == 0 and cores > 1:
+        found["DATALOADER.WORKERS"] = min(cores, MOST_WORKERS)
+    if train and len(train.images.indices):
+        if cfg.DATA.NUM_CLASSES not in ("auto", len(train.dataset.classes)):
+            found["DATA.NUM_CLASSES"] = len(train.dataset.classes)
+        step = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
+        if train.images.num_images < step:
+            found["DATALOADER.BSZ"] = max(train.images.num_images // 4, 1)
+        if not (cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED):
+            found |= suggest_normalization(cfg, train.images)
+        if task.resizes_to_image_size:
+            found |= suggest_size(cfg, train.images)
+        is_plain = list(cfg.LOSS.CLASS_WEIGHTS) == ["none"] and cfg.DATALOADER.SAMPLER == "random"
+        has_weights = getattr(task, "target_type", "") in ("class", "labels")
+        if has_weights and is_plain and (imbalance(train.targets.counts) or 0) > IMBALANCE:
+            found["LOSS.CLASS_WEIGHTS"] = "balanced"
+    return {
+        key: value for key, value in found.items() if key in KEYS and value != value_at(cfg, key)
+    }
+
+
+def suggest_normalization(cfg: CfgNode, images: Inspection) -> dict[str, list[float]]:
+    """Suggest MEAN and STD of the images, unless the config's differ by less than 0.02."""
+    found = {}
+    for key, values in (("INPUT.MEAN", images.mean), ("INPUT.STD", images.std)):
+        given = np.broadcast_to(value_at(cfg, key), (len(values),))
+        if np.abs(given - values).max() > 0.02:
+            found[key] = [max(round(float(value), 3), 0.001) for value in values]
+    return found
+
+
+def suggest_size(cfg: CfgNode, images: Inspection) -> dict[str, int]:
+    """Suggest the largest of SIDES that half of the images have, unless the config's image size is
+    within a third of it."""
+    shorter = float(np.median(images.sizes.min(1)))
+    side = max((side for side in SIDES if side <= shorter), default=SIDES[0])
+    near = 3 / 4 <= side / cfg.INPUT.IMAGE_SIZE <= 4 / 3
+    return {} if near else {"INPUT.IMAGE_SIZE": side}
+
+
+def imbalance(counts: dict[str, int]) -> float | None:
+    """Return the number of images of the largest class over that of the smallest with images. None
+    for less than two such classes."""
+    present = [count for count in counts.values() if count]
+    return max(present) / min(present) if len(present) > 1 else None
+
+
+def size_range(sizes: np.ndarray) -> list[tuple[int, int]]:
+    """Return the smallest, median and largest (width, height), ordered by area; [] for no sizes."""
+    if not len(sizes):
+        return []
+    order = np.argsort(sizes.astype(np.int64).prod(1), kind="stable")
+    picked = sizes[order[[0, (len(order) - 1) // 2, -1]]]
+    return [tuple(size) for size in picked.tolist()]
+
+
+def split_to_dict(split: SplitCheck) -> dict[str, Any]:
+    images, targets = split.images, split.targets
+    return dict(
+        images=images.num_images,
+        opened=images.num_opened,
+        unreadable=images.unreadable,
+        unreadable_names=[[bad.name, bad.reason] for bad in images.bad_samples],
+        blank=int(images.is_blank.sum()),
+        sizes=dict(zip(("min", "median", "max"), size_range(images.sizes))),
+        mean=images.mean.tolist(),
+        std=images.std.tolist(),
+        classes=targets.counts,
+        imbalance=imbalance(targets.counts),
+        numbers=targets.columns,
+        notes=targets.notes,
+    )
+
+
+def read_examples(dataset: Any, indices: Sequence[int]) -> list[Any]:
+    """Read images of a dataset, without those that cannot be read."""
+    images = []
+    for index in indices:
+        try:
+            images.append(to_display(dataset.image(index)))
+        except OSError:
+            continue
+    return images
