@@ -6,7 +6,7 @@ the methods of `Task`, so they work for every task.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +41,17 @@ class ImageMeta(NamedTuple):
     size: tuple[int, int]  # (height, width) in pixels
 
 
+class OpenData(NamedTuple):
+    """The loaders of a config's datasets.
+
+    note: what differs from the datasets of a run, to be shown to the user.
+    """
+
+    train: TrainLoader
+    tests: Mapping[str, EvalLoader]
+    note: str = ""
+
+
 class TaskReport(NamedTuple):
     """Content of the run report from a task: cards (title, value, remark) and HTML sections."""
 
@@ -60,6 +71,7 @@ class Task:
     output_formats: Mapping[str, OutputFormat] = {}
     class_names: Sequence[str] = ()  # of the model; set before datasets are opened
     columns: Sequence[str] = ()  # metrics in the report's table of evaluations; empty: all
+    counted = "images"  # what `count_classes` counts
 
     def __init__(
         self,
@@ -130,10 +142,26 @@ class Task:
         """
         raise NotImplementedError
 
-    def check_data(self) -> None:
-        """Open the config's datasets. Raises ConfigError or DataError if they are invalid."""
-        self.train_loader(DistInfo())
-        self.test_loaders(DistInfo())
+    @contextmanager
+    def open_data(self) -> Iterator[OpenData]:
+        """Open the config's datasets for a `with` block, to check and describe them.
+
+        Raises ConfigError or DataError if they are invalid.
+        """
+        loader = self.train_loader(DistInfo())
+        self.class_names = self.class_names or loader.classes
+        yield OpenData(loader, self.test_loaders(DistInfo()))
+
+    def count_classes(self, dataset: Dataset) -> dict[str, int]:
+        """Return {class: number of images or objects} of a dataset; {} if it has no classes."""
+        return {}
+
+    def draw_batch(self, batch: Any) -> list[tuple[Image.Image, str]]:
+        """Draw the images of a batch that `prepare` returned, as the model gets them.
+
+        Returns (image, its target as text) pairs, or [] if the task cannot draw them.
+        """
+        return []
 
     # ---- called by the training loop and by evaluation
 
