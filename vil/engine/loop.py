@@ -22,7 +22,7 @@ from vil.engine.checkpoint.save_load import TrainObjects, TrainState
 from vil.engine.distributed import all_reduce_sum, share_buffers, wrap
 from vil.engine.evaluation import autocast
 from vil.engine.fsdp import is_sharded, local
-from vil.engine.meter import Meter
+from vil.engine.meter import Meter, is_line_due
 from vil.engine.nonfinite import (
     BatchNormSnapshot,
     DelayedFlags,
@@ -106,6 +106,7 @@ def train(
     drop_on_plateau: float = 0.0,  # divides the lr after an evaluation without a new best
     max_bad_steps: int = 10,  # consecutive non-finite steps, at most half an epoch
     log_freq: int = 10,
+    data_hint: str = "",  # logged once if steps wait long for data
     max_steps: int | None = None,
     draw: Callable[[Path], Any] | None = None,  # called with the run's folder after evaluations
 ) -> TrainState:
@@ -125,7 +126,8 @@ def train(
         run.log.say(f"nothing to do: {state.step} of {end} steps are done")
         return state
     run.begin()
-    run.log.begin(state.step, end, steps_per_epoch=per_epoch, batch_size=state.batch_size)
+    sizes = dict(steps_per_epoch=per_epoch, batch_size=state.batch_size)
+    run.log.begin(state.step, end, **sizes, data_hint=data_hint)
     meter, delayed_flags, norms = Meter(), DelayedFlags(device), BatchNormSnapshot(plain)
     bad_steps = NonFiniteSteps(min(max_bad_steps, per_epoch // 2), run.folder, dist.rank)
     checkpoints = CheckpointManager(run, objects, policy)
@@ -176,13 +178,15 @@ def train(
             state = replace(state, step=state.step + 1, skipped=state.skipped + bad)
             run.tick(state.step)
 
-            if state.step % log_freq == 0 or state.epoch_ends or state.step == end:
+            if is_line_due(state.step, end=end, per_epoch=per_epoch, log_freq=log_freq):
                 metrics = meter.read()  # the only place where the host waits for the device
                 if scaler.is_enabled():  # it decreases with every overflow of float16
                     metrics["scale"] = scaler.get_scale()
                 if state.skipped:
                     metrics["skipped"] = state.skipped
                 run.log.training(state.step, lr, metrics)
+            else:
+                run.log.first_progress(state.step)  # if the first line takes long
             guard.raise_if_stopped(previous.signal)
     except StoppedError as stop:
         checkpoints.save(state, required=True)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
+from vil.builders.advice import count_idle_cores, data_advice, thread_advice
 from vil.builders.attention_backend import select_attention_backends
 from vil.builders.device import configure_device, process_group
 from vil.builders.model import find_weights, prepare_for_training
@@ -36,6 +37,7 @@ from vil.tasks.base import Task
 from vil.utils.console import echo_error
 from vil.utils.errors import CheckpointError, ConfigError, RunInUseError, StoppedError
 from vil.utils.global_state import preserve_global_state
+from vil.utils.machine import read_cpu_time
 from vil.workflows.configure import Overrides, make_config, read_class_names
 from vil.workflows.log_forwarding import forward_logs
 from vil.workflows.resume_checks import adopt_rules, check_changes, config_to_keep
@@ -151,6 +153,7 @@ def run_training(
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(preserve_global_state())
+        cpu_time = read_cpu_time()
         device = configure_device(cfg)
         dist = enter(process_group(cfg, device))
         hang, grace = cfg.RUN.HANG_SECONDS, cfg.RUN.GRACE_SECONDS
@@ -188,6 +191,9 @@ def run_training(
         select_attention_backends(model, cfg, device, dist, training=True, **kept)
         run.write("config.yaml", dump(config_to_keep(cfg, distributed.unwrap(model))))
         run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
+        idle = count_idle_cores(dist, cpu_time)
+        if hint := thread_advice(device, dist, idle):
+            log.info("hint: %s", hint)
         status = "finished"
         try:
             state = train_loop(
@@ -205,6 +211,7 @@ def run_training(
                 drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,
                 max_bad_steps=cfg.RUN.MAX_BAD_STEPS,
                 log_freq=cfg.LOG_FREQ,
+                data_hint=data_advice(cfg, dist, idle),
                 policy=checkpoint_policy(cfg),
                 max_steps=max_steps,
                 draw=draw,
