@@ -55,6 +55,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "train --config-file digits/vil_nano_96.yaml": (*TINY, "DATA.NUM_CLASSES=5"),
     "train --config-file imagenet": (*TINY, *FAKE, "MODEL.VIT.MSVIT.TUNE=False"),
     "train --config-file imagenet/vil_tiny_rpb.yaml --data photos": PHOTOS,
+    "train --config-file own": PHOTOS,
     "train --config-file scenes": SCENES,
     "train --config-file mine.yaml --data mine": DETECTOR,
     "sweep": ("--dry-run",),  # tests/workflows/test_sweep_runs.py trains
