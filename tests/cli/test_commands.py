@@ -81,20 +81,32 @@ def test_the_parts_of_analyze_add_up():
 
 def test_info_names_the_density_of_patterns_and_the_crossover():
     words = ("MODEL.VIT.MSVIT.ATTN_TYPE=pattern", "MODEL.VIT.MSVIT.PATTERN=axial")
-    shown = succeeds("info", *TINY, *words)
+    shown = succeeds("info", "--all", *TINY, *words)
     assert re.search(r"^patterns on CPUs, untuned: masked_sdpa above a density of 0", shown, re.M)
     assert re.search(r"stage 1: .*, pattern axial, density 0\.\d\d, evaluation", shown)
 
 
 def test_info_names_the_machine_and_a_backend_per_sparse_stage():
-    shown = succeeds("info", *TINY)
+    shown = succeeds("info", "--all", *TINY)
     assert f"torch {version('torch')}" in shown
     assert "device cpu" in shown
     assert re.search(r"^stage 1: .*\b8 x 8 tokens", shown, re.MULTILINE)
     stages = re.findall(r"^stage (\d): .*, (\w+)$", shown, re.MULTILINE)
     assert stages == [("1", "training"), ("1", "evaluation")]  # stage 2 is not sparse
     assert len(re.findall(r"\bchosen\b", shown)) == 2
-    assert re.search(r"masked +chosen", succeeds("info", *TINY, "MODEL.VIT.MSVIT.BACKEND=masked"))
+    pinned = succeeds("info", "--all", *TINY, "MODEL.VIT.MSVIT.BACKEND=masked")
+    assert re.search(r"masked +chosen", pinned)
+
+
+def test_info_says_in_ten_lines_what_runs():
+    for words in (TINY, ("--config-file", "imagenet/vil_tiny_rpb.yaml", "DEVICE=cpu")):
+        lines = succeeds("info", *words).splitlines()
+        assert len(lines) <= 10
+        assert f"torch {version('torch')}" in lines[1]
+        assert "threads" in lines[2]
+    shown = succeeds("info", *TINY, "MODEL.VIT.MSVIT.BACKEND=masked")
+    assert "stage 1: 8 x 8 tokens: masked, pinned in training; masked, pinned in eval" in shown
+    assert "blocked" not in shown
 
 
 def test_config_prints_a_config(tmp_path):
