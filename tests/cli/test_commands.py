@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +32,7 @@ from tests.common.small_runs import (
 )
 from vil.config import get_config
 from vil.data.transforms import train_transform
+from vil.tasks.image_task import ConfigImageTask
 
 FIGURES = ("loss", "top1", "top5", "count")
 
@@ -479,3 +481,17 @@ def test_a_longer_log_interval_averages_the_steps_between(run):
     assert line["loss"] == pytest.approx(sum(each) / 4, rel=1e-6)
     times = [one["wall"] for one in metrics(run)]
     assert all(a <= b for a, b in pairwise(times))
+
+
+def test_a_missing_extra_is_refused_before_work(monkeypatch, run):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+
+    def build(*_, **__):
+        raise AssertionError("the model was built")
+
+    monkeypatch.setattr(ConfigImageTask, "build_model", build)
+    digits = ("DATA.TRAIN=digits", "DATA.TEST=digits", "DATA.NUM_CLASSES=10", "DATA.KWARGS={}")
+    for words in (("train", *SMALL, *digits), ("evaluate", "--run", run, "DATA.TEST=digits")):
+        ended = vil(*words)
+        assert ended.code == 3
+        assert "the dataset digits needs sklearn: pip install 'vil[demo]'" in ended.err

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vil.utils.extras import Extra
 from vil.utils.lazy import lazy_exports
 from vil.utils.registry import Entry, Registry
 
@@ -67,9 +68,15 @@ def check_dataset(dataset: DatasetType, entry: Entry) -> None:
 
 
 # numbered: the labels are integers without names, and the dataset takes `num_classes`.
+# extra: the optional package that the dataset needs.
 DATASETS = Registry("dataset", check=check_dataset)
 ZIP_OR_FOLDER = "a zip and a list of labels per split, else a folder per class"
-DATASETS.add("digits", "vil.data.datasets.digits:Digits", "1,797 scanned digits of scikit-learn")
+DATASETS.add(
+    "digits",
+    "vil.data.datasets.digits:Digits",
+    "1,797 scanned digits of scikit-learn",
+    extra=Extra("sklearn", "demo"),
+)
 DATASETS.add("folder", "vil.data.datasets.folder:Folder", "a folder per class")
 DATASETS.add("imagenet", "vil.data.formats.imagenet_zip:imagenet", ZIP_OR_FOLDER, numbered=True)
 DATASETS.add("tar", "vil.data.formats.tar:Tar", "a tar per split with a folder per class")

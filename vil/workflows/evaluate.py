@@ -7,6 +7,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from vil.builders.data import check_extras
 from vil.builders.device import configure_device, process_group
 from vil.data.workers import worker_errors
 from vil.tasks import refuse_without
@@ -71,6 +72,7 @@ def evaluate_config(
     head would keep random weights.
     """
     refuse_random_weights(cfg)
+    check_extras(cfg)
     if num_worst:
         refuse_without(cfg, "evaluate --pictures")
     with preserve_global_state():

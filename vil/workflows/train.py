@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 
 from vil.builders.advice import count_idle_cores, data_advice, thread_advice
 from vil.builders.attention_backend import select_attention_backends
+from vil.builders.data import check_extras
 from vil.builders.device import configure_device, process_group
 from vil.builders.model import find_weights, prepare_for_training
 from vil.builders.optim import build_optimization
@@ -233,6 +234,8 @@ def _build(
     training loader). resuming: do not load initial weights. synthetic: {"train": dataset, "val":
     dataset} instead of the config's datasets, or {}."""
     bad_file = Path(cfg.OUTPUT_DIR, "bad_samples.txt")
+    if not synthetic:
+        check_extras(cfg)
     model = task.build_model(load_pretrained=not (resuming or cfg.MODEL.MODEL_PATH))
     if resuming:
         task.class_names = read_class_names(Path(cfg.OUTPUT_DIR, "classes.txt"))
