@@ -143,5 +143,6 @@ def changed_keys(cfg: CfgNode) -> list[str]:
 
 def _flow(value: Any) -> str:
     """Format a value as it is written on a command line."""
-    text = dump(CfgNode({"KEY": value}))
-    return text.removeprefix("KEY: ").strip()
+    if value == "":
+        return ""
+    return dump(CfgNode({"KEY": value})).removeprefix("KEY: ").strip()
