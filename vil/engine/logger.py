@@ -13,7 +13,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -48,20 +48,23 @@ class RunLogger:
         *,
         steps_per_epoch: int,
         batch_size: int,
-        data_hint: str = "",
+        thread_hint: Callable[[], str] | None = None,
+        data_hint: Callable[[], str] | None = None,
     ) -> None:
         """Start to log metrics of the steps after `step`, to files and a progress bar. Remove
         records of these steps that an earlier attempt left.
 
-        end: the last step of the run. batch_size: images per step over all ranks. data_hint: advice
-        that is logged once if steps wait for data for more than SLOW_DATA of their time.
+        end: the last step of the run. batch_size: images per step over all ranks. thread_hint:
+        called after the first line of metrics; returns advice to log, or "". data_hint: returns
+        advice, which is logged once if steps wait for data for more than SLOW_DATA of their time.
         """
         if not self.enabled:
             return
         from torch.utils.tensorboard import SummaryWriter  # a second to import: training only
 
         self.end, self.steps_per_epoch, self.batch_size = end, steps_per_epoch, batch_size
-        self.data_hint, self.first_step_time = data_hint, 0.0
+        self.thread_hint, self.data_hint = thread_hint, data_hint
+        self.first_step_time = 0.0
         self.remaining = RemainingTime(step, end, time.monotonic())
         rewind(self.folder / "metrics.jsonl", step)
         self.metrics = open(self.folder / "metrics.jsonl", "a", buffering=1)  # noqa: SIM115
@@ -103,12 +106,18 @@ class RunLogger:
         left = self.remaining.update(step, times["time"], time.monotonic())
         self.say(f"train {self.position(step)} eta {as_time(left)} {format_pairs(metrics)}")
         self.record(step, "train", metrics)
-        share = times["data"] / times["time"]
-        if self.data_hint and self.remaining.lines > 1 and share > SLOW_DATA:  # not at the start
-            self.say(
-                f"hint: steps wait for data {100 * share:.0f} % of their time: {self.data_hint}"
-            )
-            self.data_hint = ""
+        self._hint(times["data"] / times["time"])
+
+    def _hint(self, waiting: float) -> None:
+        """Log each hint at most once. waiting: share of a step in which it waits for data."""
+        if self.thread_hint and (text := self.thread_hint()):
+            self.say(f"hint: {text}")
+        self.thread_hint = None
+        # the first line includes the start of the loader workers
+        if self.data_hint and self.remaining.lines > 1 and waiting > SLOW_DATA:
+            text = self.data_hint()
+            self.say(f"hint: steps wait for data {100 * waiting:.0f} % of their time: {text}")
+            self.data_hint = None
 
     def first_progress(self, step: int) -> None:
         """Log the position and the remaining time, without metrics, if there was no line yet and

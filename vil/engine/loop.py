@@ -106,7 +106,8 @@ def train(
     drop_on_plateau: float = 0.0,  # divides the lr after an evaluation without a new best
     max_bad_steps: int = 10,  # consecutive non-finite steps, at most half an epoch
     log_freq: int = 10,
-    data_hint: str = "",  # logged once if steps wait long for data
+    thread_hint: Callable[[], str] | None = None,  # its text, if any, follows the first line
+    data_hint: Callable[[], str] | None = None,  # its text is logged if steps wait long for data
     max_steps: int | None = None,
     draw: Callable[[Path], Any] | None = None,  # called with the run's folder after evaluations
 ) -> TrainState:
@@ -127,7 +128,7 @@ def train(
         return state
     run.begin()
     sizes = dict(steps_per_epoch=per_epoch, batch_size=state.batch_size)
-    run.log.begin(state.step, end, **sizes, data_hint=data_hint)
+    run.log.begin(state.step, end, **sizes, thread_hint=thread_hint, data_hint=data_hint)
     meter, delayed_flags, norms = Meter(), DelayedFlags(device), BatchNormSnapshot(plain)
     bad_steps = NonFiniteSteps(min(max_bad_steps, per_epoch // 2), run.folder, dist.rank)
     checkpoints = CheckpointManager(run, objects, policy)

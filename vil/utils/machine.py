@@ -3,6 +3,7 @@
 import datetime
 import functools
 import importlib.util
+import multiprocessing
 import os
 import platform
 import re
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-MIN_SECONDS = 0.5  # for `idle_cores`
+MIN_SECONDS = 0.2  # for `idle_cores`
 
 
 def machine(device: torch.device) -> dict[str, str | int]:
@@ -77,7 +78,7 @@ def _affinity() -> set[int]:
 
 class CpuTime(NamedTuple):
     """Seconds of CPU time at a moment: of all processes on the cores that this process may use, and
-    of this process and its finished children. wall: the moment, in seconds."""
+    of this process and its children. wall: the moment, in seconds."""
 
     wall: float
     total: float
@@ -95,8 +96,17 @@ def read_cpu_time() -> CpuTime | None:
         if name in numbers:
             values = list(map(int, fields[:8]))
             jiffies += sum(values) - values[3] - values[4]  # without idle and iowait
-    own = sum(os.times()[:4])
+    own = sum(os.times()[:4]) + sum(map(_child_seconds, multiprocessing.active_children()))
     return CpuTime(time.monotonic(), jiffies / os.sysconf("SC_CLK_TCK"), own)
+
+
+def _child_seconds(process: multiprocessing.Process) -> float:
+    """Return the CPU time of a running child such as a loader worker; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # user and system
 
 
 def idle_cores(since: CpuTime | None, now: CpuTime | None) -> float:

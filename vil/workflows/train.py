@@ -192,9 +192,6 @@ def run_training(
         select_attention_backends(model, cfg, device, dist, training=True, **kept)
         run.write("config.yaml", dump(config_to_keep(cfg, distributed.unwrap(model))))
         run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
-        idle = count_idle_cores(dist, cpu_time)
-        if hint := thread_advice(device, dist, idle):
-            log.info("hint: %s", hint)
         status = "finished"
         try:
             state = train_loop(
@@ -212,7 +209,8 @@ def run_training(
                 drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,
                 max_bad_steps=cfg.RUN.MAX_BAD_STEPS,
                 log_freq=cfg.LOG_FREQ,
-                data_hint=data_advice(cfg, dist, idle),
+                thread_hint=lambda: thread_advice(device, dist, count_idle_cores(dist, cpu_time)),
+                data_hint=lambda: data_advice(cfg, dist, count_idle_cores(dist, cpu_time)),
                 policy=checkpoint_policy(cfg),
                 max_steps=max_steps,
                 draw=draw,
