@@ -10,14 +10,14 @@ import torch
 
 import vil
 from tests.common.marks import cases
-from vil.builders.optim import build_optimizer, build_schedule
+from vil.builders.optim import build_optimizer, build_schedule, report_lr
 from vil.config import diff, get_config
 from vil.models.arch import StageSpec, parse_arch
 from vil.models.registry import ARCHS
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "configs").rglob("*.yaml"))
-EXPERIMENTS = [path for path in FILES if "_base_" not in path.parts]
+EXPERIMENTS = [path for path in FILES if not {"_base_", "_presets_"} & {*path.parts}]
 CLASSIFIERS = [path for path in EXPERIMENTS if path.parent.name not in ("coco", "scenes")]
 FINETUNED = [path for path in EXPERIMENTS if "_384" in path.stem]
 ATTENTIONS = [path for path in EXPERIMENTS if path.parent.name == "attention"]
@@ -43,6 +43,15 @@ def test_it_loads_and_builds(path):
     model, cfg = model_of(path), get_config(path)
     assert build_optimizer(cfg, model).param_groups
     assert build_schedule(cfg, steps_per_epoch=10).lr_at(0) > 0
+
+
+PRESETS = [path for path in FILES if "_presets_" in path.parts]
+
+
+@pytest.mark.parametrize("path", [*EXPERIMENTS, *PRESETS], ids=lambda p: str(p.relative_to(ROOT)))
+def test_its_learning_rate_is_one_of_published_recipes(path, caplog):
+    report_lr(get_config(path))
+    assert caplog.text == ""
 
 
 @pytest.mark.defect("B35")

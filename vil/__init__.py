@@ -11,9 +11,11 @@ from vil.utils import moved
 __version__ = "0.1.0"
 _HOMES = {
     "build_model": "vil.workflows.build_model",
+    "embed": "vil.workflows.embed",
     "evaluate": "vil.workflows.evaluate",
     "load_for_inference": "vil.workflows.inference",
     "predict": "vil.workflows.predict",
+    "predict_out_of_fold": "vil.workflows.out_of_fold",
     "sweep": "vil.workflows.sweep",
     "train": "vil.workflows.train",
     "build_attention": "vil.layers.attention",

@@ -32,9 +32,10 @@ from tests.common.small_runs import (
 )
 from vil.config import get_config
 from vil.data.transforms import train_transform
+from vil.tasks.classification.measures import metric_names
 from vil.tasks.image_task import ConfigImageTask
 
-FIGURES = ("loss", "top1", "top5", "count")
+FIGURES = metric_names(4)
 
 
 @pytest.fixture(scope="module")
@@ -348,7 +349,7 @@ def test_evaluation_by_the_original_s_switch(run):
 
 def test_the_table_of_classes(run):
     shown = succeeds("evaluate", "--run", run, "OUTPUT_PERCLASS_ACC", "True")
-    table = re.findall(r"^  (hue \d+) +(\d+)/(\d+)$", shown, re.MULTILINE)
+    table = re.findall(r"^  (hue \d+) +(\d+)/(\d+)  precision ", shown, re.MULTILINE)
     assert [row[0] for row in table] == ["hue 0", "hue 90", "hue 180", "hue 270"]
     assert [int(row[2]) for row in table] == [16] * 4
     right = sum(int(row[1]) for row in table)
@@ -484,14 +485,14 @@ def test_a_longer_log_interval_averages_the_steps_between(run):
 
 
 def test_a_missing_extra_is_refused_before_work(monkeypatch, run):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
 
     def build(*_, **__):
         raise AssertionError("the model was built")
 
     monkeypatch.setattr(ConfigImageTask, "build_model", build)
-    digits = ("DATA.TRAIN=digits", "DATA.TEST=digits", "DATA.NUM_CLASSES=10", "DATA.KWARGS={}")
-    for words in (("train", *SMALL, *digits), ("evaluate", "--run", run, "DATA.TEST=digits")):
+    table = ("DATA.TRAIN=a.parquet", "DATA.TEST=a.parquet", "DATA.NUM_CLASSES=10", "DATA.KWARGS={}")
+    for words in (("train", *SMALL, *table), ("evaluate", "--run", run, "DATA.TEST=a.parquet")):
         ended = vil(*words)
         assert ended.code == 3
-        assert "the dataset digits needs sklearn: pip install 'vil[demo]'" in ended.err
+        assert "the dataset a.parquet needs pyarrow: pip install 'vil[tables]'" in ended.err

@@ -16,6 +16,7 @@ from fixtures.old_edition import FOLDER, Commands, output
 from PIL import Image
 
 import vil
+from tests.common.data_files import samples, write_tsv
 from tests.common.old_runs import copy_old
 
 ROOT = Path(__file__).parents[2]
@@ -101,11 +102,13 @@ def smaller(words: list[str]) -> tuple[str, ...]:
 
 
 def expanded(words: list[str], place: Path) -> list[str]:
-    """As the shell does it in the folder."""
+    """As the shell does it in the folder. A pattern after --run is quoted."""
     return [
         found
-        for word in words
-        for found in (sorted(glob(word, root_dir=place)) if "*" in word else [word])
+        for before, word in zip(["", *words], words)
+        for found in (
+            sorted(glob(word, root_dir=place)) if "*" in word and before != "--run" else [word]
+        )
     ]
 
 
@@ -117,16 +120,32 @@ def run_line(commands: Commands, words: list[str], place: Path) -> None:
     output(partial(commands, place), *words, *smaller(words))
 
 
+def write_folds(place: Path) -> None:
+    """Write two sets of ten images, and two runs, each tested on one of them."""
+    sets = ("part0", "part1")
+    (place / "parts").mkdir()
+    for split, name in zip(("train", "val"), sets):
+        write_tsv(place / "parts", split, samples(split), name=name)
+    for number, (test, train) in enumerate(zip(sets, reversed(sets))):
+        config = copy_old("classifier", place / f"runs/fold{number}") / "config.yaml"
+        text = config.read_text().replace("TRAIN: [digits]", f"TRAIN: [{train}.yaml]")
+        text = text.replace("TEST: [digits]", f"TEST: [{test}.yaml]")
+        config.write_text(text.replace("PATH: ./datasets", "PATH: parts"))
+
+
 def write_files(place: Path) -> None:
     """Write what the commands name: runs, weights, images, annotations, configs."""
-    for name in ("runs/nano", "runs/photos"):
+    for name in ("runs/nano", "runs/photos", "runs/nested"):
         copy_old("classifier", place / name)
     copy_old("detector", place / "runs/scenes")
+    write_folds(place)
     for folder, count in (("photos/train", 8), ("photos/val", 2)):
         for number in range(3 * count):
             path = place / folder / f"class{number % 3}" / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (40, 36), (80 * (number % 3), number, 50)).save(path)
+    rows = [f"train/class{n % 3}/{n}.png,kind {n % 3}" for n in range(24)]
+    (place / "photos/labels.csv").write_text("\n".join(["path,label", *rows]))
     shutil.copytree(place / "photos", place / "pictures")
     photo = Image.open(FOLDER / "three.png")
     for name in ("photo.jpg", "photo.png", "data/scenes1/val/1.png", "mine/train/1.png"):

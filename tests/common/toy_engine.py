@@ -112,6 +112,7 @@ def toy_train(
     ema=0.0,
     loader=None,
     fsdp=False,
+    metric="",
     **options,
 ) -> TrainState:
     """`epochs` epochs of 5 steps on one rank of `ranks`; options go to `train` and to Guard."""
@@ -132,8 +133,9 @@ def toy_train(
     settings = {"set_progress": lambda model, progress: None, "log_freq": 3, **options}
     scaler = torch.amp.GradScaler("cpu", enabled=task.amp_dtype is torch.float16)
     start = TrainState(
-        seed, dist.world, batch_size, loader.steps_per_epoch, type(optimizer).__name__
-    )
+        seed, dist.world, batch_size, loader.steps_per_epoch, type(optimizer).__name__,
+        metric=metric,
+    )  # fmt: skip
     fields = [field.name for field in dataclasses.fields(CheckpointPolicy)]
     policy = {name: settings.pop(name) for name in fields if name in settings}
     patience = {name: settings.pop(name)

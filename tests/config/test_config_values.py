@@ -99,10 +99,13 @@ def test_every_key_refuses_a_wrong_type(tmp_path, key):
         assert f"{key}: expected " in refusal(opts=[key, "None"])
 
 
+STRING_LISTS = ("DATA.TRAIN", "DATA.TEST", "DATA.VAL")
+
+
 @pytest.mark.parametrize("key", [name for name, key in defaults.KEYS.items() if key.check])
 def test_every_rule_refuses_something(key):
     kind = type(defaults.KEYS[key].default)
-    text = "('',)" if key in ("DATA.TRAIN", "DATA.TEST") else OUT_OF_RANGE.get(kind, "[2, 1]")
+    text = "('',)" if key in STRING_LISTS else OUT_OF_RANGE.get(kind, "[2, -1]")
     if key in ("DATA.PATH", "OUTPUT_DIR"):  # any folder will do, but one there must be
         text = ""
     message = refusal(opts=[key, text])

@@ -30,8 +30,10 @@ def root(tmp_path):
 def test_unknown_names_get_a_suggestion():
     with pytest.raises(ValueError, match="did you mean 'digits'"):
         build_dataset("digit", "", "train")
-    with pytest.raises(ValueError, match="train, val"):
-        build_dataset("fake", "", "test")
+    with pytest.raises(ValueError, match="train, val, test"):
+        build_dataset("fake", "", "tset")
+    with pytest.raises(DataError, match="Digits has no test split, only train and val"):
+        build_dataset("digits", "", "test")
 
 
 def test_digits_split_is_disjoint_complete_and_balanced():
@@ -66,9 +68,9 @@ def test_fewer_classes_of_digits_keep_split_and_names():
             build_dataset("digits", "", "val", num_classes=number)
 
 
-def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
+def test_digits_without_scikit_learn_name_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"pip install vil\[demo\]"):
+    with pytest.raises(DataError, match=r"pip install scikit-learn"):
         build_dataset("digits", "", "train")
 
 

@@ -34,7 +34,7 @@ def assert_close(folder, other, rtol=1e-6):
     )
 
 
-OPTIMIZERS = ("sgd", "adam", "lamb")
+OPTIMIZERS = ("sgd", "adam", "lamb", "timm/lion", "timm/nadamw", "timm/adan")
 # folder, options: one after the other in the same two processes
 RUNS = (
     ("sharded", {"fsdp": True}),

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
 from vil.builders.limits import check_batch_size, check_open_files
-from vil.data import DATASETS, registered_name
+from vil.data import EXTRAS, file_suffix
 from vil.data.dataset import LoadableDataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.engine.distributed import DistInfo
@@ -56,8 +56,19 @@ def build_train_loader(
         batch_size=size // dist.world * cfg.OPTIM.ACCUMULATE,
         seed=cfg.SEED,
         repeats=REPEATS if cfg.AUG.REPEATED_AUG else 1,
+        balanced=is_balanced(cfg, dataset),
         **_loader_options(cfg, dist, device, bad_file),
     )
+
+
+def is_balanced(cfg: CfgNode, dataset: LoadableDataset) -> bool:
+    """Return whether DATALOADER.SAMPLER is "balanced". Raises ConfigError if it is, and the images
+    of the dataset do not have one class each."""
+    if cfg.DATALOADER.SAMPLER == "random":
+        return False
+    if getattr(dataset, "target_type", None) != "class":
+        raise ConfigError("DATALOADER.SAMPLER balanced needs one class per image: use random")
+    return True
 
 
 @as_config_error
@@ -70,18 +81,20 @@ def build_test_loaders(
     datasets: Mapping[str, LoadableDataset] | None = None,
     *,
     max_batch: int | None = None,
+    key: str = "TEST",
 ) -> dict[str, EvalLoader]:
     """Build a loader of this rank's share of each test set. Returns {name: loader}.
 
-    datasets: {name: dataset}. If it is None, `open_dataset` is called with each name in DATA.TEST.
+    datasets: {name: dataset}. If it is None, `open_dataset` is called with each name in DATA.<key>.
     bad_file: text file to which the names of unreadable images are appended. max_batch: a batch has
     DATALOADER.BSZ images, but at most `max_batch`. If it is None, all ranks together load
     DATALOADER.BSZ images.
     """
     if datasets is None:
-        if len(set(cfg.DATA.TEST)) < len(cfg.DATA.TEST):
-            raise ConfigError(f"DATA.TEST names a dataset twice: {', '.join(cfg.DATA.TEST)}")
-        datasets = {name: open_dataset(name) for name in cfg.DATA.TEST}
+        names = cfg.DATA[key]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"DATA.{key} names a dataset twice: {', '.join(names)}")
+        datasets = {name: open_dataset(name) for name in names}
     options = _loader_options(cfg, dist, device, bad_file)
     size = cfg.DATALOADER.BSZ
     options["batch_size"] = min(size, max_batch) if max_batch else -(-size // dist.world)
@@ -106,20 +119,20 @@ def _loader_options(
 def check_extras(cfg: CfgNode) -> None:
     """Raise DataError if a dataset of the config needs a package that is not installed.
 
-    Called before the model is built. Only datasets in DATASETS are checked.
+    Called before the model is built. Only names of files are checked.
     """
-    for name in dict.fromkeys([*cfg.DATA.TRAIN, *cfg.DATA.TEST]):
-        entry = DATASETS.get(registered_name(name))
-        if entry and "extra" in entry.facts:
-            require_extra(entry.facts["extra"], f"the dataset {name}")
+    for name in dict.fromkeys([*cfg.DATA.TRAIN, *cfg.DATA.VAL, *cfg.DATA.TEST]):
+        if extra := EXTRAS.get(file_suffix(name)):
+            require_extra(extra, f"the dataset {name}")
 
 
 def check_dataset_arguments(cfg: CfgNode, arguments_of: Callable[[str], list[str]]) -> None:
-    """Raise ValueError if DATA.KWARGS has a key that no dataset in DATA.TRAIN or DATA.TEST accepts.
+    """Raise ValueError if DATA.KWARGS has a key that no dataset in DATA.TRAIN, DATA.VAL or
+    DATA.TEST accepts.
 
     arguments_of: function that returns the argument names that the dataset of a given name accepts.
     """
-    sets = list(dict.fromkeys([*cfg.DATA.TRAIN, *cfg.DATA.TEST]))
+    sets = list(dict.fromkeys([*cfg.DATA.TRAIN, *cfg.DATA.VAL, *cfg.DATA.TEST]))
     names = ", ".join(sets)
     known = {argument: name for name in sets for argument in arguments_of(name)}
     for argument in cfg.DATA.KWARGS:
@@ -143,11 +156,11 @@ def dataset_arguments(cfg: CfgNode, name: str, taken: list[str]) -> Iterator[dic
 
 
 def check_num_classes(cfg: CfgNode, dataset: Dataset, name: str) -> None:
-    """Raise ConfigError unless the dataset has DATA.NUM_CLASSES classes.
+    """Raise ConfigError unless the dataset has DATA.NUM_CLASSES classes, or the key is auto.
 
     name: name of the dataset in the error message.
     """
-    if len(dataset.classes) != cfg.DATA.NUM_CLASSES:
+    if cfg.DATA.NUM_CLASSES not in ("auto", len(dataset.classes)):
         raise ConfigError(
             f"DATA.NUM_CLASSES is {cfg.DATA.NUM_CLASSES}, "
             f"but {name} has {len(dataset.classes)} classes"

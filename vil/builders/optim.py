@@ -15,6 +15,8 @@ from vil.integrations.external_models import find_no_decay_params, number_layers
 from vil.models.vision_longformer import MsViT
 from vil.optim import OPTIMIZERS, SCHEDULES, Schedule, decay_groups
 from vil.optim import build_optimizer as optimizer_by_name
+from vil.optim.learning_rates import default_scaling, explain_unusual_lr, lr_factor
+from vil.optim.optimizers import check_usable
 from vil.utils.errors import as_config_error
 
 log = logging.getLogger(__name__)
@@ -32,13 +34,59 @@ class Optimization(NamedTuple):
 def build_optimization(
     cfg: CfgNode, model: nn.Module, device: torch.device, steps_per_epoch: int
 ) -> Optimization:
-    """Build the optimizer, the learning-rate schedule and the gradient scaler of a config."""
+    """Build the optimizer, the learning-rate schedule and the gradient scaler of a config.
+
+    Logs the learning rate if it is scaled to the batch size, and warns if it is unusual.
+    """
+    report_lr(cfg)
     return Optimization(
         build_optimizer(cfg, model),
         build_schedule(cfg, steps_per_epoch),
         build_scaler(cfg, device),
         optimizer_name(cfg),
     )
+
+
+@as_config_error
+def check_optimizer(cfg: CfgNode) -> None:
+    """Raise ConfigError if training cannot use the config's optimizer."""
+    check_usable(optimizer_name(cfg))
+
+
+class ScaledLr(NamedTuple):
+    """Learning rates after scaling to the batch size."""
+
+    peak: float
+    final: float  # for SOLVER.MIN_LR
+    rule: str = ""  # how they were scaled, "" if they were not
+
+
+def scaled_lr(cfg: CfgNode) -> ScaledLr:
+    """Return OPTIM.LR and SOLVER.MIN_LR, scaled from OPTIM.LR_REFERENCE_BATCH images per step to
+    those of the config."""
+    optim, final = cfg.OPTIM, cfg.SOLVER.MIN_LR
+    if not optim.LR_REFERENCE_BATCH:
+        return ScaledLr(optim.LR, final)
+    auto = default_scaling(optimizer_name(cfg))
+    scaling = auto if optim.LR_SCALING == "auto" else optim.LR_SCALING
+    size, reference = cfg.DATALOADER.BSZ * optim.ACCUMULATE, optim.LR_REFERENCE_BATCH
+    factor = lr_factor(size, reference, scaling)
+    ratio = f"{size} / {reference} images" if scaling == "linear" else f"sqrt({size} / {reference})"
+    return ScaledLr(optim.LR * factor, final * factor, ratio)
+
+
+def report_lr(cfg: CfgNode) -> None:
+    """Log the peak learning rate if it is scaled to the batch size. Log a warning if published
+    recipes of the optimizer's family do not use such a rate."""
+    name, lr = optimizer_name(cfg), scaled_lr(cfg)
+    if lr.rule:
+        log.info("peak learning rate %g = OPTIM.LR %g x %s", lr.peak, cfg.OPTIM.LR, lr.rule)
+    family = OPTIMIZERS.entry(name).facts.get("family")
+    if why := explain_unusual_lr(lr.peak, family):
+        is_default = float(KEYS["OPTIM.LR"].default) == cfg.OPTIM.LR
+        scaled = f" after scaling by {lr.rule}" if lr.rule else ""
+        origin = scaled or (", the default" if is_default else "")
+        log.warning("OPTIM.LR is %g%s, for %s %s", lr.peak, origin, name, why)
 
 
 @as_config_error
@@ -50,9 +98,6 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     """
     optim = cfg.OPTIM
     entry = OPTIMIZERS.entry(optimizer_name(cfg))
-    if entry.facts.get("adaptive") and float(KEYS["OPTIM.LR"].default) == optim.LR:
-        text = "OPTIM.LR is %g, the default, which is too large for %s: set it"
-        log.warning(text, optim.LR, optim.OPT)
     groups = decay_groups(
         model.named_parameters(),
         optim.WD,
@@ -64,7 +109,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     return optimizer_by_name(
         entry.name,
         groups,
-        lr=optim.LR,
+        lr=scaled_lr(cfg).peak,
         momentum=optim.MOM,
         nu=optim.NU,
         betas=(optim.ADAM.BETA1, optim.ADAM.BETA2),
@@ -96,15 +141,16 @@ def build_scaler(cfg: CfgNode, device: torch.device) -> GradScaler:
 @as_config_error
 def build_schedule(cfg: CfgNode, steps_per_epoch: int) -> Schedule:
     """Build the learning-rate schedule from the keys in SOLVER and OPTIM."""
+    lr = scaled_lr(cfg)
     return Schedule(
         cfg.SOLVER.LR_POLICY,
-        cfg.OPTIM.LR,
+        lr.peak,
         steps_per_epoch,
         cfg.OPTIM.EPOCHS,
         warmup_epochs=cfg.SOLVER.WARMUP_EPOCHS,
         warmup_factor=cfg.SOLVER.WARMUP_FACTOR,
         warmup_method=cfg.SOLVER.WARMUP_METHOD,
-        min_lr=cfg.SOLVER.MIN_LR,
+        min_lr=lr.final,
         drop_freq=cfg.OPTIM.DROP_FREQ,
         drop_epochs=tuple(cfg.OPTIM.DROP_EPOCHS),
         drop_factor=cfg.OPTIM.DROP_FACTOR,

@@ -40,6 +40,7 @@ COMMANDS = {
     "sweep": "train every combination of settings, and compare the results in one table",
     "evaluate": "evaluate weights on the test sets",
     "predict": "predict what images show",
+    "embed": "features of images; how well simple classifiers do on them",
     "convert": "convert a checkpoint to a self-describing safetensors file",
     "export": "export a model as ONNX, int8 ONNX or a program of torch.export",
     "tune": "find the fastest attention backend of each stage, by trying all",

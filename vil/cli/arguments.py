@@ -55,12 +55,23 @@ def import_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--import", action="append", default=[], **names)
 
 
-def run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags --run and --checkpoint, for commands that load the weights of a run."""
+def preset_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the flag --preset, for values of keys that the file and KEY VALUE do not set."""
+    text = "finetune, small_data or scratch: keys that the file and KEY VALUE override; prints them"
+    parser.add_argument("--preset", metavar="NAME", help=text)
+
+
+def run_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Add the flags --run and --checkpoint, for commands that load the weights of a run. several:
+    whether --run may be repeated, so that its value is a list."""
     add = parser.add_argument
     # torchrun takes --run for an abbreviation of its own --run-path
     text = "the folder of a run: its config and one of its checkpoints"
-    add("--run", "--run-dir", metavar="DIR", help=text)
+    own = {}
+    if several:
+        own = dict(action="append", default=[])
+        text += "; may be repeated, or be a quoted pattern such as 'runs/fold*'"
+    add("--run", "--run-dir", metavar="DIR", help=text, **own)
     add(
         "--checkpoint", default="best", choices=["best", "last"], help="checkpoint of --run to load"
     )
@@ -119,9 +130,10 @@ def check_task(args: argparse.Namespace, cfg: CfgNode) -> None:
 
 def options_of(args: argparse.Namespace) -> configure.Options:
     """Collect the arguments that change the config: KEY VALUE words, flags that set a config key
-    (FLAGS), and --import."""
+    (FLAGS), --import and --preset."""
     flags = {key: getattr(args, name) for name, key in FLAGS.items()}
-    return configure.Options(args.opts or (), flags, args.imports)
+    preset = getattr(args, "preset", None)
+    return configure.Options(args.opts or (), flags, args.imports, preset)
 
 
 def files_read(args: argparse.Namespace, *outputs: str) -> list[Path]:

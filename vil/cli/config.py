@@ -15,7 +15,12 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.cli.arguments import config_arguments, files_read, resolve_with_sources
+from vil.cli.arguments import (
+    config_arguments,
+    files_read,
+    preset_argument,
+    resolve_with_sources,
+)
 from vil.config import defaults, diff, dump, get_config
 from vil.config.coercion import kind
 from vil.utils.output_paths import output_file, replacing
@@ -23,6 +28,7 @@ from vil.utils.output_paths import output_file, replacing
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
+    preset_argument(parser)
     text = "print only what differs from the defaults, or from another config"
     parser.add_argument("--diff", nargs="?", const="", metavar="FILE", help=text)
     parser.add_argument("--docs", metavar="PATH", help="write the manual of all keys to PATH")

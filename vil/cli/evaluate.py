@@ -2,21 +2,32 @@
 
   vil evaluate --run runs/nano                    the best checkpoint, with the run's own config
   vil evaluate --run runs/nano --checkpoint last
+  vil evaluate --run runs/nano --part val         the sets in DATA.VAL instead of DATA.TEST
   vil evaluate --config-file imagenet/vil_small.yaml --data DIR MODEL.MODEL_PATH best.pth
   vil evaluate --run runs/nano OUTPUT_PERCLASS_ACC True
   vil evaluate MODEL.MODEL_PATH nano.safetensors DATA.TEST digits       a file of vil convert
+  vil evaluate --run runs/nano --calibrate        fit a temperature, and store it in the run
   vil evaluate --run runs/scenes --pictures 20    a detector; draw the 20 worst images
   torchrun --nproc_per_node=8 -m vil evaluate --run-dir runs/coco
 
 Prints the metrics and writes them to OUTPUT_DIR/eval/results.json. Random weights are never
 evaluated.
 
-For a classifier, the metrics are loss, top-1 and top-5. For a detector, they are COCO's metrics in
-percent: box_ap is the average precision, a mean over IoU 0.50 to 0.95; box_ap50 and box_ap75 are
-for one IoU; _s, _m and _l are for small, medium and large objects (below 32 x 32 pixels, below 96 x
-96, others); box_ar100 is the recall of 100 detections per image; mask_... are the same for masks. A
-metric is nan, in results.json null, if the test set has no such object. A detector's predictions
-are written to OUTPUT_DIR/eval in COCO's results format: <set>_bbox.json and <set>_segm.json.
+For a classifier, the metrics are the loss and, in percent: top1 and, above five classes, top5;
+balanced_accuracy, macro_precision, macro_recall and macro_f1, which are means over classes; up to
+100 classes auroc and average_precision, one class against the others; ece, the calibration error.
+With OUTPUT_PERCLASS_ACC True there is a line for each class, which begins with the numbers of
+correct predictions and of images. docs/guides/metrics.md explains them.
+
+--calibrate fits a temperature, by which the logits are divided, on the first test set, and writes
+it to RUN/calibration.json. `vil evaluate` and `vil predict` use it for the same checkpoint.
+
+For a detector, the metrics are COCO's, in percent: box_ap is the average precision, a mean over IoU
+0.50 to 0.95; box_ap50 and box_ap75 are for one IoU; _s, _m and _l are for small, medium and large
+objects (below 32 x 32 pixels, below 96 x 96, others); box_ar100 is the recall of 100 detections per
+image; mask_... are the same for masks. A metric is nan, in results.json null, if the test set has
+no such object. A detector's predictions are written to OUTPUT_DIR/eval in COCO's results format:
+<set>_bbox.json and <set>_segm.json.
 
 --pictures N draws the N images with the most errors next to their ground truth, the worst first, in
 OUTPUT_DIR/eval/pictures. An error is an object that no detection of its class finds with a score
@@ -24,6 +35,7 @@ and an IoU of at least 0.5, or a detection with such a score that finds no objec
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from yacs.config import CfgNode
@@ -35,30 +47,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     run_arguments(parser)
     text = "draw the N images of each test set with the most errors (0); detectors only"
+    about = "calibrate the probabilities of --run's checkpoint first; classifiers only"
+    parser.add_argument("--calibrate", action="store_true", help=about)
     parser.add_argument("--pictures", type=at_least(0), default=0, metavar="N", help=text)
+
+    text = (
+        "test: the sets in DATA.TEST (default); val: those in DATA.VAL, which selected the weights"
+    )
+    parser.add_argument("--part", default="test", choices=["test", "val"], help=text)
 
 
 def run(args: argparse.Namespace) -> int:
     cfg, class_names = with_weights(args)
-    return evaluate(cfg, class_names, args.pictures)
+    options = dict(part=args.part, calibrate=args.calibrate)
+    return evaluate(cfg, class_names, args.pictures, **options)
 
 
-def evaluate(cfg: CfgNode, class_names: Sequence[str] = (), num_worst: int = 0) -> int:
+def evaluate(
+    cfg: CfgNode,
+    class_names: Sequence[str] = (),
+    num_worst: int = 0,
+    *,
+    part: str = "test",
+    calibrate: bool = False,
+) -> int:
     """Evaluate the weights that a config names, and print the metrics. Returns the exit code.
 
     class_names: names of the classes that the weights were trained on. num_worst: draw this many
-    images of each test set, those with the most errors.
+    images of each test set, those with the most errors. part: "test" for the sets in DATA.TEST,
+    "val" for those in DATA.VAL. calibrate: calibrate the probabilities first.
     """
     from vil.utils.metric_format import format_pairs
     from vil.workflows.evaluate import evaluate_config
 
-    result = evaluate_config(cfg, class_names, num_worst=num_worst)
+    options = dict(num_worst=num_worst, part=part, calibrate=calibrate)
+    result = evaluate_config(cfg, class_names, **options)
+    label = part if cfg.DATA.VAL else "val"
     if result.folder is None:  # of rank 0 alone
         return 0
     print(result.report)
+    for line in result.calibration:
+        print(line, file=sys.stdout if calibrate else sys.stderr)
     for name, metrics in result.metrics.items():
-        shown = {key: value for key, value in metrics.items() if key != "per_class"}
-        print(f"val set {name} {format_pairs(shown)}")
+        shown = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
+        print(f"{label} set {name} {format_pairs(shown)}")
         for line in result.lines[name]:
             print(line)
     for images in result.images.values():

@@ -11,6 +11,11 @@
   vil predict --run runs/scenes photos/ --format coco --output-file found.json
   vil predict MODEL.MODEL_PATH nano.safetensors photo.jpg      a file of vil convert
   vil predict --config-file imagenet/vil_small.yaml MODEL.MODEL_PATH best.pth photo.jpg
+  vil predict --run runs/nano photos/ --tta hflip              averaged with the mirror images
+  vil predict --run 'runs/fold*' photos/                       averaged over several runs
+  vil predict --run runs/nano photos/ --threshold 0.8          no class if none is that probable
+  vil predict --run runs/nano photos/ --format probabilities --output-file all.csv
+  vil predict --run 'runs/fold*' --out-of-fold --format csv --output-file oof.csv
   curl -s URL | vil predict --run runs/nano --images -         one image
   find . -name '*.jpg' | vil predict --run runs/nano --images - --format json
 
@@ -21,9 +26,18 @@ config, the weights of vil_nano that ship with the package are used, which only 
 NAME-2.png for a second image called NAME.
 
 Formats for a classifier: json is an array of {file, classes: [{class, index, probability}]}, csv
-has the columns file, rank, class, index, probability, error. Formats for a detector: text and json
+has the columns file, rank, class, index, probability, error, and with --sample or --out-of-fold the
+true class as target; probabilities is a CSV with one line per image: the columns file, one per
+class, target (if known), error. Formats for a detector: text and json
 have boxes as x1 y1 x2 y2 in pixels; coco is one file in COCO's annotation format, with masks and
 scores.
+
+--tta averages the probabilities of several views of each image: hflip is the image and its mirror
+image, crops the image and its four corners (squares of 7/8 of the shorter side), crops+hflip both,
+a number N the first N of these ten. Several runs are averaged, too; their classes must be the same,
+and each one has its own transform. --threshold P gives only classes with a probability of at least
+P, or "none". --out-of-fold takes no images: each run predicts its test set, and the test sets
+together must be all training images, each once.
 
 A detector resizes the shorter side of an image to DETECTION.INPUT.TEST_SIZE. --tile N cuts the
 image into tiles of N pixels that overlap by --overlap pixels (default: a quarter), and resizes each
@@ -40,11 +54,9 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, files_read, run_arguments, with_weights
 from vil.cli.text_output import write_pieces
@@ -52,21 +64,28 @@ from vil.config.key_lookup import is_known
 from vil.config.registries import registry
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.output_paths import output_file
+from vil.workflows.configure import ConfigWithClasses
 
 LOOKS_LIKE_KEY = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)+")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser, output="folder for the images with predictions drawn in")
-    run_arguments(parser)
+    run_arguments(parser, several=True)
     tasks = registry("task").values()
     formats = [name for task in tasks for name in task.facts.get("formats", ())]
     add = parser.add_argument
     text = "files, folders, or - for standard input"
     add("--images", nargs="+", action="extend", default=[], metavar="PATH", help=text)
     add("--sample", action="store_true", help="the digits that ship with the package")
+    text = "all images of a cross-validation, each by the --run that was not trained on it"
+    add("--out-of-fold", "--oof", action="store_true", help=text)
     text = "classes to give for each image, or all (5)"
-    add("--top", type=_number_or_all, default=5, metavar="K", help=text)
+    add("--top", type=_number_or_all, metavar="K", help=text)
+    text = "give only classes with at least this probability"
+    add("--threshold", type=_probability, metavar="P", help=text)
+    text = "average over views of each image: hflip, crops, crops+hflip, or a number up to 10"
+    add("--tta", metavar="VIEWS", help=text)
     add(
         "--format",
         choices=list(dict.fromkeys(formats)),
@@ -85,45 +104,130 @@ def task_flags() -> dict[str, str]:
     return {f: key for task in tasks for f, key in task.facts.get("flags", {}).items()}
 
 
-def _number_or_all(text: str) -> int | None:
-    """Parse a number of classes, at least 1. Returns None for the text "all"."""
+def _number_or_all(text: str) -> int:
+    """Parse a number of classes, at least 1, or the text "all", a number above any other."""
     if text == "all":
-        return None
+        return sys.maxsize
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a number from 1 up, or all, got {text!r}")
     return int(text)
 
 
-def run(args: argparse.Namespace) -> int:
-    from vil.workflows import inference, predict
+def _probability(text: str) -> float:
+    """Parse a probability from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a probability from 0 to 1, got {text!r}")
+    return value
 
-    for word in args.images:
-        if is_known(word.partition("=")[0]) and not os.path.exists(word):
-            raise ConfigError(f"--images {word}: KEY VALUE pairs come before --images")
-    args.opts, words = sort_words(args.opts or [], predict.IMAGE_SUFFIXES)
-    words = [*words, *args.images]
+
+def run(args: argparse.Namespace) -> int:
+    from vil.workflows import ensemble, inference, predict
+
+    args.opts, words = image_words(args, predict.IMAGE_SUFFIXES)
+    if args.out_of_fold:
+        return run_out_of_fold(args, words)
     if bool(words) == args.sample:
         raise ConfigError(
             "give either images (files, folders, or - for standard input) or --sample"
         )
     folder, args.output_dir = args.output_dir, None
     use_shipped_weights(args)
-    cfg, class_names = config_for_task(args)
-    inference.refuse_random_weights(cfg)
-    images, truth = predict.find_images(words, sys.stdin.buffer.read, sample=args.sample)
-    inputs = [*files_read(args, "output_file"), *(image.name for image in images)]
-    file = output_file(args.output_file, "--output-file", (), inputs) if args.output_file else None
+    found = [config_for_task(each) for each in one_run_each(args)]
+    settings = predict.task_settings(found[0].cfg, args.format, args.top, args.threshold)
+    for cfg, _ in found:
+        inference.refuse_random_weights(cfg)
+    ensemble.check_views(found[0].cfg, args.tta, len(found))
+    images, targets = predict.find_images(words, sys.stdin.buffer.read, sample=args.sample)
+    file = checked_output(args, [image.name for image in images])
     drawing = predict.PredictionFolder(folder, images) if folder else None
-    model = inference.load_model(cfg, class_names)
+    model = ensemble.make_ensemble([inference.load_model(*each) for each in found], args.tta)
     print(model.report, file=sys.stderr)
-    model.task.top = args.top
-    predictions, tally = predict.predict_files(model, images, drawing), Tally()
-    write = model.task.output_formats[args.format or next(iter(model.task.output_formats))]
-    predictions = tally.count(predictions, model.classes, truth)
-    write_pieces(write(predictions, list(model.classes)), file)
-    if tally.failed == len(images):
-        raise DataError(f"none of the {len(images)} images could be read")
+    for name, value in settings.items():
+        setattr(model.task, name, value)
+    predictions = predict.predict_files(model, images, drawing, targets)
+    write_predictions(args, model.task.output_formats, predictions, model.classes, file)
     return 0
+
+
+def run_out_of_fold(args: argparse.Namespace, words: list[str]) -> int:
+    """Predict the test set of each run by that run. words: images, of which there must be none."""
+    from vil.workflows import out_of_fold, predict
+
+    for given, flag in (
+        (words, "images"),
+        (args.sample, "--sample"),
+        (args.output_dir, "--output"),
+    ):
+        if given:
+            raise ConfigError(f"--out-of-fold predicts the runs' own images: leave out {flag}")
+    if not args.run:
+        raise ConfigError("--out-of-fold needs a run for each fold: --run 'runs/fold*'")
+    members = one_run_each(args)
+    found = {each.run: config_for_task(each) for each in members}
+    cfg = next(iter(found.values())).cfg
+    settings = predict.task_settings(cfg, args.format, args.top, args.threshold)
+    file = checked_output(args, ())
+    folds = out_of_fold.open_folds(found, args.tta)
+    predictions = out_of_fold.iter_out_of_fold(folds, args.tta, settings=settings)
+    classes = list(folds[0].class_names)
+    write_predictions(args, predict.output_formats(cfg), predictions, classes, file)
+    return 0
+
+
+def image_words(args: argparse.Namespace, suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Split the positional words into (config options, images), with those of --images. Raises
+    ConfigError for a config option after --images, and for the folder of a run."""
+    for word in args.images:
+        if is_known(word.partition("=")[0]) and not os.path.exists(word):
+            raise ConfigError(f"--images {word}: KEY VALUE pairs come before --images")
+    opts, words = sort_words(args.opts or [], suffixes)
+    for word in words if args.run else ():
+        if Path(word, "config.yaml").is_file() and Path(word, "checkpoints").is_dir():
+            raise ConfigError(
+                f"{word} is the folder of a run, not of images: quote the pattern, as in --run "
+                "'runs/fold*', or write --run before each run"
+            )
+    return opts, [*words, *args.images]
+
+
+def one_run_each(args: argparse.Namespace) -> list[argparse.Namespace]:
+    """Return copies of the arguments with one of the runs each, as the string `run`; without runs,
+    one copy with None."""
+    from vil.workflows.ensemble import find_runs
+
+    return [
+        argparse.Namespace(**{**vars(args), "run": run, "opts": list(args.opts)})
+        for run in find_runs(args.run) or [None]
+    ]
+
+
+def checked_output(args: argparse.Namespace, images: Iterable[str]) -> Path | None:
+    """Return the path of --output-file, or None, after checking that it may be written. images:
+    names of the image files to read."""
+    if not args.output_file:
+        return None
+    inputs = [*files_read(args, "output_file"), *images]
+    return output_file(args.output_file, "--output-file", (), inputs)
+
+
+def write_predictions(
+    args: argparse.Namespace,
+    formats: Mapping[str, Any],
+    predictions: Iterable[Any],
+    classes: list[str],
+    file: Path | None,
+) -> None:
+    """Write predictions in the format that the arguments select. formats: `Task.output_formats`.
+    Raises DataError if no image could be read."""
+    tally = Tally()
+    write = formats[args.format or next(iter(formats))]
+    write_pieces(write(tally.count(predictions, classes), classes), file)
+    if tally.failed == tally.total:
+        raise DataError(f"none of the {tally.total} images could be read")
 
 
 def sort_words(words: list[str], suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
@@ -166,14 +270,15 @@ def use_shipped_weights(args: argparse.Namespace) -> None:
     print("the shipped vil_nano, which knows the digits 0 to 9", file=sys.stderr)
 
 
-def config_for_task(args: argparse.Namespace) -> tuple[CfgNode, list[str]]:
-    """Return (config, class names) for prediction.
+def config_for_task(args: argparse.Namespace) -> ConfigWithClasses:
+    """Return the config and class names for prediction.
 
     The config's task may have its own defaults for this command, such as a score threshold, and
     its own flags, such as --tile. Both are applied to the config. Raises ConfigError for a flag or
     format that the task does not have.
     """
-    cfg, class_names = with_weights(args)
+    found = with_weights(args)
+    cfg = found.cfg
     entry = registry("task")[cfg.TASK]
     noun, formats = entry.facts.get("noun", entry.name), entry.facts.get("formats", ())
     if args.format and args.format not in formats:
@@ -186,25 +291,27 @@ def config_for_task(args: argparse.Namespace) -> tuple[CfgNode, list[str]]:
     defaults = [f"{key}={value}" for key, value in entry.facts.get("defaults", {}).items()]
     if defaults or given:
         args.opts = [*defaults, *(args.opts or ()), *(f"{own[f]}={v}" for f, v in given.items())]
-        cfg, class_names = with_weights(args)
-    return cfg, class_names
+        found = with_weights(args)
+    return found
 
 
 class Tally:
-    """Counter of unreadable images and, if the true classes are known, of correct predictions."""
+    """Counter of images, of unreadable ones and, if the true classes are known, of correct
+    predictions."""
 
-    failed = correct = 0
+    total = failed = correct = with_target = 0
 
-    def count(self, predictions: Iterable[Any], names: list[str], truth: list[str]) -> Iterator:
+    def count(self, predictions: Iterable[Any], names: list[str]) -> Iterator[Any]:
         """Yield the predictions and count them. After the last one, print how many are correct.
-
-        names: names of the model's classes. truth: true class of each image, or [] if unknown.
-        """
-        for prediction, wanted in itertools.zip_longest(predictions, truth):
+        names: names of the model's classes."""
+        for prediction in predictions:
+            self.total += 1
             self.failed += bool(prediction.error)
-            if wanted and prediction.classes:
-                self.correct += names[prediction.classes[0][0]] == wanted
+            if target := getattr(prediction, "target", ""):
+                self.with_target += 1
+                classes = prediction.classes
+                self.correct += bool(classes) and names[classes[0][0]] == target
             yield prediction
-        if truth:
-            share = 100 * self.correct / len(truth)
-            print(f"{self.correct} of {len(truth)} correct, {share:.2f} %", file=sys.stderr)
+        if self.with_target:
+            share = 100 * self.correct / self.with_target
+            print(f"{self.correct} of {self.with_target} correct, {share:.2f} %", file=sys.stderr)

@@ -5,6 +5,7 @@ vil train --config-file digits/vil_nano.yaml --output_dir runs/nano --resume
 vil train --config-file mine.yaml --data /data/flowers OPTIM.LR 5e-4 OPTIM.EPOCHS 100
 vil train --config-file scenes/mask_rcnn_vil_nano.yaml --output_dir runs/scenes      a detector
 torchrun --nproc_per_node=8 tools/train.py --config-file imagenet/vil_small_rpb.yaml --data DIR
+vil train --config-file mine.yaml --preset finetune MODEL.MODEL_PATH runs/nano    keys for a purpose
 vil train --config-file mine.yaml --dry-run     check data and config, and run one step
 
 --dry-run fails if the data are missing or invalid. It prints how many images and classes there are,
@@ -24,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from yacs.config import CfgNode
 
-from vil.cli.arguments import config_arguments, resolve
-from vil.config import defaults, diff, dump
+from vil.cli.arguments import config_arguments, preset_argument, resolve_with_sources
+from vil.config import defaults, describe_preset, diff, dump
 from vil.utils.console import printable
 from vil.utils.errors import INTERRUPTED, ConfigError
 
@@ -37,6 +38,7 @@ WIDTH = 100  # columns of the list of changed keys
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
+    preset_argument(parser)
     text = "continue from the newest checkpoint in the folder, if any; by default with its config"
     parser.add_argument("--resume", action="store_true", help=text)
     text = "describe the data, run one step on synthetic images, print its memory and the config"
@@ -51,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
     if args.resume and args.output_dir and not args.config_file:
         saved = Path(args.output_dir, "config.yaml")
         args.config_file = str(saved) if saved.is_file() else None
-    cfg = resolve(args)
+    cfg, sources = resolve_with_sources(args)
+    if args.preset and os.environ.get("RANK", "0") == "0":
+        print("\n".join(describe_preset(args.preset, cfg, sources)))
     if args.dry_run:
         return print_dry_run(cfg, args)
     for flag in ("all", "example"):

@@ -3,6 +3,7 @@
 defaults    declares the keys             yaml_source  reads YAML files and KEY VALUE pairs
 coercion    converts values to types      load         merges and checks all settings
 rules       allowed values                dump_yaml    writes a config
+presets     sets of keys for a purpose
 
 Importing this package does not import torch, so that a wrong key is reported at once. Names are
 imported at their first use.
@@ -15,6 +16,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
     {
         "LEGACY_ATTN_BACKENDS": "vil.config.legacy",
         "ConfigError": "vil.utils.errors",
+        "describe_preset": "vil.config.presets",
         "diff": "vil.config.load",
         "dump": "vil.config.dump_yaml",
         "get_config": "vil.config.load",

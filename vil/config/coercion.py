@@ -20,13 +20,13 @@ class Quoted(str):
     """A string that was quoted in the config, and is therefore never converted to a number."""
 
 
-def coerce(value: Any, default: Any) -> Any:
+def coerce(value: Any, default: Any, element: Any = 0.0) -> Any:
     """Convert a value, as written in a config, to the type of `default`. Raises ValueError if the
-    value does not have this type."""
+    value does not have this type. element: the elements of an empty list have its type."""
     if isinstance(default, tuple | list):
         if not default and value == "auto":
             return type(default)()
-        element = default[0] if default else 0.0  # an empty default is a list of numbers
+        element = default[0] if default else element
         if not isinstance(value, list):  # on the command line `a,b` and `0.5` are lists too
             value = _items(value) if value[:1] in BRACKETS else value.split(",")
         return type(default)(coerce(item, element) for item in value)
@@ -52,10 +52,11 @@ def free(value: Any) -> Any:
     return _text(value)
 
 
-def kind(default: Any) -> str:
-    """Return the type of a key's default value in words, such as "tuple of float"."""
+def kind(default: Any, element: Any = 0.0) -> str:
+    """Return the type of a key's default value in words, such as "tuple of float". element: the
+    elements of an empty list have its type."""
     if isinstance(default, tuple | list):
-        return f"{type(default).__name__} of {kind(default[0] if default else 0.0)}"
+        return f"{type(default).__name__} of {kind(default[0] if default else element)}"
     return type(default).__name__
 
 

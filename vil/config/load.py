@@ -1,6 +1,6 @@
 """Merge all sources of settings into one checked and frozen config.
 
-Later sources override earlier ones: environment, base files, file, command line. yacs's
+Later sources override earlier ones: environment, preset, base files, file, command line. yacs's
 merge_from_list is not used: its errors have no location and do not suggest a similar key, and it
 accepts fewer types than `coerce`.
 """
@@ -16,6 +16,7 @@ from vil.config import defaults, legacy
 from vil.config.coercion import coerce, free, kind
 from vil.config.key_lookup import is_known, nearest
 from vil.config.plugins import run_imports
+from vil.config.presets import below, read_preset
 from vil.config.registries import registry
 from vil.config.yaml_source import (
     COMMAND_LINE,
@@ -27,6 +28,7 @@ from vil.config.yaml_source import (
     from_file,
     from_options,
 )
+from vil.utils.lookup import lookup
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ def load_config(
     fallbacks: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
     imports: Sequence[str] = (),
+    preset: str | None = None,
 ) -> tuple[CfgNode, dict[str, str]]:
     """Return the frozen config, and {key: source of its value, such as file:line} for keys that are
     set.
@@ -55,16 +58,19 @@ def load_config(
     fallbacks: {key: value} from the environment, which all other sources override.
     flags: {key: value} that overrides all other sources.
     imports: Python files to run first. Files that the config file lists in IMPORTS also run.
+    preset: name of a preset, whose values the file and the options override.
     """
+    in_preset = read_preset(preset) if preset else []
     in_file = from_file(find(file)) if file else []
     recorded = [s for s in in_file if s.key == "IMPORTS"]
     imported = run_imports(
         imports, [(name, s.where) for s in recorded for name in _read(s, [""], "a list of files")]
     )
     defaults.declare_component_keys()
-    settings = [Setting(key, value, "environment") for key, value in (fallbacks or {}).items()]
-    settings += [setting for setting in in_file if setting.key != "IMPORTS"]
+    settings = [setting for setting in in_file if setting.key != "IMPORTS"]
     settings += _from_command_line(opts, flags)
+    outside = [Setting(key, value, "environment") for key, value in (fallbacks or {}).items()]
+    settings = [*outside, *below(in_preset, settings), *settings]
     cfg = defaults.tree()
     cfg.IMPORTS = tuple(imported)
     sources = _apply(cfg, settings)
@@ -98,11 +104,11 @@ def diff(cfg: CfgNode, other: CfgNode) -> dict[str, tuple[Any, Any]]:
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _read(setting: Setting, default: Any, wanted: str) -> Any:
+def _read(setting: Setting, default: Any, wanted: str, element: Any = 0.0) -> Any:
     """Return the value of a setting, converted to the type of `default`. Raises ConfigError if the
-    value has another type; `wanted` describes the type for the message."""
+    value has another type; `wanted` describes the type for the message. element: see `coerce`."""
     try:
-        return coerce(setting.value, default)
+        return coerce(setting.value, default, element)
     except ValueError:
         key, value, where = setting
         raise ConfigError(f"{where}: {key}: expected {wanted}, got {value!r:.80}") from None
@@ -141,9 +147,11 @@ def _assign(cfg: CfgNode, setting: Setting) -> None:
         raise ConfigError(f"{where}: {key}: unknown key{did_you_mean(nearest(key))}")
     elif key not in defaults.KEYS:
         value = free(value)
+    elif value in (declared := defaults.KEYS[key]).words:
+        value = str(value)
     else:
-        default = defaults.KEYS[key].default
-        value = _read(setting, default, kind(default))
+        wanted = " or ".join((kind(declared.default, declared.element), *declared.words))
+        value = _read(setting, declared.default, wanted, declared.element)
     defaults.value_at(cfg, section)[name] = value
 
 
@@ -174,3 +182,14 @@ def _check(cfg: CfgNode, sources: Mapping[str, str]) -> None:
         if is_broken_by(*(values[key] for key in keys)):
             given = [f"{key} {values[key]!r} ({sources.get(key, 'default')})" for key in keys]
             raise ConfigError(f"{', '.join(given)}: {sentence}")
+    if cfg.EVAL.METRIC:
+        _check_metric(cfg, sources.get("EVAL.METRIC", "default"))
+
+
+def _check_metric(cfg: CfgNode, where: str) -> None:
+    """Raise ConfigError if the task's registry entry does not declare the metric EVAL.METRIC."""
+    metrics = registry("task")[cfg.TASK].facts.get("metrics", {})
+    try:
+        lookup(metrics, cfg.EVAL.METRIC, f"metric of TASK {cfg.TASK}")
+    except ValueError as error:
+        raise ConfigError(f"{where}: EVAL.METRIC: {error}") from None

@@ -34,7 +34,8 @@ class Rule(NamedTuple):
 class RegistryRule:
     """A rule that allows the names in a registry. It has the attributes of a `Rule`.
 
-    Names that are registered at run time are included.
+    Names that are registered at run time are included, and so are those of the libraries of the
+    registry, which `choices` leaves out and `proposal` includes.
     """
 
     def __init__(self, kind: str, extra: tuple[str, ...] = (), *, several: bool = False):
@@ -45,7 +46,8 @@ class RegistryRule:
         self.kind, self.extra, self.several = kind, extra, several
 
     def holds(self, value: str) -> bool:
-        return set(names_in(value) if self.several else [value]) <= set(self.choices)
+        names = names_in(value) if self.several else [value]
+        return all(name in self.extra or name in registry(self.kind) for name in names)
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -54,9 +56,20 @@ class RegistryRule:
     @property
     def sentence(self) -> str:
         joined = ", or several joined by , and /" if self.several else ""
-        return one_of(*self.choices).sentence + joined
+        libraries = "".join(f", {prefix}NAME" for prefix in registry(self.kind).libraries)
+        return one_of(*self.choices).sentence + libraries + joined
 
-    proposal = Rule.proposal
+    def proposal(self, value: str) -> str | None:
+        """Return the name that is most similar to an invalid one; see `Rule.proposal`. A name of a
+        library, such as timm/lion, is also found without its prefix."""
+        known = registry(self.kind)
+        if not known.libraries:
+            return Rule.proposal(self, value)
+        prefix, _, word = str(value).lower().rpartition("/")
+        names = [name for name in known.all_entries() if not prefix or "/" in name]
+        bare = {name.rpartition("/")[2]: name for name in reversed(names)}
+        near = difflib.get_close_matches(word, bare, 1)
+        return bare[near[0]] if near else None
 
 
 def names_in(attention: str) -> list[str]:
@@ -87,6 +100,15 @@ def is_range(value: tuple[float, ...]) -> bool:
 
 def is_interval(value: tuple[float, ...]) -> bool:
     return len(value) == 2 and value[0] < value[1]
+
+
+def are_weights(value: tuple[str, ...]) -> bool:
+    """Return whether all texts are numbers of at least 0, at least one of them above 0."""
+    try:
+        numbers = [float(text) for text in value]
+    except ValueError:
+        return False
+    return min(numbers, default=-1) >= 0 and 0 < max(numbers) < float("inf")
 
 
 positive = Rule(lambda value: value > 0, "above 0")

@@ -68,23 +68,31 @@ def check_dataset(dataset: DatasetType, entry: Entry) -> None:
 
 
 # numbered: the labels are integers without names, and the dataset takes `num_classes`.
-# extra: the optional package that the dataset needs.
 DATASETS = Registry("dataset", check=check_dataset)
 ZIP_OR_FOLDER = "a zip and a list of labels per split, else a folder per class"
-DATASETS.add(
-    "digits",
-    "vil.data.datasets.digits:Digits",
-    "1,797 scanned digits of scikit-learn",
-    extra=Extra("sklearn", "demo"),
-)
+DATASETS.add("digits", "vil.data.datasets.digits:Digits", "1,797 scanned digits of scikit-learn")
+_DIGIT_TARGETS = "vil.data.datasets.digit_targets"
+DATASETS.add("digit_angles", f"{_DIGIT_TARGETS}:DigitAngles", "rotated digits, for regression")
+DATASETS.add("digit_sets", f"{_DIGIT_TARGETS}:DigitSets", "scenes of several digits, multilabel")
 DATASETS.add("folder", "vil.data.datasets.folder:Folder", "a folder per class")
 DATASETS.add("imagenet", "vil.data.formats.imagenet_zip:imagenet", ZIP_OR_FOLDER, numbered=True)
 DATASETS.add("tar", "vil.data.formats.tar:Tar", "a tar per split with a folder per class")
 DATASETS.add("tsv", "vil.data.formats.tsv:Tsv", "base64 images in TSV rows", numbered=True)
+DATASETS.add("table", "vil.data.datasets.table:Table", "a CSV, TSV or Parquet file of images")
 DATASETS.add("cifar", "vil.data.datasets.torchvision_sets:Cifar", "CIFAR-10")
 DATASETS.add("cifar100", "vil.data.datasets.torchvision_sets:Cifar100", "CIFAR-100")
 DATASETS.add("mnist", "vil.data.datasets.torchvision_sets:Mnist", "MNIST")
 DATASETS.add("fake", "vil.data.datasets.fake:Fake", "generated images, for tests and benchmarks")
+
+# {extension of a name that is a file: (dataset in DATASETS, its argument that takes the file)}
+FILES = {
+    ".yaml": ("tsv", "yaml"),
+    ".csv": ("table", "file"),
+    ".tsv": ("table", "file"),
+    ".parquet": ("table", "file"),
+}
+# {extension in FILES: the optional package that reads these files}
+EXTRAS = {".parquet": Extra("pyarrow", "tables")}
 
 
 def register_dataset(
@@ -100,11 +108,13 @@ def register_dataset(
         about: one line for lists of datasets.
         numbered: the labels are integers without names, and the dataset takes `num_classes`.
 
-    Raises ValueError if the name is taken or ends in .yaml, or if the signature does not fit.
+    Raises ValueError if the name is taken or has an extension of FILES, or if the signature does
+    not fit.
     """
-    if name.endswith(".yaml"):
+    if suffix := file_suffix(name):
+        noun = "TSV datasets" if suffix == ".yaml" else "tables"
         raise ValueError(
-            f"dataset {name!r}: names in .yaml are files of TSV datasets; choose another name"
+            f"dataset {name!r}: names in {suffix} are files of {noun}; choose another name"
         )
     DATASETS.register(name, dataset, about, numbered=numbered)
 
@@ -112,16 +122,16 @@ def register_dataset(
 def build_dataset(
     name: str, root: str | Path, split: str, transform: Callable | None = None, **own: Any
 ) -> "ImageDataset":
-    """Build one split, "train" or "val", of the dataset that is registered as `name`.
+    """Build one split, "train", "val" or "test", of the dataset that is registered as `name`.
 
-    A name that ends in .yaml is the path of a yaml file below root instead. It selects a TSV
-    dataset, which uses this file for both splits. `own` holds the arguments that only this dataset
-    takes.
+    A name with an extension of FILES is the path of a file below root instead. A name in .yaml
+    selects a TSV dataset, which uses this file for all splits, and the others select a table. `own`
+    holds the arguments that only this dataset takes.
     """
     from vil.data.dataset import ImageDataset
 
-    if name.endswith(".yaml"):
-        own = {"yaml": name, **own}
+    if suffix := file_suffix(name):
+        own = {FILES[suffix][1]: name, **own}
     dataset = DATASETS.load(registered_name(name))(root, split, transform, **own)
     if not isinstance(dataset, ImageDataset):
         given = type(dataset).__name__
@@ -147,5 +157,11 @@ def keyword_only(function: Callable) -> list[str]:
 
 
 def registered_name(name: str) -> str:
-    """Return the dataset's name in DATASETS: "tsv" for the path of a yaml file, else `name`."""
-    return "tsv" if name.endswith(".yaml") else name
+    """Return the dataset's name in DATASETS: that in FILES for the path of a file, else `name`."""
+    suffix = file_suffix(name)
+    return FILES[suffix][0] if suffix else name
+
+
+def file_suffix(name: str) -> str:
+    """Return the extension of a dataset's name if it is one of FILES, else ""."""
+    return next((suffix for suffix in FILES if name.lower().endswith(suffix)), "")

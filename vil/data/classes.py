@@ -36,11 +36,11 @@ def classes_of_split(
     if split == "train":
         return names
     if not train.exists():
-        logger.warning("%s does not exist: the classes are taken from the val split", train)
+        logger.warning("%s does not exist: the classes are taken from the %s split", train, split)
         return names
     classes = read(train)
     if unknown := sorted(set(names) - set(classes)):
-        path = train.with_name(train.name.replace("train", "val"))
+        path = train.with_name(train.name.replace("train", split))
         raise DataError(
             f"{path} has classes that are missing from the training split: {', '.join(unknown)}"
         )

@@ -12,12 +12,13 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from vil.data.batch import collate
+from vil.utils.errors import DataError
 from vil.utils.lookup import lookup
 
 Root = str | Path
 Transform = Callable | None  # takes a PIL image; the result replaces it in a sample
 # Part of the random key of generated datasets, so that their splits differ.
-SPLITS = {"train": 0, "val": 1}
+SPLITS = {"train": 0, "val": 1, "test": 2}
 MAX_NAMES = 10_000  # hashed by `fingerprint`
 
 
@@ -60,16 +61,29 @@ class ImageDataset(Dataset, ABC):
     "class"      (N,) int64, class numbers   int               names of the classes
     "labels"     (N, K) float32, 0 or 1      (K,) float32      names of the K labels
     "numbers"    (N, K) float32              (K,) float32      names of the K numbers
+
+    splits: names of the splits that a subclass can open. weights (N,) float32: weights of the
+    samples; None if all are equal. split_groups (N,) int64: numbers of groups of samples that no
+    split should separate, or -1 for a sample without a group; None if there are no groups.
     """
 
     collate = staticmethod(collate)
     target_type = "class"
+    splits: Sequence[str] = ("train", "val")
+    weights: np.ndarray | None = None
+    split_groups: np.ndarray | None = None
     value_range: Sequence[float] = ()  # for images of more than 8 bits, see `to_rgb`
     classes: list[str]
     targets: np.ndarray  # not a list, which every forked worker would copy
 
     def __init__(self, split: str, transform: Transform = None):
         lookup(SPLITS, split, "split")
+        if split not in self.splits:
+            raise DataError(
+                f"the dataset {type(self).__name__} has no {split} split, only "
+                f"{' and '.join(self.splits)}: set DATA.{split.upper()}_FRACTION, or name another "
+                f"dataset in DATA.{split.upper()}"
+            )
         self.split = split
         self.transform = transform
 
@@ -95,6 +109,16 @@ class ImageDataset(Dataset, ABC):
     @abstractmethod
     def image(self, index: int) -> Image.Image:
         """Return the RGB image before any transform. Raises OSError if it cannot be read."""
+
+    def content(self, index: int) -> bytes:
+        """Return bytes that two samples share only if their images are identical. Raises OSError
+        if they cannot be read.
+
+        By default, these are the size and the decoded pixels. Subclasses return the bytes of the
+        file, which are faster to read.
+        """
+        image = self.image(index)
+        return f"{image.mode} {image.width}x{image.height} ".encode() + image.tobytes()
 
     @abstractmethod
     def sample_name(self, index: int) -> str:

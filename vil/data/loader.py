@@ -33,6 +33,7 @@ class TrainLoader:
         rank: int = 0,
         world: int = 1,
         repeats: int = 1,
+        balanced: bool = False,
         max_bad_fraction: float = 0.01,
         bad_file: str | Path | None = None,
         **options: Any,
@@ -45,6 +46,7 @@ class TrainLoader:
             rank, world: index of this process, and number of processes.
             repeats: copies of each sample, with different augmentations (repeated augmentation). An
                 epoch keeps its length and has fewer distinct samples.
+            balanced: draw all classes equally often, see `balanced_order`.
             max_bad_fraction: largest fraction of unreadable images; above it, loading raises
                 DataError.
             bad_file: text file to which the loader appends the unreadable images.
@@ -61,6 +63,7 @@ class TrainLoader:
         self.samples = RobustDataset(dataset, seed=seed, tries=TRIES)
         self.order = dict(batch_size=batch_size, seed=seed, rank=rank, world=world, repeats=repeats)
         self.order["groups"] = getattr(dataset, "groups", None)
+        self.order["balance"] = dataset.targets if balanced else None
         self.options = options
         self.bad_samples = BadSampleLog(len(dataset), max_bad_fraction, bad_file)
 

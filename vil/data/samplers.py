@@ -63,8 +63,33 @@ def epoch_order(n: int, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
     (arXiv:2012.12877) uses 3 repeats. All numpy versions give the same order, so a run can resume
     under another version.
     """
-    generator = np.random.RandomState(np.random.MT19937(seed_sequence("order", seed, epoch)))
-    return generator.permutation(n)[: -(-n // repeats)].repeat(repeats)[:n]
+    order = order_generator(seed, epoch).permutation(n)
+    return order[: -(-n // repeats)].repeat(repeats)[:n]
+
+
+def order_generator(seed: int, epoch: int) -> np.random.RandomState:
+    """Return the random generator of an epoch's order."""
+    return np.random.RandomState(np.random.MT19937(seed_sequence("order", seed, epoch)))
+
+
+def balanced_order(classes: np.ndarray, seed: int, epoch: int, repeats: int = 1) -> np.ndarray:
+    """Return the dataset indices (n,) int64 of one epoch, in which every class is equally frequent.
+
+    A class with more than its share of the n positions is sampled without replacement. The images
+    of a class with fewer are repeated, all equally often except for a difference of one.
+
+    classes: (n,) int64, the class of each image. Classes without images take no part. seed, epoch,
+    repeats: see `epoch_order`.
+    """
+    generator, parts = order_generator(seed, epoch), []
+    present = generator.permutation(np.unique(classes))  # the first ones get one more position
+    for number, name in enumerate(present):
+        members = np.flatnonzero(classes == name)
+        share = len(classes) // len(present) + (number < len(classes) % len(present))
+        rounds = [generator.permutation(members) for _ in range(-(-share // len(members)))]
+        parts.append(np.concatenate(rounds)[:share] if rounds else members[:0])
+    order = generator.permutation(np.concatenate(parts))
+    return order[: -(-len(order) // repeats)].repeat(repeats)[: len(order)]
 
 
 def train_batches(
@@ -78,6 +103,7 @@ def train_batches(
     world: int = 1,
     repeats: int = 1,
     groups: np.ndarray | None = None,
+    balance: np.ndarray | None = None,
 ) -> Iterator[list[Position]]:
     """Yield a list of `batch_size` positions for each step in [start, stop), across epochs.
 
@@ -89,13 +115,18 @@ def train_batches(
         n: number of samples.
         repeats: see `epoch_order`. The copies of a sample get different augmentations.
         groups: (n,) the group of each sample; `group_batches` then reorders each epoch.
+        balance: (n,) the class of each sample; `balanced_order` is then the order of an epoch.
     """
     global_batch = batch_size * world
     order_epoch = None
     for step in range(start, stop):
         epoch, batch = divmod(step, n // global_batch)
         if epoch != order_epoch:
-            order, order_epoch = epoch_order(n, seed, epoch, repeats), epoch
+            order_epoch = epoch
+            if balance is None:
+                order = epoch_order(n, seed, epoch, repeats)
+            else:
+                order = balanced_order(balance, seed, epoch, repeats)
             if groups is not None:
                 order = group_batches(order, groups, global_batch)
         first = batch * global_batch + rank * batch_size

@@ -6,7 +6,7 @@ process group, and each collective returns its input.
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -169,3 +169,23 @@ def gather_objects(value: T) -> list[T]:
     box = [None] * torch_dist.get_world_size() if main else None
     torch_dist.gather_object(value, box, dst=0)
     return box or []
+
+
+def compute_on_main(function: Callable[[], T]) -> T:
+    """Call a function on rank 0, and return its result on every rank.
+
+    An exception of the function is raised on rank 0. The other ranks then raise RuntimeError, so
+    that they do not wait for the result forever.
+    """
+    result, error = None, None
+    if not torch_dist.is_initialized() or torch_dist.get_rank() == 0:
+        try:
+            result = function()
+        except Exception as caught:
+            error = caught
+    result, reason = broadcast_object((result, error and f"{type(error).__name__}: {error}"))
+    if error is not None:
+        raise error
+    if reason:
+        raise RuntimeError(f"rank 0 failed: {reason}")
+    return result

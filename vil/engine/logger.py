@@ -38,6 +38,7 @@ class RunLogger:
         self.folder, self.enabled = folder, enabled
         self.bar = self.metrics = self.tensorboard = None
         self.drawn_time, self.last_error = 0.0, ""
+        self.said: set[str] = set()  # by `say_once`
         self.last_evaluation: dict[str, dict] = {}
         self.text = open(folder / "log.txt", "a", 1, **TEXT) if enabled else None  # noqa: SIM115
 
@@ -84,6 +85,12 @@ class RunLogger:
                 self.bar.console.out(line, highlight=False)
         else:
             echo(line)
+
+    def say_once(self, text: str) -> None:
+        """Like `say`, but only for the first of several equal texts."""
+        if text not in self.said:
+            self.said.add(text)
+            self.say(text)
 
     def tick(self, step: int) -> None:
         """Update the progress bar to a step."""
@@ -141,14 +148,22 @@ class RunLogger:
         """Log a line per test set. results: {test set: {metric: value}}. Values that are not
         numbers, such as per-class tables, are left out."""
         self.last_evaluation = results
+        self.results(step, "val", results)
+
+    def results(self, step: int, part: str, results: dict[str, dict]) -> None:
+        """Log a line per set like `evaluation`. part: "val" or "test". The name of the split in
+        metrics.jsonl is <part>/<set>. A run that is not begun writes only log.txt."""
         if not self.enabled:
             return
         for name, metrics in results.items():
             metrics = {k: v for k, v in metrics.items() if isinstance(v, (int, float))}
-            self.say(f"val {self.position(step)} set {name} {format_pairs(metrics)}")
-            self.record(step, f"val/{name}", metrics)
-        with self.ignore_os_errors():
-            self.tensorboard.flush()
+            where = self.position(step) if self.metrics else f"step {step}"
+            self.say(f"{part} {where} set {name} {format_pairs(metrics)}")
+            if self.metrics:
+                self.record(step, f"{part}/{name}", metrics)
+        if self.tensorboard:
+            with self.ignore_os_errors():
+                self.tensorboard.flush()
 
     def position(self, step: int) -> str:
         per_epoch = self.steps_per_epoch

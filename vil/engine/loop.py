@@ -6,6 +6,7 @@ bit-identical to an uninterrupted one, even if it resumes in the middle of an ep
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -22,6 +23,7 @@ from vil.engine.checkpoint.save_load import TrainObjects, TrainState
 from vil.engine.distributed import all_reduce_sum, share_buffers, wrap
 from vil.engine.evaluation import autocast
 from vil.engine.fsdp import is_sharded, local
+from vil.engine.logger import RunLogger
 from vil.engine.meter import Meter, is_line_due
 from vil.engine.nonfinite import (
     BatchNormSnapshot,
@@ -104,6 +106,8 @@ def train(
     accumulate: int = 1,  # equal parts into which a step's batch is split
     clip_grad: float = 0.0,  # upper bound of the norm of all gradients together, 0: none
     drop_on_plateau: float = 0.0,  # divides the lr after an evaluation without a new best
+    patience: int = 0,  # evaluations without an improvement after which the run ends, 0: never
+    min_delta: float = 0.0,  # the metric must improve by more than this, for patience
     max_bad_steps: int = 10,  # consecutive non-finite steps, at most half an epoch
     log_freq: int = 10,
     thread_hint: Callable[[], str] | None = None,  # its text, if any, follows the first line
@@ -111,8 +115,8 @@ def train(
     max_steps: int | None = None,
     draw: Callable[[Path], Any] | None = None,  # called with the run's folder after evaluations
 ) -> TrainState:
-    """Train from `state`, the initial state or that of a checkpoint, to the last epoch. Returns the
-    final state.
+    """Train from `state`, the initial state or that of a checkpoint, to the last epoch, or until
+    `patience` evaluations in a row did not improve the metric. Returns the final state.
 
     Raises DivergedError after too many consecutive non-finite steps, and StoppedError, after saving
     a checkpoint, if a signal was received.
@@ -126,9 +130,14 @@ def train(
     if state.step > end or state.step == state.evaluated == end:
         run.log.say(f"nothing to do: {state.step} of {end} steps are done")
         return state
+    if reason := stopped_early(state, patience, min_delta):
+        run.log.say(f"nothing to do: {reason}; raise RUN.PATIENCE or set it to 0 to train on")
+        return state
     run.begin()
     sizes = dict(steps_per_epoch=per_epoch, batch_size=state.batch_size)
     run.log.begin(state.step, end, **sizes, thread_hint=thread_hint, data_hint=data_hint)
+    judgment = dict(higher_is_better=task.metric.higher_is_better, min_delta=min_delta)
+    judgment["drop"] = drop_on_plateau > 0
     meter, delayed_flags, norms = Meter(), DelayedFlags(device), BatchNormSnapshot(plain)
     bad_steps = NonFiniteSteps(min(max_bad_steps, per_epoch // 2), run.folder, dist.rank)
     checkpoints = CheckpointManager(run, objects, policy)
@@ -143,15 +152,16 @@ def train(
                 share_buffers(evaluated_model)
                 results = task.evaluate(evaluated_model, guard.check_all_ranks)
                 run.log.evaluation(state.step, results)
-                value = next(iter(results.values()))[task.metric.name]  # of the first test set
-                state = checkpoints.check_best(state).after_eval(
-                    value, drop=drop_on_plateau > 0, higher_is_better=task.metric.higher_is_better
-                )
+                value = metric_value(results, task.metric, run.log)
+                state = checkpoints.check_best(state).after_eval(value, **judgment)
                 if draw and dist.is_main:
                     draw(run.folder)
-            if policy.saves(state, end):
-                checkpoints.save(state, required=state.step == end)
-            if state.step == end:
+            early = stopped_early(state, patience, min_delta) if state.step < end else ""
+            ends = state.step == end or early != ""
+            if policy.saves(state, end) or ends:
+                checkpoints.save(state, required=ends)
+            if ends:
+                run.end(early)
                 return state
 
             batch = next(batches)
@@ -196,6 +206,30 @@ def train(
         raise
     finally:
         batches.close()
+
+
+def metric_value(results: dict[str, dict[str, Any]], metric: Metric, log: RunLogger) -> float:
+    """Return the value of the metric on the first test set. If it is missing or NaN, return NaN and
+    log why no checkpoint becomes the best one, once per run."""
+    name, metrics = next(iter(results.items()))
+    value = metrics.get(metric.name, math.nan)
+    if math.isnan(value):
+        what = "is NaN" if metric.name in metrics else f"is not among {', '.join(metrics)}"
+        log.say_once(f"WARNING {metric.name} of {name} {what}: this checkpoint cannot be the best")
+    return value
+
+
+def stopped_early(state: TrainState, patience: int, min_delta: float) -> str:
+    """Return why the run ends before its last epoch: `patience` evaluations in a row did not
+    improve the metric by more than `min_delta`. Returns "" if it does not end, or patience is 0."""
+    if not patience or state.stale < patience:
+        return ""
+    margin = f" by more than {min_delta:g}" if min_delta else ""
+    best = f"{state.best:.6g} of step {state.best_step}" if state.best is not None else "none"
+    return (
+        f"stopped early after step {state.step}: {state.stale} evaluations in a row did not "
+        f"improve the metric{margin} (RUN.PATIENCE {patience}), the best is {best}"
+    )
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:

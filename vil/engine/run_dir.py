@@ -53,6 +53,7 @@ class RunDir:
             self.folder_lock = lock_folder(self.folder)
         self.log = RunLogger(self.folder, enabled=self.writes)
         self.ended_by: BaseException | None = None  # what ended the run, if it is not raised
+        self.reason = ""  # why a finished run ended before its last epoch, for status.json
         self.last_error = ""  # of status.json
 
     def begin(self) -> None:
@@ -77,6 +78,13 @@ class RunDir:
         self.step = step
         self.log.tick(step)
 
+    def end(self, reason: str = "") -> None:
+        """Record that training is finished. reason: why it ended before the last epoch, if it did,
+        for the log and status.json."""
+        self.reason = reason
+        if reason:
+            self.log.say(reason)
+
     def status(self, state: str, code: int | None = None, reason: str = "") -> None:
         """Replace status.json. A failure to write is logged and does not end the run.
 
@@ -99,7 +107,8 @@ class RunDir:
     def __exit__(self, error_type, error, traceback) -> None:
         self.log.close()
         if self.begun:
-            self.status(*outcome(error or self.ended_by))
+            state, code, reason = outcome(error or self.ended_by)
+            self.status(state, code, reason or self.reason)
         if self.writes:
             self.lock.close()
             release_lock(self.folder_lock)

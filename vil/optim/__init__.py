@@ -1,6 +1,7 @@
 """Registries of optimizers and learning-rate schedules. Importing vil.optim does not import torch.
 
-OPTIMIZERS  name -> build(groups, settings, **own), in optimizers.py; see `register_optimizer`
+OPTIMIZERS  name -> build(groups, settings, **own), in optimizers.py; see `register_optimizer`. The
+            name timm/<name> stands for an optimizer of timm, see timm_optimizers.py
 SCHEDULES   name -> function(schedule, time, **own), in schedules.py; see `register_schedule`
 
 Most optimizers add weight decay to the gradient (L2). adamw shrinks the weights directly. lamb and
@@ -26,20 +27,29 @@ __all__ += ["OPTIMIZERS", "SCHEDULES", "register_optimizer", "register_schedule"
 
 # can_shard: the update is correct for parameters that FSDP shards.
 # drops_on_plateau: OPTIM.VAL may lower the learning rate when the metric stops improving.
-# adaptive: the update is Adam's, for which the default of OPTIM.LR is too large.
+# family: a name in `vil.optim.learning_rates`, which has the learning rates of published recipes.
+# refused: why training cannot use the optimizer, if it cannot.
 _AT = "vil.optim.optimizers"
-OPTIMIZERS = Registry("optimizer", check="vil.optim.contracts:check_optimizer")
-OPTIMIZERS.add(
-    "adamw", f"{_AT}:adamw", "Adam with decoupled weight decay", can_shard=True, adaptive=True
+OPTIMIZERS = Registry(
+    "optimizer",
+    check="vil.optim.contracts:check_optimizer",
+    libraries={"timm/": "vil.optim.timm_optimizers:timm_entries"},
 )
-OPTIMIZERS.add("adam", f"{_AT}:adam", "Adam", can_shard=True, adaptive=True)
-OPTIMIZERS.add("sgd", f"{_AT}:sgd", "SGD with momentum", can_shard=True, drops_on_plateau=True)
-OPTIMIZERS.add("lamb", f"{_AT}:lamb", "layer-wise adaptive Adam", can_shard=True)
-OPTIMIZERS.add("lars", f"{_AT}:lars", "layer-wise adaptive SGD")
-OPTIMIZERS.add("larc", f"{_AT}:larc", "LARS, clipped at the learning rate")
-OPTIMIZERS.add("qhm", f"{_AT}:qhm", "quasi-hyperbolic momentum", drops_on_plateau=True)
-OPTIMIZERS.add("apex_lamb", f"{_AT}:apex_lamb", "NVIDIA apex's fused LAMB")
-OPTIMIZERS.add("apex_adam", f"{_AT}:apex_adam", "NVIDIA apex's fused Adam", adaptive=True)
+OPTIMIZERS.add(
+    "adamw", f"{_AT}:adamw", "Adam with decoupled weight decay", can_shard=True, family="adam"
+)
+OPTIMIZERS.add("adam", f"{_AT}:adam", "Adam", can_shard=True, family="adam")
+OPTIMIZERS.add(
+    "sgd", f"{_AT}:sgd", "SGD with momentum", can_shard=True, drops_on_plateau=True, family="sgd"
+)
+OPTIMIZERS.add("lamb", f"{_AT}:lamb", "layer-wise adaptive Adam", can_shard=True, family="lamb")
+OPTIMIZERS.add("lars", f"{_AT}:lars", "layer-wise adaptive SGD", family="lars")
+OPTIMIZERS.add("larc", f"{_AT}:larc", "LARS, clipped at the learning rate", family="sgd")
+OPTIMIZERS.add(
+    "qhm", f"{_AT}:qhm", "quasi-hyperbolic momentum", drops_on_plateau=True, family="sgd"
+)
+OPTIMIZERS.add("apex_lamb", f"{_AT}:apex_lamb", "NVIDIA apex's fused LAMB", family="lamb")
+OPTIMIZERS.add("apex_adam", f"{_AT}:apex_adam", "NVIDIA apex's fused Adam", family="adam")
 
 SCHEDULES = Registry("learning-rate schedule", check="vil.optim.contracts:check_schedule")
 SCHEDULES.add("", "vil.optim.schedules:constant", "constant, without a warm-up")

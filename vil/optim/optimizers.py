@@ -38,9 +38,10 @@ def build_optimizer(
 
     own: {name: value} of arguments that only this optimizer has. settings: lr, momentum, betas, eps
     and nu; an optimizer ignores those that it does not use.
-    Raises ValueError for an unknown name, for an apex_* name if apex is not installed, and for a
-    model without trainable parameters.
+    Raises ValueError for an unknown name, for an optimizer that training cannot use, for an apex_*
+    name if apex is not installed, and for a model without trainable parameters.
     """
+    check_usable(name)
     build = OPTIMIZERS.load(name)
     if not groups:
         raise ValueError("nothing to train: every parameter of the model is frozen")
@@ -48,6 +49,12 @@ def build_optimizer(
     sharded = any(hasattr(parameter, "to_local") for parameter in parameters)
     fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
     return build(groups, Settings(fused=fused, sharded=sharded, **settings), **(own or {}))
+
+
+def check_usable(name: str) -> None:
+    """Raise ValueError for an unknown optimizer, or one that training cannot use."""
+    if reason := OPTIMIZERS.entry(name).facts.get("refused"):
+        raise ValueError(f"the optimizer {name} cannot train here: {reason}")
 
 
 def adamw(groups: list[dict], s: Settings) -> Optimizer:

@@ -20,7 +20,8 @@ def decay_groups(
     `weight_decay` come first, then those with `weight_decay_norm`.
 
     The groups hold (name, parameter) pairs, because checkpoints store optimizer state by name.
-    Frozen parameters are skipped. A shared parameter is listed once, under its first name.
+    Frozen parameters are skipped. A shared parameter is listed once, under its first name. A group
+    with the key "no_decay" True has parameters in `no_decay`, whatever its weight decay is.
 
     Args:
         weight_decay_norm: weight decay of the parameters whose names are in `no_decay`.
@@ -43,6 +44,7 @@ def decay_groups(
         {
             "params": params,
             "weight_decay": weight_decay_norm if without else weight_decay,
+            "no_decay": without,
             "lr_scale": layer_decay ** (num_layers - layer),
         }
         for (without, layer), params in sorted(groups.items(), key=lambda item: item[0])

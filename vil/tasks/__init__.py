@@ -8,7 +8,10 @@ implied_by  config key that selects the task if it is set and TASK is not
 hint        part of a message: how to write a config for the task
 commands    {command: one-line help} of the task's commands: "detect train", "detect check"
 spellings   {alias of a general command: example command lines}: `detect train` is `vil train`
+learned     config keys that are empty until the training data determine them
+metrics     {metric: (label, unit, higher is better)} that EVAL.METRIC may name, the default first
 formats     choices of `vil predict --format`, the default first
+complete    those of `formats` that need every class, so that --top and --threshold do not apply
 flags       {flag of `vil predict`: config key that the flag sets}
 defaults    {config key: default value in `vil predict`}
 lacks       {workflow: why the task does not support it}
@@ -18,13 +21,15 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.tasks import classification, detection
-from vil.utils.errors import ConfigError
+from vil.tasks import classification, detection, multilabel, regression
+from vil.utils.errors import ConfigError, DataError
 from vil.utils.registry import Entry, Registry
 
 TASKS = Registry("task", check="vil.tasks.base:check_task")
 TASKS.add("classification", **classification.ENTRY)
 TASKS.add("detection", **detection.ENTRY)
+TASKS.add("multilabel", **multilabel.ENTRY)
+TASKS.add("regression", **regression.ENTRY)
 
 
 def register_task(name: str, task: Any, *, about: str = "", **facts: Any) -> None:
@@ -44,8 +49,46 @@ def task_entry(cfg: CfgNode) -> Entry:
 
 
 def task_for(cfg: CfgNode, device) -> "Task":  # noqa: F821 - vil.tasks.base needs torch
-    """Build the task that a config selects, as task_class(cfg, device)."""
+    """Build the task that a config selects, as task_class(cfg, device). Raises ConfigError if
+    DATA.NUM_CLASSES is auto; `with_num_classes` replaces it by a number."""
+    if cfg.DATA.NUM_CLASSES == "auto":
+        raise ConfigError(
+            "DATA.NUM_CLASSES auto is the number of classes of the training set, which is not "
+            "read here: set a number"
+        )
     return task_entry(cfg).load()(cfg, device)
+
+
+def with_num_classes(cfg: CfgNode) -> CfgNode:
+    """Return the config with the number of classes of its training set, if DATA.NUM_CLASSES is
+    auto. Raises ConfigError or DataError if the training set cannot be opened."""
+    if cfg.DATA.NUM_CLASSES != "auto":
+        return cfg
+    import torch
+
+    from vil.config import override
+
+    task = task_entry(cfg).load()(cfg, torch.device("cpu"))
+    if not hasattr(task, "open_train_set"):
+        raise ConfigError(
+            f"DATA.NUM_CLASSES auto: the task {cfg.TASK} cannot count classes: set a number"
+        )
+    try:
+        classes = task.open_train_set().classes
+    except DataError as error:
+        raise DataError(f"DATA.NUM_CLASSES auto: set a number, or the data: {error}") from error
+    return override(cfg, [f"DATA.NUM_CLASSES={len(classes)}"])
+
+
+def refuse_unless_defined(cfg: CfgNode, attribute: str, why: str) -> None:
+    """Raise ConfigError unless the config's task defines an attribute that `Task` has no usable
+    default of, such as "average_outputs". why: what the task lacks, for the message."""
+    from vil.tasks.base import Task
+
+    entry = task_entry(cfg)
+    missing = object()
+    if getattr(entry.load(), attribute, missing) is getattr(Task, attribute, missing):
+        raise ConfigError(f"this config is for a {entry.facts.get('noun', entry.name)}: {why}")
 
 
 def refuse_without(cfg: CfgNode, workflow: str) -> None:

@@ -22,15 +22,18 @@ from vil.builders.cost import CostRow
 from vil.builders.device import amp_dtype, memory_format
 from vil.data.classes import match_classes
 from vil.data.loader import EvalLoader, TrainLoader
+from vil.data.views import View
 from vil.engine.distributed import DistInfo, unwrap
 from vil.engine.evaluation import evaluating
 from vil.engine.loop import Loss, Metric
 from vil.report.html import Html
+from vil.tasks import task_entry
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.json_text import to_json
 from vil.utils.registry import Entry
 
 Datasets = Mapping[str, Dataset] | None
+Metrics = Mapping[str, tuple[str, str, bool]]  # {name: (label, unit, higher is better)}
 OutputFormat = Callable[[Iterable[Any], Sequence[str]], Iterator[str]]
 
 
@@ -44,11 +47,11 @@ class ImageMeta(NamedTuple):
 class OpenData(NamedTuple):
     """The loaders of a config's datasets.
 
-    note: what differs from the datasets of a run, to be shown to the user.
+    tests: {part: {name: loader}}, see the argument `part` of `Task.test_loaders`. note: what differs from the datasets of a run, to be shown to the user.
     """
 
     train: TrainLoader
-    tests: Mapping[str, EvalLoader]
+    tests: Mapping[str, Mapping[str, EvalLoader]]
     note: str = ""
 
 
@@ -57,6 +60,13 @@ class TaskReport(NamedTuple):
 
     cards: Sequence[tuple[str, str, str]] = ()
     sections: Sequence[Html] = ()
+
+
+def make_metric(metrics: Metrics, name: str = "") -> Metric:
+    """Return the metric `name` of those that a task's entry declares, by default the first."""
+    name = name or next(iter(metrics))
+    label, unit, higher_is_better = metrics[name]
+    return Metric(name, higher_is_better, label, unit)
 
 
 class Task:
@@ -70,6 +80,8 @@ class Task:
     metric: Metric
     output_formats: Mapping[str, OutputFormat] = {}
     class_names: Sequence[str] = ()  # of the model; set before datasets are opened
+    # config values that `train_loader` derived from the training set, for the run's config.yaml
+    learned_settings: Mapping[str, Any] = {}
     columns: Sequence[str] = ()  # metrics in the report's table of evaluations; empty: all
     counted = "images"  # what `count_classes` counts
 
@@ -125,12 +137,19 @@ class Task:
         raise NotImplementedError
 
     def test_loaders(
-        self, dist: DistInfo, *, bad_file: Path | None = None, datasets: Datasets = None
+        self,
+        dist: DistInfo,
+        *,
+        bad_file: Path | None = None,
+        datasets: Datasets = None,
+        part: str = "val",
     ) -> dict[str, EvalLoader]:
         """Build this rank's loader of each test set, and return {name: loader}.
 
         The loaders are also stored in `test_sets`. bad_file: file to which the names of unreadable
         images are appended. datasets: {name: dataset}, used instead of the config's test sets.
+        part: "val" for the sets that select the best checkpoint, which are DATA.VAL or, if it is
+        empty, DATA.TEST; "test" for DATA.TEST.
         """
         raise NotImplementedError
 
@@ -150,7 +169,7 @@ class Task:
         """
         loader = self.train_loader(DistInfo())
         self.class_names = self.class_names or loader.classes
-        yield OpenData(loader, self.test_loaders(DistInfo()))
+        yield OpenData(loader, {"val": self.test_loaders(DistInfo())})
 
     def count_classes(self, dataset: Dataset) -> dict[str, int]:
         """Return {class: number of images or objects} of a dataset; {} if it has no classes."""
@@ -209,6 +228,14 @@ class Task:
         """Return additional lines to print for a test set, such as a table of classes."""
         return []
 
+    def calibrate(self, model: nn.Module) -> dict[str, Any]:
+        """Fit the calibration of the model's probabilities on the first test set, and return it as
+        a dict for JSON. Returns {} if the task cannot be calibrated."""
+        return {}
+
+    def apply_calibration(self, calibration: Mapping[str, Any]) -> None:
+        """Apply a result of `calibrate` to all outputs from now on, or remove it if it is {}."""
+
     def draw_worst(self, name: str, count: int, folder: Path) -> list[Path]:
         """Draw the `count` images with the most errors of the test set `name` to files in `folder`.
 
@@ -228,6 +255,28 @@ class Task:
 
     def postprocess(self, output: Any, metas: Sequence[ImageMeta]) -> list[Any]:
         """Convert the output of `run` to one prediction per image."""
+        raise NotImplementedError
+
+    def preprocess_views(self, image: Image.Image, views: Sequence[View]) -> Sequence[Tensor]:
+        """Convert an RGB image to an input tensor of `run` per view, for test-time augmentation."""
+        raise NotImplementedError
+
+    def average_outputs(self, outputs: Sequence[Any]) -> Any:
+        """Average outputs of `run` for the same images, from several views or several models.
+
+        A task that defines this method and `preprocess_views` supports test-time augmentation and
+        ensembles.
+        """
+        raise NotImplementedError
+
+    def add_target(self, prediction: Any, target: str) -> Any:
+        """Return a prediction with the true target of its image, as text. Needed to predict out of
+        fold."""
+        raise NotImplementedError
+
+    def embed(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+        """Return the pooled features (B, D) float32, on the CPU, of B preprocessed images, without
+        the model's head. Needed by `vil embed`."""
         raise NotImplementedError
 
     def failed(self, name: str, reason: str) -> Any:
@@ -258,22 +307,36 @@ class Task:
         raise NotImplementedError
 
 
+SPLIT_KEYS = ("VAL", "VAL_FRACTION", "TEST_FRACTION", "FOLDS")  # of the section DATA
+
+
 class ConfigTask(Task):
     """Base class of tasks that take settings and data loaders from a config.
 
     A subclass defines open_train_set() and open_test_set(name), which return datasets, and
     own_arguments(name), which returns the names of the DATA.KWARGS that the dataset `name` accepts.
+    If it has_splits, open_test_set takes the split to open, "val" or "test", as a second argument.
 
+    has_splits: whether the task supports the config keys in SPLIT_KEYS.
     max_eval_batch: the largest batch in evaluation. The batches, and so all metrics, are then the
     same for any number of ranks. If it is None, the ranks divide a batch of DATALOADER.BSZ.
     """
 
     max_eval_batch: int | None = None
+    has_splits = False
 
     def __init__(self, cfg: CfgNode, device: torch.device, **settings: Any):
+        if not self.has_splits and (used := [key for key in SPLIT_KEYS if cfg.DATA[key]]):
+            raise ConfigError(
+                f"TASK {cfg.TASK} evaluates the sets in DATA.TEST as they are, and has no "
+                f"{' and '.join(f'DATA.{key}' for key in used)}: leave it out"
+            )
         common = dict(device=device, amp_dtype=amp_dtype(cfg), memory_format=memory_format(cfg))
         super().__init__(**common, **settings)
         self.cfg = cfg
+        declared = task_entry(cfg).facts.get("metrics", {})
+        if declared and (cfg.EVAL.METRIC or not hasattr(self, "metric")):
+            self.metric = make_metric(declared, cfg.EVAL.METRIC)
 
     def train_loader(
         self, dist: DistInfo, *, bad_file: Path | None = None, dataset: Dataset | None = None
@@ -287,6 +350,14 @@ class ConfigTask(Task):
             return opened
 
         return data.build_train_loader(self.cfg, dist, self.device, open_dataset, bad_file)
+
+    @contextmanager
+    def open_data(self) -> Iterator[OpenData]:
+        with super().open_data() as opened:
+            if self.cfg.DATA.VAL:
+                final = {"test": self.test_loaders(DistInfo(), part="test")}
+                opened = opened._replace(tests={**opened.tests, **final})
+            yield opened
 
     def _check(self, dataset: Any, name: str, *, match: bool = True) -> None:
         """Read one image of a dataset, and reorder its classes to match those of the model.
@@ -304,18 +375,25 @@ class ConfigTask(Task):
 
     @as_config_error
     def test_loaders(
-        self, dist: DistInfo, *, bad_file: Path | None = None, datasets: Datasets = None
+        self,
+        dist: DistInfo,
+        *,
+        bad_file: Path | None = None,
+        datasets: Datasets = None,
+        part: str = "val",
     ) -> dict[str, EvalLoader]:
         cfg = self.cfg
         if datasets is None:
             data.check_dataset_arguments(cfg, self.own_arguments)
+        key = "VAL" if part == "val" and cfg.DATA.VAL else "TEST"
+        split = ["test"] if key == "TEST" and cfg.DATA.VAL else []
 
         def open_dataset(name: str) -> Dataset:
-            opened = self.open_test_set(name)
+            opened = self.open_test_set(name, *split)
             self._check(opened, name)
             return opened
 
-        options = dict(datasets=datasets, max_batch=self.max_eval_batch)
+        options = dict(datasets=datasets, max_batch=self.max_eval_batch, key=key)
         self.test_sets = data.build_test_loaders(
             cfg, dist, self.device, open_dataset, bad_file, **options
         )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import to_pil_image
 from yacs.config import CfgNode
@@ -18,22 +18,29 @@ from yacs.config import CfgNode
 from vil.builders import data
 from vil.builders.cost import model_cost
 from vil.builders.model import build_network
+from vil.builders.splits import derived_splits, split_indices
 from vil.data import build_dataset, is_numbered, own_arguments
 from vil.data.batch import Batch
 from vil.data.classes import match_classes
 from vil.data.dataset import ImageDataset
 from vil.data.datasets.concat import ConcatImageDataset
+from vil.data.datasets.subset import Subset
+from vil.data.loader import TrainLoader
 from vil.data.transforms import eval_transform, train_transform
-from vil.engine.distributed import all_reduce_max, gather_objects
+from vil.data.views import View, make_views
+from vil.engine.distributed import DistInfo, all_reduce_max, gather_objects
 from vil.engine.evaluation import autocast, iter_in_step
+from vil.models.features import pooled_features
 from vil.pretrained.load_weights import Report, load_weights
 from vil.tasks.base import ConfigTask, Task
-from vil.utils.errors import DataError, as_config_error
+from vil.utils.errors import ConfigError, DataError, as_config_error
+from vil.utils.image_text import draw_text, enlarge, font_for
 
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 SYNTHETIC = "fake"  # dataset for `synthetic`
 MAX_EVAL_BATCH = 64  # images
-# Largest number and smallest weight of classes that `describe_target` names.
+LABEL_COLOR = (0, 0, 0)  # background of text in visualizations
+# Largest number and smallest weight of classes that `format_target` names.
 MAX_NAMED, MIN_NAMED = 4, 0.1
 # What messages call the targets of each `ImageDataset.target_type`.
 TARGETS = {"class": "one class", "labels": "a set of labels", "numbers": "numbers"}
@@ -51,15 +58,29 @@ class ImageTask(Task):
     """Base class of tasks with one target per image, with explicit settings.
 
     transform: function that converts a PIL image to a tensor (3, H, W) for inference.
+    image_weights: weights (N,) of the training images in the loss; None: all 1.
+    crop_transform: the same for a square crop, of which it keeps all; by default `transform`.
     """
 
-    def __init__(self, *, transform: Callable[[Image.Image], Tensor] | None = None, **common: Any):
+    def __init__(
+        self,
+        *,
+        transform: Callable[[Image.Image], Tensor] | None = None,
+        image_weights: Tensor | None = None,
+        crop_transform: Callable[[Image.Image], Tensor] | None = None,
+        **common: Any,
+    ):
         super().__init__(**common)
-        self.transform = transform
+        self.transform, self.crop_transform = transform, crop_transform or transform
+        self.image_weights = image_weights
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Apply the evaluation transform to an image and return a tensor (3, H, W)."""
         return self.transform(image)
+
+    def preprocess_views(self, image: Image.Image, views: Sequence[View]) -> Tensor:
+        """Return V views of an image as a tensor (V, 3, H, W), see `vil.data.views`."""
+        return make_views(image, tuple(views), self.transform, self.crop_transform)
 
     def compute_outputs(self, model: nn.Module, images: Tensor) -> Tensor:
         """Return the model's outputs (B, K) float32 for images (B, 3, H, W) on the device."""
@@ -71,6 +92,21 @@ class ImageTask(Task):
         placement = dict(device=self.device, memory_format=self.memory_format)
         images = torch.stack(list(inputs)).to(**placement, non_blocking=True)
         return self.compute_outputs(model, images).cpu()
+
+    def average_outputs(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the mean (B, K) of several outputs of `run`, computed in float64."""
+        return torch.stack([output.double() for output in outputs]).mean(dim=0).float()
+
+    def embed(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+        """Return the pooled features (B, D) float32, on the CPU, of B tensors (3, H, W)."""
+        placement = dict(device=self.device, memory_format=self.memory_format)
+        images = torch.stack(list(inputs)).to(**placement, non_blocking=True)
+        with autocast(self.device, self.amp_dtype):
+            return pooled_features(model, images).float().cpu()
+
+    def add_target(self, prediction: Any, target: str) -> Any:
+        """Return a prediction with its field `target` set."""
+        return prediction._replace(target=target)
 
     def collect_outputs(
         self, model: nn.Module, name: str, between: Callable[[], None] = lambda: None
@@ -101,13 +137,27 @@ class ConfigImageTask(ConfigTask, ImageTask):
     """
 
     target_type = "class"
+    has_splits = True
     max_eval_batch = MAX_EVAL_BATCH
     own_arguments = staticmethod(own_arguments)
     cost = staticmethod(model_cost)
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device, **settings: Any):
-        super().__init__(cfg, device, transform=build_eval_transform(cfg), **settings)
+        transforms = dict(transform=build_eval_transform(cfg))
+        transforms["crop_transform"] = build_eval_transform(cfg, crop_pct=1.0)
+        super().__init__(cfg, device, **transforms, **settings)
+        self._parts: dict[str, dict[str, np.ndarray]] = {}  # {dataset: {split: indices}}
+
+    def train_loader(self, dist: DistInfo, **options: Any) -> TrainLoader:
+        loader = super().train_loader(dist, **options)
+        dataset = loader.samples.dataset
+        self.image_weights = None if dataset.weights is None else torch.tensor(dataset.weights)
+        self.read_targets(dataset)
+        return loader
+
+    def read_targets(self, dataset: ImageDataset) -> None:
+        """Compute the settings that depend on the training set, such as weights of classes."""
 
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:
         return build_network(self.cfg, self.cfg.DATA.NUM_CLASSES, load_pretrained=load_pretrained)
@@ -140,11 +190,11 @@ class ConfigImageTask(ConfigTask, ImageTask):
         mean, std = (torch.tensor(self.cfg.INPUT[key])[:, None, None] for key in ("MEAN", "STD"))
         images = batch.images.float().cpu() * std + mean  # (B, C, H, W)
         return [
-            (to_pil_image(image[:3].clamp(0, 1)), self.describe_target(target))
+            (to_pil_image(image[:3].clamp(0, 1)), self.format_target(target))
             for image, target in zip(images, batch.targets)
         ]
 
-    def describe_target(self, target: Tensor) -> str:
+    def format_target(self, target: Tensor) -> str:
         """Describe a target in a batch: the class or, for soft targets (K,), the classes with
         the largest weights."""
         if target.ndim == 0:
@@ -157,7 +207,7 @@ class ConfigImageTask(ConfigTask, ImageTask):
 
     def open_train_set(self) -> ImageDataset:
         names, transform = self.cfg.DATA.TRAIN, build_train_transform(self.cfg)
-        sets = [self._open(name, "train", transform) for name in names]
+        sets = [self._open_part(name, "train", transform) for name in names]
         for name, other in zip(names[1:], sets[1:]):
             by_position = self.cfg.DATA.CLASSES == "by_position"
             match_classes(other, sets[0].classes, name, by_position=by_position)
@@ -165,19 +215,32 @@ class ConfigImageTask(ConfigTask, ImageTask):
         data.check_num_classes(self.cfg, dataset, ", ".join(names))
         return dataset
 
-    def open_test_set(self, name: str) -> ImageDataset:
-        dataset = self._open(name, "val", self.transform)
+    def open_test_set(self, name: str, split: str = "val") -> ImageDataset:
+        dataset = self._open_part(name, split, self.transform)
         if not self.cfg.DATA.TARGETMAP:
             data.check_num_classes(self.cfg, dataset, name)
         return dataset
 
+    def _open_part(self, name: str, split: str, transform: Callable) -> ImageDataset:
+        """Open a split of the dataset `name`: its own, or a part of its training split, if the
+        config keys of splits demand this."""
+        if split not in derived_splits(self.cfg, name):
+            return self._open(name, split, transform)
+        dataset = self._open(name, "train", transform)
+        if name not in self._parts:
+            self._parts[name] = split_indices(self.cfg, name, dataset)
+        return Subset(dataset, self._parts[name][split], split)
+
     def _open(self, name: str, split: str, transform: Callable) -> ImageDataset:
         cfg, taken = self.cfg, self.own_arguments(name)
         with data.dataset_arguments(cfg, name, taken) as own:
-            if is_numbered(name) and not (split == "val" and cfg.DATA.TARGETMAP):
+            is_mapped = split != "train" and cfg.DATA.TARGETMAP
+            if is_numbered(name) and cfg.DATA.NUM_CLASSES != "auto" and not is_mapped:
                 own.setdefault("num_classes", cfg.DATA.NUM_CLASSES)
             if "target_type" in taken:
                 own["target_type"] = self.target_type
+            if "all_rows" in taken and name not in cfg.DATA.TRAIN:
+                own.setdefault("all_rows", True)  # a file for this split alone
             dataset = build_dataset(name, cfg.DATA.PATH, split, transform, **own)
         if dataset.target_type != self.target_type:
             raise DataError(
@@ -186,6 +249,21 @@ class ConfigImageTask(ConfigTask, ImageTask):
             )
         dataset.value_range = cfg.DATA.VALUE_RANGE
         return dataset
+
+
+def draw_lines(image: Image.Image, lines: Sequence[str]) -> Image.Image:
+    """Write lines of text onto an enlarged copy of an image."""
+    canvas, _ = enlarge(image)
+    pen, font, y = ImageDraw.Draw(canvas), font_for(canvas), 0
+    for line in lines:
+        y += draw_text(pen, 0, y, line, LABEL_COLOR, font)
+    return canvas
+
+
+def refuse_mixing(cfg: CfgNode) -> None:
+    """Raise ConfigError if the config enables mixup or cutmix, for tasks without them."""
+    if cfg.AUG.MIXUP_PROB > 0:
+        raise ConfigError(f"TASK {cfg.TASK} does not mix images: set AUG.MIXUP_PROB 0")
 
 
 @as_config_error
@@ -205,10 +283,21 @@ def build_train_transform(cfg: CfgNode) -> Callable:
 
 
 @as_config_error
-def build_eval_transform(cfg: CfgNode) -> Callable[[Any], Tensor]:
+def build_eval_transform(cfg: CfgNode, **changes: Any) -> Callable[[Any], Tensor]:
     """Build the transform of evaluation images, from PIL images to tensors (3, S, S) of the
-    image size S."""
-    return eval_transform(cfg.INPUT.IMAGE_SIZE, **transform_settings(cfg))
+    image size S. changes: arguments of `eval_transform` that replace the config's."""
+    return eval_transform(cfg.INPUT.IMAGE_SIZE, **{**transform_settings(cfg), **changes})
+
+
+def describe_target(dataset: ImageDataset, index: int) -> str:
+    """Return the target of an image as text: the name of its class, the names of its labels joined
+    by "|", or its numbers joined by blanks."""
+    target = dataset.targets[index]
+    if dataset.target_type == "class":
+        return dataset.classes[int(target)]
+    if dataset.target_type == "labels":
+        return "|".join(name for name, value in zip(dataset.classes, target) if value)
+    return " ".join(f"{value:.9g}" for value in target)
 
 
 def transform_settings(cfg: CfgNode) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def is_installed(module: str) -> bool:
 def require_extra(extra: Extra, user: str) -> None:
     """Raise DataError, with the pip command to run, if an optional package is not installed.
 
-    user: what needs the package, such as "the dataset digits".
+    user: what needs the package, such as "the dataset a.parquet".
     """
     if not is_installed(extra.module):
         raise DataError(f"{user} needs {extra.module}: pip install 'vil[{extra.name}]'")

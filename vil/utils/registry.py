@@ -22,6 +22,8 @@ class Key(NamedTuple):
     check: Any = None  # a function of the value, or a rule of vil.config.rules
     allowed: str = ""  # the values that a `check` function allows: "at least 0"
     ignored: bool = False  # accepted because old files have it; `meaning` is why it has no effect
+    words: tuple[str, ...] = ()  # texts that are allowed besides values of the key's type
+    element: Any = 0.0  # its type is that of the elements of a list whose default is empty
     neutral: tuple = ()  # former defaults: in a saved config they do not count as set by a user
 
 
@@ -72,6 +74,9 @@ class Registry(Mapping[str, Entry]):
 
     check: function, or its location "module:function", that raises ValueError for an invalid
     component. `register` calls it as check(component, entry); `add` does not.
+    libraries: {prefix: location "module:function"} of a function that returns {name: entry} for the
+    components of a library, whose names start with the prefix, such as "timm/". The first lookup of
+    such a name calls it. Iteration leaves these entries out, so that it imports no library.
     """
 
     def __init__(
@@ -79,11 +84,13 @@ class Registry(Mapping[str, Entry]):
         kind: str,
         check: Callable[[Any, Entry], None] | str | None = None,
         entry_type: type[Entry] = Entry,
+        libraries: Mapping[str, str] | None = None,
     ):
         self.kind = kind
         self.check = check
         self.entry_type = entry_type
         self.entries: dict[str, Entry] = {}
+        self.libraries = dict(libraries or {})
 
     def add(
         self,
@@ -131,10 +138,22 @@ class Registry(Mapping[str, Entry]):
     def entry(self, name: str) -> Entry:
         """Return the entry that is registered as `name`. Raises ValueError, which lists the
         choices, for an unknown name."""
-        return lookup(self.entries, name, self.kind)
+        if name in self.entries or not self.libraries:
+            return lookup(self.entries, name, self.kind)
+        return lookup(self.all_entries(), name, self.kind)
+
+    def all_entries(self) -> dict[str, Entry]:
+        """Return {name: entry} of all components, including those of the libraries."""
+        entries = dict(self.entries)
+        for home in self.libraries.values():
+            entries |= load_object(home)()
+        return entries
 
     def __getitem__(self, name: str) -> Entry:
-        return self.entries[name]
+        home = next((self.libraries[p] for p in self.libraries if str(name).startswith(p)), None)
+        if name in self.entries or home is None:
+            return self.entries[name]
+        return load_object(home)()[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

@@ -13,7 +13,7 @@ from vil.builders.cost import CostRow, num_params
 from vil.builders.device import amp_dtype, configure_device, memory_format
 from vil.builders.model import move_to_device
 from vil.layers.attention import set_progress
-from vil.tasks import refuse_without, task_for
+from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.utils.train_step import TrainStep
 
 
@@ -33,6 +33,7 @@ class Cost(NamedTuple):
 def analyze_cost(cfg: CfgNode) -> Cost:
     """Count the parameters of the config's model, and its MACs for one image of INPUT.IMAGE_SIZE.
     The model is built on the meta device, so no weights are allocated."""
+    cfg = with_num_classes(cfg)
     task = task_for(cfg, torch.device("cpu"))
     with torch.device("meta"):
         model = task.build_model()
@@ -46,6 +47,7 @@ def find_layout_copies(cfg: CfgNode, batch_size: int) -> list:
     `vil.bench.layout_copies.Conversion` per module and operator, the slowest first.
     """
     refuse_without(cfg, "analyze --layout")
+    cfg = with_num_classes(cfg)
     device = configure_device(cfg)
     task = task_for(cfg, device)
     model = move_to_device(cfg, task.build_model(), device).train()

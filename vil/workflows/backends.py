@@ -13,7 +13,7 @@ from vil.engine.run_dir import PACKAGES
 from vil.ops import BACKENDS, explain
 from vil.ops.dispatch import CHOICES, describe_crossover
 from vil.ops.tuning import tuner, tuning_cache
-from vil.tasks import task_for
+from vil.tasks import task_for, with_num_classes
 from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.lookup import lookup
 from vil.utils.machine import version
@@ -53,6 +53,7 @@ class BackendReport(NamedTuple):
 
 def requests_of(cfg: CfgNode, device: torch.device) -> list[BackendRequest]:
     """List the local attention calls of the config's model, both in training and in evaluation."""
+    cfg = with_num_classes(cfg)
     with torch.device("meta"):
         model = task_for(cfg, device).build_model()
     return backend_requests(model, cfg, device)

@@ -1,5 +1,6 @@
 """Make a config from a file, overrides, the folder of a run, or a weight file."""
 
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -7,9 +8,11 @@ from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
-from vil.config import load_config, override
+from vil.config import describe_preset, load_config, override
 from vil.utils.errors import CheckpointError, ConfigError
 from vil.utils.safe_files import check_run_folder
+
+log = logging.getLogger(__name__)
 
 # {key: environment variable}, as in the 2021 code. Every other source overrides these.
 ENVIRONMENT = {"DATA.PATH": "PT_DATA_DIR", "OUTPUT_DIR": "PT_OUTPUT_DIR"}
@@ -22,12 +25,14 @@ class Options(NamedTuple):
 
     words: list of config options, each one item KEY=VALUE or two items KEY, VALUE. flags: {config
     key: value}, which override `words`; a value of None is ignored. imports: Python files to run
-    before the config is read, which may register components.
+    before the config is read, which may register components. preset: name of a preset, which all
+    other sources but the environment override.
     """
 
     words: Sequence[str] = ()
     flags: Mapping[str, str | Path | None] = {}
     imports: Sequence[str] = ()
+    preset: str | None = None
 
 
 class ConfigWithClasses(NamedTuple):
@@ -55,14 +60,25 @@ def make_config(
     output_dir: str | Path | None = None,
     data: str | Path | None = None,
     imports: Sequence[str] = (),
+    preset: str | None = None,
 ) -> CfgNode:
     """Make a frozen config from a file or CfgNode (None: the defaults) and overrides. output_dir,
     data: values for OUTPUT_DIR and DATA.PATH. imports: Python files to run first, which may
-    register components; ignored if `config` is a CfgNode."""
-    options = Options(as_options(overrides), {"OUTPUT_DIR": output_dir, "DATA.PATH": data}, imports)
-    if isinstance(config, CfgNode):
-        return override(config, options.words, set_flags(options))
-    return resolve(None if config is None else str(config), options)[0]
+    register components; ignored if `config` is a CfgNode. preset: name of a preset below the file
+    and the overrides; its keys are logged. Raises ConfigError for a preset below a CfgNode."""
+    flags = {"OUTPUT_DIR": output_dir, "DATA.PATH": data}
+    options = Options(as_options(overrides), flags, imports, preset)
+    if not isinstance(config, CfgNode):
+        cfg, sources = resolve(None if config is None else str(config), options)
+        for line in describe_preset(preset, cfg, sources) if preset else ():
+            log.info("%s", line)
+        return cfg
+    if preset:
+        raise ConfigError(
+            f"preset {preset!r} has no effect on a CfgNode, which sets every key: give the config "
+            "as a file, or make the CfgNode with the preset"
+        )
+    return override(config, options.words, set_flags(options))
 
 
 def resolve(config_file: str | None, options: Options) -> tuple[CfgNode, dict[str, str]]:
@@ -70,7 +86,9 @@ def resolve(config_file: str | None, options: Options) -> tuple[CfgNode, dict[st
     frozen config, and {key: source of its value, such as file:line} for keys that one of them
     sets."""
     found = {key: os.environ[name] for key, name in ENVIRONMENT.items() if os.environ.get(name)}
-    return load_config(config_file, options.words, found, set_flags(options), options.imports)
+    return load_config(
+        config_file, options.words, found, set_flags(options), options.imports, options.preset
+    )
 
 
 def set_flags(options: Options) -> dict[str, str]:

@@ -18,7 +18,7 @@ from yacs.config import CfgNode
 
 from vil.config import override
 from vil.engine.logger import memory_mb
-from vil.tasks import task_for
+from vil.tasks import task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.utils.contact_sheet import contact_sheet
 from vil.utils.output_paths import make_folder, output_file, replacing
@@ -33,7 +33,7 @@ SIZES = 32  # images per dataset whose size is read
 class DatasetSummary:
     """What a dataset of a config holds.
 
-    split: "train", or "val" for a test set. class_counts: {class: number of images or objects};
+    split: "train", "val" for a set that selects the best checkpoint, or "test". class_counts: {class: number of images or objects};
     empty if the dataset has no classes. sizes: (width, height) in pixels of evenly spaced images.
     unreadable: how many of those could not be read.
     """
@@ -99,6 +99,7 @@ def dry_run(
     written.
     """
     with log_warnings_once() as distinct:
+        cfg = with_num_classes(cfg)
         summary = summarize_data(cfg, example)
         show(summary)
         num_images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
@@ -139,8 +140,9 @@ def summarize_data(cfg: CfgNode, example: str | Path | None = None) -> DataSumma
     with task.open_data() as data:
         train = data.train.samples.dataset
         sets = [_summarize(task, ", ".join(cfg.DATA.TRAIN), "train", train, data.note)]
-        for name, test in data.tests.items():
-            sets.append(_summarize(task, name, "val", test.dataset, data.note))
+        for part, tests in data.tests.items():
+            for name, test in tests.items():
+                sets.append(_summarize(task, name, part, test.dataset, data.note))
         drawn = task.draw_batch(task.prepare(data.train.load_example(EXAMPLES)))
         file = None
         if drawn and os.environ.get("RANK", "0") == "0":

@@ -10,14 +10,20 @@ from yacs.config import CfgNode
 from vil.builders.data import check_extras
 from vil.builders.device import configure_device, process_group
 from vil.data.workers import worker_errors
-from vil.tasks import refuse_without
+from vil.engine.distributed import DistInfo
+from vil.tasks import refuse_without, with_num_classes
+from vil.tasks.base import Task
 from vil.utils.atomic_write import replace_text
 from vil.utils.errors import ConfigError, os_error_as
 from vil.utils.global_state import preserve_global_state
 from vil.utils.json_text import to_json
+from vil.utils.lookup import lookup
 from vil.utils.output_paths import make_folder
+from vil.workflows import calibration as calibration_of_run
 from vil.workflows.configure import Options, Overrides, as_options, run_config, weights_config
 from vil.workflows.inference import load_for_evaluation, refuse_random_weights
+
+PARTS = ("test", "val")
 
 
 @dataclass
@@ -27,6 +33,7 @@ class EvaluationResult:
     metrics: {test set: {name of a metric: value}}. report: text that states which weights were
     loaded. lines: {test set: lines to print, such as a table of classes}. folder: the folder of
     results.json; None on ranks other than 0. images: {test set: image files with drawn errors}.
+    calibration: lines that state how the probabilities are calibrated, [] if they are not.
     """
 
     metrics: dict[str, dict[str, Any]]
@@ -34,6 +41,7 @@ class EvaluationResult:
     lines: dict[str, list[str]] = field(default_factory=dict)
     folder: Path | None = None
     images: dict[str, list[Path]] = field(default_factory=dict)
+    calibration: list[str] = field(default_factory=list)
 
 
 def evaluate(
@@ -43,12 +51,17 @@ def evaluate(
     checkpoint: str = "best",
     data: str | Path | None = None,
     output_dir: str | Path | None = None,
+    calibrate: bool = False,
+    part: str = "test",
 ) -> dict[str, dict[str, Any]]:
     """Evaluate a run or a weight file on the config's test sets; return {test set: metrics}.
 
     source: the folder of a run, or a self-describing weight file. overrides: changes to the config,
     such as {"DATA.TEST": ["folder"]}. checkpoint: for a run, "best" or "last". data, output_dir:
-    values for DATA.PATH and OUTPUT_DIR.
+    values for DATA.PATH and OUTPUT_DIR. calibrate: for a run, first calibrate the probabilities of
+    its checkpoint on its validation sets, and store the result in calibration.json of the run's
+    folder. part: "test" for the sets in DATA.TEST, or "val" for those in DATA.VAL, if there are
+    any.
 
     The results are also written to OUTPUT_DIR/eval. Under torchrun, every process calls this
     function and gets the same metrics.
@@ -59,32 +72,47 @@ def evaluate(
     else:
         words = [f"MODEL.MODEL_PATH={source}", *options.words]
         found = weights_config(None, options._replace(words=words))
-    return evaluate_config(found.cfg, found.class_names).metrics
+    options = dict(part=part, calibrate=calibrate)
+    return evaluate_config(found.cfg, found.class_names, **options).metrics
 
 
 def evaluate_config(
-    cfg: CfgNode, class_names: Sequence[str] = (), *, num_worst: int = 0
+    cfg: CfgNode,
+    class_names: Sequence[str] = (),
+    *,
+    num_worst: int = 0,
+    part: str = "test",
+    calibrate: bool = False,
 ) -> EvaluationResult:
     """Load the config's model and weights, evaluate them, and write results to OUTPUT_DIR/eval.
 
     class_names: names of the classes that the weights were trained on. num_worst: draw this many
-    images of each test set, those with the most errors. Raises CheckpointError if the model or its
+    images of each test set, those with the most errors. part: see `evaluate`. calibrate: first
+    calibrate the model, see `vil.workflows.calibration`. Raises CheckpointError if the model or its
     head would keep random weights.
     """
     refuse_random_weights(cfg)
+    lookup(dict.fromkeys(PARTS), part, "part")
     check_extras(cfg)
+    cfg = with_num_classes(cfg)
+    if calibrate:
+        calibration_of_run.check(cfg)
     if num_worst:
         refuse_without(cfg, "evaluate --pictures")
     with preserve_global_state():
         device = configure_device(cfg)
         with process_group(cfg, device) as dist, worker_errors():
-            task, model, report = load_for_evaluation(cfg, device, dist, class_names)
-            task.test_loaders(dist)
+            loaded = load_for_evaluation(cfg, device, dist, class_names, calibrated=not calibrate)
+            task, model = loaded.task, loaded.model
+            calibration = [loaded.calibration] if loaded.calibration else []
+            if calibrate:
+                calibration = calibration_of_run.calibrate(cfg, task, model, dist)
+            open_test_sets(task, cfg, dist, part)
             if dist.is_main:
                 task.results_folder = make_folder(Path(cfg.OUTPUT_DIR, "eval"), "OUTPUT_DIR")
             folder = task.results_folder
             metrics = task.evaluate(model)
-        result = EvaluationResult(metrics, report, folder=folder)
+        result = EvaluationResult(metrics, loaded.report, folder=folder, calibration=calibration)
         if folder is None:
             return result
         result.lines = {name: task.format_metrics(name, m) for name, m in metrics.items()}
@@ -96,3 +124,10 @@ def evaluate_config(
             with os_error_as(ConfigError, f"OUTPUT_DIR {images}"):
                 result.images[name] = task.draw_worst(name, num_worst, images)
         return result
+
+
+def open_test_sets(task: Task, cfg: CfgNode, dist: DistInfo, part: str, **options: Any) -> None:
+    """Build the task's loaders of the sets in DATA.TEST (part "test") or DATA.VAL ("val"). Without
+    DATA.VAL both are DATA.TEST. options: further arguments of `Task.test_loaders`."""
+    # a task of a plug-in may not know the argument `part`
+    task.test_loaders(dist, **options, **({"part": part} if cfg.DATA.VAL else {}))

@@ -16,7 +16,7 @@ from vil.engine.distributed import DistInfo
 from vil.export import export_model, load_exported, quantize_linears
 from vil.export.exporter import SUFFIXES
 from vil.export.onnx import require_onnx
-from vil.tasks import refuse_without, task_for
+from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.image_task import transform_settings
 from vil.utils.errors import ConfigError, os_error_as
 from vil.workflows.inference import build_with_weights, refuse_random_weights
@@ -48,6 +48,7 @@ def export_config(
     the outputs of the file differ from the model's.
     """
     refuse_without(cfg, "export")
+    cfg = with_num_classes(cfg)
     refuse_random_weights(cfg)
     if (options.get("format") or SUFFIXES.get(Path(out).suffix)) == "onnx":
         with _as_config_error(Path(out)):

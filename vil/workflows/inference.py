@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from torchvision.models import WeightsEnum
 from yacs.config import CfgNode
 
@@ -17,10 +19,11 @@ from vil.engine.distributed import DistInfo
 from vil.models.registry import ARCHS
 from vil.pretrained.catalog import DIGITS, get_model_weights
 from vil.pretrained.state_dict_io import read_metadata
-from vil.tasks import task_for
+from vil.tasks import task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.utils.errors import CheckpointError
 from vil.utils.global_state import preserve_global_state
+from vil.workflows.calibration import apply_stored
 from vil.workflows.configure import (
     Options,
     Overrides,
@@ -37,7 +40,8 @@ class InferenceModel:
 
     transform: function from an RGB PIL image to an input tensor of the model. classes: names of the
     classes that the model predicts. task: runs the model and decodes its outputs. report: text that
-    states which weight file was loaded, and how many weights were loaded or ignored.
+    states which weight file was loaded, how many weights were loaded or ignored, and which
+    calibration of the probabilities is applied.
     """
 
     model: nn.Module
@@ -84,36 +88,57 @@ def shipped_weights() -> tuple[str, list[str]]:
     return recipe, [f"MODEL.MODEL_PATH={DIGITS.url}"]
 
 
-def load_model(cfg: CfgNode, class_names: Sequence[str] = ()) -> InferenceModel:
+def load_model(
+    cfg: CfgNode, class_names: Sequence[str] = (), *, needs_head: bool = True
+) -> InferenceModel:
     """Build the config's model, load its weights, and move it to its device in eval mode.
 
     class_names: names of the classes that the weights were trained on; by default the names
     recorded with the weights, or numbers if there are none. Raises CheckpointError if the
-    model or its head would keep random weights.
+    model or, if `needs_head`, its head would keep random weights.
     """
-    refuse_random_weights(cfg)
+    refuse_random_weights(cfg, needs_head=needs_head)
+    cfg = with_num_classes(cfg)
     device = configure_device(cfg)
-    task, model, report = load_for_evaluation(cfg, device, DistInfo(), class_names)
+    task, model, report, calibration = load_for_evaluation(cfg, device, DistInfo(), class_names)
+    report = f"{report}; {calibration}" if calibration else report
     names = task.class_names or [str(number) for number in range(cfg.DATA.NUM_CLASSES)]
     task.class_names = names
     return InferenceModel(model.eval(), task.preprocess, names, task, report, cfg)
 
 
+class Loaded(NamedTuple):
+    """A task and a model with trained weights.
+
+    report: which weights were loaded. calibration: which stored calibration is applied, or "".
+    """
+
+    task: Task
+    model: nn.Module
+    report: str
+    calibration: str
+
+
 def load_for_evaluation(
-    cfg: CfgNode, device: torch.device, dist: DistInfo, class_names: Sequence[str] = ()
-) -> tuple[Task, nn.Module, str]:
+    cfg: CfgNode,
+    device: torch.device,
+    dist: DistInfo,
+    class_names: Sequence[str] = (),
+    *,
+    calibrated: bool = True,
+) -> Loaded:
     """Build the config's task and model, load the weights, and select attention backends.
 
     class_names: names of the classes that the weights were trained on, by default the names
-    recorded with the weights. Returns (task, model, report): the model is on the device, and the
-    report states which weights were loaded.
+    recorded with the weights. calibrated: apply the calibration that the weights' run has stored
+    for them, if any. The model is on the device.
     """
     task = task_for(cfg, device)
     task.class_names = list(class_names) or recorded_classes(cfg)
     model, report = build_with_weights(cfg, task)
     model = prepare_for_evaluation(cfg, task.inference_model(model), device)
     select_attention_backends(model, cfg, device, dist, training=False)
-    return task, model, report
+    return Loaded(task, model, report, apply_stored(cfg, task) if calibrated else "")
 
 
 def build_with_weights(cfg: CfgNode, task: Task) -> tuple[nn.Module, str]:
@@ -139,12 +164,17 @@ def recorded_classes(cfg: CfgNode) -> list[str]:
     return read_class_names(runs[0] / "classes.txt") if runs else []
 
 
-def refuse_random_weights(cfg: CfgNode) -> None:
-    """Raise CheckpointError if the config names no weights to load, or asks for a new random head
-    (FINETUNE.HEAD new)."""
+def open_test_sets(task: Task) -> dict[str, Dataset]:
+    """Open the test sets of a task built from a config. Returns {name: dataset}."""
+    return {name: loader.dataset for name, loader in task.test_loaders(DistInfo()).items()}
+
+
+def refuse_random_weights(cfg: CfgNode, *, needs_head: bool = True) -> None:
+    """Raise CheckpointError if the config names no weights to load or, if `needs_head`, asks for a
+    new random head (FINETUNE.HEAD new)."""
     if not (cfg.MODEL.MODEL_PATH or cfg.MODEL.PRETRAINED):
         raise CheckpointError("evaluation needs weights: set MODEL.MODEL_PATH, or give --run DIR")
-    if cfg.FINETUNE.HEAD == "new":
+    if needs_head and cfg.FINETUNE.HEAD == "new":
         raise CheckpointError(
             "FINETUNE.HEAD new would evaluate a random head: use keep or rows:FILE"
         )

@@ -1,56 +1,90 @@
-"""Run a trained model on image files, folders, arrays or PIL images."""
+"""Run trained models on image files, folders, arrays or PIL images."""
 
 import io
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+from torchvision.models import WeightsEnum
+from yacs.config import CfgNode
 
 from vil.data.datasets.digits import read_demo_digits
 from vil.data.datasets.folder import EXTENSIONS
 from vil.data.datasets.image_list import STDIN, ImageList, ImageSource, iter_image_batches
+from vil.data.datasets.image_list import Images as ImageCollection
 from vil.data.datasets.image_list import find_images as list_images
 from vil.data.workers import worker_errors
-from vil.engine.evaluation import evaluating
-from vil.tasks.base import ImageMeta
-from vil.utils.errors import DataError
+from vil.tasks import refuse_unless_defined, refuse_without, task_entry
+from vil.tasks.base import ImageMeta, OutputFormat
+from vil.utils.errors import ConfigError, DataError
 from vil.utils.output_paths import make_folder, replacing
 from vil.workflows.configure import Overrides
+from vil.workflows.ensemble import Ensemble, find_runs, make_ensemble
 from vil.workflows.inference import InferenceModel, load_for_inference
 
 IMAGE_SUFFIXES = EXTENSIONS
+TOP = 5  # classes per image
 Images = str | Path | Image.Image | np.ndarray | Iterable[str | Path | Image.Image | np.ndarray]
+Source = str | Path | WeightsEnum | InferenceModel
 
 
 def predict(
-    source: str | Path | InferenceModel,
+    source: Source | Sequence[Source],
     images: Images,
     overrides: Overrides | None = None,
     *,
+    tta: str | int | None = None,
     batch_size: int | None = None,
     num_workers: int = 0,
 ) -> Iterator[Any]:
     """Yield a prediction for each image, in the order of the images.
 
-    source: an InferenceModel, or the `source` of `vil.load_for_inference`. images: one or several
-    files, folders (all images below them), PIL images or uint8 arrays (H, W, 3).
+    source: an InferenceModel, or the `source` of `vil.load_for_inference`. The outputs of a list of
+    them, or of the runs that match a pattern such as "runs/fold*", are averaged. images: one or
+    several files, folders (all images below them), PIL images or uint8 arrays (H, W, 3). tta:
+    test-time augmentation: "hflip", "crops", "crops+hflip" or a number of views, see
+    `vil.data.views.parse_views`.
 
     The prediction of a classifier has `file` and `classes`: (index, probability) pairs, the most
     probable first. The prediction of a detector has `file`, `size` (H, W) and `detections`. If an
     image cannot be read, its prediction's `error` is the reason, otherwise "". Raises DataError if
-    there are no images.
+    there are no images, ConfigError if the models have different classes.
     """
-    model = source if isinstance(source, InferenceModel) else load_for_inference(source, overrides)
+    ensemble = make_ensemble(load_models(source, overrides), tta)
+    collection = ImageList(open_images(images), ensemble.cfg.DATA.VALUE_RANGE)
+    return iter_predictions(ensemble, collection, batch_size, num_workers)
+
+
+def load_models(
+    source: Source | Sequence[Source], overrides: Overrides | None = None
+) -> list[InferenceModel]:
+    """Load one or several models; see `predict` for the arguments."""
+    sources = source if isinstance(source, list | tuple) else [source]
+    if not sources:
+        raise ConfigError("there is no model: give one source or several")
+    models = []
+    for each in sources:
+        names = find_runs([each]) if isinstance(each, str | Path) else [each]
+        models += [
+            name if isinstance(name, InferenceModel) else load_for_inference(name, overrides)
+            for name in names
+        ]
+    return models
+
+
+def open_images(images: Images) -> list[ImageSource]:
+    """Return the images that files, folders, PIL images or arrays are, see `predict`. Raises
+    DataError if there are none."""
     if isinstance(images, str | Path | Image.Image | np.ndarray):
         images = [images]
     sources = [picture for each in images for picture in _open(each)]
     if not sources:
         raise DataError("there are no images to predict")
-    return iter_predictions(model, sources, batch_size, num_workers)
+    return sources
 
 
 def _open(image: str | Path | Image.Image | np.ndarray) -> list[ImageSource]:
@@ -80,6 +114,31 @@ def find_images(
     return images, []
 
 
+def output_formats(cfg: CfgNode) -> Mapping[str, OutputFormat]:
+    """Return the output formats of a config's task, see `Task.output_formats`."""
+    return task_entry(cfg).load().output_formats
+
+
+def task_settings(
+    cfg: CfgNode, output_format: str | None, top: int | None, threshold: float | None
+) -> dict[str, Any]:
+    """Return {attribute of the task: value} for predictions in a format.
+
+    top: number of classes per image, by default TOP. threshold: smallest probability of a class.
+    A format that needs every class sets both. Raises ConfigError for a setting that the task or the
+    format does not support.
+    """
+    complete = output_format in task_entry(cfg).facts.get("complete", ())
+    given = {"top": top, "threshold": threshold}
+    if complete and (names := [name for name, value in given.items() if value is not None]):
+        raise ConfigError(f"--format {output_format} has every class: leave out --{names[0]}")
+    if threshold is None:
+        return {"top": None if complete else top or TOP}
+    refuse_without(cfg, "predict --threshold")
+    refuse_unless_defined(cfg, "threshold", "it has no such flag as --threshold")
+    return {"top": top or TOP, "threshold": threshold}
+
+
 class PredictionFolder:
     """Folder for copies of images with drawn predictions. Original images are never overwritten."""
 
@@ -101,36 +160,37 @@ class PredictionFolder:
 
 
 def predict_files(
-    inference: InferenceModel,
+    ensemble: Ensemble,
     images: Sequence[ImageSource],
     drawing: PredictionFolder | None = None,
+    targets: Sequence[str] = (),
 ) -> Iterator[Any]:
     """Yield a prediction for each image, in order. drawing: folder in which to save copies of the
-    images with the predictions drawn on them."""
-    cfg = inference.cfg
-    originals = ImageList(list(images), value_range=cfg.DATA.VALUE_RANGE)
-    predictions = iter_predictions(inference, images, cfg.DATALOADER.BSZ, cfg.DATALOADER.WORKERS)
+    images with the predictions drawn on them. targets: true class of each image, if known."""
+    cfg, task = ensemble.cfg, ensemble.task
+    originals = ImageList(list(images), cfg.DATA.VALUE_RANGE)
+    predictions = iter_predictions(ensemble, originals, cfg.DATALOADER.BSZ, cfg.DATALOADER.WORKERS)
     for index, prediction in enumerate(predictions):
+        if targets:
+            prediction = task.add_target(prediction, targets[index])
         if drawing and not prediction.error:
-            image = originals.image(index)
-            drawing.save(prediction.file, inference.task.visualize(image, prediction))
+            drawing.save(prediction.file, task.visualize(originals.image(index), prediction))
         yield prediction
 
 
 def iter_predictions(
-    inference: InferenceModel,
-    images: Sequence[ImageSource],
+    ensemble: Ensemble,
+    images: ImageCollection,
     batch_size: int | None,
     num_workers: int,
 ) -> Iterator[Any]:
     """Yield a prediction for each image, in order. batch_size: by default DATALOADER.BSZ of the
-    model's config."""
-    task = inference.task
+    first model's config."""
+    task = ensemble.task
     loader = iter_image_batches(
         images,
-        inference.transform,
-        batch_size=batch_size or inference.cfg.DATALOADER.BSZ,
-        value_range=inference.cfg.DATA.VALUE_RANGE,
+        ensemble.preprocess,
+        batch_size=batch_size or ensemble.cfg.DATALOADER.BSZ,
         workers=num_workers,
         pin_memory=task.device.type == "cuda",
     )
@@ -140,9 +200,8 @@ def iter_predictions(
                 bad.index: task.failed(bad.name, bad.reason) for bad in batch.bad_samples
             }
             if batch.samples:
-                tensors, sizes, indices = zip(*batch.samples)
-                metas = [ImageMeta(images[i].name, size) for i, size in zip(indices, sizes)]
-                with evaluating(inference.model) as model:
-                    output = task.run(model, tensors)
+                inputs, sizes, indices = zip(*batch.samples)
+                metas = [ImageMeta(images.sample_name(i), s) for i, s in zip(indices, sizes)]
+                output = ensemble.run(inputs)
                 predictions |= zip(indices, task.postprocess(output, metas))
             yield from (predictions[index] for index in sorted(predictions))

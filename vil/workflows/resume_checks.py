@@ -9,6 +9,7 @@ from vil.config import diff, get_config, override
 from vil.config.defaults import value_at
 from vil.layers.attention import ATTENTIONS
 from vil.models.vision_longformer import MsViT
+from vil.tasks import task_entry
 from vil.utils.errors import CheckpointError
 
 # Keys whose value "auto" is resolved when weights are loaded.
@@ -18,10 +19,18 @@ FIXED = (
     "MODEL",
     "INPUT.IMAGE_SIZE",
     "DATA.TRAIN",
+    "DATA.VAL",
+    "DATA.VAL_FRACTION",
+    "DATA.TEST_FRACTION",
+    "DATA.FOLDS",
+    "DATA.FOLD",
+    "DATA.SPLIT_SEED",
+    "DATA.GROUP_BY",
     "DATA.NUM_CLASSES",
     "DATA.TARGETMAP",
     "DATALOADER.BSZ",
     "OPTIM.OPT",
+    "DATALOADER.SAMPLER",
     "OPTIM.ACCUMULATE",
     "SOLVER.USE_LARC",
     "AUG.REPEATED_AUG",
@@ -42,13 +51,16 @@ FREE = (
 
 
 def adopt_rules(cfg: CfgNode) -> CfgNode:
-    """Return the config. If OUTPUT_DIR has a run, replace the value "auto" of the keys in RULES,
-    which are resolved when weights are loaded, by the value that the run has saved."""
+    """Return the config. If OUTPUT_DIR has a run, replace unresolved values by those that the run
+    has saved: "auto" of the keys in RULES, and () of the keys that the task learns from its data
+    ("learned" in its registry entry)."""
     file = Path(cfg.OUTPUT_DIR, "config.yaml")
     if not file.is_file():
         return cfg
     saved = get_config(file)
     open_keys = [key for key in RULES if value_at(cfg, key) == "auto"]
+    learned = task_entry(cfg).facts.get("learned", ())
+    open_keys += [key for key in learned if not value_at(cfg, key)]
     return override(cfg, [f"{key}={value_at(saved, key)}" for key in open_keys])
 
 

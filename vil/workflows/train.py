@@ -16,8 +16,8 @@ from vil.builders.attention_backend import select_attention_backends
 from vil.builders.data import check_extras
 from vil.builders.device import configure_device, process_group
 from vil.builders.model import find_weights, prepare_for_training
-from vil.builders.optim import build_optimization
-from vil.config import dump
+from vil.builders.optim import build_optimization, check_optimizer
+from vil.config import dump, override
 from vil.config.defaults import leaves
 from vil.data.dataset import fingerprint
 from vil.data.loader import TrainLoader
@@ -33,13 +33,14 @@ from vil.engine.run_dir import RunDir
 from vil.layers.attention import set_progress
 from vil.report.curves import draw
 from vil.report.run_record import RunRecord, metrics
-from vil.tasks import task_for
+from vil.tasks import task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.utils.console import echo_error
 from vil.utils.errors import CheckpointError, ConfigError, RunInUseError, StoppedError
 from vil.utils.global_state import preserve_global_state
 from vil.utils.machine import read_cpu_time
 from vil.workflows.configure import Overrides, make_config, read_class_names
+from vil.workflows.final_test import evaluate_best
 from vil.workflows.log_forwarding import forward_logs
 from vil.workflows.resume_checks import adopt_rules, check_changes, config_to_keep
 
@@ -53,7 +54,9 @@ class TrainResult:
     status: "finished", or "interrupted" if Ctrl-C stopped the run and its state was saved. step:
     number of training steps done. best: best value of the task's metric, reached at step
     `best_step`; None if there was no evaluation. model: the model after the last step, on its
-    device. metrics: {test set: {name: value}} of the last evaluation.
+    device. metrics: {test set: {name: value}} of the last evaluation. reason: why the run stopped
+    early (RUN.PATIENCE), else "". test_metrics: the metrics of the best checkpoint on DATA.TEST, if
+    DATA.VAL is set and the run is finished, else {}.
     """
 
     status: str
@@ -63,10 +66,12 @@ class TrainResult:
     best_step: int | None
     model: nn.Module
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    reason: str = ""
+    test_metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def history(self, split: str = "train") -> list[dict[str, Any]]:
         """Return the logged metrics of the run, a dict per logged step or evaluation. split:
-        "train" or "val/<test set>"."""
+        "train", "val/<set>" or "test/<set>"."""
         points = metrics(self.run_dir / "metrics.jsonl")
         return [point for point in points if point["split"] == split]
 
@@ -89,6 +94,7 @@ def train(
     data: str | Path | None = None,
     resume: bool = False,
     imports: Sequence[str] = (),
+    preset: str | None = None,
 ) -> TrainResult:
     """Train a model from a config, and return the result.
 
@@ -98,6 +104,8 @@ def train(
     resume: continue from the newest checkpoint in `output_dir`, if any. The default of `config` is
     then the config saved in that folder.
     imports: Python files that register components.
+    preset: "finetune", "small_data" or "scratch": values for keys that neither `config` nor
+    `overrides` set. The files in configs/_presets_ give the reasons.
 
     Under torchrun, every process calls this function. Before returning, it restores the process's
     global state: seeds, threads, logging and signal handlers.
@@ -109,7 +117,8 @@ def train(
     if resume and config is None and output_dir is not None:
         saved = Path(output_dir, "config.yaml")
         config = saved if saved.is_file() else None
-    cfg = make_config(config, overrides, output_dir=output_dir, data=data, imports=imports)
+    own = dict(output_dir=output_dir, data=data, imports=imports, preset=preset)
+    cfg = make_config(config, overrides, **own)
     return train_config(cfg, resume=resume)
 
 
@@ -147,8 +156,10 @@ def run_training(
     max_steps: stop after this many steps. synthetic: {"train": dataset, "val": dataset}, used
     instead of the config's datasets.
     """
+    check_optimizer(cfg)
     folder = Path(cfg.OUTPUT_DIR)
     resuming = bool(checkpoints(folder / "checkpoints"))
+    cfg = with_num_classes(cfg)
     cfg = adopt_rules(cfg) if resuming else cfg
     changes = check_changes(cfg) if resuming else []
     with ExitStack() as stack:
@@ -162,6 +173,7 @@ def run_training(
         logs = enter(forward_logs(dist.is_main))
         task = task_for(cfg, device)
         model, loader = _build(cfg, task, dist, resuming, synthetic or {})
+        cfg = override(cfg, [f"{key}={value}" for key, value in task.learned_settings.items()])
         model, ema = prepare_for_training(cfg, model, dist, device)
         optim = build_optimization(cfg, model, device, loader.steps_per_epoch)
         run = enter(RunDir(folder, dist, device))
@@ -182,6 +194,7 @@ def run_training(
             steps_per_epoch=loader.steps_per_epoch,
             optimizer=optim.name,
             data=fingerprint(loader.samples.dataset),
+            metric=cfg.EVAL.METRIC,
         )
         objects = TrainObjects(model, optim.optimizer, optim.scaler, ema)
         kept = dict(dist=dist, say=say, allow_changes=cfg.RUN.ALLOW_CHANGES)
@@ -190,9 +203,10 @@ def run_training(
             log.warning(line)
         kept = dict(folder=folder, resuming=resuming, say=say)
         select_attention_backends(model, cfg, device, dist, training=True, **kept)
-        run.write("config.yaml", dump(config_to_keep(cfg, distributed.unwrap(model))))
+        kept_cfg = config_to_keep(cfg, distributed.unwrap(model))
+        run.write("config.yaml", dump(kept_cfg))
         run.write("classes.txt", "".join(f"{name}\n" for name in loader.classes))
-        status = "finished"
+        status, tests = "finished", {}
         try:
             state = train_loop(
                 task,
@@ -206,6 +220,8 @@ def run_training(
                 set_progress=set_progress,
                 clip_grad=cfg.OPTIM.CLIP_GRAD,
                 accumulate=cfg.OPTIM.ACCUMULATE,
+                patience=cfg.RUN.PATIENCE,
+                min_delta=cfg.RUN.MIN_DELTA,
                 drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,
                 max_bad_steps=cfg.RUN.MAX_BAD_STEPS,
                 log_freq=cfg.LOG_FREQ,
@@ -215,14 +231,17 @@ def run_training(
                 max_steps=max_steps,
                 draw=draw,
             )
+            if cfg.DATA.VAL and max_steps is None:
+                tests = evaluate_best(kept_cfg, loader.classes, run, between=guard.check_all_ranks)
         except StoppedError as stop:
             if stop.state != "interrupted":
                 raise
-            status, state = "interrupted", stop.train_state
+            status, state = "interrupted", stop.train_state or state
             run.ended_by = stop
         best = (state.best, state.best_step)
         trained, last = distributed.unwrap(model), run.log.last_evaluation
-        return TrainResult(status, run.folder, state.step, *best, trained, last)
+        last = (last, run.reason, tests)
+        return TrainResult(status, run.folder, state.step, *best, trained, *last)
 
 
 def _build(

@@ -1,13 +1,16 @@
 """Loss and evaluation of classification, against sums done by hand."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn import metrics as sklearn
 from torch import nn
 
 from tests.common.toy_engine import CLASSES, CPU, Batch, pick, samples, toy_model
+from vil.tasks.classification.measures import metric_names
 from vil.tasks.classification.task import ClassificationTask
 from vil.utils.errors import DataError
 
@@ -39,10 +42,10 @@ def test_counts_by_hand_with_batches_of_odd_sizes():
 
 @pytest.mark.defect("B21")
 def test_fewer_than_five_classes():
-    figures = task_on(batch_of([[2, 1, 0], [2, 1, 0]], [0, 2]), num_classes=3).evaluate(
-        nn.Flatten()
-    )
-    assert (figures["set"]["top1"], figures["set"]["top5"]) == (50.0, 100.0)
+    batch = batch_of([[2, 1, 0], [2, 1, 0]], [0, 2])
+    figures = task_on(batch, num_classes=3).evaluate(nn.Flatten())["set"]
+    assert figures["top1"] == 50.0
+    assert "top5" not in figures
 
 
 @pytest.mark.defect("B21")
@@ -54,6 +57,68 @@ def test_figures_do_not_depend_on_the_batch_size(size):
     logits = model(data.images)
     assert figures["loss"] == pytest.approx(F.cross_entropy(logits, data.targets).item(), rel=1e-12)
     assert figures["top1"] == 100 * (logits.argmax(dim=1) == data.targets).sum().item() / 361
+
+
+def test_the_loss_is_the_sum_of_the_batches_in_float64():
+    """As in earlier versions, bit for bit."""
+    data, model = samples(361), toy_model()
+    batches = [pick(data, part) for part in torch.arange(361).split(64)]
+    total = torch.zeros((), dtype=torch.float64)
+    for batch in batches:
+        losses = F.cross_entropy(model(batch.images), batch.targets, reduction="none")
+        total += losses.sum().detach()
+    assert task_on(*batches).evaluate(model)["set"]["loss"] == total.item() / 361
+
+
+def test_metrics_are_those_of_scikit_learn():
+    data, model = samples(361), toy_model()
+    data.targets[data.targets == 3] = 4  # no image of class 3
+    figures = task_on(data, per_class=True).evaluate(model)["set"]
+    assert list(figures) == [
+        "loss", "top1", "top5", "balanced_accuracy", "macro_precision", "macro_recall", "macro_f1",
+        "auroc", "average_precision", "ece", "count", "per_class",
+    ]  # fmt: skip
+    labels = [0, 1, 2, 4, 5, 6]
+    probabilities = model(data.images).float().softmax(dim=1).detach().numpy()
+    targets, predicted = data.targets.numpy(), probabilities.argmax(axis=1)
+    options = dict(labels=labels, average="macro", zero_division=0)
+    columns = sklearn.precision_recall_fscore_support(targets, predicted, **options)
+    for name, value in zip(("macro_precision", "macro_recall", "macro_f1"), columns):
+        assert figures[name] == pytest.approx(100 * value)
+    assert figures["balanced_accuracy"] == figures["macro_recall"]
+    for name, metric in (
+        ("auroc", sklearn.roc_auc_score),
+        ("average_precision", sklearn.average_precision_score),
+    ):
+        values = [metric(targets == k, probabilities[:, k]) for k in labels]
+        assert figures[name] == pytest.approx(100 * sum(values) / 6)
+        assert figures["per_class"][name][4] == pytest.approx(100 * values[3])
+        assert math.isnan(figures["per_class"][name][3])
+    assert 0 < figures["ece"] < 100
+
+
+@pytest.mark.parametrize("num_classes", [100, 101])
+def test_many_classes_have_no_metrics_of_all_probabilities(num_classes):
+    data = batch_of(torch.randn(40, num_classes).tolist(), torch.arange(40).tolist())
+    figures = task_on(data, num_classes=num_classes).evaluate(nn.Flatten())["set"]
+    assert list(figures) == metric_names(num_classes)
+    assert ("auroc" in figures) == (num_classes == 100)
+
+
+def test_a_model_without_numbers_is_measured():
+    figures = task_on(batch_of([[math.nan] * 7] * 3, [0, 1, 2])).evaluate(nn.Flatten())["set"]
+    assert all(math.isnan(figures[name]) for name in ("loss", "auroc", "average_precision", "ece"))
+
+
+def test_a_class_has_a_line_of_its_metrics():
+    task = task_on(batch_of([[2, 1, 0], [2, 1, 0]], [0, 1]), num_classes=3, per_class=True)
+    figures = task.evaluate(nn.Flatten())["set"]
+    task.test_sets["set"] = SimpleNamespace(classes=["a", "b", "c"])
+    first, _, last = task.format_metrics("set", figures)
+    assert first == f"  {'a':20} 1/1  precision 50.00  recall 100.00  f1 66.67  " + (
+        "auroc 50.00  average_precision 50.00"
+    )
+    assert last.startswith(f"  {'c':20} 0/0  precision nan")
 
 
 def test_evaluation_is_plain_cross_entropy_without_dropout_or_gradients():

@@ -12,7 +12,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from vil.config.defaults import augmentation, data, image, model, optimization, run
+from vil.config.defaults import augmentation, data, evaluation, image, model, optimization, run
 from vil.config.registries import HOMES, registry
 from vil.config.rules import Conflict, Rule
 from vil.utils.errors import ConfigError
@@ -104,7 +104,7 @@ def tree(section: str = "") -> CfgNode:
     return value_at(_tree, section).clone()
 
 
-for subtree in (image, augmentation, data, optimization, model):
+for subtree in (image, augmentation, data, optimization, evaluation, model):
     declare(subtree.DECLARED)
 declare_component_keys()
 declare(run.DECLARED)

@@ -16,9 +16,33 @@ from vil.utils.registry import Key, Section
 
 DECLARED = (
     Section("OPTIM", "The optimizer and the length of the run."),
-    Key("OPT", "adamw", "The optimizer; apex_* need NVIDIA apex.", RegistryRule("optimizer")),
-    Key("LR", 1.0, "Peak learning rate; not scaled by the batch size.", positive),
-    Key("MOM", 0.9, "Momentum of sgd, lars, larc and qhm.", below_one),
+    Key(
+        "OPT",
+        "adamw",
+        "The optimizer; apex_* need NVIDIA apex, timm/NAME is one of timm, such as timm/lion.",
+        RegistryRule("optimizer"),
+    ),
+    Key("LR", 1.0, "Peak learning rate, at LR_REFERENCE_BATCH images per step.", positive),
+    Key(
+        "LR_REFERENCE_BATCH",
+        0,
+        "Images per step for which LR and SOLVER.MIN_LR were chosen; they are scaled to BSZ * "
+        "ACCUMULATE. 0: they are not scaled.",
+        at_least(0),
+    ),
+    Key(
+        "LR_SCALING",
+        "auto",
+        "With LR_REFERENCE_BATCH, linear: multiply by the ratio of the batches; sqrt: by its "
+        "square root; auto: sqrt for the Adam and LAMB families, else linear.",
+        one_of("auto", "linear", "sqrt"),
+    ),
+    Key(
+        "MOM",
+        0.9,
+        "Momentum of sgd, lars, larc, qhm, and of timm's optimizers with one.",
+        below_one,
+    ),
     Key("NU", 1.0, "QHM's nu: weight of the momentum in the step.", probability),
     Key("WD", 5e-4, "Weight decay.", at_least(0)),
     Key("WD0", 0.0, "Weight decay of norms, embeddings and relative-bias tables.", at_least(0)),
@@ -59,7 +83,10 @@ DECLARED = (
         at_least(0),
     ),
     Key("TEST_FREQ", 1000, "RUN.EVAL_EVERY decides", ignored=True),
-    Section("OPTIM.ADAM", "The Adam family."),
+    Section(
+        "OPTIM.ADAM",
+        "The Adam family. An optimizer of timm keeps its own values where these are not changed.",
+    ),
     Key("BETA1", 0.9, "Adam family: decay of the first moment.", below_one),
     Key("BETA2", 0.999, "Adam family: decay of the second moment.", below_one),
     Key("EPS", 1e-8, "Adam family: added to the denominator.", positive),

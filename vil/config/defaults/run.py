@@ -6,6 +6,20 @@ from vil.utils.registry import Key, Section
 DECLARED = (
     Section("RUN", "Evaluation, checkpoints and fault tolerance."),
     Key("EVAL_EVERY", 1, "Epochs between evaluations.", at_least(1)),
+    Key(
+        "PATIENCE",
+        0,
+        "Stop early after this many evaluations in a row whose metric, which selects the best "
+        "checkpoint, did not improve; 0: never.",
+        at_least(0),
+    ),
+    Key(
+        "MIN_DELTA",
+        0.0,
+        "PATIENCE counts an evaluation as an improvement if it is better than the last improvement "
+        "by more than this, in the unit of the metric.",
+        at_least(0),
+    ),
     Key("SAVE_EVERY", 1, "Epochs between checkpoints.", at_least(1)),
     Key("SAVE_STEPS", 0, "Steps between additional checkpoints; 0: none.", at_least(0)),
     Key("KEEP", 2, "Number of checkpoints to keep besides the best one.", at_least(1)),

@@ -27,6 +27,8 @@ class ConcatImageDataset(ImageDataset):
         self.ends = np.cumsum([len(dataset) for dataset in datasets])
         self.targets = np.concatenate([dataset.targets for dataset in datasets])
         self.classes, self.target_type = datasets[0].classes, datasets[0].target_type
+        if any(dataset.weights is not None for dataset in datasets):
+            self.weights = np.concatenate([weights_or_ones(dataset) for dataset in datasets])
 
     def locate(self, index: int) -> tuple[int, int]:
         """Find the sample at `index` of the concatenation. Returns (number of the dataset, index in
@@ -43,6 +45,10 @@ class ConcatImageDataset(ImageDataset):
         for dataset in self.datasets:
             dataset.reorder_classes(names)
 
+    def content(self, index: int) -> bytes:
+        number, local = self.locate(index)
+        return self.datasets[number].content(local)
+
     def image(self, index: int) -> Image.Image:
         number, local = self.locate(index)
         return self.datasets[number].image(local)
@@ -51,3 +57,8 @@ class ConcatImageDataset(ImageDataset):
         """Return <dataset>/<name of the sample in that dataset>."""
         number, local = self.locate(index)
         return f"{self.names[number]}/{self.datasets[number].sample_name(local)}"
+
+
+def weights_or_ones(dataset: ImageDataset) -> np.ndarray:
+    """Return the weights (N,) float32 of a dataset's samples; ones if it has no weights."""
+    return np.ones(len(dataset), np.float32) if dataset.weights is None else dataset.weights

@@ -58,7 +58,7 @@ def load() -> tuple[np.ndarray, np.ndarray]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise DataError("the digits come with scikit-learn: pip install vil[demo]") from error
+        raise DataError("the digits come with scikit-learn: pip install scikit-learn") from error
     table = load_digits()
     pixels = np.round(table.images * (255 / 16)).astype(np.uint8)
     return pixels, table.target.astype(np.int64)

@@ -11,6 +11,8 @@ from vil.data.dataset import SPLITS, ImageDataset, Transform
 class Fake(ImageDataset):
     """A dataset of n synthetic images of size x size pixels, seeded by (split, index)."""
 
+    splits = ("train", "val", "test")
+
     def __init__(
         self,
         root: object,

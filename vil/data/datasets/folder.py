@@ -1,4 +1,5 @@
-"""A folder of images with one subfolder per class: root/{train,val}/<class>/*.jpg."""
+"""A folder of images with one subfolder per class: root/{train,val,test}/<class>/*.jpg, or
+root/<class>/*.jpg for training images only."""
 
 import logging
 import os
@@ -9,9 +10,10 @@ import numpy as np
 from PIL import Image
 
 from vil.data.classes import classes_of_split
-from vil.data.dataset import ImageDataset, Root, Transform
+from vil.data.dataset import SPLITS, ImageDataset, Root, Transform
 from vil.data.image import read_image
 from vil.utils.errors import DataError
+from vil.utils.safe_files import regular_file
 
 logger = logging.getLogger(__name__)
 
@@ -28,29 +30,47 @@ LAYOUT = """{problem}. Expected:
     ├── cat
     │   └── 4.jpg
     └── dog
-        └── 5.jpg"""
+        └── 5.jpg
+or, with DATA.VAL_FRACTION 0.2, which takes validation images from these:
+{root}
+├── cat
+│   └── 1.jpg
+└── dog
+    └── 2.jpg"""
+HELP = {
+    "val": "add it, or set DATA.VAL_FRACTION 0.2 to take a part of the training images",
+    "test": "add it, or set DATA.TEST_FRACTION 0.2 to take a part of the training images",
+}
 
 
 class Folder(ImageDataset):
     """A dataset with one subfolder per class. The sorted subfolders of train define the classes.
 
-    Without a train folder (evaluation only), the subfolders of val define the classes. Raises
-    DataError for a missing or empty folder, and if val has a class that is missing from train.
+    A root without the folders train, val and test is itself the train folder. Without a train
+    folder (evaluation only), the subfolders of val define the classes. Raises DataError for a
+    missing or empty folder, and if val has a class that is missing from train.
     """
+
+    splits = ("train", "val", "test")
 
     def __init__(self, root: Root, split: str, transform: Transform = None):
         super().__init__(split, transform)
         self.root = Path(root)
-        names = class_folders(self.root / split)
+        folder = split_folder(self.root, split)
+        names = class_folders(folder)
         self.classes = classes_of_split(split, names, self.root / "train", class_folders)
-        files = [image_files(self.root / split / name) for name in names]
-        warn_of_skipped([self.root / split / name for name in names], files)
+        files = [image_files(folder / name) for name in names]
+        warn_of_skipped([folder / name for name in names], files)
         labels = [self.classes.index(name) for name in names]
         self.targets = np.repeat(labels, [len(of_class) for of_class in files])
         # Bytes in one array: a list of a million strings would be copied into every forked worker,
         # page by page, as the reference counts change.
-        paths = (f"{split}/{n}/{file}" for n, of_class in zip(names, files) for file in of_class)
+        prefix = "" if folder == self.root else f"{split}/"
+        paths = (f"{prefix}{n}/{file}" for n, of_class in zip(names, files) for file in of_class)
         self.names = np.array([os.fsencode(path) for path in paths])
+
+    def content(self, index: int) -> bytes:
+        return regular_file(self.root / self.sample_name(index)).read_bytes()
 
     def image(self, index: int) -> Image.Image:
         return read_image(self.root / self.sample_name(index), self.value_range)
@@ -60,12 +80,35 @@ class Folder(ImageDataset):
         return os.fsdecode(self.names[index])
 
 
+def split_folder(root: Path, split: str) -> Path:
+    """Return root/<split>, or the root for the training split if the root has no folder of a split.
+
+    Raises DataError if the folder does not exist.
+    """
+    folder = root / split
+    if folder.is_dir():
+        return folder
+    is_flat = not any((root / name).is_dir() for name in SPLITS)
+    if is_flat and root.is_dir() and names_of_folders(root):
+        if split == "train":
+            return root
+        problem = f"{root} has class folders and no folder {split}: {HELP[split]}"
+    else:
+        problem = f"there is no folder {folder}" + (f": {HELP[split]}" if split in HELP else "")
+    raise DataError(format_layout_error(root, problem))
+
+
+def names_of_folders(folder: Path) -> list[str]:
+    """Return the sorted names of the subfolders that are not hidden."""
+    return sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
+
+
 def class_folders(folder: Path) -> list[str]:
     """Return the sorted names of the class folders in `folder`, which is root/train or root/val.
     Raises DataError if there are none."""
     if not folder.is_dir():
         raise DataError(format_layout_error(folder.parent, f"there is no folder {folder}"))
-    names = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
+    names = names_of_folders(folder)
     if not names:
         raise DataError(format_layout_error(folder.parent, f"{folder} has no class folders"))
     return names

@@ -1,4 +1,4 @@
-"""Unlabeled images from files, folders or standard input: the input of `vil predict`.
+"""Images from files, folders or standard input, without targets: the input of `vil predict`.
 
 Images are decoded and loaded by workers as in the datasets. Unreadable images are logged.
 """
@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from PIL import Image
 from torch.utils.data import Dataset
@@ -89,18 +89,22 @@ class PredictionBatch(NamedTuple):
     bad_samples: tuple[BadSample, ...]
 
 
-class ImageList(Dataset):
-    """A dataset of unlabeled images. An item is (tensor, (height, width) before the transform)."""
+class Images(Protocol):
+    """The interface of images to predict: an `ImageList`, or any `ImageDataset`."""
 
-    collate = PredictionBatch
+    def __len__(self) -> int: ...
 
-    def __init__(
-        self,
-        images: list[ImageSource],
-        transform: Callable | None = None,
-        value_range: Sequence[float] = (),
-    ):
-        self.images, self.transform, self.value_range = images, transform, value_range
+    def image(self, index: int) -> Image.Image: ...  # RGB; raises OSError if it cannot be read
+
+    def sample_name(self, index: int) -> str: ...
+
+
+class ImageList:
+    """Unlabeled images. value_range: for gray images with more than 8 bits, the values (low, high)
+    that become 0 and 255, see `to_rgb`."""
+
+    def __init__(self, images: Sequence[ImageSource], value_range: Sequence[float] = ()):
+        self.images, self.value_range = images, value_range
 
     def __len__(self) -> int:
         return len(self.images)
@@ -115,30 +119,40 @@ class ImageList(Dataset):
         """Return the image's path, or its name if it was given by its content."""
         return self.images[index].name
 
+
+class TransformedImages(Dataset):
+    """A dataset of the images of `images`. An item is (result of `transform`, (height, width) of
+    the image before the transform)."""
+
+    collate = PredictionBatch
+
+    def __init__(self, images: Images, transform: Callable):
+        self.images, self.transform = images, transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def sample_name(self, index: int) -> str:
+        return self.images.sample_name(index)
+
     def __getitem__(self, index: int) -> tuple:
-        image = self.image(index)
+        image = self.images.image(index)
         return self.transform(image), (image.height, image.width)
 
 
 def iter_image_batches(
-    images: list[ImageSource],
-    transform: Callable,
-    *,
-    batch_size: int,
-    value_range: Sequence[float] = (),
-    **options: Any,
+    images: Images, transform: Callable, *, batch_size: int, **options: Any
 ) -> Iterator[PredictionBatch]:
     """Yield the transformed images in order, in batches of at most `batch_size`.
 
     Unreadable images are logged and omitted, however many there are. Closing the iterator stops the
-    workers. value_range: for gray images with more than 8 bits, the values (low, high) that become
-    0 and 255, see `to_rgb`. options: further arguments of `build_data_loader`.
+    workers. options: further arguments of `build_data_loader`.
     """
     order = eval_batches(len(images), batch_size=batch_size)
     if len(order) <= 1:
         options["workers"] = 0
     loader = build_data_loader(
-        RobustDataset(ImageList(images, transform, value_range)), order, **options
+        RobustDataset(TransformedImages(images, transform)), order, **options
     )
     bad_samples = BadSampleLog(len(images), max_fraction=1.0)
     with closing(iter_batches(loader)) as batches:

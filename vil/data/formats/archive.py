@@ -187,7 +187,11 @@ class HeaderFile(io.FileIO):
 class ArchiveDataset(ImageDataset):
     """A base class of datasets whose images are the members of `archive`, which a subclass sets."""
 
+    splits = ("train", "val", "test")
     archive: Archive
+
+    def content(self, index: int) -> bytes:
+        return self.archive.read(index)
 
     def image(self, index: int) -> Image.Image:
         return read_image(io.BytesIO(self.archive.read(index)), self.value_range)

@@ -42,6 +42,8 @@ class Tsv(ImageDataset):
     samples. Labels are integers, or names if there is a labelmap, a file of class names.
     """
 
+    splits = ("train", "val", "test")
+
     def __init__(
         self,
         root: Root,
@@ -92,13 +94,16 @@ class Tsv(ImageDataset):
         num_classes = int(self.targets.max()) + 1 if num_classes is None else num_classes
         self.classes = [names.get(number, str(number)) for number in range(num_classes)]
 
-    def image(self, index: int) -> Image.Image:
+    def content(self, index: int) -> bytes:
+        """Return the bytes of the image file."""
         text = self.images.row(self.rows[index]).rsplit(b"\t", 1)[-1]
         try:
-            content = binascii.a2b_base64(text, strict_mode=True)
+            return binascii.a2b_base64(text, strict_mode=True)
         except binascii.Error as error:
             raise UnreadableImage(f"not base64: {error}") from error
-        return read_image(io.BytesIO(content), self.value_range)
+
+    def image(self, index: int) -> Image.Image:
+        return read_image(io.BytesIO(self.content(index)), self.value_range)
 
     def sample_name(self, index: int) -> str:
         """Return the first column of the sample's row; the file and line if it cannot be read."""

@@ -11,6 +11,7 @@ No state of a random generator is saved: the loop seeds torch's generators at ev
 step, rank). `state.pt` is read with weights_only=True, so it cannot contain code.
 """
 
+import math
 import platform
 import re
 import warnings
@@ -60,6 +61,9 @@ class TrainState:
     evaluated: int = 0  # the step of the last evaluation
     skipped: int = 0  # steps without an update: their loss or gradient was not finite
     data: str = ""  # fingerprint of the training samples; older checkpoints have none
+    metric: str = ""  # name of the metric that `best` is a value of; "": the task's default
+    stale: int = 0  # evaluations since one that improved by min_delta; older checkpoints: 0
+    improved: float | None = None  # the metric of that evaluation
 
     @property
     def epoch(self) -> int:
@@ -72,15 +76,31 @@ class TrainState:
         return self.step > 0 and self.step % self.steps_per_epoch == 0
 
     def after_eval(
-        self, value: float, *, drop: bool = False, higher_is_better: bool = True
+        self,
+        value: float,
+        *,
+        drop: bool = False,
+        higher_is_better: bool = True,
+        min_delta: float = 0.0,
     ) -> "TrainState":
         """Return the state after an evaluation with the metric `value`.
 
-        A better value becomes the new best. Without a new best, the number of learning-rate drops
-        increases by one if `drop` is set.
+        A better value becomes the new best, and NaN never does. Without a new best, the number of
+        learning-rate drops increases by one if `drop` is set. For early stopping, a value counts as
+        an improvement if it is better than the last improvement by more than `min_delta`.
         """
-        state = replace(self, evaluated=self.step)
-        if self.best is None or (value > self.best if higher_is_better else value < self.best):
+        sign = 1 if higher_is_better else -1
+
+        def gain(past: float | None) -> float:  # older versions saved a NaN
+            is_first = past is None or math.isnan(past)
+            return math.inf if is_first else sign * (value - past)
+
+        state = replace(self, evaluated=self.step, stale=self.stale + 1)
+        if math.isnan(value):
+            return state if self.best is None else replace(state, drops=self.drops + drop)
+        if gain(self.improved) > min_delta:
+            state = replace(state, stale=0, improved=value)
+        if gain(self.best) > 0:
             return replace(state, best=value, best_step=self.step)
         return replace(state, drops=self.drops + drop)
 
@@ -327,6 +347,10 @@ def resume(
                 "to this checkpoint, or set RUN.ALLOW_CHANGES True"
             )
         say(text)
+    if saved.metric != fresh.metric:
+        old, new = (state.metric or "the default metric" for state in (saved, fresh))
+        say(f"the best checkpoint is selected by {new} from here, was by {old}")
+        saved = replace(saved, best=None, best_step=None, metric=fresh.metric)
     for name in ("seed", "world"):
         if (old := getattr(saved, name)) != (new := getattr(fresh, name)):
             say(f"{name} was {old} and is {new} now: results will not be bit-identical")

@@ -2,7 +2,8 @@
 
 build.py        task from a config              task.py            loss, evaluation, inference
 losses.py       training losses                 output_formats.py  formats of `vil predict`
-predictions.py  per-image predictions           report.py          classifier's part of a report
+predictions.py  per-image predictions           measures.py        metrics of predictions
+calibration.py  temperature scaling             report.py          classifier's part of a report
 
 ENTRY describes the task to the registry (see `vil/tasks/__init__.py`).
 """
@@ -12,11 +13,26 @@ from collections.abc import Callable, Mapping
 from vil.utils.registry import Key, Registry
 
 _HERE = "vil.tasks.classification"
+# {name: (label, unit, higher is better)}, see `vil.tasks.classification.measures.metric_names`
+METRICS = {
+    "top1": ("top-1", "%", True),
+    "top5": ("top-5", "%", True),
+    "balanced_accuracy": ("balanced accuracy", "%", True),
+    "macro_precision": ("macro precision", "%", True),
+    "macro_recall": ("macro recall", "%", True),
+    "macro_f1": ("macro F1", "%", True),
+    "auroc": ("AUROC", "%", True),
+    "average_precision": ("average precision", "%", True),
+    "ece": ("calibration error", "%", False),
+    "loss": ("loss", "", False),
+}
 ENTRY = dict(
     home="vil.tasks.classification.build:Classification",
     about="one class per image",
     noun="classifier",
-    formats=("table", "json", "csv"),
+    metrics=METRICS,
+    formats=("table", "json", "csv", "probabilities"),
+    complete=("probabilities",),
     lacks={"evaluate --pictures": "--pictures supports only detectors; use vil report"},
 )
 

@@ -10,16 +10,19 @@ from yacs.config import CfgNode
 
 from vil.config.access import own_settings, warn_unused
 from vil.data.classes import read_class_mapping
+from vil.data.dataset import ImageDataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.mixup import Mix
 from vil.engine.distributed import DistInfo
 from vil.tasks.base import Datasets, TaskReport
+from vil.tasks.class_weights import logit_shifts, parse_class_weights
 from vil.tasks.classification import LOSSES
 from vil.tasks.classification.losses import LossFunction, build_loss
+from vil.tasks.classification.measures import metric_names
 from vil.tasks.classification.report import report_test_set
 from vil.tasks.classification.task import ClassificationTask
 from vil.tasks.image_task import ConfigImageTask
-from vil.utils.errors import as_config_error
+from vil.utils.errors import ConfigError, as_config_error
 from vil.utils.safe_files import path_below
 
 
@@ -32,11 +35,31 @@ class Classification(ConfigImageTask, ClassificationTask):
         loss = dict(loss=_build_loss(cfg), label_smoothing=cfg.LOSS.LABEL_SMOOTHING)
         classes = dict(num_classes=cfg.DATA.NUM_CLASSES, per_class=cfg.OUTPUT_PERCLASS_ACC)
         super().__init__(cfg, device, **loss, **classes)
+        self._check_metric()
+
+    def _check_metric(self) -> None:
+        """Raise ConfigError if the test sets do not have the metric EVAL.METRIC."""
+        is_mapped, name = bool(self.cfg.DATA.TARGETMAP), self.metric.name
+        names = metric_names(self.num_classes, is_mapped=is_mapped)
+        if name not in names:
+            classes = "DATA.TARGETMAP" if is_mapped else f"DATA.NUM_CLASSES {self.num_classes}"
+            raise ConfigError(
+                f"EVAL.METRIC {name}: with {classes}, choose from {', '.join(names[:-1])}"
+            )
 
     def train_loader(self, dist: DistInfo, **options: Any) -> TrainLoader:
         mix = _build_mix(self.cfg)
         self.mix = mix and partial(mix, rank=dist.rank)
         return super().train_loader(dist, **options)
+
+    @as_config_error
+    def read_targets(self, dataset: ImageDataset) -> None:
+        loss, names, targets = self.cfg.LOSS, dataset.classes, dataset.targets
+        if list(loss.CLASS_WEIGHTS) != ["none"]:
+            self.class_weights = parse_class_weights(loss.CLASS_WEIGHTS, targets, len(names))
+        if loss.LOGIT_ADJUSTMENT:
+            self.logit_shifts = logit_shifts(targets, names, loss.LOGIT_ADJUSTMENT)
+        self.check_weights()
 
     @as_config_error
     def test_loaders(

@@ -1,11 +1,13 @@
 """Training losses of single-label classification.
 
 Shapes: B images, K classes. Each loss takes logits (B, K) and targets. Targets are classes (B,)
-int64 or soft targets (B, K) float. Each loss returns a scalar, computed in float32 or higher.
+int64 or soft targets (B, K) float. Each loss returns a scalar, the mean over images, or (B,) if
+`per_image` is set. It is computed in float32 or higher.
 smoothing: label smoothing s of class targets. The true class gets 1 - s + s/K, the others s/K.
 Soft targets are not smoothed.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,22 +23,32 @@ LossFunction = Callable[..., Tensor]  # (logits, targets, smoothing=0.0) -> scal
 NOT_SINGLE_LABEL = ("multisoftmax", "mse")
 
 
-def xentropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Compute the softmax cross entropy, averaged over images."""
+def xentropy(
+    logits: Tensor, targets: Tensor, smoothing: float = 0.0, *, per_image: bool = False
+) -> Tensor:
+    """Compute the softmax cross entropy."""
     logits = widen(logits)
     if targets.is_floating_point():
-        return -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1).mean()
-    return F.cross_entropy(logits, targets, label_smoothing=smoothing)
+        losses = -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1)
+        return losses if per_image else losses.mean()
+    reduction = "none" if per_image else "mean"
+    return F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction=reduction)
 
 
-def bce(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Compute the binary cross entropy, averaged over images and classes (arXiv:2204.07118)."""
-    return elementwise_bce(logits, soften(targets, logits, smoothing)).mean()
+def bce(
+    logits: Tensor, targets: Tensor, smoothing: float = 0.0, *, per_image: bool = False
+) -> Tensor:
+    """Compute the binary cross entropy, averaged over classes (arXiv:2204.07118)."""
+    losses = elementwise_bce(logits, soften(targets, logits, smoothing))
+    return losses.mean(dim=-1) if per_image else losses.mean()
 
 
-def sigmoid(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Compute the binary cross entropy, summed over classes and averaged over images."""
-    return elementwise_bce(logits, soften(targets, logits, smoothing)).sum(dim=-1).mean()
+def sigmoid(
+    logits: Tensor, targets: Tensor, smoothing: float = 0.0, *, per_image: bool = False
+) -> Tensor:
+    """Compute the binary cross entropy, summed over classes."""
+    losses = elementwise_bce(logits, soften(targets, logits, smoothing)).sum(dim=-1)
+    return losses if per_image else losses.mean()
 
 
 def focal(
@@ -47,6 +59,7 @@ def focal(
     alpha: float = 1.0,
     gamma: float = 0.5,
     normalize: bool = True,
+    per_image: bool = False,
 ) -> Tensor:
     """Compute the focal loss (arXiv:1708.02002, section 3).
 
@@ -69,6 +82,8 @@ def focal(
         logits, targets, reduction="none", pos_weight=logits.new_tensor(alpha)
     )
     losses = torch.exp(gamma * log_miss) * entropy
+    if per_image:
+        return losses.sum(dim=-1) if normalize else losses.mean(dim=-1)
     return losses.sum(dim=-1).mean() if normalize else losses.mean()
 
 
@@ -82,6 +97,12 @@ def build_loss(name: str, **own: Any) -> LossFunction:
         raise ValueError(f"{name} is not a loss of single-label classification (choices: {names})")
     loss = LOSSES.load(name)
     return partial(loss, **own) if own else loss
+
+
+def takes_weights(loss: LossFunction) -> bool:
+    """Return whether a loss can return one value per image (`per_image`), so that images can be
+    weighted."""
+    return "per_image" in inspect.signature(loss).parameters
 
 
 def check_loss(loss: Any, entry: Entry) -> None:

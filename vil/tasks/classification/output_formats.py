@@ -1,11 +1,13 @@
-"""Output formats of `vil predict`: a table, JSON, CSV.
+"""Output formats of `vil predict`: a table, JSON, CSV, and a CSV table of all probabilities.
 
 Each format is a function that takes an iterable of predictions and the class names, and yields
-chunks of text. JSON and CSV are streamed; the table is yielded after the last image.
+chunks of text. All but the table are streamed; the table is yielded after the last image. True
+classes are written if the first prediction has one.
 """
 
 import csv
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -22,17 +24,34 @@ class Prediction(NamedTuple):
     file: str
     classes: list[tuple[int, float]]  # (class index, probability), most probable first
     error: str = ""  # why the image could not be read
+    target: str = ""  # the image's true class, if known
+
+
+def peek_target(predictions: Iterable[Prediction]) -> tuple[bool, Iterator[Prediction]]:
+    """Return (whether the first prediction has a target, the same predictions)."""
+    predictions = iter(predictions)
+    first = list(itertools.islice(predictions, 1))
+    return any(prediction.target for prediction in first), itertools.chain(first, predictions)
 
 
 def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
-    """Format predictions as aligned columns, with one line per predicted class."""
+    """Format predictions as aligned columns, with one line per predicted class.
+
+    An image without a class above the threshold has a line with the class "none".
+    """
     rows = [("file", "class", "probability")]
-    for file, classes, error in predictions:
-        file = printable(file)
-        rows += [(file, printable(names[i]), f"{probability:11.4f}") for i, probability in classes]
-        rows += [(file, "-", f"cannot be read: {printable(error)}")] if error else []
+    has_target, predictions = peek_target(predictions)
+    if has_target:
+        rows = [("file", "target", "class", "probability")]
+    for file, classes, error, target in predictions:
+        start = (printable(file), printable(target)) if has_target else (printable(file),)
+        rows += [(*start, printable(names[i]), f"{share:11.4f}") for i, share in classes]
+        if error or not classes:
+            last = ("-", f"cannot be read: {printable(error)}") if error else ("none", "")
+            rows.append((*start, *last))
     widths = [max(map(len, column)) for column in zip(*rows)]
-    yield from (f"{file:{widths[0]}}  {name:{widths[1]}}  {last}\n" for file, name, last in rows)
+    for *cells, last in rows:
+        yield "".join(f"{text:{width}}  " for text, width in zip(cells, widths)) + f"{last}\n"
 
 
 def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
@@ -41,31 +60,58 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
 
 
 def to_record(prediction: Prediction, names: list[str]) -> dict[str, Any]:
-    """Convert a prediction to {file, classes: [{class, index, probability}], error}.
+    """Convert a prediction to {file, classes: [{class, index, probability}], target, error}.
 
-    `error` is left out unless the image could not be read. names: class names by index.
+    `target` is left out unless the true class is known, and `error` unless the image could not be
+    read. names: class names by index.
     """
     classes = [
         {"class": names[index], "index": index, "probability": probability}
         for index, probability in prediction.classes
     ]
     error = {"error": prediction.error} if prediction.error else {}
-    return {"file": prediction.file, "classes": classes, **error}
+    target = {"target": prediction.target} if prediction.target else {}
+    return {"file": prediction.file, "classes": classes, **target, **error}
 
 
 def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as CSV: a header, then one line per predicted class.
 
-    An unreadable image has a single line with its error.
+    An unreadable image has a single line with its error, and an image without a class above the
+    threshold has a line without a class. The last column, `target`, is written if true classes are
+    known.
     """
-    # writerow returns the return value of `write`, here the line itself
-    format_line = csv.writer(SimpleNamespace(write=str), lineterminator="\n").writerow
-    yield format_line(COLUMNS)
-    for file, classes, error in predictions:
+    format_line = line_writer()
+    has_target, predictions = peek_target(predictions)
+    yield format_line((*COLUMNS, *(["target"] if has_target else [])))
+    for file, classes, error, target in predictions:
+        last = [cell(target)] if has_target else []
         for rank, (index, probability) in enumerate(classes, start=1):
-            yield format_line((cell(file), rank, cell(names[index]), index, probability, ""))
-        if error:
-            yield format_line((cell(file), "", "", "", "", cell(error)))
+            yield format_line((cell(file), rank, cell(names[index]), index, probability, "", *last))
+        if error or not classes:
+            yield format_line((cell(file), "", "", "", "", cell(error), *last))
+
+
+def as_probabilities(predictions: Iterable[Prediction], names: Sequence[str]) -> Iterator[str]:
+    """Format predictions as CSV with one line per image: the columns file, one column of
+    probabilities per class, target (if true classes are known), error.
+
+    The probabilities of an unreadable image are empty.
+    """
+    format_line = line_writer()
+    has_target, predictions = peek_target(predictions)
+    yield format_line(("file", *map(cell, names), *(["target"] if has_target else []), "error"))
+    for file, classes, error, target in predictions:
+        shares = dict(classes)
+        columns = [shares.get(index, "") for index in range(len(names))]
+        last = [cell(target)] if has_target else []
+        yield format_line((cell(file), *columns, *last, cell(error)))
+
+
+def line_writer() -> Callable[[Iterable[Any]], str]:
+    """Return a function that formats a row as a line of CSV."""
+    # writerow returns the return value of `write`, here the line itself
+    return csv.writer(SimpleNamespace(write=str), lineterminator="\n").writerow
 
 
 def cell(text: str) -> str:
@@ -77,4 +123,4 @@ def cell(text: str) -> str:
     return (f"'{text}" if text.startswith(FORMULA) else text).replace("\r", "\\r")
 
 
-FORMATS = {"table": as_table, "json": as_json, "csv": as_csv}
+FORMATS = {"table": as_table, "json": as_json, "csv": as_csv, "probabilities": as_probabilities}

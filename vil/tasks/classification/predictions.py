@@ -1,23 +1,20 @@
-"""Per-image predictions on a test set, for the run report.
+"""Per-image predictions on a test set, for metrics and for the run report.
 
-Shapes: I images, C classes of the test set.
+Shapes: N images, K classes of the model, C classes of the test set.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from torch import nn
 
-from vil.engine.distributed import unwrap
-from vil.engine.evaluation import autocast, evaluating
-from vil.tasks.classification.task import ClassificationTask
-from vil.utils.errors import DataError
+from vil.tasks.metrics import confusion_matrix
 
 SHOWN = 12  # images per group of `extremes`
 
 
 class Predictions(NamedTuple):
-    """Predictions and scores of I images, as arrays (I,)."""
+    """Predictions and scores of N images, sorted by index, as arrays (N,)."""
 
     indices: np.ndarray  # index of the image in the test set
     targets: np.ndarray  # class of the image
@@ -27,16 +24,14 @@ class Predictions(NamedTuple):
     probability: np.ndarray  # probability of the predicted class
     loss: np.ndarray  # cross entropy
     has_loss: np.ndarray  # bool, see `score_by_mapping`
+    probabilities: np.ndarray | None = None  # (N, K); None above `MAX_RANKED` classes
+    loss_sum: float | None = None  # of all losses, added batch by batch
 
-    def metrics(self) -> dict[str, float]:
-        """Return {loss, top1, top5, count}: mean loss, accuracies in percent, number of images."""
+    def mean_loss(self) -> float:
+        """Return the mean cross entropy of the images that have a loss; NaN if none has."""
         losses = self.loss[self.has_loss]
-        return {
-            "loss": float(losses.mean(dtype=np.float64)) if len(losses) else np.nan,
-            "top1": 100 * float(self.correct.mean()),
-            "top5": 100 * float(self.top5.mean()),
-            "count": len(self.indices),
-        }
+        total = losses.sum(dtype=np.float64) if self.loss_sum is None else self.loss_sum
+        return float(total) / len(losses) if len(losses) else float("nan")
 
     def per_class(self, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of correct predictions and of images of each class, (C,) each."""
@@ -46,8 +41,7 @@ class Predictions(NamedTuple):
 
     def confusion(self, num_classes: int) -> np.ndarray:
         """Return the confusion matrix (C, C): image counts by [true class, predicted class]."""
-        pairs = self.targets * num_classes + self.predicted
-        return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
+        return confusion_matrix(self.targets, self.predicted, num_classes)
 
     def mistakes(self, most: int) -> list[tuple[int, int, int]]:
         """Return the `most` most frequent errors, most frequent first.
@@ -79,27 +73,25 @@ class Predictions(NamedTuple):
         }
 
 
-def collect_predictions(task: ClassificationTask, model: nn.Module, name: str) -> Predictions:
-    """Predict the images of the test set `name` and score them like `task.evaluate`.
+class BatchPredictions(NamedTuple):
+    """The predictions of a batch: the columns of `Predictions` before `loss_sum`, and this sum."""
 
-    Raises DataError if no image can be read.
+    columns: list[np.ndarray | None]
+    loss_sum: float
+
+
+def merge(batches: Iterable[BatchPredictions]) -> Predictions:
+    """Merge batches into predictions that are sorted by index.
+
+    The result, and the order in which losses are added, do not depend on the order of the batches.
     """
-    parts, mapping = [], task.class_mapping.get(name)
-    with evaluating(unwrap(model)) as plain:
-        for batch in task.test_sets[name]:
-            moved = batch.to(task.device, task.memory_format)
-            with autocast(task.device, task.amp_dtype):
-                logits = plain(moved.images)
-                scores = task.score(name, logits, moved.targets)
-            logits = logits.float()
-            if mapping is not None:  # unmapped classes are ignored
-                logits = logits.masked_fill(~mapping.any(dim=1), -float("inf"))
-            probability, predicted = logits.softmax(-1).max(-1)
-            fields = (
-                batch.indices, moved.targets, predicted, scores.top1, scores.top5, probability,
-                scores.losses.float(), scores.has_loss,
-            )  # fmt: skip
-            parts.append([field.cpu().numpy() for field in fields])
-    if not parts:
-        raise DataError(f"the test set {name} has no readable image, so it cannot be evaluated")
-    return Predictions(*map(np.concatenate, zip(*parts)))
+    ordered = sorted(batches, key=lambda batch: batch.columns[0][0])
+    columns = [
+        None if parts[0] is None else np.concatenate(parts)
+        for parts in zip(*(batch.columns for batch in ordered))
+    ]
+    total = 0.0
+    for batch in ordered:
+        total += batch.loss_sum
+    order = np.argsort(columns[0], kind="stable")
+    return Predictions(*(c if c is None else c[order] for c in columns), loss_sum=total)

@@ -1,4 +1,4 @@
-"""A classifier's part of the run report: accuracy per class, confusions, images."""
+"""A classifier's part of the run report: metrics, classes, calibration, confusions, images."""
 
 import io
 from collections.abc import Sequence
@@ -9,13 +9,19 @@ from PIL import Image
 from torch import nn
 
 from vil.data.dataset import ImageDataset
+from vil.engine.distributed import unwrap
+from vil.engine.evaluation import evaluating
 from vil.report.html import Html, render_template
 from vil.tasks.base import TaskReport
-from vil.tasks.classification.predictions import Predictions, collect_predictions
+from vil.tasks.classification import METRICS
+from vil.tasks.classification.measures import Measures
+from vil.tasks.classification.predictions import Predictions
 from vil.tasks.classification.task import ClassificationTask
+from vil.tasks.metrics import NUM_BINS, calibration_bins
 
 FULL_MATRIX = 24  # maximum number of classes for a full confusion matrix
 MOST_CLASSES, MOST_MISTAKES = 60, 20  # maximum numbers of table rows
+COLUMNS = {"precision": "precision", "f1": "F1", "auroc": "AUROC", "average_precision": "AP"}
 SIDE = 160  # pixels of a thumbnail
 Thumbnails = dict[int, tuple[str, bytes | None]]  # {index into the predictions: (file, JPEG)}
 
@@ -30,6 +36,10 @@ class Evaluated(NamedTuple):
     same: bool  # whether test set and model have the same classes
     thumbnails: Thumbnails
 
+    def measures(self) -> Measures:
+        """Return the metrics of the predictions."""
+        return Measures(self.predictions, len(self.predicted_names), is_mapped=not self.same)
+
 
 def report_test_set(
     task: ClassificationTask, model: nn.Module, class_names: Sequence[str], checkpoint: str
@@ -39,16 +49,23 @@ def report_test_set(
     class_names: the model's classes. checkpoint: description of the checkpoint, for a card.
     """
     test_set, loader = next(iter(task.test_sets.items()))
-    predictions = collect_predictions(task, model, test_set)
+    with evaluating(unwrap(model)) as plain:
+        predictions = task.collect_predictions(plain, test_set)
     same, classes = test_set not in task.class_mapping, loader.classes
     predicted_names = classes if same else list(class_names)
     thumbnails = make_thumbnails(loader.dataset, predictions)
     evaluated = Evaluated(test_set, predictions, classes, predicted_names, same, thumbnails)
-    metrics = predictions.metrics()
+    metrics = evaluated.measures().metrics()
     remark = f"of the same checkpoint, on {test_set}, {metrics['count']:,} images"
+    titles = {"top5": "Top-5", "balanced_accuracy": "Balanced accuracy"}
+    shown = {title: metrics[key] for key, title in titles.items() if key in metrics}
     cards = [
         ("Top-1, evaluated for this page", f"{metrics['top1']:.2f}%", checkpoint),
-        ("Top-5", f"{metrics['top5']:.2f}%", remark),
+        *(
+            (title, f"{metrics[key]:.2f}%", remark)
+            for key, title in shown.items()
+            if key in metrics
+        ),
         ("Loss", f"{metrics['loss']:.4f}", "cross entropy of the same checkpoint"),
     ]
     return TaskReport(cards, sections_of(evaluated))
@@ -80,27 +97,72 @@ def thumbnail(image: Image.Image) -> bytes:
 
 
 def sections_of(evaluated: Evaluated) -> list[Html]:
-    """Render accuracy per class, confusions and images as HTML with the template report.html.j2.
+    """Render metrics, classes, confusions and images as HTML with the template report.html.j2.
 
-    The table of accuracies lists the classes that have images, lowest accuracy first. With more
-    than MOST_CLASSES classes, only the worst and the best ones are listed. The full confusion
-    matrix is shown for up to FULL_MATRIX classes, if test set and model have the same classes.
+    The table of classes lists those that have images, lowest accuracy first. With more than
+    MOST_CLASSES classes, only the worst and the best ones are listed. The full confusion matrix is
+    shown for up to FULL_MATRIX classes, if test set and model have the same classes.
     """
     test_set, predictions, classes = evaluated.test_set, evaluated.predictions, evaluated.classes
-    correct, count = predictions.per_class(len(classes))
+    measures = evaluated.measures()
+    table = measures.per_class(len(classes))
+    correct, count = map(np.array, (table.pop("right"), table.pop("count")))
+    table.pop("recall", None)  # the accuracy
     accuracy = correct / np.maximum(count, 1)
     order = [n for n in np.argsort(accuracy, kind="stable").tolist() if count[n]]
-    caption = f"Accuracy of each class of {test_set}, the lowest first"
+    caption = f"Metrics of each class of {test_set}, the lowest accuracy (recall) first"
     if len(order) > MOST_CLASSES:
         half = MOST_CLASSES // 2
-        caption = f"Accuracy on {test_set}: the {half} worst and best of {len(order)} classes"
+        caption = f"Classes of {test_set}: the {half} worst and best of {len(order)} classes"
         order = order[:half] + order[-half:]
     has_matrix = evaluated.same and len(classes) <= FULL_MATRIX
     section = render_template(
         "tasks/classification/report.html.j2",
         **evaluated._asdict(),
         **dict(correct=correct, count=count, order=order, caption=caption),
+        metrics=metric_rows(measures),
+        columns={COLUMNS[name]: column for name, column in table.items()},
+        reliability=reliability_bars(predictions) if evaluated.same else None,
         matrix=predictions.confusion(len(classes)).tolist() if has_matrix else None,
         mistakes=predictions.mistakes(MOST_MISTAKES),
     )
     return [Html(section)]
+
+
+def metric_rows(measures: Measures) -> list[tuple[str, str, str]]:
+    """Return a row (label, value, 95 % interval) for each metric, as text."""
+    intervals, rows = measures.intervals(), []
+    for name, value in measures.metrics().items():
+        if name in METRICS:
+            label, unit, _ = METRICS[name]
+            form = f"{{:.2f}}{unit}" if unit else "{:.4f}"
+            limits = [form.format(limit) for limit in intervals.get(name, ())]
+            rows.append((label, form.format(value), " to ".join(limits) or "-"))
+    return rows
+
+
+class Bar(NamedTuple):
+    """A bar of the reliability diagram. Lengths are shares of the plot area, from 0 to 1."""
+
+    left: float
+    width: float
+    height: float  # accuracy
+    label: str
+
+
+def reliability_bars(predictions: Predictions) -> list[Bar] | None:
+    """Return a bar with the accuracy of each bin of confidence that has images, or None if a
+    confidence is NaN."""
+    bins = calibration_bins(predictions.probability, predictions.correct)
+    if bins is None:
+        return None
+    bars = []
+    for i, (images, confidence, correct) in enumerate(zip(*bins)):
+        if images:
+            label = (
+                f"{images:.0f} images with a confidence of {i / NUM_BINS:.0%} to "
+                f"{(i + 1) / NUM_BINS:.0%}: accuracy {correct / images:.1%}, mean confidence "
+                f"{confidence / images:.1%}"
+            )
+            bars.append(Bar(i / NUM_BINS, 1 / NUM_BINS, correct / images, label))
+    return bars

@@ -1,31 +1,34 @@
-"""The classification task: loss, evaluation with top-1 and top-5 accuracy, inference.
+"""The classification task: loss, evaluation, inference.
 
 Shapes: B images, K classes of the model, C classes of a test set. A `Batch` has `images`
 (B, 3, H, W) and `targets`, either classes (B,) int64 or soft targets (B, K) float.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import Tensor, nn
 
 from vil.data.batch import Batch
-from vil.engine.distributed import all_reduce_sum
-from vil.engine.evaluation import autocast, iter_in_step
-from vil.engine.loop import Loss, Metric
-from vil.tasks.base import ImageMeta
-from vil.tasks.classification.losses import LossFunction, xentropy
+from vil.engine.distributed import all_reduce_max, compute_on_main, gather_objects, unwrap
+from vil.engine.evaluation import autocast, evaluating, iter_in_step
+from vil.engine.loop import Loss
+from vil.tasks.base import ImageMeta, make_metric
+from vil.tasks.classification import METRICS
+from vil.tasks.classification.calibration import fit_temperature
+from vil.tasks.classification.losses import LossFunction, takes_weights, xentropy
+from vil.tasks.classification.measures import MAX_RANKED, Measures
 from vil.tasks.classification.output_formats import FORMATS, Prediction
-from vil.tasks.image_task import ImageTask
-from vil.utils.errors import DataError
-from vil.utils.image_text import draw_text, enlarge, font_for
+from vil.tasks.classification.predictions import BatchPredictions, Predictions, merge
+from vil.tasks.image_task import ImageTask, draw_lines
+from vil.utils.errors import ConfigError, DataError
 from vil.utils.lookup import lookup
-
-LABEL_COLOR = (0, 0, 0)  # background of the predicted classes in visualizations
+from vil.utils.metric_format import format_pair
 
 
 class Scores(NamedTuple):
@@ -35,20 +38,23 @@ class Scores(NamedTuple):
     top1: Tensor  # (B,) bool
     top5: Tensor  # (B,) bool
     has_loss: Tensor  # (B,) bool
+    predicted: Tensor  # (B,) the top-1 prediction
 
 
 class ClassificationTask(ImageTask):
     """Task for models that assign one class to each image.
 
     loss: a loss of losses.py. mix: function that applies mixup to a training batch and returns a
-    batch with soft targets. per_class: also count correct predictions per class in evaluation.
+    batch with soft targets. per_class: also measure each class in evaluation.
     class_mapping: {name of a test set: bool (K, C)}, which of the K model classes and C test
     classes mean the same, see `score_by_mapping`. top: number of classes per prediction; None for
-    all.
+    all. class_weights: weight of each class (K,) in the training loss. logit_shifts: added to the
+    logits (K,) in training. threshold: smallest probability of a class in a prediction.
     """
 
-    metric = Metric("top1", label="top-1", unit="%")
+    metric = make_metric(METRICS)
     output_formats = FORMATS
+    threshold = 0.0
 
     def __init__(
         self,
@@ -60,13 +66,19 @@ class ClassificationTask(ImageTask):
         per_class: bool = False,
         class_mapping: Mapping[str, Tensor] | None = None,
         top: int | None = 5,
+        class_weights: Tensor | None = None,
+        logit_shifts: Tensor | None = None,
+        threshold: float = 0.0,
         **common: Any,
     ):
         super().__init__(**common)
         self.num_classes = num_classes
         self.criterion, self.label_smoothing, self.mix = loss, label_smoothing, mix
         self.per_class = per_class
-        self.top = top
+        self.top, self.threshold = top, threshold
+        self.class_weights, self.logit_shifts = class_weights, logit_shifts
+        self.check_weights()
+        self.temperature: float | None = None  # see `apply_calibration`
         self.set_class_mapping(class_mapping or {})
 
     def set_class_mapping(self, class_mapping: Mapping[str, Tensor]) -> None:
@@ -91,58 +103,143 @@ class ClassificationTask(ImageTask):
         batch = super().prepare(batch)
         return self.mix(batch) if self.mix is not None else batch
 
+    def check_weights(self) -> None:
+        """Raise ValueError if the images are weighted, and loss or mixup do not support it."""
+        if (self.class_weights, self.image_weights) == (None, None):
+            return
+        if not takes_weights(self.criterion):
+            raise ValueError(
+                "this loss does not support weights of classes or images: it has no argument "
+                "`per_image`"
+            )
+        if self.image_weights is not None and self.mix is not None:
+            raise ValueError("weighted images cannot be mixed: set AUG.MIXUP_PROB 0")
+
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Compute the training loss, and top-1 accuracy in percent as a metric."""
+        """Compute the training loss, and top-1 accuracy in percent as a metric.
+
+        If there are weights, the loss is the sum over images of weight times loss, divided by the
+        sum of the weights. The weight of an image is that of its class, times its own weight. A
+        mixed image has the mean weight of its classes.
+        """
         logits, targets = model(batch.images), batch.targets
-        loss = self.criterion(logits, targets, self.label_smoothing)
+        shifted = logits if self.logit_shifts is None else logits + self.logit_shifts.to(logits)
+        weights = self.weigh(batch)
+        if weights is None:
+            loss = Loss(self.criterion(shifted, targets, self.label_smoothing))
+        else:
+            losses = self.criterion(shifted, targets, self.label_smoothing, per_image=True)
+            loss = Loss((weights * losses).sum(), weights.sum())
         if targets.is_floating_point():
             targets = targets.argmax(dim=-1)
         correct = logits.detach().argmax(dim=-1) == targets
-        return Loss(loss, metrics={"top1": 100 * correct.float().mean()})
+        return loss._replace(metrics={"top1": 100 * correct.float().mean()})
+
+    def weigh(self, batch: Batch) -> Tensor | None:
+        """Return the weight (B,) of each image in the loss; None if all images count alike."""
+        parts = []
+        if self.class_weights is not None:
+            table, targets = self.class_weights.to(self.device), batch.targets
+            parts.append(targets @ table if targets.is_floating_point() else table[targets])
+        if self.image_weights is not None:
+            parts.append(self.image_weights[batch.indices].to(self.device))
+        return math.prod(parts) if parts else None
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
-        """Return {loss, top1, top5, count} of the test set `name`.
+        """Return the metrics of the test set `name`, see `metric_names`.
 
-        top1 and top5 are accuracies in percent, and count is the number of images.
+        All metrics are in percent, except loss and count, the number of images. The loss is the
+        cross entropy without mixup or smoothing, averaged over images.
 
-        If `per_class` is set, also returns per_class: {right, count}, the numbers of correct
-        predictions and of images for each class. The loss is the cross entropy without mixup or
-        smoothing, averaged over images. The losses are summed in float64, so that the result does
-        not depend on the batch size or the number of ranks. Raises DataError if no image can be
-        read.
+        If `per_class` is set, also returns per_class, the table of `Measures.per_class`. Rank 0
+        computes the metrics from the predictions of all ranks, sorted by index, so they do not
+        depend on the number of ranks. Raises DataError if no image can be read.
         """
-        mapping = self.class_mapping.get(name)
-        num_classes = self.num_classes if mapping is None else mapping.shape[1]
+        predictions = self.collect_predictions(model, name, between)
+
+        def compute() -> dict[str, Any]:
+            mapping = self.class_mapping.get(name)
+            is_mapped = mapping is not None
+            measures = Measures(predictions, self.num_classes, is_mapped=is_mapped)
+            metrics = measures.metrics()
+            if self.per_class:
+                num_classes = mapping.shape[1] if is_mapped else self.num_classes
+                metrics["per_class"] = measures.per_class(num_classes)
+            return metrics
+
+        return compute_on_main(compute)
+
+    def collect_predictions(
+        self, model: nn.Module, name: str, between: Callable[[], None] = lambda: None
+    ) -> Predictions | None:
+        """Predict and score the images of the test set `name` with a model in eval mode.
+
+        Rank 0 returns the predictions of all ranks, and other ranks return None. between: called
+        before each batch. Raises DataError, on all ranks, if no image can be read.
+        """
+        batches = []
+        for batch in iter_in_step(self.test_sets[name], between):
+            indices, batch = batch.indices, batch.to(self.device, self.memory_format)
+            with autocast(self.device, self.amp_dtype):
+                logits = self.divide_by_temperature(model(batch.images))
+                scores = self.score(name, logits, batch.targets)
+            batches.append(self.to_arrays(name, indices, batch.targets, logits, scores))
+        if not all_reduce_max(len(batches)):
+            raise DataError(f"the test set {name} has no readable image, so it cannot be evaluated")
+        gathered = gather_objects(batches)
+        return merge(itertools.chain.from_iterable(gathered)) if gathered else None
+
+    def to_arrays(
+        self, name: str, indices: Tensor, targets: Tensor, logits: Tensor, scores: Scores
+    ) -> BatchPredictions:
+        """Copy the predictions of a batch to the CPU. name: of the test set. indices, targets (B,).
+        logits (B, K)."""
+        mapping, predicted = self.class_mapping.get(name), scores.predicted
+        logits = logits.float()
+        if mapping is not None:  # unmapped classes are ignored
+            logits = logits.masked_fill(~mapping.any(dim=1), -torch.inf)
+        probabilities = logits.softmax(dim=-1)
+        probability = probabilities.gather(1, predicted[:, None])[:, 0]
+        is_ranked = mapping is None and self.num_classes <= MAX_RANKED
         # MPS has no float64
         dtype = torch.float32 if self.device.type == "mps" else torch.float64
-        integers = dict(dtype=torch.int64, device=self.device)
-        loss_sum = torch.zeros((), dtype=dtype, device=self.device)
-        counts = torch.zeros(4, **integers)  # images, top-1, top-5, images with a loss
-        table = torch.zeros(2, num_classes, **integers)
-        for batch in iter_in_step(self.test_sets[name], between):
-            batch = batch.to(self.device, self.memory_format)
-            with autocast(self.device, self.amp_dtype):
-                scores = self.score(name, model(batch.images), batch.targets)
-            loss_sum += scores.losses.to(dtype).sum()
-            images = torch.ones_like(scores.top1)
-            hits = torch.stack([images, scores.top1, scores.top5, scores.has_loss]).long()
-            counts += hits.sum(dim=-1)
-            if self.per_class:
-                table[0].index_add_(0, batch.targets, hits[1])
-                table[1].index_add_(0, batch.targets, hits[0])
-        images, top1, top5, with_loss = all_reduce_sum(counts).tolist()
-        if images == 0:
-            raise DataError(f"the test set {name} has no readable image, so it cannot be evaluated")
-        metrics: dict[str, Any] = {
-            "loss": all_reduce_sum(loss_sum).item() / with_loss if with_loss else math.nan,
-            "top1": 100 * top1 / images,
-            "top5": 100 * top5 / images,
-            "count": images,
-        }
-        if self.per_class:
-            correct_per_class, per_class = all_reduce_sum(table).tolist()
-            metrics["per_class"] = {"right": correct_per_class, "count": per_class}
-        return metrics
+        columns = (
+            indices, targets, predicted, scores.top1, scores.top5, probability,
+            scores.losses.to(dtype), scores.has_loss, probabilities if is_ranked else None,
+        )  # fmt: skip
+        arrays = [None if column is None else column.cpu().numpy() for column in columns]
+        return BatchPredictions(arrays, scores.losses.to(dtype).sum().item())
+
+    def compute_outputs(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return the logits (B, K) float32, divided by the temperature if there is one."""
+        return self.divide_by_temperature(super().compute_outputs(model, images))
+
+    def divide_by_temperature(self, logits: Tensor) -> Tensor:
+        return logits if self.temperature is None else logits / self.temperature
+
+    def calibrate(self, model: nn.Module) -> dict[str, Any]:
+        """Fit a temperature on the first test set, and return {temperature, test_set, images}.
+
+        The temperature is not applied. Raises ConfigError if the test set has classes of its own,
+        or if the model is calibrated already.
+        """
+        name = next(iter(self.test_sets))
+        if name in self.class_mapping:
+            raise ConfigError(f"{name} cannot calibrate a model: its classes are not the model's")
+        assert self.temperature is None, f"temperature {self.temperature} is applied already"
+        with evaluating(unwrap(model)) as plain:
+            outputs = self.collect_outputs(plain, name)
+        return compute_on_main(
+            lambda: {
+                "temperature": fit_temperature(outputs.values, outputs.targets),
+                "test_set": name,
+                "images": len(outputs.targets),
+            }
+        )
+
+    def apply_calibration(self, calibration: Mapping[str, Any]) -> None:
+        """Divide all logits by the temperature in `calibration`; remove it if that is empty."""
+        self.temperature = calibration["temperature"] if calibration else None
 
     def score(self, name: str, logits: Tensor, targets: Tensor) -> Scores:
         """Score logits (B, K) against targets (B,) of the test set `name`.
@@ -156,33 +253,38 @@ class ClassificationTask(ImageTask):
         return score_by_mapping(logits, targets, mapping)
 
     def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
-        """Return a line per class with its correct predictions, or [] if they were not counted."""
-        table, classes = metrics.get("per_class"), self.test_sets[name].classes
-        rows = zip(classes, table["right"], table["count"]) if table else ()
-        return [f"  {label:20} {correct}/{count}" for label, correct, count in rows]
+        """Return a line per class, or [] if the classes were not counted. A line has the numbers
+        of correct predictions and of images, and the other metrics of the class by name."""
+        table, classes = dict(metrics.get("per_class", {})), self.test_sets[name].classes
+        if not table:
+            return []
+        lines = [
+            f"  {label:20} {correct}/{count}"
+            for label, correct, count in zip(classes, table.pop("right"), table.pop("count"))
+        ]
+        columns = [[format_pair(name, value) for value in column] for name, column in table.items()]
+        return ["  ".join(cells) for cells in zip(lines, *columns)]
 
     def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
         """Return class probabilities (B, K) float32, on the CPU, for B tensors (3, H, W)."""
         return super().run(model, inputs).softmax(dim=-1)
 
     def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:
-        """Convert class probabilities (B, K) to the `top` most probable classes of each image."""
+        """Convert class probabilities (B, K) to the `top` most probable classes of each image,
+        without those whose probability is below `threshold`."""
         # stable: equal probabilities keep the order of classes on every device
         ranked = output.sort(descending=True, stable=True)
+        least = self.threshold
         columns = ranked.indices[:, : self.top].tolist(), ranked.values[:, : self.top].tolist()
         return [
-            Prediction(meta.name, list(zip(indices, probabilities)))
+            Prediction(meta.name, [(i, p) for i, p in zip(indices, probabilities) if not p < least])
             for meta, indices, probabilities in zip(metas, *columns)
         ]
 
     def visualize(self, image: Image.Image, prediction: Prediction) -> Image.Image:
         """Write the predicted classes and their probabilities onto a copy of the image."""
-        canvas, _ = enlarge(image)
-        pen, font, y = ImageDraw.Draw(canvas), font_for(canvas), 0
-        for number, probability in prediction.classes:
-            text = f"{self.class_names[number]} {probability:.2f}"
-            y += draw_text(pen, 0, y, text, LABEL_COLOR, font)
-        return canvas
+        pairs = prediction.classes
+        return draw_lines(image, [f"{self.class_names[n]} {share:.2f}" for n, share in pairs])
 
     def failed(self, name: str, reason: str) -> Prediction:
         return Prediction(name, [], reason)
@@ -190,9 +292,11 @@ class ClassificationTask(ImageTask):
 
 def score_by_class(logits: Tensor, targets: Tensor) -> Scores:
     """Score logits (B, K) against targets (B,) that are indices of the model's K classes."""
-    hits = top_five(logits) == targets[:, None]
+    best = top_five(logits)
+    hits = best == targets[:, None]
     losses = F.cross_entropy(logits, targets, reduction="none")
-    return Scores(losses, hits[:, 0], hits.any(dim=-1), torch.ones_like(targets, dtype=torch.bool))
+    has_loss = torch.ones_like(targets, dtype=torch.bool)
+    return Scores(losses, hits[:, 0], hits.any(dim=-1), has_loss, best[:, 0])
 
 
 def score_by_mapping(logits: Tensor, targets: Tensor, class_mapping: Tensor) -> Scores:
@@ -210,8 +314,9 @@ def score_by_mapping(logits: Tensor, targets: Tensor, class_mapping: Tensor) -> 
     has_loss = correct.any(dim=-1)
     correct_logits = logits.masked_fill(~correct, -torch.inf).logsumexp(dim=-1)
     losses = torch.where(has_loss, logits.logsumexp(dim=-1) - correct_logits, 0)
-    hits = correct.gather(1, top_five(logits))
-    return Scores(losses, hits[:, 0], hits.any(dim=-1), has_loss)
+    best = top_five(logits)
+    hits = correct.gather(1, best)
+    return Scores(losses, hits[:, 0], hits.any(dim=-1), has_loss, best[:, 0])
 
 
 def top_five(logits: Tensor) -> Tensor:

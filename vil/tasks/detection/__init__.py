@@ -13,6 +13,20 @@ ENTRY describes the task to the registry (see `vil/tasks/__init__.py`).
 
 from vil.tasks.detection import keys
 
+# {name: (label, unit, higher is better)}, see `coco_eval.average_precision`
+METRICS = {
+    f"{prefix}_{name}": (f"{prefix} {label}", "%", True)
+    for prefix in ("box", "mask")
+    for name, label in {
+        "ap": "AP",
+        "ap50": "AP50",
+        "ap75": "AP75",
+        "ap_s": "AP of small objects",
+        "ap_m": "AP of medium objects",
+        "ap_l": "AP of large objects",
+        "ar100": "AR100",
+    }.items()
+}
 ENTRY = dict(
     home="vil.tasks.detection.build:Detection",
     about="boxes, and masks, of objects",
@@ -41,6 +55,7 @@ ENTRY = dict(
         "detect predict": "as predict, of a detector; also in very large images",
         "detect check": "check an annotation file: what it has, and what training would not use",
     },
+    metrics=METRICS,
     formats=("text", "json", "coco"),
     flags={
         "tile": "DETECTION.TEST.TILE",
@@ -49,6 +64,7 @@ ENTRY = dict(
     },
     defaults={"DETECTION.TEST.SCORE": 0.5},
     lacks={
+        "evaluate --calibrate": "--calibrate supports only classifiers",
         "convert": "only classifiers are converted; set MODEL.MODEL_PATH to a detector's file",
         "export": "only classifiers are exported",
         "report": "the report of a detector shows only the metrics that training logged; for more, "
@@ -58,5 +74,6 @@ ENTRY = dict(
         "visualize attention": "vil visualize attention draws only the attention of classifiers",
         "benchmark model": "vil benchmark model measures only classifiers",
         "analyze --layout": "--layout supports only classifiers",
+        "predict --threshold": "--threshold is for classes: set DETECTION.TEST.SCORE",
     },
 )

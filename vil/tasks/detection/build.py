@@ -67,6 +67,8 @@ class Detection(ConfigTask, DetectionTask):
         tiling = dict(tile=test.TILE, overlap=overlap, nms=test.NMS, per_image=test.PER_IMAGE)
         options = dict(masks=model == "mask_rcnn", print_classes=cfg.OUTPUT_PERCLASS_ACC)
         super().__init__(cfg, device, **options, **tiling)
+        if self.metric.name.startswith("mask") and not options["masks"]:
+            raise ConfigError(f"EVAL.METRIC {self.metric.name}: {model} has no masks, use box_ap")
 
     @as_config_error
     def build_model(self, *, load_pretrained: bool = False) -> nn.Module:

@@ -15,9 +15,9 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 
 from vil.engine.distributed import broadcast_object, gather_objects
 from vil.engine.evaluation import autocast, iter_in_step
-from vil.engine.loop import Loss, Metric
-from vil.tasks.base import ImageMeta, Task
-from vil.tasks.detection import coco_eval
+from vil.engine.loop import Loss
+from vil.tasks.base import ImageMeta, Task, make_metric
+from vil.tasks.detection import METRICS, coco_eval
 from vil.tasks.detection.coco_eval import IOU_TYPES
 from vil.tasks.detection.data.masks import import_faster_coco_eval
 from vil.tasks.detection.detections import Detections, from_output
@@ -64,7 +64,7 @@ class DetectionTask(Task):
         super().__init__(**common)
         self.iou_types = ("bbox", "segm") if masks else ("bbox",)
         name = IOU_TYPES[self.iou_types[-1]]
-        self.metric = Metric(f"{name}_ap", label=f"{name} AP", unit="%")
+        self.metric = make_metric(METRICS, f"{name}_ap")
         self.tiling = dict(tile=tile, overlap=overlap, nms=nms, per_image=per_image)
         self.print_classes = print_classes
 

@@ -20,7 +20,7 @@ from vil.report.sweep_table import (
     summary_cells,
     summary_csv,
 )
-from vil.tasks import task_for
+from vil.tasks import task_for, with_num_classes
 from vil.utils.atomic_write import replace_text
 from vil.utils.errors import ConfigError, RunFolderError, os_error_as
 from vil.utils.machine import processor
@@ -39,7 +39,7 @@ class ModelSize(NamedTuple):
 
 def metric_of(run: SweepRun) -> Metric:
     """Return the metric by which the task of a run ranks models, such as top-1 accuracy."""
-    return task_for(run.cfg, torch.device("cpu")).metric
+    return task_for(with_num_classes(run.cfg), torch.device("cpu")).metric
 
 
 def make_table(plan: SweepPlan, sizes: Mapping[str, ModelSize]) -> Table:

@@ -1,0 +1,194 @@
+"""Tables of images: columns, targets, splits, and everything that can be wrong with them."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vil.data import build_dataset
+from vil.utils.errors import DataError
+
+pytestmark = pytest.mark.smoke
+
+IMAGES = ("a/1.png", "a/2.png", "b/1.png", "b/ü 2.png")
+
+
+@pytest.fixture
+def root(tmp_path):
+    for number, name in enumerate(IMAGES):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (5, 4), (number, 0, 0)).save(tmp_path / name)
+    return tmp_path
+
+
+def write(root, text, name="labels.csv", encoding="utf-8"):
+    (root / name).write_bytes(text if isinstance(text, bytes) else text.encode(encoding))
+    return name
+
+
+def open_table(root, text, split="train", *, name="labels.csv", **own):
+    return build_dataset(write(root, text, name), root, split, **own)
+
+
+def table_of(labels, header="path,label"):
+    return "\n".join([header, *(f"{i},{label}" for i, label in zip(IMAGES, labels))]) + "\n"
+
+
+def refusal(root, text, split="train", **own):
+    with pytest.raises(DataError) as caught:
+        open_table(root, text, split, **own)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_text_labels_are_classes_in_order(root):
+    data = open_table(root, table_of(["dog", "cat", "dog", "eel"]))
+    assert data.classes == ["cat", "dog", "eel"]
+    assert data.targets.tolist() == [1, 0, 1, 2]
+    assert data.targets.dtype == np.int64
+    assert [data.sample_name(i) for i in range(4)] == list(IMAGES)
+    assert data[3][0].getpixel((0, 0)) == (3, 0, 0)
+    assert data.content(0) == (root / IMAGES[0]).read_bytes()
+    assert data.names.dtype.kind == "S"  # not a list, which every worker would copy
+
+
+def test_numbers_as_labels_are_sorted_as_numbers(root):
+    assert open_table(root, table_of([10, 9, 9, 2])).classes == ["2", "9", "10"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_quotes_tabs_and_a_byte_order_mark(root, encoding):
+    text = 'label\tpath\r\n"a ""big"" cat"\ta/1.png\r\n\r\n\'dog\'\t"b/1.png"\r\n'
+    (root / "x.tsv").write_bytes(text.encode(encoding))
+    data = build_dataset("x.tsv", root, "train")
+    assert data.classes == ["'dog'", 'a "big" cat']
+    assert data.targets.tolist() == [1, 0]
+
+
+def test_several_labels_per_image(root):
+    text = table_of(["cat|dog", "", "dog", " dog | eel "])
+    data = open_table(root, text, target_type="labels")
+    assert data.classes == ["cat", "dog", "eel"]
+    assert data.targets.tolist() == [[1, 1, 0], [0, 0, 0], [0, 1, 0], [0, 1, 1]]
+    columns = table_of(["1,0", "0,0", "0,1", "1,1"], "path,day,wet")
+    own = dict(target_type="labels", label_columns=["wet", "day"])
+    data = open_table(root, columns, **own)
+    assert data.classes == ["wet", "day"]
+    assert data.targets.tolist() == [[0, 1], [0, 0], [1, 0], [1, 1]]
+    message = refusal(root, columns.replace("1,1", "1,2"), **own)
+    assert "1 of 4 rows have another value than 0 or 1 in the column wet" in message
+    assert "line 5: '2'" in message
+
+
+def test_numbers_per_image(root):
+    text = table_of(["0.5,-1", "1,2", "3e2,4", "0,0"], "path,x,y")
+    data = open_table(root, text, target_type="numbers", label_columns=["y", "x"])
+    assert data.classes == ["y", "x"]
+    assert data.targets.tolist() == [[-1, 0.5], [2, 1], [4, 300], [0, 0]]
+    assert data.targets.dtype == np.float32
+    message = refusal(root, text.replace("1,2", "nan,2"), target_type="numbers", label_column="x")
+    assert "1 of 4 rows have no finite number in the column x; the first in line 3" in message
+
+
+def test_splits_weights_and_groups(root):
+    rows = ["cat,train,g,1", "dog,train,h,0.5", "cat,val,i,2", "dog,test,,0"]
+    text = table_of(rows, "path,label,split,group,weight")
+    train, val, test = (open_table(root, text, s) for s in ("train", "val", "test"))
+    assert [len(part) for part in (train, val, test)] == [2, 1, 1]
+    assert train.weights.tolist() == [1, 0.5]
+    assert train.split_groups.tolist() == [0, 1]
+    assert test.split_groups.tolist() == [-1]
+    assert val.classes == ["cat", "dog"]
+    torn = text.replace(",i,", ",g,")
+    message = refusal(root, torn)
+    assert "1 of 4 rows are in another split than the first image of their group" in message
+    assert "line 4: 'g'" in message
+
+
+def test_a_table_without_splits_is_for_training(root):
+    text = table_of("aabb")
+    assert "DATA.VAL_FRACTION 0.2" in refusal(root, text, "val")
+    assert len(open_table(root, text, "val", all_rows=True)) == 4
+
+
+def test_unknown_columns_get_a_suggestion(root):
+    with pytest.raises(ValueError, match="column of labels.csv 'lable'; did you mean 'label'"):
+        open_table(root, table_of("aabb"), label_column="lable")
+    with pytest.raises(ValueError, match="unknown column of labels.csv 'path'.*choices: file"):
+        open_table(root, table_of("aabb", "file,label"))
+
+
+PLAIN = table_of("aabb")
+BAD = {
+    "missing images": (PLAIN.replace("a/2", "a/9"), r"1 of 4 rows name an image .* line 3: 'a/9"),
+    "listed twice": (PLAIN.replace("a/2", "./a//1"), "listed before; the first in line 3: 'a/1"),
+    "no path": (PLAIN.replace("a/2.png", " "), "1 of 4 rows have no path; the first in line 3"),
+    "no label": (PLAIN.replace("2.png,a", "2.png, "), "1 of 4 rows have no label"),
+    "nan": (PLAIN.replace("2.png,a", "2.png,nan"), "1 of 4 rows have no label"),
+    "mixed labels": (table_of([1, 2, "cat", 1]), "1 of 4 rows have text labels, .* integer labels"),
+    "fractions": (table_of([1.5, 2.5, 0.5, 1.5]), "4 of 4 rows have labels that are numbers with"),
+    "unknown split": (
+        table_of(["a,train", "a,vall", "b,train", "b,val"], "path,label,split"),
+        "1 of 4 rows have a split other than train, val, test; the first in line 3: 'vall'",
+    ),
+    "class of val": (
+        table_of(["a,train", "a,train", "b,val", "c,val"], "path,label,split"),
+        "2 of 4 rows have a class that no training image has; the first in line 4: 'b'",
+    ),
+    "no train": (table_of(["a,val"] * 4, "path,label,split"), "no rows of the split train"),
+    "weight": (table_of(["a,1", "a,-1", "a,nan", "a,x"], "path,label,weight"), "3 of 4 rows"),
+    "zero weights": (table_of(["a,0"] * 4, "path,label,weight"), "all weights are 0"),
+    "ragged": ("path,label\na/1.png,a\na/2.png\n", "line 3: 1 cells, but 2 columns"),
+    "empty": ("", "is empty"),
+    "header only": ("path,label\n", "is empty: it has no rows"),
+    "repeated column": ("path,label,label\n", "several columns with the name label"),
+    "not UTF-8": (b"path,label\na/1.png,\xff\n", "line 2: not UTF-8"),
+    "open quote": ('path,label\na/1.png,"a\n', "line 2: unexpected end of data"),
+    "huge line": (b"path,label\n" + b"x" * (2 << 20), "line 2: longer than 1048576 bytes"),
+    "huge cell": (b"path,label\n" + b"x" * 200_000, "line 2: field larger than field limit"),
+    "outside": (PLAIN.replace("a/2.png", "../x.png"), "which is not below"),
+    "nul": (PLAIN.replace("a/2", "a\0"), "line"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_tables_are_refused_with_a_line(root, name):
+    text, pattern = BAD[name]
+    (root.parent / "x.png").write_bytes(b"")
+    with pytest.raises(DataError, match=pattern):
+        open_table(root, text)
+
+
+def test_names_that_are_partly_numbers_can_be_allowed(root):
+    data = open_table(root, table_of([1, 2, "a", "nan"]), text_labels=True)
+    assert data.classes == ["1", "2", "a", "nan"]
+
+
+def test_a_missing_table_is_named(root):
+    with pytest.raises(DataError, match=r"x\.csv cannot be read: No such file"):
+        build_dataset("x.csv", root, "train")
+
+
+def test_parquet_without_pyarrow_names_the_extra(root, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    write(root, "x", "x.parquet")
+    with pytest.raises(DataError, match=r"pip install vil\[tables\]"):
+        build_dataset("x.parquet", root, "train")
+
+
+def test_parquet_has_the_same_samples(root):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {
+        "path": list(IMAGES),
+        "label": [["cat", "dog"], [], None, ["dog"]],
+        "x": [1, 2, 3, 4],
+    }
+    parquet.write_table(pyarrow.table(columns), root / "x.parquet")
+    data = build_dataset("x.parquet", root, "train", target_type="labels")
+    assert data.targets.tolist() == [[1, 1], [0, 0], [0, 0], [0, 1]]
+    numbers = build_dataset("x.parquet", root, "train", target_type="numbers", label_column="x")
+    assert numbers.targets[:, 0].tolist() == [1, 2, 3, 4]
+    (root / "x.parquet").write_bytes((root / "x.parquet").read_bytes()[:50])
+    with pytest.raises(DataError, match="cannot be read"):
+        build_dataset("x.parquet", root, "train")

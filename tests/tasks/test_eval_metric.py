@@ -1,0 +1,147 @@
+"""EVAL.METRIC selects the best checkpoint, and is refused before any work if it cannot."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.common.toy_engine import CLASSES, CPU, toy_train
+from vil.config import get_config
+from vil.engine.checkpoint.save_load import TrainState, resolve_link
+from vil.engine.loop import Metric
+from vil.tasks import TASKS, task_for
+from vil.tasks.classification.measures import metric_names
+from vil.tasks.classification.task import ClassificationTask
+from vil.utils.errors import ConfigError
+
+pytestmark = pytest.mark.smoke
+
+DIGITS = "digits/vil_nano.yaml"
+SCENES = "scenes/retinanet_vil_nano.yaml"
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "metric"),
+    [
+        (DIGITS, [], Metric("top1", True, "top-1", "%")),
+        (DIGITS, ["EVAL.METRIC=macro_f1"], Metric("macro_f1", True, "macro F1", "%")),
+        (DIGITS, ["EVAL.METRIC=loss"], Metric("loss", False, "loss", "")),
+        pytest.param(
+            SCENES, [], Metric("box_ap", True, "box AP", "%"), marks=pytest.mark.detection
+        ),
+        pytest.param(
+            SCENES, ["EVAL.METRIC=box_ap50"], Metric("box_ap50", True, "box AP50", "%"),
+            marks=pytest.mark.detection,
+        ),
+        pytest.param(
+            "scenes/mask_rcnn_vil_nano.yaml", [], Metric("mask_ap", True, "mask AP", "%"),
+            marks=pytest.mark.detection,
+        ),
+    ],
+)  # fmt: skip
+def test_the_config_selects_the_metric(file, words, metric):
+    assert task_for(get_config(file, words), CPU).metric == metric
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "reason"),
+    [
+        (DIGITS, ["EVAL.METRIC=balanced_acuracy"], "did you mean 'balanced_accuracy'"),
+        (DIGITS, ["EVAL.METRIC=box_ap"], "unknown metric of TASK classification 'box_ap'"),
+        (SCENES, ["EVAL.METRIC=top1"], "unknown metric of TASK detection 'top1'"),
+    ],
+)
+def test_a_metric_that_the_task_lacks_is_refused(file, words, reason):
+    with pytest.raises(ConfigError, match=f"command line: EVAL.METRIC: .*{reason}") as caught:
+        get_config(file, words)
+    assert "\n" not in str(caught.value)
+
+
+def test_it_is_refused_without_torch():
+    code = (
+        "import sys, vil.cli\n"
+        "code = vil.cli.main(['config', 'EVAL.METRIC=top'])\n"
+        "sys.exit(code if 'torch' not in sys.modules else 99)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "did you mean 'top1'" in done.stderr or "did you mean 'top5'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["EVAL.METRIC=top5", "DATA.NUM_CLASSES=5"], "with DATA.NUM_CLASSES 5, choose from loss"),
+        (["EVAL.METRIC=auroc", "DATA.NUM_CLASSES=101"], "DATA.NUM_CLASSES 101, choose from"),
+        (["EVAL.METRIC=ece", "DATA.TARGETMAP=map.txt"], "DATA.TARGETMAP, choose from loss, top1"),
+    ],
+)
+def test_a_metric_that_the_test_sets_lack_is_refused(words, reason):
+    with pytest.raises(ConfigError, match=reason):
+        task_for(get_config(DIGITS, words), CPU)
+
+
+@pytest.mark.detection
+def test_a_detector_without_masks_has_no_metric_of_masks():
+    with pytest.raises(ConfigError, match="retinanet has no masks"):
+        task_for(get_config(SCENES, ["EVAL.METRIC=mask_ap"]), CPU)
+
+
+def test_every_declared_metric_is_measured():
+    assert {*metric_names(7)} == {*TASKS["classification"].facts["metrics"], "count"}
+
+
+# ---- in the loop
+
+
+class Scripted(ClassificationTask):
+    """A task whose evaluations return known values of the metric ece, None for no value."""
+
+    metric = Metric("ece", higher_is_better=False)
+
+    def __init__(self, values):
+        super().__init__(device=CPU, test_sets={}, num_classes=CLASSES)
+        self.values = iter(values)
+
+    def evaluate(self, model, between):
+        value = next(self.values)
+        return {"set": {"top1": 1.0} | ({} if value is None else {"ece": value})}
+
+
+def test_a_value_that_is_nan_or_missing_is_never_the_best(tmp_path, capsys):
+    values = [math.nan, None, 3.0, math.nan, 5.0]
+    state = toy_train(tmp_path, task=Scripted(values), epochs=5, dropout=0.0)
+    assert (state.best, state.best_step) == (3.0, 15)
+    assert resolve_link(tmp_path / "checkpoints", "best").name == "step-00000015"
+    said = capsys.readouterr().out
+    assert said.count("WARNING ece of set is NaN: this checkpoint cannot be the best") == 1
+    assert said.count("WARNING ece of set is not among top1") == 1
+
+
+def test_a_run_without_any_value_has_no_best_checkpoint(tmp_path):
+    state = toy_train(tmp_path, task=Scripted([math.nan] * 2), dropout=0.0, drop_on_plateau=2.0)
+    assert (state.best, state.best_step, state.drops) == (None, None, 0)
+    assert resolve_link(tmp_path / "checkpoints", "best") is None
+    assert resolve_link(tmp_path / "checkpoints", "last").name == "step-00000010"
+
+
+def test_a_best_value_of_an_older_version_that_is_nan_is_replaced():
+    state = TrainState(0, 1, 8, 5, "AdamW", step=5, best=math.nan, best_step=4)
+    assert state.after_eval(1.0).best_step == 5
+    assert state.after_eval(math.nan).best_step == 4
+
+
+def test_another_metric_on_resume_begins_a_new_best(tmp_path, capsys):
+    class Accurate(Scripted):
+        metric = Metric("top1")
+
+    toy_train(tmp_path, task=Accurate([0.1] * 2), epochs=2, dropout=0.0)
+    state_file = torch.load(resolve_link(tmp_path / "checkpoints", "last") / "state.pt")
+    assert state_file["state"]["metric"] == ""
+    state = toy_train(tmp_path, task=Scripted([9.0, 8.0]), epochs=4, dropout=0.0, metric="ece")
+    assert (state.best, state.best_step, state.metric) == (8.0, 20, "ece")
+    assert "best checkpoint is selected by ece from here, was by the default metric" in (
+        capsys.readouterr().out
+    )

@@ -1,0 +1,103 @@
+"""What every task promises: exact resuming, the same metrics from the command and from Python and
+for any number of processes, predictions in every format, a report."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import vil as package
+from tests.common.small_runs import figures, metrics, succeeds, torchrun, vil
+from tests.common.small_tasks import SMALL_TASKS
+from vil.data.datasets.fake import Fake
+from vil.tasks import TASKS
+from vil.utils.json_text import to_json
+from vil.workflows.configure import make_config
+from vil.workflows.train import run_training
+
+TASK_NAMES = list(SMALL_TASKS)
+
+
+def train(task, root, folder, **options):
+    cfg = make_config(None, SMALL_TASKS[task], output_dir=root / folder, data=root)
+    return run_training(cfg, **options)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("tasks")
+
+
+@pytest.fixture(scope="module", params=TASK_NAMES)
+def trained(request, root):
+    """(task, result of a run)."""
+    return request.param, train(request.param, root, request.param)
+
+
+def test_every_task_has_a_small_run():
+    assert sorted(SMALL_TASKS) == sorted(TASKS)
+
+
+def test_a_resumed_run_is_bit_identical(trained, root):
+    task, whole = trained
+    train(task, root, f"{task}-parts", max_steps=whole.step // 2 + 1)
+    resumed = train(task, root, f"{task}-parts")
+    assert resumed.step == whole.step
+    one, other = (load_file(r.last_checkpoint / "model.safetensors") for r in (whole, resumed))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert metrics(whole.run_dir, "val")[-1]["step"] == whole.step
+    last = [figures(metrics(run.run_dir, "val"))[-1] for run in (whole, resumed)]
+    assert last[0] == last[1]
+    assert " is () from here" not in (resumed.run_dir / "log.txt").read_text()
+
+
+def test_python_and_the_command_evaluate_alike(trained, root):
+    _, run = trained
+    found = package.evaluate(run.run_dir, checkpoint="last")
+    assert to_json(found) == to_json(run.metrics)
+    succeeds("evaluate", "--run", run.run_dir, "--checkpoint", "last")
+    assert json.loads((run.run_dir / "eval/results.json").read_text()) == json.loads(to_json(found))
+
+
+def test_every_format_has_every_image(trained, root):
+    task, run = trained
+    pictures = root / "pictures"
+    pictures.mkdir(exist_ok=True)
+    for number in range(3):
+        Fake(None, "val", n=3, size=32).image(number).save(pictures / f"{number}.png")
+    (pictures / "3.png").write_text("no image")
+    for name in TASKS[task].facts["formats"]:
+        ended = vil("predict", "--run", run.run_dir, pictures, "--format", name)
+        assert ended.code == 0, ended.err
+        shown = 3 if name == "coco" else 4  # COCO's format has no place for unreadable images
+        assert all(f"{number}.png" in ended.out for number in range(shown)), ended.out
+    predictions = list(package.predict(run.run_dir, pictures))
+    assert [bool(p.error) for p in predictions] == [False, False, False, True]
+
+
+def test_drawings_and_the_report(trained, root):
+    task, run = trained
+    Fake(None, "val", n=1, size=32).image(0).save(root / "one.png")
+    succeeds("predict", "--run", run.run_dir, root / "one.png", "--output", root / f"{task}-drawn")
+    assert (root / f"{task}-drawn/one.png").exists()
+    succeeds("report", run.run_dir, "--out", root / f"{task}.html")
+    page = (root / f"{task}.html").read_text()
+    assert "in training" in page
+
+
+@pytest.mark.long
+def test_any_number_of_processes_evaluates_alike(root):
+    """1, 2 and 3 processes: equal to the last digit."""
+    runs = {task: train(task, root, f"{task}-ranks").run_dir for task in TASK_NAMES}
+    found = {}
+    for world in (1, 2, 3):
+        lines = [
+            ["evaluate", "--run", run, "--output_dir", f"{run}/{world}"] for run in runs.values()
+        ]
+        torchrun(world, *lines)
+        found[world] = {
+            task: json.loads((run / str(world) / "eval/results.json").read_text())
+            for task, run in runs.items()
+        }
+    assert found[1] == found[2] == found[3]

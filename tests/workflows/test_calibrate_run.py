@@ -1,0 +1,82 @@
+"""`vil evaluate --calibrate`, and the commands that use its result."""
+
+import json
+import shutil
+
+import pytest
+
+import vil as package
+from tests.common.small_runs import TINY, results, succeeds, vil
+from vil.workflows.calibration import read
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("calibrated") / "run"
+    succeeds("train", *TINY, "OPTIM.EPOCHS=2", "--output_dir", folder)
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def test_a_stored_calibration_is_used_for_its_checkpoint(run):
+    plain = package.evaluate(run)["fake"]
+    shown = succeeds("evaluate", "--run", run, "--calibrate")
+    assert "calibrated on fake, 64 images: temperature " in shown
+    assert f"loss {plain['loss']:.4f} before" in shown
+    assert f"ece {plain['ece']:.2f} before" in shown
+    stored = read(run / "calibration.json")
+    assert stored["checkpoint"].startswith("step-")
+    calibrated = results(run)["fake"]
+    assert calibrated["loss"] == stored["after"]["loss"] < plain["loss"]
+    assert calibrated["top1"] == plain["top1"]
+
+    ended = vil("evaluate", "--run", run)
+    assert results(run)["fake"] == calibrated
+    assert f"calibrated with temperature {stored['temperature']:.4f} of {run}" in ended.err
+    assert "calibrated" not in ended.out
+    model = package.load_for_inference(run)
+    assert model.task.temperature == stored["temperature"]
+    assert "calibrated with temperature" in model.report
+
+    again = package.evaluate(run, calibrate=True)["fake"]  # from the plain model, not twice
+    assert again == calibrated
+
+
+def test_the_calibration_of_another_checkpoint_is_not_used(run):
+    text = json.dumps({"temperature": 2.0, "checkpoint": "step-00000001"})
+    (run / "calibration.json").write_text(text)
+    ended = vil("evaluate", "--run", run)
+    assert "calibration.json is of step-00000001, so it is not used" in ended.err
+    assert package.load_for_inference(run).task.temperature is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"temperature": -1, "checkpoint": "step-1"}', '{"temperature": "x"}']
+)
+def test_a_file_that_is_no_calibration_is_refused(run, text):
+    (run / "calibration.json").write_text(text)
+    ended = vil("evaluate", "--run", run)
+    assert ended.code == 4
+    assert "calibration.json is not a calibration: " in ended.err
+    assert "vil evaluate --calibrate" in ended.err
+    assert vil("evaluate", "--run", run, "--calibrate").code == 0
+
+
+def test_weights_without_a_run_cannot_be_calibrated(run, tmp_path):
+    file = tmp_path / "file.safetensors"
+    succeeds("convert", run, file)
+    ended = vil("evaluate", "MODEL.MODEL_PATH", file, "--calibrate")
+    assert (ended.code, ended.out) == (2, "")
+    assert "--calibrate needs the checkpoint of a run: give --run DIR" in ended.err
+
+
+@pytest.mark.detection
+def test_a_detector_cannot_be_calibrated():
+    words = ("--config-file", "scenes/retinanet_vil_nano.yaml", "MODEL.MODEL_PATH", "x.pth")
+    ended = vil("evaluate", *words, "--calibrate")
+    assert ended.code == 2
+    assert "this config is for a detector: --calibrate supports only classifiers" in ended.err

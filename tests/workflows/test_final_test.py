@@ -1,0 +1,107 @@
+"""The best checkpoint on test images that had no influence on the run."""
+
+import json
+
+import pytest
+
+import vil
+from tests.common.data_files import png_bytes
+from tests.common.small_runs import SMALL, metrics, succeeds, torchrun
+from vil.config import get_config
+
+SETS = (
+    *SMALL, "DATA.TRAIN=[folder]", "DATA.VAL=[folder]", "DATA.TEST=[folder]",
+    "DATA.VAL_FRACTION=0.25", "DATA.FOLDS=4", "DATA.FOLD=1", "DATALOADER.BSZ=6",
+    "DATA.NUM_CLASSES=auto", "OPTIM.EMA=0.5",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pets")
+    for number in range(40):
+        file = root / ("cat", "dog", "eel")[number % 3] / f"{number}.png"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(png_bytes(number))
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(pets, tmp_path_factory):
+    return vil.train(None, SETS, data=pets, output_dir=tmp_path_factory.mktemp("runs") / "one")
+
+
+def saved(folder):
+    return json.loads((folder / "test_results.json").read_text())
+
+
+def test_the_test_images_are_evaluated_once_at_the_end(trained):
+    folder = trained.run_dir
+    (line,) = metrics(folder, "test/")
+    assert line["split"] == "test/folder"
+    assert line["step"] == trained.best_step
+    assert line["top1"] == trained.test_metrics["folder"]["top1"]
+    assert trained.history("test/folder") == [line]
+    assert {point["count"] for point in metrics(folder, "val/")} == {7}
+    assert line["count"] == 10
+    assert saved(folder) == {
+        "checkpoint": trained.best_checkpoint.name, "metrics": trained.test_metrics
+    }  # fmt: skip
+    assert get_config(folder / "config.yaml").DATA.NUM_CLASSES == 3
+
+
+def test_vil_evaluate_gives_the_same_metrics(trained, tmp_path):
+    test = vil.evaluate(trained.run_dir, output_dir=tmp_path)
+    assert test == trained.test_metrics
+    val = vil.evaluate(trained.run_dir, output_dir=tmp_path, part="val")
+    assert val["folder"]["count"] == 7
+    assert val["folder"]["top1"] == trained.best
+    words = (
+        "evaluate",
+        "--run",
+        trained.run_dir,
+        f"OUTPUT_DIR={tmp_path}",
+        "--output_dir",
+        tmp_path,
+    )
+    assert "test set folder loss" in succeeds(*words)
+    assert "val set folder loss" in succeeds(*words, "--part", "val")
+    with pytest.raises(ValueError, match="unknown part 'tests'; did you mean 'test'"):
+        vil.evaluate(trained.run_dir, output_dir=tmp_path, part="tests")
+
+
+def test_resuming_a_finished_run_repeats_nothing_unless_the_file_is_gone(trained):
+    folder = trained.run_dir
+    file = folder / "test_results.json"
+    file.write_text(file.read_text().replace('"count": 10', '"count": 11'))
+    again = vil.train(output_dir=folder, resume=True)
+    assert again.test_metrics["folder"]["count"] == 11  # was read
+    file.unlink()  # as if the run was killed before
+    again = vil.train(output_dir=folder, resume=True)
+    assert again.test_metrics == trained.test_metrics
+    assert len(metrics(folder, "test/")) == 1
+    assert saved(folder)["metrics"] == trained.test_metrics
+
+
+def test_without_val_nothing_changes(pets, tmp_path):
+    words = [word for word in SETS if not word.startswith(("DATA.VAL", "OPTIM.EPOCHS"))]
+    result = vil.train(None, [*words, "OPTIM.EPOCHS=1"], data=pets, output_dir=tmp_path / "run")
+    assert result.test_metrics == {}
+    assert not (tmp_path / "run/test_results.json").exists()
+    assert vil.evaluate(tmp_path / "run") == result.metrics
+
+
+@pytest.mark.long
+def test_two_processes_give_the_same_metrics(pets, trained, tmp_path):
+    words = ("--data", pets, "--run", trained.run_dir, "--output_dir", tmp_path)
+    torchrun(
+        2, ["train", *SETS, "--data", pets, "--output_dir", tmp_path / "two"], ["evaluate", *words]
+    )
+    assert json.loads((tmp_path / "eval/results.json").read_text()) == trained.test_metrics
+    assert saved(tmp_path / "two")["metrics"]["folder"]["count"] == 10
+
+
+def test_a_resumed_run_keeps_its_split(trained):
+    config = trained.run_dir / "config.yaml"
+    with pytest.raises(vil.errors.CheckpointError, match="DATA.FOLD 1 .now 2"):
+        vil.train(config, ["DATA.FOLD=2"], output_dir=trained.run_dir, resume=True)

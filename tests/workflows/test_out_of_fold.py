@@ -1,0 +1,149 @@
+"""Out-of-fold predictions: every image once, by the run that was not trained on it."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from yacs.config import CfgNode
+
+import vil
+from tests.common.data_files import png_bytes, write_tsv
+from tests.common.small_runs import SMALL
+from tests.common.small_runs import vil as command
+from vil.config import get_config
+from vil.tasks.image_task import describe_target
+from vil.utils.errors import ConfigError
+from vil.workflows.out_of_fold import check_fold_numbers
+
+CLASSES, PER_CLASS, FOLDS = 3, 4, 3
+NAMES = [f"part{number}.yaml" for number in range(FOLDS)]
+
+
+def train(folder, tests, trains, *words):
+    own = [f"DATA.TRAIN=[{','.join(trains)}]", f"DATA.TEST=[{','.join(tests)}]", *words]
+    vil.train(
+        None,
+        [*SMALL, "OPTIM.EPOCHS=1", f"DATA.NUM_CLASSES={CLASSES}", "DATALOADER.BSZ=8", *own],
+        output_dir=folder,
+        data=folder.parent,
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three runs, each trained on two of three TSV files and tested on the third."""
+    root = tmp_path_factory.mktemp("folds")
+    for number, name in enumerate(NAMES):
+        files = {
+            f"c{label}/{number}{i}.png": png_bytes(100 * number + 10 * label + i, (40, 36))
+            for label in range(CLASSES)
+            for i in range(PER_CLASS)
+        }
+        write_tsv(root, "train", files, name=name.removesuffix(".yaml"))
+    for number, name in enumerate(NAMES):
+        train(root / f"fold{number}", [name], [n for n in NAMES if n != name])
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_every_image_is_predicted_once_by_its_run(runs):
+    found = list(vil.predict_out_of_fold(str(runs / "fold*")))
+    assert len(found) == CLASSES * PER_CLASS * FOLDS == len({p.file for p in found})
+    for prediction in found:  # labels of a TSV file are numbers, the classes of the run
+        assert prediction.target == prediction.file[1]
+    correct = []
+    for number in range(FOLDS):
+        (metrics,) = vil.evaluate(runs / f"fold{number}").values()
+        own = [p for p in found if p.file.split("/")[1].startswith(str(number))]
+        hits = [str(p.classes[0][0]) == p.target for p in own]
+        assert 100 * np.mean(hits) == pytest.approx(metrics["top1"])
+        correct += hits
+    ended = command("predict", "--run", runs / "fold*", "--out-of-fold", "--format", "csv",
+                    "--output-file", "oof.csv")  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert f"{sum(correct)} of {len(found)} correct" in ended.err
+    with open("oof.csv", encoding="utf-8") as file:
+        first = [row for row in csv.DictReader(file) if row["rank"] == "1"]
+    assert [(row["file"], row["target"]) for row in first] == [(p.file, p.target) for p in found]
+    assert [int(row["index"]) for row in first] == [p.classes[0][0] for p in found]
+
+
+def test_probabilities_and_views(runs):
+    words = ["predict", "--run", runs / "fold*", "--out-of-fold", "--tta", "hflip"]
+    assert command(*words, "--format", "probabilities", "--output-file", "all.csv").code == 0
+    with open("all.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["file", "0", "1", "2", "target", "error"]
+    assert len(rows) == CLASSES * PER_CLASS * FOLDS
+    plain = {p.file: dict(p.classes) for p in vil.predict_out_of_fold(str(runs / "fold*"))}
+    differences = [abs(float(row["0"]) - plain[row["file"]][0]) for row in rows]
+    assert 0 < max(differences) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--run", "fold0", "--run", "fold1"], "12 of the 36 training images are in no run's test"),
+        (["--run", "fold*", "--run", "again"], "12 images are in the test sets of two runs, such"),
+        (["--run", "leak", "--run", "fold1"], "trained on 12 of the 12 images of its test set"),
+        (["--run", "other"], "other has the test sets fake, and no run was trained on one"),
+        (["--run", "fold0", "--run", "few"], "the first has 3, and there are 2"),
+        (["--run", "nix*"], "no folder matches"),
+        ([], "--out-of-fold needs a run for each fold"),
+        (["--run", "fold*", "--sample"], "predicts the runs' own images: leave out --sample"),
+        (["--run", "fold*", "photos"], "predicts the runs' own images: leave out images"),
+        (["--run", "fold*", "--output", "drawn"], "leave out --output"),
+    ],
+)
+def test_wrong_runs(runs, words, message, monkeypatch):
+    monkeypatch.chdir(runs)
+    if "again" in words and not Path("again").exists():
+        train(runs / "again", NAMES[:1], NAMES[1:])
+    if "leak" in words and not Path("leak").exists():
+        train(runs / "leak", NAMES[:1], NAMES)
+    kwargs = ["DATA.KWARGS={n: 8, size: 32, num_classes: 3}"]
+    if "other" in words and not Path("other").exists():
+        train(runs / "other", ["fake"], NAMES, *kwargs)
+    if "few" in words and not Path("few").exists():
+        kwargs = ["DATA.KWARGS={n: 8, size: 32, num_classes: 2}", "DATA.NUM_CLASSES=2"]
+        train(runs / "few", ["fake"], ["fake"], *kwargs)
+    ended = command("predict", "--out-of-fold", *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+
+
+def fold(number, total):
+    cfg = get_config()
+    return CfgNode({**cfg, "DATA": CfgNode({**cfg.DATA, "FOLDS": total, "FOLD": number})})
+
+
+@pytest.mark.parametrize(
+    ("folds", "message"),
+    [
+        ({"a": (0, 3), "b": (1, 2)}, "different numbers of folds .*: a 3, b 2"),
+        ({"a": (1, 3), "b": (1, 3)}, "a and b are both fold 1"),
+        ({"a": (1, 4), "b": (3, 4)}, "2 of 4 folds have no run: 0, 2"),
+    ],
+)
+def test_numbers_of_folds(folds, message):
+    with pytest.raises(ConfigError, match=message):
+        check_fold_numbers({run: fold(*numbers) for run, numbers in folds.items()})
+    check_fold_numbers({"a": fold(0, 2), "b": fold(1, 2)})
+    check_fold_numbers({"a": fold(0, 0), "b": fold(0, 0)})
+
+
+@pytest.mark.parametrize(
+    ("target_type", "text"), [("class", "hue 120"), ("labels", "hue 120"), ("numbers", "0 1 0")]
+)
+def test_targets_as_text(target_type, text):
+    from vil.data import build_dataset
+
+    own = dict(n=4, num_classes=3, target_type="class" if target_type == "class" else "labels")
+    dataset = build_dataset("fake", None, "val", **own)
+    dataset.target_type = target_type
+    assert describe_target(dataset, 1) == text

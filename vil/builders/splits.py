@@ -1,0 +1,124 @@
+"""Divide the training split of a dataset into training, validation and test images, as the config
+keys DATA.VAL_FRACTION, TEST_FRACTION and FOLDS say."""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+from yacs.config import CfgNode
+
+from vil.data.dataset import ImageDataset
+from vil.data.image_groups import group_samples
+from vil.data.splits import assign_parts
+from vil.utils.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
+
+MAX_LISTED = 5  # class names in a message
+
+
+def derived_splits(cfg: CfgNode, name: str) -> list[str]:
+    """Return those splits of the dataset `name` that are parts of its training split, in the order
+    "train", "val", "test"; [] if it has its own splits.
+
+    Raises ConfigError if parts are held out that no set in DATA.VAL or DATA.TEST would use.
+    """
+    data = cfg.DATA
+    if data.VAL:
+        held_out = {
+            "val": (data.VAL_FRACTION, "VAL"),
+            "test": (data.FOLDS or data.TEST_FRACTION, "TEST"),
+        }
+    else:
+        held_out = {"val": (data.FOLDS or data.VAL_FRACTION, "TEST")}
+    splits = []
+    for split, key in ((split, key) for split, (amount, key) in held_out.items() if amount):
+        shared = set(data[key]) & set(data.TRAIN)
+        if not shared:
+            raise ConfigError(
+                f"DATA.{key} {', '.join(data[key])} names no set of DATA.TRAIN "
+                f"{', '.join(data.TRAIN)}, so no images can be held out as its {split} split: "
+                f"set DATA.VAL_FRACTION, TEST_FRACTION and FOLDS to 0, or change DATA.{key}"
+            )
+        if name in shared:
+            splits.append(split)
+    return ["train", *splits] if splits else []
+
+
+def split_indices(cfg: CfgNode, name: str, dataset: ImageDataset) -> dict[str, np.ndarray]:
+    """Divide the training split of the dataset `name`. Returns {split: sorted indices}.
+
+    The test images are selected before the validation images, so they do not depend on
+    DATA.VAL_FRACTION. Raises DataError if a class has too few groups of images for all splits.
+    """
+    data, splits = cfg.DATA, derived_splits(cfg, name)
+    groups = group_samples(dataset, data.GROUP_BY, name)
+    rest, indices = np.arange(len(dataset)), {}
+    by_fold = "test" if data.VAL else "val"
+    for split in (split for split in ("test", "val") if split in splits):
+        key = f"{split.upper()}_FRACTION"
+        if data.FOLDS and split == by_fold:
+            fractions, held_out = [1 / data.FOLDS] * data.FOLDS, data.FOLD
+            what = f"{name}, DATA.FOLDS {data.FOLDS}"
+        else:
+            fractions, held_out = [1 - data[key], data[key]], 1
+            what = f"{name}, DATA.{key} {data[key]}"
+        parts = _divide(dataset, rest, groups, fractions, data.SPLIT_SEED, what)
+        indices[split], rest = rest[parts == held_out], rest[parts != held_out]
+    indices["train"] = rest
+    counts = ", ".join(f"{len(indices[split])} {split}" for split in splits)
+    logger.info("%s: %d images are divided into %s", name, len(dataset), counts)
+    return indices
+
+
+def _divide(
+    dataset: ImageDataset,
+    samples: np.ndarray,
+    groups: np.ndarray,
+    fractions: Sequence[float],
+    seed: int,
+    what: str,
+) -> np.ndarray:
+    """Return the part, from 0 to len(fractions) - 1, of each of the samples. samples: indices of
+    the dataset. groups: (N,) of the dataset. what: start of messages."""
+    targets, groups = dataset.targets[samples], groups[samples]
+    kind = dict(target_type=dataset.target_type)
+    count = len(fractions)
+    if (total := len(np.unique(groups))) < count:
+        raise DataError(f"{what}: {total} groups of images cannot be divided into {count} parts")
+    if dataset.target_type == "class":
+        _check_groups(dataset.classes, targets, groups, count, what)
+    parts = assign_parts(targets, fractions, groups=groups, seed=seed, **kind)
+    if dataset.target_type == "class":
+        _check_classes(dataset.classes, targets, parts, count, what)
+    return parts
+
+
+def _check_groups(
+    classes: Sequence[str], targets: np.ndarray, groups: np.ndarray, least: int, what: str
+) -> None:
+    """Raise DataError if a class has images in fewer than `least` groups."""
+    pairs = np.unique(np.stack([targets, groups]), axis=1)
+    counts = np.bincount(pairs[0], minlength=len(classes))
+    rare = np.flatnonzero((counts < least) & (counts > 0)).tolist()
+    if rare:
+        shown = ", ".join(f"{classes[number]} {counts[number]}" for number in rare[:MAX_LISTED])
+        raise DataError(
+            f"{what}: {len(rare)} of {len(classes)} classes have fewer than {least} images (or "
+            f"groups of images that stay together): {shown}; add images, or remove these classes"
+        )
+
+
+def _check_classes(
+    classes: Sequence[str], targets: np.ndarray, parts: np.ndarray, count: int, what: str
+) -> None:
+    """Raise DataError if a class has no images in one of the `count` parts."""
+    for part in range(count):
+        missing = np.setdiff1d(targets, targets[parts == part]).tolist()
+        if missing:
+            shown = ", ".join(classes[number] for number in missing[:MAX_LISTED])
+            raise DataError(
+                f"{what}: {len(missing)} of {len(classes)} classes have no images in part {part}, "
+                f"because their groups have other classes too: {shown}; set another "
+                "DATA.SPLIT_SEED, or DATA.GROUP_BY none"
+            )

@@ -1,0 +1,98 @@
+"""Compute features of images with a trained model, or measure how good its features are.
+
+  vil embed photos/ --output-file features.npy                         the shipped small weights
+  vil embed --run runs/nano photos/ --output-file features.npy         the best checkpoint of a run
+  find . -name '*.jpg' | vil embed --run runs/nano --images - --output-file features.npy
+  vil embed --run runs/nano --probe                                    on the run's own data
+  vil embed --config-file digits/vil_nano.yaml MODEL.MODEL_PATH nano.safetensors --probe
+  vil embed --data photos DATA.TRAIN folder DATA.TEST folder DATA.NUM_CLASSES 3 --probe \\
+      MODEL.ARCH timm/resnet18 MODEL.PRETRAINED True
+
+The features of an image are the pooled output of the model before its head. --output-file is an
+array (N, D) float32 in NumPy's format, one row per image, and a table of the same name that ends in
+.csv lists the images: row, file, error. The row of an image that cannot be read is NaN; the exit
+code is 3 if no image could be read. Images are given as for `vil predict`.
+
+--probe fits simple classifiers on the features of the config's training images, and prints their
+accuracy on the test sets: nearest neighbors by cosine similarity, with k = 20 and with a k chosen
+on a fifth of the training images, and logistic regression on standardized features (a linear
+probe), whose C is chosen in the same way. The head is not used, so FINETUNE.HEAD new is allowed for
+weights of other classes. It needs scikit-learn.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from vil.cli.arguments import config_arguments, files_read, run_arguments, with_weights
+from vil.cli.predict import image_words, use_shipped_weights
+from vil.utils.errors import ConfigError
+from vil.utils.output_paths import output_file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    config_arguments(parser)
+    run_arguments(parser)
+    add = parser.add_argument
+    text = "files, folders, or - for standard input"
+    add("--images", nargs="+", action="extend", default=[], metavar="PATH", help=text)
+    add("--sample", action="store_true", help="the digits that ship with the package")
+    add("--output-file", metavar="FILE", help="the features, a file that ends in .npy")
+    text = "accuracy of nearest neighbors and of a linear probe on the config's own data"
+    add("--probe", action="store_true", help=text)
+
+
+def run(args: argparse.Namespace) -> int:
+    from vil.workflows import predict
+
+    args.opts, words = image_words(args, predict.IMAGE_SUFFIXES)
+    use_shipped_weights(args)
+    if args.probe:
+        if words or args.sample or args.output_file:
+            raise ConfigError(
+                "--probe measures on the config's own data: leave out images and files"
+            )
+        return run_probe(args)
+    if bool(words) == args.sample:
+        raise ConfigError(
+            "give images (files, folders, or - for standard input), --sample or --probe"
+        )
+    if not args.output_file:
+        raise ConfigError("give a file for the features: --output-file features.npy")
+    return run_embed(args, words)
+
+
+def run_embed(args: argparse.Namespace, words: list[str]) -> int:
+    """Write the features of images and the table of their names."""
+    from vil.workflows import embed, predict
+
+    cfg, class_names = with_weights(args)
+    embed.check_embed(cfg)
+    images, _ = predict.find_images(words, sys.stdin.buffer.read, sample=args.sample)
+    inputs = [*files_read(args, "output_file"), *(image.name for image in images)]
+    file = output_file(args.output_file, "--output-file", (".npy",), inputs)
+    table = output_file(Path(file).with_suffix(".csv"), "--output-file", (), inputs)
+    model = embed.load_encoder(cfg, class_names)
+    print(model.report, file=sys.stderr)
+    (count, width), failed = embed.embed_files(model, images, file)
+    print(f"{count} images, {width} features: {file}, {table}")
+    if failed:
+        print(f"{failed} of {count} images could not be read: rows of NaN", file=sys.stderr)
+    return 0
+
+
+def run_probe(args: argparse.Namespace) -> int:
+    """Print the accuracies of classifiers of the features."""
+    from vil.utils.text_table import align
+    from vil.workflows import embed
+
+    result = embed.probe(*with_weights(args))
+    print(result.report, file=sys.stderr)
+    counts = ", ".join(f"{name} {count} images" for name, count in result.num_images.items())
+    print(f"{result.num_features} features; {counts}")
+    names = list(result.probes[0].top1)
+    rows = [("classifier", "setting", *(f"top1 {name}" for name in names))]
+    for name, setting, top1 in result.probes:
+        rows.append((name, setting, *(f"{top1[test]:.2f}" for test in names)))
+    print(align(rows, 2))
+    return 0

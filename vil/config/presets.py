@@ -1,0 +1,57 @@
+"""Presets: named sets of config keys for a purpose, which files and the command line override.
+
+They are the YAML files in configs/_presets_, whose comments give the reasons.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from yacs.config import CfgNode
+
+from vil.config.coercion import coerce
+from vil.config.defaults import KEYS, value_at
+from vil.config.yaml_source import ConfigError, Setting, from_file, packaged_root
+from vil.utils.lookup import lookup
+
+FOLDER = "_presets_"
+# {key: keys without a meaning of their own}. If a file or the command line sets the key, a preset
+# does not set the others: the learning rate of a recipe must not be scaled as that of a preset.
+DEPENDENT = {"OPTIM.LR": ("OPTIM.LR_REFERENCE_BATCH", "OPTIM.LR_SCALING", "SOLVER.MIN_LR")}
+
+
+def read_preset(name: str) -> list[Setting]:
+    """Return the settings of a preset. Raises ConfigError, with the nearest name, for an unknown
+    preset."""
+    files = {file.stem: file for file in sorted((packaged_root() / FOLDER).glob("*.yaml"))}
+    try:
+        file = lookup(files, name, "preset")
+    except ValueError as error:
+        raise ConfigError(f"--preset: {error}") from None
+    where = f"preset {name}"
+    return [s._replace(where=where) for s in from_file(file) if s.key != "VERSION"]
+
+
+def below(preset: Iterable[Setting], others: Iterable[Setting]) -> list[Setting]:
+    """Return the settings of a preset that apply together with those of files and the command line,
+    which override them."""
+    keys = {setting.key for setting in others}
+    dropped = {name for key, names in DEPENDENT.items() if key in keys for name in names}
+    return [setting for setting in preset if setting.key not in dropped]
+
+
+def describe_preset(name: str, cfg: CfgNode, sources: Mapping[str, str]) -> list[str]:
+    """Return a line of text per key of a preset: its value, or which value replaces it and where
+    that was set.
+
+    cfg, sources: the result of `vil.config.load_config` with this preset.
+    """
+    owner = {other: key for key, others in DEPENDENT.items() for other in others}
+    lines = [f"preset {name}:"]
+    for key, text, where in read_preset(name):
+        value, now = coerce(text, KEYS[key].default), value_at(cfg, key)
+        source = sources.get(key)
+        why = f"from {source}" if source else f"because {owner[key]} is set"
+        if source == where:
+            lines.append(f"  {key} {now}")
+        else:
+            lines.append(f"  {key} {now}{'' if now == value else f', not {value}'} ({why})")
+    return lines

@@ -1,0 +1,46 @@
+"""A part of a dataset, such as one fold."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+
+from vil.data.dataset import ImageDataset
+
+
+class Subset(ImageDataset):
+    """Those samples of a dataset that `indices` selects, in the order of `indices`.
+
+    The transform of the dataset is used. dataset: it must not be used elsewhere, because
+    `reorder_classes` changes it too.
+    """
+
+    splits = ("train", "val", "test")
+
+    def __init__(self, dataset: ImageDataset, indices: np.ndarray, split: str):
+        """Select samples. indices: (N,) int64 indices of the dataset. split: what the part is used
+        for, such as "val"."""
+        super().__init__(split)
+        self.dataset, self.indices = dataset, np.asarray(indices, np.int64)
+        self.classes, self.target_type = dataset.classes, dataset.target_type
+        self.targets = dataset.targets[self.indices]
+        for name in ("weights", "split_groups"):
+            if (values := getattr(dataset, name)) is not None:
+                setattr(self, name, values[self.indices])
+
+    def __getitem__(self, index: int) -> tuple:
+        return self.dataset[int(self.indices[index])]
+
+    def reorder_classes(self, names: Sequence[str]) -> None:
+        super().reorder_classes(names)
+        self.dataset.reorder_classes(names)
+
+    def image(self, index: int) -> Image.Image:
+        return self.dataset.image(int(self.indices[index]))
+
+    def content(self, index: int) -> bytes:
+        return self.dataset.content(int(self.indices[index]))
+
+    def sample_name(self, index: int) -> str:
+        """Return the sample's name in the dataset."""
+        return self.dataset.sample_name(int(self.indices[index]))

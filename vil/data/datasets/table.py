@@ -1,0 +1,192 @@
+"""Images that a table lists: a CSV, TSV or Parquet file with a row per image.
+
+path,label,split,group,weight
+photos/1.jpg,cat,train,house 1,1
+photos/2.jpg,dog,val,house 2,0.5
+
+Only the first two columns are required. N is the number of images of a split, K that of labels or
+numbers.
+"""
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from PIL import Image
+
+from vil.data.dataset import SPLITS, ImageDataset, Root, Transform
+from vil.data.datasets.table_labels import Location, parse_number, read_targets
+from vil.data.formats.table_file import read_rows
+from vil.data.image import read_image
+from vil.data.splits import number_keys
+from vil.utils.errors import DataError
+from vil.utils.lookup import lookup
+from vil.utils.safe_files import path_below, regular_file
+
+logger = logging.getLogger(__name__)
+
+OPTIONAL = ("split", "group", "weight")  # columns
+
+
+class Table(ImageDataset):
+    """A dataset of the images in the rows of the table `file`, a path below root.
+
+    The column `split`, if there is one, names the split of each row: train, val or test. Otherwise
+    all rows are training images. Rows with the same text in the column `group` are never in
+    different splits. The column `weight` has the weights of the samples.
+    """
+
+    splits = ("train", "val", "test")
+
+    def __init__(
+        self,
+        root: Root,
+        split: str,
+        transform: Transform = None,
+        *,
+        file: str = "labels.csv",
+        path_column: str = "path",
+        label_column: str = "label",
+        label_columns: Sequence[str] = (),
+        separator: str = "|",
+        text_labels: bool = False,
+        images: str = ".",
+        all_rows: bool = False,
+        target_type: str = "class",
+        extra_roots: Sequence[str] = (),
+    ):
+        """Read the table, and check that its images exist.
+
+        Args:
+            label_columns: for target_type "numbers", the columns of the numbers; for "labels",
+                columns with 0 or 1, one per label. Default: `label_column` alone.
+            separator: between several labels in one cell, such as "cat|dog".
+            text_labels: allow classes whose names are partly numbers.
+            images: folder below root to which the paths in the table are relative.
+            all_rows: if there is no column `split`, all rows belong to every split.
+            target_type: see `ImageDataset`.
+            extra_roots: further folders in which images may lie.
+
+        Raises ValueError for a column that the table lacks. Raises DataError for an invalid table,
+        and if images are missing, listed twice, or separated from their group.
+        """
+        super().__init__(split, transform)
+        self.target_type = target_type
+        self.path = path_below(root, file, "the config", extra_roots)
+        self.images = path_below(root, images, "DATA.KWARGS.images", extra_roots)
+        rows = read_rows(self.path, separator)
+        columns = [str(name) for name in label_columns] or [str(label_column)]
+        required = [str(path_column), *columns]
+        optional = [name for name in OPTIONAL if name in rows.columns and name not in required]
+        at = {name: index for index, name in enumerate(rows.columns)}
+        kind = f"column of {self.path.name}"
+        wanted = [lookup(at, name, kind) for name in [required[0], *optional, *columns]]
+        lines, cells = [], []
+        for line, record in rows.cells:
+            lines.append(line)
+            cells.append([record[index] for index in wanted])
+        if not lines:
+            raise DataError(f"{self.path} is empty: it has no rows below the names of its columns")
+        paths, *others = zip(*cells)
+        del cells
+        given = dict(zip(optional, others))
+        self.where = Location(self.path, rows.unit, lines)
+        paths = self._normalize(paths)
+        in_split = self._select(given.get("split"), split, all_rows)
+        if "group" in given:
+            groups = number_keys([text.strip() or None for text in given["group"]])
+            self._check_groups(given, groups)
+            self.split_groups = groups[in_split]
+        if "weight" in given:
+            self.weights = self._read_weights(given["weight"])[in_split]
+        is_train = in_split
+        if "split" in given and split != "train" and "train" in given["split"]:
+            is_train = np.array([text.strip() == "train" for text in given["split"]])
+        self.classes, targets = read_targets(
+            others[len(optional) :],
+            columns if label_columns else [],
+            target_type,
+            self.where,
+            is_train,
+            separator=separator,
+            text_labels=text_labels,
+            name=str(label_column),
+        )
+        self.targets = targets[in_split]
+        if target_type == "class" and (
+            missing := set(range(len(self.classes))) - {*self.targets.tolist()}
+        ):
+            text = "%s: %d of %d classes have no images in the split %s, such as %s"
+            counts = len(missing), len(self.classes), split
+            logger.warning(text, self.path, *counts, self.classes[min(missing)])
+        self.names = np.array([os.fsencode(paths[row]) for row in np.flatnonzero(in_split)])
+        self._check_files((root, *extra_roots), [lines[row] for row in np.flatnonzero(in_split)])
+
+    def _normalize(self, paths: Iterable[str]) -> list[str]:
+        """Return the paths in their simplest form. Raises DataError for an empty path, and for one
+        that is listed twice."""
+        normal = [os.path.normpath(text.strip()) if text.strip() else "" for text in paths]
+        self.where.refuse([not name or "\0" in name for name in normal], "have no path", normal)
+        first: dict[str, int] = {}
+        repeated = [first.setdefault(name, row) != row for row, name in enumerate(normal)]
+        self.where.refuse(repeated, "have a path that was listed before", normal)
+        return normal
+
+    def _select(self, splits: Sequence[str] | None, split: str, all_rows: bool) -> np.ndarray:
+        """Return which rows are in a split, as (rows,) bool. splits: the column `split`."""
+        if splits is None:
+            if split == "train" or all_rows:
+                return np.ones(len(self.where.lines), bool)
+            raise DataError(
+                f"{self.path} has no column split, so all of its rows are training images: add the "
+                f"column, or set DATA.{split.upper()}_FRACTION 0.2"
+            )
+        texts = [text.strip() for text in splits]
+        unknown = [text not in SPLITS for text in texts]
+        self.where.refuse(unknown, f"have a split other than {', '.join(SPLITS)}", texts)
+        selected = np.array([text == split for text in texts])
+        if not selected.any():
+            fraction = f", or set DATA.{split.upper()}_FRACTION 0.2" if split != "train" else ""
+            raise DataError(f"{self.path} has no rows of the split {split}: add some{fraction}")
+        return selected
+
+    def _check_groups(self, given: dict[str, Sequence[str]], groups: np.ndarray) -> None:
+        """Raise DataError if the column `split` separates images of one group."""
+        if "split" not in given:
+            return
+        splits = [text.strip() for text in given["split"]]
+        first: dict[int, str] = {}
+        torn = [
+            group >= 0 and first.setdefault(group, split) != split
+            for group, split in zip(groups.tolist(), splits)
+        ]
+        count = len({group for group, bad in zip(groups.tolist(), torn) if bad})
+        problem = f"are in another split than the first image of their group ({count} groups)"
+        self.where.refuse(torn, problem, given["group"])
+
+    def _read_weights(self, texts: Sequence[str]) -> np.ndarray:
+        weights = np.array([parse_number(text) for text in texts], np.float64)
+        wrong = ~(np.isfinite(weights) & (weights >= 0))
+        self.where.refuse(wrong, "have a weight that is not a number of at least 0", texts)
+        if not weights.any():
+            raise DataError(f"{self.path}: all weights are 0")
+        return weights.astype(np.float32)
+
+    def _check_files(self, roots: Sequence[Root], lines: Sequence[int]) -> None:
+        """Raise DataError if images of this split are missing, or not below one of the roots."""
+        names = [os.fsdecode(name) for name in self.names]
+        paths = [path_below(self.images, name, self.path, roots) for name in names]
+        missing = [not path.is_file() for path in paths]
+        where = self.where._replace(lines=lines)
+        where.refuse(missing, f"name an image that does not exist below {self.images}", names)
+
+    def content(self, index: int) -> bytes:
+        return regular_file(self.images / self.sample_name(index)).read_bytes()
+
+    def image(self, index: int) -> Image.Image:
+        return read_image(self.images / self.sample_name(index), self.value_range)
+
+    def sample_name(self, index: int) -> str:
+        """Return the image's path in the table, without redundant parts such as "./"."""
+        return os.fsdecode(self.names[index])

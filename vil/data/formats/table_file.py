@@ -1,0 +1,126 @@
+"""Read the rows of a CSV, TSV or Parquet file as text, with the number of each line."""
+
+import csv
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vil.utils.errors import DataError
+from vil.utils.safe_files import regular_file
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+MAX_LINE = 1 << 20  # bytes
+BATCH = 10_000  # rows of Parquet that are converted at once
+
+
+class Rows(NamedTuple):
+    """The columns of a table, and an iterator over (line number, list of cells) per row.
+
+    unit: what the numbers count, "line" or "row".
+    """
+
+    columns: list[str]
+    cells: Iterator[tuple[int, list[str]]]
+    unit: str = "line"
+
+
+def read_rows(path: Path, separator: str) -> Rows:
+    """Open a table whose format is given by the file's extension.
+
+    separator: joins the items of a list in one cell of Parquet. Raises DataError if the file is
+    missing, invalid or empty. Iteration raises it, too.
+    """
+    try:
+        regular_file(path)
+    except OSError as error:
+        raise DataError(f"the table {path} cannot be read: {error.strerror or error}") from error
+    if path.suffix.lower() == ".parquet":
+        rows = _read_parquet(path, separator)
+    else:
+        rows = _read_csv(path)
+    if repeated := sorted({name for name in rows.columns if rows.columns.count(name) > 1}):
+        raise DataError(f"{path} has several columns with the name {', '.join(repeated)}")
+    return rows
+
+
+def _read_csv(path: Path) -> Rows:
+    lines = _read_records(path)
+    number, header = next(lines, (0, []))
+    if not header:
+        raise DataError(f"{path} is empty: its first line must name the columns, as in path,label")
+    columns = [name.strip() for name in header]
+
+    def cells() -> Iterator[tuple[int, list[str]]]:
+        for number, record in lines:
+            if len(record) != len(columns):
+                raise DataError(
+                    f"{path}, line {number}: {len(record)} cells, but {len(columns)} columns "
+                    f"({', '.join(columns)})"
+                )
+            yield number, record
+
+    return Rows(columns, cells())
+
+
+def _read_records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield (number of its last line, cells) for each record that is not an empty line."""
+    reader = csv.reader(_decode(path), delimiter=DELIMITERS[path.suffix.lower()], strict=True)
+    while True:
+        try:
+            record = next(reader, None)
+        except csv.Error as error:
+            raise DataError(f"{path}, line {reader.line_num}: {error}") from error
+        if record is None:
+            return
+        if record:
+            yield reader.line_num, record
+
+
+def _decode(path: Path) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file. Raises DataError with the line's number for other text, and
+    for a line of more than MAX_LINE bytes."""
+    number = 0
+    with open(path, "rb") as file:
+        while line := file.readline(MAX_LINE + 1):
+            number += 1
+            if len(line) > MAX_LINE:
+                raise DataError(f"{path}, line {number}: longer than {MAX_LINE} bytes")
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}, line {number}: not UTF-8 ({error.reason})") from error
+
+
+def _read_parquet(path: Path, separator: str) -> Rows:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise DataError(f"{path} needs pyarrow: pip install vil[tables]") from error
+    try:
+        file = ParquetFile(path)
+        columns = list(file.schema_arrow.names)
+    except (ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+
+    def cells() -> Iterator[tuple[int, list[str]]]:
+        number = 0
+        try:
+            for batch in file.iter_batches(BATCH):
+                for values in zip(*(column.to_pylist() for column in batch.columns)):
+                    number += 1
+                    yield number, [_as_text(value, separator) for value in values]
+        except (ArrowException, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise DataError(f"{path}, after row {number}: {reason}") from error
+
+    return Rows(columns, cells(), "row")
+
+
+def _as_text(value: Any, separator: str) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, list):
+        return separator.join(map(str, value))
+    return str(int(value)) if isinstance(value, bool) else str(value)

@@ -1,0 +1,43 @@
+"""Groups of images that no split may separate: those of one person or place, and identical ones."""
+
+import hashlib
+import logging
+
+import numpy as np
+
+from vil.data.dataset import ImageDataset
+from vil.data.splits import join_groups, number_keys
+from vil.utils.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+MAX_COMPARED = 50_000  # images that "auto" reads to find identical ones
+
+
+def group_samples(dataset: ImageDataset, group_by: str, name: str) -> np.ndarray:
+    """Return the group (N,) int64 of each sample.
+
+    group_by: "column" for the dataset's `split_groups`; "content" for identical images; "none" for
+    no groups; "auto" for both of the first two, but without content above MAX_COMPARED images. An
+    image that cannot be read equals no other. name: what messages call the dataset. Raises
+    ConfigError for "column" if the dataset has no `split_groups`.
+    """
+    count, keys = len(dataset), []
+    if group_by in ("column", "auto") and dataset.split_groups is not None:
+        keys.append(dataset.split_groups)
+    elif group_by == "column":
+        raise ConfigError(f"DATA.GROUP_BY column: {name} has no group column; use auto or content")
+    if group_by == "content" or (group_by == "auto" and count <= MAX_COMPARED):
+        keys.append(number_keys([_content_hash(dataset, index) for index in range(count)]))
+    elif group_by == "auto":
+        text = "%s: %d images are more than %d, so identical ones may be in different splits: "
+        text += "DATA.GROUP_BY content compares all"
+        logger.warning(text, name, count, MAX_COMPARED)
+    return join_groups(*keys) if keys else np.arange(count)
+
+
+def _content_hash(dataset: ImageDataset, index: int) -> bytes | None:
+    try:
+        return hashlib.blake2b(dataset.content(index), digest_size=16).digest()
+    except OSError:
+        return None

@@ -1,0 +1,149 @@
+"""Divide the samples of a dataset into parts, such as folds, as a pure function of a seed.
+
+The method is iterative stratification: K. Sechidis, G. Tsoumakas and I. Vlahavas, "On the
+Stratification of Multi-Label Data", ECML PKDD 2011, section 3. Each part gets its share of every
+label, and samples of one group stay together.
+
+scikit-learn's splitters are not used. A split must stay the same under any version of numpy and
+scikit-learn, because another split would mix training and test images of an existing run. They also
+have no splitter for groups with several labels.
+
+Shapes: N samples, K labels or numbers, P parts.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+NUM_BINS = 10  # quantile bins per number
+
+
+def assign_parts(
+    targets: np.ndarray,
+    fractions: Sequence[float],
+    *,
+    target_type: str = "class",
+    groups: np.ndarray | None = None,
+    seed: int = 0,
+) -> np.ndarray:
+    """Return the part (N,) int64, from 0 to P - 1, of each sample.
+
+    targets, target_type: see `vil.data.dataset.ImageDataset`. fractions: the share of each of the P
+    parts; they sum to 1. groups: (N,) int64, the group of each sample; None if each sample is a
+    group. A label that at least P groups have is in every part, unless a group has several labels.
+    """
+    count = len(targets)
+    groups = np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
+    groups = groups.reshape(-1)
+    part_of_group = _assign_groups(
+        groups, *_sample_labels(targets, target_type), np.asarray(fractions, np.float64), seed
+    )
+    return part_of_group[groups]
+
+
+def _sample_labels(targets: np.ndarray, target_type: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return all pairs of a sample and one of its labels, as two int64 arrays of equal length. The
+    labels of numbers are their quantile bins."""
+    count = len(targets)
+    if target_type == "class":
+        return np.arange(count), np.asarray(targets, np.int64)
+    if target_type == "labels":
+        return np.nonzero(targets)
+    columns = []
+    for number, values in enumerate(np.asarray(targets, np.float64).T):
+        # equal values have the same rank, so they are in the same bin
+        ranks = np.searchsorted(np.sort(values, kind="stable"), values)
+        columns.append(number * NUM_BINS + ranks * NUM_BINS // count)
+    return np.tile(np.arange(count), len(columns)), np.concatenate(columns)
+
+
+def _assign_groups(
+    groups: np.ndarray, samples: np.ndarray, labels: np.ndarray, fractions: np.ndarray, seed: int
+) -> np.ndarray:
+    """Return the part of each group. groups: (N,) numbers from 0. samples, labels: pairs of a
+    sample and one of its labels."""
+    num_groups, num_parts = int(groups.max()) + 1, len(fractions)
+    sizes = np.bincount(groups, minlength=num_groups).tolist()
+    order = np.random.RandomState(np.random.MT19937(seed)).permutation(num_groups)
+    order = order[np.argsort([-sizes[group] for group in order], kind="stable")].tolist()
+    labels_of, groups_of = _group_labels(groups[samples], labels, order, num_groups)
+    wanted = (fractions * len(groups)).tolist()  # samples that each part still needs
+    needs = {}  # samples of each label that each part still needs
+    for label, members in groups_of.items():
+        least = 1.0 if len(members) >= num_parts else 0.0
+        total = sum(labels_of[group][label] for group in members)
+        needs[label] = np.maximum(fractions * total, least).tolist()
+    left = {label: len(members) for label, members in groups_of.items()}  # unassigned groups
+    empty = {label: set(range(num_parts)) for label in groups_of}  # parts without the label
+    parts = [-1] * num_groups
+
+    def assign(group: int, need: Sequence[float], allowed: Sequence[int]) -> None:
+        part = max(allowed, key=lambda p: (need[p], wanted[p], -p))
+        parts[group] = part
+        wanted[part] -= sizes[group]
+        for label, number in labels_of[group].items():
+            needs[label][part] -= number
+            left[label] -= 1
+            empty[label].discard(part)
+
+    everywhere = range(num_parts)
+    while any_left := [label for label, number in left.items() if number]:
+        rarest = min(any_left, key=lambda label: (left[label], label))
+        for group in groups_of[rarest]:
+            if parts[group] < 0:
+                # the last groups go to the parts that have none
+                lacking = sorted(empty[rarest])
+                is_last = lacking and left[rarest] <= len(lacking)
+                assign(group, needs[rarest], lacking if is_last else everywhere)
+    for group in order:
+        if parts[group] < 0:  # without any label
+            assign(group, wanted, everywhere)
+    return np.array(parts, np.int64)
+
+
+def _group_labels(
+    groups: np.ndarray, labels: np.ndarray, order: Sequence[int], num_groups: int
+) -> tuple[list[dict[int, int]], dict[int, list[int]]]:
+    """Count the labels of groups. groups, labels: the group and the label of each pair.
+
+    Returns ([{label: samples of the group that have it}], {label: groups that have it, in the given
+    order}).
+    """
+    labels_of: list[dict[int, int]] = [{} for _ in range(num_groups)]
+    for group, label in zip(groups.tolist(), labels.tolist()):
+        labels_of[group][label] = labels_of[group].get(label, 0) + 1
+    groups_of: dict[int, list[int]] = {}
+    for group in order:
+        for label in labels_of[group]:
+            groups_of.setdefault(label, []).append(group)
+    return labels_of, groups_of
+
+
+def join_groups(*keys: np.ndarray) -> np.ndarray:
+    """Return the group (N,) int64 of each sample, where samples with an equal key are in one group.
+
+    keys: arrays (N,) int64. A key below 0 equals no other key. Samples that are connected through
+    several others are in one group, too. A group's number is the index of its first sample.
+    """
+    parents = list(range(len(keys[0])))
+
+    def first(sample: int) -> int:
+        while parents[sample] != sample:
+            parents[sample] = sample = parents[parents[sample]]
+        return sample
+
+    for column in keys:
+        seen: dict[int, int] = {}
+        for sample, key in enumerate(column.tolist()):
+            if key >= 0:
+                one, two = sorted((first(sample), first(seen.setdefault(key, sample))))
+                parents[two] = one
+    return np.array([first(sample) for sample in range(len(parents))], np.int64)
+
+
+def number_keys(keys: Sequence[bytes | str | None]) -> np.ndarray:
+    """Return a number (N,) int64 for each key, the same for equal keys, and -1 for None."""
+    numbers: dict[bytes | str, int] = {}
+    return np.array(
+        [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys], np.int64
+    )

@@ -1,0 +1,39 @@
+"""Compute the features that a classifier's head gets, of models of this package, timm and
+torchvision.
+
+Shapes: B images, D features.
+"""
+
+from torch import Tensor, nn
+
+from vil.models.head_names import find_heads
+
+
+def pooled_features(model: nn.Module, images: Tensor) -> Tensor:
+    """Return the pooled features (B, D) of images (B, C, H, W), which the model's head gets.
+
+    A model with timm's methods `forward_features` and `forward_head` pools by itself. Of any other
+    model, the features are the input of its head. Features with more dimensions, maps (B, D, X, Y)
+    or tokens (B, L, D), are averaged. Raises ValueError if the model does not call its head.
+    """
+    if hasattr(model, "forward_features") and hasattr(model, "forward_head"):
+        features = model.forward_head(model.forward_features(images), pre_logits=True)
+    else:
+        features = head_input(model, images)
+    if features.ndim == 4:
+        return features.mean((2, 3))
+    return features.mean(1) if features.ndim == 3 else features
+
+
+def head_input(model: nn.Module, images: Tensor) -> Tensor:
+    """Run the model on images and return the input of its classification head."""
+    inputs: list[Tensor] = []
+    head = find_heads(model)[0]
+    hook = head.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+    try:
+        model(images)
+    finally:
+        hook.remove()
+    if not inputs:
+        raise ValueError(f"{type(model).__name__} does not call its classification head")
+    return inputs[-1]

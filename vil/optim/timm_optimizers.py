@@ -1,0 +1,139 @@
+"""The optimizers of timm, as entries of OPTIMIZERS with the names timm/<name>, such as timm/muon.
+
+timm's registry describes each of them; this file adds what vil has to know about their classes. An
+optimizer gets the parameter groups, the learning rate and OPTIM.MOM. Of OPTIM.ADAM it gets those
+values that differ from the defaults of these keys, as in timm's train script, because the defaults
+of some classes are others, such as Lion's betas (0.9, 0.99).
+"""
+
+import functools
+import inspect
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from timm.optim import create_optimizer_v2, get_optimizer_class, get_optimizer_info, list_optimizers
+from torch.optim import Optimizer
+
+from vil.optim.optimizers import Settings
+from vil.utils.registry import Entry
+
+PREFIX = "timm/"
+
+# {family of learning rates: classes}, see `vil.optim.learning_rates`.
+FAMILIES = {
+    "adam": "AdaBelief Adam Adamax AdamP AdamW AdamWLegacy Adopt LaProp MADGRAD Mars NAdam "
+    "NAdamLegacy NAdamW RAdam RAdamLegacy Kron",
+    "adan": "Adan",
+    "adafactor": "Adafactor AdafactorBigVision",
+    "adagrad": "Adagrad",
+    "adadelta": "Adadelta",
+    "lamb": "Lamb",
+    "lars": "Lars",
+    "lion": "Lion",
+    "muon": "Muon",
+    "novograd": "NvNovoGrad",
+    "rmsprop": "RMSprop RMSpropTF",
+    "sgd": "SGD SGDP SGDW",
+}
+FAMILY_OF = {name: family for family, names in FAMILIES.items() for name in names.split()}
+# Classes whose update of an element depends on other elements of the tensor, by a norm, a mean, a
+# factored state or a matrix product. The mask of "caution" has a mean too.
+TENSORWISE = {
+    *("Adafactor", "AdafactorBigVision", "AdamP", "Kron", "Lamb"),
+    *("Lars", "Mars", "Muon", "NvNovoGrad", "SGDP"),
+}
+# {start of the location of a class outside of timm and torch: why it is refused}
+OTHER_PACKAGES = {
+    "bitsandbytes": "it needs bitsandbytes, whose state is not tested with exact resuming",
+    "apex": "it needs NVIDIA's apex: use apex_adam or apex_lamb",
+}
+
+
+@functools.cache
+def timm_entries() -> dict[str, Entry]:
+    """Return {name: entry} of all optimizers of the installed timm, with the names timm/<name>."""
+    return {PREFIX + name: make_entry(name) for name in list_optimizers()}
+
+
+def make_entry(name: str) -> Entry:
+    """Return the entry of timm's optimizer `name`, which has no prefix."""
+    info = get_optimizer_info(name)
+    location = info.opt_class if isinstance(info.opt_class, str) else info.opt_class.__name__
+    tensorwise = location in TENSORWISE or (info.defaults or {}).get("caution", False)
+    facts: dict[str, Any] = dict(family=FAMILY_OF.get(location))
+    facts["can_shard"] = location in FAMILY_OF and not tensorwise
+    if reason := explain_refusal(location, second_order=info.second_order):
+        facts["refused"] = reason
+    return Entry(PREFIX + name, functools.partial(build, name), info.description, {}, facts)
+
+
+def explain_refusal(location: str, *, second_order: bool) -> str | None:
+    """Return why training cannot use an optimizer; None if it can. location: its class, with the
+    module if the class is outside of timm and torch."""
+    if second_order:
+        return "it needs a second backward pass through the gradients in every step"
+    package = location.partition(".")[0]
+    return OTHER_PACKAGES.get(package)
+
+
+def build(name: str, groups: list[dict], s: Settings) -> Optimizer:
+    """Build timm's optimizer `name`, which has no prefix, for the groups from `decay_groups`."""
+    info, own = get_optimizer_info(name), {}
+    for key in ("betas", "eps"):
+        value = combine(info, key, getattr(s, key))
+        if value is not None:
+            own[key] = value
+    create = CREATE.get(getattr(info.opt_class, "__name__", ""), create_optimizer_v2)
+    return create(groups, opt=name, lr=s.lr, momentum=s.momentum, **own)
+
+
+def combine(info: Any, key: str, value: Any) -> Any:
+    """Return the value of the argument `key`, "betas" or "eps", of timm's optimizer: the setting
+    where it differs from the default of `Settings`, else None. In a pair of betas, the class's own
+    value replaces an element that does not differ.
+
+    An optimizer with three betas, such as Adan, keeps its own.
+    """
+    default = getattr(Settings, key)
+    if not getattr(info, f"has_{key}") or value == default:
+        return None
+    if key == "eps":
+        return value
+    if info.num_betas != len(value):
+        return None
+    parameters = inspect.signature(get_optimizer_class(info.name, bind_defaults=False)).parameters
+    own = (info.defaults or {}).get("betas", parameters["betas"].default) or value
+    return tuple(o if b == d else b for b, d, o in zip(value, default, own))
+
+
+def create_muon(groups: list[dict], **arguments: Any) -> Optimizer:
+    """Build Muon, which updates matrices, with timm's AdamW or NAdamW for other parameters.
+
+    timm selects matrices by shape. Groups without weight decay also get the fallback, as with
+    timm's `fallback_no_weight_decay`: position embeddings and tables of biases are matrices by
+    shape only.
+    """
+    groups = [{**group, "use_fallback": group["no_decay"]} for group in groups]
+    return create_optimizer_v2(groups, **arguments)
+
+
+def create_kron(groups: list[dict], **arguments: Any) -> Optimizer:
+    """Build Kron whose random draws are a function of the step, and equal on all ranks."""
+    kron = create_optimizer_v2(groups, deterministic=True, **arguments)
+    update = kron.step
+
+    @functools.wraps(update)
+    def step(*args: Any) -> Any:
+        kron.rng = random.Random(max((state["step"] for state in kron.state.values()), default=0))
+        # compiling its functions for every shape of a weight would take minutes
+        with torch.compiler.set_stance("force_eager"):
+            return update(*args)
+
+    kron.step = step
+    return kron
+
+
+# {class: function that builds it instead of create_optimizer_v2}
+CREATE: dict[str, Callable[..., Optimizer]] = {"Muon": create_muon, "Kron": create_kron}

@@ -1,0 +1,103 @@
+"""All metrics of a classifier's predictions, with their bootstrap intervals.
+
+Shapes: N images, K classes of the model, C classes of the test set. weights (N,): how often each
+image counts; None: once.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from vil.tasks.classification.predictions import Predictions
+from vil.tasks.metrics import bootstrap, calibration_bins, count_classes, mean, rank, rank_metrics
+
+MAX_RANKED = 100  # classes up to which all probabilities are kept, for AUROC and AP
+
+
+def metric_names(num_classes: int, *, is_mapped: bool = False) -> list[str]:
+    """Return the names of the metrics of a model with K classes.
+
+    is_mapped: whether the test set has classes of its own, which DATA.TARGETMAP maps.
+    """
+    names = ["loss", "top1", *(["top5"] if num_classes > 5 else [])]
+    if is_mapped:
+        return [*names, "count"]
+    names += ["balanced_accuracy", "macro_precision", "macro_recall", "macro_f1"]
+    names += ["auroc", "average_precision"] if num_classes <= MAX_RANKED else []
+    return [*names, "ece", "count"]
+
+
+class Measures:
+    """The metrics of predictions for images with weights.
+
+    is_mapped: whether the test set has classes of its own. Then there are only metrics that do not
+    compare predicted classes with true classes.
+    """
+
+    def __init__(self, predictions: Predictions, num_classes: int, *, is_mapped: bool = False):
+        self.predictions, self.num_classes, self.is_mapped = predictions, num_classes, is_mapped
+        self.rankings = []
+        if not is_mapped and (scores := predictions.probabilities) is not None:
+            is_class = predictions.targets[:, None] == np.arange(num_classes)
+            self.rankings = [rank(scores[:, k], is_class[:, k]) for k in range(num_classes)]
+
+    def metrics(self) -> dict[str, Any]:
+        """Return {name: value} in the order of `metric_names`."""
+        values = {**self.image_metrics(), **self.rank_metrics()}
+        values |= {"loss": self.predictions.mean_loss(), "count": len(self.predictions.indices)}
+        names = metric_names(self.num_classes, is_mapped=self.is_mapped)
+        return {name: values[name] for name in names if name in values}
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Return {name: (low, high)}, the 95 % intervals of `bootstrap`."""
+        count = len(self.predictions.indices)
+        intervals = bootstrap(self.image_metrics, count)
+        if self.rankings:
+            values = count * self.num_classes
+            intervals |= bootstrap(self.rank_metrics, count, num_values=values)
+        return {name: intervals[name] for name in self.metrics() if name in intervals}
+
+    def image_metrics(self, weights: np.ndarray | None = None) -> dict[str, float]:
+        """Return the metrics that need only the predicted class of each image, and its loss."""
+        p = self.predictions
+        weights = np.ones(len(p.indices), np.int64) if weights is None else weights
+        images, with_loss = int(weights.sum()), weights * p.has_loss
+        values = {
+            "loss": float((with_loss * p.loss).sum() / max(with_loss.sum(), 1)),
+            "top1": 100 * int(weights[p.correct].sum()) / images,
+            "top5": 100 * int(weights[p.top5].sum()) / images,
+        }
+        if not self.is_mapped:
+            counts = count_classes(p.targets, p.predicted, self.num_classes, weights)
+            bins = calibration_bins(p.probability, p.correct, weights)
+            recall = mean(counts.recall())
+            values |= {
+                "balanced_accuracy": recall,
+                "macro_precision": mean(counts.precision()),
+                "macro_recall": recall,
+                "macro_f1": mean(counts.f1()),
+                "ece": float("nan") if bins is None else bins.expected_error(),
+            }
+        return values
+
+    def rank_metrics(self, weights: np.ndarray | None = None) -> dict[str, float]:
+        """Return the means of AUROC and average precision over classes, or {} if unknown."""
+        if not self.rankings:
+            return {}
+        auroc, precision = np.array([rank_metrics(r, weights) for r in self.rankings]).T
+        return {"auroc": mean(auroc), "average_precision": mean(precision)}
+
+    def per_class(self, num_classes: int) -> dict[str, list]:
+        """Return {right, count}, the numbers of correct predictions and of images of each of C
+        classes, and unless the classes are mapped {precision, recall, f1, auroc,
+        average_precision}."""
+        p = self.predictions
+        correct, images = p.per_class(num_classes)
+        table = {"right": correct.tolist(), "count": images.tolist()}
+        if not self.is_mapped:
+            counts = count_classes(p.targets, p.predicted, num_classes)
+            table |= {name: getattr(counts, name)() for name in ("precision", "recall", "f1")}
+            if self.rankings:
+                ranked = np.array([rank_metrics(ranking) for ranking in self.rankings]).T
+                table |= dict(zip(("auroc", "average_precision"), ranked))
+        return {name: np.asarray(column).tolist() for name, column in table.items()}

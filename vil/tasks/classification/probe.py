@@ -1,0 +1,124 @@
+"""Measure features by how well simple classifiers predict the classes from them.
+
+The classifiers are scikit-learn's: k nearest neighbors by cosine similarity, and logistic
+regression on standardized features (a linear probe). k and C are chosen on a part of the training
+images, and the test images are used once.
+
+Shapes: N images, D features.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vil.utils.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+NEIGHBORS = (1, 5, 10, 20, 50, 100)
+DEFAULT_NEIGHBORS = 20
+STRENGTHS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)  # C, the inverse of the regularization
+MAX_ITERATIONS = 1000
+EVERY = 5  # every fifth training image of a class belongs to the part that chooses k and C
+
+
+class Labeled(NamedTuple):
+    """Features (N, D) float32 and classes (N,) int64 of the images of a dataset."""
+
+    features: np.ndarray
+    classes: np.ndarray
+
+
+class Probe(NamedTuple):
+    """A classifier of features: its name, the setting that was chosen, and {test set: accuracy in
+    percent}."""
+
+    name: str
+    setting: str
+    top1: dict[str, float]
+
+
+def require_sklearn() -> None:
+    """Raise ConfigError if scikit-learn is not installed."""
+    try:
+        import sklearn  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("--probe needs scikit-learn: pip install vil[demo]") from error
+
+
+def probe_features(train: Labeled, tests: dict[str, Labeled]) -> list[Probe]:
+    """Fit classifiers on the training images and measure their accuracy on each test set.
+
+    Returns nearest neighbors with k = 20, with the best k, and the linear probe with the best C.
+    The best value is the one with the highest accuracy on a fifth of the training images, the
+    smallest of equally good ones. Raises DataError if the training images have only one class.
+    """
+    if len(np.unique(train.classes)) < 2:
+        raise DataError(f"the {len(train.classes)} training images have a single class")
+    is_held_out = split_off(train.classes)
+    part, held_out = (Labeled(*(a[mask] for a in train)) for mask in (~is_held_out, is_held_out))
+    if not is_held_out.any() or len(np.unique(part.classes)) < 2:
+        part = held_out = train
+    best_k = best_setting(build_neighbors, NEIGHBORS, part, held_out)
+    best_c = best_setting(build_linear, STRENGTHS, part, held_out)
+    classifiers = (
+        ("nearest neighbors", f"k={DEFAULT_NEIGHBORS}", build_neighbors, DEFAULT_NEIGHBORS),
+        ("nearest neighbors", f"k={best_k}, chosen", build_neighbors, best_k),
+        ("linear probe", f"C={best_c:g}, chosen", build_linear, best_c),
+    )
+    return [
+        Probe(name, setting, score(build(value, len(train.classes)), train, tests))
+        for name, setting, build, value in classifiers
+    ]
+
+
+def split_off(classes: np.ndarray) -> np.ndarray:
+    """Return a mask (N,) bool of every fifth image of each class, after a fixed shuffle. A class
+    with fewer than five images has none."""
+    mask = np.zeros(len(classes), bool)
+    shuffled = np.random.RandomState(0).permutation(len(classes))
+    for label in np.unique(classes):
+        mask[shuffled[classes[shuffled] == label][EVERY - 1 :: EVERY]] = True
+    return mask
+
+
+def best_setting(
+    build: Callable[[Any, int], Any], values: Sequence[Any], train: Labeled, test: Labeled
+) -> Any:
+    """Return the value with the highest accuracy on `test` after fitting on `train`, the first of
+    equally good ones."""
+    scores = [score(build(v, len(train.classes)), train, {"": test})[""] for v in values]
+    return values[int(np.argmax(scores))]
+
+
+def score(classifier: Any, train: Labeled, tests: dict[str, Labeled]) -> dict[str, float]:
+    """Fit a classifier and return {test set: accuracy in percent}."""
+    import warnings
+
+    from sklearn.exceptions import ConvergenceWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        classifier.fit(*train)
+    return {
+        name: 100 * float(np.mean(classifier.predict(test.features) == test.classes))
+        for name, test in tests.items()
+    }
+
+
+def build_neighbors(k: int, num_images: int) -> Any:
+    """Build a classifier by the majority of the k nearest images, at most `num_images`."""
+    from sklearn.neighbors import KNeighborsClassifier
+
+    return KNeighborsClassifier(min(k, num_images), metric="cosine", algorithm="brute")
+
+
+def build_linear(strength: float, num_images: int) -> Any:
+    """Build a logistic regression on standardized features. strength: C. num_images: not used."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=MAX_ITERATIONS))

@@ -1,0 +1,174 @@
+"""Metrics of predictions on a test set, as functions of numpy arrays, for all tasks.
+
+The definitions are scikit-learn's, and the tests compare with it. The code is our own because a
+bootstrap evaluates the same images a thousand times with other weights: here the images are sorted
+once per class, and a resample costs a cumulative sum.
+
+Shapes: N images, K classes, G groups of images with equal scores. Metrics are in percent. A metric
+that is undefined is NaN: all metrics of a class without images, and the AUROC of a class that all
+images have. `mean` leaves these out. weights (N,): how often each image counts; None: once.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+NUM_BINS = 15  # of the expected calibration error
+RESAMPLES, MIN_RESAMPLES = 1000, 100
+MAX_WORK = 10**8  # values that all resamples of a bootstrap may read
+COVERAGE = 95  # percent
+
+
+def mean(values: np.ndarray) -> float:
+    """Return the mean of the values that are not NaN; NaN if there are none."""
+    valid = values[~np.isnan(values)]
+    return float(valid.mean()) if valid.size else float("nan")
+
+
+class ClassCounts(NamedTuple):
+    """Numbers of images by class, as arrays (K,)."""
+
+    images: np.ndarray  # images of the class
+    predicted: np.ndarray  # images for which the class is predicted
+    correct: np.ndarray  # images of the class for which it is predicted
+
+    def precision(self) -> np.ndarray:
+        """Return correct / predicted, (K,). It is 0 for a class that is never predicted."""
+        return self._share(self.correct, self.predicted)
+
+    def recall(self) -> np.ndarray:
+        """Return correct / images, (K,): the accuracy of each class."""
+        return self._share(self.correct, self.images)
+
+    def f1(self) -> np.ndarray:
+        """Return the harmonic mean of precision and recall, (K,)."""
+        return self._share(2 * self.correct, self.images + self.predicted)
+
+    def _share(self, part: np.ndarray, total: np.ndarray) -> np.ndarray:
+        return np.where(self.images > 0, 100 * part / np.maximum(total, 1), np.nan)
+
+
+def count_classes(
+    targets: np.ndarray,
+    predicted: np.ndarray,
+    num_classes: int,
+    weights: np.ndarray | None = None,
+) -> ClassCounts:
+    """Count the images of each class. targets, predicted: classes (N,)."""
+    hits = (targets == predicted).astype(np.int64)
+    right = hits if weights is None else hits * weights
+    columns = (targets, weights), (predicted, weights), (targets, right)
+    return ClassCounts(*(np.bincount(x, w, minlength=num_classes) for x, w in columns))
+
+
+def confusion_matrix(targets: np.ndarray, predicted: np.ndarray, num_classes: int) -> np.ndarray:
+    """Return the confusion matrix (K, K): numbers of images by [true class, predicted class]."""
+    pairs = targets * num_classes + predicted
+    return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
+
+
+class Ranking(NamedTuple):
+    """N images sorted by descending score, to compute metrics of the score."""
+
+    order: np.ndarray  # (N,) index of the image at each position
+    positive: np.ndarray  # (N,) bool, at each position: whether the image is of the class
+    ends: np.ndarray  # (G,) position of the last image of each group with equal scores
+
+
+def rank(scores: np.ndarray, positive: np.ndarray) -> Ranking | None:
+    """Sort images by a score (N,). Returns None if a score is NaN.
+
+    positive (N,) bool: which images are of the class that a high score stands for.
+    """
+    if np.isnan(scores).any():
+        return None
+    order = np.argsort(-scores, kind="stable")
+    ranked = scores[order]
+    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+    return Ranking(order, positive[order], ends)
+
+
+def rank_metrics(ranking: Ranking | None, weights: np.ndarray | None = None) -> tuple[float, float]:
+    """Return (area under the ROC curve, average precision) of a ranking.
+
+    Images with equal scores are one step of both curves, so their order does not matter: a pair of
+    a positive and a negative image with equal scores counts half in the area.
+    """
+    if ranking is None:
+        return float("nan"), float("nan")
+    order, positive, ends = ranking
+    weights = np.ones(len(order), np.int64) if weights is None else weights[order]
+    true = np.cumsum(weights * positive)[ends]
+    false = np.cumsum(weights)[ends] - true
+    positives, negatives = int(true[-1]), int(false[-1])
+    if not positives:
+        return float("nan"), float("nan")
+    steps = np.diff(true, prepend=0)
+    precision = true / np.maximum(true + false, 1)
+    average_precision = 100 * float((steps * precision).sum()) / positives
+    if not negatives:
+        return float("nan"), average_precision
+    twice_area = int((np.diff(false, prepend=0) * (2 * true - steps)).sum())
+    return 100 * twice_area / (2 * positives * negatives), average_precision
+
+
+class CalibrationBins(NamedTuple):
+    """Sums over the images in each bin of confidence, as arrays (NUM_BINS,)."""
+
+    images: np.ndarray  # number of images
+    confidence: np.ndarray  # sum of the probabilities of the predicted classes
+    correct: np.ndarray  # number of correct predictions
+
+    def expected_error(self) -> float:
+        """Return the expected calibration error (arXiv:1706.04599, equation 3): the distance
+        between accuracy and mean confidence of a bin, averaged over images."""
+        return 100 * float(np.abs(self.correct - self.confidence).sum() / self.images.sum())
+
+
+def calibration_bins(
+    confidence: np.ndarray, correct: np.ndarray, weights: np.ndarray | None = None
+) -> CalibrationBins | None:
+    """Sort images into bins of equal width by confidence. Returns None if a confidence is NaN.
+
+    confidence (N,): probability of the predicted class. correct (N,) bool. A bin contains its upper
+    edge but not its lower edge.
+    """
+    if np.isnan(confidence).any():
+        return None
+    confidence = confidence.astype(np.float64)
+    bins = np.clip(np.ceil(confidence * NUM_BINS).astype(int) - 1, 0, NUM_BINS - 1)
+    weights = np.ones(len(bins)) if weights is None else weights
+    columns = weights, weights * confidence, weights * correct
+    return CalibrationBins(*(np.bincount(bins, w, minlength=NUM_BINS) for w in columns))
+
+
+def bootstrap(
+    statistic: Callable[[np.ndarray], Mapping[str, float]],
+    num_images: int,
+    *,
+    num_values: int | None = None,
+    seed: int = 0,
+) -> dict[str, tuple[float, float]]:
+    """Return 95 % intervals of metrics from a bootstrap over images: {metric: (low, high)}.
+
+    The images are resampled with replacement RESAMPLES times. An interval has the percentiles 2.5
+    and 97.5 of a metric over the resamples in which it is defined. statistic: function from weights
+    (N,) int64 to {metric: value}. num_values: the number of values that a call of `statistic`
+    reads, by default N. If it is large, the number of resamples is smaller; {} is returned if
+    fewer than MIN_RESAMPLES would be possible.
+    """
+    resamples = min(RESAMPLES, MAX_WORK // max(num_values or num_images, 1))
+    if resamples < MIN_RESAMPLES:
+        return {}
+    generator = np.random.default_rng(seed)
+    draws = (generator.integers(num_images, size=num_images) for _ in range(resamples))
+    rows = [statistic(np.bincount(draw, minlength=num_images)) for draw in draws]
+    tail = (100 - COVERAGE) / 2
+    intervals = {}
+    for name in rows[0]:
+        values = np.array([row[name] for row in rows])
+        valid = values[~np.isnan(values)]
+        if valid.size:
+            intervals[name] = tuple(map(float, np.percentile(valid, [tail, 100 - tail])))
+    return intervals

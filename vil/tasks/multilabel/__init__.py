@@ -1,0 +1,32 @@
+"""Multilabel classification: any number of labels per image.
+
+build.py           task from a config            task.py    loss, evaluation, inference
+losses.py          training losses               report.py  multilabel's part of a report
+output_formats.py  formats of `vil predict`      keys.py    config keys of the task
+
+ENTRY describes the task to the registry (see `vil/tasks/__init__.py`).
+"""
+
+from vil.tasks.multilabel import keys
+
+ENTRY = dict(
+    home="vil.tasks.multilabel.build:Multilabel",
+    about="any number of labels per image",
+    noun="multilabel classifier",
+    declares=keys.DECLARED,
+    hint="set TASK multilabel and name a data set with labels, such as a table",
+    formats=("table", "json", "csv"),
+    metrics={
+        "map": ("mean average precision", "%", True),
+        "macro_f1": ("macro F1", "%", True),
+        "micro_f1": ("micro F1", "%", True),
+        "exact": ("images with exactly the right labels", "%", True),
+        "loss": ("loss", "", False),
+    },
+    lacks={
+        "evaluate --pictures": "--pictures supports only detectors; use vil report",
+        "convert": "only classifiers are converted; predict from the run's folder instead",
+        "export": "only classifiers are exported",
+        "visualize attention": "vil visualize attention draws only the attention of classifiers",
+    },
+)

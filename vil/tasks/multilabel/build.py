@@ -1,0 +1,49 @@
+"""Build the multilabel task from a config: model, datasets, loss, weights of labels."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from yacs.config import CfgNode
+
+from vil.config.access import warn_unused
+from vil.data.dataset import ImageDataset
+from vil.tasks.base import TaskReport
+from vil.tasks.class_weights import parse_class_weights
+from vil.tasks.image_task import ConfigImageTask, refuse_mixing
+from vil.tasks.multilabel.report import report_test_set
+from vil.tasks.multilabel.task import MultilabelTask
+from vil.utils.errors import as_config_error
+
+UNUSED = ("DETECTION", "REGRESSION", "LOSS.LOSS", "LOSS.FOCAL", "LOSS.LOGIT_ADJUSTMENT")
+
+
+class Multilabel(ConfigImageTask, MultilabelTask):
+    """The multilabel task, built from a config."""
+
+    target_type = "labels"
+
+    @as_config_error
+    def __init__(self, cfg: CfgNode, device: torch.device):
+        warn_unused(cfg, "TASK is multilabel", (*UNUSED, "DATA.TARGETMAP"))
+        refuse_mixing(cfg)
+        own, options = cfg.MULTILABEL, {}
+        if own.LOSS == "asymmetric":
+            options = dict(gamma_pos=own.GAMMA_POS, gamma_neg=own.GAMMA_NEG, clip=own.CLIP)
+        super().__init__(
+            cfg,
+            device,
+            num_labels=cfg.DATA.NUM_CLASSES,
+            loss=own.LOSS,
+            loss_options=options,
+            label_smoothing=cfg.LOSS.LABEL_SMOOTHING,
+        )
+
+    @as_config_error
+    def read_targets(self, dataset: ImageDataset) -> None:
+        setting, count = self.cfg.LOSS.CLASS_WEIGHTS, len(dataset.classes)
+        if list(setting) != ["none"]:
+            self.positive_weights = parse_class_weights(setting, dataset.targets, count)
+
+    def report(self, model: nn.Module, class_names: Sequence[str], checkpoint: str) -> TaskReport:
+        return report_test_set(self, model, class_names, checkpoint)

@@ -1,0 +1,54 @@
+"""Output formats of `vil predict` for multilabel classification: a table, JSON, CSV.
+
+Each format is a function that takes an iterable of predictions and the names of the K labels, and
+yields chunks of text.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from vil.tasks.base import format_json_array
+from vil.tasks.text_formats import format_columns, format_csv
+
+
+class Prediction(NamedTuple):
+    """The predicted labels of one image, or an error."""
+
+    file: str
+    labels: list[int]  # indices of the labels whose probability reaches their threshold
+    probabilities: list[float]  # of all K labels; empty if the image could not be read
+    error: str = ""  # why the image could not be read
+
+
+def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
+    """Format predictions as two columns, the file and its labels with their probabilities."""
+    rows = ((p.file, [", ".join(describe(p, names)) or "none"], p.error) for p in predictions)
+    return format_columns(rows, ["labels"])
+
+
+def describe(prediction: Prediction, names: list[str]) -> list[str]:
+    """Return the labels of a prediction with their probabilities, as text."""
+    return [f"{names[i]} {prediction.probabilities[i]:.2f}" for i in prediction.labels]
+
+
+def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
+    """Format predictions as a JSON array of {file, labels, probabilities: {label: probability},
+    error}, one image per line. `error` is left out unless the image could not be read."""
+    return format_json_array(
+        {
+            "file": prediction.file,
+            "labels": [names[index] for index in prediction.labels],
+            "probabilities": dict(zip(names, prediction.probabilities)),
+            **({"error": prediction.error} if prediction.error else {}),
+        }
+        for prediction in predictions
+    )
+
+
+def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
+    """Format predictions as CSV with the columns file, the probability of each label, error."""
+    rows = ((p.file, p.probabilities or [""] * len(names), p.error) for p in predictions)
+    return format_csv(rows, names)
+
+
+FORMATS = {"table": as_table, "json": as_json, "csv": as_csv}

@@ -1,0 +1,55 @@
+"""Build the regression task from a config: model, datasets, loss, scale of the numbers."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+from yacs.config import CfgNode
+
+from vil.config.access import warn_unused
+from vil.data.dataset import ImageDataset
+from vil.tasks.base import TaskReport
+from vil.tasks.image_task import ConfigImageTask, refuse_mixing
+from vil.tasks.regression.report import report_test_set
+from vil.tasks.regression.task import RegressionTask
+from vil.utils.errors import ConfigError, DataError, as_config_error
+
+UNUSED = ("DETECTION", "LOSS", "MULTILABEL", "DATA.TARGETMAP")
+
+
+class Regression(ConfigImageTask, RegressionTask):
+    """The regression task, built from a config."""
+
+    target_type = "numbers"
+
+    @as_config_error
+    def __init__(self, cfg: CfgNode, device: torch.device):
+        warn_unused(cfg, "TASK is regression", UNUSED)
+        refuse_mixing(cfg)
+        own, count = cfg.REGRESSION, cfg.DATA.NUM_CLASSES
+        for key in ("MEAN", "STD"):
+            if own[key] and len(own[key]) != count:
+                raise ConfigError(
+                    f"REGRESSION.{key} has {len(own[key])} numbers, but DATA.NUM_CLASSES is {count}"
+                )
+        scale = dict(mean=own.MEAN or [0.0] * count, std=own.STD or [1.0] * count)
+        super().__init__(cfg, device, loss=own.LOSS, huber_delta=own.HUBER_DELTA, **scale)
+
+    def read_targets(self, dataset: ImageDataset) -> None:
+        """Compute the mean and the standard deviation of the training set's numbers, unless the
+        config has them. Raises DataError if a number is the same in all images."""
+        own, targets = self.cfg.REGRESSION, dataset.targets.astype(np.float64)
+        mean = list(own.MEAN) or targets.mean(axis=0).tolist()
+        std = list(own.STD) or targets.std(axis=0).tolist()
+        constant = [name for name, value in zip(dataset.classes, std) if value == 0]
+        if constant:
+            raise DataError(
+                f"{len(constant)} of {len(std)} numbers are the same in all training images, the "
+                f"first: {constant[0]}"
+            )
+        self.set_scale(mean, std)
+        self.learned_settings = {"REGRESSION.MEAN": mean, "REGRESSION.STD": std}
+
+    def report(self, model: nn.Module, class_names: Sequence[str], checkpoint: str) -> TaskReport:
+        return report_test_set(self, model, class_names, checkpoint)

@@ -1,0 +1,50 @@
+"""Output formats of `vil predict` for regression: a table, JSON, CSV.
+
+Each format is a function that takes an iterable of predictions and the names of the K numbers, and
+yields chunks of text.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from vil.tasks.base import format_json_array
+from vil.tasks.text_formats import format_columns, format_csv
+
+
+class Prediction(NamedTuple):
+    """The predicted numbers of one image, or an error."""
+
+    file: str
+    numbers: list[float]  # K numbers, or none if the image could not be read
+    error: str = ""  # why the image could not be read
+
+
+def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
+    """Format predictions as aligned columns, with one line per image."""
+    rows = (
+        (p.file, [f"{number:.4f}" for number in p.numbers] or [""] * len(names), p.error)
+        for p in predictions
+    )
+    return format_columns(rows, names)
+
+
+def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
+    """Format predictions as a JSON array of {file, numbers: {name: number}, error}, one image per
+    line. `error` is left out unless the image could not be read."""
+    return format_json_array(
+        {
+            "file": prediction.file,
+            "numbers": dict(zip(names, prediction.numbers)),
+            **({"error": prediction.error} if prediction.error else {}),
+        }
+        for prediction in predictions
+    )
+
+
+def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
+    """Format predictions as CSV with the columns file, the names of the numbers, error."""
+    rows = ((p.file, p.numbers or [""] * len(names), p.error) for p in predictions)
+    return format_csv(rows, names)
+
+
+FORMATS = {"table": as_table, "json": as_json, "csv": as_csv}

@@ -1,0 +1,137 @@
+"""The regression task: loss, evaluation with mean absolute error and R2, inference.
+
+Shapes: B images, N images of a test set, K numbers per image. The network's outputs are the numbers
+minus their mean, divided by their standard deviation.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from vil.data.batch import Batch
+from vil.engine.distributed import broadcast_object
+from vil.engine.loop import Loss, Metric
+from vil.tasks.base import ImageMeta
+from vil.tasks.image_task import ImageTask, Outputs, draw_lines
+from vil.tasks.regression.output_formats import FORMATS, Prediction
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "huber": F.huber_loss,
+    "mse": lambda outputs, targets, reduction, delta: F.mse_loss(
+        outputs, targets, reduction=reduction
+    ),
+    "mae": lambda outputs, targets, reduction, delta: F.l1_loss(
+        outputs, targets, reduction=reduction
+    ),
+}
+
+
+class RegressionTask(ImageTask):
+    """Task for models that predict one or more numbers per image.
+
+    mean, std: (K,) float32, of the training set's numbers. loss: "huber", "mse" or "mae".
+    huber_delta: error, in standard deviations, at which the Huber loss becomes linear.
+    """
+
+    metric = Metric("mae", higher_is_better=False, label="mean absolute error")
+    output_formats = FORMATS
+
+    def __init__(
+        self,
+        *,
+        mean: Sequence[float] = (),
+        std: Sequence[float] = (),
+        loss: str = "huber",
+        huber_delta: float = 1.0,
+        **common: Any,
+    ):
+        super().__init__(**common)
+        self.criterion, self.huber_delta = LOSSES[loss], huber_delta
+        self.set_scale(mean, std)
+
+    def set_scale(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Set the mean and the standard deviation of each of the K numbers."""
+        place = dict(dtype=torch.float32, device=self.device)
+        self.mean, self.std = torch.tensor(mean, **place), torch.tensor(std, **place)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Compute the training loss, and the mean absolute error as a metric.
+
+        The loss of an image is the mean over its numbers, in standard deviations. If images have
+        weights, the loss is the weighted mean over images.
+        """
+        outputs = model(batch.images).float()
+        scaled = (batch.targets - self.mean) / self.std
+        losses = self.criterion(outputs, scaled, reduction="none", delta=self.huber_delta).mean(-1)
+        error = (self.denormalize(outputs.detach()) - batch.targets).abs().mean()
+        if self.image_weights is None:
+            return Loss(losses.mean(), metrics={"mae": error})
+        weights = self.image_weights[batch.indices].to(self.device)
+        return Loss((weights * losses).sum(), weights.sum(), {"mae": error})
+
+    def denormalize(self, outputs: Tensor) -> Tensor:
+        """Convert outputs (B, K) of the network to numbers."""
+        return outputs * self.std + self.mean
+
+    def compute_outputs(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return the predicted numbers (B, K) float32 for images (B, 3, H, W) on the device."""
+        return self.denormalize(super().compute_outputs(model, images))
+
+    def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
+        """Return {loss, mae, rmse, r2, count, per_number} of the test set `name`, see `score`."""
+        outputs = self.collect_outputs(model, name, between)
+        return broadcast_object(None if outputs is None else self.score(outputs))
+
+    def score(self, outputs: Outputs) -> dict[str, Any]:
+        """Score the predicted numbers (N, K).
+
+        Returns {loss, mae, rmse, r2, count, per_number}. mae and rmse are in the units of the
+        numbers, and r2 is the coefficient of determination, NaN for a number that is constant in
+        the test set. Each is a mean over the K numbers. per_number has {mae, rmse, r2}, with a list
+        of K values each.
+        """
+        targets = outputs.targets.astype(np.float64)
+        errors = outputs.values.astype(np.float64) - targets
+        spread = ((targets - targets.mean(axis=0)) ** 2).sum(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            r2 = np.where(spread > 0, 1 - (errors**2).sum(axis=0) / spread, np.nan)
+        each = {
+            "mae": np.abs(errors).mean(axis=0),
+            "rmse": np.sqrt((errors**2).mean(axis=0)),
+            "r2": r2,
+        }
+        scaled = torch.from_numpy(errors / self.std.cpu().double().numpy())
+        loss = self.criterion(
+            scaled, torch.zeros_like(scaled), reduction="mean", delta=self.huber_delta
+        )
+        return {
+            "loss": loss.item(),
+            **{name: float(values.mean()) for name, values in each.items()},
+            "count": len(errors),
+            "per_number": {name: values.tolist() for name, values in each.items()},
+        }
+
+    def format_metrics(self, name: str, metrics: Mapping[str, Any]) -> list[str]:
+        """Return a line per number with its errors, if there are several numbers."""
+        names, each = self.test_sets[name].classes, metrics["per_number"]
+        if len(names) < 2:
+            return []
+        rows = zip(names, each["mae"], each["rmse"], each["r2"])
+        return [f"  {label:20} mae {a:.4f} rmse {b:.4f} r2 {c:.4f}" for label, a, b, c in rows]
+
+    def postprocess(self, output: Tensor, metas: Sequence[ImageMeta]) -> list[Prediction]:
+        """Convert predicted numbers (B, K) to one prediction per image."""
+        return [Prediction(meta.name, row) for meta, row in zip(metas, output.tolist())]
+
+    def visualize(self, image: Image.Image, prediction: Prediction) -> Image.Image:
+        """Write the predicted numbers onto a copy of the image."""
+        pairs = zip(self.class_names, prediction.numbers)
+        return draw_lines(image, [f"{name} {number:.4g}" for name, number in pairs])
+
+    def failed(self, name: str, reason: str) -> Prediction:
+        return Prediction(name, [], reason)

@@ -1,0 +1,45 @@
+"""Text formats of predictions with one row per image, for several tasks."""
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from vil.utils.console import printable
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a spreadsheet formula
+Row = tuple[str, Sequence[Any], str]  # file, values, error
+
+
+def format_columns(rows: Iterable[Row], names: Sequence[str]) -> Iterator[str]:
+    """Format rows (file, values, error) as aligned columns: the file, and a value per name. A row
+    with an error shows the error instead of values."""
+    lines = [("file", *map(printable, names))]
+    errors = {}
+    for file, values, error in rows:
+        if error:
+            errors[len(lines)] = f"cannot be read: {printable(error)}"
+        lines.append((printable(file), *(["-"] * len(names) if error else map(str, values))))
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    for number, (file, *values) in enumerate(lines):
+        padded = [f"{value:>{width}}" for value, width in zip(values, widths[1:])]
+        shown = errors.get(number) or "  ".join(padded)
+        yield f"{file:{widths[0]}}  {shown}\n"
+
+
+def format_csv(rows: Iterable[Row], names: Sequence[str]) -> Iterator[str]:
+    """Format rows (file, values, error) as CSV: a header, then one line per row."""
+    # writerow returns the return value of `write`, here the line itself
+    format_line = csv.writer(SimpleNamespace(write=str), lineterminator="\n").writerow
+    yield format_line(("file", *map(csv_cell, names), "error"))
+    for file, values, error in rows:
+        yield format_line((csv_cell(file), *values, csv_cell(error)))
+
+
+def csv_cell(text: str) -> str:
+    """Return text that is safe in a CSV cell.
+
+    Text that a spreadsheet would run as a formula gets a leading single quote. Carriage returns are
+    escaped, because the csv module does not quote them and readers would end the row there.
+    """
+    return (f"'{text}" if text.startswith(FORMULA) else text).replace("\r", "\\r")

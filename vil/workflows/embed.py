@@ -1,0 +1,205 @@
+"""Compute the features of images with a trained model, without its head.
+
+Shapes: N images, D features.
+"""
+
+import csv
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from yacs.config import CfgNode
+
+from vil.data.datasets.image_list import ImageList, ImageSource, iter_image_batches
+from vil.data.datasets.image_list import Images as ImageCollection
+from vil.data.workers import worker_errors
+from vil.engine.evaluation import evaluating
+from vil.tasks import refuse_unless_defined
+from vil.tasks.classification.probe import Labeled, Probe, probe_features, require_sklearn
+from vil.utils.errors import ConfigError, DataError
+from vil.utils.global_state import preserve_global_state
+from vil.utils.output_paths import replacing
+from vil.workflows.configure import Overrides
+from vil.workflows.inference import (
+    InferenceModel,
+    load_for_inference,
+    load_model,
+    open_test_sets,
+    refuse_random_weights,
+)
+from vil.workflows.predict import Images, open_images
+
+COLUMNS = ("row", "file", "error")
+
+
+class FeatureBatch(NamedTuple):
+    """Features (n, D) of the images with the given indices; NaN for images that cannot be read."""
+
+    indices: Sequence[int]
+    features: np.ndarray
+    errors: Sequence[str]  # why an image cannot be read, "" for the others
+
+
+@dataclass
+class ProbeResult:
+    """Result of probing features. num_features: D. num_images: {"train" or test set: number of
+    images}. probes: the classifiers and their accuracies. report: which weights were loaded."""
+
+    num_features: int
+    num_images: dict[str, int]
+    probes: list[Probe]
+    report: str
+
+
+def embed(
+    source: str | Path | InferenceModel,
+    images: Images,
+    overrides: Overrides | None = None,
+    *,
+    batch_size: int | None = None,
+    num_workers: int = 0,
+) -> np.ndarray:
+    """Return the features (N, D) float32 of images: the pooled output of a model before its head.
+
+    source, images: see `vil.predict`, but one model. The row of an image that cannot be read is
+    NaN. Raises DataError if there are no images, or if none can be read.
+    """
+    model = source if isinstance(source, InferenceModel) else load_for_inference(source, overrides)
+    check_embed(model.cfg)
+    collection = ImageList(open_images(images), model.cfg.DATA.VALUE_RANGE)
+    return collect_features(model, collection, batch_size, num_workers)[0]
+
+
+def check_embed(cfg: CfgNode) -> None:
+    """Raise ConfigError if the config's task has no features per image, CheckpointError if the
+    config names no weights."""
+    refuse_unless_defined(cfg, "embed", "vil embed needs a model with one feature vector per image")
+    refuse_random_weights(cfg, needs_head=False)
+
+
+def load_encoder(cfg: CfgNode, class_names: Sequence[str] = ()) -> InferenceModel:
+    """Load the model of a config; its head may have random weights."""
+    check_embed(cfg)
+    return load_model(cfg, class_names, needs_head=False)
+
+
+def iter_features(
+    model: InferenceModel,
+    images: ImageCollection,
+    batch_size: int | None = None,
+    num_workers: int | None = None,
+) -> Iterator[FeatureBatch]:
+    """Yield the features of all images in order, in batches. A batch in which no image can be read
+    has D = 0. batch_size, num_workers: by default those of the model's config."""
+    task, loading = model.task, model.cfg.DATALOADER
+    loader = iter_image_batches(
+        images,
+        model.transform,
+        batch_size=batch_size or loading.BSZ,
+        workers=loading.WORKERS if num_workers is None else num_workers,
+        pin_memory=task.device.type == "cuda",
+    )
+    with worker_errors(), closing(loader) as batches:
+        for batch in batches:
+            errors = {bad.index: bad.reason for bad in batch.bad_samples}
+            rows: dict[int, np.ndarray] = {}
+            if batch.samples:
+                inputs, _, indices = zip(*batch.samples)
+                with evaluating(model.model) as network:
+                    rows = dict(zip(indices, task.embed(network, inputs).numpy()))
+            width = len(next(iter(rows.values()))) if rows else 0
+            order = sorted([*rows, *errors])
+            empty = np.full(width, np.nan, np.float32)
+            features = np.stack([rows.get(index, empty) for index in order])
+            yield FeatureBatch(order, features, [errors.get(index, "") for index in order])
+
+
+def collect_features(
+    model: InferenceModel,
+    images: ImageCollection,
+    batch_size: int | None = None,
+    num_workers: int | None = None,
+    file: Path | None = None,
+) -> tuple[np.ndarray, list[str]]:
+    """Return (features, errors) of all images: an array (N, D) float32, and for each image why it
+    cannot be read, or "". file: .npy file to write the array to, which is then mapped into memory.
+    Raises DataError if no image can be read."""
+    features, errors = None, [""] * len(images)
+    for batch in iter_features(model, images, batch_size, num_workers):
+        if features is None and batch.features.shape[1]:
+            shape = (len(images), batch.features.shape[1])
+            if file is None:
+                features = np.empty(shape, np.float32)
+            else:
+                features = np.lib.format.open_memmap(file, "w+", np.float32, shape)
+            features[: batch.indices[0]] = np.nan
+        if features is not None:
+            features[batch.indices] = batch.features if batch.features.shape[1] else np.nan
+        for index, error in zip(batch.indices, batch.errors):
+            errors[index] = error
+    if features is None:
+        raise DataError(f"none of the {len(images)} images could be read")
+    return features, errors
+
+
+def embed_files(model: InferenceModel, images: Sequence[ImageSource], file: Path) -> tuple:
+    """Write the features of images to a .npy file, and their names to a .csv file beside it.
+
+    The CSV has the columns row, file and error. Returns (shape of the features, number of images
+    that cannot be read).
+    """
+    collection = ImageList(list(images), model.cfg.DATA.VALUE_RANGE)
+    table = file.with_suffix(".csv")
+    with (
+        replacing(table, "--output-file") as names_aside,
+        replacing(file, "--output-file") as aside,
+    ):
+        features, errors = collect_features(model, collection, file=aside)
+        shape = features.shape
+        if isinstance(features, np.memmap):
+            features.flush()
+        del features
+        escape = dict(encoding="utf-8", errors="backslashreplace", newline="")
+        with names_aside.open("w", **escape) as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            rows = ((n, image.name, error) for n, (image, error) in enumerate(zip(images, errors)))
+            writer.writerows(rows)
+    return shape, sum(map(bool, errors))
+
+
+def probe(cfg: CfgNode, class_names: Sequence[str] = ()) -> ProbeResult:
+    """Measure a model's features on the training and test sets of its config.
+
+    Simple classifiers are fitted on the features of the training images, without augmentation, and
+    scored on each test set; see `vil.tasks.classification.probe`. Raises ConfigError if the targets
+    are not classes, or if scikit-learn is missing.
+    """
+    require_sklearn()
+    with preserve_global_state():
+        model = load_encoder(cfg, class_names)
+        task: Any = model.task
+        if getattr(task, "target_type", "") != "class" or cfg.DATA.TARGETMAP:
+            raise ConfigError(
+                f"--probe needs one class per image, the same for all sets; TASK is {cfg.TASK}"
+                + (" with DATA.TARGETMAP" if cfg.DATA.TARGETMAP else "")
+            )
+        train = task.open_train_set()
+        task.class_names = train.classes  # of the data, not of the model's head
+        sets = {"train": train, **open_test_sets(task)}
+        labeled = {name: _label(model, dataset) for name, dataset in sets.items()}
+        counts = {name: len(part.classes) for name, part in labeled.items()}
+        first = labeled.pop("train")
+        return ProbeResult(
+            first.features.shape[1], counts, probe_features(first, labeled), model.report
+        )
+
+
+def _label(model: InferenceModel, dataset: Any) -> Labeled:
+    """Return the features and classes of the images of a dataset that can be read."""
+    features, errors = collect_features(model, dataset)
+    is_readable = np.array([not error for error in errors])
+    return Labeled(features[is_readable], np.asarray(dataset.targets)[is_readable])

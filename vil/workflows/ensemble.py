@@ -1,0 +1,157 @@
+"""One or several trained models that predict together, with test-time augmentation.
+
+Shapes: B images, V views.
+"""
+
+import glob
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from yacs.config import CfgNode
+
+from vil.config.defaults import value_at
+from vil.data.views import View, parse_views
+from vil.engine.evaluation import evaluating
+from vil.tasks import refuse_unless_defined
+from vil.tasks.base import Task
+from vil.utils.errors import ConfigError, as_config_error
+from vil.workflows.inference import InferenceModel
+
+READING = ("DATA.VALUE_RANGE",)  # keys that determine how an image file is read
+MAX_NAMES = 5  # class names in a message
+
+
+@dataclass
+class Ensemble:
+    """Models of the same classes whose outputs are averaged, each with its own input transform.
+
+    models: one or several. views: views of each image to average over, see `vil.data.views`; ()
+    for the evaluation transform alone.
+    """
+
+    models: Sequence[InferenceModel]
+    views: tuple[View, ...] = ()
+
+    @property
+    def task(self) -> Task:
+        """The task that decodes the averaged outputs: that of the first model."""
+        return self.models[0].task
+
+    @property
+    def cfg(self) -> CfgNode:
+        return self.models[0].cfg
+
+    @property
+    def classes(self) -> list[str]:
+        return list(self.models[0].classes)
+
+    @property
+    def report(self) -> str:
+        """One line per model that states which weights were loaded."""
+        return "\n".join(model.report for model in self.models)
+
+    def preprocess(self, image: Image.Image) -> list[Any]:
+        """Convert an RGB image to the input of each model: a tensor, or one per view."""
+        if not self.views:
+            return [model.transform(image) for model in self.models]
+        return [model.task.preprocess_views(image, self.views) for model in self.models]
+
+    def run(self, inputs: Sequence[list[Any]]) -> Any:
+        """Compute the output for B preprocessed images: that of `Task.run`, averaged over models
+        and views in a fixed order. One batch of B images is computed at a time."""
+        outputs = []
+        for number, member in enumerate(self.models):
+            tensors = [each[number] for each in inputs]
+            batches = [tensors]
+            if self.views:
+                batches = [[each[view] for each in tensors] for view in range(len(self.views))]
+            with evaluating(member.model) as model:
+                outputs += [member.task.run(model, batch) for batch in batches]
+        return outputs[0] if len(outputs) == 1 else self.task.average_outputs(outputs)
+
+
+@as_config_error
+def check_views(cfg: CfgNode, tta: str | int | None, num_models: int = 1) -> tuple[View, ...]:
+    """Return the views of the test-time augmentation `tta`, see `parse_views`. Raises ConfigError
+    if there are several views or models, and the config's task cannot average them."""
+    views = parse_views(tta)
+    if views or num_models > 1:
+        why = (
+            "the predictions of several views or models cannot be averaged, so leave out --tta and "
+            "give one run"
+        )
+        refuse_unless_defined(cfg, "average_outputs", why)
+    return views
+
+
+def make_ensemble(models: Sequence[InferenceModel], tta: str | int | None = None) -> Ensemble:
+    """Combine loaded models. tta: see `parse_views`. Raises ConfigError if their tasks, classes or
+    ways to read images differ."""
+    views = check_views(models[0].cfg, tta, len(models))
+    check_same([model.cfg for model in models], [model.classes for model in models])
+    return Ensemble(list(models), views)
+
+
+def check_same(configs: Sequence[CfgNode], classes: Sequence[Sequence[str]]) -> None:
+    """Raise ConfigError unless all models have the task, the classes and the way to read images of
+    the first one. classes: the class names of each model, in order."""
+    first = configs[0]
+    for number, (cfg, names) in enumerate(zip(configs[1:], classes[1:]), start=2):
+        where = f"model {number} ({cfg.MODEL.MODEL_PATH or cfg.MODEL.ARCH})"
+        for key in ("TASK", *READING):
+            ours, theirs = value_at(first, key), value_at(cfg, key)
+            if ours != theirs:
+                raise ConfigError(
+                    f"models that predict together must have the same {key}: it is {ours!r} for "
+                    f"the first and {theirs!r} for {where}"
+                )
+        if list(names) != list(classes[0]):
+            raise ConfigError(
+                "models that predict together must have the same classes, in the same order: "
+                f"{differences(classes[0], names)} for {where}"
+            )
+
+
+def differences(ours: Sequence[str], theirs: Sequence[str]) -> str:
+    """Describe how the class names of a second model differ from those of the first one."""
+    texts = [f"the first has {len(ours)}, and there are {len(theirs)}"]
+    for text, names, others in (("missing", ours, theirs), ("unknown", theirs, ours)):
+        if odd := [name for name in names if name not in set(others)]:
+            more = f" and {len(odd) - MAX_NAMES} more" if len(odd) > MAX_NAMES else ""
+            texts.append(f"{len(odd)} {text}: {', '.join(odd[:MAX_NAMES])}{more}")
+    if len(texts) == 1:
+        place = next((n for n, (a, b) in enumerate(zip(ours, theirs)) if a != b), len(theirs))
+        texts.append(f"the order differs from class {place} on")
+    return "; ".join(texts)
+
+
+def find_runs(words: Iterable[str | Path]) -> list[str]:
+    """Return the folders that words name: paths, or patterns such as "runs/fold*".
+
+    A pattern stands for all folders that match it, with numbers in numeric order. Raises
+    ConfigError if nothing matches a pattern, or if a folder is named twice.
+    """
+    found: list[str] = []
+    for word in map(str, words):
+        if not glob.has_magic(word) or Path(word).exists():
+            found.append(word)
+            continue
+        folders = [folder for folder in glob.glob(word) if Path(folder).is_dir()]
+        if not folders:
+            raise ConfigError(f"--run {word}: no folder matches")
+        found += sorted(folders, key=_numeric)
+    real = [Path(folder).resolve() for folder in found]
+    for number, folder in enumerate(found):
+        if real[number] in real[:number]:
+            raise ConfigError(f"--run {folder}: this run is given twice")
+    return found
+
+
+def _numeric(path: str) -> list[tuple[int, int, str]]:
+    """Return a sort key by which fold10 comes after fold9."""
+    parts = re.split(r"(\d+)", path)
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts]

@@ -1,0 +1,55 @@
+"""Evaluate the best checkpoint of a finished run on its test sets.
+
+The validation sets selected this checkpoint, so its metrics on them are too optimistic. The test
+sets had no influence on the run.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from yacs.config import CfgNode
+
+from vil.config import override
+from vil.engine.checkpoint.save_load import resolve_link, step_of
+from vil.engine.distributed import broadcast_object
+from vil.engine.run_dir import RunDir
+from vil.utils.json_text import to_json
+from vil.workflows.evaluate import open_test_sets
+from vil.workflows.inference import load_for_evaluation
+
+RESULTS = "test_results.json"
+
+
+def evaluate_best(
+    cfg: CfgNode, class_names: Sequence[str], run: RunDir, *, between: Callable[[], None]
+) -> dict[str, dict[str, Any]]:
+    """Evaluate the best checkpoint of a run on DATA.TEST, and return {test set: metrics}.
+
+    The averaged weights are used, if the run has any. The metrics are logged and written to
+    test_results.json. If that file has the results of this checkpoint already, returns these. All
+    ranks call this function and get the same metrics. between: called before each batch.
+    """
+    best = broadcast_object(resolve_link(run.checkpoints, "best") if run.dist.is_main else None)
+    if best is None:
+        return {}
+    known = broadcast_object(read_results(run, best.name) if run.dist.is_main else None)
+    if known is not None:
+        return known
+    cfg = override(cfg, [f"MODEL.MODEL_PATH={best}", "FINETUNE.HEAD=keep"])
+    task, model, _ = load_for_evaluation(cfg, run.device, run.dist, class_names)
+    open_test_sets(task, cfg, run.dist, "test", bad_file=run.folder / "bad_samples.txt")
+    results = task.evaluate(model, between)
+    run.log.results(step_of(best), "test", results)
+    run.write(RESULTS, to_json({"checkpoint": best.name, "metrics": results}, indent=1) + "\n")
+    return results
+
+
+def read_results(run: RunDir, checkpoint: str) -> dict[str, dict[str, Any]] | None:
+    """Return the metrics in test_results.json, or None if it has none of this checkpoint."""
+    with suppress(OSError, ValueError, AttributeError):
+        saved = json.loads((run.folder / RESULTS).read_text(encoding="utf-8"))
+        if saved.get("checkpoint") == checkpoint:
+            return saved["metrics"]
+    return None

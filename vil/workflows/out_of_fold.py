@@ -1,0 +1,168 @@
+"""Predict each image of a cross-validation by the run that was not trained on it."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import Dataset
+from yacs.config import CfgNode
+
+from vil.tasks import refuse_unless_defined, task_for
+from vil.tasks.image_task import describe_target
+from vil.utils.errors import ConfigError
+from vil.utils.global_state import preserve_global_state
+from vil.workflows.configure import ConfigWithClasses, Options, Overrides, as_options, run_config
+from vil.workflows.ensemble import check_same, check_views, find_runs, make_ensemble
+from vil.workflows.inference import load_model, open_test_sets
+from vil.workflows.predict import iter_predictions
+
+
+class Fold(NamedTuple):
+    """A run, {name: dataset} of the images that it was not trained on, and the names of its
+    training images, as `sample_names` yields them."""
+
+    run: str
+    cfg: CfgNode
+    class_names: Sequence[str]
+    held_out: dict[str, Dataset]
+    trained_on: set[str]
+
+
+def predict_out_of_fold(
+    runs: str | Path | Iterable[str | Path],
+    overrides: Overrides | None = None,
+    *,
+    checkpoint: str = "best",
+    tta: str | int | None = None,
+    batch_size: int | None = None,
+    num_workers: int = 0,
+) -> Iterator[Any]:
+    """Yield a prediction, with its true target, for every image of a cross-validation.
+
+    runs: the folders of one run per fold, or a pattern such as "runs/fold*". Each run predicts its
+    test sets, of datasets that are in DATA.TRAIN of one of the runs. overrides: changes to the
+    configs. checkpoint: "best" or "last". tta: see `vil.predict`. Raises ConfigError if a fold is
+    missing or given twice, or if an image is in two test sets, in none, or in a run's own training
+    set.
+    """
+    words = [runs] if isinstance(runs, str | Path) else runs
+    options = Options(as_options(overrides))
+    found = {run: run_config(run, options, checkpoint=checkpoint) for run in find_runs(words)}
+    folds = open_folds(found, tta)
+    return iter_out_of_fold(folds, tta, batch_size, num_workers)
+
+
+def open_folds(runs: dict[str, ConfigWithClasses], tta: str | int | None = None) -> list[Fold]:
+    """Open the training and test sets of each run, and check that the test sets together are the
+    training images. runs: {folder of a run: its config and class names}."""
+    configs = [found.cfg for found in runs.values()]
+    check_views(configs[0], tta)
+    why = "it cannot be predicted out of fold"
+    refuse_unless_defined(configs[0], "add_target", why)
+    check_same(configs, [found.class_names for found in runs.values()])
+    check_fold_numbers({run: found.cfg for run, found in runs.items()})
+    names = {name for cfg in configs for name in cfg.DATA.TRAIN}
+    folds = [_open_fold(run, *found, names) for run, found in runs.items()]
+    check_coverage(folds)
+    return folds
+
+
+def _open_fold(run: str, cfg: CfgNode, class_names: Sequence[str], names: set[str]) -> Fold:
+    """Open the datasets of a run. names: of the datasets that one of the runs was trained on."""
+    if cfg.DATA.TARGETMAP:
+        raise ConfigError(
+            f"{run} has DATA.TARGETMAP: its test set has other classes than it predicts"
+        )
+    task = task_for(cfg, torch.device("cpu"))
+    task.class_names = list(class_names)
+    held_out = {name: each for name, each in open_test_sets(task).items() if name in names}
+    if not held_out:
+        raise ConfigError(
+            f"{run} has the test sets {', '.join(cfg.DATA.TEST)}, and no run was trained on one"
+        )
+    several = len(cfg.DATA.TRAIN) > 1  # a concatenation, whose names begin with that of the dataset
+    trained_on = sample_names("" if several else cfg.DATA.TRAIN[0], task.open_train_set())
+    classes = list(class_names) or next(iter(held_out.values())).classes
+    return Fold(run, cfg, classes, held_out, set(trained_on))
+
+
+def sample_names(name: str, dataset: Dataset) -> Iterator[str]:
+    """Yield <name of the dataset>/<name of the sample> of each image of a dataset."""
+    prefix = f"{name}/" if name else ""
+    return (f"{prefix}{dataset.sample_name(index)}" for index in range(len(dataset)))
+
+
+def check_fold_numbers(configs: dict[str, CfgNode]) -> None:
+    """Raise ConfigError if runs have different values of DATA.FOLDS, the same DATA.FOLD, or do not
+    have all folds. Runs without folds are not checked. configs: {folder of a run: its config}."""
+    counts = {run: cfg.DATA.get("FOLDS", 0) for run, cfg in configs.items()}
+    if not any(counts.values()):
+        return
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{run} {count}" for run, count in counts.items())
+        raise ConfigError(f"the runs have different numbers of folds (DATA.FOLDS): {listed}")
+    total, run_of = max(counts.values()), {}
+    for run, cfg in configs.items():
+        number = cfg.DATA.FOLD
+        if number in run_of:
+            raise ConfigError(f"{run_of[number]} and {run} are both fold {number} (DATA.FOLD)")
+        run_of[number] = run
+    if missing := sorted(set(range(total)) - set(run_of)):
+        numbers = ", ".join(map(str, missing))
+        raise ConfigError(f"{len(missing)} of {total} folds have no run: {numbers} (DATA.FOLD)")
+
+
+def check_coverage(folds: Sequence[Fold]) -> None:
+    """Raise ConfigError unless each training image of the runs is in the test set of exactly one
+    run, and no run was trained on an image of its test set."""
+    run_of: dict[str, str] = {}
+    for fold in folds:
+        names = {name for item in fold.held_out.items() for name in sample_names(*item)}
+        if leaked := names & fold.trained_on:
+            raise ConfigError(
+                f"{fold.run} was trained on {len(leaked)} of the {len(names)} images of its test "
+                f"set, such as {min(leaked)}"
+            )
+        if twice := [name for name in names if name in run_of]:
+            raise ConfigError(
+                f"{len(twice)} images are in the test sets of two runs, such as {min(twice)} in "
+                f"those of {run_of[min(twice)]} and {fold.run}"
+            )
+        run_of |= dict.fromkeys(names, fold.run)
+    trained_on = set().union(*(fold.trained_on for fold in folds))
+    if missing := trained_on - run_of.keys():
+        raise ConfigError(
+            f"{len(missing)} of the {len(trained_on)} training images are in no run's test set, "
+            f"such as {min(missing)}: give one run for each fold"
+        )
+    if extra := run_of.keys() - trained_on:
+        raise ConfigError(
+            f"{len(extra)} of the {len(run_of)} test images are in no run's training set, such as "
+            f"{min(extra)}: these runs are not folds of one training set"
+        )
+
+
+def iter_out_of_fold(
+    folds: Sequence[Fold],
+    tta: str | int | None = None,
+    batch_size: int | None = None,
+    num_workers: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Iterator[Any]:
+    """Yield the predictions of each fold's test images by its run, with their true targets.
+
+    One model is loaded at a time. batch_size, num_workers: by default those of each run's config.
+    settings: attributes to set on each run's task, such as {"top": 1}.
+    """
+    for fold in folds:
+        with preserve_global_state():
+            model = load_model(fold.cfg, fold.class_names)
+        for name, value in (settings or {}).items():
+            setattr(model.task, name, value)
+        workers = fold.cfg.DATALOADER.WORKERS if num_workers is None else num_workers
+        ensemble = make_ensemble([model], tta)
+        for dataset in fold.held_out.values():
+            predictions = iter_predictions(ensemble, dataset, batch_size, workers)
+            for index, prediction in enumerate(predictions):
+                yield model.task.add_target(prediction, describe_target(dataset, index))
