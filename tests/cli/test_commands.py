@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +33,7 @@ from tests.common.small_runs import (
 from vil.config import get_config
 from vil.data.transforms import train_transform
 from vil.tasks.classification.measures import metric_names
+from vil.tasks.image_task import ConfigImageTask
 
 FIGURES = metric_names(4)
 
@@ -82,20 +84,32 @@ def test_the_parts_of_analyze_add_up():
 
 def test_info_names_the_density_of_patterns_and_the_crossover():
     words = ("MODEL.VIT.MSVIT.ATTN_TYPE=pattern", "MODEL.VIT.MSVIT.PATTERN=axial")
-    shown = succeeds("info", *TINY, *words)
+    shown = succeeds("info", "--all", *TINY, *words)
     assert re.search(r"^patterns on CPUs, untuned: masked_sdpa above a density of 0", shown, re.M)
     assert re.search(r"stage 1: .*, pattern axial, density 0\.\d\d, evaluation", shown)
 
 
 def test_info_names_the_machine_and_a_backend_per_sparse_stage():
-    shown = succeeds("info", *TINY)
+    shown = succeeds("info", "--all", *TINY)
     assert f"torch {version('torch')}" in shown
     assert "device cpu" in shown
     assert re.search(r"^stage 1: .*\b8 x 8 tokens", shown, re.MULTILINE)
     stages = re.findall(r"^stage (\d): .*, (\w+)$", shown, re.MULTILINE)
     assert stages == [("1", "training"), ("1", "evaluation")]  # stage 2 is not sparse
     assert len(re.findall(r"\bchosen\b", shown)) == 2
-    assert re.search(r"masked +chosen", succeeds("info", *TINY, "MODEL.VIT.MSVIT.BACKEND=masked"))
+    pinned = succeeds("info", "--all", *TINY, "MODEL.VIT.MSVIT.BACKEND=masked")
+    assert re.search(r"masked +chosen", pinned)
+
+
+def test_info_says_in_ten_lines_what_runs():
+    for words in (TINY, ("--config-file", "imagenet/vil_tiny_rpb.yaml", "DEVICE=cpu")):
+        lines = succeeds("info", *words).splitlines()
+        assert len(lines) <= 10
+        assert f"torch {version('torch')}" in lines[1]
+        assert "threads" in lines[2]
+    shown = succeeds("info", *TINY, "MODEL.VIT.MSVIT.BACKEND=masked")
+    assert "stage 1: 8 x 8 tokens: masked, pinned in training; masked, pinned in eval" in shown
+    assert "blocked" not in shown
 
 
 def test_config_prints_a_config(tmp_path):
@@ -150,15 +164,66 @@ def test_the_same_command_gives_the_same_numbers(run, tmp_path):
     assert figures(metrics("other"))[0] != figures(metrics(run))[0]
 
 
-def test_a_dry_run_looks_at_the_data_that_are_there(caplog):
+def test_a_dry_run_fails_on_data_that_are_missing_or_wrong():
     draw_pictures("pets", {"train/cat": 16, "train/dog": 16, "val/cat": 1})
     words = [*SMALL, *FOLDER, "--dry-run", "OPTIM.ACCUMULATE=2"]
     assert vil("train", *words, "--data", "pets", "DATA.NUM_CLASSES=3").code == 2
     assert vil("train", *words, "--data", "pets", "DATALOADER.BSZ=17").code == 2
     ended = vil("train", *words, "--data", "pats")
-    assert ended.code == 0
-    assert "the data were not checked: there is no folder pats/train" in caplog.text
-    assert "one step of 32 synthetic images" in ended.out
+    assert ended.code == 3
+    assert "there is no folder pats/train" in ended.err
+    assert not Path("runs").exists()
+    draw_pictures("pits", {"train/cat": 16, "train/dog": 16, "val/cat": 1, "val/cow": 1})
+    ended = vil("train", *words, "--data", "pits")
+    assert ended.code == 3
+    assert "cow" in ended.err
+
+
+def test_a_dry_run_describes_the_data():
+    draw_pictures("pets", {"train/cat": 16, "train/dog": 32, "val/cat": 3, "val/dog": 2})
+    words = [*SMALL, *FOLDER, "--dry-run", "--data", "pets", "--output_dir", "deep/run"]
+    lines = succeeds("train", *words).splitlines()
+    assert len(lines) <= 30
+    assert lines[0] == "train folder: 48 images of 2 classes"
+    assert lines[1] == "  images of a class: 16 (cat) to 32 (dog), a ratio of 2"
+    assert re.fullmatch(r"  width x height of 32 images: median \d+ x \d+, .*", lines[2])
+    assert lines[3:5] == [
+        "val folder: 5 images of 2 classes",
+        "  images of a class: 2 (dog) to 3 (cat), a ratio of 1.5",
+    ]
+    assert "an epoch has 3 steps" in lines
+    assert "one step of 16 synthetic images" in lines[-1]
+    assert "OPTIM.EPOCHS=2" in " ".join(lines)
+    assert Image.open("deep/run.dry-run.png").size[0] > 4 * 224
+    assert [entry.name for entry in Path("deep").iterdir()] == ["run.dry-run.png"]
+
+
+def test_the_changed_keys_of_a_dry_run_make_the_same_config():
+    shown = succeeds("train", *TINY, "AUG.TIMM_AUG.AUTO_AUGMENT=", "--dry-run", "SEED=7")
+    keys = shown.partition("(all: --all):\n")[2].partition("\nthe model has")[0]
+    assert get_config(None, shlex.split(keys)) == get_config(
+        None, [*TINY, "AUG.TIMM_AUG.AUTO_AUGMENT=", "SEED=7"]
+    )
+
+
+def test_the_example_of_a_dry_run_goes_where_it_is_told():
+    succeeds("train", *TINY, "--dry-run", "--example", "e.png")
+    assert sorted(path.name for path in Path().iterdir()) == ["e.png"]
+    for words, message in (
+        (["--dry-run", "--example", "e.txt"], ".png"),
+        (["--dry-run", "--example", "no/e.png"], "there is no folder no"),
+        (["--example", "e.png"], "--example needs --dry-run"),
+        (["--all"], "--all needs --dry-run"),
+    ):
+        ended = vil("train", *TINY, *words)
+        assert (ended.code, message in ended.err) == (2, True), ended.err
+
+
+def test_a_dry_run_warns_once(caplog):
+    words = ("LOSS.FOCAL.GAMMA=2", "MODEL.VIT.MSVIT.TUNE=False")
+    shown = vil("train", *TINY, *words, "--dry-run", "--all")
+    text = "LOSS.LOSS is not focal"
+    assert (shown.out + caplog.text).count(text) == 1
 
 
 def test_resuming_says_what_changed_and_takes_the_folder_s_config():
@@ -185,17 +250,18 @@ def test_the_reader_of_a_pipe_may_leave():
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
 
 
-def test_a_dry_run_needs_no_data_and_leaves_nothing(tmp_path):
+def test_a_dry_run_of_generated_data_leaves_nothing_but_the_example(tmp_path):
     """The config of ImageNet, which is not on this machine, made small enough for a test."""
     words = ["--config-file", "imagenet/vil_tiny_rpb.yaml", "--data", "nowhere", "DEVICE=cpu"]
     size = ["INPUT.IMAGE_SIZE=32", "DATALOADER.BSZ=4", "DATALOADER.WORKERS=0"]
-    shown = succeeds("train", *words, *size, "DATA.NUM_CLASSES=8", "--dry-run")
+    fake = ["DATA.TRAIN=fake", "DATA.TEST=fake", "DATA.KWARGS={n: 8}", "DATA.NUM_CLASSES=10"]
+    shown = succeeds("train", *words, *size, *fake, "--dry-run", "--all", "--example", "e.png")
     assert re.search(r"dry run: one step of 4 synthetic images took \d+ MB at its peak\n$", shown)
     assert "step 1/1" in shown
-    Path("shown.yaml").write_text(shown[shown.index("INPUT:") : shown.index("dry run:")])
+    Path("shown.yaml").write_text(shown[shown.index("INPUT:") : shown.index("the model has")])
     cfg = get_config("shown.yaml")
-    assert (cfg.DATA.TRAIN, cfg.DATA.PATH, cfg.DATALOADER.BSZ) == (("imagenet",), "nowhere", 4)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["shown.yaml"]
+    assert (cfg.DATA.TRAIN, cfg.DATA.PATH, cfg.DATALOADER.BSZ) == (("fake",), "nowhere", 4)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["e.png", "shown.yaml"]
 
 
 def test_evaluation_and_saving_every_other_epoch():
@@ -416,3 +482,17 @@ def test_a_longer_log_interval_averages_the_steps_between(run):
     assert line["loss"] == pytest.approx(sum(each) / 4, rel=1e-6)
     times = [one["wall"] for one in metrics(run)]
     assert all(a <= b for a, b in pairwise(times))
+
+
+def test_a_missing_extra_is_refused_before_work(monkeypatch, run):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    def build(*_, **__):
+        raise AssertionError("the model was built")
+
+    monkeypatch.setattr(ConfigImageTask, "build_model", build)
+    table = ("DATA.TRAIN=a.parquet", "DATA.TEST=a.parquet", "DATA.NUM_CLASSES=10", "DATA.KWARGS={}")
+    for words in (("train", *SMALL, *table), ("evaluate", "--run", run, "DATA.TEST=a.parquet")):
+        ended = vil(*words)
+        assert ended.code == 3
+        assert "the dataset a.parquet needs pyarrow: pip install 'vil[tables]'" in ended.err

@@ -186,11 +186,12 @@ def test_a_dry_run_makes_up_pictures(tmp_path, monkeypatch):
 
     monkeypatch.setattr(detectors, "check_targets", seen)
     monkeypatch.chdir(tmp_path)
-    outcome = vil("detect", "train", "--dry-run", *DETECTOR, "DATA.TRAIN=[coco]")
+    outcome = vil("detect", "train", "--dry-run", *DETECTOR, "--example", "e.png")
     assert outcome.code == 0, outcome.err
+    assert len(outcome.out.splitlines()) <= 30
     assert "dry run: one step of 4 synthetic images" in outcome.out
     assert largest == {(64, 96)}
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["e.png"]
 
 
 @pytest.mark.parametrize(
@@ -211,9 +212,24 @@ def test_a_dry_run_leaves_no_scenes(words, code, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     other = [word for word in DETECTOR if "KWARGS" not in word]
     sets = ("DATA.TRAIN=[scenes]", "DATA.TEST=[scenes]", "DATA.NUM_CLASSES=10")
-    outcome = vil("detect", "train", "--dry-run", *other, *sets, *words)
+    outcome = vil("detect", "train", "--dry-run", *other, *sets, *words, "--example", "e.png")
     assert (outcome.code, says in outcome.err) == (code, True), outcome.err
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["e.png"] * (code == 0)
+
+
+def test_a_dry_run_counts_the_objects_of_a_coco_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_fake(tmp_path / "mine", "train", 6, (48, 64), 3)
+    write_fake(tmp_path / "mine", "val", 2, (48, 64), 3)
+    paths = "DATA.KWARGS={images: '{split}', annotations: 'annotations/instances_{split}.json'}"
+    words = ("DATA.TRAIN=[coco]", "DATA.TEST=[coco]", paths, "DATA.NUM_CLASSES=3")
+    other = [word for word in DETECTOR if "DATA." not in word]
+    run = ("detect", "train", "--dry-run", *other, *words, "--data")
+    outcome = vil(*run, "mine")
+    assert outcome.code == 0, outcome.err
+    assert "train coco: 6 images of 3 classes\n  objects of a class: " in outcome.out
+    assert "width x height of 6 images: median 64 x 48" in outcome.out
+    assert vil(*run, "nowhere").code == 3
 
 
 def test_weights_by_name(tmp_path):

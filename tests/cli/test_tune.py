@@ -71,7 +71,7 @@ def test_every_stage_is_listed_in_training_and_evaluation_and_info_says_so(tmp_p
     assert "only the exact window" in out, "the reasons of the others"
     assert f"3 choices kept in {tmp_path / 'cache' / 'attention.json'}" in out
     CHOICES.clear()
-    shown = vil("info", *TINY, "MODEL.VIT.MSVIT.MODE=1").out
+    shown = vil("info", "--all", *TINY, "MODEL.VIT.MSVIT.MODE=1").out
     assert shown.count("chosen, tuned") == 3
     assert "3 of 3 tuned" in shown
 

@@ -49,6 +49,8 @@ DETECTOR = (
 SCENES = ("DATA.KWARGS={train: 4, val: 2}", "OPTIM.EPOCHS=1", "DATALOADER.WORKERS=0")
 OF_MINE = ("DATA.KWARGS={images: '{split}', annotations: '{split}.json'}",)
 PHOTOS = (*TINY[:6], TINY[8])
+OF_THREE = (*NANO, "DATA.NUM_CLASSES=3")
+NO_DOWNLOAD = (*PHOTOS, "MODEL.PRETRAINED=False")
 # {start of a command: words to append}; the longest start that fits counts.
 SMALLER: dict[str, tuple[str, ...]] = {
     "train --config-file digits": ("OPTIM.EPOCHS=1", *TINY[:3], *TINY[4:6]),
@@ -56,6 +58,9 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "train --config-file digits/vil_nano_96.yaml": (*TINY, "DATA.NUM_CLASSES=5"),
     "train --config-file imagenet": (*TINY, *FAKE, "MODEL.VIT.MSVIT.TUNE=False"),
     "train --config-file imagenet/vil_tiny_rpb.yaml --data photos": PHOTOS,
+    "train --config-file own": PHOTOS,
+    "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/finetuned": OF_THREE,
+    "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/timm": NO_DOWNLOAD,
     "train --config-file scenes": SCENES,
     "train --config-file mine.yaml --data mine": DETECTOR,
     "sweep": ("--dry-run",),  # tests/workflows/test_sweep_runs.py trains

@@ -93,7 +93,7 @@ def test_an_evaluation_is_broken_off_and_made_up_for(straight, tmp_path):
     with pytest.raises(StoppedError):
         toy_train(tmp_path, ema=0.9, task=SignalInEvaluation(sent))
     assert newest_step(tmp_path / "checkpoints") == 5
-    assert [m["split"] for m in metrics(tmp_path)] == ["train", "train"]
+    assert [m["split"] for m in metrics(tmp_path)] == ["train"]
     toy_train(tmp_path, ema=0.9, task=SignalInEvaluation(sent))
     assert_same_run(tmp_path, straight)
 

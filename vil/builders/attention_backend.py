@@ -135,7 +135,8 @@ def select_attention_backends(
         except OSError as error:
             text = "%s cannot be written (%s): a resumed run may select other attention backends"
             log.warning(text, folder / FILE, error.strerror or error)
-    _report(requests, say)
+    if dist.is_main:  # the selection is the same on all ranks
+        _report(requests, say)
     if attention_network(model) is not model:  # a detector: its images have many sizes
         pin_for_all_sizes(requests)
 

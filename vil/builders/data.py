@@ -13,10 +13,12 @@ from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
 from vil.builders.limits import check_batch_size, check_open_files
+from vil.data import EXTRAS, file_suffix
 from vil.data.dataset import LoadableDataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.engine.distributed import DistInfo
 from vil.utils.errors import ConfigError, as_config_error
+from vil.utils.extras import require_extra
 from vil.utils.lookup import lookup
 
 REPEATS = 3  # augmented copies of an image in repeated augmentation, as in DeiT
@@ -112,6 +114,16 @@ def _loader_options(
         pin_memory=device.type == "cuda",
         max_bad_fraction=cfg.DATA.MAX_BAD_FRACTION,
     )
+
+
+def check_extras(cfg: CfgNode) -> None:
+    """Raise DataError if a dataset of the config needs a package that is not installed.
+
+    Called before the model is built. Only names of files are checked.
+    """
+    for name in dict.fromkeys([*cfg.DATA.TRAIN, *cfg.DATA.VAL, *cfg.DATA.TEST]):
+        if extra := EXTRAS.get(file_suffix(name)):
+            require_extra(extra, f"the dataset {name}")
 
 
 def check_dataset_arguments(cfg: CfgNode, arguments_of: Callable[[str], list[str]]) -> None:

@@ -33,6 +33,7 @@ from vil.utils.console import (
 )
 from vil.utils.errors import INTERRUPTED, ConfigError, DataError, one_line
 from vil.utils.registry import Entry
+from vil.workflows.log_forwarding import log_warnings_once
 
 COMMANDS = {
     "train": "train from a config, or resume a run",
@@ -115,7 +116,8 @@ def run_command(words: list[str]) -> int:
     args = None
     try:
         args = parse(parser, words)
-        return module.run(args)
+        with log_warnings_once():
+            return module.run(args)
     except KeyboardInterrupt:
         return INTERRUPTED
     except OutputError:

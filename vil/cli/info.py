@@ -1,7 +1,8 @@
-"""Print versions, devices, and which attention backend each stage uses and why others cannot run.
+"""Print versions, devices, and which attention backend runs in each stage.
 
 vil info
 vil info --config-file imagenet/vil_tiny.yaml DEVICE cpu
+vil info --config-file imagenet/vil_tiny.yaml --all     every backend, and why the others do not run
 """
 
 import argparse
@@ -11,6 +12,8 @@ from vil.cli.arguments import config_arguments, resolve
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
+    text = "list all backends for each attention call, and why the others are not used"
+    parser.add_argument("--all", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -18,10 +21,15 @@ def run(args: argparse.Namespace) -> int:
 
     report = explain_backends(resolve(args))
     print("\n".join(report.environment))
-    for request, verdicts in report.verdicts:
+    for line in () if args.all else report.summary():
+        print(line)
+    for line in report.notes if args.all else ():
+        print(line)
+    for request, verdicts in report.verdicts if args.all else ():
         print(request)
         for name, verdict, about in verdicts:
             print(f"  {name:16} {verdict:14} ({about})")
     if report.verdicts:
-        print(f"{report.num_tuned} of {len(report.verdicts)} tuned, in {report.file}")
+        more = "" if args.all else "; --all lists the other backends, and why they do not run"
+        print(f"{report.num_tuned} of {len(report.verdicts)} tuned, in {report.file}{more}")
     return 0

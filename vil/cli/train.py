@@ -6,7 +6,11 @@ vil train --config-file mine.yaml --data /data/flowers OPTIM.LR 5e-4 OPTIM.EPOCH
 vil train --config-file scenes/mask_rcnn_vil_nano.yaml --output_dir runs/scenes      a detector
 torchrun --nproc_per_node=8 tools/train.py --config-file imagenet/vil_small_rpb.yaml --data DIR
 vil train --config-file mine.yaml --preset finetune MODEL.MODEL_PATH runs/nano    keys for a purpose
-vil train --config-file mine.yaml --dry-run     one step on synthetic data, to check the config
+vil train --config-file mine.yaml --dry-run     check data and config, and run one step
+
+--dry-run fails if the data are missing or invalid. It prints how many images and classes there are,
+draws the first images of training as the model gets them, runs one step on synthetic images, and
+creates no run.
 
 MODEL.MODEL_PATH is a file with weights to start from. For a detector, it may also hold the weights
 of a classifier, of vil or of the 2021 reference, or of a detector of the 2021 reference. These are
@@ -15,13 +19,21 @@ loaded into the backbone.
 
 import argparse
 import os
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from yacs.config import CfgNode
 
 from vil.cli.arguments import config_arguments, preset_argument, resolve_with_sources
-from vil.config import describe_preset, dump
-from vil.utils.errors import INTERRUPTED
+from vil.config import defaults, describe_preset, diff, dump
+from vil.utils.console import printable
+from vil.utils.errors import INTERRUPTED, ConfigError
+
+if TYPE_CHECKING:
+    from vil.workflows.dry_run import DatasetSummary, DataSummary
+
+WIDTH = 100  # columns of the list of changed keys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     preset_argument(parser)
     text = "continue from the newest checkpoint in the folder, if any; by default with its config"
     parser.add_argument("--resume", action="store_true", help=text)
-    text = "build everything, run one step on synthetic data, print its memory and the config"
+    text = "describe the data, run one step on synthetic images, print its memory and the config"
     parser.add_argument("--dry-run", action="store_true", help=text)
+    text = "with --dry-run: print all keys of the config, as YAML, not only those that were changed"
+    parser.add_argument("--all", action="store_true", help=text)
+    text = "with --dry-run: PNG file for the example images (default: OUTPUT_DIR.dry-run.png)"
+    parser.add_argument("--example", metavar="FILE", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,7 +57,10 @@ def run(args: argparse.Namespace) -> int:
     if args.preset and os.environ.get("RANK", "0") == "0":
         print("\n".join(describe_preset(args.preset, cfg, sources)))
     if args.dry_run:
-        return print_dry_run(cfg)
+        return print_dry_run(cfg, args)
+    for flag in ("all", "example"):
+        if getattr(args, flag):
+            raise ConfigError(f"--{flag} needs --dry-run")
     if cfg.EVALUATE:  # as the 2021 code had it
         from vil.cli.evaluate import evaluate
 
@@ -52,13 +71,82 @@ def run(args: argparse.Namespace) -> int:
     return INTERRUPTED if result.status == "interrupted" else 0
 
 
-def print_dry_run(cfg: CfgNode) -> int:
-    """Run one training step on synthetic data, and print the config and the peak memory. Returns
-    the exit code."""
+def print_dry_run(cfg: CfgNode, args: argparse.Namespace) -> int:
+    """Describe the config's data, run one training step on synthetic images, and print the config
+    and the peak memory. Returns the exit code."""
     from vil.workflows.dry_run import dry_run
 
-    num_images, peak = dry_run(cfg)
-    if os.environ.get("RANK", "0") == "0":
-        print(dump(cfg))
-        print(f"dry run: one step of {num_images} synthetic images took {peak:.0f} MB at its peak")
+    is_main = os.environ.get("RANK", "0") == "0"
+
+    def show(data: "DataSummary") -> None:
+        if is_main:
+            print("\n".join(describe_data(data)), flush=True)
+
+    done = dry_run(cfg, example=args.example, show=show)
+    if is_main:
+        for line in done.log if args.all else (f"WARNING {text}" for text in done.warnings):
+            print(line)
+        print(dump(cfg) if args.all else "\n".join(changed_keys(cfg)))
+        print(
+            f"the model has {done.num_parameters:,} parameters; the first loss is {done.loss:.4g}"
+        )
+        images = f"{done.num_images} synthetic images"
+        print(f"dry run: one step of {images} took {done.memory_mb:.0f} MB at its peak")
     return 0
+
+
+def describe_data(data: "DataSummary") -> list[str]:
+    """Describe the datasets of a config in a few lines for each."""
+    lines = []
+    for found in data.datasets:
+        lines.append(f"{found.split} {found.name}: {found.num_images} images{_classes(found)}")
+        counts = sorted(found.class_counts.items(), key=lambda item: item[1])
+        if counts:
+            (small, fewest), (large, most) = counts[0], counts[-1]
+            ratio = f", a ratio of {most / fewest:.3g}" if fewest else ""
+            lines.append(
+                f"  {data.counted} of a class: {fewest} ({printable(small)}) to {most} "
+                f"({printable(large)}){ratio}"
+            )
+        if found.sizes:
+            sides = [sorted(side) for side in zip(*found.sizes)]
+            low, mid, high = (
+                " x ".join(str(side[at]) for side in sides) for at in (0, len(found.sizes) // 2, -1)
+            )
+            lines.append(
+                f"  width x height of {len(found.sizes)} images: median {mid}, {low} to {high}"
+            )
+        if found.unreadable:
+            tried = len(found.sizes) + found.unreadable
+            lines.append(f"  {found.unreadable} of {tried} images cannot be read")
+    lines.append(f"  ({data.note})" if data.note else f"an epoch has {data.steps_per_epoch} steps")
+    if data.example:
+        lines.append(f"the first training images, as the model gets them: {data.example}")
+    return lines
+
+
+def _classes(found: "DatasetSummary") -> str:
+    empty = sum(count == 0 for count in found.class_counts.values())
+    without = f", {empty} of them empty" if empty else ""
+    return f" of {found.num_classes} classes{without}" if found.class_counts else ""
+
+
+def changed_keys(cfg: CfgNode) -> list[str]:
+    """List the keys that differ from the defaults as KEY=VALUE words, in lines of at most 100
+    columns if no word is longer."""
+    found = diff(cfg, defaults.tree())
+    words = [shlex.quote(f"{key}={_flow(value)}") for key, (value, _) in found.items()]
+    lines = ["keys that differ from the defaults (all: --all):"]
+    for word in words:
+        if len(lines) > 1 and len(lines[-1]) + len(word) < WIDTH:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"  {word}")
+    return lines
+
+
+def _flow(value: Any) -> str:
+    """Format a value as it is written on a command line."""
+    if value == "":
+        return ""
+    return dump(CfgNode({"KEY": value})).removeprefix("KEY: ").strip()

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vil.utils.extras import Extra
 from vil.utils.lazy import lazy_exports
 from vil.utils.registry import Entry, Registry
 
@@ -90,6 +91,8 @@ FILES = {
     ".tsv": ("table", "file"),
     ".parquet": ("table", "file"),
 }
+# {extension in FILES: the optional package that reads these files}
+EXTRAS = {".parquet": Extra("pyarrow", "tables")}
 
 
 def register_dataset(

@@ -84,6 +84,18 @@ class TrainLoader:
                     )
                 yield replace(batch, epoch=step // self.steps_per_epoch, step=step)
 
+    def load_example(self, count: int) -> Batch:
+        """Load the first `count` images of step 0, at most a batch, without worker processes.
+
+        Raises DataError if none of them can be read.
+        """
+        order = next(train_batches(len(self.samples.dataset), start=0, stop=1, **self.order))
+        batch = self.samples.collate([self.samples[position] for position in order[:count]])
+        if not len(batch):
+            *_, name, reason = batch.bad_samples[-1]
+            raise DataError(f"none of the first images can be read; the last: {name} ({reason})")
+        return replace(batch, epoch=0, step=0)
+
 
 class EvalLoader:
     """A loader of this process's share of a dataset, in order.

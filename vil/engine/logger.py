@@ -13,18 +13,21 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import torch
 
+from vil.engine.remaining_time import RemainingTime
 from vil.utils.atomic_write import TEXT, replace_text
 from vil.utils.console import echo, echo_error
 from vil.utils.metric_format import format_pairs
 
 REDRAW_SECONDS = 0.2
+FIRST_SECONDS = 10.0  # until `first_progress` logs a line
+SLOW_DATA = 0.2  # share of a step's time
 
 
 class RunLogger:
@@ -39,17 +42,31 @@ class RunLogger:
         self.last_evaluation: dict[str, dict] = {}
         self.text = open(folder / "log.txt", "a", 1, **TEXT) if enabled else None  # noqa: SIM115
 
-    def begin(self, step: int, end: int, *, steps_per_epoch: int, batch_size: int) -> None:
+    def begin(
+        self,
+        step: int,
+        end: int,
+        *,
+        steps_per_epoch: int,
+        batch_size: int,
+        thread_hint: Callable[[], str] | None = None,
+        data_hint: Callable[[], str] | None = None,
+    ) -> None:
         """Start to log metrics of the steps after `step`, to files and a progress bar. Remove
         records of these steps that an earlier attempt left.
 
-        end: the last step of the run. batch_size: images per step over all ranks.
+        end: the last step of the run. batch_size: images per step over all ranks. thread_hint:
+        called after the first line of metrics; returns advice to log, or "". data_hint: returns
+        advice, which is logged once if steps wait for data for more than SLOW_DATA of their time.
         """
         if not self.enabled:
             return
         from torch.utils.tensorboard import SummaryWriter  # a second to import: training only
 
         self.end, self.steps_per_epoch, self.batch_size = end, steps_per_epoch, batch_size
+        self.thread_hint, self.data_hint = thread_hint, data_hint
+        self.first_step_time = 0.0
+        self.remaining = RemainingTime(step, end, time.monotonic())
         rewind(self.folder / "metrics.jsonl", step)
         self.metrics = open(self.folder / "metrics.jsonl", "a", buffering=1)  # noqa: SIM115
         self.tensorboard = SummaryWriter(self.folder / "tb", purge_step=step + 1)
@@ -93,9 +110,39 @@ class RunLogger:
         metrics = {name: value for name, value in metrics.items() if name not in times}
         rate = self.batch_size / times["time"]
         metrics |= {"lr": lr, **times, "img/s": rate, "mem": memory_mb()}
-        eta = str(timedelta(seconds=round((self.end - step) * times["time"]))).replace(" ", "")
-        self.say(f"train {self.position(step)} eta {eta} {format_pairs(metrics)}")
+        left = self.remaining.update(step, times["time"], time.monotonic())
+        self.say(f"train {self.position(step)} eta {as_time(left)} {format_pairs(metrics)}")
         self.record(step, "train", metrics)
+        self._hint(times["data"] / times["time"])
+
+    def _hint(self, waiting: float) -> None:
+        """Log each hint at most once. waiting: share of a step in which it waits for data."""
+        if self.thread_hint and (text := self.thread_hint()):
+            self.say(f"hint: {text}")
+        self.thread_hint = None
+        # the first line includes the start of the loader workers
+        if self.data_hint and self.remaining.lines > 1 and waiting > SLOW_DATA:
+            text = self.data_hint()
+            self.say(f"hint: steps wait for data {100 * waiting:.0f} % of their time: {text}")
+            self.data_hint = None
+
+    def first_progress(self, step: int) -> None:
+        """Log the position and the remaining time, without metrics, if there was no line yet and
+        training began at least FIRST_SECONDS ago. Only one such line is logged."""
+        if not self.enabled or self.remaining.lines or self.first_step_time == math.inf:
+            return
+        now, began, start = time.monotonic(), self.remaining.began, self.remaining.start
+        self.first_step_time = self.first_step_time or now
+        if now - began < FIRST_SECONDS:
+            return
+        steps = step - start
+        # the first step is slower than the others
+        spent = now - self.first_step_time if steps > 1 else now - began
+        per_step = spent / max(steps - 1, 1)
+        times = {"time": per_step, "img/s": self.batch_size / per_step}
+        left = as_time((self.end - step) * per_step)
+        self.say(f"train {self.position(step)} eta {left} {format_pairs(times)}")
+        self.first_step_time = math.inf
 
     def evaluation(self, step: int, results: dict[str, dict]) -> None:
         """Log a line per test set. results: {test set: {metric: value}}. Values that are not
@@ -155,6 +202,11 @@ class RunLogger:
             if self.last_error != str(error):
                 echo_error(f"vil: the log cannot be written: {error}")
             self.last_error = str(error)
+
+
+def as_time(seconds: float) -> str:
+    """Format a duration as h:mm:ss, or 1day,h:mm:ss."""
+    return str(timedelta(seconds=round(seconds))).replace(" ", "")
 
 
 def rewind(file: Path, step: int) -> None:

@@ -24,7 +24,7 @@ from vil.engine.distributed import all_reduce_sum, share_buffers, wrap
 from vil.engine.evaluation import autocast
 from vil.engine.fsdp import is_sharded, local
 from vil.engine.logger import RunLogger
-from vil.engine.meter import Meter
+from vil.engine.meter import Meter, is_line_due
 from vil.engine.nonfinite import (
     BatchNormSnapshot,
     DelayedFlags,
@@ -110,6 +110,8 @@ def train(
     min_delta: float = 0.0,  # the metric must improve by more than this, for patience
     max_bad_steps: int = 10,  # consecutive non-finite steps, at most half an epoch
     log_freq: int = 10,
+    thread_hint: Callable[[], str] | None = None,  # its text, if any, follows the first line
+    data_hint: Callable[[], str] | None = None,  # its text is logged if steps wait long for data
     max_steps: int | None = None,
     draw: Callable[[Path], Any] | None = None,  # called with the run's folder after evaluations
 ) -> TrainState:
@@ -132,7 +134,8 @@ def train(
         run.log.say(f"nothing to do: {reason}; raise RUN.PATIENCE or set it to 0 to train on")
         return state
     run.begin()
-    run.log.begin(state.step, end, steps_per_epoch=per_epoch, batch_size=state.batch_size)
+    sizes = dict(steps_per_epoch=per_epoch, batch_size=state.batch_size)
+    run.log.begin(state.step, end, **sizes, thread_hint=thread_hint, data_hint=data_hint)
     judgment = dict(higher_is_better=task.metric.higher_is_better, min_delta=min_delta)
     judgment["drop"] = drop_on_plateau > 0
     meter, delayed_flags, norms = Meter(), DelayedFlags(device), BatchNormSnapshot(plain)
@@ -186,13 +189,15 @@ def train(
             state = replace(state, step=state.step + 1, skipped=state.skipped + bad)
             run.tick(state.step)
 
-            if state.step % log_freq == 0 or state.epoch_ends or state.step == end:
+            if is_line_due(state.step, end=end, per_epoch=per_epoch, log_freq=log_freq):
                 metrics = meter.read()  # the only place where the host waits for the device
                 if scaler.is_enabled():  # it decreases with every overflow of float16
                     metrics["scale"] = scaler.get_scale()
                 if state.skipped:
                     metrics["skipped"] = state.skipped
                 run.log.training(state.step, lr, metrics)
+            else:
+                run.log.first_progress(state.step)  # if the first line takes long
             guard.raise_if_stopped(previous.signal)
     except StoppedError as stop:
         checkpoints.save(state, required=True)

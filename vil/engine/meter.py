@@ -16,6 +16,18 @@ from torch import Tensor
 from vil.engine.distributed import all_reduce_sum
 
 
+def is_line_due(step: int, *, end: int, per_epoch: int, log_freq: int) -> bool:
+    """Return whether the averages are logged after `step`.
+
+    An epoch has a line every `log_freq` steps and one at its end. Steps that would be left for a
+    shorter last line are added to the line before, so a line averages at least `log_freq` steps, or
+    the full epoch. end: the last step of the run. per_epoch: steps of an epoch.
+    """
+    in_epoch = (step - 1) % per_epoch + 1
+    last = min(per_epoch, end - step + in_epoch)
+    return in_epoch == last or (in_epoch % log_freq == 0 and last - in_epoch >= log_freq)
+
+
 class Meter:
     """Sums of metrics and times since the last `read`.
 

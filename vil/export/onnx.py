@@ -13,12 +13,19 @@ from vil.utils.atomic_write import write_aside
 FIRST_OPSET = 18  # the lowest that torch writes; it cannot convert MsViT to lower ones
 # metadata of nodes that quantization reads; torch's other metadata has paths of source files
 KEPT = ("class_hierarchy", "name_scopes")
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+
+
+def require_onnx() -> None:
+    """Raise ImportError if a package that writes or runs ONNX files is missing."""
+    for package in PACKAGES:
+        require(package)
 
 
 def check_opset(opset: int | None) -> None:
     """Raise ValueError for an unsupported ONNX opset, and ImportError if a package that writes or
     runs ONNX files is missing. opset: None for torch's default."""
-    onnx, *_ = map(require, ("onnx", "onnxscript", "onnxruntime"))
+    onnx, *_ = map(require, PACKAGES)
     last = onnx.defs.onnx_opset_version()
     if opset is not None and not FIRST_OPSET <= opset <= last:
         raise ValueError(f"opset {opset} is not supported, only {FIRST_OPSET} to {last}")

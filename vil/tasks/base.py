@@ -6,7 +6,7 @@ the methods of `Task`, so they work for every task.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +45,17 @@ class ImageMeta(NamedTuple):
     size: tuple[int, int]  # (height, width) in pixels
 
 
+class OpenData(NamedTuple):
+    """The loaders of a config's datasets.
+
+    tests: {part: {name: loader}}, see the argument `part` of `Task.test_loaders`. note: what differs from the datasets of a run, to be shown to the user.
+    """
+
+    train: TrainLoader
+    tests: Mapping[str, Mapping[str, EvalLoader]]
+    note: str = ""
+
+
 class TaskReport(NamedTuple):
     """Content of the run report from a task: cards (title, value, remark) and HTML sections."""
 
@@ -74,6 +85,7 @@ class Task:
     # config values that `train_loader` derived from the training set, for the run's config.yaml
     learned_settings: Mapping[str, Any] = {}
     columns: Sequence[str] = ()  # metrics in the report's table of evaluations; empty: all
+    counted = "images"  # what `count_classes` counts
 
     def __init__(
         self,
@@ -151,18 +163,35 @@ class Task:
         """
         raise NotImplementedError
 
-    def check_data(self) -> None:
-        """Open the config's datasets. Raises ConfigError or DataError if they are invalid."""
-        self.class_names = self.train_loader(DistInfo()).classes
-        self.test_loaders(DistInfo())
+    @contextmanager
+    def open_data(self) -> Iterator[OpenData]:
+        """Open the config's datasets for a `with` block, to check and describe them.
+
+        Raises ConfigError or DataError if they are invalid.
+        """
+        loader = self.train_loader(DistInfo())
+        self.class_names = self.class_names or loader.classes
+        yield OpenData(loader, {"val": self.test_loaders(DistInfo())})
+
+    def count_classes(self, dataset: Dataset) -> dict[str, int]:
+        """Return {class: number of images or objects} of a dataset; {} if it has no classes."""
+        return {}
+
+    def draw_batch(self, batch: Any) -> list[tuple[Image.Image, str]]:
+        """Draw the images of a batch that `prepare` returned, as the model gets them.
+
+        Returns (image, its target as text) pairs, or [] if the task cannot draw them.
+        """
+        return []
 
     # ---- called by `vil data check`
 
     def open_split(self, name: str | None = None, part: str = "val") -> Any:
         """Open the training set or, if `name` is given, the set `name` of DATA.VAL or DATA.TEST.
 
-        part: "test" for DATA.TEST if there are sets in DATA.VAL too, otherwise "val". The dataset may have another number of classes than the config. It has the methods `image`
-        and `sample_name` of `ImageDataset`. Raises DataError if the dataset is invalid.
+        part: "test" for DATA.TEST if there are sets in DATA.VAL too, otherwise "val". The dataset may
+        have another number of classes than the config. It has the methods `image` and `sample_name`
+        of `ImageDataset`. Raises DataError if the dataset is invalid.
         """
         if name is None:
             return self.train_loader(DistInfo()).samples.dataset
@@ -358,10 +387,13 @@ class ConfigTask(Task):
         if not self.accepts_any_classes:
             data.check_num_classes(self.cfg, dataset, name)
 
-    def check_data(self) -> None:
-        super().check_data()
-        if self.cfg.DATA.VAL:
-            self.test_loaders(DistInfo(), part="test")
+    @contextmanager
+    def open_data(self) -> Iterator[OpenData]:
+        with super().open_data() as opened:
+            if self.cfg.DATA.VAL:
+                final = {"test": self.test_loaders(DistInfo(), part="test")}
+                opened = opened._replace(tests={**opened.tests, **final})
+            yield opened
 
     def _check(self, dataset: Any, name: str, *, match: bool = True) -> None:
         """Read one image of a dataset, and reorder its classes to match those of the model.

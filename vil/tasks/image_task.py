@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
+from torchvision.transforms.v2.functional import to_pil_image
 from yacs.config import CfgNode
 
 from vil.builders import data
@@ -21,6 +22,7 @@ from vil.builders.splits import derived_splits, split_indices
 from vil.config.access import warn_unused
 from vil.data import build_dataset, is_numbered, own_arguments
 from vil.data.bands import PIL_CHANNELS
+from vil.data.batch import Batch
 from vil.data.classes import match_classes
 from vil.data.dataset import ImageDataset
 from vil.data.datasets.concat import ConcatImageDataset
@@ -45,6 +47,8 @@ RGB_ONLY = {
 SYNTHETIC = "fake"  # dataset for `synthetic`
 MAX_EVAL_BATCH = 64  # images
 LABEL_COLOR = (0, 0, 0)  # background of text in visualizations
+# Largest number and smallest weight of classes that `format_target` names.
+MAX_NAMED, MIN_NAMED = 4, 0.1
 # What messages call the targets of each `ImageDataset.target_type`.
 TARGETS = {"class": "one class", "labels": "a set of labels", "numbers": "numbers"}
 
@@ -177,6 +181,36 @@ class ConfigImageTask(ConfigTask, ImageTask):
         own = dict(n=num_samples, size=cfg.INPUT.IMAGE_SIZE, num_classes=cfg.DATA.NUM_CLASSES)
         own |= dict(target_type=self.target_type, channels=cfg.INPUT.CHANNELS)
         return build_dataset(SYNTHETIC, folder, split, transform, **own)
+
+    def count_classes(self, dataset: ImageDataset) -> dict[str, int]:
+        if dataset.target_type == "numbers":
+            return {}
+        is_class = dataset.target_type == "class"
+        counts = (
+            np.bincount(dataset.targets, minlength=len(dataset.classes))
+            if is_class
+            else dataset.targets.sum(axis=0)
+        )
+        return dict(zip(dataset.classes, counts.astype(int).tolist()))
+
+    def draw_batch(self, batch: Batch) -> list[tuple[Image.Image, str]]:
+        mean, std = (torch.tensor(self.cfg.INPUT[key])[:, None, None] for key in ("MEAN", "STD"))
+        images = batch.images.float().cpu() * std + mean  # (B, C, H, W)
+        return [
+            (to_pil_image(image[:3].clamp(0, 1)), self.format_target(target))
+            for image, target in zip(images, batch.targets)
+        ]
+
+    def format_target(self, target: Tensor) -> str:
+        """Describe a target in a batch: the class or, for soft targets (K,), the classes with
+        the largest weights."""
+        if target.ndim == 0:
+            return self.class_names[int(target)]
+        pairs = zip(target.tolist(), self.class_names)
+        if self.target_type == "numbers":
+            return ", ".join(f"{name} {value:.3g}" for value, name in pairs)
+        largest = sorted(pairs, key=lambda pair: -pair[0])[:MAX_NAMED]
+        return ", ".join(f"{name} {value:.2g}" for value, name in largest if value >= MIN_NAMED)
 
     def open_train_set(self) -> ImageDataset:
         names, transform = self.cfg.DATA.TRAIN, build_train_transform(self.cfg)

@@ -3,15 +3,20 @@
 import datetime
 import functools
 import importlib.util
+import multiprocessing
 import os
 import platform
 import re
 import shutil
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+
+MIN_SECONDS = 0.2  # for `idle_cores`
 
 
 def machine(device: torch.device) -> dict[str, str | int]:
@@ -58,6 +63,70 @@ def processor() -> str:
 def slug(name: str) -> str:
     """Convert a name to lower-case letters and digits, separated by dashes, for file names."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def usable_cores() -> int:
+    """Return the number of CPU cores that this process may use. This respects its CPU affinity and
+    the CPU limit of a container (cgroup v2)."""
+    cores = len(_affinity())
+    quota = search_file(r"^(\d+ \d+)", "/sys/fs/cgroup/cpu.max")  # a limit of "max" is none
+    if not quota:
+        return cores
+    limit, period = map(int, quota.split())
+    return max(min(cores, -(-limit // period)), 1)
+
+
+def _affinity() -> set[int]:
+    """Return the numbers of the CPU cores on which this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+class CpuTime(NamedTuple):
+    """Seconds of CPU time at a moment: of all processes on the cores that this process may use, and
+    of this process and its children. wall: the moment, in seconds."""
+
+    wall: float
+    total: float
+    own: float
+
+
+def read_cpu_time() -> CpuTime | None:
+    """Read the CPU time used so far; None if /proc/stat cannot be read."""
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+    except OSError:
+        return None
+    numbers, jiffies = {f"cpu{number}" for number in _affinity()}, 0
+    for name, *fields in map(str.split, lines):
+        if name in numbers:
+            values = list(map(int, fields[:8]))
+            jiffies += sum(values) - values[3] - values[4]  # without idle and iowait
+    own = sum(os.times()[:4]) + sum(map(_child_seconds, multiprocessing.active_children()))
+    return CpuTime(time.monotonic(), jiffies / os.sysconf("SC_CLK_TCK"), own)
+
+
+def _child_seconds(process: multiprocessing.Process) -> float:
+    """Return the CPU time of a running child such as a loader worker; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # user and system
+
+
+def idle_cores(since: CpuTime | None, now: CpuTime | None) -> float:
+    """Return how many of the usable cores other processes left idle between two moments.
+
+    If there are fewer than MIN_SECONDS between them, or if one of them is None, all usable cores
+    count as idle.
+    """
+    cores = float(usable_cores())
+    if since is None or now is None or now.wall - since.wall < MIN_SECONDS:
+        return cores
+    others = (now.total - since.total - (now.own - since.own)) / (now.wall - since.wall)
+    return min(cores, max(len(_affinity()) - others, 0.0))
 
 
 def free_bytes(device: torch.device) -> int:

@@ -25,13 +25,30 @@ class BackendReport(NamedTuple):
     environment: lines with versions, device and threads. verdicts: for each request, (request,
     [(backend, verdict, description of the backend)]) with all backends. A verdict is "chosen",
     "could run", or the reasons why the backend cannot run the request. num_tuned: number of
-    requests whose fastest backend is known from the tuning cache. file: path of this cache.
+    requests whose fastest backend is known from the tuning cache. file: path of this cache. notes:
+    lines on how backends are selected.
     """
 
     environment: list[str]
     verdicts: list[tuple[BackendRequest, list[tuple[str, str, str]]]]
     num_tuned: int
     file: str
+    notes: list[str]
+
+    def summary(self) -> list[str]:
+        """Return a line per stage with the chosen backends, in training and in evaluation."""
+        stages: dict[int, list[str]] = {}
+        for request, verdicts in self.verdicts:
+            grid = request.case.window.grid
+            phase = "training" if request.case.needs_grad else "evaluation"
+            start = f"stage {request.stage}: {grid[0]} x {grid[1]} tokens"
+            chosen = [
+                f"{name}{verdict.removeprefix('chosen')} in {phase}"
+                for name, verdict, _ in verdicts
+                if verdict.startswith("chosen")
+            ]
+            stages.setdefault(request.stage, [start]).extend(chosen)
+        return [f"{start}: {'; '.join(chosen)}" for start, *chosen in stages.values()]
 
 
 def requests_of(cfg: CfgNode, device: torch.device) -> list[BackendRequest]:
@@ -52,10 +69,9 @@ def explain_backends(cfg: CfgNode) -> BackendReport:
         for r in requests
     ]
     tuned = sum(request.case.bucket() in CHOICES for request in requests)
-    lines = _environment(device)
-    if any(request.case.is_layout for request in requests):
-        lines.append(describe_crossover())
-    return BackendReport(lines, verdicts, tuned, str(tuning_cache.path()))
+    has_layout = any(request.case.is_layout for request in requests)
+    notes = [describe_crossover()] if has_layout else []
+    return BackendReport(_environment(device), verdicts, tuned, str(tuning_cache.path()), notes)
 
 
 def _environment(device: torch.device) -> list[str]:

@@ -1,41 +1,173 @@
-"""Run one training step on synthetic data, to check that a config is valid and fits in memory."""
+"""Check a config before a run: describe its data, and run one step on synthetic images."""
 
+import io
 import logging
+import math
+import os
 import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
 from vil.config import override
 from vil.engine.logger import memory_mb
 from vil.tasks import task_for, with_num_classes
-from vil.utils.errors import DataError
+from vil.tasks.base import Task
+from vil.utils.contact_sheet import contact_sheet
+from vil.utils.output_paths import make_folder, output_file, replacing
+from vil.workflows.log_forwarding import DistinctWarnings, log_warnings_once
 from vil.workflows.train import run_training
 
-log = logging.getLogger(__name__)
+EXAMPLES = 16  # images on the example sheet
+SIZES = 32  # images per dataset whose size is read
 
 
-def dry_run(cfg: CfgNode) -> tuple[int, float]:
-    """Run one training step on synthetic images, in a temporary folder.
+@dataclass(frozen=True)
+class DatasetSummary:
+    """What a dataset of a config holds.
 
-    The config's datasets are opened first. An error in them is raised, or only logged as a warning
-    if the folder DATA.PATH does not exist.
-
-    Returns (num_images, memory): the number of images in the step and the peak memory in MB.
+    split: "train", "val" for a set that selects the best checkpoint, or "test". class_counts: {class: number of images or objects};
+    empty if the dataset has no classes. sizes: (width, height) in pixels of evenly spaced images.
+    unreadable: how many of those could not be read.
     """
-    try:
+
+    name: str
+    split: str
+    num_images: int
+    num_classes: int
+    class_counts: Mapping[str, int]
+    sizes: list[tuple[int, int]]
+    unreadable: int = 0
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """What the datasets of a config hold.
+
+    steps_per_epoch: training steps in an epoch. counted: what `class_counts` counts, such as
+    "images". note: how the datasets differ from those of a run, if they do. example: image file
+    that shows the first images of training, augmented, and their targets; None if it was not
+    written.
+    """
+
+    datasets: list[DatasetSummary]
+    steps_per_epoch: int
+    counted: str = "images"
+    note: str = ""
+    example: Path | None = None
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """Result of a dry run.
+
+    num_images: images in the synthetic training step. loss: loss of that step. memory_mb: peak
+    memory in MiB. num_parameters: parameters of the model. warnings: warnings of building and
+    training. log: all lines that a run would log; empty on ranks other than 0.
+    """
+
+    data: DataSummary
+    num_images: int
+    loss: float
+    memory_mb: float
+    num_parameters: int
+    warnings: list[str]
+    log: list[str]
+
+
+def dry_run(
+    cfg: CfgNode,
+    *,
+    example: str | Path | None = None,
+    show: Callable[[DataSummary], Any] = lambda summary: None,
+) -> DryRun:
+    """Describe the config's data, then run one training step on synthetic images.
+
+    The step runs in a temporary folder. OUTPUT_DIR is not created.
+
+    example: image file to write, see `DataSummary`; by default `<OUTPUT_DIR>.dry-run.png`. show:
+    called with the summary before the training step.
+
+    Raises DataError or ConfigError if the data are missing or invalid, or if the file cannot be
+    written.
+    """
+    with log_warnings_once() as distinct:
         cfg = with_num_classes(cfg)
-        task_for(cfg, torch.device("cpu")).check_data()
-    except DataError as error:
-        if Path(cfg.DATA.PATH).is_dir() or cfg.DATA.NUM_CLASSES == "auto":
-            raise
-        log.warning("the data were not checked: %s", str(error).splitlines()[0])
-    num_images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
-    with tempfile.TemporaryDirectory() as folder:
-        changes = [f"OUTPUT_DIR={folder}", "MODEL.VIT.MSVIT.TUNE=False"]  # tuning may take minutes
-        trial = override(cfg, changes)
-        task = task_for(trial, torch.device("cpu"))
-        synthetic = {s: task.synthetic(num_images, Path(folder), s) for s in ("train", "val")}
-        run_training(trial, max_steps=1, synthetic=synthetic)
-    return num_images, memory_mb()
+        summary = summarize_data(cfg, example)
+        show(summary)
+        num_images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
+        with tempfile.TemporaryDirectory() as folder:
+            changes = [f"OUTPUT_DIR={folder}", "MODEL.VIT.MSVIT.TUNE=False"]  # may take minutes
+            trial = override(cfg, changes)
+            task = task_for(trial, torch.device("cpu"))
+            synthetic = {s: task.synthetic(num_images, Path(folder), s) for s in ("train", "val")}
+            with _collect_warnings(distinct) as warnings, redirect_stdout(io.StringIO()):
+                result = run_training(trial, max_steps=1, synthetic=synthetic)
+            log_file = Path(folder, "log.txt")
+            log = log_file.read_text("utf-8").splitlines() if log_file.exists() else []
+            loss = result.history()[-1]["loss"] if log else math.nan
+    count = sum(parameter.numel() for parameter in result.model.parameters())
+    return DryRun(summary, num_images, loss, memory_mb(), count, warnings, log)
+
+
+@contextmanager
+def _collect_warnings(distinct: DistinctWarnings) -> Iterator[list[str]]:
+    """Yield a list, to which the package's warnings in a `with` block are added."""
+    messages: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())
+    handler.addFilter(distinct)
+    logging.getLogger("vil").addHandler(handler)
+    try:
+        yield messages
+    finally:
+        logging.getLogger("vil").removeHandler(handler)
+
+
+def summarize_data(cfg: CfgNode, example: str | Path | None = None) -> DataSummary:
+    """Open the config's datasets and describe them.
+
+    example: see `dry_run`. Only rank 0 writes this file.
+    """
+    task = task_for(cfg, torch.device("cpu"))
+    with task.open_data() as data:
+        train = data.train.samples.dataset
+        sets = [_summarize(task, ", ".join(cfg.DATA.TRAIN), "train", train, data.note)]
+        for part, tests in data.tests.items():
+            for name, test in tests.items():
+                sets.append(_summarize(task, name, part, test.dataset, data.note))
+        drawn = task.draw_batch(task.prepare(data.train.load_example(EXAMPLES)))
+        file = None
+        if drawn and os.environ.get("RANK", "0") == "0":
+            file = _example_file(cfg, example)
+            with replacing(file, "--example") as aside:
+                contact_sheet(drawn).save(aside, file.suffix.lstrip(".") or "png")
+        return DataSummary(sets, data.train.steps_per_epoch, task.counted, data.note, file)
+
+
+def _example_file(cfg: CfgNode, given: str | Path | None) -> Path:
+    """Return the file of the example images: `given`, or a file next to OUTPUT_DIR."""
+    if given is not None:
+        return output_file(given, "--example", (".png",))
+    file = Path(f"{Path(cfg.OUTPUT_DIR)}.dry-run.png")
+    make_folder(file.parent, "OUTPUT_DIR")
+    return output_file(file, "OUTPUT_DIR", (".png",))
+
+
+def _summarize(task: Task, name: str, split: str, dataset: Dataset, note: str) -> DatasetSummary:
+    """Describe one dataset. note: see `DataSummary`; classes are not counted if it is set."""
+    sizes, unreadable = [], 0
+    for index in np.linspace(0, len(dataset) - 1, min(len(dataset), SIZES)).astype(int).tolist():
+        try:
+            sizes.append(dataset.image(index).size)
+        except OSError:
+            unreadable += 1
+    classes = len(dataset.classes), {} if note else task.count_classes(dataset)
+    return DatasetSummary(name, split, len(dataset), *classes, sizes, unreadable)

@@ -7,6 +7,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from vil.builders.data import check_extras
 from vil.builders.device import configure_device, process_group
 from vil.data.workers import worker_errors
 from vil.engine.distributed import DistInfo
@@ -92,6 +93,7 @@ def evaluate_config(
     """
     refuse_random_weights(cfg)
     lookup(dict.fromkeys(PARTS), part, "part")
+    check_extras(cfg)
     cfg = with_num_classes(cfg)
     if calibrate:
         calibration_of_run.check(cfg)

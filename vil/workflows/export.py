@@ -14,6 +14,8 @@ from vil.builders.model import move_to_device
 from vil.data.workers import worker_errors
 from vil.engine.distributed import DistInfo
 from vil.export import export_model, load_exported, quantize_linears
+from vil.export.exporter import SUFFIXES
+from vil.export.onnx import require_onnx
 from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.image_task import transform_settings
 from vil.utils.errors import ConfigError, os_error_as
@@ -48,6 +50,9 @@ def export_config(
     refuse_without(cfg, "export")
     cfg = with_num_classes(cfg)
     refuse_random_weights(cfg)
+    if (options.get("format") or SUFFIXES.get(Path(out).suffix)) == "onnx":
+        with _as_config_error(Path(out)):
+            require_onnx()
     model, report = build_with_weights(cfg, task_for(cfg, torch.device("cpu")))
     files, count = [out := Path(out)], 0
     with _as_config_error(out):

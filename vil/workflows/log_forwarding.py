@@ -1,24 +1,66 @@
-"""Buffer the package's log records until the run's log opens, then forward them to that log."""
+"""Buffer the package's log records until the run's log opens, then forward them to that log.
+
+Within a run, and within a command, a warning is logged once, however often a stage, a loader or a
+second pass over the same config repeats it.
+"""
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class LogForwarder(logging.Handler):
-    """Logging handler that passes messages to the function given to `open`. buffer: whether to keep
-    the records that arrive before `open` is called, or to drop them."""
+class DistinctWarnings:
+    """Logging filter that rejects a warning of this package if another record had its message."""
 
-    def __init__(self, buffer: bool) -> None:
+    def __init__(self) -> None:
+        self.first: dict[str, logging.LogRecord] = {}  # message -> its first record
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING or not record.name.startswith("vil"):
+            return True
+        return self.first.setdefault(record.getMessage(), record) is record
+
+
+_active: list[DistinctWarnings] = []  # the filter of the current `log_warnings_once` block
+
+
+@contextmanager
+def log_warnings_once() -> Iterator[DistinctWarnings]:
+    """Log each warning of the package `vil` only once in a `with` block. Blocks may be nested."""
+    if _active:
+        yield _active[0]
+        return
+    _active.append(DistinctWarnings())
+    handlers = [*logging.getLogger().handlers] or [logging.lastResort]
+    for handler in handlers:
+        handler.addFilter(_active[0])
+    try:
+        yield _active[0]
+    finally:
+        for handler in handlers:
+            handler.removeFilter(_active[0])
+        _active.clear()
+
+
+class LogForwarder(logging.Handler):
+    """Logging handler that passes messages to the function given to `open`.
+
+    buffer: whether to keep the records that arrive before `open` is called, or to drop them.
+    distinct: filter of the records that are not dropped.
+    """
+
+    def __init__(self, buffer: bool, distinct: DistinctWarnings) -> None:
         super().__init__(logging.INFO)
-        self.buffer = buffer
+        self.buffer, self.distinct = buffer, distinct
         self.records: list[logging.LogRecord] = []
         self.say: Callable[[str], None] | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
+        if not (self.say or self.buffer) or not self.distinct.filter(record):
+            return
         if self.say:
             self.say(record.getMessage())
-        elif self.buffer:
+        else:
             self.records.append(record)
 
     def open(self, say: Callable[[str], None]) -> None:
@@ -35,32 +77,23 @@ def forward_logs(is_main: bool) -> Iterator[LogForwarder]:
 
     The caller calls the forwarder's `open` once the run's log is open. Records that arrive earlier
     are buffered in the main process and dropped in the other processes. If `open` is never called,
-    the buffered warnings go to the root logger at the end of the block. is_main: whether this is
-    the main process.
+    the buffered warnings go to the root logger at the end of the block. Repeated warnings are
+    dropped. is_main: whether this is the main process.
     """
-    package, forwarder = logging.getLogger("vil"), LogForwarder(buffer=is_main)
+    package = logging.getLogger("vil")
     level = package.level
-    package.addHandler(forwarder)
-    package.propagate = False
-    if is_main:
-        package.setLevel(logging.INFO)
-    try:
-        yield forwarder
-    finally:
-        package.removeHandler(forwarder)
-        package.setLevel(level)
-        package.propagate = True
-        for record in forwarder.records:
-            if record.levelno >= logging.WARNING:
-                logging.getLogger().handle(record)
-
-
-@contextmanager
-def distinct_warnings() -> Iterator[None]:
-    """Log the warnings of a `with` block at its end, and repeated ones only once. Loading several
-    similar configs, for example, repeats warnings."""
-    with forward_logs(True) as logs:
+    with log_warnings_once() as distinct:
+        forwarder = LogForwarder(is_main, distinct)
+        package.addHandler(forwarder)
+        package.propagate = False
+        if is_main:
+            package.setLevel(logging.INFO)
         try:
-            yield
+            yield forwarder
         finally:
-            logs.records[:] = {record.getMessage(): record for record in logs.records}.values()
+            package.removeHandler(forwarder)
+            package.setLevel(level)
+            package.propagate = True
+            for record in forwarder.records:
+                if record.levelno >= logging.WARNING:
+                    logging.getLogger().handle(record)

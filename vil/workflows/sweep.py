@@ -16,7 +16,7 @@ from vil.utils.errors import INTERRUPTED, ConfigError, StoppedError
 from vil.utils.output_paths import make_folder
 from vil.workflows.analyze import analyze_cost
 from vil.workflows.configure import Overrides
-from vil.workflows.log_forwarding import distinct_warnings
+from vil.workflows.log_forwarding import log_warnings_once
 from vil.workflows.sweeping.plan import SweepPlan, SweepRun, plan_sweep, write_plan
 from vil.workflows.sweeping.processes import RunPool, visible_devices
 from vil.workflows.sweeping.results import ModelSize, make_table, metric_of, read_row, write_table
@@ -95,7 +95,7 @@ def check_models(plan: SweepPlan) -> dict[str, ModelSize]:
     allocated. Raises ConfigError if a model cannot be built, or if runs have different metrics.
     """
     sizes, metrics = {}, {}
-    with distinct_warnings():
+    with log_warnings_once():
         for group, (run, *_) in plan.groups.items():
             try:
                 metrics[run.name] = metric_of(run).name

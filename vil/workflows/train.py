@@ -11,7 +11,9 @@ from torch import nn
 from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
+from vil.builders.advice import count_idle_cores, data_advice, thread_advice
 from vil.builders.attention_backend import select_attention_backends
+from vil.builders.data import check_extras
 from vil.builders.device import configure_device, process_group
 from vil.builders.model import find_weights, prepare_for_training
 from vil.builders.optim import build_optimization, check_optimizer
@@ -36,6 +38,7 @@ from vil.tasks.base import Task
 from vil.utils.console import echo_error
 from vil.utils.errors import CheckpointError, ConfigError, RunInUseError, StoppedError
 from vil.utils.global_state import preserve_global_state
+from vil.utils.machine import read_cpu_time
 from vil.workflows.configure import Overrides, make_config, read_class_names
 from vil.workflows.final_test import evaluate_best
 from vil.workflows.log_forwarding import forward_logs
@@ -162,6 +165,7 @@ def run_training(
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(preserve_global_state())
+        cpu_time = read_cpu_time()
         device = configure_device(cfg)
         dist = enter(process_group(cfg, device))
         hang, grace = cfg.RUN.HANG_SECONDS, cfg.RUN.GRACE_SECONDS
@@ -221,6 +225,8 @@ def run_training(
                 drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,
                 max_bad_steps=cfg.RUN.MAX_BAD_STEPS,
                 log_freq=cfg.LOG_FREQ,
+                thread_hint=lambda: thread_advice(device, dist, count_idle_cores(dist, cpu_time)),
+                data_hint=lambda: data_advice(cfg, dist, count_idle_cores(dist, cpu_time)),
                 policy=checkpoint_policy(cfg),
                 max_steps=max_steps,
                 draw=draw,
@@ -245,6 +251,8 @@ def _build(
     training loader). resuming: do not load initial weights. synthetic: {"train": dataset, "val":
     dataset} instead of the config's datasets, or {}."""
     bad_file = Path(cfg.OUTPUT_DIR, "bad_samples.txt")
+    if not synthetic:
+        check_extras(cfg)
     model = task.build_model(load_pretrained=not (resuming or cfg.MODEL.MODEL_PATH))
     if resuming:
         task.class_names = read_class_names(Path(cfg.OUTPUT_DIR, "classes.txt"))

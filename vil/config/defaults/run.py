@@ -55,7 +55,13 @@ DECLARED = (
     Section("", "The run as a whole."),
     Key("OUTPUT_DIR", "runs/default", "Folder of the run (--output_dir).", not_empty),
     Key("BACKUP_LOG_DIR", "", "logs have one place, OUTPUT_DIR", ignored=True),
-    Key("LOG_FREQ", 10, "Iterations between log lines.", at_least(1)),
+    Key(
+        "LOG_FREQ",
+        10,
+        "Iterations between log lines. The last line of an epoch also averages the iterations "
+        "that would be left for a shorter one.",
+        at_least(1),
+    ),
     Key("EVALUATE", False, "Evaluate only."),
     Key("OUTPUT_PERCLASS_ACC", False, "Report the accuracy of every class."),
     Key("ONLY_SAVE_LAST", 0, "Non-zero: keep only the newest and best checkpoint.", at_least(0)),

@@ -1,11 +1,15 @@
 """Build the detection task from a config: detector, datasets, transforms."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import nn
+from torchvision.transforms.v2.functional import to_pil_image
 from yacs.config import CfgNode
 
 from vil.builders import data
@@ -13,19 +17,21 @@ from vil.builders.model import build_network
 from vil.config.access import warn_unused
 from vil.config.defaults import tree
 from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL
-from vil.engine.distributed import DistInfo
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.load_weights import Report
-from vil.tasks.base import ConfigTask
+from vil.tasks.base import ConfigTask, OpenData
 from vil.tasks.detection.cost import detector_cost
 from vil.tasks.detection.data import datasets
+from vil.tasks.detection.data.batch import DetectionBatch
 from vil.tasks.detection.data.datasets import CocoDataset, build_detection_set
 from vil.tasks.detection.data.summary import summarize_boxes
 from vil.tasks.detection.data.transforms import train_transform
+from vil.tasks.detection.detections import from_target
 from vil.tasks.detection.models.detectors import DetectorConfig, build_detector
 from vil.tasks.detection.models.fpn import strip_head
 from vil.tasks.detection.models.weights import load_detector
 from vil.tasks.detection.task import DetectionTask
+from vil.tasks.detection.visualize import draw
 from vil.utils.errors import ConfigError, as_config_error
 
 # Config keys and sections that detectors do not use.
@@ -38,12 +44,14 @@ UNUSED_BY = {
     "faster_rcnn": ("DETECTION.MASK",),
 }
 SYNTHETIC = "fake_boxes"  # dataset for `synthetic`
+RENDERED = "the images of this set are rendered; only those of one step are counted here"
 
 
 class Detection(ConfigTask, DetectionTask):
     """The detection task, built from a config."""
 
     own_arguments = staticmethod(datasets.own_arguments)
+    counted = "objects"
 
     @as_config_error
     def __init__(self, cfg: CfgNode, device: torch.device):
@@ -89,15 +97,33 @@ class Detection(ConfigTask, DetectionTask):
         masks = "segm" in self.iou_types
         return build_detection_set(SYNTHETIC, folder, split, transform, masks=masks, **own)
 
-    def check_data(self) -> None:
-        """Open the config's datasets. Raises ConfigError or DataError if they are invalid.
+    @contextmanager
+    def open_data(self) -> Iterator[OpenData]:
+        """Open the config's datasets for a `with` block, see `Task.open_data`.
 
         If all datasets are synthetic, only a few images are rendered, in a temporary folder.
         """
         with tempfile.TemporaryDirectory() as folder:
-            few = Detection(_render_few(self.cfg, folder), self.device)
-            few.train_loader(DistInfo())
-            few.test_loaders(DistInfo())
+            few = _render_few(self.cfg, folder)
+            rendered = few is not self.cfg
+            task = Detection(few, self.device) if rendered else self
+            with ConfigTask.open_data(task) as data:
+                self.class_names = data.train.classes
+                yield data._replace(note=RENDERED if rendered else "")
+
+    def count_classes(self, dataset: CocoDataset) -> dict[str, int]:
+        counts = np.bincount(dataset.labels, minlength=len(dataset.classes) + 1)[1:]
+        return dict(zip(dataset.classes, counts.tolist()))
+
+    def draw_batch(self, batch: DetectionBatch) -> list[tuple[Image.Image, str]]:
+        names = list(self.class_names)
+        return [
+            (
+                draw(to_pil_image(image.cpu()), from_target(target), names, scores=False),
+                f"{len(target['labels'])} objects",
+            )
+            for image, target in zip(batch.images, batch.targets)
+        ]
 
     cost = staticmethod(detector_cost)
     summarize_targets = staticmethod(summarize_boxes)

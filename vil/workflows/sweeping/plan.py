@@ -27,7 +27,7 @@ from vil.config.yaml_source import Setting
 from vil.utils.atomic_write import TEXT, replace_text
 from vil.utils.errors import ConfigError, os_error_as
 from vil.utils.output_paths import make_folder
-from vil.workflows.log_forwarding import distinct_warnings
+from vil.workflows.log_forwarding import log_warnings_once
 from vil.workflows.sweeping.grid import Cell, Grid, digest, plain
 
 # Keys that a later call may change: where and how a run is computed, not what.
@@ -106,7 +106,7 @@ def plan_sweep(grid: Grid, folder: str | Path) -> SweepPlan:
     If the grid has no base config, the base config in the folder is used. Raises ConfigError if the
     config of a run is not valid, or if the grid contradicts the runs in the folder.
     """
-    with distinct_warnings():
+    with log_warnings_once():
         return _plan(grid, Path(folder))
 
 

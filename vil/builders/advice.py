@@ -1,0 +1,51 @@
+"""Advice on settings that make a run slow: loader workers and threads."""
+
+import os
+
+import torch
+from yacs.config import CfgNode
+
+from vil.engine.distributed import DistInfo
+from vil.utils.machine import CpuTime, idle_cores, read_cpu_time, usable_cores
+
+MAX_WORKERS = 8  # largest number of workers that is suggested
+MARGIN = 0.75  # cores by which threads may exceed the idle cores
+
+
+def data_advice(cfg: CfgNode, dist: DistInfo, idle: float) -> str:
+    """Return what to do if training steps wait for data. idle: number of idle cores."""
+    workers = cfg.DATALOADER.WORKERS
+    more = min(max(int(idle) // _local_ranks(dist) - 1, 1), MAX_WORKERS)
+    if more > workers:
+        return f"try DATALOADER.WORKERS {more} instead of {workers}"
+    return (
+        f"DATALOADER.WORKERS {workers} is enough for {idle:.1f} idle cores, so store the images "
+        "smaller, or use fewer augmentations"
+    )
+
+
+def thread_advice(device: torch.device, dist: DistInfo, idle: float) -> str:
+    """Return what to do if torch uses more threads than there are idle cores; "" if it does not.
+
+    idle: number of idle cores. GPU runs need no advice.
+    """
+    threads, ranks = torch.get_num_threads(), _local_ranks(dist)
+    better = max(round(idle) // ranks, 1)
+    if device.type != "cpu" or better >= threads or threads * ranks <= idle + MARGIN:
+        return ""
+    count = f"{threads} threads" if ranks == 1 else f"{ranks} processes of {threads} threads"
+    return (
+        f"torch uses {count}, and only about {idle:.1f} of {usable_cores()} cores are idle: if "
+        f"steps are slow, set OMP_NUM_THREADS={better}"
+    )
+
+
+def count_idle_cores(dist: DistInfo, since: CpuTime | None) -> float:
+    """Return how many cores other programs leave idle. since: result of `read_cpu_time` at the
+    start of the run. The other ranks of a run also use cores, so with several all cores count."""
+    return idle_cores(since, read_cpu_time()) if dist.world == 1 else float(usable_cores())
+
+
+def _local_ranks(dist: DistInfo) -> int:
+    """Return the number of processes of this run on this machine."""
+    return max(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1) if dist.world > 1 else 1

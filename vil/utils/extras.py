@@ -1,0 +1,30 @@
+"""Check that optional packages are installed, before the work that needs them."""
+
+import importlib.util
+from typing import NamedTuple
+
+from vil.utils.errors import DataError
+
+
+class Extra(NamedTuple):
+    """An optional package: the module to import, and the extra of vil that installs it."""
+
+    module: str
+    name: str
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a top-level module can be found. It is not imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def require_extra(extra: Extra, user: str) -> None:
+    """Raise DataError, with the pip command to run, if an optional package is not installed.
+
+    user: what needs the package, such as "the dataset a.parquet".
+    """
+    if not is_installed(extra.module):
+        raise DataError(f"{user} needs {extra.module}: pip install 'vil[{extra.name}]'")
