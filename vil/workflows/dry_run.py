@@ -33,9 +33,9 @@ SIZES = 32  # images per dataset whose size is read
 class DatasetSummary:
     """What a dataset of a config holds.
 
-    split: "train", "val" for a set that selects the best checkpoint, or "test". class_counts: {class: number of images or objects};
-    empty if the dataset has no classes. sizes: (width, height) in pixels of evenly spaced images.
-    unreadable: how many of those could not be read.
+    split: "train", "val" for a set that selects the best checkpoint, or "test". class_counts:
+    {class: number of images or objects}; empty if the dataset has no classes. sizes: (width,
+    height) in pixels of evenly spaced images. unreadable: how many of those could not be read.
     """
 
     name: str
