@@ -161,8 +161,9 @@ class Task:
     def open_split(self, name: str | None = None, part: str = "val") -> Any:
         """Open the training set or, if `name` is given, the set `name` of DATA.VAL or DATA.TEST.
 
-        part: "test" for DATA.TEST if there are sets in DATA.VAL too, otherwise "val". The dataset may have another number of classes than the config. It has the methods `image`
-        and `sample_name` of `ImageDataset`. Raises DataError if the dataset is invalid.
+        part: "test" for DATA.TEST if there are sets in DATA.VAL too, otherwise "val". The dataset
+        may have another number of classes than the config. It has the methods `image` and
+        `sample_name` of `ImageDataset`. Raises DataError if the dataset is invalid.
         """
         if name is None:
             return self.train_loader(DistInfo()).samples.dataset

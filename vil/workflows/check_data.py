@@ -50,8 +50,8 @@ class SplitCheck:
 class DataCheck:
     """The result of `check_data`.
 
-    splits: {"train", "val/<set>" or "test/<set>": its content}. problems: why the data cannot be used, one
-    line each. warnings: what may spoil a result. suggestions: {config key: value}.
+    splits: {"train", "val/<set>" or "test/<set>": its content}. problems: why the data cannot be
+    used, one line each. warnings: what may spoil a result. suggestions: {config key: value}.
     """
 
     task: str
