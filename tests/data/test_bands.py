@@ -9,13 +9,20 @@ import torch
 from PIL import Image
 
 from tests.common.bad_images import BAD, encode
-from vil.data.bands import BandImage, to_display
+from vil.data import build_dataset
+from vil.data.bands import BandImage, to_bands, to_display
 from vil.data.datasets.fake import Fake
 from vil.data.datasets.folder import Folder
-from vil.data.datasets.image_list import ImageList, ImageSource, find_images
+from vil.data.datasets.image_list import (
+    ImageList,
+    ImageSource,
+    TransformedImages,
+    find_images,
+)
 from vil.data.image import UnreadableImage, read_image
 from vil.data.inspection import inspect
 from vil.data.transforms import eval_transform, train_transform
+from vil.data.views import make_views, parse_views
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (13, 17, 5), np.uint8)
 
@@ -109,7 +116,8 @@ def test_a_folder_of_arrays(tmp_path):
         dataset.image(1)
     assert len(find_images([str(tmp_path)], lambda: b"", 5)) == 2
     sources = [ImageSource("x", npy(PIXELS).getvalue())]
-    tensor, size = ImageList(sources, eval_transform(8, channels=5, mean=[0], std=[1]), (), 5)[0]
+    transform = eval_transform(8, channels=5, mean=[0], std=[1])
+    tensor, size = TransformedImages(ImageList(sources, (), 5), transform)[0]
     assert (tensor.shape, size) == ((5, 8, 8), (13, 17))
 
 
@@ -177,3 +185,25 @@ def test_images_are_shown_as_rgb_and_inspected(channels):
         rgb = Fake(None, "train", n=4, size=16)
         assert shown.tobytes() == rgb.image(0).tobytes()
         assert np.allclose(found.mean[3:], inspect(rgb).mean)
+
+
+def test_a_table_of_arrays(tmp_path):
+    np.save(tmp_path / "1.npy", PIXELS)
+    (tmp_path / "labels.csv").write_text("path,label\n1.npy,a\n")
+    dataset = build_dataset("table", tmp_path, "train", channels=5)
+    assert dataset.image(0).shape == (5, 13, 17)
+
+
+def test_views_of_bands_are_those_of_rgb():
+    image = Image.fromarray(PIXELS[:, :, :3])
+    bands = to_bands(PIXELS[:, :, :3], 3, (), "")
+    views, means = parse_views("crops+hflip"), dict(mean=[0], std=[1])
+    transforms = [eval_transform(13, crop_pct=crop, **means) for crop in (0.9, 1)]
+    rgb, same = (make_views(each, views, *transforms) for each in (image, bands))
+    assert rgb.shape == same.shape
+    assert (rgb - same).abs().mean() < 0.02
+
+
+def test_the_pixels_of_bands_are_a_content():
+    dataset = Fake(None, "train", n=2, size=8, channels=4)
+    assert dataset.content(0) == dataset.content(0) != dataset.content(1)

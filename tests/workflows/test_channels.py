@@ -11,6 +11,7 @@ from vil.config import load_config
 from vil.tasks import task_for
 from vil.utils.errors import ConfigError
 from vil.workflows.check_data import check_data
+from vil.workflows.embed import embed
 
 ONE = ("INPUT.MEAN=[0.5]", "INPUT.STD=[0.25]", "OPTIM.EPOCHS=1")
 
@@ -71,6 +72,10 @@ def test_a_run_of_other_channels(channels, tmp_path):
     first, second = package.predict(run, [given, file])
     assert not first.error
     assert first.classes == second.classes
+    (viewed,) = package.predict([run], file, tta="crops+hflip")
+    assert not viewed.error
+    assert viewed.classes != first.classes
+    assert np.isfinite(embed(run, [given, file])).all()
     succeeds("predict", "--run", run, file, "--output", tmp_path / "drawn")
     assert Image.open(tmp_path / "drawn/image.png").mode == "RGB"
     succeeds("visualize", "attention", file, "--run", run, "--out", tmp_path / "maps.png")

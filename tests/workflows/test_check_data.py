@@ -178,3 +178,37 @@ def test_detectors_count_images_and_boxes(tmp_path):
     assert train.targets.notes[0] == f"{len(train.dataset.labels)} boxes, 0 images without a box"
     found.draw(tmp_path / "sheet.png")
     assert Image.open(tmp_path / "sheet.png").width > 600
+
+
+def test_parts_of_the_training_images_and_the_number_auto(photos):
+    shutil.rmtree(photos / "val")
+    split = ["DATA.VAL=[folder]", "DATA.VAL_FRACTION=0.2", "DATA.TEST_FRACTION=0.25"]
+    found = check(photos / "train", "DATA.NUM_CLASSES=auto", "DATA.VAL_FRACTION=0.2")
+    assert found.is_usable
+    assert sum(each.images.num_images for each in found.splits.values()) == 14
+    assert "DATA.NUM_CLASSES" not in found.suggestions
+    for number in range(2, 6):
+        save(photos / "train" / ODD / f"{number}.png", 90 + number)
+    found = check(photos / "train", *split)
+    assert list(found.splits) == ["train", "val/folder", "test/folder"]
+    assert sum(each.images.num_images for each in found.splits.values()) == 18
+
+
+def test_weights_are_suggested_for_rare_classes(photos):
+    suggested = check(photos).suggestions
+    assert suggested["LOSS.CLASS_WEIGHTS"] == "balanced"
+    assert "LOSS.CLASS_WEIGHTS" not in check(photos, "DATALOADER.SAMPLER=balanced").suggestions
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "line"),
+    [
+        ("multilabel", "digit_sets", "labels per image on average"),
+        ("regression", "digit_angles", "angle"),
+    ],
+)
+def test_several_labels_and_numbers(task, name, line):
+    sets = [f"TASK={task}", f"DATA.TRAIN=[{name}]", f"DATA.TEST=[{name}]", "DATA.NUM_CLASSES=auto"]
+    found = check_data(None, sets, max_images=20)
+    assert found.is_usable
+    assert line in "\n".join(found.lines())

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 from PIL import Image
 
+from vil.data.bands import BandImage, to_display
 from vil.data.dataset import ImageDataset
 from vil.report.html import Html, render_template
 
@@ -54,9 +55,9 @@ def make_thumbnail(dataset: ImageDataset, index: int, lines: Sequence[str]) -> T
     return Thumbnail(dataset.sample_name(index), lines, jpeg)
 
 
-def encode_thumbnail(image: Image.Image) -> bytes:
-    """Encode an RGB image as JPEG, reduced to at most SIDE pixels per side."""
-    small, stream = image.copy(), io.BytesIO()
+def encode_thumbnail(image: Image.Image | BandImage) -> bytes:
+    """Encode an image as JPEG, reduced to at most SIDE pixels per side."""
+    small, stream = to_display(image), io.BytesIO()
     small.thumbnail((SIDE, SIDE))
     small.save(stream, "JPEG", quality=85)
     return stream.getvalue()
