@@ -34,7 +34,8 @@ from vil.engine.distributed import DistInfo, all_reduce_max, gather_objects
 from vil.engine.evaluation import autocast, iter_in_step
 from vil.models.features import pooled_features
 from vil.pretrained.load_weights import Report, load_weights
-from vil.tasks.base import ConfigTask, Task
+from vil.tasks.base import Task
+from vil.tasks.config_task import ConfigTask
 from vil.utils.errors import ConfigError, DataError, as_config_error
 from vil.utils.image_text import draw_text, enlarge, font_for
 

@@ -19,7 +19,8 @@ from vil.config.defaults import tree
 from vil.data.synthetic.scenes import NUM_TRAIN, NUM_VAL
 from vil.models.vision_longformer import MsViT
 from vil.pretrained.load_weights import Report
-from vil.tasks.base import ConfigTask, OpenData
+from vil.tasks.base import OpenData
+from vil.tasks.config_task import ConfigTask
 from vil.tasks.detection.cost import detector_cost
 from vil.tasks.detection.data import datasets
 from vil.tasks.detection.data.batch import DetectionBatch

@@ -1,0 +1,128 @@
+"""Base class of tasks that are built from a config."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+from yacs.config import CfgNode
+
+from vil.builders import data
+from vil.builders.device import amp_dtype, memory_format
+from vil.data.classes import match_classes
+from vil.data.loader import EvalLoader, TrainLoader
+from vil.engine.distributed import DistInfo
+from vil.tasks import task_entry
+from vil.tasks.base import Datasets, OpenData, Task, make_metric
+from vil.utils.errors import ConfigError, as_config_error
+
+SPLIT_KEYS = ("VAL", "VAL_FRACTION", "TEST_FRACTION", "FOLDS")  # of the section DATA
+
+
+class ConfigTask(Task):
+    """Base class of tasks that take settings and data loaders from a config.
+
+    A subclass defines open_train_set() and open_test_set(name), which return datasets, and
+    own_arguments(name), which returns the names of the DATA.KWARGS that the dataset `name` accepts.
+    If it has_splits, open_test_set takes the split to open, "val" or "test", as a second argument.
+
+    has_splits: whether the task supports the config keys in SPLIT_KEYS.
+    max_eval_batch: the largest batch in evaluation. The batches, and so all metrics, are then the
+    same for any number of ranks. If it is None, the ranks divide a batch of DATALOADER.BSZ.
+    """
+
+    max_eval_batch: int | None = None
+    accepts_any_classes = False  # whether datasets may have another number than DATA.NUM_CLASSES
+    has_splits = False
+
+    def __init__(self, cfg: CfgNode, device: torch.device, **settings: Any):
+        if not self.has_splits and (used := [key for key in SPLIT_KEYS if cfg.DATA[key]]):
+            raise ConfigError(
+                f"TASK {cfg.TASK} evaluates the sets in DATA.TEST as they are, and has no "
+                f"{' and '.join(f'DATA.{key}' for key in used)}: leave it out"
+            )
+        common = dict(device=device, amp_dtype=amp_dtype(cfg), memory_format=memory_format(cfg))
+        super().__init__(**common, **settings)
+        self.cfg = cfg
+        declared = task_entry(cfg).facts.get("metrics", {})
+        if declared and (cfg.EVAL.METRIC or not hasattr(self, "metric")):
+            self.metric = make_metric(declared, cfg.EVAL.METRIC)
+
+    def train_loader(
+        self, dist: DistInfo, *, bad_file: Path | None = None, dataset: Dataset | None = None
+    ) -> TrainLoader:
+        def open_dataset() -> Dataset:
+            if dataset is not None:
+                return dataset
+            data.check_dataset_arguments(self.cfg, self.own_arguments)
+            opened = self.open_train_set()
+            self._check(opened, "the training set", match=bool(self.class_names))
+            return opened
+
+        return data.build_train_loader(self.cfg, dist, self.device, open_dataset, bad_file)
+
+    @as_config_error
+    def open_split(self, name: str | None = None, part: str = "val") -> Any:
+        data.check_dataset_arguments(self.cfg, self.own_arguments)
+        split = ["test"] if part == "test" else []
+        self.accepts_any_classes = True
+        try:
+            return self.open_train_set() if name is None else self.open_test_set(name, *split)
+        finally:
+            self.accepts_any_classes = False
+
+    def check_num_classes(self, dataset: Any, name: str) -> None:
+        """Raise ConfigError unless a dataset has DATA.NUM_CLASSES classes. name: what the message
+        calls the dataset."""
+        if not self.accepts_any_classes:
+            data.check_num_classes(self.cfg, dataset, name)
+
+    @contextmanager
+    def open_data(self) -> Iterator[OpenData]:
+        with super().open_data() as opened:
+            if self.cfg.DATA.VAL:
+                final = {"test": self.test_loaders(DistInfo(), part="test")}
+                opened = opened._replace(tests={**opened.tests, **final})
+            yield opened
+
+    def _check(self, dataset: Any, name: str, *, match: bool = True) -> None:
+        """Read one image of a dataset, and reorder its classes to match those of the model.
+
+        The image is read so that warnings about images are logged once, not in every loader worker.
+        match: whether to match classes; False if the model has none yet. They are never matched if
+        DATA.TARGETMAP is set. name: what messages call the dataset. Raises DataError if the dataset
+        has other classes than the model.
+        """
+        with suppress(OSError, AttributeError, IndexError):
+            dataset.image(0)
+        if match and not self.cfg.DATA.TARGETMAP:
+            by_position = self.cfg.DATA.CLASSES == "by_position"
+            match_classes(dataset, self.class_names, name, by_position=by_position)
+
+    @as_config_error
+    def test_loaders(
+        self,
+        dist: DistInfo,
+        *,
+        bad_file: Path | None = None,
+        datasets: Datasets = None,
+        part: str = "val",
+    ) -> dict[str, EvalLoader]:
+        cfg = self.cfg
+        if datasets is None:
+            data.check_dataset_arguments(cfg, self.own_arguments)
+        key = "VAL" if part == "val" and cfg.DATA.VAL else "TEST"
+        split = ["test"] if key == "TEST" and cfg.DATA.VAL else []
+
+        def open_dataset(name: str) -> Dataset:
+            opened = self.open_test_set(name, *split)
+            self._check(opened, name)
+            return opened
+
+        options = dict(datasets=datasets, max_batch=self.max_eval_batch, key=key)
+        self.test_sets = data.build_test_loaders(
+            cfg, dist, self.device, open_dataset, bad_file, **options
+        )
+        return self.test_sets
