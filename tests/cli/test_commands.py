@@ -206,6 +206,22 @@ def test_the_changed_keys_of_a_dry_run_make_the_same_config():
     )
 
 
+def test_a_dry_run_describes_validation_and_test_splits():
+    parts = ("DATA.VAL=digits", "DATA.VAL_FRACTION=0.1", "DATA.TEST_FRACTION=0.1")
+    sets = ("DATA.TRAIN=digits", "DATA.TEST=digits", "DATA.NUM_CLASSES=auto", "DATA.KWARGS={}")
+    shown = succeeds("train", *SMALL, *sets, *parts, "--dry-run", "--example", "e.png")
+    counts = re.findall(r"^(\w+) digits: (\d+) images of 10 classes$", shown, re.MULTILINE)
+    assert [part for part, _ in counts] == ["train", "val", "test"]
+    assert sum(int(count) for _, count in counts) == 1437  # all parts of the training digits
+
+
+def test_a_dry_run_of_one_number_uses_the_scale_of_the_data():
+    words = ("--config-file", "digits/angle_vil_nano.yaml", "DEVICE=cpu", "DATALOADER.BSZ=2")
+    shown = succeeds("train", *words, "--dry-run", "--example", "e.png")
+    assert "train digit_angles: 1437 images\n" in shown
+    assert "one step of 2 synthetic images" in shown
+
+
 def test_the_example_of_a_dry_run_goes_where_it_is_told():
     succeeds("train", *TINY, "--dry-run", "--example", "e.png")
     assert sorted(path.name for path in Path().iterdir()) == ["e.png"]

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class DataSummary:
     steps_per_epoch: training steps in an epoch. counted: what `class_counts` counts, such as
     "images". note: how the datasets differ from those of a run, if they do. example: image file
     that shows the first images of training, augmented, and their targets; None if it was not
-    written.
+    written. learned_settings: config values that the task derived from the training set.
     """
 
     datasets: list[DatasetSummary]
@@ -62,6 +62,7 @@ class DataSummary:
     counted: str = "images"
     note: str = ""
     example: Path | None = None
+    learned_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ def dry_run(
         num_images = cfg.DATALOADER.BSZ * cfg.OPTIM.ACCUMULATE
         with tempfile.TemporaryDirectory() as folder:
             changes = [f"OUTPUT_DIR={folder}", "MODEL.VIT.MSVIT.TUNE=False"]  # may take minutes
+            changes += [f"{key}={value}" for key, value in summary.learned_settings.items()]
             trial = override(cfg, changes)
             task = task_for(trial, torch.device("cpu"))
             synthetic = {s: task.synthetic(num_images, Path(folder), s) for s in ("train", "val")}
@@ -149,7 +151,8 @@ def summarize_data(cfg: CfgNode, example: str | Path | None = None) -> DataSumma
             file = _example_file(cfg, example)
             with replacing(file, "--example") as aside:
                 contact_sheet(drawn).save(aside, file.suffix.lstrip(".") or "png")
-        return DataSummary(sets, data.train.steps_per_epoch, task.counted, data.note, file)
+        common = task.counted, data.note, file, dict(task.learned_settings)
+        return DataSummary(sets, data.train.steps_per_epoch, *common)
 
 
 def _example_file(cfg: CfgNode, given: str | Path | None) -> Path:
