@@ -169,7 +169,8 @@ def _summarize(task: Task, name: str, split: str, dataset: Dataset, note: str) -
     sizes, unreadable = [], 0
     for index in np.linspace(0, len(dataset) - 1, min(len(dataset), SIZES)).astype(int).tolist():
         try:
-            sizes.append(dataset.image(index).size)
+            image = dataset.image(index)  # of PIL, or a `BandImage`
+            sizes.append((image.width, image.height))
         except OSError:
             unreadable += 1
     classes = len(dataset.classes), {} if note else task.count_classes(dataset)
