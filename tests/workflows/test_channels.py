@@ -122,4 +122,4 @@ def test_a_folder_of_bands_trains_reports_and_exports(tmp_path):
 
 
 def test_fake_images_of_bands_serve_the_dry_run(tmp_path):
-    assert "1 step" in succeeds("train", "--dry-run", *SMALL, *FAKE, *ONE, "INPUT.CHANNELS=6")
+    assert "one step" in succeeds("train", "--dry-run", *SMALL, *FAKE, *ONE, "INPUT.CHANNELS=6")
