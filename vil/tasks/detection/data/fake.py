@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vil.data.dataset import SPLITS
+from vil.utils.atomic_write import write_aside
 from vil.utils.errors import DataError
 
 OBJECTS = 8  # per image
@@ -63,10 +64,12 @@ def write_fake(
                 "bbox": [x, y, w, h], "area": w * h, "iscrowd": 0,
                 "segmentation": [[x, y, x + w, y, x + w, y + h, x, y + h]],
             })  # fmt: skip
-        image.save(folder / f"{index}.png", compress_level=1)
+        with write_aside(folder / f"{index}.png") as aside:  # other ranks may read it meanwhile
+            image.save(aside, compress_level=1)
     categories = [{"id": c + 1, "name": f"category {c + 1}"} for c in range(num_classes)]
     file = Path(root, "annotations", f"instances_{split}.json")
     file.parent.mkdir(exist_ok=True)
     content = {"images": images, "annotations": annotations, "categories": categories}
-    file.write_text(json.dumps(content))
+    with write_aside(file) as aside:
+        aside.write_text(json.dumps(content))
     return folder, file
