@@ -90,7 +90,7 @@ def shown(log):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "step", "per_step"), [(0.5, 20, 0.5), (4.0, 3, 4.0), (15.0, 1, 15.1)]
+    ("seconds", "step", "per_step"), [(0.5, 20, 0.5), (4.0, 3, 4.0), (9.85, 2, 9.85)]
 )
 def test_there_is_a_line_within_twenty_seconds(seconds, step, per_step, tmp_path, clock):
     """The first step takes a little longer; the estimate leaves it out if there is another."""
@@ -102,6 +102,17 @@ def test_there_is_a_line_within_twenty_seconds(seconds, step, per_step, tmp_path
     assert line.startswith(f"train epoch {step / 500:.2f}/2 step {step}/1000 eta ")
     assert f"time {per_step:.3f} img/s {8 / per_step:.1f}" in line
     assert not (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_an_estimate_from_the_first_step_is_corrected_after_the_second(tmp_path, clock):
+    """The first step waits for the start of the loader workers."""
+    log = opened(tmp_path)
+    for number, seconds in enumerate((15.0, 0.5, 0.5, 0.5), 1):
+        clock[0] += seconds
+        log.first_progress(number)
+    first, second = shown(log)
+    assert "step 1/1000 eta 4:09:45 (too long: from the first step" in first
+    assert second == "train epoch 0.00/2 step 2/1000 eta 0:08:19 time 0.500 img/s 16.0"
 
 
 def test_there_is_no_extra_line_after_a_regular_one(tmp_path, clock):

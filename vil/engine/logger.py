@@ -128,7 +128,8 @@ class RunLogger:
 
     def first_progress(self, step: int) -> None:
         """Log the position and the remaining time, without metrics, if there was no line yet and
-        training began at least FIRST_SECONDS ago. Only one such line is logged."""
+        training began at least FIRST_SECONDS ago. Only one such line is logged; a second one
+        follows if the first knows one step only, which is slower than the others."""
         if not self.enabled or self.remaining.lines or self.first_step_time == math.inf:
             return
         now, began, start = time.monotonic(), self.remaining.began, self.remaining.start
@@ -136,13 +137,14 @@ class RunLogger:
         if now - began < FIRST_SECONDS:
             return
         steps = step - start
-        # the first step is slower than the others
         spent = now - self.first_step_time if steps > 1 else now - began
         per_step = spent / max(steps - 1, 1)
         times = {"time": per_step, "img/s": self.batch_size / per_step}
         left = as_time((self.end - step) * per_step)
-        self.say(f"train {self.position(step)} eta {left} {format_pairs(times)}")
-        self.first_step_time = math.inf
+        about = "" if steps > 1 else " (too long: from the first step, with its start)"
+        self.say(f"train {self.position(step)} eta {left}{about} {format_pairs(times)}")
+        if steps > 1:
+            self.first_step_time = math.inf
 
     def evaluation(self, step: int, results: dict[str, dict]) -> None:
         """Log a line per test set. results: {test set: {metric: value}}. Values that are not
