@@ -302,6 +302,9 @@ OTHER_LINES: dict[str, tuple[Callable[[str, Commands, Path], None], str]] = {
     "for split in": (other_program, "tests/data/test_data_docs.py runs it"),
     "seq ": (other_program, "writes a list of numbers"),
     "hf upload": (other_program, "needs an account of the Hub"),
+    "python make_photos.py": (other_program, "its page's first block, which runs"),
+    "cp -r photos": (other_program, "copies folders"),
+    "rm photos": (other_program, "removes files that make_photos.py wrote"),
     "tensorboard": (other_program, "a server of its own"),
     "chromium": (other_program, "a browser"),
 }

@@ -59,6 +59,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "train --config-file imagenet": (*TINY, *FAKE, "MODEL.VIT.MSVIT.TUNE=False"),
     "train --config-file imagenet/vil_tiny_rpb.yaml --data photos": PHOTOS,
     "train --config-file own": PHOTOS,
+    "train --config-file leaves.yaml": PHOTOS,
     "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/finetuned": OF_THREE,
     "train --config-file own/vil_tiny_224.yaml --data photos --output_dir runs/timm": NO_DOWNLOAD,
     "train --config-file scenes": SCENES,
@@ -131,12 +132,13 @@ def write_folds(place: Path) -> None:
         text = config.read_text().replace("TRAIN: [digits]", f"TRAIN: [{train}.yaml]")
         text = text.replace("TEST: [digits]", f"TEST: [{test}.yaml]")
         config.write_text(text.replace("PATH: ./datasets", "PATH: parts"))
+        shutil.copytree(config.parent, place / f"sweeps/folds/runs/{number}")
 
 
 def write_files(place: Path) -> None:
     """Write what the commands name: runs, weights, images, annotations, configs."""
-    for name in ("runs/nano", "runs/photos", "runs/nested", "runs/sets", "runs/angle"):
-        copy_old("classifier", place / name)
+    for name in ("nano", "photos", "nested", "sets", "angle", "plain", "weighted", "sampled"):
+        copy_old("classifier", place / "runs" / name)
     copy_old("detector", place / "runs/scenes")
     write_folds(place)
     for folder, count in (("photos/train", 8), ("photos/val", 2)):
@@ -147,6 +149,11 @@ def write_files(place: Path) -> None:
     rows = [f"train/class{n % 3}/{n}.png,kind {n % 3}" for n in range(24)]
     (place / "photos/labels.csv").write_text("\n".join(["path,label", *rows]))
     shutil.copytree(place / "photos", place / "pictures")
+    shutil.copytree(place / "photos/train", place / "leaves")
+    (place / "leaves.yaml").write_text(
+        "_BASE_: own/vil_nano_96.yaml\nDATA: {PATH: leaves, VAL: [folder], VAL_FRACTION: 0.2, "
+        "TEST_FRACTION: 0.2}\n"
+    )
     photo = Image.open(FOLDER / "three.png")
     for name in ("photo.jpg", "photo.png", "data/scenes1/val/1.png", "mine/train/1.png"):
         (place / name).parent.mkdir(parents=True, exist_ok=True)

@@ -19,8 +19,9 @@ balanced_accuracy, macro_precision, macro_recall and macro_f1, which are means o
 With OUTPUT_PERCLASS_ACC True there is a line for each class, which begins with the numbers of
 correct predictions and of images. docs/guides/metrics.md explains them.
 
---calibrate fits a temperature, by which the logits are divided, on the first test set, and writes
-it to RUN/calibration.json. `vil evaluate` and `vil predict` use it for the same checkpoint.
+--calibrate fits a temperature, by which the logits are divided, on the first set in DATA.VAL, or in
+DATA.TEST if there is none, and writes it to RUN/calibration.json. `vil evaluate` and `vil predict`
+use it for the same checkpoint.
 
 For a detector, the metrics are COCO's, in percent: box_ap is the average precision, a mean over IoU
 0.50 to 0.95; box_ap50 and box_ap75 are for one IoU; _s, _m and _l are for small, medium and large
