@@ -152,10 +152,17 @@ def write_files(place: Path) -> None:
     shutil.copytree(place / "photos/train", place / "leaves")
     (place / "leaves.yaml").write_text(
         "_BASE_: own/vil_nano_96.yaml\nDATA: {PATH: leaves, VAL: [folder], VAL_FRACTION: 0.2, "
-        "TEST_FRACTION: 0.2}\n"
+        "TEST_FRACTION: 0.2}\nOPTIM: {EPOCHS: 1}\nSOLVER: {WARMUP_EPOCHS: 0}\n"
+        "DATALOADER: {BSZ: 8, WORKERS: 0}\n"
     )
     photo = Image.open(FOLDER / "three.png")
-    for name in ("photo.jpg", "photo.png", "data/scenes1/val/1.png", "mine/train/1.png"):
+    for name in (
+        "photo.jpg",
+        "photo.png",
+        "new/1.png",
+        "data/scenes1/val/1.png",
+        "mine/train/1.png",
+    ):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         photo.save(place / name)
     photo.resize((300, 200)).convert("RGB").save(place / "map.png")
