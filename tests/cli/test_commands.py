@@ -463,7 +463,7 @@ def test_unreadable_pictures_are_counted_and_training_goes_on(pets):
     listed = [line.split("\t")[0] for line in Path("out/bad_samples.txt").read_text().splitlines()]
     spoilt = ["train/cat/3.png", "train/dog/5.png", "train/dog/7.png", "val/cat/1.png"]
     assert sorted(listed) == spoilt
-    assert all(f"so far): {name}\t" in shown for name in spoilt)
+    assert all(f"so far): {name}: " in shown for name in spoilt)
     assert shown == "".join(f"{line}\n" for line in Path("out/log.txt").read_text().splitlines())
     assert [line["count"] for line in metrics("out", "val")] == [7, 7]  # of those that can be read
     assert metrics("out", "train")[-1]["step"] == 10

@@ -68,10 +68,10 @@ class BadSampleLog:
                 continue
             self.seen.add(index)
             name, reason = printable(name), printable(reason)  # without control characters
-            count, line = f"{len(self.seen)} of {self.total}", f"{name}\t{reason}"
-            logger.warning("unreadable image (%s so far): %s", count, line)
+            count = f"{len(self.seen)} of {self.total}"
+            logger.warning("unreadable image (%s so far): %s: %s", count, name, reason)
             if self.file is not None:
-                self.append(f"{line}\n")
+                self.append(f"{name}\t{reason}\n")
             if len(self.seen) > self.max_fraction * self.total:
                 raise DataError(
                     f"{count} images cannot be read, more than the "
