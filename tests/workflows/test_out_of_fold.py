@@ -73,6 +73,20 @@ def test_every_image_is_predicted_once_by_its_run(runs):
     assert [int(row["index"]) for row in first] == [p.classes[0][0] for p in found]
 
 
+def test_runs_with_a_validation_part_predict_their_fold(tmp_path):
+    """Not the validation images, which chose the checkpoint."""
+    for number in range(2):
+        folds = (f"DATA.FOLD={number}", "DATA.FOLDS=2", "DATA.VAL=[fake]", "DATA.VAL_FRACTION=0.3")
+        kwargs = "DATA.KWARGS={n: 48, size: 32, num_classes: 3}"
+        train(tmp_path / f"fold{number}", ["fake"], ["fake"], kwargs, *folds)
+    found = list(vil.predict_out_of_fold(str(tmp_path / "fold*")))
+    assert len(found) == len({p.file for p in found}) == 48
+    ended = command("export", "--run", tmp_path / "fold0", "--out", "fold0.pt2", "--check")
+    assert ended.code == 0, ended.err
+    assert "test set fake model" in ended.out
+    assert "count 24" in ended.out
+
+
 def test_probabilities_and_views(runs):
     words = ["predict", "--run", runs / "fold*", "--out-of-fold", "--tta", "hflip"]
     assert command(*words, "--format", "probabilities", "--output-file", "all.csv").code == 0

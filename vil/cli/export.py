@@ -75,9 +75,12 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         from vil.utils.metric_format import format_pairs
 
-        for test, name, metrics in export.compare_on_test_sets(cfg, result, args.format):
+        part = "test" if cfg.DATA.VAL else "val"
+        for test, name, metrics in export.compare_on_test_sets(
+            cfg, result, args.format, class_names
+        ):
             shown = {key: value for key, value in metrics.items() if key != "per_class"}
-            print(f"val set {test} {name:18} {format_pairs(shown)}")
+            print(f"{part} set {test} {name:18} {format_pairs(shown)}")
     return 0
 
 

@@ -189,7 +189,7 @@ def probe(cfg: CfgNode, class_names: Sequence[str] = ()) -> ProbeResult:
             )
         train = task.open_train_set()
         task.class_names = train.classes  # of the data, not of the model's head
-        sets = {"train": train, **open_test_sets(task)}
+        sets = {"train": train, **open_test_sets(task, cfg)}
         labeled = {name: _label(model, dataset) for name, dataset in sets.items()}
         counts = {name: len(part.classes) for name, part in labeled.items()}
         first = labeled.pop("train")

@@ -12,14 +12,18 @@ from yacs.config import CfgNode
 
 from vil.builders.model import move_to_device
 from vil.data.workers import worker_errors
-from vil.engine.distributed import DistInfo
 from vil.export import export_model, load_exported, quantize_linears
 from vil.export.exporter import SUFFIXES
 from vil.export.onnx import require_onnx
 from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.image_task import transform_settings
 from vil.utils.errors import ConfigError, os_error_as
-from vil.workflows.inference import build_with_weights, refuse_random_weights
+from vil.workflows.inference import (
+    build_with_weights,
+    open_test_sets,
+    recorded_classes,
+    refuse_random_weights,
+)
 
 
 class ExportResult(NamedTuple):
@@ -84,18 +88,20 @@ def metadata(cfg: CfgNode, class_names: Sequence[str]) -> dict[str, str]:
 
 
 def compare_on_test_sets(
-    cfg: CfgNode, result: ExportResult, format: str
+    cfg: CfgNode, result: ExportResult, format: str, class_names: Sequence[str] = ()
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Evaluate the model, then each exported file, on the config's test sets on the CPU.
 
-    format: format of the files, such as "onnx". Yields (test set, name, metrics), where the name is
-    "model" or the file's name.
+    format: format of the files, such as "onnx". class_names: of the model; by default those
+    recorded with the weights. Yields (test set, name, metrics), where the name is "model" or the
+    file's name.
     """
     files = {file.name: load_exported(file, format) for file in result.files}
     with worker_errors():
         device = torch.device("cpu")
         task = task_for(cfg, device)
-        task.test_loaders(DistInfo())
+        task.class_names = list(class_names) or recorded_classes(cfg)
+        open_test_sets(task, cfg)
         models = {"model": move_to_device(cfg, result.model, device, training=False), **files}
         for name, model in models.items():
             for test, metrics in task.evaluate(model).items():

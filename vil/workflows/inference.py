@@ -164,9 +164,11 @@ def recorded_classes(cfg: CfgNode) -> list[str]:
     return read_class_names(runs[0] / "classes.txt") if runs else []
 
 
-def open_test_sets(task: Task) -> dict[str, Dataset]:
-    """Open the test sets of a task built from a config. Returns {name: dataset}."""
-    return {name: loader.dataset for name, loader in task.test_loaders(DistInfo()).items()}
+def open_test_sets(task: Task, cfg: CfgNode) -> dict[str, Dataset]:
+    """Open the sets in DATA.TEST of a task built from the config. Returns {name: dataset}."""
+    # without DATA.VAL, "val" is DATA.TEST too; a task of a plug-in may not know the argument `part`
+    loaders = task.test_loaders(DistInfo(), **({"part": "test"} if cfg.DATA.VAL else {}))
+    return {name: loader.dataset for name, loader in loaders.items()}
 
 
 def refuse_random_weights(cfg: CfgNode, *, needs_head: bool = True) -> None:

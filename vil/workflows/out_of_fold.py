@@ -76,7 +76,7 @@ def _open_fold(run: str, cfg: CfgNode, class_names: Sequence[str], names: set[st
         )
     task = task_for(cfg, torch.device("cpu"))
     task.class_names = list(class_names)
-    held_out = {name: each for name, each in open_test_sets(task).items() if name in names}
+    held_out = {name: each for name, each in open_test_sets(task, cfg).items() if name in names}
     if not held_out:
         raise ConfigError(
             f"{run} has the test sets {', '.join(cfg.DATA.TEST)}, and no run was trained on one"
