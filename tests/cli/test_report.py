@@ -165,12 +165,14 @@ def test_a_run_that_is_still_training(run):
     status = {"state": "running", "code": None, "step": 3, "time": "2026-01-01", "reason": ""}
     Path("live/status.json").write_text(json.dumps(status))
     with open("live/metrics.jsonl", "a") as log:
-        log.write('{"step": 9, "epo')
+        test = {"step": 3, "epoch": 1.0, "split": "test/folder", "wall": 1.0, "top1": 12.25}
+        log.write(json.dumps(test) + '\n{"step": 9, "epo')
     ended = vil("report", "live", "--no-eval", "--out", "live.html")
     assert (ended.code, ended.out) == (0, "live.html\n"), ended.err
     found = Page("live.html")
     assert "running" in found.said
     assert "Best top-1 in training" in found.said
+    assert re.search(r"Test top-1\s*12.25%", found.said)
     assert not found.all("img")
     for name in ("status.json", "metrics.jsonl", "command.txt", "env.txt", "classes.txt"):
         Path("live", name).unlink()

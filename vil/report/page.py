@@ -81,16 +81,21 @@ def render(page: Page) -> str:
 
 
 def _logged_cards(page: Page) -> list[Card]:
-    """Return two cards (title, value, remark): the best and the last logged value of the page's
-    metric on the first test set. Returns [] if there is none."""
+    """Return cards (title, value, remark): the best and the last logged value of the page's metric
+    on the first evaluated set, and its value on the test images that chose no checkpoint, if the
+    run has logged it. Returns [] if there is none."""
     key, label = page.metric, page.label or page.metric
     points = [p for p in next(iter(page.record.evaluations().values()), []) if key in p]
     if not points:
         return []
     best = (max if page.higher_is_better else min)(points, key=lambda p: p[key])
+    tests = [p for p in page.record.points if p["split"].startswith("test/") and key in p][-1:]
     return [
         (f"{which} {label} in training", f"{p[key]:.2f}{page.unit}", f"epoch {p['epoch']:g}")
         for which, p in (("Best", best), ("Last", points[-1]))
+    ] + [
+        (f"Test {label}", f"{p[key]:.2f}{page.unit}", "on images that chose no checkpoint")
+        for p in tests
     ]
 
 
