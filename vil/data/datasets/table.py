@@ -63,7 +63,7 @@ class Table(ImageDataset):
             label_columns: for target_type "numbers", the columns of the numbers; for "labels",
                 columns with 0 or 1, one per label. Default: `label_column` alone.
             separator: between several labels in one cell, such as "cat|dog".
-            text_labels: allow classes whose names are partly numbers.
+            text_labels: allow classes whose names are partly numbers, or have a separator.
             images: folder below root to which the paths in the table are relative.
             all_rows: if there is no column `split`, all rows belong to every split.
             target_type: see `ImageDataset`.
