@@ -240,6 +240,10 @@ TABLES = {  # {name: (columns besides path, their texts in 8 rows, words, code, 
         "label", ["dog", "dog", *["cat"] * 6], "DATA.VAL_FRACTION=0 DATA.FOLDS=3", DATA,
         r"FOLDS 3: 1 of 2 classes have fewer than 3 images .*: dog 2; add images",
     ),
+    "a name of two lines": (
+        "label", ['"do\ng"', *["cat"] * 7], "DATA.VAL_FRACTION=0 DATA.FOLDS=2", DATA,
+        r"1 of 2 classes have fewer than 2 images .*: do\\x0ag 1; add images",
+    ),
     "negative weight": ("label,weight", ["cat,-1"] * 8, "", DATA, r"8 of 8 rows have a weight"),
     "weight NaN": (
         "label,weight", ["cat,nan", *["dog,1"] * 7], "", DATA, r"1 of 8 rows .* line 2: 'nan'$",

@@ -10,6 +10,7 @@ from yacs.config import CfgNode
 from vil.data.dataset import ImageDataset
 from vil.data.image_groups import group_samples
 from vil.data.splits import assign_parts, sample_labels
+from vil.utils.console import printable
 from vil.utils.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,8 @@ def _check_groups(
     rare = np.flatnonzero((counts < least) & (counts > 0)).tolist()
     if not rare:
         return
-    shown = ", ".join(f"{classes[number]} {counts[number]}" for number in rare[:MAX_LISTED])
+    named = (f"{classes[number]} {counts[number]}" for number in rare[:MAX_LISTED])
+    shown = printable(", ".join(named))
     problem = (
         f"{what}: {len(rare)} of {len(classes)} classes have fewer than {least} images (or groups "
         f"of images that stay together): {shown}"
@@ -122,7 +124,7 @@ def _check_classes(
     for part in range(count):
         missing = np.setdiff1d(targets, targets[parts == part]).tolist()
         if missing:
-            shown = ", ".join(classes[number] for number in missing[:MAX_LISTED])
+            shown = printable(", ".join(classes[number] for number in missing[:MAX_LISTED]))
             raise DataError(
                 f"{what}: {len(missing)} of {len(classes)} classes have no images in part {part}, "
                 f"because their groups have other classes too: {shown}; set another "
