@@ -140,6 +140,7 @@ DECLARED = (
         Rule(
             lambda v: list(v) in (["none"], ["balanced"]) or are_weights(v),
             "none, balanced, or a list of numbers of at least 0, one per class",
+            choices=("none", "balanced"),
         ),
     ),
     Key(

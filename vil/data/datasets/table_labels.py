@@ -3,8 +3,10 @@
 Shapes: R rows, K labels or numbers.
 """
 
+import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +15,7 @@ import numpy as np
 
 from vil.utils.errors import DataError
 
+IF_NAMES = "; if all are names of classes, set DATA.KWARGS.text_labels True"
 is_integer = re.compile(r"[+-]?\d+").fullmatch
 
 
@@ -62,29 +65,40 @@ def read_targets(
             "(TASK multilabel, regression): set label_column instead"
         )
     texts = [text.strip() for text in cells[0]]
+    sets = [[label.strip() for label in text.split(separator) if label.strip()] for text in texts]
+    if not text_labels:
+        if target_type == "class":
+            where.refuse([text.lower() in ("", "nan") for text in texts], "have no label", texts)
+            problem = (
+                f"have several labels, divided by {separator} (set TASK multilabel?){IF_NAMES}"
+            )
+            where.refuse([len(labels) > 1 for labels in sets], problem, texts)
+        _refuse_mixed(sets, texts, where)
     if target_type == "labels":
-        return _read_sets(texts, separator, where, is_train)
-    return _read_classes(texts, text_labels, where, is_train)
+        return _read_sets(sets, texts, where, is_train)
+    return _read_classes(texts, where, is_train)
+
+
+def _refuse_mixed(sets: list[list[str]], texts: list[str], where: Location) -> None:
+    """Raise DataError unless all labels are texts, or all are integers. sets: those of each row."""
+    kinds = [{_kind(label) for label in labels} for labels in sets]
+    counts = Counter(itertools.chain.from_iterable(kinds))
+    if not counts or set(counts) in ({"text"}, {"integer"}):
+        return
+    rarest = min(counts, key=lambda kind: (counts[kind], kind))
+    problem = "have labels that are numbers with a fraction (set TASK regression?)"
+    if len(counts) > 1:
+        others = " and ".join(sorted({*counts} - {rarest}))
+        problem = f"have {rarest} labels, and the others have {others} labels"
+    where.refuse([rarest in of_row for of_row in kinds], problem + IF_NAMES, texts)
 
 
 def _read_classes(
-    texts: list[str], text_labels: bool, where: Location, is_train: np.ndarray
+    texts: list[str], where: Location, is_train: np.ndarray
 ) -> tuple[list[str], np.ndarray]:
-    missing = ("",) if text_labels else ("", "nan")
-    where.refuse([text.lower() in missing for text in texts], "have no label", texts)
-    kinds = [_kind(text) for text in texts]
-    if not text_labels and set(kinds) != {"text"} and set(kinds) != {"integer"}:
-        rarest = min(set(kinds), key=lambda kind: (kinds.count(kind), kind))
-        if len(set(kinds)) > 1:
-            others = " and ".join(sorted({*kinds} - {rarest}))
-            problem = f"have {rarest} labels, and the others have {others} labels"
-        else:
-            problem = "have labels that are numbers with a fraction (set TASK regression?)"
-        problem += "; if all are names of classes, set DATA.KWARGS.text_labels True"
-        where.refuse([kind == rarest for kind in kinds], problem, texts)
-    by_number = set(kinds) == {"integer"}
+    where.refuse([not text for text in texts], "have no label", texts)
     classes = sorted({text for text, train in zip(texts, is_train) if train})
-    if by_number:
+    if all(map(is_integer, texts)):
         classes.sort(key=int)
     numbers = {text: number for number, text in enumerate(classes)}
     unknown = [text not in numbers for text in texts]
@@ -99,9 +113,8 @@ def _kind(text: str) -> str:
 
 
 def _read_sets(
-    texts: list[str], separator: str, where: Location, is_train: np.ndarray
+    sets: list[list[str]], texts: list[str], where: Location, is_train: np.ndarray
 ) -> tuple[list[str], np.ndarray]:
-    sets = [[label.strip() for label in text.split(separator) if label.strip()] for text in texts]
     classes = sorted({label for labels, train in zip(sets, is_train) if train for label in labels})
     if not classes:
         raise DataError(f"{where.path}: no training image has a label")
