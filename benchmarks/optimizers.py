@@ -17,7 +17,7 @@ from shared import RESULTS, add_json, make_parser, train_variants, write_json
 from vil.utils.machine import processor
 from vil.utils.text_table import align
 
-EPOCHS = 12
+EPOCHS = 8
 SEEDS = (0, 1, 2)
 CONFIG = "digits/vil_nano.yaml"
 # (learning rate, weight decay); Lion's published advice is a rate 3 to 10 times below AdamW's and
