@@ -20,8 +20,8 @@ DECLARED = (
     Key(
         "TRAIN",
         ("imagenet",),
-        "Training sets, concatenated: registered names, the `x.yaml` of a TSV set, or a table: "
-        "`x.csv`, `x.tsv` or `x.parquet`.",
+        "Training sets, concatenated: registered names, the `x.yaml` of a TSV set, a table: "
+        "`x.csv`, `x.tsv` or `x.parquet`, or a folder `x/` of the library datasets.",
         not_empty,
     ),
     Key(
