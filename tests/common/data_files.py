@@ -120,7 +120,7 @@ def write_all_formats(root, monkeypatch):
     for split in ("train", "val"):
         files = samples(split)
         write_folder(root, split, files)
-        for write in (write_zip, write_tar, write_tsv):
+        for write in (write_zip, write_tar, write_tsv, write_shards):
             write(root, split, samples(split, broken=1))
     write_table(root)
     if is_installed("datasets"):
@@ -138,6 +138,28 @@ def write_table(root):
         for n in samples(split)
     ]
     (root / "labels.csv").write_text("\n".join(["path,label,split", *rows]))
+
+
+def write_shard(path, members):
+    """Write a tar of {name: bytes or text}."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            content = content.encode() if isinstance(content, str) else content
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def write_shards(root, split, files, count=2, name="{}-{:06}.tar"):
+    """Write {split}-000000.tar, ... with the samples of `samples`, each with a .cls."""
+    size = -(-len(files) // count)
+    for shard in range(count):
+        members = {}
+        for key in list(files)[shard * size : (shard + 1) * size]:
+            stem = key.replace("/", "-").removesuffix(".png")
+            members |= {f"{stem}.png": files[key], f"{stem}.cls": key[1 : key.index("/")]}
+        write_shard(root / name.format(split, shard), members)
 
 
 def write_hf(root, name):

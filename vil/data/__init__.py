@@ -79,6 +79,7 @@ DATASETS.add("imagenet", "vil.data.formats.imagenet_zip:imagenet", ZIP_OR_FOLDER
 DATASETS.add("tar", "vil.data.formats.tar:Tar", "a tar per split with a folder per class")
 DATASETS.add("tsv", "vil.data.formats.tsv:Tsv", "base64 images in TSV rows", numbered=True)
 DATASETS.add("table", "vil.data.datasets.table:Table", "a CSV, TSV or Parquet file of images")
+DATASETS.add("shards", "vil.data.formats.shards:Shards", "tars of images and labels (webdataset)")
 DATASETS.add("hf", "vil.data.datasets.hf:HuggingFace", "a folder of the library `datasets`")
 DATASETS.add("cifar", "vil.data.datasets.torchvision_sets:Cifar", "CIFAR-10")
 DATASETS.add("cifar100", "vil.data.datasets.torchvision_sets:Cifar100", "CIFAR-100")
@@ -92,6 +93,7 @@ FILES = {
     ".tsv": ("table", "file"),
     ".parquet": ("table", "file"),
     "/": ("hf", "folder"),
+    ".tar": ("shards", "files"),
 }
 # {end in FILES, or name in DATASETS: the optional package that reads these files}
 EXTRAS = {".parquet": Extra("pyarrow", "tables")}
