@@ -4,15 +4,20 @@ import io
 import json
 import pickle
 import shutil
+import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.common.built import task_of
 from tests.common.data_files import png_bytes
+from vil.cli import main
+from vil.config import get_config
 from vil.data import build_dataset
 from vil.data.loader import EvalLoader
 from vil.data.transforms import eval_transform
+from vil.engine.distributed import DistInfo
 from vil.utils.errors import DataError
 from vil.utils.extras import is_installed
 
@@ -185,7 +190,7 @@ def test_images_that_are_files(tmp_path):
 
 
 @needs_library
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_workers_read_the_same_images(tmp_path, context):
     data = rows(9).to_dict()
     data["image"][4]["bytes"] = b"<html>"
@@ -250,3 +255,36 @@ def test_bad_folders_are_refused_in_one_line(tmp_path):
     assert "else.arrow, which is not below" in refusal(tmp_path, name)
     state.write_text("{")
     assert "pets cannot be read" in refusal(tmp_path, name)
+
+
+def test_without_the_library_the_extra_is_named_before_any_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    words = ["--data", str(tmp_path), "--output_dir", str(tmp_path / "run"), "DATA.NUM_CLASSES=3"]
+    for name in ("hf", "pets/"):
+        assert main(["train", *words, f"DATA.TRAIN=[{name}]", f"DATA.TEST=[{name}]"]) == 3
+        message = f"the dataset {name} needs datasets: pip install 'vil[hf]'"
+        assert message in capsys.readouterr().err
+    with pytest.raises(DataError, match=r"pip install 'vil\[hf\]'"):
+        build_dataset("pets/", tmp_path, "train")
+
+
+def test_a_folder_of_the_librarys_name_is_not_the_library(tmp_path, monkeypatch):
+    (tmp_path / "no_library").mkdir()  # as ./datasets, the default root of data
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not is_installed("no_library")
+
+
+@needs_library
+def test_parts_keep_identical_images_together(tmp_path):
+    """Through the config: a fraction, identical images in one part, and matching classes."""
+    data = rows(30).to_dict()
+    data["image"][15:] = data["image"][:15]  # the labels repeat after 15 rows, too
+    saved(tmp_path, Dataset.from_dict(data, features=rows(1).features))
+    words = ["DATA.TRAIN=[pets/]", "DATA.TEST=[pets/]", "DATA.FOLDS=3", "DATA.NUM_CLASSES=3"]
+    task = task_of(get_config(None, [*words, "DATALOADER.BSZ=4", f"DATA.PATH={tmp_path}"]))
+    train = task.train_loader(DistInfo()).samples.dataset
+    task.class_names = train.classes
+    (val,) = task.test_loaders(DistInfo()).values()
+    images = [{d.content(i) for i in range(len(d))} for d in (train, val.dataset)]
+    assert (len(train), len(val.dataset)) == (20, 10)
+    assert not images[0] & images[1]
