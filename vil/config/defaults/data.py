@@ -20,8 +20,9 @@ DECLARED = (
     Key(
         "TRAIN",
         ("imagenet",),
-        "Training sets, concatenated: registered names, the `x.yaml` of a TSV set, or a table: "
-        "`x.csv`, `x.tsv` or `x.parquet`.",
+        "Training sets, concatenated: registered names, the `x.yaml` of a TSV set, a table "
+        "`x.csv`, `x.tsv` or `x.parquet`, shards `x-{000..003}.tar`, or a folder `x/` of the "
+        "library datasets.",
         not_empty,
     ),
     Key(

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from vil.data.dataset import SPLITS, ImageDataset, Root, Transform
-from vil.data.datasets.table_labels import Location, parse_number, read_targets
+from vil.data.datasets.table_labels import Location, read_targets, read_weights
 from vil.data.formats.table_file import read_rows
 from vil.data.image import read_image
 from vil.data.splits import number_keys
@@ -86,7 +86,7 @@ class Table(ImageDataset):
             self._check_groups(given, groups)
             self.split_groups = groups[in_split]
         if "weight" in given:
-            self.weights = self._read_weights(given["weight"])[in_split]
+            self.weights = read_weights(given["weight"], self.where)[in_split]
         is_train = in_split
         if "split" in given and split != "train" and "train" in given["split"]:
             is_train = np.array([text.strip() == "train" for text in given["split"]])
@@ -170,14 +170,6 @@ class Table(ImageDataset):
         count = len({group for group, bad in zip(groups.tolist(), torn) if bad})
         problem = f"are in another split than the first image of their group ({count} groups)"
         self.where.refuse(torn, problem, given["group"])
-
-    def _read_weights(self, texts: Sequence[str]) -> np.ndarray:
-        weights = np.array([parse_number(text) for text in texts], np.float64)
-        wrong = ~(np.isfinite(weights) & (weights >= 0))
-        self.where.refuse(wrong, "have a weight that is not a number of at least 0", texts)
-        if not weights.any():
-            raise DataError(f"{self.path}: all weights are 0")
-        return weights.astype(np.float32)
 
     def _check_files(self, roots: Sequence[Root], lines: Sequence[int]) -> None:
         """Raise DataError if images of this split are missing, or not below one of the roots."""
