@@ -1,14 +1,16 @@
-"""Helpers of the benchmark scripts: parser, training by command line, timing in turns, results."""
+"""Helpers of the benchmark scripts: parser, training, timing in turns, results."""
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+import vil
 from vil.cli import main
 from vil.report.run_record import metrics
+from vil.report.sweep_table import GroupRow
 from vil.utils.interleaved_timer import Candidate, time_interleaved
 
 MIB = 2**20
@@ -47,6 +49,20 @@ def train(config: str, folder: Path, *options: str) -> list[float]:
     """Train into a folder; return top-1 of every evaluation."""
     run_vil("train", config, folder, *options)
     return read_top1(folder)
+
+
+def train_variants(
+    config: str, folder: Path, fixed: Mapping, variants: Mapping, seeds: Sequence[int], **options
+) -> dict[str, GroupRow]:
+    """Train every variant with every seed, two runs at a time. Return {variant: results}. A run of
+    the folder that has finished is not repeated. Ends the script if a run fails."""
+    result = vil.sweep(
+        config, {"LOG_FREQ": 1000, **fixed}, variants=variants, grid={"SEED": list(seeds)},
+        output_dir=folder, jobs=2, say=print, **options,
+    )  # fmt: skip
+    if result.status != "finished":
+        raise SystemExit(f"{folder}: {result.status}")
+    return {row.name: row for row in result.rows}
 
 
 def read_top1(folder: Path) -> list[float]:

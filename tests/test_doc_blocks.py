@@ -34,6 +34,7 @@ from tests.common.doc_pages import PAGES, PythonBlocks, blocks, command_lines, r
 from tests.common.marks import cases
 from vil.config import get_config
 from vil.data import build_dataset
+from vil.utils.extras import is_installed
 from vil.workflows.sweeping.plan import plan_sweep
 from vil.workflows.sweeping.source import make_grid
 
@@ -63,6 +64,8 @@ NEW_LINES = {line: words for line, words in VIL_LINES.items() if line not in FIR
 IMPORTING = [line for line in NEW_LINES if "--import" in line]
 KEYED = [line for line, words in NEW_LINES.items() if has_keys(words) and line not in IMPORTING]
 UNKEYED = [line for line, words in NEW_LINES.items() if not has_keys(words)]
+# A word of a page or line -> the optional library that it needs
+NEEDS = {"hugging_face.md": "datasets", " pets/": "datasets"}
 PLUGINS = {  # files that pages ask to save, and what their block contains
     "nesterov": 'register_optimizer("', "mine": 'register_backend("',
     "diagonals": 'register_pattern("diagonals"',
@@ -121,8 +124,15 @@ def test_every_block_has_a_known_language():
 # --------------------------------------------------------------------------------------- Python
 
 
+def skip_without_library(text: str) -> None:
+    for word, library in NEEDS.items():
+        if word in text and not is_installed(library):
+            pytest.skip(f"needs {library}")
+
+
 @pytest.mark.parametrize("page", cases(PYTHON, LONG))
 def test_python_blocks_run(page, python_blocks, place):
+    skip_without_library(page)
     answer = python_blocks(page, place)
     assert answer == "done", answer
 
@@ -220,6 +230,7 @@ def test_commands_without_keys_run(line, commands, place):
 @pytest.mark.long
 @pytest.mark.parametrize("line", cases(KEYED))
 def test_commands_run(line, commands, place):
+    skip_without_library(line)
     run_line(commands, NEW_LINES[line], place)
 
 

@@ -171,7 +171,7 @@ def test_a_dry_run_fails_on_data_that_are_missing_or_wrong():
     assert vil("train", *words, "--data", "pets", "DATALOADER.BSZ=17").code == 2
     ended = vil("train", *words, "--data", "pats")
     assert ended.code == 3
-    assert "there is no folder pats/train" in ended.err
+    assert "there is no folder pats: set --data" in ended.err
     assert not Path("runs").exists()
     draw_pictures("pits", {"train/cat": 16, "train/dog": 16, "val/cat": 1, "val/cow": 1})
     ended = vil("train", *words, "--data", "pits")

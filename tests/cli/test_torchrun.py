@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.common.marks import cases
 from tests.common.small_runs import (
     TINY,
     checkpoint,
@@ -16,6 +17,7 @@ from tests.common.small_runs import (
     torchrun,
     vil,
 )
+from tests.common.small_tasks import OTHERS, words_of
 
 pytestmark = pytest.mark.long
 
@@ -27,6 +29,13 @@ MODES = ("0", "1")
 
 def training(folder, mode):
     return ["train", *TEN_STEPS, *EQUAL, f"MODEL.VIT.MSVIT.MODE={mode}", "--output_dir", folder]
+
+
+def training_of(task, folder):
+    words = ["OPTIM.OPT=sgd", "OPTIM.LR=0.01", "DATALOADER.BSZ=4", "DATA.KWARGS.n=18"]
+    if task == "detection":  # all anchors and proposals: samples are drawn per rank
+        words += ["DETECTION.RPN.SAMPLES=100000", "DETECTION.BOX.SAMPLES=100000"]
+    return ["train", *words_of(task, folder), *words, *EQUAL, "--output_dir", folder]
 
 
 def with_batch_norm(folder):
@@ -53,7 +62,10 @@ def root(tmp_path_factory):
         assert ended.code == 0, ended.err
     for count in (361, 2):
         assert vil(*evaluation(run, 1, count)).code == 0
+    for task in OTHERS:
+        assert vil(*training_of(task, root / f"1-{task}")).code == 0
     of_two = [training(root / f"2-{mode}", mode) for mode in MODES]
+    of_two += [training_of(task, root / f"2-{task}") for task in OTHERS]
     torchrun(2, *of_two, evaluation(run, 2, 361), with_batch_norm(root / "norm"))
     torchrun(3, evaluation(run, 3, 361), evaluation(run, 3, 2))
     return root
@@ -77,6 +89,18 @@ def test_two_processes_train_as_one(root, mode):
     assert [line["step"] for line in ours] == list(range(1, 11))
     for name in ("loss", "top1", "lr"):
         assert [a[name] for a in ours] == pytest.approx([b[name] for b in theirs], rel=1e-5)
+
+
+@pytest.mark.parametrize("task", cases(OTHERS))
+def test_two_processes_train_every_task_as_one(root, task):
+    """A detector nearly: each rank averages over its own proposals."""
+    rel = 1e-2 if task == "detection" else 1e-5
+    alone, together = weights(root / f"1-{task}"), weights(root / f"2-{task}")
+    assert (together - alone).norm() < rel * alone.norm()
+    ours, theirs = (metrics(root / f"{n}-{task}", "train") for n in (2, 1))
+    assert [line["loss"] for line in ours] == pytest.approx([a["loss"] for a in theirs], rel=rel)
+    ours, theirs = (metrics(root / f"{n}-{task}", "val")[-1] for n in (2, 1))
+    assert ours["count"] == theirs["count"]
 
 
 def weights_before_training(folder):

@@ -12,6 +12,8 @@ import zipfile
 import numpy as np
 from PIL import Image
 
+from vil.utils.extras import is_installed
+
 CLASSES = 10
 
 
@@ -118,9 +120,11 @@ def write_all_formats(root, monkeypatch):
     for split in ("train", "val"):
         files = samples(split)
         write_folder(root, split, files)
-        for write in (write_zip, write_tar, write_tsv):
+        for write in (write_zip, write_tar, write_tsv, write_shards):
             write(root, split, samples(split, broken=1))
     write_table(root)
+    if is_installed("datasets"):
+        write_hf(root, "hf")
     write_cifar(root, monkeypatch)
     write_mnist(root)
     return root
@@ -134,6 +138,45 @@ def write_table(root):
         for n in samples(split)
     ]
     (root / "labels.csv").write_text("\n".join(["path,label,split", *rows]))
+
+
+def write_shard(path, members):
+    """Write a tar of {name: bytes or text}."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            content = content.encode() if isinstance(content, str) else content
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def write_shards(root, split, files, count=2, name="{}-{:06}.tar"):
+    """Write {split}-000000.tar, ... with the samples of `samples`, each with a .cls."""
+    size = -(-len(files) // count)
+    for shard in range(count):
+        members = {}
+        for key in list(files)[shard * size : (shard + 1) * size]:
+            stem = key.replace("/", "-").removesuffix(".png")
+            members |= {f"{stem}.png": files[key], f"{stem}.cls": key[1 : key.index("/")]}
+        write_shard(root / name.format(split, shard), members)
+
+
+def write_hf(root, name):
+    """Write a folder of the library datasets, with the images of `samples`."""
+    import datasets
+
+    types = {"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=CLASSES)}
+    parts = {}
+    for split, name_of_split in (("train", "train"), ("val", "validation")):
+        files = samples(split)
+        cells = [{"bytes": data, "path": None} for data in files.values()]
+        labels = [int(key[1 : key.index("/")]) for key in files]
+        columns = {"image": cells, "label": labels}
+        features = datasets.Features(types)
+        parts[name_of_split] = datasets.Dataset.from_dict(columns, features=features)
+    datasets.disable_progress_bars()
+    datasets.DatasetDict(parts).save_to_disk(root / name)
 
 
 def describe_arguments(dataset):

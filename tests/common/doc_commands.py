@@ -16,8 +16,9 @@ from fixtures.old_edition import FOLDER, Commands, output
 from PIL import Image
 
 import vil
-from tests.common.data_files import samples, write_tsv
+from tests.common.data_files import samples, write_hf, write_shards, write_tsv
 from tests.common.old_runs import copy_old
+from vil.utils.extras import is_installed
 
 ROOT = Path(__file__).parents[2]
 LEGACY = ROOT / "tests/legacy"
@@ -146,6 +147,11 @@ def write_files(place: Path) -> None:
             path = place / folder / f"class{number % 3}" / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (40, 36), (80 * (number % 3), number, 50)).save(path)
+    for split in ("train", "val"):
+        files = samples(split, per_class=2)
+        write_shards(place / "shards", split, files, name="photos-{}-{:03}.tar")
+    if is_installed("datasets"):
+        write_hf(place, "pets")
     rows = [f"train/class{n % 3}/{n}.png,kind {n % 3}" for n in range(24)]
     (place / "photos/labels.csv").write_text("\n".join(["path,label", *rows]))
     shutil.copytree(place / "photos", place / "pictures")

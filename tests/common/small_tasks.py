@@ -1,6 +1,9 @@
 """The settings of a small run of every task: seconds on one core."""
 
+from pathlib import Path
+
 from tests.common.small_runs import FAKE, SMALL
+from vil.tasks import TASKS
 
 DETECTOR = (
     "DETECTION.MODEL=mask_rcnn", "DETECTION.FPN.STAGES=[1,2]", "DETECTION.FPN.CHANNELS=16",
@@ -21,3 +24,9 @@ SMALL_TASKS = {
     "multilabel": (*SMALL, *FAKE, "TASK=multilabel"),
     "regression": (*SMALL, *FAKE, "TASK=regression"),
 }
+OTHERS = [name for name in TASKS if name != "classification"]
+
+
+def words_of(task: str, folder: Path) -> tuple[str, ...]:
+    """The settings of a run in a folder, with data beside it if the task writes any."""
+    return (*SMALL_TASKS[task], f"DATA.PATH={folder}.data")

@@ -38,6 +38,6 @@ def test_the_commands_write_the_same_dataset_as_the_folder(name, tmp_path, monke
 def test_the_table_has_every_dataset_and_its_own_arguments():
     rows = dict(re.findall(r"^\| `([\w<>.]+)` \|.*\| (.*?) ?\|$", FORMATS, flags=re.MULTILINE))
     rows = {name: row.replace("\\|", "|") for name, row in rows.items()}
-    assert rows.keys() == DATASETS.keys() | {"<path>.yaml", "<path>.csv"}
+    assert rows.keys() == DATASETS.keys() | {"<path>.yaml", "<path>.csv", "<path>.tar"}
     for name, entry in DATASETS.items():
         assert rows[name] == describe_arguments(entry.load()), name

@@ -114,7 +114,12 @@ def test_folder_sorts_classes_and_files(root):
 def test_folder_errors_show_the_layout(tmp_path):
     with pytest.raises(DataError) as caught:
         build_dataset("folder", tmp_path / "nowhere", "train")
-    assert str(tmp_path / "nowhere" / "train") in str(caught.value)
+    assert f"no folder {tmp_path / 'nowhere'}: set --data" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "val").mkdir()
+    with pytest.raises(DataError) as caught:
+        build_dataset("folder", tmp_path, "train")
+    assert str(tmp_path / "train") in str(caught.value)
     assert "├── train" in str(caught.value)
     assert "└── val" in str(caught.value)
     (tmp_path / "train").mkdir()

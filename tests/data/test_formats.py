@@ -8,16 +8,20 @@ import torch
 from PIL import Image
 
 from tests.common.data_files import CLASSES, samples, write_folder, write_tar, write_tsv, write_zip
-from vil.data import DATASETS, build_dataset, is_numbered
+from vil.data import DATASETS, EXTRAS, build_dataset, is_numbered
 from vil.data.datasets.concat import ConcatImageDataset
 from vil.data.loader import EvalLoader, TrainLoader
 from vil.data.transforms import eval_transform, train_transform
 from vil.utils.errors import DataError
+from vil.utils.extras import is_installed
 
 OF_CLASSES = [
-    name for name in DATASETS if getattr(DATASETS.load(name), "target_type", "class") == "class"
+    name
+    for name in DATASETS
+    if getattr(DATASETS.load(name), "target_type", "class") == "class"
+    and (name not in EXTRAS or is_installed(EXTRAS[name].module))
 ]
-OWN = {"fake": {"n": 12, "size": 8}, "digits": {"size": 8}}
+OWN = {"fake": {"n": 12, "size": 8}, "digits": {"size": 8}, "hf": {"folder": "hf"}}
 
 
 def concatenated(root, split, transform):
@@ -80,7 +84,8 @@ def test_start_methods_agree_for_every_dataset(everything, reference, context):
 @pytest.mark.parametrize("split", ["train", "val"])
 @pytest.mark.parametrize("name", OF_CLASSES)
 def test_every_dataset_is_an_image_dataset(name, split, everything):
-    dataset = build_dataset(name, everything, split)
+    own = {"folder": "hf"} if name == "hf" else {}
+    dataset = build_dataset(name, everything, split, **own)
     image, target = dataset[5]
     assert isinstance(image, Image.Image)
     assert image.mode == "RGB"
@@ -91,7 +96,7 @@ def test_every_dataset_is_an_image_dataset(name, split, everything):
     assert dataset.targets.min() >= 0
     assert dataset.targets.max() < CLASSES
     assert len({dataset.sample_name(i) for i in range(len(dataset))}) == len(dataset)
-    transformed = build_dataset(name, everything, split, lambda image: image.size)
+    transformed = build_dataset(name, everything, split, lambda image: image.size, **own)
     assert transformed[5] == (image.size, target)
 
 

@@ -75,8 +75,8 @@ OTHER_VALUES = {  # of which each rule refuses some
     int: ("-99", str(10**12)),
     float: ("-99", "99"),
     str: ("No Such !", ""),
-    list: ("[9, 9, 9, 9]", "[2, 1]", "[9, -9, 9, -9]"),
-    tuple: ("[9, 9, 9, 9]", "[2, 1]", "('',)"),
+    list: ("[]", "[9, 9, 9, 9]", "[2, 1]", "[9, -9, 9, -9]"),
+    tuple: ("[9, 9, 9, 9]", "[2, 1]", "[-9, -9]", "('',)"),
 }
 
 
@@ -95,8 +95,9 @@ def wrong_values():
 
 
 def allowed(key, text):
+    declared = defaults.KEYS[key]
     try:
-        return defaults.KEYS[key].check.holds(coerce(text, defaults.KEYS[key].default))
+        return declared.check.holds(coerce(text, declared.default, declared.element))
     except ValueError:
         return True  # a wrong type: tried above
 

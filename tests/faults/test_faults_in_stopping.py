@@ -7,7 +7,7 @@ import statistics
 import time
 
 from tests.common.faults.real_runs import (
-    LONG,
+    ENDLESS,
     begin,
     end_all,
     left_over,
@@ -18,10 +18,17 @@ from tests.common.faults.real_runs import (
     wait_until_running,
 )
 from tests.common.faults.records import record
+from tests.common.small_tasks import words_of
 from tests.common.toy_engine import Troubled, held_out, toy_train
+from vil.tasks import TASKS
 from vil.utils.errors import StoppedError
 
 SETS = {"odd": held_out(3610, size=4)}  # its evaluation takes about as long as the five steps
+
+
+def endless(number, folder):
+    """The settings of a run that does not end: of each task in turn."""
+    return (*words_of(list(TASKS)[number % len(TASKS)], folder), *ENDLESS)
 
 
 def toy_for_ever(folder):
@@ -45,7 +52,7 @@ def toy_in_a_fork(folder):
 
 def test_f5_twenty_sigterms_at_random_moments(tmp_path):
     draw, saved, seconds = random.Random(0), 0, []
-    for number in range(14):
+    for number in range(12):
         folder = tmp_path / f"light {number}"
         child = toy_in_a_fork(folder)
         while status(folder).get("state") != "running":
@@ -56,9 +63,9 @@ def test_f5_twenty_sigterms_at_random_moments(tmp_path):
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         seconds.append(time.monotonic() - began)
         saved += code == 75 and saved_step(folder) == status(folder)["step"]
-    for number in range(6):
+    for number in range(8):
         folder = tmp_path / f"real {number}"
-        process = begin(folder, *LONG, f"DATALOADER.WORKERS={number % 2}")
+        process = begin(folder, *endless(number, folder), f"DATALOADER.WORKERS={number // 4}")
         wait_until_running(process, folder)
         time.sleep(3 * draw.random())
         process.send_signal(signal.SIGTERM)
@@ -75,7 +82,7 @@ def test_f6_a_signal_to_the_whole_group_with_workers(tmp_path):
     seconds, orphans = [], 0
     for number in range(5):
         folder = tmp_path / str(number)
-        process = begin(folder, *LONG, "DATALOADER.WORKERS=2")
+        process = begin(folder, *endless(number, folder), "DATALOADER.WORKERS=2")
         wait_until_running(process, folder)
         time.sleep(1.0)
         os.killpg(process.pid, signal.SIGTERM)
@@ -95,7 +102,7 @@ def test_f30_a_flag_on_one_of_two_ranks(tmp_path):
     for number in range(5):
         folder = tmp_path / str(number)
         fault = {"what": "signal", "rank": 1, "step": 3 + number}
-        process = begin(folder, *LONG, dist=2, fault=fault)
+        process = begin(folder, *endless(number, folder), dist=2, fault=fault)
         seconds_to_end(process)
         end_all(process)
         right += saved_step(folder) == fault["step"] + 1 and status(folder)["code"] == 75

@@ -7,12 +7,20 @@ import pytest
 from tests.common.faults.real_runs import ELASTIC, begin, end_all, said, saved_step, seconds_to_end
 from tests.common.faults.records import record
 from tests.common.faults.same_runs import EVERYTHING, WITNESS, equal_digests, miscounted, order
-from tests.common.small_runs import torchrun
+from tests.common.marks import cases
+from tests.common.small_runs import figures, metrics, torchrun, vil
+from tests.common.small_tasks import OTHERS, words_of
 
 IMAGES, PER_EPOCH, EPOCHS = 96, 6, 5
 END = PER_EPOCH * EPOCHS
 LONG = (*EVERYTHING, f"DATA.KWARGS.n={IMAGES}", f"OPTIM.EPOCHS={EPOCHS}")
 STRATEGIES = {"DDP": "DISTRIBUTED.STRATEGY=ddp", "FSDP2": "DISTRIBUTED.STRATEGY=fsdp"}
+# All that draws in every task, with an average, accumulation, and checkpoints within epochs.
+DRAWING = (
+    "OPTIM.EPOCHS=4", "OPTIM.OPT=adamw", "OPTIM.LR=1e-3", "OPTIM.EMA=0.9", "OPTIM.CLIP_GRAD=1",
+    "OPTIM.ACCUMULATE=2", "DATALOADER.BSZ=4", "MODEL.VIT.MSVIT.MODE=1", "MODEL.VIT.DROP=0.1",
+    "MODEL.VIT.DROP_PATH=0.3", "DATA.KWARGS.n=24", "RUN.SAVE_STEPS=2", "SEED=3",
+)  # fmt: skip
 DIGESTS = "SHA-256 of weights, average, optimizer and position equal to the unbroken run's, of 4"
 
 
@@ -92,3 +100,21 @@ def test_f4_killed_thrice_in_mid_epoch(one, workers, tmp_path):
     record("F4", f"{workers} workers: steps with other samples", other, 0)
     wrong = miscounted(order(folder), PER_EPOCH, IMAGES)
     record("F4", f"{workers} workers: samples twice or never in an epoch, of 5", wrong, 0)
+
+
+@pytest.mark.parametrize("task", cases(OTHERS))
+def test_f4_every_task_killed_and_then_stopped(task, tmp_path):
+    """Alike for steps and evaluations, and for what a task learns from the training set."""
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    assert vil("train", *words_of(task, whole), *DRAWING, "--output_dir", whole).code == 0
+    for what, step, code in (("kill", 4, -9), ("signal", 7, 75)):
+        fault = {"what": what, "step": step}
+        words = (*words_of(task, folder), *DRAWING, "--resume")
+        process = begin(folder, *words, fault=fault)
+        seconds_to_end(process)
+        end_all(process)
+        assert process.returncode == code, said(folder)
+    assert vil("train", "--resume", "--output_dir", folder, *words[:-1]).code == 0
+    assert resumptions(folder) == 2
+    assert figures(metrics(folder)) == figures(metrics(whole))
+    record("F4", f"{task}: killed once, stopped once: {DIGESTS}", equal_digests(folder, whole), 4)

@@ -114,9 +114,8 @@ def test_the_learning_rate_of_a_layer_is_scaled():
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("nadamw", "timm/nadamw"), ("timm/nadmw", "timm/nadamw"), ("adamww", "adamw"),
-     ("timm/LION", "timm/lion")],
-)  # fmt: skip
+    [("timm/nadmw", "timm/nadamw"), ("adamww", "adamw"), ("timm/LION", "timm/lion")],
+)
 def test_a_wrong_name_suggests_the_nearest(name, near):
     with pytest.raises(ConfigError, match=f"timm/NAME, got '{name}'; did you mean {near}\\?"):
         get_config(None, ["OPTIM.OPT", name])

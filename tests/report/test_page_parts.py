@@ -12,7 +12,8 @@ from vil.report.html import Html, name, text
 from vil.report.page import Page, Setting, render
 from vil.report.run_record import RunRecord, metrics
 from vil.tasks.classification.predictions import Predictions
-from vil.tasks.classification.report import Evaluated, sections_of, thumbnail
+from vil.tasks.classification.report import SIDE, Evaluated, sections_of
+from vil.tasks.image_report import encode_thumbnail
 
 pytestmark = pytest.mark.smoke
 
@@ -190,7 +191,7 @@ def test_a_page_of_very_many_classes_and_noise(tmp_path):
     noise = Image.fromarray(rng.integers(256, size=(700, 500, 3), dtype=np.uint8))
     classes = ["&<" * 5000] * count
     settings = [Setting(f"KEY.{n}", "<" * 9000, "1") for n in range(30)]
-    shown = evaluated(found, classes, thumbnail(noise))
+    shown = evaluated(found, classes, encode_thumbnail(noise, SIDE))
     page = render(page_of(tmp_path, "big", settings, shown))
     assert len(page.encode()) < 3e6
     assert "matrix" not in [a.get("class") for _, a in Text(page).tags]
@@ -209,6 +210,6 @@ def test_thumbnails_are_small_and_keep_their_shape():
     import io
 
     for size in ((4000, 10), (7, 5)):
-        with Image.open(io.BytesIO(thumbnail(Image.new("RGB", size)))) as small:
+        with Image.open(io.BytesIO(encode_thumbnail(Image.new("RGB", size), SIDE))) as small:
             assert max(small.size) <= 160
             assert min(small.size) >= 1

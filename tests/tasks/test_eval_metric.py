@@ -50,6 +50,8 @@ def test_the_config_selects_the_metric(file, words, metric):
     [
         (DIGITS, ["EVAL.METRIC=balanced_acuracy"], "did you mean 'balanced_accuracy'"),
         (DIGITS, ["EVAL.METRIC=box_ap"], "unknown metric of TASK classification 'box_ap'"),
+        (DIGITS, ["TASK=multilabel", "EVAL.METRIC=mAP"], "did you mean 'map'"),
+        (DIGITS, ["TASK=regression", "EVAL.METRIC=mse"], "did you mean 'rmse'"),
         (SCENES, ["EVAL.METRIC=top1"], "unknown metric of TASK detection 'top1'"),
     ],
 )
@@ -59,15 +61,18 @@ def test_a_metric_that_the_task_lacks_is_refused(file, words, reason):
     assert "\n" not in str(caught.value)
 
 
-def test_it_is_refused_without_torch():
+@pytest.mark.parametrize(
+    ("word", "near"), [("EVAL.METRIC=topp1", "'top1'"), ("OPTIM.OPT=adamww", "adamw")]
+)
+def test_it_is_refused_without_torch(word, near):
     code = (
         "import sys, vil.cli\n"
-        "code = vil.cli.main(['config', 'EVAL.METRIC=top'])\n"
+        f"code = vil.cli.main(['config', {word!r}])\n"
         "sys.exit(code if 'torch' not in sys.modules else 99)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "did you mean 'top1'" in done.stderr or "did you mean 'top5'" in done.stderr
+    assert f"did you mean {near}?" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,11 @@ def test_wrong_channels_are_refused(changes, message):
     [
         (["DATA.TRAIN=[digits]", "DATA.NUM_CLASSES=10"], "digits has RGB images only"),
         (["MODEL.ARCH=resnet18"], "3 channels, not 4"),
-        (["DETECTION.MODEL=mask_rcnn", "TASK=detection"], "detectors take RGB images only"),
+        pytest.param(
+            ["DETECTION.MODEL=mask_rcnn", "TASK=detection"],
+            "detectors take RGB images only",
+            marks=pytest.mark.detection,
+        ),
     ],
 )
 def test_what_cannot_take_bands_says_so(options, message, tmp_path):

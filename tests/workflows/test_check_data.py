@@ -168,6 +168,7 @@ def test_bad_input_is_refused(photos):
         check(photos, "DATA.KWARGS={colour: 3}")
 
 
+@pytest.mark.detection
 def test_detectors_count_images_and_boxes(tmp_path):
     options = ["DATA.KWARGS={train: 4, val: 2}", "DATALOADER.WORKERS=0"]
     found = check_data("scenes/mask_rcnn_vil_nano.yaml", options, data=tmp_path)

@@ -383,6 +383,18 @@ def test_the_files_hold_the_same_numbers():
     assert "| full-2 | failed | 0 | a\\|b &lt;c> |" in text
 
 
+def test_the_final_test_has_a_column_if_there_is_one():
+    runs = [row("full", 0, 90.0, test=80.0), row("full", 1, 94.0, test=84.0)]
+    group = summarize("full", runs, 1000, 10**7)
+    tested = table()._replace(groups=[group, *table().groups[1:]], runs=runs)
+    assert "| full | 92.00 ± 2.83 | 82.00 ± 2.83 | 2 | - | - |" in markdown(tested)
+    assert "| one | 50.00 | - | 1 |" in markdown(tested)
+    groups = list(csv.DictReader(io.StringIO(summary_csv(tested))))
+    assert [group["test_top1"] for group in groups] == ["82.0", "", ""]
+    rows = list(csv.DictReader(io.StringIO(runs_csv(tested))))
+    assert [run["test_top1"] for run in rows] == ["80.0", "84.0"]
+
+
 def test_plots_leave_out_what_has_no_result(tmp_path):
     files = sweep_plots.draw(table(), tmp_path / "plots")
     assert [file.name for file in files] == ["top1.png", "top1_cost.png"]

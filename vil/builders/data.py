@@ -119,10 +119,10 @@ def _loader_options(
 def check_extras(cfg: CfgNode) -> None:
     """Raise DataError if a dataset of the config needs a package that is not installed.
 
-    Called before the model is built. Only names of files are checked.
+    Called before the model is built. Only their names are checked.
     """
     for name in dict.fromkeys([*cfg.DATA.TRAIN, *cfg.DATA.VAL, *cfg.DATA.TEST]):
-        if extra := EXTRAS.get(file_suffix(name)):
+        if extra := EXTRAS.get(file_suffix(name) or name):
             require_extra(extra, f"the dataset {name}")
 
 

@@ -9,7 +9,8 @@ from yacs.config import CfgNode
 
 from vil.data.dataset import ImageDataset
 from vil.data.image_groups import group_samples
-from vil.data.splits import assign_parts
+from vil.data.splits import assign_parts, sample_labels
+from vil.utils.console import printable
 from vil.utils.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
@@ -86,8 +87,8 @@ def _divide(
     count = len(fractions)
     if (total := len(np.unique(groups))) < count:
         raise DataError(f"{what}: {total} groups of images cannot be divided into {count} parts")
-    if dataset.target_type == "class":
-        _check_groups(dataset.classes, targets, groups, count, what)
+    if dataset.target_type != "numbers":
+        _check_groups(dataset, targets, groups, count, what)
     parts = assign_parts(targets, fractions, groups=groups, seed=seed, **kind)
     if dataset.target_type == "class":
         _check_classes(dataset.classes, targets, parts, count, what)
@@ -95,18 +96,25 @@ def _divide(
 
 
 def _check_groups(
-    classes: Sequence[str], targets: np.ndarray, groups: np.ndarray, least: int, what: str
+    dataset: ImageDataset, targets: np.ndarray, groups: np.ndarray, least: int, what: str
 ) -> None:
-    """Raise DataError if a class has images in fewer than `least` groups."""
-    pairs = np.unique(np.stack([targets, groups]), axis=1)
+    """Raise DataError if a class of the targets has images in fewer than `least` groups; log a
+    warning if it is one of several labels. groups: that of each target."""
+    classes, (rows, labels) = dataset.classes, sample_labels(targets, dataset.target_type)
+    pairs = np.unique(np.stack([labels, groups[rows]]), axis=1)
     counts = np.bincount(pairs[0], minlength=len(classes))
     rare = np.flatnonzero((counts < least) & (counts > 0)).tolist()
-    if rare:
-        shown = ", ".join(f"{classes[number]} {counts[number]}" for number in rare[:MAX_LISTED])
-        raise DataError(
-            f"{what}: {len(rare)} of {len(classes)} classes have fewer than {least} images (or "
-            f"groups of images that stay together): {shown}; add images, or remove these classes"
-        )
+    if not rare:
+        return
+    named = (f"{classes[number]} {counts[number]}" for number in rare[:MAX_LISTED])
+    shown = printable(", ".join(named))
+    problem = (
+        f"{what}: {len(rare)} of {len(classes)} classes have fewer than {least} images (or groups "
+        f"of images that stay together): {shown}"
+    )
+    if dataset.target_type == "class":
+        raise DataError(f"{problem}; add images, or remove these classes")
+    logger.warning("%s; a part without them does not measure these labels", problem)
 
 
 def _check_classes(
@@ -116,7 +124,7 @@ def _check_classes(
     for part in range(count):
         missing = np.setdiff1d(targets, targets[parts == part]).tolist()
         if missing:
-            shown = ", ".join(classes[number] for number in missing[:MAX_LISTED])
+            shown = printable(", ".join(classes[number] for number in missing[:MAX_LISTED]))
             raise DataError(
                 f"{what}: {len(missing)} of {len(classes)} classes have no images in part {part}, "
                 f"because their groups have other classes too: {shown}; set another "

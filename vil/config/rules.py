@@ -22,11 +22,12 @@ class Rule(NamedTuple):
 
     def proposal(self, value: Any) -> str | None:
         """Return the item of `choices` that is most similar to the first invalid name in the value,
-        which may be several names joined by "," or "/".
+        which may be several names, in a tuple or joined by "," or "/".
 
         Returns None if all names are valid or none of the choices is similar.
         """
-        words = [word for word in names_in(str(value)) if word not in self.choices]
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        words = [word for word in names_in(text) if word not in self.choices]
         near = difflib.get_close_matches(words[0].lower(), self.choices, 1) if words else []
         return next(iter(near), None)
 
@@ -60,16 +61,18 @@ class RegistryRule:
         return one_of(*self.choices).sentence + libraries + joined
 
     def proposal(self, value: str) -> str | None:
-        """Return the name that is most similar to an invalid one; see `Rule.proposal`. A name of a
-        library, such as timm/lion, is also found without its prefix."""
-        known = registry(self.kind)
-        if not known.libraries:
+        """Return the name that is most similar to an invalid one; see `Rule.proposal`. The names of
+        a library are only read for a value with its prefix, because they take seconds to import."""
+        known, name = registry(self.kind), str(value).lower()
+        if not name.startswith(tuple(known.libraries)):
             return Rule.proposal(self, value)
-        prefix, _, word = str(value).lower().rpartition("/")
-        names = [name for name in known.all_entries() if not prefix or "/" in name]
-        bare = {name.rpartition("/")[2]: name for name in reversed(names)}
-        near = difflib.get_close_matches(word, bare, 1)
-        return bare[near[0]] if near else None
+        names = {
+            entry.rpartition("/")[2]: entry
+            for entry in reversed(known.all_entries())
+            if "/" in entry
+        }
+        near = difflib.get_close_matches(name.rpartition("/")[2], names, 1)
+        return names[near[0]] if near else None
 
 
 def names_in(attention: str) -> list[str]:
@@ -108,7 +111,7 @@ def are_weights(value: tuple[str, ...]) -> bool:
         numbers = [float(text) for text in value]
     except ValueError:
         return False
-    return min(numbers, default=-1) >= 0 and 0 < max(numbers) < float("inf")
+    return all(0 <= number < float("inf") for number in numbers) and any(numbers)
 
 
 positive = Rule(lambda value: value > 0, "above 0")

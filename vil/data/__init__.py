@@ -79,20 +79,25 @@ DATASETS.add("imagenet", "vil.data.formats.imagenet_zip:imagenet", ZIP_OR_FOLDER
 DATASETS.add("tar", "vil.data.formats.tar:Tar", "a tar per split with a folder per class")
 DATASETS.add("tsv", "vil.data.formats.tsv:Tsv", "base64 images in TSV rows", numbered=True)
 DATASETS.add("table", "vil.data.datasets.table:Table", "a CSV, TSV or Parquet file of images")
+DATASETS.add("shards", "vil.data.formats.shards:Shards", "tars of images and labels (webdataset)")
+DATASETS.add("hf", "vil.data.datasets.hf:HuggingFace", "a folder of the library `datasets`")
 DATASETS.add("cifar", "vil.data.datasets.torchvision_sets:Cifar", "CIFAR-10")
 DATASETS.add("cifar100", "vil.data.datasets.torchvision_sets:Cifar100", "CIFAR-100")
 DATASETS.add("mnist", "vil.data.datasets.torchvision_sets:Mnist", "MNIST")
 DATASETS.add("fake", "vil.data.datasets.fake:Fake", "generated images, for tests and benchmarks")
 
-# {extension of a name that is a file: (dataset in DATASETS, its argument that takes the file)}
+# {end of a name that is a path: (dataset in DATASETS, its argument that takes the path)}
 FILES = {
     ".yaml": ("tsv", "yaml"),
     ".csv": ("table", "file"),
     ".tsv": ("table", "file"),
     ".parquet": ("table", "file"),
+    "/": ("hf", "folder"),
+    ".tar": ("shards", "files"),
 }
-# {extension in FILES: the optional package that reads these files}
+# {end in FILES, or name in DATASETS: the optional package that reads these files}
 EXTRAS = {".parquet": Extra("pyarrow", "tables")}
+EXTRAS |= dict.fromkeys(["/", "hf"], Extra("datasets", "hf"))
 
 
 def register_dataset(
@@ -108,13 +113,13 @@ def register_dataset(
         about: one line for lists of datasets.
         numbered: the labels are integers without names, and the dataset takes `num_classes`.
 
-    Raises ValueError if the name is taken or has an extension of FILES, or if the signature does
+    Raises ValueError if the name is taken or has an end of FILES, or if the signature does
     not fit.
     """
     if suffix := file_suffix(name):
-        noun = "TSV datasets" if suffix == ".yaml" else "tables"
         raise ValueError(
-            f"dataset {name!r}: names in {suffix} are files of {noun}; choose another name"
+            f"dataset {name!r}: names in {suffix} are paths for the dataset {FILES[suffix][0]}; "
+            "choose another name"
         )
     DATASETS.register(name, dataset, about, numbered=numbered)
 
@@ -124,9 +129,9 @@ def build_dataset(
 ) -> "ImageDataset":
     """Build one split, "train", "val" or "test", of the dataset that is registered as `name`.
 
-    A name with an extension of FILES is the path of a file below root instead. A name in .yaml
-    selects a TSV dataset, which uses this file for all splits, and the others select a table. `own`
-    holds the arguments that only this dataset takes.
+    A name with an end of FILES is a path below root instead, of a file or, for "/", of a folder. A
+    name in .yaml selects a TSV dataset, which uses this file for all splits. `own` holds the
+    arguments that only this dataset takes.
     """
     from vil.data.dataset import ImageDataset
 
@@ -157,11 +162,11 @@ def keyword_only(function: Callable) -> list[str]:
 
 
 def registered_name(name: str) -> str:
-    """Return the dataset's name in DATASETS: that in FILES for the path of a file, else `name`."""
+    """Return the dataset's name in DATASETS: that in FILES for a path, else `name`."""
     suffix = file_suffix(name)
     return FILES[suffix][0] if suffix else name
 
 
 def file_suffix(name: str) -> str:
-    """Return the extension of a dataset's name if it is one of FILES, else ""."""
+    """Return the end of a dataset's name if it is one of FILES, else ""."""
     return next((suffix for suffix in FILES if name.lower().endswith(suffix)), "")

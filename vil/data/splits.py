@@ -36,12 +36,12 @@ def assign_parts(
     groups = np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1]
     groups = groups.reshape(-1)
     part_of_group = _assign_groups(
-        groups, *_sample_labels(targets, target_type), np.asarray(fractions, np.float64), seed
+        groups, *sample_labels(targets, target_type), np.asarray(fractions, np.float64), seed
     )
     return part_of_group[groups]
 
 
-def _sample_labels(targets: np.ndarray, target_type: str) -> tuple[np.ndarray, np.ndarray]:
+def sample_labels(targets: np.ndarray, target_type: str) -> tuple[np.ndarray, np.ndarray]:
     """Return all pairs of a sample and one of its labels, as two int64 arrays of equal length. The
     labels of numbers are their quantile bins."""
     count = len(targets)

@@ -53,12 +53,13 @@ class RunRecord:
                 before = point["step"]
         return total
 
-    def evaluations(self) -> dict[str, list[dict]]:
-        """Return {test set: logged evaluations on it, in the order of the log}."""
+    def evaluations(self, split: str = "val") -> dict[str, list[dict]]:
+        """Return {test set: logged evaluations on it, in the order of the log}. split: "val" for
+        the evaluations during training, "test" for the final test."""
         sets: dict[str, list[dict]] = {}
         for point in self.points:
-            if point["split"].startswith("val/"):
-                sets.setdefault(point["split"].removeprefix("val/"), []).append(point)
+            if point["split"].startswith(f"{split}/"):
+                sets.setdefault(point["split"].removeprefix(f"{split}/"), []).append(point)
         return sets
 
 

@@ -20,7 +20,8 @@ class RunRow(NamedTuple):
     of the keys that the sweep varies. state: such as "running", see
     `vil.workflows.sweeping.state.RunState`. code: exit code of the last attempt to train the run.
     reason: why this attempt failed. step: number of finished training steps. metric: value of the
-    last evaluation. best: best value of all evaluations. images_per_second: median training speed.
+    last evaluation. best: best value of all evaluations. test: value of the best checkpoint on the
+    first set of DATA.TEST, if DATA.VAL is set. images_per_second: median training speed.
     memory_mib: peak memory, see `vil.engine.logger.memory_mb`. seconds: time of all training steps.
     """
 
@@ -34,6 +35,7 @@ class RunRow(NamedTuple):
     step: int = 0
     metric: float | None = None
     best: float | None = None
+    test: float | None = None
     images_per_second: float | None = None
     memory_mib: float | None = None
     seconds: float | None = None
@@ -44,8 +46,9 @@ class GroupRow(NamedTuple):
 
     metric, images_per_second, memory_mib: means over the finished runs. spread: sample standard
     deviation of the metric; None with fewer than two finished runs. values: metric of each finished
-    run. seeds: number of finished runs. runs: number of all runs. parameters: of the model. macs:
-    multiply-accumulates of the model for one image.
+    run. tests: metric of the final test of each run that has one. seeds: number of finished runs.
+    runs: number of all runs. parameters: of the model. macs: multiply-accumulates of the model for
+    one image.
     """
 
     name: str
@@ -53,6 +56,7 @@ class GroupRow(NamedTuple):
     metric: float | None
     spread: float | None
     values: list[float]
+    tests: list[float]
     seeds: int
     runs: int
     images_per_second: float | None
@@ -90,8 +94,9 @@ def summarize(
         name,
         settings,
         mean(values),
-        statistics.stdev(values) if len(values) > 1 else None,
+        deviation(values),
         values,
+        [run.test for run in done if run.test is not None],
         len(done),
         len(runs),
         mean([run.images_per_second for run in done]),
@@ -107,14 +112,27 @@ def mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
+def deviation(values: Sequence[float]) -> float | None:
+    """Return the sample standard deviation, or None of fewer than two values."""
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
 def summary_csv(table: Table) -> str:
     """Format the rows of the groups as CSV. Numbers are not rounded, and missing ones are empty."""
     keys = [key for key in table.keys if key != "SEED"]
     head = ["name", *keys, table.metric, f"{table.metric}_std", "seeds", "runs"]
     head += ["images_per_second", "memory_mib", "parameters", "macs"]
+    head += [f"test_{table.metric}", f"test_{table.metric}_std"]
     rows = [
         [g.name, *(g.settings.get(key) for key in keys), g.metric, g.spread, g.seeds, g.runs]
-        + [g.images_per_second, g.memory_mib, g.parameters, g.macs]
+        + [
+            g.images_per_second,
+            g.memory_mib,
+            g.parameters,
+            g.macs,
+            mean(g.tests),
+            deviation(g.tests),
+        ]
         for g in table.groups
     ]
     return to_csv([head, *rows])
@@ -126,9 +144,10 @@ def runs_csv(table: Table) -> str:
     keys = [key for key in table.keys if key != "SEED"]
     head = ["name", "group", *keys, "seed", "state", "step", table.metric, f"best_{table.metric}"]
     head += ["images_per_second", "memory_mib", "seconds", "reason"]
+    head += [f"test_{table.metric}"]
     rows = [
         [r.name, r.group, *(r.settings.get(key) for key in keys), r.seed, r.state, r.step, r.metric]
-        + [r.best, r.images_per_second, r.memory_mib, r.seconds, r.reason]
+        + [r.best, r.images_per_second, r.memory_mib, r.seconds, r.reason, r.test]
         for r in table.runs
     ]
     return to_csv([head, *rows])
@@ -144,11 +163,13 @@ def to_csv(rows: Sequence[Sequence[Any]]) -> str:
 def summary_cells(table: Table) -> list[list[str]]:
     """Format the rows of the groups as text cells: a row of column titles, then a row per group."""
     unit = f" ({table.unit})" if table.unit else ""
-    titles = ["", f"{table.label}{unit}", "seeds", "images/s", "memory (MiB)", "parameters", "MACs"]
-    rows = [titles]
+    tested = any(g.tests for g in table.groups)
+    titles = ["", f"{table.label}{unit}", *["test"] * tested, "seeds", "images/s", "memory (MiB)"]
+    rows = [[*titles, "parameters", "MACs"]]
     for g in table.groups:
         rows.append([
             g.name, with_spread(g.metric, g.spread),
+            *[with_spread(mean(g.tests), deviation(g.tests))] * tested,
             str(g.seeds) if g.seeds == g.runs else f"{g.seeds} of {g.runs}",
             number(g.images_per_second, ".1f"), number(g.memory_mib, ",.0f"),
             "-" if g.parameters is None else short(g.parameters),

@@ -76,7 +76,11 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
     try:
         classes = task.open_train_set().classes
     except DataError as error:
-        raise DataError(f"DATA.NUM_CLASSES auto: set a number, or the data: {error}") from error
+        joint = "\n" if "\n" in str(error) else "; "  # below a drawing
+        raise DataError(
+            f"{error}{joint}DATA.NUM_CLASSES auto counts the classes of these data: without them, "
+            "set a number"
+        ) from error
     return override(cfg, [f"DATA.NUM_CLASSES={len(classes)}"])
 
 

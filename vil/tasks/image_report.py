@@ -46,19 +46,21 @@ def render_parts(
     return Html(render_template("tasks/image_report.html.j2", **shown))
 
 
-def make_thumbnail(dataset: ImageDataset, index: int, lines: Sequence[str]) -> Thumbnail:
+def make_thumbnail(
+    dataset: ImageDataset, index: int, lines: Sequence[str] = (), side: int = SIDE
+) -> Thumbnail:
     """Make the thumbnail of an image of a dataset. lines: text to show below it."""
     try:
-        jpeg = encode_thumbnail(dataset.image(index))
+        jpeg = encode_thumbnail(dataset.image(index), side)
     except OSError:  # deleted since the evaluation
         jpeg = None
     return Thumbnail(dataset.sample_name(index), lines, jpeg)
 
 
-def encode_thumbnail(image: Image.Image | BandImage) -> bytes:
-    """Encode an image as JPEG, reduced to at most SIDE pixels per side."""
+def encode_thumbnail(image: Image.Image | BandImage, side: int = SIDE) -> bytes:
+    """Encode an image as JPEG, reduced to at most `side` pixels per side."""
     small, stream = to_display(image), io.BytesIO()
-    small.thumbnail((SIDE, SIDE))
+    small.thumbnail((side, side))
     small.save(stream, "JPEG", quality=85)
     return stream.getvalue()
 

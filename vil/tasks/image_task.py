@@ -4,7 +4,7 @@ Shapes: B images of a batch, c channels, N images of a test set, K outputs of th
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +30,9 @@ from vil.data.datasets.subset import Subset
 from vil.data.loader import TrainLoader
 from vil.data.transforms import eval_transform, train_transform
 from vil.data.views import View, make_views
-from vil.engine.distributed import DistInfo, all_reduce_max, gather_objects
-from vil.engine.evaluation import autocast, iter_in_step
+from vil.engine.distributed import DistInfo, all_reduce_max, gather_objects, unwrap
+from vil.engine.evaluation import autocast, evaluating, iter_in_step
+from vil.engine.loop import Loss
 from vil.models.features import pooled_features
 from vil.pretrained.load_weights import Report, load_weights
 from vil.tasks.base import Task
@@ -136,6 +137,19 @@ class ImageTask(Task):
         outputs = Outputs(*map(np.concatenate, zip(*gathered)))
         order = np.argsort(outputs.indices)
         return Outputs(*(array[order] for array in outputs))
+
+    def first_outputs(self, model: nn.Module) -> tuple[str, Outputs | None]:
+        """Return the name of the first test set, and its outputs as `collect_outputs` does."""
+        name = next(iter(self.test_sets))
+        with evaluating(unwrap(model)) as plain:
+            return name, self.collect_outputs(plain, name)
+
+    def average_losses(self, losses: Tensor, batch: Batch, metrics: Mapping[str, Tensor]) -> Loss:
+        """Return the mean of the losses (B,) of a batch's images, weighted if they have weights."""
+        if self.image_weights is None:
+            return Loss(losses.mean(), metrics=metrics)
+        weights = self.image_weights[batch.indices].to(self.device)
+        return Loss((weights * losses).sum(), weights.sum(), metrics)
 
 
 class ConfigImageTask(ConfigTask, ImageTask):

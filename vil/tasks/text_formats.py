@@ -1,7 +1,7 @@
 """Text formats of predictions with one row per image, for several tasks."""
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,12 +28,18 @@ def format_columns(rows: Iterable[Row], names: Sequence[str]) -> Iterator[str]:
 
 
 def format_csv(rows: Iterable[Row], names: Sequence[str]) -> Iterator[str]:
-    """Format rows (file, values, error) as CSV: a header, then one line per row."""
-    # writerow returns the return value of `write`, here the line itself
-    format_line = csv.writer(SimpleNamespace(write=str), lineterminator="\n").writerow
+    """Format rows (file, values, error) as CSV: a header, then one line per row. A row without
+    values has empty cells."""
+    format_line = line_writer()
     yield format_line(("file", *map(csv_cell, names), "error"))
     for file, values, error in rows:
-        yield format_line((csv_cell(file), *values, csv_cell(error)))
+        yield format_line((csv_cell(file), *(values or [""] * len(names)), csv_cell(error)))
+
+
+def line_writer() -> Callable[[Iterable[Any]], str]:
+    """Return a function that formats a row as a line of CSV."""
+    # writerow returns the return value of `write`, here the line itself
+    return csv.writer(SimpleNamespace(write=str), lineterminator="\n").writerow
 
 
 def csv_cell(text: str) -> str:

@@ -14,11 +14,13 @@ class Extra(NamedTuple):
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a top-level module can be found. It is not imported."""
+    """Return whether a top-level module can be found. It is not imported. A folder of this name
+    in the current folder, such as `datasets`, does not count."""
     try:
-        return importlib.util.find_spec(module) is not None
+        spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
         return False
+    return spec is not None and spec.origin is not None
 
 
 def require_extra(extra: Extra, user: str) -> None:

@@ -16,7 +16,8 @@ def lookup(table: Mapping[str, T], name: str, kind: str) -> T:
     """
     if name in table:
         return table[name]
-    near = difflib.get_close_matches(str(name), table, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    names = {str(key).lower(): key for key in table}
+    near = difflib.get_close_matches(str(name).lower(), names, n=1)
+    hint = f"; did you mean {names[near[0]]!r}?" if near else ""
     choices = ", ".join(table) if len(table) <= MAX_CHOICES else f"{len(table)} of them"
     raise ValueError(f"unknown {kind} {name!r}{hint} (choices: {choices})")

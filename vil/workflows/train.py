@@ -178,14 +178,8 @@ def run_training(
         optim = build_optimization(cfg, model, device, loader.steps_per_epoch)
         run = enter(RunDir(folder, dist, device))
         enter(worker_errors())
-        if distributed.broadcast_object(bool(checkpoints(run.checkpoints)) != resuming):
-            raise RunInUseError(
-                f"{folder} was written by another run meanwhile: choose another --output_dir, "
-                "or add --resume to continue that one"
-            )
+        _check_folder(run, resuming)
         say = run.log.say
-        if not resuming and next(metrics(folder / "metrics.jsonl"), None):
-            say("WARNING an earlier run ended before its first checkpoint: starting at step 0")
         logs.open(say if dist.is_main else echo_error)
         state = TrainState(
             seed=cfg.SEED,
@@ -216,20 +210,12 @@ def run_training(
                 state,
                 run=run,
                 guard=guard,
-                epochs=cfg.OPTIM.EPOCHS,
                 set_progress=set_progress,
-                clip_grad=cfg.OPTIM.CLIP_GRAD,
-                accumulate=cfg.OPTIM.ACCUMULATE,
-                patience=cfg.RUN.PATIENCE,
-                min_delta=cfg.RUN.MIN_DELTA,
-                drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,
-                max_bad_steps=cfg.RUN.MAX_BAD_STEPS,
-                log_freq=cfg.LOG_FREQ,
                 thread_hint=lambda: thread_advice(device, dist, count_idle_cores(dist, cpu_time)),
                 data_hint=lambda: data_advice(cfg, dist, count_idle_cores(dist, cpu_time)),
-                policy=checkpoint_policy(cfg),
                 max_steps=max_steps,
                 draw=draw,
+                **loop_settings(cfg),
             )
             if cfg.DATA.VAL and max_steps is None:
                 tests = evaluate_best(kept_cfg, loader.classes, run, between=guard.check_all_ranks)
@@ -238,10 +224,8 @@ def run_training(
                 raise
             status, state = "interrupted", stop.train_state or state
             run.ended_by = stop
-        best = (state.best, state.best_step)
-        trained, last = distributed.unwrap(model), run.log.last_evaluation
-        last = (last, run.reason, tests)
-        return TrainResult(status, run.folder, state.step, *best, trained, *last)
+        best, last = (state.best, state.best_step), (run.log.last_evaluation, run.reason, tests)
+        return TrainResult(status, folder, state.step, *best, distributed.unwrap(model), *last)
 
 
 def _build(
@@ -276,15 +260,39 @@ def _load_initial_weights(cfg: CfgNode, task: Task, model: nn.Module) -> None:
         log.warning("FINETUNE.HEAD has no effect without weights in MODEL.MODEL_PATH")
 
 
-def checkpoint_policy(cfg: CfgNode) -> CheckpointPolicy:
-    """Build the policy of when a run evaluates the model, and saves and removes checkpoints."""
-    return CheckpointPolicy(
+def _check_folder(run: RunDir, resuming: bool) -> None:
+    """Raise RunInUseError on all ranks if another run has written checkpoints since this one looked
+    for them. Log a warning if an earlier run left none."""
+    if distributed.broadcast_object(bool(checkpoints(run.checkpoints)) != resuming):
+        raise RunInUseError(
+            f"{run.folder} was written by another run meanwhile: choose another --output_dir, or "
+            "add --resume to continue that one"
+        )
+    if not resuming and next(metrics(run.folder / "metrics.jsonl"), None):
+        run.log.say("WARNING an earlier run ended before its first checkpoint: starting at step 0")
+
+
+def loop_settings(cfg: CfgNode) -> dict[str, Any]:
+    """Return the arguments of the training loop that config keys set. The policy says when a run
+    evaluates the model, and saves and removes checkpoints."""
+    policy = CheckpointPolicy(
         eval_every=cfg.RUN.EVAL_EVERY,
         save_every=cfg.RUN.SAVE_EVERY,
         save_steps=cfg.RUN.SAVE_STEPS,
         keep=1 if cfg.ONLY_SAVE_LAST else cfg.RUN.KEEP,
         keep_every=cfg.RUN.KEEP_EVERY,
         max_failed_saves=cfg.RUN.MAX_FAILED_SAVES,
+    )
+    return dict(
+        policy=policy,
+        epochs=cfg.OPTIM.EPOCHS,
+        clip_grad=cfg.OPTIM.CLIP_GRAD,
+        accumulate=cfg.OPTIM.ACCUMULATE,
+        patience=cfg.RUN.PATIENCE,
+        min_delta=cfg.RUN.MIN_DELTA,
+        drop_on_plateau=cfg.OPTIM.DROP_FACTOR if cfg.OPTIM.VAL else 0.0,
+        max_bad_steps=cfg.RUN.MAX_BAD_STEPS,
+        log_freq=cfg.LOG_FREQ,
     )
 
 

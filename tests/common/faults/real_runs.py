@@ -12,7 +12,8 @@ from tests.common.small_runs import TINY, Outcome, command, environment
 from vil.engine.checkpoint.save_load import newest_step
 
 INJECTED = str(Path(__file__).with_name("injected.py"))
-LONG = (*TINY, "OPTIM.EPOCHS=400", "RUN.SAVE_EVERY=400", "OPTIM.EMA=0.9")
+ENDLESS = ("OPTIM.EPOCHS=400", "RUN.SAVE_EVERY=400", "OPTIM.EMA=0.9")
+LONG = (*TINY, *ENDLESS)
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 ELASTIC = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else a restart may meet old addresses
 DEADLINE = 300  # of a run that hangs; four starts in one took 36 s alone, over 90 s under load

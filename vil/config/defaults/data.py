@@ -20,8 +20,9 @@ DECLARED = (
     Key(
         "TRAIN",
         ("imagenet",),
-        "Training sets, concatenated: registered names, the `x.yaml` of a TSV set, or a table: "
-        "`x.csv`, `x.tsv` or `x.parquet`.",
+        "Training sets, concatenated: registered names, the `x.yaml` of a TSV set, a table "
+        "`x.csv`, `x.tsv` or `x.parquet`, shards `x-{000..003}.tar`, or a folder `x/` of the "
+        "library datasets.",
         not_empty,
     ),
     Key(
@@ -140,6 +141,7 @@ DECLARED = (
         Rule(
             lambda v: list(v) in (["none"], ["balanced"]) or are_weights(v),
             "none, balanced, or a list of numbers of at least 0, one per class",
+            choices=("none", "balanced"),
         ),
     ),
     Key(

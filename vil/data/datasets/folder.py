@@ -90,6 +90,8 @@ def split_folder(root: Path, split: str) -> Path:
     folder = root / split
     if folder.is_dir():
         return folder
+    if not root.exists():
+        raise DataError(f"there is no folder {root}: set --data to the folder with train/ and val/")
     is_flat = not any((root / name).is_dir() for name in SPLITS)
     if is_flat and root.is_dir() and names_of_folders(root):
         if split == "train":

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from vil.data.dataset import SPLITS, ImageDataset, Root, Transform
-from vil.data.datasets.table_labels import Location, parse_number, read_targets
+from vil.data.datasets.table_labels import Location, read_targets, read_weights
 from vil.data.formats.table_file import read_rows
 from vil.data.image import read_image
 from vil.data.splits import number_keys
@@ -63,7 +63,7 @@ class Table(ImageDataset):
             label_columns: for target_type "numbers", the columns of the numbers; for "labels",
                 columns with 0 or 1, one per label. Default: `label_column` alone.
             separator: between several labels in one cell, such as "cat|dog".
-            text_labels: allow classes whose names are partly numbers.
+            text_labels: allow classes whose names are partly numbers, or have a separator.
             images: folder below root to which the paths in the table are relative.
             all_rows: if there is no column `split`, all rows belong to every split.
             target_type: see `ImageDataset`.
@@ -77,23 +77,8 @@ class Table(ImageDataset):
         self.target_type, self.channels = target_type, channels
         self.path = path_below(root, file, "the config", extra_roots)
         self.images = path_below(root, images, "DATA.KWARGS.images", extra_roots)
-        rows = read_rows(self.path, separator)
         columns = [str(name) for name in label_columns] or [str(label_column)]
-        required = [str(path_column), *columns]
-        optional = [name for name in OPTIONAL if name in rows.columns and name not in required]
-        at = {name: index for index, name in enumerate(rows.columns)}
-        kind = f"column of {self.path.name}"
-        wanted = [lookup(at, name, kind) for name in [required[0], *optional, *columns]]
-        lines, cells = [], []
-        for line, record in rows.cells:
-            lines.append(line)
-            cells.append([record[index] for index in wanted])
-        if not lines:
-            raise DataError(f"{self.path} is empty: it has no rows below the names of its columns")
-        paths, *others = zip(*cells)
-        del cells
-        given = dict(zip(optional, others))
-        self.where = Location(self.path, rows.unit, lines)
+        paths, given, labels = self._read(str(path_column), columns, separator)
         paths = self._normalize(paths)
         in_split = self._select(given.get("split"), split, all_rows)
         if "group" in given:
@@ -101,12 +86,12 @@ class Table(ImageDataset):
             self._check_groups(given, groups)
             self.split_groups = groups[in_split]
         if "weight" in given:
-            self.weights = self._read_weights(given["weight"])[in_split]
+            self.weights = read_weights(given["weight"], self.where)[in_split]
         is_train = in_split
         if "split" in given and split != "train" and "train" in given["split"]:
             is_train = np.array([text.strip() == "train" for text in given["split"]])
         self.classes, targets = read_targets(
-            others[len(optional) :],
+            labels,
             columns if label_columns else [],
             target_type,
             self.where,
@@ -123,7 +108,26 @@ class Table(ImageDataset):
             counts = len(missing), len(self.classes), split
             logger.warning(text, self.path, *counts, self.classes[min(missing)])
         self.names = np.array([os.fsencode(paths[row]) for row in np.flatnonzero(in_split)])
-        self._check_files((root, *extra_roots), [lines[row] for row in np.flatnonzero(in_split)])
+        lines = [self.where.lines[row] for row in np.flatnonzero(in_split)]
+        self._check_files((root, *extra_roots), lines)
+
+    def _read(self, path_column: str, columns: Sequence[str], separator: str) -> tuple:
+        """Read the texts of the columns of all rows, and set `where`.
+
+        Returns (paths, {optional column: its texts}, [the texts of each of the `columns`]).
+        """
+        rows = read_rows(self.path, separator)
+        required = {path_column, *columns}
+        optional = [name for name in OPTIONAL if name in rows.columns and name not in required]
+        at = {name: index for index, name in enumerate(rows.columns)}
+        kind = f"column of {self.path.name}"
+        wanted = [lookup(at, name, kind) for name in [path_column, *optional, *columns]]
+        cells = [(line, *(record[index] for index in wanted)) for line, record in rows.cells]
+        if not cells:
+            raise DataError(f"{self.path} is empty: it has no rows below the names of its columns")
+        lines, paths, *others = zip(*cells)
+        self.where = Location(self.path, rows.unit, lines)
+        return paths, dict(zip(optional, others)), others[len(optional) :]
 
     def _normalize(self, paths: Iterable[str]) -> list[str]:
         """Return the paths in their simplest form. Raises DataError for an empty path, and for one
@@ -166,14 +170,6 @@ class Table(ImageDataset):
         count = len({group for group, bad in zip(groups.tolist(), torn) if bad})
         problem = f"are in another split than the first image of their group ({count} groups)"
         self.where.refuse(torn, problem, given["group"])
-
-    def _read_weights(self, texts: Sequence[str]) -> np.ndarray:
-        weights = np.array([parse_number(text) for text in texts], np.float64)
-        wrong = ~(np.isfinite(weights) & (weights >= 0))
-        self.where.refuse(wrong, "have a weight that is not a number of at least 0", texts)
-        if not weights.any():
-            raise DataError(f"{self.path}: all weights are 0")
-        return weights.astype(np.float32)
 
     def _check_files(self, roots: Sequence[Root], lines: Sequence[int]) -> None:
         """Raise DataError if images of this split are missing, or not below one of the roots."""

@@ -1,10 +1,13 @@
-"""Read the targets of a table: a class, several labels, or numbers per row.
+"""Read the targets of a table, or of another list of texts: a class, several labels, or numbers per
+row.
 
 Shapes: R rows, K labels or numbers.
 """
 
+import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,15 +16,20 @@ import numpy as np
 
 from vil.utils.errors import DataError
 
+SEPARATOR = "\n"  # joins labels that are given as a list
+
+IF_NAMES = "; if all are names of classes, set DATA.KWARGS.text_labels True"
 is_integer = re.compile(r"[+-]?\d+").fullmatch
 
 
 class Location(NamedTuple):
-    """The file of a table, and the line number of each row. unit: "line" or "row"."""
+    """The file of a table, and the line number of each row. unit: "line" or "row". Other sources
+    have a name for each row instead, and call rows by another `noun`."""
 
     path: Path
     unit: str
-    lines: Sequence[int]
+    lines: Sequence[int | str]
+    noun: str = "rows"
 
     def refuse(self, wrong: Sequence[bool], problem: str, texts: Sequence[str]) -> None:
         """Raise DataError if any row is wrong, with their number and the first one.
@@ -30,7 +38,7 @@ class Location(NamedTuple):
         """
         rows = np.flatnonzero(wrong)
         if len(rows):
-            count = f"{len(rows)} of {len(self.lines)} rows"
+            count = f"{len(rows)} of {len(self.lines)} {self.noun}"
             first = f"{self.unit} {self.lines[rows[0]]}: {texts[rows[0]][:100]!r}"
             raise DataError(f"{self.path}: {count} {problem}; the first in {first}")
 
@@ -45,12 +53,13 @@ def read_targets(
     separator: str,
     text_labels: bool,
     name: str,
+    classes: Sequence[str] = (),
 ) -> tuple[list[str], np.ndarray]:
     """Return the classes, and the targets of all rows; see `ImageDataset` for both.
 
     cells: the texts of each label column. names: names of these columns, if the user listed them.
-    is_train: (R,) bool; the classes are those of these rows. name: the only label column, without
-    `names`. Raises DataError for an invalid label.
+    is_train: (R,) bool; the classes are those of these rows, unless `classes` lists them. name: the
+    only label column, without `names`. Raises DataError for an invalid label.
     """
     if target_type == "numbers":
         return list(names) or [name], _read_numbers(cells, names or [name], where)
@@ -62,34 +71,84 @@ def read_targets(
             "(TASK multilabel, regression): set label_column instead"
         )
     texts = [text.strip() for text in cells[0]]
+    sets = [[label.strip() for label in text.split(separator) if label.strip()] for text in texts]
+    if not text_labels:
+        if target_type == "class":
+            where.refuse([text.lower() in ("", "nan") for text in texts], "have no label", texts)
+            problem = (
+                f"have several labels, divided by {separator} (set TASK multilabel?){IF_NAMES}"
+            )
+            where.refuse([len(labels) > 1 for labels in sets], problem, texts)
+        if not classes:
+            _refuse_mixed(sets, texts, where)
     if target_type == "labels":
-        return _read_sets(texts, separator, where, is_train)
-    return _read_classes(texts, text_labels, where, is_train)
+        return _read_sets(sets, texts, where, is_train, classes)
+    return _read_classes(texts, where, is_train, classes)
+
+
+def read_lists(
+    items: Sequence[Sequence[str]],
+    target_type: str,
+    where: Location,
+    is_train: np.ndarray,
+    *,
+    text_labels: bool,
+    name: str,
+    classes: Sequence[str] = (),
+) -> tuple[list[str], np.ndarray]:
+    """Return the same as `read_targets` for a list of texts per row: one for a class, K for
+    numbers, any number for labels. Several numbers are called <name>_0, <name>_1, ..."""
+    own = dict(separator=SEPARATOR, text_labels=text_labels, name=name, classes=classes)
+    shown = [", ".join(texts) for texts in items]
+    if target_type == "numbers":
+        size = len(items[0])
+        problem = f"have no numbers, or another number of them than the first ({size})"
+        where.refuse([len(texts) != size or not size for texts in items], problem, shown)
+        names = [f"{name}_{number}" for number in range(size)] if size > 1 else [name]
+        return read_targets(list(zip(*items)), names, target_type, where, is_train, **own)
+    if target_type == "class":
+        where.refuse([len(texts) > 1 for texts in items], "have several labels", shown)
+    cells = [SEPARATOR.join(texts) for texts in items]
+    return read_targets([cells], [], target_type, where, is_train, **own)
+
+
+def read_weights(texts: Sequence[str], where: Location) -> np.ndarray:
+    """Return the weights of all rows, (R,) float32. Raises DataError for a negative one, for a text
+    that is not a number, and if all are 0."""
+    weights = np.array([parse_number(text) for text in texts], np.float64)
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    where.refuse(wrong, "have a weight that is not a number of at least 0", texts)
+    if not weights.any():
+        raise DataError(f"{where.path}: all weights are 0")
+    return weights.astype(np.float32)
+
+
+def _refuse_mixed(sets: list[list[str]], texts: list[str], where: Location) -> None:
+    """Raise DataError unless all labels are texts, or all are integers. sets: those of each row."""
+    kinds = [{_kind(label) for label in labels} for labels in sets]
+    counts = Counter(itertools.chain.from_iterable(kinds))
+    if not counts or set(counts) in ({"text"}, {"integer"}):
+        return
+    rarest = min(counts, key=lambda kind: (counts[kind], kind))
+    problem = "have labels that are numbers with a fraction (set TASK regression?)"
+    if len(counts) > 1:
+        others = " and ".join(sorted({*counts} - {rarest}))
+        problem = f"have {rarest} labels, and the others have {others} labels"
+    where.refuse([rarest in of_row for of_row in kinds], problem + IF_NAMES, texts)
 
 
 def _read_classes(
-    texts: list[str], text_labels: bool, where: Location, is_train: np.ndarray
+    texts: list[str], where: Location, is_train: np.ndarray, classes: Sequence[str]
 ) -> tuple[list[str], np.ndarray]:
-    missing = ("",) if text_labels else ("", "nan")
-    where.refuse([text.lower() in missing for text in texts], "have no label", texts)
-    kinds = [_kind(text) for text in texts]
-    if not text_labels and set(kinds) != {"text"} and set(kinds) != {"integer"}:
-        rarest = min(set(kinds), key=lambda kind: (kinds.count(kind), kind))
-        if len(set(kinds)) > 1:
-            others = " and ".join(sorted({*kinds} - {rarest}))
-            problem = f"have {rarest} labels, and the others have {others} labels"
-        else:
-            problem = "have labels that are numbers with a fraction (set TASK regression?)"
-        problem += "; if all are names of classes, set DATA.KWARGS.text_labels True"
-        where.refuse([kind == rarest for kind in kinds], problem, texts)
-    by_number = set(kinds) == {"integer"}
-    classes = sorted({text for text, train in zip(texts, is_train) if train})
-    if by_number:
-        classes.sort(key=int)
+    where.refuse([not text for text in texts], "have no label", texts)
+    unknown = "is not in the list of classes" if classes else "no training image has"
+    if not classes:
+        classes = sorted({text for text, train in zip(texts, is_train) if train})
+        if all(map(is_integer, texts)):
+            classes.sort(key=int)
     numbers = {text: number for number, text in enumerate(classes)}
-    unknown = [text not in numbers for text in texts]
-    where.refuse(unknown, "have a class that no training image has", texts)
-    return classes, np.array([numbers[text] for text in texts], np.int64)
+    where.refuse([text not in numbers for text in texts], f"have a class that {unknown}", texts)
+    return list(classes), np.array([numbers[text] for text in texts], np.int64)
 
 
 def _kind(text: str) -> str:
@@ -99,19 +158,25 @@ def _kind(text: str) -> str:
 
 
 def _read_sets(
-    texts: list[str], separator: str, where: Location, is_train: np.ndarray
+    sets: list[list[str]],
+    texts: list[str],
+    where: Location,
+    is_train: np.ndarray,
+    classes: Sequence[str],
 ) -> tuple[list[str], np.ndarray]:
-    sets = [[label.strip() for label in text.split(separator) if label.strip()] for text in texts]
-    classes = sorted({label for labels, train in zip(sets, is_train) if train for label in labels})
+    unknown = "is not in the list of classes" if classes else "no training image has"
+    if not classes:
+        used = (labels for labels, train in zip(sets, is_train) if train)
+        classes = sorted({label for labels in used for label in labels})
     if not classes:
         raise DataError(f"{where.path}: no training image has a label")
     numbers = {text: number for number, text in enumerate(classes)}
-    unknown = [any(label not in numbers for label in labels) for labels in sets]
-    where.refuse(unknown, "have a label that no training image has", texts)
+    wrong = [any(label not in numbers for label in labels) for labels in sets]
+    where.refuse(wrong, f"have a label that {unknown}", texts)
     targets = np.zeros((len(texts), len(classes)), np.float32)
     for row, labels in enumerate(sets):
         targets[row, [numbers[label] for label in labels]] = 1
-    return classes, targets
+    return list(classes), targets
 
 
 def _read_indicators(

@@ -34,7 +34,9 @@ def read_rows(path: Path, separator: str) -> Rows:
     try:
         regular_file(path)
     except OSError as error:
-        raise DataError(f"the table {path} cannot be read: {error.strerror or error}") from error
+        gone = [folder for folder in path.parents if not folder.exists()]
+        reason = f"there is no folder {gone[-1]}" if gone else error.strerror or error
+        raise DataError(f"the table {path} cannot be read: {reason}") from error
     if path.suffix.lower() == ".parquet":
         rows = _read_parquet(path, separator)
     else:

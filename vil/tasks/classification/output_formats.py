@@ -5,16 +5,15 @@ chunks of text. All but the table are streamed; the table is yielded after the l
 classes are written if the first prediction has one.
 """
 
-import csv
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import SimpleNamespace
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from vil.tasks.base import format_json_array
+from vil.tasks.text_formats import csv_cell as cell
+from vil.tasks.text_formats import line_writer
 from vil.utils.console import printable
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a spreadsheet formula
 COLUMNS = ("file", "rank", "class", "index", "probability", "error")
 
 
@@ -106,21 +105,6 @@ def as_probabilities(predictions: Iterable[Prediction], names: Sequence[str]) ->
         columns = [shares.get(index, "") for index in range(len(names))]
         last = [cell(target)] if has_target else []
         yield format_line((cell(file), *columns, *last, cell(error)))
-
-
-def line_writer() -> Callable[[Iterable[Any]], str]:
-    """Return a function that formats a row as a line of CSV."""
-    # writerow returns the return value of `write`, here the line itself
-    return csv.writer(SimpleNamespace(write=str), lineterminator="\n").writerow
-
-
-def cell(text: str) -> str:
-    """Return text that is safe in a CSV cell.
-
-    Text that a spreadsheet would run as a formula gets a leading single quote. Carriage returns are
-    escaped, because the csv module does not quote them and readers would end the row there.
-    """
-    return (f"'{text}" if text.startswith(FORMULA) else text).replace("\r", "\\r")
 
 
 FORMATS = {"table": as_table, "json": as_json, "csv": as_csv, "probabilities": as_probabilities}

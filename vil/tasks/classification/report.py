@@ -1,14 +1,11 @@
 """A classifier's part of the run report: metrics, classes, calibration, confusions, images."""
 
-import io
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 from torch import nn
 
-from vil.data.bands import BandImage, to_display
 from vil.data.dataset import ImageDataset
 from vil.engine.distributed import unwrap
 from vil.engine.evaluation import evaluating
@@ -18,6 +15,7 @@ from vil.tasks.classification import METRICS
 from vil.tasks.classification.measures import Measures
 from vil.tasks.classification.predictions import Predictions
 from vil.tasks.classification.task import ClassificationTask
+from vil.tasks.image_report import make_thumbnail
 from vil.tasks.metrics import NUM_BINS, calibration_bins
 
 FULL_MATRIX = 24  # maximum number of classes for a full confusion matrix
@@ -77,21 +75,9 @@ def make_thumbnails(dataset: ImageDataset, predictions: Predictions) -> Thumbnai
     """
     thumbnails = {}
     for i in np.concatenate(list(predictions.extremes().values())).tolist():
-        index = int(predictions.indices[i])
-        try:
-            data = thumbnail(dataset.image(index))
-        except OSError:  # deleted since the evaluation
-            data = None
-        thumbnails[i] = dataset.sample_name(index), data
+        made = make_thumbnail(dataset, int(predictions.indices[i]), side=SIDE)
+        thumbnails[i] = made.name, made.jpeg
     return thumbnails
-
-
-def thumbnail(image: Image.Image | BandImage) -> bytes:
-    """Encode an image as JPEG, reduced to at most SIDE pixels per side."""
-    small, stream = to_display(image), io.BytesIO()
-    small.thumbnail((SIDE, SIDE))
-    small.save(stream, "JPEG", quality=85)
-    return stream.getvalue()
 
 
 def sections_of(evaluated: Evaluated) -> list[Html]:

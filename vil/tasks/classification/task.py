@@ -15,8 +15,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vil.data.batch import Batch
-from vil.engine.distributed import all_reduce_max, compute_on_main, gather_objects, unwrap
-from vil.engine.evaluation import autocast, evaluating, iter_in_step
+from vil.engine.distributed import all_reduce_max, compute_on_main, gather_objects
+from vil.engine.evaluation import autocast, iter_in_step
 from vil.engine.loop import Loss
 from vil.tasks.base import ImageMeta, make_metric
 from vil.tasks.classification import METRICS
@@ -227,8 +227,7 @@ class ClassificationTask(ImageTask):
         if name in self.class_mapping:
             raise ConfigError(f"{name} cannot calibrate a model: its classes are not the model's")
         assert self.temperature is None, f"temperature {self.temperature} is applied already"
-        with evaluating(unwrap(model)) as plain:
-            outputs = self.collect_outputs(plain, name)
+        _, outputs = self.first_outputs(model)
         return compute_on_main(
             lambda: {
                 "temperature": fit_temperature(outputs.values, outputs.targets),

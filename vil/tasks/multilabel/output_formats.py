@@ -47,8 +47,7 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
 
 def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as CSV with the columns file, the probability of each label, error."""
-    rows = ((p.file, p.probabilities or [""] * len(names), p.error) for p in predictions)
-    return format_csv(rows, names)
+    return format_csv(((p.file, p.probabilities, p.error) for p in predictions), names)
 
 
 FORMATS = {"table": as_table, "json": as_json, "csv": as_csv}

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from vil.engine.distributed import unwrap
-from vil.engine.evaluation import evaluating
 from vil.tasks.base import TaskReport
 from vil.tasks.image_report import SHOWN, ReportTable, make_thumbnail, render_parts
 from vil.tasks.multilabel.task import MultilabelTask, sigmoid
@@ -21,9 +19,7 @@ def report_test_set(
 
     class_names: the names of the labels. checkpoint: description of the checkpoint, for a card.
     """
-    test_set, loader = next(iter(task.test_sets.items()))
-    with evaluating(unwrap(model)) as plain:
-        outputs = task.collect_outputs(plain, test_set)
+    test_set, outputs = task.first_outputs(model)
     metrics = task.score(outputs)
     remark = f"on {test_set}, {metrics['count']:,} images"
     cards = [
@@ -55,7 +51,7 @@ def report_test_set(
 
     gallery = [
         make_thumbnail(
-            loader.dataset,
+            task.test_sets[test_set].dataset,
             int(outputs.indices[i]),
             [
                 f"true: {names_of(truth[i])}",

@@ -13,8 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vil.data.batch import Batch
-from vil.engine.distributed import broadcast_object, compute_on_main, unwrap
-from vil.engine.evaluation import evaluating
+from vil.engine.distributed import broadcast_object, compute_on_main
 from vil.engine.loop import Loss, Metric
 from vil.tasks.base import ImageMeta
 from vil.tasks.image_task import ImageTask, Outputs, draw_lines
@@ -52,8 +51,7 @@ class MultilabelTask(ImageTask):
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Compute the training loss, and as a metric the accuracy of all labels at 0.5 in percent.
 
-        The loss of an image is the mean over labels. If images have weights, the loss is the
-        weighted mean over images.
+        The loss of an image is the mean over labels.
         """
         logits, smoothing = model(batch.images), self.label_smoothing
         targets = batch.targets * (1 - smoothing) + smoothing / 2
@@ -62,10 +60,7 @@ class MultilabelTask(ImageTask):
         losses = self.criterion(logits, targets, weights).mean(dim=-1)
         correct = (logits.detach() > 0) == (batch.targets > 0.5)
         metrics = {"label_accuracy": 100 * correct.float().mean()}
-        if self.image_weights is None:
-            return Loss(losses.mean(), metrics=metrics)
-        weights = self.image_weights[batch.indices].to(self.device)
-        return Loss((weights * losses).sum(), weights.sum(), metrics)
+        return self.average_losses(losses, batch, metrics)
 
     def measure(self, model: nn.Module, name: str, between: Callable[[], None]) -> dict[str, Any]:
         """Return {loss, map, macro_f1, micro_f1, exact, count, per_label} of the test set `name`,
@@ -119,9 +114,7 @@ class MultilabelTask(ImageTask):
 
         Returns {"thresholds": {label: threshold}}, the same on all ranks.
         """
-        name = next(iter(self.test_sets))
-        with evaluating(unwrap(model)) as plain:
-            outputs = self.collect_outputs(plain, name)
+        name, outputs = self.first_outputs(model)
 
         def choose() -> dict[str, Any]:
             best = choose_thresholds(outputs.targets > 0.5, sigmoid(outputs.values))

@@ -21,10 +21,7 @@ class Prediction(NamedTuple):
 
 def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as aligned columns, with one line per image."""
-    rows = (
-        (p.file, [f"{number:.4f}" for number in p.numbers] or [""] * len(names), p.error)
-        for p in predictions
-    )
+    rows = ((p.file, [f"{number:.4f}" for number in p.numbers], p.error) for p in predictions)
     return format_columns(rows, names)
 
 
@@ -43,8 +40,7 @@ def as_json(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str
 
 def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]:
     """Format predictions as CSV with the columns file, the names of the numbers, error."""
-    rows = ((p.file, p.numbers or [""] * len(names), p.error) for p in predictions)
-    return format_csv(rows, names)
+    return format_csv(((p.file, p.numbers, p.error) for p in predictions), names)
 
 
 FORMATS = {"table": as_table, "json": as_json, "csv": as_csv}

@@ -6,8 +6,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import nn
 
-from vil.engine.distributed import unwrap
-from vil.engine.evaluation import evaluating
 from vil.tasks.base import TaskReport
 from vil.tasks.image_report import SHOWN, ReportTable, make_thumbnail, render_parts
 from vil.tasks.image_task import Outputs
@@ -23,9 +21,7 @@ def report_test_set(
 
     class_names: the names of the numbers. checkpoint: description of the checkpoint, for a card.
     """
-    test_set, loader = next(iter(task.test_sets.items()))
-    with evaluating(unwrap(model)) as plain:
-        outputs = task.collect_outputs(plain, test_set)
+    test_set, outputs = task.first_outputs(model)
     metrics = task.score(outputs)
     remark = f"on {test_set}, {metrics['count']:,} images"
     cards = [
@@ -42,7 +38,7 @@ def report_test_set(
     worst = np.argsort(-scaled_errors(task, outputs), kind="stable")[:SHOWN]
     gallery = [
         make_thumbnail(
-            loader.dataset,
+            task.test_sets[test_set].dataset,
             int(outputs.indices[i]),
             [
                 f"{name}: true {true:.4g}, predicted {predicted:.4g}"

@@ -62,17 +62,13 @@ class RegressionTask(ImageTask):
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Compute the training loss, and the mean absolute error as a metric.
 
-        The loss of an image is the mean over its numbers, in standard deviations. If images have
-        weights, the loss is the weighted mean over images.
+        The loss of an image is the mean over its numbers, in standard deviations.
         """
         outputs = model(batch.images).float()
         scaled = (batch.targets - self.mean) / self.std
         losses = self.criterion(outputs, scaled, reduction="none", delta=self.huber_delta).mean(-1)
         error = (self.denormalize(outputs.detach()) - batch.targets).abs().mean()
-        if self.image_weights is None:
-            return Loss(losses.mean(), metrics={"mae": error})
-        weights = self.image_weights[batch.indices].to(self.device)
-        return Loss((weights * losses).sum(), weights.sum(), {"mae": error})
+        return self.average_losses(losses, batch, {"mae": error})
 
     def denormalize(self, outputs: Tensor) -> Tensor:
         """Convert outputs (B, K) of the network to numbers."""

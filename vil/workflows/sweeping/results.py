@@ -71,12 +71,15 @@ def read_row(run: SweepRun, metric: Metric, keys: Sequence[str] = ()) -> RunRow:
         return row
     logged = next(iter(record.evaluations().values()), [])
     results = [point[metric.name] for point in logged if metric.name in point]
+    tested = next(iter(record.evaluations("test").values()), [])
+    tests = [point[metric.name] for point in tested if metric.name in point]
     steps = [point for point in record.points if point["split"] == "train"]
     speeds = [point["img/s"] for point in steps if "img/s" in point]
     memory = [point["mem"] for point in steps if "mem" in point]
     return row._replace(
         metric=results[-1] if results else None,
         best=(max if metric.higher_is_better else min)(results) if results else None,
+        test=tests[-1] if tests else None,
         images_per_second=statistics.median(speeds) if speeds else None,
         memory_mib=max(memory) if memory else None,
         seconds=record.training_seconds() if steps else None,
@@ -94,6 +97,7 @@ def write_table(folder: Path, table: Table) -> list[Path]:
     the files. Raises ConfigError if the folder cannot be written."""
     notes = [
         f"{table.label}: from the last evaluation, mean ± standard deviation over the seeds. "
+        "test: of the best checkpoint on the test set, if there is one besides DATA.VAL. "
         "images/s: median speed of training. memory: peak of the process, or of tensors on a GPU. "
         f"Measured on {processor()}."
     ]

@@ -1,0 +1,125 @@
+"""Compare settings for rare classes on cut-outs of rendered scenes, of which 5 % show a seven.
+
+  python benchmarks/imbalance.py [--folder FOLDER] [--json FILE]
+
+Two classes: sevens, 5 % of the images, and other digits. Training and validation images are cut
+from training scenes, test images from validation scenes, whose digits are other scans. The number
+of epochs and the learning rate are the best of RECIPES by balanced accuracy on the validation
+images, without any setting for rare classes and with a seed of their own. The checkpoint of each
+run is chosen by the same metric on the validation images. Prints balanced accuracy on the test
+images. With --folder, an interrupted comparison goes on.
+"""
+
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from shared import RESULTS, add_json, make_parser, train_variants, write_json
+
+from vil.data.synthetic.scenes import write_scenes
+from vil.utils.machine import processor
+from vil.utils.text_table import align
+
+SEEDS = (0, 1, 2)
+SETTINGS = {
+    "none": {},
+    "class weights": {"LOSS.CLASS_WEIGHTS": "balanced"},
+    "balanced sampling": {"DATALOADER.SAMPLER": "balanced"},
+    "logit adjustment": {"LOSS.LOGIT_ADJUSTMENT": 1.0},
+}
+RECIPES = {
+    f"{epochs} epochs, {rate:g}": {"OPTIM.EPOCHS": epochs, "OPTIM.LR": rate}
+    for epochs in (20, 40)
+    for rate in (1e-3, 2e-3)
+}
+FIXED = {
+    "INPUT.IMAGE_SIZE": 32,
+    "DATA.TRAIN": ["folder"],
+    "DATA.VAL": ["folder"],
+    "DATA.TEST": ["folder"],
+    "DATA.NUM_CLASSES": 2,
+    "AUG.MIXUP_PROB": 0.0,
+    "LOSS.LABEL_SMOOTHING": 0.0,
+    "SOLVER.WARMUP_EPOCHS": 1,
+    "EVAL.METRIC": "balanced_accuracy",
+}
+RARE = 7
+COUNTS = {"train": 1600, "val": 800, "test": 1200}  # images, of which 5 % are rare
+
+
+def cut_out(scenes: Path, split: str) -> tuple[list[Image.Image], np.ndarray]:
+    """Cut the digits of a split's scenes out. Returns the images, and the digits of them."""
+    file = json.loads((scenes / f"annotations/instances_{split}.json").read_text())
+    names = {image["id"]: image["file_name"] for image in file["images"]}
+    images, digits = [], []
+    for annotation in file["annotations"]:
+        x, y, width, height = annotation["bbox"]
+        with Image.open(scenes / split / names[annotation["image_id"]]) as scene:
+            box = (x - 3, y - 3, x + width + 3, y + height + 3)
+            images.append(scene.convert("RGB").crop(box).resize((36, 36)))
+        digits.append(annotation["category_id"] - 1)
+    return images, np.array(digits)
+
+
+def write_images(root: Path) -> None:
+    """Write the images <split>/<class>/*.png of all splits into a folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        scenes = Path(folder)
+        write_scenes(scenes, train=1100, val=500)
+        pools = {split: cut_out(scenes, split) for split in ("train", "val")}
+    random = np.random.RandomState(0)
+    order = {split: random.permutation(len(digits)) for split, (_, digits) in pools.items()}
+    for split, count in COUNTS.items():
+        pool = "val" if split == "test" else "train"
+        images, digits = pools[pool]
+        for name, is_rare, wanted in (("rare", True, count // 20), ("common", False, count)):
+            wanted -= 0 if is_rare else count // 20
+            chosen = [i for i in order[pool] if (digits[i] == RARE) == is_rare][:wanted]
+            if len(chosen) < wanted:
+                raise SystemExit(f"{split} has {len(chosen)} of {wanted} {name} images")
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for i in chosen:
+                images[i].save(folder / f"{i}.png")
+            order[pool] = [i for i in order[pool] if i not in set(chosen)]
+
+
+def compare(folder: Path) -> dict:
+    """Choose the recipe, train with each setting and seed, and measure on the test images."""
+    images = folder / "images"
+    if not images.is_dir():
+        write_images(images)
+
+    def train(name: str, fixed: dict, variants: dict, seeds: tuple[int, ...]) -> dict:
+        config = "digits/vil_nano.yaml"
+        return train_variants(config, folder / name, fixed, variants, seeds, data=images)
+
+    held_out = {name: row.metric for name, row in train("choice", FIXED, RECIPES, (10,)).items()}
+    chosen = max(held_out, key=held_out.get)
+    rows = train("final", FIXED | RECIPES[chosen], SETTINGS, SEEDS)
+    return {
+        "machine": processor(),
+        "images": COUNTS,
+        "seeds": SEEDS,
+        "validation": held_out,
+        "recipe": chosen,
+        "balanced_accuracy": {name: row.tests for name, row in rows.items()},
+        "median": {name: statistics.median(row.tests) for name, row in rows.items()},
+    }
+
+
+if __name__ == "__main__":
+    parser = make_parser(__doc__)
+    parser.add_argument("--folder", type=Path, help="keep the images and the runs here")
+    add_json(parser, RESULTS / "imbalance.json")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        found = compare(args.folder or Path(temporary))
+    rows = [["setting", *map(str, SEEDS), "median"]]
+    for name, values in found["balanced_accuracy"].items():
+        rows.append([name, *(f"{value:.2f}" for value in (*values, found["median"][name]))])
+    print(f"\nbalanced accuracy of each seed on the test images\n{align(rows)}")
+    write_json(args.json, found)

@@ -1,0 +1,143 @@
+"""Compare trained networks with linear models: the digits in a scene, and the angle of a digit.
+
+  python benchmarks/labels_and_numbers.py [--folder FOLDER] [--json FILE]
+
+Trains digits/sets_vil_nano.yaml and digits/angle_vil_nano.yaml for 20 epochs with three seeds, and
+measures the last epoch on the validation images. A linear model is fitted to the pixels (24 x 24,
+gray), and one to the features of the classifier of digits whose weights come with the package. Its
+regularization is chosen on a fifth of the training images.
+"""
+
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+from shared import RESULTS, add_json, make_parser, train_variants, write_json
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import average_precision_score, mean_absolute_error, r2_score
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import vil
+from vil.data import ImageDataset
+from vil.data.datasets.digit_targets import DigitAngles, DigitSets
+from vil.pretrained.catalog import DIGITS
+from vil.report.run_record import metrics
+from vil.utils.machine import processor
+from vil.utils.text_table import align
+
+EPOCHS = 20
+SEEDS = (0, 1, 2)
+WEIGHTS = DIGITS.url
+STRENGTHS = np.logspace(-2, 5, 8)  # of the L2 regularization
+Scores = dict[str, float]
+
+
+def fit_numbers(strength: float, x: np.ndarray, y: np.ndarray) -> Callable:
+    return make_pipeline(StandardScaler(), Ridge(alpha=strength)).fit(x, y).predict
+
+
+def score_numbers(y: np.ndarray, predicted: np.ndarray) -> Scores:
+    return {"mae": mean_absolute_error(y, predicted), "r2": r2_score(y, predicted)}
+
+
+def fit_labels(strength: float, x: np.ndarray, y: np.ndarray) -> Callable:
+    linear = OneVsRestClassifier(LogisticRegression(C=1 / strength, max_iter=300))
+    return make_pipeline(StandardScaler(), linear).fit(x, y).predict_proba
+
+
+def score_labels(y: np.ndarray, predicted: np.ndarray) -> Scores:
+    return {"map": 100 * average_precision_score(y, predicted, average="macro")}
+
+
+class Comparison(NamedTuple):
+    """A config, its data set and image size, and a linear model for the same targets.
+
+    fit(strength, x, y) returns a function that predicts. score(y, predicted) returns metrics, of
+    which the first, times `sign`, grows with quality.
+    """
+
+    config: str
+    dataset: type[ImageDataset]
+    size: int
+    fit: Callable[[float, np.ndarray, np.ndarray], Callable]
+    score: Callable[[np.ndarray, np.ndarray], Scores]
+    sign: int
+
+
+COMPARISONS = {
+    "digits in a scene": Comparison("sets", DigitSets, 96, fit_labels, score_labels, 1),
+    "angle of a digit": Comparison("angle", DigitAngles, 64, fit_numbers, score_numbers, -1),
+}
+
+
+def read_pixels(dataset: ImageDataset, size: int) -> np.ndarray:
+    """The gray images of a dataset at 24 x 24 pixels, (N, 576)."""
+    images = (dataset.image(index).convert("L") for index in range(len(dataset)))
+    small = [np.asarray(image.resize((24, 24), Image.Resampling.BOX)) for image in images]
+    return np.stack(small).reshape(len(small), -1) / 255
+
+
+def read_features(dataset: ImageDataset, size: int) -> np.ndarray:
+    """The features of a dataset's images by the packaged classifier of digits, (N, D)."""
+    images = [dataset.image(index) for index in range(len(dataset))]
+    return vil.embed(WEIGHTS, images, {"INPUT.IMAGE_SIZE": size}, batch_size=32)
+
+
+def fit_best(comparison: Comparison, x: np.ndarray, y: np.ndarray) -> Callable:
+    """Fit a linear model, with the regularization that is best on a fifth of the images."""
+    order = np.random.RandomState(0).permutation(len(x))
+    held, kept = order[: len(x) // 5], order[len(x) // 5 :]
+
+    def quality(strength: float) -> float:
+        predict = comparison.fit(strength, x[kept], y[kept])
+        return comparison.sign * first(comparison.score(y[held], predict(x[held])))
+
+    return comparison.fit(max(STRENGTHS, key=quality), x, y)
+
+
+def first(scores: Scores) -> float:
+    return next(iter(scores.values()))
+
+
+def compare(comparison: Comparison, folder: Path) -> dict[str, Scores]:
+    """Measure both linear models, and the networks: the median of each metric over the seeds."""
+    train, val = (comparison.dataset(None, split) for split in ("train", "val"))
+    rows = {}
+    for name, read in {"linear, pixels": read_pixels, "linear, features": read_features}.items():
+        predict = fit_best(comparison, read(train, comparison.size), train.targets)
+        rows[name] = comparison.score(val.targets, predict(read(val, comparison.size)))
+    config = f"digits/{comparison.config}_vil_nano.yaml"
+    train_variants(config, folder, {"OPTIM.EPOCHS": EPOCHS}, {"trained": {}}, SEEDS)
+    last = [
+        [line for line in metrics(run / "metrics.jsonl") if line["split"].startswith("val")][-1]
+        for run in (folder / "runs").iterdir()
+    ]
+    rows["trained"] = {
+        name: statistics.median(line[name] for line in last) for name in rows["linear, pixels"]
+    }
+    return rows
+
+
+if __name__ == "__main__":
+    parser = make_parser(__doc__)
+    parser.add_argument("--folder", type=Path, help="keep the runs here")
+    add_json(parser, RESULTS / "labels-and-numbers-digits.json")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        root = args.folder or Path(temporary)
+        found = {name: compare(task, root / task.config) for name, task in COMPARISONS.items()}
+    for name, rows in found.items():
+        head = list(rows["trained"])
+        cells = [
+            [row, *(f"{value:.3f}" for value in scores.values())] for row, scores in rows.items()
+        ]
+        print(f"\n{name}\n{align([['', *head], *cells])}")
+    write_json(
+        args.json, {"machine": processor(), "epochs": EPOCHS, "seeds": SEEDS, "scores": found}
+    )

@@ -1,0 +1,258 @@
+"""Images in a folder that the library `datasets` of Hugging Face wrote with `save_to_disk`.
+
+The library opens its own Arrow files, as it knows their versions. They are mapped into memory, so
+workers share them, and a spawned worker opens them again. N is the number of images of a split.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vil.data import EXTRAS
+from vil.data.dataset import ImageDataset, Root, Transform
+from vil.data.datasets.table_labels import Location, read_lists, read_weights
+from vil.data.image import UnreadableImage, read_image
+from vil.data.splits import number_keys
+from vil.utils.errors import DataError
+from vil.utils.extras import require_extra
+from vil.utils.lookup import lookup
+from vil.utils.safe_files import path_below, regular_file
+
+NAMES = {"train": ("train",), "val": ("validation", "val"), "test": ("test",)}
+# Types of columns that can hold the targets. A column of the second tuple is taken only if there is
+# none of the first.
+LABEL_TYPES = {
+    "class": (("ClassLabel",), ("string", "integer")),
+    "labels": (("list of ClassLabel",), ("list of string", "list of integer")),
+    "numbers": (("float", "list of float"), ("integer", "list of integer")),
+}
+USUAL = ("label", "labels")  # of several columns that could be it, the one with such a name
+
+
+class HuggingFace(ImageDataset):
+    """A dataset of the rows of a saved `Dataset` (all are training images) or `DatasetDict`, whose
+    splits are train, validation (or val) and test."""
+
+    splits = ("train", "val", "test")
+
+    def __init__(
+        self,
+        root: Root,
+        split: str,
+        transform: Transform = None,
+        *,
+        folder: str = ".",
+        image_column: str | None = None,
+        label_column: str | None = None,
+        group_column: str | None = None,
+        weight_column: str | None = None,
+        text_labels: bool = False,
+        all_rows: bool = False,
+        target_type: str = "class",
+        extra_roots: Sequence[str] = (),
+        channels: int = 3,
+    ):
+        """Open a split of the saved `folder` below root, and read all columns but the images.
+
+        Args:
+            image_column: default: the only column of the type Image.
+            label_column: default: the only column of a type in LABEL_TYPES[target_type]. The names
+                of a ClassLabel are the classes, also those without images.
+            group_column, weight_column: columns for `split_groups` and `weights`.
+            text_labels: allow classes whose names are partly numbers.
+            all_rows: without splits, all rows belong to every split.
+            target_type: see `ImageDataset`.
+            extra_roots: further folders in which images that are given by their path may lie.
+            channels: see `read_image`.
+
+        Raises DataError if the folder or its labels are invalid, a column cannot be found, or files
+        of images are missing. Raises ValueError for a column that does not exist.
+        """
+        super().__init__(split, transform)
+        self.target_type, self.channels = target_type, channels
+        self.folder = path_below(root, folder, "the config", extra_roots)
+        loaded = load(self.folder)
+        name = select_split(self.folder, loaded, split, all_rows)
+        self.prefix = name or self.folder.resolve().name
+        rows = loaded[name]
+        self.column = find_column(self.folder, rows.features, "image", image_column, [("Image",)])
+        label = find_column(
+            self.folder, rows.features, "label", label_column, LABEL_TYPES[target_type]
+        )
+        other = loaded.get("train") if split != "train" else None  # it defines the classes
+        parts = [rows] if other is None else [other, rows]
+        names = ["train"] * (len(parts) - 1) + [self.prefix]
+        lines = [f"{n}[{row}]" for n, part in zip(names, parts) for row in range(len(part))]
+        is_own = np.arange(len(lines)) >= len(lines) - len(rows)
+        where = Location(self.folder, "row", lines)
+        for part in parts:
+            lookup(part.features, label, f"column of the split train in {self.folder}")
+        self.classes, targets = read_lists(
+            [texts for part in parts for texts in read_texts(part, label)],
+            target_type,
+            where,
+            ~is_own if other is not None else is_own,
+            text_labels=text_labels,
+            name=label,
+            classes=class_names(parts[0].features[label]),
+        )
+        self.targets = targets[is_own]
+        where = where._replace(lines=lines[-len(rows) :])
+        if group_column:
+            texts = self._read_column(rows, group_column)
+            self.split_groups = number_keys([text or None for text in texts])
+        if weight_column:
+            self.weights = read_weights(self._read_column(rows, weight_column), where)
+        self.rows = undecoded(rows, self.column)
+        self._check_images(where, extra_roots)
+
+    def _read_column(self, rows: Any, name: str) -> list[str]:
+        lookup(rows.features, name, f"column of {self.folder}")
+        return [",".join(texts) for texts in read_texts(rows, name)]
+
+    def _check_images(self, where: Location, extra_roots: Sequence[Root]) -> None:
+        """Raise DataError if rows have neither the bytes nor the path of an image, or if the file
+        at a path is missing or not below the folder. Does not read the bytes."""
+        from pyarrow import compute
+
+        cells = self.rows.data.column(self.column)
+        inline = np.array(compute.is_valid(compute.struct_field(cells, "bytes")))
+        names = np.full(len(inline), "", object)
+        paths = compute.struct_field(cells, "path").filter(compute.invert(inline))
+        names[~inline] = [path or "" for path in paths.to_pylist()]
+        where.refuse(~inline & (names == ""), "have no image", names)
+        missing = ~inline
+        for row in np.flatnonzero(~inline):
+            path = path_below(self.folder, names[row], where.lines[row], extra_roots)
+            missing[row] = not path.is_file()
+        where.refuse(missing, f"name an image that does not exist below {self.folder}", names)
+
+    def content(self, index: int) -> bytes:
+        try:
+            cell = self.rows[int(index)][self.column]
+        except Exception as error:  # pyarrow has no common type for corrupt data
+            raise UnreadableImage(f"{type(error).__name__}: {error}") from error
+        if cell["bytes"] is not None:
+            return cell["bytes"]
+        return regular_file(self.folder / cell["path"]).read_bytes()
+
+    def image(self, index: int) -> Image.Image:
+        return read_image(io.BytesIO(self.content(index)), self.value_range, self.channels)
+
+    def sample_name(self, index: int) -> str:
+        """Return <split>[<row>], such as train[7]."""
+        return f"{self.prefix}[{index}]"
+
+
+def load(folder: Path) -> Mapping[str, Any]:
+    """Open a saved folder, as {split: datasets.Dataset}. The split of a `Dataset` is "".
+
+    Raises DataError if `datasets` is not installed or cannot read the folder.
+    """
+    require_extra(EXTRAS["hf"], f"the dataset {folder}")
+    files = [folder / name for name in ("dataset_dict.json", "state.json")]
+    if not any(file.is_file() for file in files):
+        raise DataError(
+            f"{folder} was not written by save_to_disk of the library datasets: it has no "
+            f"{' or '.join(file.name for file in files)}"
+        )
+    from datasets import Dataset, load_from_disk
+
+    try:
+        loaded = load_from_disk(str(folder))
+    except Exception as error:  # of pyarrow, json or the library, for files with any content
+        raise DataError(f"{folder} cannot be read: {' '.join(str(error).split())}") from error
+    loaded = {"": loaded} if isinstance(loaded, Dataset) else loaded
+    for rows in loaded.values():
+        for file in rows.cache_files:
+            path_below(folder, file["filename"], folder)
+    return {name: rows.with_format(None) for name, rows in loaded.items()}
+
+
+def select_split(folder: Path, loaded: Mapping[str, Any], split: str, all_rows: bool) -> str:
+    """Return the name of a split in `loaded`. Raises DataError if it is missing or empty."""
+    names = [name for name in NAMES[split] if name in loaded]
+    if "" in loaded and (split == "train" or all_rows):
+        names = [""]
+    hint = "" if split == "train" else f": set DATA.{split.upper()}_FRACTION 0.2"
+    if not names and "" in loaded:
+        raise DataError(f"{folder} has no splits, so all of its rows are training images{hint}")
+    if not names:
+        problem = f"has no split {' or '.join(NAMES[split])}, only {', '.join(loaded)}"
+        raise DataError(f"{folder} {problem}{hint}")
+    if not len(loaded[names[0]]):
+        raise DataError(f"{folder / names[0]} has no rows")
+    return names[0]
+
+
+def find_column(
+    folder: Path,
+    features: Mapping[str, Any],
+    noun: str,
+    given: str | None,
+    types: Sequence[Sequence[str]],
+) -> str:
+    """Return the column `given` or, if it is None, the only one of the first types that occur.
+
+    noun: "image" or "label". Raises ValueError for an unknown column, and DataError for one of
+    another type, or if none or several fit.
+    """
+    columns = {name: type_of(feature) for name, feature in features.items()}
+    known = [name for names in types for name in names]
+    key = f"DATA.KWARGS.{noun}_column"
+    if given:
+        if (found := lookup(columns, given, f"column of {folder}")) not in known:
+            raise DataError(f"{folder}: {key} {given} has type {found}, not {' or '.join(known)}")
+        return given
+    for names in types:
+        fits = [name for name, kind in columns.items() if kind in names]
+        usual = [name for name in fits if noun == "label" and name in USUAL]
+        if len(fits) == 1 or len(usual) == 1:
+            return (fits if len(fits) == 1 else usual)[0]
+        if fits:
+            problem = f"{folder} has several columns of type {' or '.join(names)}"
+            raise DataError(f"{problem}: set {key} to one of {', '.join(fits)}")
+    shown = ", ".join(f"{name} ({kind})" for name, kind in columns.items())
+    raise DataError(f"{folder} has no column of type {' or '.join(known)} for {key}, only {shown}")
+
+
+def type_of(feature: Any) -> str:
+    """Return the name of a column's type, such as "Image", "ClassLabel" or "list of float"."""
+    if (item := getattr(feature, "feature", None)) is not None:
+        return f"list of {type_of(item)}"
+    if (name := type(feature).__name__) != "Value":
+        return name
+    kinds = {"float": "float", "int": "integer", "uint": "integer", "large_string": "string"}
+    text = feature.dtype.rstrip("0123456789")
+    return kinds.get(text, text)
+
+
+def class_names(feature: Any) -> list[str]:
+    """Return the names of a ClassLabel, or of a list of them; [] for any other column."""
+    names = getattr(getattr(feature, "feature", feature), "names", None)
+    return [str(name).strip() for name in names or ()]
+
+
+def read_texts(rows: Any, column: str) -> list[list[str]]:
+    """Return the values of each row as a list of texts. A class without a name, such as -1, is
+    empty, as is a missing value."""
+    names, is_list = class_names(rows.features[column]), hasattr(rows.features[column], "feature")
+
+    def text(value: Any) -> str:
+        if value is None or (names and value < 0):
+            return ""
+        return names[value] if names and value < len(names) else str(value)
+
+    values = rows[column][:]
+    return [[text(v) for v in ((value or ()) if is_list else (value,))] for value in values]
+
+
+def undecoded(rows: Any, column: str) -> Any:
+    """Return the column of images alone, as {"bytes", "path"}."""
+    from datasets import Image as ImageType
+
+    return rows.select_columns([column]).cast_column(column, ImageType(decode=False))

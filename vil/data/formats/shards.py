@@ -1,0 +1,290 @@
+"""Tar shards as of the library webdataset, such as shards/train-{000000..000003}.tar.
+
+Members with the same name up to the first dot are a sample: 0007.jpg and 0007.cls. They are read at
+their offsets, in any order and not as a stream, so shuffling and resuming are exact. N is the
+number of samples.
+"""
+
+import glob
+import json
+import logging
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vil.data.dataset import Root, Transform
+from vil.data.datasets.folder import HELP, extensions
+from vil.data.datasets.table_labels import Location, read_lists, read_weights
+from vil.data.formats.archive import ArchiveDataset, TarArchive
+from vil.data.formats.tsv import read_labelmap
+from vil.data.splits import number_keys
+from vil.utils.errors import DataError
+from vil.utils.safe_files import path_below, regular_file
+
+logger = logging.getLogger(__name__)
+
+LABELS = ("cls", "json", "txt")  # the first that any sample has is the label
+FIELDS = {"class": "label", "labels": "labels", "numbers": "value"}  # of a .json
+RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
+MAX_SHARDS = 100_000
+MAX_OPEN = 64  # above, a shard is opened for each read, as a process may open 1024 files or fewer
+MAX_LABEL = 1 << 20  # bytes
+
+
+class TarShards:
+    """Several tars with the interface of one `Archive`, for reading."""
+
+    def __init__(self, archives: Sequence[TarArchive]):
+        self.archives = list(archives)
+        self.ends = np.cumsum([len(archive) for archive in archives])
+
+    def _locate(self, index: int) -> tuple[TarArchive, int]:
+        shard = int(np.searchsorted(self.ends, index, side="right"))
+        archive = self.archives[shard]
+        return archive, int(index) - int(self.ends[shard]) + len(archive)
+
+    def read(self, index: int) -> bytes:
+        archive, member = self._locate(index)
+        content = archive.read(member)
+        if len(self.archives) > MAX_OPEN:
+            archive.file.opened = None
+        return content
+
+    def name(self, index: int) -> str:
+        archive, member = self._locate(index)
+        return archive.name(member)
+
+
+class Samples(NamedTuple):
+    """The images of all samples, and per sample its name, the texts of its label, its JSON."""
+
+    images: TarShards
+    names: list[str]
+    texts: list[list[str]]
+    records: list[dict[str, Any]]
+
+
+class Shards(ArchiveDataset):
+    """A dataset of the samples in the tars that `files` names, below root. "{split}" in it stands
+    for train, val or test. Without it, all samples are training images."""
+
+    def __init__(
+        self,
+        root: Root,
+        split: str,
+        transform: Transform = None,
+        *,
+        files: str = "{split}-*.tar",
+        image_member: str | None = None,
+        label_member: str | None = None,
+        labelmap: str | None = None,
+        text_labels: bool = False,
+        all_rows: bool = False,
+        target_type: str = "class",
+        extra_roots: Sequence[str] = (),
+        channels: int = 3,
+    ):
+        """List the members of all shards, and read the labels.
+
+        Args:
+            files: path of a tar, or of several: {000..003} is a range, and * and ? are wildcards.
+            image_member, label_member: extensions of the image, such as jpg, and of the label, if
+                samples have several.
+            labelmap: file below root with a class per line, see `read_labelmap`. Default:
+                classes.txt beside the shards, if it exists; else the classes are the labels of the
+                training samples, sorted.
+            text_labels: allow classes whose names are partly numbers.
+            all_rows: without "{split}", all samples belong to every split.
+            target_type: see `ImageDataset`.
+            extra_roots: further folders in which the files may lie, with all links followed.
+            channels: see `read_image`.
+
+        Raises DataError for missing or invalid shards, and if a sample has no image, several, or
+        no valid label.
+        """
+        super().__init__(split, transform)
+        self.target_type, self.channels = target_type, channels
+        roots, is_split = (root, *extra_roots), "{split}" in files
+        if not (is_split or all_rows or split == "train"):
+            raise DataError(
+                f"all samples of {files} are training images: set "
+                f"DATA.{split.upper()}_FRACTION 0.2, or name the shards x-{{split}}-*.tar"
+            )
+        source = files.replace("{split}", split)
+        paths = find_shards(roots, source, HELP.get(split, ""))
+        settings = (target_type, (image_member, label_member), channels)
+        own = read_samples(Path(root, source), paths, *settings)
+        parts = [own]
+        classes = read_classes(roots, labelmap, paths[0].with_name("classes.txt"))
+        if is_split and split != "train" and not classes and target_type != "numbers":
+            source = files.replace("{split}", "train")
+            if paths := find_shards(roots, source, required=False):
+                parts.append(read_samples(Path(root, source), paths, *settings))
+            else:
+                logger.warning("there is no %s: the classes are those of %s", source, split)
+        names = [name for part in parts for name in part.names]
+        where = Location(Path(root, files), "sample", names, "samples")
+        known = {str(number): name for number, name in enumerate(classes)}
+        known = known | {name: name for name in classes} if target_type != "numbers" else {}
+        self.classes, targets = read_lists(
+            [[known.get(text, text) for text in texts] for part in parts for texts in part.texts],
+            target_type,
+            where,
+            np.arange(len(names)) >= (len(own.names) if len(parts) > 1 else 0),
+            text_labels=text_labels,
+            name=FIELDS[target_type],
+            classes=classes,
+        )
+        self.archive, self.targets = own.images, targets[: len(own.names)]
+        if any("group" in record for record in own.records):
+            groups = [record.get("group") for record in own.records]
+            self.split_groups = number_keys([None if g in (None, "") else str(g) for g in groups])
+        if any("weight" in record for record in own.records):
+            weights = [str(record.get("weight", 1)) for record in own.records]
+            self.weights = read_weights(weights, where._replace(lines=own.names))
+
+
+def find_shards(
+    roots: Sequence[Root], pattern: str, hint: str = "", *, required: bool = True
+) -> list[Path]:
+    """Return the files that a pattern names, in the order of its ranges, and sorted for wildcards.
+
+    Raises DataError if a file of a range is missing or, if `required`, there is no file at all.
+    """
+    root, expanded = roots[0], [pattern]
+    while match := RANGE.search(expanded[0]):
+        first, last = match.groups()
+        if (count := int(last) - int(first) + 1) < 1 or count * len(expanded) > MAX_SHARDS:
+            raise DataError(f"{pattern}: {match[0]} must name 1 to {MAX_SHARDS} shards")
+        numbers = [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+        expanded = [RANGE.sub(n, name, count=1) for name in expanded for n in numbers]
+    names = []
+    for name in expanded:
+        found = glob.glob(name, root_dir=root) if "*" in name or "?" in name else []
+        names += sorted(found) or [name]
+    paths = [path_below(root, name, "the config", roots) for name in names]
+    missing = [path for path in paths if not path.is_file()]
+    if len(missing) == len(paths):
+        if not required:
+            return []
+        raise DataError(f"there is no file {Path(root, pattern)}" + (f": {hint}" if hint else ""))
+    if missing:
+        counts = f"{len(missing)} of {len(paths)} shards are missing"
+        raise DataError(f"{Path(root, pattern)}: {counts}; the first: {missing[0]}")
+    return paths
+
+
+def read_classes(roots: Sequence[Root], labelmap: str | None, default: Path) -> list[str]:
+    """Return the classes in a labelmap; without one, those in the file `default` if it exists, else
+    []."""
+    if labelmap is None and not default.is_file():
+        return []
+    file = path_below(roots[0], labelmap, "DATA.KWARGS.labelmap", roots) if labelmap else default
+    try:
+        names = {number: name for name, number in read_labelmap(regular_file(file)).items()}
+    except OSError as error:
+        raise DataError(f"the labelmap {file} cannot be read: {error.strerror or error}") from error
+    return [names.get(number, str(number)) for number in range(max(names) + 1)]
+
+
+def read_samples(
+    source: Path,
+    paths: Sequence[Path],
+    target_type: str,
+    members: tuple[str | None, str | None],
+    channels: int,
+) -> Samples:
+    """List the samples of all shards and read their labels. members: extensions of the image and
+    of the label, or None. Raises DataError for samples without one image and one valid label."""
+    image, endings = members[0], extensions(channels)
+    labels, ignored = (members[1],) if members[1] else LABELS, []
+
+    def is_image(extension: str) -> bool:
+        return extension == image if image else f".{extension}".lower().endswith(endings)
+
+    def is_wanted(name: str, size: int) -> bool:
+        extension = split_name(name)[1]
+        if any(part.startswith(".") for part in name.split("/") if part != "..") or not extension:
+            return False
+        if not (found := extension in labels or is_image(extension)):
+            ignored.append(name)
+        return found
+
+    archives = [TarArchive(path, is_wanted) for path in paths]
+    shards = [group_members(archive) for archive in archives]
+    names = [f"{path.name}@{key}" for path, shard in zip(paths, shards) for key in shard]
+    samples = [sample for shard in shards for sample in shard.values()]
+    if ignored:
+        text = "%s: %d members are neither images nor labels, such as %s"
+        logger.warning(text, source, len(ignored), ignored[0])
+    if not samples:
+        raise DataError(f"{source} has no images and no labels")
+    where = Location(source, "sample", names, "samples")
+    shown = [" ".join(sample) for sample in samples]
+    counts = [sum(map(is_image, sample)) for sample in samples]
+    where.refuse([count == 0 for count in counts], "have no image", shown)
+    several = "have several images (set DATA.KWARGS.image_member to an extension)"
+    where.refuse([count > 1 for count in counts], several, shown)
+    label = next((e for e in labels if any(e in sample for sample in samples)), None)
+    problem = f"have no label, a member {label or ' or '.join(labels)}"
+    problem += "" if label else " (for a folder per class, set DATA.TRAIN tar)"
+    where.refuse([label not in sample for sample in samples], problem, shown)
+    contents = []
+    for archive, shard in zip(archives, shards):
+        for sample in shard.values():
+            offset, size = archive.fields[sample[label]].tolist()
+            contents.append(archive.file.read(offset, min(size, MAX_LABEL + 1)))
+        archive.file.opened = None  # there may be more shards than files that may be open
+        kept = [next(m for e, m in sample.items() if is_image(e)) for sample in shard.values()]
+        archive.names, archive.fields = archive.names[kept], archive.fields[kept]
+    parsed = [parse_label(label, content, target_type) for content in contents]
+    field = f" with {FIELDS[target_type]!r}" if label.endswith("json") else ""
+    shown = [content.decode(errors="replace") for content in contents]
+    where.refuse([one is None for one in parsed], f"have no valid {label}{field}", shown)
+    return Samples(TarShards(archives), names, *map(list, zip(*parsed)))
+
+
+def group_members(archive: TarArchive) -> dict[str, dict[str, int]]:
+    """Return {key of a sample: {extension: index of the member}}."""
+    samples: dict[str, dict[str, int]] = {}
+    for member, name in enumerate(archive.names):
+        key, extension = split_name(os.fsdecode(name))
+        samples.setdefault(key, {})[extension] = member
+    return samples
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Divide a member's name at the first dot of its last part, into (key of its sample,
+    extension)."""
+    folder, slash, base = name.rpartition("/")
+    key, _, extension = base.partition(".")
+    return f"{folder}{slash}{key}", extension
+
+
+def parse_label(
+    extension: str, content: bytes, target_type: str
+) -> tuple[list[str], dict[str, Any]] | None:
+    """Return the texts of a label and the JSON object that holds it, or {}; None if it is invalid.
+
+    Text holds a class, or a label per line, or numbers between blanks.
+    """
+    try:
+        text = content.decode("utf-8-sig").strip()
+        record = json.loads(text) if extension.endswith("json") else {}
+    except (ValueError, RecursionError):
+        return None
+    if len(content) > MAX_LABEL or not isinstance(record, dict):
+        return None
+    if not extension.endswith("json"):
+        if target_type == "class":
+            return [text], {}
+        return (text.splitlines() if target_type == "labels" else text.split()), {}
+    value = record.get(FIELDS[target_type])
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, str | int | float) for one in values):
+        return None
+    return [str(one).strip() for one in values], record
