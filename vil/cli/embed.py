@@ -17,7 +17,7 @@ code is 3 if no image could be read. Images are given as for `vil predict`.
 accuracy on the test sets: nearest neighbors by cosine similarity, with k = 20 and with a k chosen
 on a fifth of the training images, and logistic regression on standardized features (a linear
 probe), whose C is chosen in the same way. The head is not used, so FINETUNE.HEAD new is allowed for
-weights of other classes. It needs scikit-learn.
+weights of other classes.
 """
 
 import argparse

@@ -18,7 +18,7 @@ from vil.data.datasets.image_list import ImageSource, iter_image_batches
 from vil.data.workers import worker_errors
 from vil.engine.evaluation import evaluating
 from vil.tasks import refuse_unless_defined
-from vil.tasks.classification.probe import Labeled, Probe, probe_features, require_sklearn
+from vil.tasks.classification.probe import Labeled, Probe, probe_features
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.global_state import preserve_global_state
 from vil.utils.output_paths import replacing
@@ -176,9 +176,8 @@ def probe(cfg: CfgNode, class_names: Sequence[str] = ()) -> ProbeResult:
 
     Simple classifiers are fitted on the features of the training images, without augmentation, and
     scored on each test set; see `vil.tasks.classification.probe`. Raises ConfigError if the targets
-    are not classes, or if scikit-learn is missing.
+    are not classes.
     """
-    require_sklearn()
     with preserve_global_state():
         model = load_encoder(cfg, class_names)
         task: Any = model.task

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vil.utils.errors import ConfigError, DataError
+from vil.utils.errors import DataError
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +38,6 @@ class Probe(NamedTuple):
     name: str
     setting: str
     top1: dict[str, float]
-
-
-def require_sklearn() -> None:
-    """Raise ConfigError if scikit-learn is not installed."""
-    try:
-        import sklearn  # noqa: F401
-    except ImportError as error:
-        raise ConfigError("--probe needs scikit-learn: pip install vil[demo]") from error
 
 
 def probe_features(train: Labeled, tests: dict[str, Labeled]) -> list[Probe]:
