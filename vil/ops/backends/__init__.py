@@ -79,6 +79,10 @@ class Implementation(Entry):
         reasons why that failed; an empty list if it is ready."""
         return self._resolve(self.facts.get("prepare", always_ready))
 
+    def reasons_against(self, case: Case) -> list[str]:
+        """Return the reasons why a case cannot run, after preparation; an empty list if it can."""
+        return self.unsupported(case) or self.prepare()
+
     def resolve(self) -> None:
         """Import `run`, `unsupported` and `prepare` now, because torch.compile cannot trace an
         import at first use."""

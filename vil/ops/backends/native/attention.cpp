@@ -45,6 +45,7 @@ void parallel(int64_t count, int64_t threads, Run run) {
   const auto work = [&] {
     try {
       for (int64_t i; (i = next++) < count;) run(i, own_scratch());
+      if (own_scratch().is_large()) own_scratch() = Scratch();
     } catch (...) {
       next = count;
 #pragma omp critical(vil_attention)

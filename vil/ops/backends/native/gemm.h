@@ -8,6 +8,7 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -66,13 +67,12 @@ struct Matrix {
   Matrix from(int64_t row, int64_t column) const { return {data + row * stride + column, stride}; }
 };
 
-// Multiply a block of ROWS rows and VECTORS vectors of C. If `lanes` is used (TAIL), the last
-// vector is incomplete.
-template <class Type, int ROWS, int VECTORS, bool TAIL>
+// Multiply a block of ROWS rows and VECTORS vectors of C. The last vector has only some `lanes`.
+template <class Type, int ROWS, int VECTORS>
 void multiply_block(int64_t depth, Matrix a, Matrix b, Matrix c, bool add, Lanes lanes) {
   Vector sums[ROWS][VECTORS];
   const auto read = [&](const float* x, int j) {
-    return TAIL && j == VECTORS - 1 ? load(x + j * LANES, lanes) : load(x + j * LANES);
+    return j == VECTORS - 1 ? load(x + j * LANES, lanes) : load(x + j * LANES);
   };
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; ++i)
@@ -95,7 +95,7 @@ void multiply_block(int64_t depth, Matrix a, Matrix b, Matrix c, bool add, Lanes
 #pragma GCC unroll 4
     for (int j = 0; j < VECTORS; ++j) {
       float* out = c.data + i * c.stride + j * LANES;
-      if (TAIL && j == VECTORS - 1) store(out, sums[i][j], lanes);
+      if (j == VECTORS - 1) store(out, sums[i][j], lanes);
       else store(out, sums[i][j]);
     }
 }
@@ -103,18 +103,18 @@ void multiply_block(int64_t depth, Matrix a, Matrix b, Matrix c, bool add, Lanes
 using Block = void (*)(int64_t, Matrix, Matrix, Matrix, bool, Lanes);
 
 // Return the kernel for a block of `rows` rows, 1 to ROWS.
-template <class Type, int VECTORS, bool TAIL, int ROWS = MAX_ROWS[VECTORS - 1]>
-Block find_block(int rows) {
-  if constexpr (ROWS == 1) return multiply_block<Type, 1, VECTORS, TAIL>;
-  else if (rows == ROWS) return multiply_block<Type, ROWS, VECTORS, TAIL>;
-  else return find_block<Type, VECTORS, TAIL, ROWS - 1>(rows);
+template <class Type, int VECTORS, int ROWS = MAX_ROWS[VECTORS - 1]>
+Block find_rows(int rows) {
+  if constexpr (ROWS > 1)
+    if (rows < ROWS) return find_rows<Type, VECTORS, ROWS - 1>(rows);
+  return multiply_block<Type, ROWS, VECTORS>;
 }
 
 template <class Type, int VECTORS = MAX_VECTORS>
-Block find_block(int rows, int vectors, bool tail) {
+Block find_block(int rows, int vectors) {
   if constexpr (VECTORS > 1)
-    if (vectors < VECTORS) return find_block<Type, VECTORS - 1>(rows, vectors, tail);
-  return tail ? find_block<Type, VECTORS, true>(rows) : find_block<Type, VECTORS, false>(rows);
+    if (vectors < VECTORS) return find_block<Type, VECTORS - 1>(rows, vectors);
+  return find_rows<Type, VECTORS>(rows);
 }
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -125,13 +125,12 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, Matrix a, Matrix b, 
   const int64_t vectors = divide_up(columns, LANES), spans = divide_up(vectors, MAX_VECTORS);
   for (int64_t span = 0; span < spans; ++span) {  // of even widths
     const int64_t first = span * vectors / spans, width = (span + 1) * vectors / spans - first;
-    const int64_t used = columns - first * LANES;
-    const bool tail = used < width * LANES;
-    const Lanes lanes = first_lanes(tail ? used - (width - 1) * LANES : 0);
+    const int64_t last = columns - (first + width - 1) * LANES;
+    const Lanes lanes = first_lanes(std::min<int64_t>(last, LANES));
     const int64_t blocks = divide_up(rows, MAX_ROWS[width - 1]);
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t top = block * rows / blocks, count = (block + 1) * rows / blocks - top;
-      find_block<Type>(count, width, tail)(
+      find_block<Type>(count, width)(
           depth, a.from(top, 0), b.from(0, first * LANES), c.from(top, first * LANES), add, lanes);
     }
   }

@@ -43,11 +43,15 @@ def capability() -> str:
     return torch.backends.cpu.get_cpu_capability()
 
 
-@functools.cache
+@torch.compiler.assume_constant_result
 def has_bfloat16() -> bool:
     """Return whether the CPU multiplies bfloat16 vectors (AVX512-BF16)."""
-    flags = search_file(r"flags\s*:(.*)", "/proc/cpuinfo") or ""
-    return capability() == "AVX512" and "avx512_bf16" in flags.split()
+    return capability() == "AVX512" and "avx512_bf16" in _cpu_flags()
+
+
+@functools.cache
+def _cpu_flags() -> list[str]:
+    return (search_file(r"flags\s*:(.*)", "/proc/cpuinfo") or "").split()
 
 
 def compiler() -> str | None:
@@ -67,10 +71,15 @@ def path() -> Path:
     return cache_dir() / "native" / folder / "attention.so"
 
 
-@functools.cache
+@torch.compiler.assume_constant_result
 def obstacle() -> str:
     """Return in a sentence why the library can be neither loaded nor compiled on this machine, as
     far as that is known before the attempt; "" if it can be."""
+    return _obstacle()
+
+
+@functools.cache
+def _obstacle() -> str:
     if sys.platform != "linux" or capability() not in INSTRUCTIONS:
         return f"it needs Linux and AVX2 or AVX512, not {sys.platform} and {capability()}"
     if not compiler() and not path().exists():
@@ -78,10 +87,15 @@ def obstacle() -> str:
     return ""
 
 
-@functools.cache
+@torch.compiler.assume_constant_result
 def prepare() -> list[str]:
     """Compile the library if needed, and load it. Return why that failed; an empty list if it did
     not. The result is kept, as is the library, until the process ends."""
+    return list(_prepare())
+
+
+@functools.cache
+def _prepare() -> list[str]:
     try:
         load()
     except (OSError, RuntimeError) as error:

@@ -25,21 +25,6 @@ inline Vector scale_power(Vector y, Vector n, Vector x) {
   const Lanes normal = _mm512_cmp_ps_mask(x, fill(LEAST_EXPONENT), _CMP_NLT_UQ);
   return _mm512_maskz_scalef_ps(normal, y, n);
 }
-// Round to bfloat16, to nearest even, and shift the result into the lower halves.
-inline __m512i to_bfloat16(Vector x) {
-  const __m512i bits = _mm512_castps_si512(x), one = _mm512_set1_epi32(1);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
-  const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-  const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
-  return _mm512_mask_mov_epi32(rounded, is_nan, _mm512_set1_epi32(0x7fc0));
-}
-inline void store_halves(uint16_t* x, __m512i y) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(x), _mm512_cvtepi32_epi16(y));
-}
-inline void store_pairs(float* x, __m512i first, __m512i second) {
-  _mm512_storeu_si512(x, _mm512_or_si512(first, _mm512_slli_epi32(second, 16)));
-}
 #else
 inline Vector larger(Vector a, Vector b) { return _mm256_max_ps(a, b); }
 inline Vector select(Lanes lanes, Vector a, Vector b) {
@@ -129,16 +114,22 @@ inline void convert(const float* row, uint16_t* out, int64_t count);
 inline void convert_pair(const float* first, const float* second, float* out, int64_t count);
 
 #if defined(__AVX512BF16__)
+inline __m256i to_bfloat16(Vector x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+
 // Convert a row to bfloat16. `out` may be the start of the row itself.
 inline void convert(const float* row, uint16_t* out, int64_t count) {
-  for (int64_t j = 0; j < count; j += LANES) store_halves(out + j, to_bfloat16(load(row + j)));
+  for (int64_t j = 0; j < count; j += LANES)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + j), to_bfloat16(load(row + j)));
 }
 
 // Convert two rows to a row of bfloat16 pairs. `out` may be the first row. A null `second` is zero.
 inline void convert_pair(const float* first, const float* second, float* out, int64_t count) {
-  for (int64_t j = 0; j < count; j += LANES)
-    store_pairs(out + j, to_bfloat16(load(first + j)),
-                second ? to_bfloat16(load(second + j)) : _mm512_setzero_si512());
+  for (int64_t j = 0; j < count; j += LANES) {
+    const Vector other = second ? load(second + j) : fill(0.0f);
+    const __m512i low = _mm512_cvtepu16_epi32(to_bfloat16(load(first + j)));
+    const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(to_bfloat16(other)), 16);
+    _mm512_storeu_si512(out + j, _mm512_or_si512(low, high));
+  }
 }
 #endif
 

@@ -8,7 +8,7 @@
 namespace vil {
 
 constexpr int64_t BLOCK_BYTES = 1 << 18;  // of scores: a part of the second cache
-constexpr int64_t KEPT_UNITS = 1 << 22;   // of a buffer that a thread keeps for the next call
+constexpr int64_t KEPT_UNITS = 1 << 22;   // of memory that a thread keeps for the next call
 
 // A packed row of chunks, or the global tokens.
 struct KeyRow {
@@ -18,12 +18,24 @@ struct KeyRow {
   Buffer dkeys_t, dvalues_t;  // (channels, keys)
 };
 
-struct Scratch {  // of a thread
+struct Scratch {  // of a thread, kept for its next call
   KeyRow key_rows[4];  // three rows of chunks, and the global tokens
-  Buffer rows, rows_t, tokens, queries, queries_t, grads, grads_t;
-  Buffer scores, dscores, rounded, out, tile_bytes;
+  Buffer rows, tokens, queries, queries_t, grads, grads_t;
+  Buffer scores, dscores, rounded, out;
   std::vector<Buffer> tiles, dtiles;
   std::vector<Statistics> statistics;
+
+  // Whether it is so large that it should not be kept.
+  bool is_large() const {
+    int64_t units = 0;
+    for (const KeyRow& row : key_rows)
+      for (const Buffer* x : {&row.keys, &row.keys_t, &row.values, &row.values_t, &row.dkeys_t,
+                              &row.dvalues_t})
+        units += x->capacity();
+    for (const Buffer& tile : tiles) units += tile.capacity();
+    for (const Buffer& tile : dtiles) units += tile.capacity();
+    return units > KEPT_UNITS;
+  }
 };
 
 struct Tile {  // of a kind of columns: which tile its buffer holds

@@ -170,7 +170,10 @@ struct Bias {
     }
     each_row(keys, first, count, cols, [&](int64_t i, int64_t column, int64_t entry, int64_t size) {
       float* out = tile.data + i * tile.stride + column;
-      for (int64_t j = 0; j < size; ++j) out[j] = entries ? entries[entry + j] : 0.0f;
+      for (int64_t j = 0; j < size; j += LANES) {  // rows are short: no loop over their entries
+        const Lanes lanes = first_lanes(std::min<int64_t>(size - j, LANES));
+        store(out + j, entries ? load(entries + entry + j, lanes) : fill(0.0f), lanes);
+      }
     });
   }
 
