@@ -28,7 +28,8 @@ std::vector<Band> bands_of(const Call& call) {
   std::vector<Band> bands;
   for (int64_t lane = 0; lane < lanes; ++lane)  // the images of a head in turn, which share a tile
     for (int64_t i = 0; i < count; ++i)
-      bands.push_back({lane % call.images, lane / call.images, i * rows / count, (i + 1) * rows / count});
+      bands.push_back(
+          {lane % call.images, lane / call.images, i * rows / count, (i + 1) * rows / count});
   return bands;
 }
 
@@ -79,8 +80,8 @@ void sum_partial(
     int64_t count) {
   const auto lines = lines_of(call, 0, band.image), columns = lines_of(call, 1, band.image);
   const auto add = [&](float* sums, const float* more, int64_t keys) {
-    for (int64_t d = 0; d < call.dim; ++d)
-      for (int64_t j = 0; j < keys; ++j) sums[d * sizes.key_stride + j] += more[d * sizes.key_stride + j];
+    for (int64_t d = 0; d < call.dim; ++d, sums += sizes.key_stride, more += sizes.key_stride)
+      for (int64_t j = 0; j < keys; ++j) sums[j] += more[j];
   };
   for (int64_t task = 0; task < count; ++task)
     for (Partial& first : tasks[task]) {

@@ -18,8 +18,9 @@ struct Partial {
 // Write the sums (channels, keys) as gradients of tokens.
 template <class Type>
 void write_keys(
-    const Call& call, const Sizes& sizes, Scratch& scratch, Band band, int64_t key_row, int64_t rows,
-    const std::vector<Line>& columns, int64_t count, float* sums, Tokens out, float scale) {
+    const Call& call, const Sizes& sizes, Scratch& scratch, Band band, int64_t key_row,
+    int64_t rows, const std::vector<Line>& columns, int64_t count, float* sums, Tokens out,
+    float scale) {
   Matrix tokens{scratch.tokens.take(sizes.key_stride * call.dim), call.dim};
   transpose({sums, sizes.key_stride}, call.dim, count, tokens);
   each_key(call, key_row, rows, columns, sizes.unit, [&](int64_t token, int64_t i) {
@@ -36,7 +37,8 @@ class Backward : public Task<Type, Backward<Type>> {
 
   Backward(const Call& call, const Bias& bias, const Sizes& sizes, Scratch& scratch, Band band,
            std::vector<Partial>& partial, float* dtable, float* dglobal)
-      : Base(call, bias, sizes, scratch, band), partial(partial), dtable(dtable), dglobal(dglobal) {}
+      : Base(call, bias, sizes, scratch, band),
+        partial(partial), dtable(dtable), dglobal(dglobal) {}
 
   void pack(KeyRow& row) {
     const int64_t units = sizes.units, stride = sizes.key_stride;
@@ -62,8 +64,8 @@ class Backward : public Task<Type, Backward<Type>> {
     const Tile& tile = this->held[kind];
     if (tile.block < 0 || !has_bias()) return;
     const Keys keys(call, this->line_of(tile.row_kind), this->column_of(kind), sizes.unit);
-    bias.add_gradient({scratch.dtiles[kind].get(), sizes.score_stride}, keys, tile.first, tile.count,
-                      tile.cols, dtable, dglobal);
+    bias.add_gradient({scratch.dtiles[kind].get(), sizes.score_stride}, keys, tile.first,
+                      tile.count, tile.cols, dtable, dglobal);
   }
 
   void close(KeyRow& row) {
@@ -79,7 +81,8 @@ class Backward : public Task<Type, Backward<Type>> {
     row.row = -2;
   }
 
-  void compute(int64_t r, int64_t c, const Keys& keys, int64_t first, int64_t count, Buffer* added) {
+  void compute(
+      int64_t r, int64_t c, const Keys& keys, int64_t first, int64_t count, Buffer* added) {
     const int64_t dim = call.dim, units = sizes.units;
     Matrix queries{scratch.queries.take(sizes.block * units), units}, queries_t;
     Matrix grads{scratch.grads.take(sizes.block * units), units}, grads_t;
@@ -102,7 +105,8 @@ class Backward : public Task<Type, Backward<Type>> {
       const int64_t at = i * sizes.score_stride;
       const Statistics row = exponentials(scores.data + at, added ? added->get() + at : nullptr,
                                           dscores.data + at, keys.total, call.scale);
-      differentiate(scores.data + at, dscores.data + at, sums ? sums + at : nullptr, keys.total, row);
+      differentiate(scores.data + at, dscores.data + at, sums ? sums + at : nullptr, keys.total,
+                    row);
     }
     const auto [weights, right, left] = operands(scores, dscores, count, keys.total);
     Matrix dqueries{scratch.out.take(sizes.block * dim), dim};

@@ -23,7 +23,8 @@ class Forward : public Task<Type, Forward<Type>> {
   void flush(int64_t) {}
   void close(KeyRow&) {}
 
-  void compute(int64_t r, int64_t c, const Keys& keys, int64_t first, int64_t count, Buffer* added) {
+  void compute(
+      int64_t r, int64_t c, const Keys& keys, int64_t first, int64_t count, Buffer* added) {
     const int64_t dim = call.dim;
     Matrix queries{scratch.queries.take(sizes.block * sizes.units), sizes.units};
     Matrix scores{scratch.scores.take(sizes.block * sizes.score_stride), sizes.score_stride};
@@ -38,8 +39,8 @@ class Forward : public Task<Type, Forward<Type>> {
     scratch.statistics.resize(count);
     for (int64_t i = 0; i < count; ++i) {
       float* row = scores.from(i, 0).data;
-      scratch.statistics[i] = exponentials(row, added ? added->get() + i * sizes.score_stride : nullptr,
-                                           nullptr, keys.total, call.scale);
+      const float* more = added ? added->get() + i * sizes.score_stride : nullptr;
+      scratch.statistics[i] = exponentials(row, more, nullptr, keys.total, call.scale);
       if constexpr (Type::PAIR == 2) convert(row, reinterpret_cast<uint16_t*>(row), keys.total);
     }
     if (!keys.num_runs) std::memset(out.data, 0, count * dim * sizeof(float));

@@ -121,7 +121,8 @@ inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Compute C = A B, or C += A B if `add`: A (rows, depth), B (depth, columns), C (rows, columns).
 template <class Type>
-void multiply(int64_t rows, int64_t columns, int64_t depth, Matrix a, Matrix b, Matrix c, bool add) {
+void multiply(
+    int64_t rows, int64_t columns, int64_t depth, Matrix a, Matrix b, Matrix c, bool add) {
   const int64_t vectors = divide_up(columns, LANES), spans = divide_up(vectors, MAX_VECTORS);
   for (int64_t span = 0; span < spans; ++span) {  // of even widths
     const int64_t first = span * vectors / spans, width = (span + 1) * vectors / spans - first;

@@ -19,7 +19,7 @@ namespace vil {
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(Buffer&& other) : data_(std::move(other.data_)), capacity_(std::exchange(other.capacity_, 0)) {}
+  Buffer(Buffer&& other) { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) {
     data_ = std::move(other.data_);
     capacity_ = std::exchange(other.capacity_, 0);
@@ -106,7 +106,7 @@ void join_rows(const float* rows, int64_t count, int64_t dim, float* out) {
       const auto* first = reinterpret_cast<const uint16_t*>(rows + 2 * i * units);
       const auto* second = first + 2 * units;
       auto* pairs = reinterpret_cast<uint32_t*>(out + i * dim);
-      for (int64_t d = 0; d < dim; ++d) pairs[d] = first[d] | static_cast<uint32_t>(second[d]) << 16;
+      for (int64_t d = 0; d < dim; ++d) pairs[d] = first[d] | uint32_t{second[d]} << 16;
     }
   }
 }

@@ -89,7 +89,8 @@ inline Statistics exponentials(
     const Vector x = exponential(load(scores + j) - shift);
     store(scores + j, x);
     total = total + x;
-    if (grads) dot = multiply_add(x, j + LANES > count ? load(grads + j, last) : load(grads + j), dot);
+    if (!grads) continue;
+    dot = multiply_add(x, j + LANES > count ? load(grads + j, last) : load(grads + j), dot);
   }
   row.total = sum(total);
   row.dot = sum(dot);

@@ -8,6 +8,7 @@
 namespace vil {
 
 constexpr int64_t BLOCK_BYTES = 1 << 18;  // of scores: a part of the second cache
+constexpr int64_t TILE_UNITS = 1 << 19;   // of the tiles that are kept for the next image
 constexpr int64_t KEPT_UNITS = 1 << 22;   // of memory that a thread keeps for the next call
 
 // A packed row of chunks, or the global tokens.
@@ -18,11 +19,18 @@ struct KeyRow {
   Buffer dkeys_t, dvalues_t;  // (channels, keys)
 };
 
+struct TileKey {  // which tile a buffer holds, for any image
+  int64_t call = -1, head = 0, block = 0;
+  int64_t row[4] = {}, column[4] = {};  // queries, and keys at each step
+  bool operator==(const TileKey& other) const { return !std::memcmp(this, &other, sizeof *this); }
+};
+
 struct Scratch {  // of a thread, kept for its next call
   KeyRow key_rows[4];  // three rows of chunks, and the global tokens
   Buffer rows, tokens, queries, queries_t, grads, grads_t;
   Buffer scores, dscores, rounded, out;
   std::vector<Buffer> tiles, dtiles;
+  std::vector<TileKey> tile_keys;
   std::vector<Statistics> statistics;
 
   // Whether it is so large that it should not be kept.
@@ -38,7 +46,7 @@ struct Scratch {  // of a thread, kept for its next call
   }
 };
 
-struct Tile {  // of a kind of columns: which tile its buffer holds
+struct Tile {  // the tile in use for a kind of columns
   int64_t row_kind = -1, block = -1, first = 0, count = 0, cols = 0;
 };
 
@@ -73,9 +81,15 @@ class Task {
   Task(const Call& call, const Bias& bias, const Sizes& sizes, Scratch& scratch, Band band)
       : call(call), bias(bias), sizes(sizes), scratch(scratch), band(band),
         lines(lines_of(call, 0, band.image)), columns(lines_of(call, 1, band.image)) {
+    int64_t row_kinds = 0;
+    for (const Line& line : lines) row_kinds = std::max(row_kinds, line.kind + 1);
     for (const Line& column : columns) num_kinds = std::max(num_kinds, column.kind + 1);
-    scratch.tiles.resize(std::max<size_t>(scratch.tiles.size(), num_kinds));
-    scratch.dtiles.resize(scratch.tiles.size());
+    const int64_t units = row_kinds * num_kinds * sizes.block * sizes.score_stride;
+    keep_tiles = units <= TILE_UNITS && sizes.block >= call.size * call.size;
+    const size_t tiles = (keep_tiles ? row_kinds : 1) * num_kinds;
+    scratch.tiles.resize(std::max(scratch.tiles.size(), tiles));
+    scratch.tile_keys.resize(scratch.tiles.size());
+    scratch.dtiles.resize(std::max<size_t>(scratch.dtiles.size(), num_kinds));
     held.resize(num_kinds);
     for (KeyRow& row : scratch.key_rows) row.row = -2;
   }
@@ -102,6 +116,7 @@ class Task {
   const Band band;
   const std::vector<Line> lines, columns;
   int64_t num_kinds = 0;
+  bool keep_tiles;  // those of all kinds of rows, not only of the current row
   std::vector<Tile> held;
 
   Pass& self() { return static_cast<Pass&>(*this); }
@@ -111,9 +126,6 @@ class Task {
       if (held.row == row) return held;
     std::abort();  // `run` has packed all that it visits
   }
-
-  Matrix tile(int64_t kind) { return {scratch.tiles[kind].take(0), sizes.score_stride}; }
-  Matrix dtile(int64_t kind) { return {scratch.dtiles[kind].take(0), sizes.score_stride}; }
 
   // Some chunk of the kind: all of them have equal numbers of keys.
   const Line& column_of(int64_t kind) const {
@@ -129,7 +141,8 @@ class Task {
   }
 
   // Copy `count` queries of a chunk, from `first` on, to rows that are joined in pairs later.
-  void copy_queries(Tokens x, int64_t r, int64_t c, int64_t first, int64_t count, float* out) const {
+  void copy_queries(
+      Tokens x, int64_t r, int64_t c, int64_t first, int64_t count, float* out) const {
     const int64_t cols = columns[c].queries, w = call.size;
     for (int64_t i = 0; i < count; ++i)
       copy_token<Type>(
@@ -140,7 +153,8 @@ class Task {
   }
 
   void write_queries(
-      Tokens x, int64_t r, int64_t c, int64_t first, int64_t i, const float* row, float scale) const {
+      Tokens x, int64_t r, int64_t c, int64_t first, int64_t i, const float* row,
+      float scale) const {
     const int64_t token = query_token(r, c, first + i, columns[c].queries, call.size);
     write_token(row, call.dim, scale, row_of<Type>(x, band.image, band.head, token));
   }
@@ -209,19 +223,34 @@ class Task {
     const bool plain = bias.is_zero(kind_keys);
     for (int64_t block = 0; block * sizes.block < queries; ++block) {
       const int64_t first = block * sizes.block, count = std::min(sizes.block, queries - first);
-      Tile& tile = held[kind];
+      const Tile& tile = held[kind];
       if (tile.row_kind != lines[r].kind || tile.block != block) {
         self().flush(kind);
-        tile = {lines[r].kind, block, first, count, cols};
-        scratch.tiles[kind].take(plain ? 0 : sizes.block * sizes.score_stride);
-        if (!plain) bias.fill_tile(this->tile(kind), kind_keys, band.head, first, count, cols);
+        held[kind] = {lines[r].kind, block, first, count, cols};
         self().start(kind, count);
       }
+      Buffer* added = plain ? nullptr : &tile_for(r, kind, kind_keys);
       for (size_t c = 0; c < columns.size(); ++c)
         if (columns[c].kind == kind)
-          self().compute(r, c, Keys(call, lines[r], columns[c], sizes.unit), first, count,
-                         plain ? nullptr : &scratch.tiles[kind]);
+          self().compute(r, c, Keys(call, lines[r], columns[c], sizes.unit), first, count, added);
     }
+  }
+
+  // Return the tile in use, which may be left from an earlier row or image.
+  Buffer& tile_for(int64_t r, int64_t kind, const Keys& keys) {
+    const Tile& tile = held[kind];
+    const int64_t at = kind + (keep_tiles ? tile.row_kind * num_kinds : 0);
+    const Line &line = lines[r], &column = column_of(kind);
+    const TileKey key{bias.number, band.head, tile.block,
+                      {line.queries, line.count[0], line.count[1], line.count[2]},
+                      {column.queries, column.count[0], column.count[1], column.count[2]}};
+    if (!(scratch.tile_keys[at] == key)) {
+      float* data = scratch.tiles[at].take(sizes.block * sizes.score_stride);
+      bias.fill_tile({data, sizes.score_stride}, keys, band.head, tile.first, tile.count,
+                     tile.cols);
+      scratch.tile_keys[at] = key;
+    }
+    return scratch.tiles[at];
   }
 };
 

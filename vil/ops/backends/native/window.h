@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "gemm.h"
@@ -101,7 +102,8 @@ struct Keys {
     const int64_t count = pad(keys, unit);
     padded |= count > keys;
     Run* last = num_runs ? runs + num_runs - 1 : nullptr;
-    if (last && last->key_row == key_row && last->start + last->count == start) last->count += count;
+    const bool adjacent = last && last->key_row == key_row && last->start + last->count == start;
+    if (adjacent) last->count += count;
     else runs[num_runs++] = {key_row, start, count, total};
     total += count;
   }
@@ -112,9 +114,10 @@ struct Keys {
 struct Bias {
   const Call& call;
   std::vector<float> tables;
-  bool by_head;
+  const bool by_head;
+  const int64_t number;  // of the call in this process
 
-  explicit Bias(const Call& call) : call(call), by_head(call.table) {
+  explicit Bias(const Call& call) : call(call), by_head(call.table), number(next_number()) {
     const int64_t side = call.side(), entries = side * side;
     if (!call.table && !call.exact) return;
     tables.assign((by_head ? call.heads : 1) * entries, 0.0f);
@@ -125,6 +128,11 @@ struct Bias {
       const int64_t down = entry / side - middle, across = entry % side - middle;
       if (std::max(std::abs(down), std::abs(across)) > call.size) tables[i] = -INFINITE;
     }
+  }
+
+  static int64_t next_number() {
+    static std::atomic<int64_t> numbers{0};
+    return numbers++;
   }
 
   const float* table(int64_t head) const {
@@ -155,7 +163,8 @@ struct Bias {
 
   // Fill a tile: a row for each of `count` queries from `first` on, of a chunk with `cols` columns.
   void fill_tile(
-      Matrix tile, const Keys& keys, int64_t head, int64_t first, int64_t count, int64_t cols) const {
+      Matrix tile, const Keys& keys, int64_t head, int64_t first, int64_t count,
+      int64_t cols) const {
     const float* entries = table(head);
     const float* global = call.to_global ? call.to_global + head * call.num_global : nullptr;
     const int64_t start = keys.num_segments ? keys.segments[0].column : keys.total;
@@ -165,7 +174,8 @@ struct Bias {
         row[g] = g >= call.num_global ? -INFINITE : global ? global[g] : 0.0f;
       for (int s = 0; s < keys.num_segments; ++s) {
         const Segment& part = keys.segments[s];
-        for (int64_t j = part.rows * part.cols; j < part.count; ++j) row[part.column + j] = -INFINITE;
+        for (int64_t j = part.rows * part.cols; j < part.count; ++j)
+          row[part.column + j] = -INFINITE;
       }
     }
     each_row(keys, first, count, cols, [&](int64_t i, int64_t column, int64_t entry, int64_t size) {
