@@ -14,5 +14,6 @@ setup(
     packages=find_packages(include=["vil", "vil.*"]) + CONFIGS,
     package_dir={"vil.configs": "configs"},
     package_data={name: ["*.yaml"] for name in CONFIGS}
-    | {"vil": ["weights/*", "pretrained/*.csv", "report/*.j2", "tasks/*.j2", "tasks/*/*.j2"]},
+    | {"vil": ["weights/*", "pretrained/*.csv", "report/*.j2", "tasks/*.j2", "tasks/*/*.j2"]}
+    | {"vil.ops.backends.native": ["*.h", "*.cpp"]},
 )

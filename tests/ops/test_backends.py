@@ -32,8 +32,17 @@ from vil.ops import (
 )
 from vil.ops.backends import chunk_groups
 from vil.ops.backends.dense_masked import MAX_MASKED_LENGTH
+from vil.ops.backends.native import library
 from vil.ops.dispatch import PREFERENCE
 from vil.ops.testing import errors, make_inputs
+
+HALVES = {torch.bfloat16} if library.has_bfloat16() else set()
+
+
+def compiled_accepts(case: Case) -> bool:
+    """Whether `native` must accept a case: nothing, without a compiler."""
+    return not library.obstacle() and case.dtype in {torch.float32, *HALVES} and not case.dropout
+
 
 MUST_ACCEPT = {  # the cases that each backend must accept
     "masked": lambda case: not case.window.repeats() and case.window.length <= MAX_MASKED_LENGTH,
@@ -41,6 +50,9 @@ MUST_ACCEPT = {  # the cases that each backend must accept
     "chunk_handgrad": lambda case: True,
     "gathered": lambda case: True,
     "blocked": lambda case: not case.dropout,
+    "native": compiled_accepts,
+    "native+blocked": lambda case: compiled_accepts(case) and case.needs_grad,
+    "blocked+native": lambda case: compiled_accepts(case) and case.needs_grad,
     # masked_sdpa computes layouts only (test_layouts); those that need a GPU or Triton's
     # interpreter are tested in test_triton and test_flex
     **dict.fromkeys(
@@ -52,6 +64,9 @@ MUST_ACCEPT = {  # the cases that each backend must accept
             "flex+triton",
             "triton+blocked",
             "blocked+triton",
+            "native+triton",
+            "triton+native",
+            "flex+native",
         ),
         lambda case: False,
     ),
@@ -71,6 +86,7 @@ EXACT = [  # the only mask of some backends, which few rows of the table have
         ((14, 14), 7, 1, (True, True), True, torch.float64),
     ]
 ]
+RECOMPUTING = ("blocked", "native", "native+blocked", "blocked+native")
 KINDS = [  # every backend with each mask, exact (1) and chunks (0), that it supports
     (name, exact)
     for name in BACKENDS
@@ -191,7 +207,7 @@ def test_a_large_bias_leaves_gradients_finite(name, exact):
     assert all(tensor.grad.isfinite().all() for tensor in (q, k, v, table))
 
 
-@pytest.mark.parametrize(("name", "exact"), [kind for kind in KINDS if kind[0] != "blocked"])
+@pytest.mark.parametrize(("name", "exact"), [kind for kind in KINDS if kind[0] not in RECOMPUTING])
 def test_dropout_keeps_the_mean_and_drops_keys(name, exact):
     torch.manual_seed(0)
     window = Window((3, 3), 3, exact)
@@ -223,7 +239,7 @@ def test_autocast_does_not_change_the_computation(name, exact):
 
 @pytest.mark.parametrize(
     ("name", "exact"),
-    [kind for kind in KINDS if kind[0] not in ("chunk_handgrad", "gathered", "blocked")],
+    [kind for kind in KINDS if kind[0] not in ("chunk_handgrad", "gathered", *RECOMPUTING)],
 )
 def test_second_derivatives(name, exact):
     window = Window((2, 3), 2, exact)

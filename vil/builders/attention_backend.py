@@ -166,7 +166,7 @@ def _report(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
         case, wanted = request.case, CHOICES.get(request.case.bucket())
         if request.backend == "auto" and wanted and tuned(case) != wanted:
             entry = BACKENDS.get(wanted)
-            why = "; ".join(entry.unsupported(case)) if entry else "no backend has this name"
+            why = "; ".join(entry.reasons_against(case)) if entry else "no backend has this name"
             log.warning("%s: the tuned backend %s is not used: %s", request, wanted, why)
     for request in requests:
         name = choose(request.case, request.backend)

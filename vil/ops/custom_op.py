@@ -52,6 +52,17 @@ def join_limits(forward: str, backward: str) -> Callable[[Case], list[str]]:
     return unsupported
 
 
+def join_prepare(forward: str, backward: str) -> Callable[[], list[str]]:
+    """Return the function `prepare` of the backend that combines two passes. The function gets both
+    ready, and returns the reasons why that failed."""
+    steps = FORWARDS[forward].prepare, BACKWARDS[backward].prepare
+
+    def prepare() -> list[str]:
+        return list(dict.fromkeys(reason for step in steps for reason in step()))
+
+    return prepare
+
+
 def join_passes(forward: str, backward: str) -> Callable[[Call], Tensor]:
     """Return a backend's function that computes a `Call` by a forward pass (key of FORWARDS) and a
     backward pass (key of BACKWARDS). Declares torch operators, so call it once per combination."""

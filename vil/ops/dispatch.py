@@ -16,7 +16,8 @@ for _backend in BACKENDS.values():
     _backend.resolve()
 
 # Backends for a case that is not tuned, by device (cpu for any other): the first that can run. One
-# that compiles on its first call, or that a user registered, is selected only if tuned or pinned.
+# that compiles on its first call (flex, native), or that a user registered, is selected only if
+# tuned or pinned.
 PREFERENCE = {
     "cpu": ("blocked", "chunk_handgrad", "gathered", "chunk_autograd"),
     # triton becomes the first once scripts/gpu_check.sh has passed on a device
@@ -98,7 +99,7 @@ def choose(case: Case, backend: str = "auto") -> str:
     choices or the reasons.
     """
     if backend != "auto":
-        reasons = lookup(BACKENDS, backend, "backend").unsupported(case)
+        reasons = lookup(BACKENDS, backend, "backend").reasons_against(case)
         if reasons:
             raise ValueError(f"backend {backend!r} cannot run here: {'; '.join(reasons)}")
         return backend
@@ -117,7 +118,7 @@ def tuned(case: Case) -> str | None:
     if case.symbolic or not CHOICES or is_exporting():
         return None
     name = CHOICES.get(case.bucket())
-    usable = name in BACKENDS and not BACKENDS[name].unsupported(case)
+    usable = name in BACKENDS and not BACKENDS[name].reasons_against(case)
     return name if usable else None
 
 

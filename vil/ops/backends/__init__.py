@@ -33,6 +33,11 @@ def no_limits(case: Case) -> list[str]:
     return []
 
 
+def always_ready() -> list[str]:
+    """Return an empty list: the backend needs no preparation."""
+    return []
+
+
 def _windows_only(limits: Callable[[Case], list[str]]) -> Callable[[Case], list[str]]:
     """Return `limits`, extended to reject every case that is a layout of a pattern."""
 
@@ -46,9 +51,11 @@ def _windows_only(limits: Callable[[Case], list[str]]) -> Callable[[Case], list[
 class Implementation(Entry):
     """Registry entry of a function that computes attention, or only its forward or backward pass.
 
-    It reads three items of `facts`. `unsupported`: a function that takes a case and returns the
+    It reads four items of `facts`. `unsupported`: a function that takes a case and returns the
     reasons why it is not supported (default: no reasons), or the location "module:attribute" of
     that function. `layouts`: whether layouts of patterns are supported (default: only windows).
+    `prepare`: the location of a function that gets the backend ready to run, for example compiles
+    it, and returns the reasons why that failed (default: nothing to do).
     `passes`: the names (forward pass, backward pass) of a backend that is made of two passes. Then
     `home` and `unsupported` are locations of factories: functions of these two names that return
     the function to use.
@@ -66,10 +73,20 @@ class Implementation(Entry):
         limits = self._resolve(self.facts.get("unsupported", no_limits))
         return limits if self.facts.get("layouts") else _windows_only(limits)
 
+    @cached_property
+    def prepare(self) -> Callable[[], list[str]]:
+        """The function that gets the backend ready to run, once it is selected, and returns the
+        reasons why that failed; an empty list if it is ready."""
+        return self._resolve(self.facts.get("prepare", always_ready))
+
+    def reasons_against(self, case: Case) -> list[str]:
+        """Return the reasons why a case cannot run, after preparation; an empty list if it can."""
+        return self.unsupported(case) or self.prepare()
+
     def resolve(self) -> None:
-        """Import `run` and `unsupported` now, because torch.compile cannot trace an import at first
-        use."""
-        _ = self.run, self.unsupported
+        """Import `run`, `unsupported` and `prepare` now, because torch.compile cannot trace an
+        import at first use."""
+        _ = self.run, self.unsupported, self.prepare
 
     def _resolve(self, home: Any) -> Callable:
         function, passes = load_object(home), self.facts.get("passes")
@@ -107,6 +124,8 @@ BACKENDS = Registry("backend", entry_type=Backend)
 
 def _add_passes(name: str, module: str, about: str, *registries: Registry, **facts: Any) -> None:
     home = f"{__name__}.{module}"
+    if "prepare" in facts:
+        facts["prepare"] = f"{__name__}.{facts['prepare']}"
     for registry, function in zip(registries, ("forward", "backward")):
         registry.add(name, f"{home}:{function}", about, unsupported=f"{home}:unsupported", **facts)
 
@@ -125,10 +144,12 @@ def _add(name: str, home: str, about: str, limits: str | None = None, **facts: A
 
 _BLOCKED = "a few chunks at a time, scores recomputed in the backward pass"
 _TRITON = "one fused kernel each way, scores recomputed in the backward pass"
+_NATIVE = "compiled C++ for CPUs, scores recomputed in the backward pass"
 _FLEX = "torch's FlexAttention on tokens in chunk order"
 _UNFOLD = "a copy of each token's neighbors, by"
 _add_passes("blocked", "blocked", _BLOCKED, FORWARDS, BACKWARDS, layouts=True)
 _add_passes("triton", "triton.fused", _TRITON, FORWARDS, BACKWARDS, layouts=True)
+_add_passes("native", "native", _NATIVE, FORWARDS, BACKWARDS, prepare="native:prepare")
 _add_passes("flex", "flex", _FLEX, FORWARDS, layouts=True)
 _MASKED = "all scores under a boolean mask"
 _add("masked", "dense_masked:run", _MASKED, "unsupported", layouts=True)
@@ -146,6 +167,7 @@ for _pair in itertools.product(FORWARDS, BACKWARDS):
         "vil.ops.custom_op:join_passes",
         FORWARDS[_forward].about if _same else f"forward of {_forward}, backward of {_backward}",
         unsupported="vil.ops.custom_op:join_limits",
+        prepare="vil.ops.custom_op:join_prepare",
         passes=_pair,
         layouts=True,  # if both passes do
     )

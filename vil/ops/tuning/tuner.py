@@ -117,7 +117,7 @@ def full_precision_matmuls() -> Iterator[None]:
 
 def reason_against(name: str, case: Case, trial_case: Case, max_bytes: float) -> str:
     """Return why a backend is rejected; "" if it is not. trial_case: the case with fewer images."""
-    if reasons := BACKENDS[name].unsupported(case):
+    if reasons := BACKENDS[name].reasons_against(case):
         return "; ".join(reasons)
     try:
         if (size := expected_bytes(name, case)) > max_bytes:

@@ -50,7 +50,8 @@ def machine(device: str) -> str:
 
 def fingerprint() -> str:
     """Return a hash of vil/ops and of the source files of registered backends."""
-    files = {str(file) for file in Path(__file__).parents[1].rglob("*.py")}
+    folder = Path(__file__).parents[1]
+    files = {str(file) for suffix in ("py", "h", "cpp") for file in folder.rglob(f"*.{suffix}")}
     for entry in BACKENDS.values():
         function = inspect.unwrap(entry.run)
         while isinstance(function, functools.partial):

@@ -1,0 +1,235 @@
+"""The compiled backend: threads, strides and head dims, and machines that cannot compile it."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.common.attention_cases import name_of
+from vil.ops import BACKENDS, Case, LocalBias, Window, choose, explain, local_attention
+from vil.ops.backends.native import library
+from vil.ops.dispatch import CHOICES
+from vil.ops.testing import differences, errors, make_inputs, run
+
+needs_compiler = pytest.mark.skipif(bool(library.obstacle()), reason=library.obstacle())
+BIAS = dict(table_bias=True, global_bias=True)
+CASES = [
+    Case(Window((14, 9), 3), 1, 1, 16, 1, **BIAS),  # few heads: bands of rows
+    Case(Window((13, 9), 3, -1), 1, 1, 5, 2, **BIAS, valid=True),  # bands of a cyclic grid
+    Case(Window((17, 18), 15, 1), 1, 1, 8, 1, **BIAS),  # a chunk is several blocks
+    Case(Window((3, 40), 2), 2, 1, 65, 0),  # more channels than a block has columns
+    Case(Window((7, 8), 3), 1, 3, 33, 17, global_bias=True),
+    Case(Window((9, 9), 4, 1), 2, 2, 1, 0, valid=True),  # queries without keys
+]
+HALVES = [torch.bfloat16] if library.has_bfloat16() else []
+DTYPES = [torch.float32, *HALVES]
+
+
+@pytest.fixture(params=[1, 2, 8])
+def threads(request):
+    """Restore the number of threads afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_it_equals_the_reference_on_any_number_of_threads(case, dtype, threads):
+    case = replace(case, dtype=dtype)
+    for key, (error, bound) in errors(case, ["native"]).items():
+        assert error <= bound, f"{key}: {error:.2g} > {bound:.2g}"
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_results_repeat_bit_for_bit(dtype, threads):
+    case = replace(CASES[0], dtype=dtype)
+    inputs = make_inputs(case)
+    first, second = (run(BACKENDS["native"].attend, case, inputs) for _ in range(2))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_inputs_may_have_any_strides(dtype):
+    torch.manual_seed(0)
+    packed = torch.randn(2, 35, 3, 2, 8, dtype=dtype)  # as a layer's qkv projection gives it
+    window, table = Window((5, 7), 3), torch.randn(2, 121, dtype=dtype)
+    views = [x.transpose(1, 2) for x in packed.unbind(2)]
+    channels_apart = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in views]
+    results = []
+    for tensors in (views, [x.contiguous() for x in views], channels_apart):
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        out = local_attention(*leaves, window, bias=LocalBias(table), backend="native")
+        results.append([out, *torch.autograd.grad(out.sum(), leaves)])  # an expanded gradient
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+
+
+@needs_compiler
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mask", [1, 0, -1])
+def test_large_grids_equal_a_plain_backend(mask, dtype, threads):
+    for window in (Window((56, 61), 7, mask), Window((65, 64), 8, mask)):
+        case = Case(window, 1, 2, 48, 1, dtype, **BIAS)
+        for key, (error, bound) in differences(case, "native", "chunk_autograd").items():
+            assert error <= bound, f"{key}: {error:.2g} > {bound:.2g}"
+
+
+@needs_compiler
+def test_compiling_with_torch_changes_nothing():
+    case = CASES[0]
+    inputs = make_inputs(case)
+    q = inputs.q.requires_grad_()
+
+    def attend(q):
+        return local_attention(
+            q, inputs.k, inputs.v, case.window, num_global=1, backend="native"
+        ).square()
+
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(q), attend(q))
+    first, second = (torch.autograd.grad(f(q).sum(), q)[0] for f in (compiled, attend))
+    assert torch.equal(first, second)
+
+
+@needs_compiler
+def test_a_second_derivative_raises():
+    q = make_inputs(CASES[0]).q.requires_grad_()
+    out = local_attention(q, q, q, CASES[0].window, backend="native")
+    with pytest.raises(RuntimeError, match="native has no second derivative"):
+        torch.autograd.grad(out.sum(), q, create_graph=True)
+
+
+def test_it_says_what_it_cannot_compute():
+    unsupported = BACKENDS["native"].unsupported
+    case = Case(Window((6, 6), 2), 1, 1, 4)
+    assert any("not in float64" in x for x in unsupported(replace(case, dtype=torch.float64)))
+    assert any("it needs a CPU, not cuda" in x for x in unsupported(replace(case, device="cuda")))
+    assert any("dropout" in x for x in unsupported(replace(case, dropout=True)))
+
+
+def attend_elsewhere(cache: Path, before: str = "", **environment: str) -> subprocess.Popen:
+    """Start a process that attends with `native`, and prints the sum."""
+    code = (
+        "import torch, vil.ops as ops; from vil.ops.backends.native import library;"
+        "x = torch.ones(1, 1, 9, 4); window = ops.Window((3, 3), 2);" + before + ";"
+        "print(ops.local_attention(x, x, x, window, backend='native').sum().item())"
+    )
+    environment = {**os.environ, "VIL_CACHE": str(cache), **environment}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes)
+
+
+# instead of the compiler's ten seconds: the file that a fixture has compiled
+COPY = (
+    "import shutil, time; library._compile = lambda file: "
+    "(time.sleep(1), shutil.copy({file!r}, file), print('compiled'))"
+)
+
+
+@pytest.fixture
+def copied():
+    """Code that lets a process copy the library instead of compiling it."""
+    library.load()
+    return COPY.format(file=str(library.path()))
+
+
+def test_other_runs_neither_compile_nor_load_it(tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VIL_CACHE", str(tmp_path))
+        code = (
+            "import torch; from vil.ops import *;"
+            "from vil.ops.backends.native import library;"
+            "x = torch.ones(1, 1, 9, 4); window = Window((3, 3), 2);"
+            "local_attention(x, x, x, window); explain(Case(window, 1, 1, 4));"
+            "assert not library.load.cache_info().currsize"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)
+    assert not list(tmp_path.iterdir())
+    assert explain(CASES[0])["native"] in ("could run", library.obstacle())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({"CXX": "none-such"}, "no C++ compiler (none-such)"),
+        ({"CXX": "false"}, "false failed: status 1"),
+        ({"ATEN_CPU_CAPABILITY": "default"}, "it needs Linux and AVX2 or AVX512"),
+    ],
+    ids=lambda x: "" if isinstance(x, str) else next(iter(x)),
+)
+def test_a_machine_without_a_compiler_uses_other_backends(environment, reason, tmp_path):
+    if library.capability() not in library.INSTRUCTIONS:
+        pytest.skip("reason of its own")
+    tuned = (
+        "from vil.ops.dispatch import CHOICES, choose; case = ops.Case(window, 1, 1, 4);"
+        "CHOICES[case.bucket()] = 'native'; print(choose(case))"
+    )
+    out, error = attend_elsewhere(tmp_path, tuned, **environment).communicate()
+    assert out.strip() == "masked"
+    assert "ValueError: backend 'native' cannot run here: " in error
+    assert reason in error
+
+
+@needs_compiler
+def test_a_tuned_choice_is_used():
+    try:
+        CHOICES[CASES[0].bucket()] = "native"
+        assert choose(CASES[0]) == "native"
+    finally:
+        CHOICES.clear()
+
+
+@needs_compiler
+@pytest.mark.long
+def test_processes_compile_once(copied, tmp_path):
+    processes = [attend_elsewhere(tmp_path, copied) for _ in range(3)]
+    outputs = [process.communicate() for process in processes]
+    assert all(out.endswith("36.0\n") for out, _ in outputs), outputs
+    assert sum("compiled" in out for out, _ in outputs) == 1
+
+
+@needs_compiler
+@pytest.mark.long
+def test_the_lock_of_a_killed_process_is_free(copied, tmp_path):
+    slow = copied.replace("time.sleep(1)", "print('locked', flush=True), time.sleep(99)")
+    stuck = attend_elsewhere(tmp_path, slow)
+    assert stuck.stdout.readline() == "locked\n"
+    other = attend_elsewhere(tmp_path, copied)
+    time.sleep(0.1)
+    stuck.kill()
+    stuck.communicate()
+    assert other.communicate(timeout=120)[0].endswith("36.0\n")
+
+
+@needs_compiler
+@pytest.mark.long
+def test_a_cache_that_cannot_be_written_is_a_warning(copied, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    out, error = attend_elsewhere(tmp_path / "file" / "below", copied).communicate()
+    assert out.endswith("36.0\n"), error
+    assert "compiled for this process" in error
+
+
+@needs_compiler
+def test_a_forked_process_computes():
+    case = CASES[0]
+    inputs = make_inputs(case)
+    wanted = run(BACKENDS["native"].attend, case, inputs)["out"]
+    child = os.fork()
+    if not child:  # as a loader's worker
+        torch.set_num_threads(1)
+        found = run(BACKENDS["native"].attend, replace(case, needs_grad=False), inputs)["out"]
+        os._exit(0 if torch.equal(found, wanted) else 1)
+    assert os.waitpid(child, 0)[1] == 0

@@ -1,0 +1,125 @@
+"""Local attention compiled from C++, for CPUs: block by block, with the scores in the cache.
+
+attention.cpp divides a call into tasks for threads, task.h says what a task does. forward.h and
+backward.h have the two passes, gemm.h the multiplications, softmax.h what is done with a row of
+scores, pack.h the copies, window.h the keys and the bias of a chunk. library.py compiles them at
+the first use. It is selected only if it is tuned or pinned, so no other run needs a compiler.
+
+Compared with `blocked`, keys are packed once and not for every query chunk, the bias, the mask and
+the softmax are one pass over scores that stay in the cache, and nothing but q, k, v and results has
+the size of the grid. Forward and backward recompute the scores in the same way.
+
+Shapes: B batch, N heads, L tokens of the grid, G global tokens, D channels.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from vil.ops.attention_case import Case
+from vil.ops.backends import blocked
+from vil.ops.backends.native import library
+from vil.ops.call import Call, Gradients
+from vil.ops.window import Mask
+
+DTYPES = (torch.float32, torch.bfloat16)
+prepare = library.prepare
+
+
+def unsupported(case: Case) -> list[str]:
+    """Return the reasons why this backend does not support a case; an empty list if it does."""
+    no_bfloat16 = case.dtype == torch.bfloat16 and not library.has_bfloat16()
+    checks = {
+        f"it needs a CPU, not {case.device}": case.device != "cpu",
+        f"it computes in float32 and bfloat16, not in {str(case.dtype)[6:]}": case.dtype
+        not in DTYPES,
+        "bfloat16 needs a CPU with AVX512-BF16": no_bfloat16,
+        library.obstacle(): library.obstacle() != "",
+    }
+    # recomputing the scores of chunks has the limits of the blocked backend
+    return [text for text, applies in checks.items() if applies] + blocked.unsupported(case)
+
+
+def forward(call: Call) -> tuple[Tensor, Tensor]:
+    """Compute the output (B, N, L, D), and the log-sum-exp of the scores (B, N, L)."""
+    out = torch.empty_like(call.q)
+    lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
+    target = _with_adjacent_channels(out)
+    _run(call, False, {"out": target}, {"lse": lse})
+    return out if target is out else out.copy_(target), lse
+
+
+def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
+    """Compute the gradients of q, k, v and the biases. dout: the gradient of the output.
+
+    `out` and `lse` are not used, for the reason that `blocked.backward` has.
+    """
+    padded = call.valid_hw is not None  # the gradients of padding are not written
+    grads = [torch.zeros_like(x) if padded else torch.empty_like(x) for x in call[:3]]
+    targets = [_with_adjacent_channels(grad) for grad in grads]
+    biases = [None if x is None else torch.zeros_like(x, dtype=torch.float32) for x in call.bias]
+    tensors = dict(zip(("dq", "dk", "dv"), targets), dout=_with_adjacent_channels(dout))
+    _run(call, True, tensors, dict(zip(("dtable", "dto_global"), biases)))
+    grads = [x if target is x else x.copy_(target) for x, target in zip(grads, targets)]
+    return *grads, *(None if x is None else x.to(like.dtype) for x, like in zip(biases, call.bias))
+
+
+def _with_adjacent_channels(x: Tensor) -> Tensor:
+    """Return x, or a contiguous copy of it if the channels of a token are not adjacent."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+class _Tokens(ctypes.Structure):
+    """A tensor (B, N, L, D): its address, and the distances of images, heads and tokens."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3)]
+
+
+class _Call(ctypes.Structure):
+    """The structure `Call` of window.h."""
+
+    _fields_ = [
+        *((name, _Tokens) for name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv")),
+        *((name, ctypes.c_void_p) for name in ("table", "to_global", "lse", "dtable")),
+        *((name, ctypes.c_void_p) for name in ("dto_global", "valid_hw")),
+        *((name, ctypes.c_int64) for name in ("images", "heads", "rows", "cols", "num_global")),
+        *((name, ctypes.c_int64) for name in ("dim", "size", "exact", "cyclic", "num_offsets")),
+        ("offsets", ctypes.c_int64 * 18),
+        *((name, ctypes.c_int64) for name in ("bfloat16", "threads")),
+        ("scale", ctypes.c_double),
+    ]
+
+
+def _run(
+    call: Call, is_backward: bool, tokens: dict[str, Tensor], others: dict[str, Tensor | None]
+) -> None:
+    """Compute a pass.
+
+    tokens: its further tensors of tokens (B, N, L or G+L, D), by their names in `_Call`. others:
+    contiguous float32 results, or None.
+    """
+    q, window = call.q, call.window
+    tokens = {
+        **{name: _with_adjacent_channels(x) for name, x in zip("qkv", call[:3])},
+        **tokens,
+    }
+    biases = {name: _float32(x) for name, x in call.bias._asdict().items()}
+    valid_hw = None if call.valid_hw is None else call.valid_hw.to("cpu", torch.int64).contiguous()
+    others = {**others, **biases, "valid_hw": valid_hw}  # keeps the copies until the pass ends
+    numbers = _Call(
+        images=q.shape[0], heads=q.shape[1], rows=window.grid[0], cols=window.grid[1],
+        num_global=call.num_global, dim=q.shape[3], size=window.size,
+        exact=window.mask == Mask.EXACT, cyclic=window.cyclic, num_offsets=len(window.offsets),
+        offsets=tuple(step for offset in window.offsets for step in offset),
+        bfloat16=q.dtype == torch.bfloat16, threads=torch.get_num_threads(), scale=call.scale,
+        **{name: _Tokens(x.data_ptr(), x.stride()[:3]) for name, x in tokens.items()},
+        **{name: None if x is None else x.data_ptr() for name, x in others.items()},
+    )  # fmt: skip
+    error = library.load().vil_attention(ctypes.byref(numbers), int(is_backward))
+    if error:
+        raise RuntimeError(f"native: {error.decode()}")
+
+
+def _float32(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.float().contiguous()

@@ -1,0 +1,157 @@
+// Local attention on the CPU: the functions that library.py calls, and the division of a call into
+// tasks for threads.
+//
+// A task is a head of an image. If there are few, it is a band of the rows of its chunks. Each task
+// has its own sums, which are added in a fixed order, so results repeat bit for bit.
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <stdexcept>
+#include <string>
+
+#include <omp.h>
+
+#include "backward.h"
+#include "forward.h"
+
+namespace vil {
+namespace {
+
+constexpr int64_t TASKS_PER_THREAD = 3;  // so that a thread that is late does not delay the others
+
+std::vector<Band> bands_of(const Call& call) {
+  const int64_t rows = call.chunks(0), lanes = call.images * call.heads;
+  int64_t count = 1;  // a band packs the rows around it too
+  if (lanes < TASKS_PER_THREAD * call.threads)
+    count = std::min(divide_up(rows, 2), divide_up(TASKS_PER_THREAD * call.threads, lanes));
+  if (call.threads == 1) count = 1;
+  std::vector<Band> bands;
+  for (int64_t lane = 0; lane < lanes; ++lane)  // the images of a head in turn, which share a tile
+    for (int64_t i = 0; i < count; ++i)
+      bands.push_back(
+          {lane % call.images, lane / call.images, i * rows / count, (i + 1) * rows / count});
+  return bands;
+}
+
+Scratch& own_scratch() {
+  static thread_local Scratch scratch;
+  return scratch;
+}
+
+// Call run(i, scratch) for each i below `count`, on several threads.
+template <class Run>
+void parallel(int64_t count, int64_t threads, Run run) {
+  std::atomic<int64_t> next{0};
+  std::exception_ptr error;
+  const auto work = [&] {
+    try {
+      for (int64_t i; (i = next++) < count;) run(i, own_scratch());
+      if (own_scratch().is_large()) own_scratch() = Scratch();
+    } catch (...) {
+      next = count;
+#pragma omp critical(vil_attention)
+      error = std::current_exception();
+    }
+  };
+  threads = std::min(threads, count);
+  if (threads <= 1 || omp_in_parallel()) {
+    work();  // also in a forked process, where OpenMP's threads are missing
+  } else {
+#pragma omp parallel num_threads(threads)
+    work();
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+template <class Type>
+void forward(const Call& call) {
+  const Bias bias(call);
+  const Sizes sizes = sizes_of<Type>(call);
+  const auto bands = bands_of(call);
+  parallel(bands.size(), call.threads, [&](int64_t i, Scratch& scratch) {
+    Forward<Type>(call, bias, sizes, scratch, bands[i]).run();
+  });
+}
+
+// Sum the partial gradients of the keys of a head of an image, which has `count` tasks.
+template <class Type>
+void sum_partial(
+    const Call& call, const Sizes& sizes, Scratch& scratch, Band band, std::vector<Partial>* tasks,
+    int64_t count) {
+  const auto lines = lines_of(call, 0, band.image), columns = lines_of(call, 1, band.image);
+  const auto add = [&](float* sums, const float* more, int64_t keys) {
+    for (int64_t d = 0; d < call.dim; ++d, sums += sizes.key_stride, more += sizes.key_stride)
+      for (int64_t j = 0; j < keys; ++j) sums[j] += more[j];
+  };
+  for (int64_t task = 0; task < count; ++task)
+    for (Partial& first : tasks[task]) {
+      if (!first.dkeys_t.get()) continue;
+      for (int64_t other = task; other < count; ++other)
+        for (Partial& more : tasks[other])
+          if (&more != &first && more.row == first.row && more.dkeys_t.get()) {
+            add(first.dkeys_t.get(), more.dkeys_t.get(), first.count);
+            add(first.dvalues_t.get(), more.dvalues_t.get(), first.count);
+            more.dkeys_t = Buffer();
+          }
+      const int64_t rows = first.row == GLOBAL ? 1 : lines[first.row].count[1];
+      write_keys<Type>(call, sizes, scratch, band, first.row, rows, columns, first.count,
+                       first.dkeys_t.get(), call.dk, call.scale);
+      write_keys<Type>(call, sizes, scratch, band, first.row, rows, columns, first.count,
+                       first.dvalues_t.get(), call.dv, 1.0f);
+      first.dkeys_t = Buffer();
+    }
+}
+
+template <class Type>
+void backward(const Call& call) {
+  const Bias bias(call);
+  const Sizes sizes = sizes_of<Type>(call);
+  const auto bands = bands_of(call);
+  const int64_t entries = call.side() * call.side(), lanes = call.images * call.heads;
+  const int64_t share = bands.size() / lanes, num_table = call.dtable ? entries : 0;
+  const int64_t width = num_table + (call.dto_global ? call.num_global : 0);
+  std::vector<float> biases(bands.size() * width, 0.0f);
+  std::vector<std::vector<Partial>> partial(bands.size());
+  parallel(bands.size(), call.threads, [&](int64_t i, Scratch& scratch) {
+    float* sums = biases.data() + i * width;
+    Backward<Type>(call, bias, sizes, scratch, bands[i], partial[i], sums, sums + num_table).run();
+  });
+  parallel(lanes, call.threads, [&](int64_t i, Scratch& scratch) {
+    sum_partial<Type>(call, sizes, scratch, bands[i * share], &partial[i * share], share);
+  });
+  for (size_t i = 0; i < bands.size(); ++i) {
+    const float* sums = biases.data() + i * width;
+    for (int64_t j = 0; j < num_table; ++j)  // the table of a task is turned
+      call.dtable[bands[i].head * entries + entries - 1 - j] += sums[j];
+    for (int64_t g = num_table; g < width; ++g)
+      call.dto_global[bands[i].head * call.num_global + g - num_table] += sums[g];
+  }
+}
+
+thread_local std::string message;
+
+template <class Run>
+const char* guarded(Run run) {
+  try {
+    run();
+    return nullptr;
+  } catch (const std::exception& error) {
+    message = error.what();
+    return message.c_str();
+  }
+}
+
+}  // namespace
+}  // namespace vil
+
+// Return null, or a message if the pass failed. The results are written to the call's tensors.
+extern "C" const char* vil_attention(const vil::Call* call, int is_backward) {
+  return vil::guarded([&] {
+#if defined(__AVX512BF16__)
+    if (call->bfloat16)
+      return is_backward ? vil::backward<vil::BFloat16>(*call) : vil::forward<vil::BFloat16>(*call);
+#endif
+    if (call->bfloat16) throw std::runtime_error("compiled without bfloat16");
+    return is_backward ? vil::backward<vil::Float32>(*call) : vil::forward<vil::Float32>(*call);
+  });
+}

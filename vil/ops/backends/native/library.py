@@ -1,0 +1,181 @@
+"""Compile the C++ sources of this folder, and load the library.
+
+It is compiled at the first use, in about ten seconds, and kept in $VIL_CACHE/native (see
+`vil.utils.cache_dir`). The sources need neither torch's headers nor its libraries, except that all
+libraries of a process must share torch's OpenMP. If the cache cannot be written, each process
+compiles its own copy.
+"""
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+
+from vil.utils.cache_dir import cache_dir
+from vil.utils.machine import search_file
+
+log = logging.getLogger(__name__)
+
+SOURCES = sorted(Path(__file__).parent.glob("*.h")) + [Path(__file__).with_name("attention.cpp")]
+OPTIONS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-w"]
+INSTRUCTIONS = {  # what torch's kernels for a capability use as well
+    "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
+    "AVX2": ["-mavx2", "-mfma"],
+}
+COMPILERS = ("g++", "c++", "clang++")
+MAX_SECONDS = 300  # of the compiler
+
+
+@functools.cache
+def capability() -> str:
+    """Return the CPU's vector instructions: a key of INSTRUCTIONS, or another name of torch's."""
+    return torch.backends.cpu.get_cpu_capability()
+
+
+@torch.compiler.assume_constant_result
+def has_bfloat16() -> bool:
+    """Return whether the CPU multiplies bfloat16 vectors (AVX512-BF16)."""
+    return capability() == "AVX512" and "avx512_bf16" in _cpu_flags()
+
+
+@functools.cache
+def _cpu_flags() -> list[str]:
+    return (search_file(r"flags\s*:(.*)", "/proc/cpuinfo") or "").split()
+
+
+def compiler() -> str | None:
+    """Return the C++ compiler: $CXX, or the first of COMPILERS that is installed; None if there is
+    none."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+@functools.cache
+def path() -> Path:
+    """Return the library's file, whose name depends on the sources, the CPU and torch."""
+    digest = hashlib.sha256()
+    for part in [*_options(), *(source.read_bytes() for source in SOURCES)]:
+        digest.update(part if isinstance(part, bytes) else part.encode())
+    folder = f"torch-{torch.__version__}-{capability()}-{digest.hexdigest()[:12]}"
+    return cache_dir() / "native" / folder / "attention.so"
+
+
+@torch.compiler.assume_constant_result
+def obstacle() -> str:
+    """Return in a sentence why the library can be neither loaded nor compiled on this machine, as
+    far as that is known before the attempt; "" if it can be."""
+    return _obstacle()
+
+
+@functools.cache
+def _obstacle() -> str:
+    if sys.platform != "linux" or capability() not in INSTRUCTIONS:
+        return f"it needs Linux and AVX2 or AVX512, not {sys.platform} and {capability()}"
+    if not compiler() and not path().exists():
+        return f"no C++ compiler ({os.environ.get('CXX') or ', '.join(COMPILERS)})"
+    return ""
+
+
+@torch.compiler.assume_constant_result
+def prepare() -> list[str]:
+    """Compile the library if needed, and load it. Return why that failed; an empty list if it did
+    not. The result is kept, as is the library, until the process ends."""
+    return list(_prepare())
+
+
+@functools.cache
+def _prepare() -> list[str]:
+    try:
+        load()
+    except (OSError, RuntimeError) as error:
+        return [str(error)]
+    return []
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """Return the library, compiled if needed. Raises RuntimeError, in a sentence, if it cannot be
+    compiled or loaded."""
+    if reason := obstacle():
+        raise RuntimeError(reason)
+    with _built() as file:
+        library = ctypes.CDLL(str(file))
+    library.vil_attention.restype = ctypes.c_char_p
+    return library
+
+
+@contextmanager
+def _built() -> Iterator[Path]:
+    """Yield the file of the library, compiled if needed: in the cache, else in a temporary
+    folder."""
+    file = path()
+    try:
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with _lock(file.parent):
+                if not file.exists():  # another process may have compiled it
+                    _compile(file)
+    except OSError as error:
+        log.warning("the native attention is compiled for this process: %s", error)
+    else:
+        yield file
+        return
+    with tempfile.TemporaryDirectory(prefix="vil-native-") as folder:
+        _compile(Path(folder, file.name))
+        yield Path(folder, file.name)
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Wait until no other process compiles. The system frees the lock of a process that dies."""
+    with (folder / "lock").open("w") as file:
+        with suppress(OSError):  # of a file system without locks: each process compiles
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(file: Path) -> None:
+    """Compile the library aside, and rename it. Raises RuntimeError with the compiler's error."""
+    name = compiler()
+    if not name:
+        raise RuntimeError(obstacle())
+    log.info("compiling the native attention with %s, in about ten seconds", name)
+    aside = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    command = [name, *_options(), str(SOURCES[-1]), *_openmp(), "-o", str(aside)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MAX_SECONDS)
+        if done.returncode:
+            lines = done.stderr.splitlines() or [f"status {done.returncode}"]
+            first = next((line for line in lines if "error" in line), lines[-1])
+            raise RuntimeError(f"the C++ compiler {name} failed: {first.strip()}")
+        os.replace(aside, file)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"the C++ compiler {name} took more than {MAX_SECONDS} s") from None
+    finally:
+        with suppress(OSError):
+            aside.unlink()
+
+
+def _options() -> list[str]:
+    """Return the compiler's options for this CPU."""
+    bfloat16 = ["-mavx512bf16"] if has_bfloat16() else []
+    return [*OPTIONS, *INSTRUCTIONS.get(capability(), []), *bfloat16]
+
+
+def _openmp() -> list[str]:
+    """Return torch's OpenMP library, whose threads the library must share."""
+    folder = Path(torch.__file__).parent
+    places = (folder / "lib", folder.parent / "torch.libs")
+    found = [str(file) for place in places for file in sorted(place.glob("libgomp*.so*"))]
+    return found[:1]
