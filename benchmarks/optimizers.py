@@ -17,18 +17,18 @@ from shared import RESULTS, add_json, make_parser, train_variants, write_json
 from vil.utils.machine import processor
 from vil.utils.text_table import align
 
-EPOCHS = 8
+EPOCHS = 6
 SEEDS = (0, 1, 2)
 CONFIG = "digits/vil_nano.yaml"
 # (learning rate, weight decay); Lion's published advice is a rate 3 to 10 times below AdamW's and
 # a decay as many times above (arXiv:2302.06675). SGD and LAMB have their usual small decays.
 CHOICES = {
-    "adamw": [(rate, 0.05) for rate in (5e-4, 1e-3, 2e-3, 4e-3)],
-    "sgd": [(rate, 1e-4) for rate in (0.01, 0.03, 0.1, 0.3)],
-    "timm/lion": [(rate, 0.3) for rate in (1e-4, 2e-4, 4e-4, 8e-4)],
-    "timm/nadamw": [(rate, 0.05) for rate in (5e-4, 1e-3, 2e-3, 4e-3)],
-    "timm/muon": [(rate, 0.05) for rate in (1e-3, 3e-3, 1e-2, 3e-2)],
-    "lamb": [(rate, 0.02) for rate in (2e-3, 5e-3, 1e-2, 2e-2)],
+    "adamw": [(rate, 0.05) for rate in (7e-4, 2e-3, 5e-3)],
+    "sgd": [(rate, 1e-4) for rate in (0.02, 0.07, 0.2)],
+    "timm/lion": [(rate, 0.3) for rate in (1e-4, 3e-4, 9e-4)],
+    "timm/nadamw": [(rate, 0.05) for rate in (7e-4, 2e-3, 5e-3)],
+    "timm/muon": [(rate, 0.05) for rate in (2e-3, 6e-3, 2e-2)],
+    "lamb": [(rate, 0.02) for rate in (3e-3, 8e-3, 2e-2)],
 }
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -56,13 +57,16 @@ def train_variants(
 ) -> dict[str, GroupRow]:
     """Train every variant with every seed, two runs at a time. Return {variant: results}. A run of
     the folder that has finished is not repeated. Ends the script if a run fails."""
+    names = {name: re.sub(r"[^\w+-]", "_", name) for name in variants}  # as folders
     result = vil.sweep(
-        config, {"LOG_FREQ": 1000, **fixed}, variants=variants, grid={"SEED": list(seeds)},
-        output_dir=folder, jobs=2, say=print, **options,
+        config, {"LOG_FREQ": 1000, **fixed}, grid={"SEED": list(seeds)}, output_dir=folder,
+        variants={names[name]: keys for name, keys in variants.items()}, jobs=2, say=print,
+        **options,
     )  # fmt: skip
     if result.status != "finished":
         raise SystemExit(f"{folder}: {result.status}")
-    return {row.name: row for row in result.rows}
+    rows = {row.name: row for row in result.rows}
+    return {name: rows[names[name]] for name in variants}
 
 
 def read_top1(folder: Path) -> list[float]:

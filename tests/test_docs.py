@@ -234,6 +234,17 @@ def test_the_reversible_page_has_the_measured_numbers():
         assert f"| {side} | {' | '.join(cells)} |" in page
 
 
+@pytest.mark.parametrize(
+    ("page", "file", "metric"), [("rare_classes", "imbalance", "balanced_accuracy")]
+)
+def test_guides_have_the_measured_numbers_of_each_seed(page, file, metric):
+    result = json.loads((RESULTS / f"{file}.json").read_text())
+    text = read(f"docs/guides/{page}.md")
+    for name, values in result[metric].items():
+        cells = [f"{value:.2f}" for value in (*values, result["median"][name])]
+        assert f"| {name} | {' | '.join(cells)} |" in text
+
+
 # ----------------------------------------------------------------------------------------- keys
 
 
