@@ -26,6 +26,7 @@ _HOMES = {
     "get_weight": "vil.pretrained.catalog",
     "list_models": "vil.models.registry",
     "load_weights": "vil.pretrained.load_weights",
+    "optimize_for_inference": "vil.integrations.optimize",
     "patch_attention": "vil.integrations.patch_attention",
     "Key": "vil.utils.registry",
     "register_attention": "vil.layers.attention",

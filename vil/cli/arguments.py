@@ -22,7 +22,7 @@ from vil.workflows import configure
 log = logging.getLogger(__name__)
 
 # Flags that set a key: {destination: key}. A flag wins over the file and over KEY VALUE.
-FLAGS = {"data": "DATA.PATH", "output_dir": "OUTPUT_DIR", "seed": "SEED"}
+FLAGS = {"data": "DATA.PATH", "output_dir": "OUTPUT_DIR", "seed": "SEED", "fast": "EVAL.FAST"}
 
 
 def config_arguments(
@@ -59,6 +59,14 @@ def preset_argument(parser: argparse.ArgumentParser) -> None:
     """Add the flag --preset, for values of keys that the file and KEY VALUE do not set."""
     text = "finetune, small_data or scratch: keys that the file and KEY VALUE override; prints them"
     parser.add_argument("--preset", metavar="NAME", help=text)
+
+
+def fast_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the flag --fast, for commands that only run a model."""
+    text = (
+        "optimize the model for inference: weights packed, nothing kept for gradients (EVAL.FAST)"
+    )
+    parser.add_argument("--fast", action="store_const", const="True", help=text)
 
 
 def run_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
@@ -131,7 +139,7 @@ def check_task(args: argparse.Namespace, cfg: CfgNode) -> None:
 def options_of(args: argparse.Namespace) -> configure.Options:
     """Collect the arguments that change the config: KEY VALUE words, flags that set a config key
     (FLAGS), --import and --preset."""
-    flags = {key: getattr(args, name) for name, key in FLAGS.items()}
+    flags = {key: getattr(args, name, None) for name, key in FLAGS.items()}
     preset = getattr(args, "preset", None)
     return configure.Options(args.opts or (), flags, args.imports, preset)
 

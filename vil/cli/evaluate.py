@@ -41,12 +41,19 @@ from collections.abc import Sequence
 
 from yacs.config import CfgNode
 
-from vil.cli.arguments import at_least, config_arguments, run_arguments, with_weights
+from vil.cli.arguments import (
+    at_least,
+    config_arguments,
+    fast_argument,
+    run_arguments,
+    with_weights,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     run_arguments(parser)
+    fast_argument(parser)
     text = "draw the N images of each test set with the most errors (0); detectors only"
     about = "calibrate the probabilities of --run's checkpoint first; classifiers only"
     parser.add_argument("--calibrate", action="store_true", help=about)

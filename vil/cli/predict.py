@@ -58,7 +58,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vil.cli.arguments import config_arguments, files_read, run_arguments, with_weights
+from vil.cli.arguments import (
+    config_arguments,
+    fast_argument,
+    files_read,
+    run_arguments,
+    with_weights,
+)
 from vil.cli.text_output import write_pieces
 from vil.config.key_lookup import is_known
 from vil.config.registries import registry
@@ -72,6 +78,7 @@ LOOKS_LIKE_KEY = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)+")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser, output="folder for the images with predictions drawn in")
     run_arguments(parser, several=True)
+    fast_argument(parser)
     tasks = registry("task").values()
     formats = [name for task in tasks for name in task.facts.get("formats", ())]
     add = parser.add_argument

@@ -16,10 +16,11 @@ from vil.builders.attention_backend import select_attention_backends
 from vil.builders.device import configure_device
 from vil.builders.model import find_weights, prepare_for_evaluation
 from vil.engine.distributed import DistInfo
+from vil.integrations.optimize import optimize_for_inference
 from vil.models.registry import ARCHS
 from vil.pretrained.catalog import DIGITS, get_model_weights
 from vil.pretrained.state_dict_io import read_metadata
-from vil.tasks import task_for, with_num_classes
+from vil.tasks import refuse_without, task_for, with_num_classes
 from vil.tasks.base import Task
 from vil.utils.errors import CheckpointError
 from vil.utils.global_state import preserve_global_state
@@ -138,6 +139,11 @@ def load_for_evaluation(
     model, report = build_with_weights(cfg, task)
     model = prepare_for_evaluation(cfg, task.inference_model(model), device)
     select_attention_backends(model, cfg, device, dist, training=False)
+    if cfg.EVAL.FAST:
+        refuse_without(cfg, "evaluate --fast")
+        dtype, task.amp_dtype = task.amp_dtype or torch.float32, None
+        model = optimize_for_inference(model, dtype=dtype, compile=cfg.MODEL.COMPILE)
+        report = f"{report}; optimized for inference in {str(dtype).removeprefix('torch.')}"
     return Loaded(task, model, report, apply_stored(cfg, task) if calibrated else "")
 
 

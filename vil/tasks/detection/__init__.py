@@ -65,6 +65,7 @@ ENTRY = dict(
     defaults={"DETECTION.TEST.SCORE": 0.5},
     lacks={
         "evaluate --calibrate": "--calibrate supports only classifiers",
+        "evaluate --fast": "--fast (EVAL.FAST) supports only models without boxes",
         "convert": "only classifiers are converted; set MODEL.MODEL_PATH to a detector's file",
         "export": "only classifiers are exported",
         "report": "the report of a detector shows only the metrics that training logged; for more, "

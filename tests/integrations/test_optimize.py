@@ -1,0 +1,116 @@
+"""`vil.optimize_for_inference`: the same outputs, less work, and no training."""
+
+import copy
+import pickle
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import vil
+from vil.layers.packed_linear import PackedLinear
+
+ARCH = "l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s1,g1,p2,f3,a0"
+SMALL = {
+    "vil": lambda: vil.build_model(
+        None,
+        {"MODEL.VIT.MSVIT.ARCH": ARCH, "INPUT.IMAGE_SIZE": 32, "DATA.NUM_CLASSES": 5}
+    ),
+    "vit": lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=5),
+    "swin": lambda: timm.create_model(
+        "swin_tiny_patch4_window7_224", img_size=32, window_size=4, depths=(1, 1), num_heads=(2, 4),
+        embed_dim=16, num_classes=5,
+    ),
+    "convnext": lambda: timm.create_model("convnext_atto", num_classes=5),
+    "beit": lambda: timm.create_model("beit_base_patch16_224", img_size=32, depth=1, num_classes=5),
+    "eva": lambda: timm.create_model("eva02_tiny_patch14_224", img_size=28, depth=1, num_classes=5),
+}  # fmt: skip
+IMAGES = {"eva": (2, 3, 28, 28)}
+
+
+@pytest.fixture(params=SMALL)
+def model_and_images(request):
+    torch.manual_seed(0)
+    model = SMALL[request.param]().eval()
+    for parameter in model.parameters():  # otherwise biases are 0
+        nn.init.normal_(parameter, std=0.1)
+    return model, torch.randn(IMAGES.get(request.param, (2, 3, 32, 32)))
+
+
+@torch.no_grad()
+def test_the_outputs_are_those_of_the_model(model_and_images):
+    model, images = model_and_images
+    expected = model(images)
+    found = vil.optimize_for_inference(model)(images)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@torch.no_grad()
+def test_in_bfloat16_the_error_is_that_of_the_converted_model(model_and_images):
+    model, images = model_and_images
+    expected = model(images)
+    plain = copy.deepcopy(model).bfloat16()(images.bfloat16()).float()
+    found = vil.optimize_for_inference(model, dtype=torch.bfloat16)(images)
+    assert found.dtype == torch.float32
+    unit = 2**-8 * expected.abs().max()
+    assert (found - expected).abs().max() <= 2 * (plain - expected).abs().max() + 4 * unit
+
+
+def test_the_model_is_not_changed():
+    model = SMALL["vil"]().train()
+    before = copy.deepcopy(model.state_dict())
+    vil.optimize_for_inference(model, dtype=torch.bfloat16)
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not any(isinstance(module, PackedLinear) for module in model.modules())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_activations_are_fused_and_dropout_is_removed():
+    model = vil.optimize_for_inference(SMALL["vit"]()).model
+    mlp = model.blocks[0].mlp
+    assert (mlp.fc1.activation, type(mlp.act), mlp.fc2.activation) == ("gelu", nn.Identity, "")
+    assert not any(isinstance(module, nn.Dropout | nn.Linear) for module in model.modules())
+    tanh = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, act_layer="gelu_tanh")
+    mlp = vil.optimize_for_inference(tanh).model.blocks[0].mlp
+    assert mlp.fc1.activation == ""
+    assert type(mlp.act) is not nn.Identity
+
+
+def test_copies_and_pickles_have_the_same_outputs():
+    fast, images = vil.optimize_for_inference(SMALL["vil"]()), torch.randn(1, 3, 32, 32)
+    for other in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert torch.equal(other(images), fast(images))
+
+
+def test_gradients_and_training_are_refused():
+    fast = vil.optimize_for_inference(SMALL["vil"]())
+    assert not fast(torch.randn(1, 3, 32, 32)).requires_grad
+    assert not fast.eval().training
+    with pytest.raises(RuntimeError, match="cannot be trained"):
+        fast.train()
+    with pytest.raises(ValueError, match=r"must be a floating-point type, not torch\.int8"):
+        vil.optimize_for_inference(SMALL["vil"](), dtype=torch.int8)
+
+
+def test_structures_of_tensors_are_converted():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x, *, index):
+            return {"out": self.linear(x["in"]), "index": index}
+
+    fast = vil.optimize_for_inference(Two(), dtype=torch.bfloat16)
+    found = fast({"in": torch.randn(2, 4)}, index=torch.tensor([1]))
+    assert (found["out"].dtype, found["index"].dtype) == (torch.float32, torch.int64)
+
+
+def test_float16_and_float64_use_ordinary_layers():
+    fast = vil.optimize_for_inference(SMALL["vit"](), dtype=torch.float64)
+    assert any(isinstance(module, nn.Linear) for module in fast.modules())
+    assert not any(isinstance(module, PackedLinear) for module in fast.modules())
+    assert fast(torch.randn(1, 3, 32, 32)).dtype == torch.float32

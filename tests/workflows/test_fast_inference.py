@@ -1,0 +1,65 @@
+"""--fast: evaluation and prediction with a model that is optimized for inference."""
+
+import json
+
+import pytest
+
+import vil
+from tests.common.small_runs import TINY, succeeds
+from tests.common.small_runs import vil as command
+from tests.common.small_tasks import SMALL_TASKS
+from vil.integrations.optimize import OptimizedModel
+from vil.pretrained.catalog import DIGITS
+
+WEIGHTS = str(DIGITS.url)
+TASKS = [task for task in SMALL_TASKS if task != "detection"]
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def run(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    settings = [*SMALL_TASKS[request.param], "OPTIM.EPOCHS=1"]
+    vil.train(None, settings, output_dir=folder)
+    return folder
+
+
+def test_the_metrics_are_those_of_the_model(run):
+    (plain,), (fast,) = (
+        vil.evaluate(run, {"EVAL.FAST": value}).values() for value in (False, True)
+    )
+    numbers = [key for key, value in plain.items() if isinstance(value, int | float)]
+    assert {key: fast[key] for key in numbers} == pytest.approx(
+        {key: plain[key] for key in numbers}, rel=1e-4, abs=1e-4, nan_ok=True
+    )
+
+
+def test_commands_have_the_flag(tmp_path):
+    words = ["MODEL.MODEL_PATH", WEIGHTS, "DATA.TEST", "digits", "OUTPUT_DIR", str(tmp_path)]
+    shown = succeeds("evaluate", *words, "--fast")
+    assert "optimized for inference in float32" in shown
+    assert "top1 98.06" in shown
+    done = command("predict", "--sample", "--fast", "--top", "1", "AMP.ENABLED", "True")
+    assert done.code == 0
+    assert "optimized for inference in bfloat16" in done.err
+
+
+def test_python_has_the_key():
+    model = vil.load_for_inference(WEIGHTS, {"EVAL.FAST": True})
+    assert isinstance(model.model, OptimizedModel)
+    plain = vil.load_for_inference(WEIGHTS)
+    image = vil.data.DATASETS.load("digits")(None, "val").image(0)
+    (one,), (two,) = (list(vil.predict(m, [image])) for m in (model, plain))
+    assert json.dumps(one.classes[0][0]) == json.dumps(two.classes[0][0])
+
+
+@pytest.mark.detection
+def test_detectors_and_training_are_refused(tmp_path):
+    refused = command("train", "--fast", *TINY)
+    assert refused.code == 2
+    assert "unrecognized arguments: --fast" in refused.err
+    folder = tmp_path / "run"
+    vil.train(None, [*SMALL_TASKS["detection"], "OPTIM.EPOCHS=1", f"DATA.PATH={tmp_path}"],
+              output_dir=folder)  # fmt: skip
+    refused = command("evaluate", "--run", str(folder), "--fast")
+    assert refused.code == 2
+    assert "--fast (EVAL.FAST) supports only models without boxes" in refused.err

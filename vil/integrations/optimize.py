@@ -1,0 +1,95 @@
+"""Make a copy of a model that is faster, and for inference only."""
+
+import copy
+from typing import Any
+
+import torch
+from timm.layers import DropPath, Mlp
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from vil.layers.packed_linear import PackedLinear, can_pack
+
+FUSED = {nn.GELU: "gelu", nn.ReLU: "relu"}  # activations that a linear layer can apply
+UNUSED = (nn.Dropout, DropPath)  # identities in evaluation
+
+
+class OptimizedModel(nn.Module):
+    """A model for inference, see `optimize_for_inference`. It cannot be trained.
+
+    model: the optimized copy, whose methods, such as `forward_features`, take tensors of `dtype`.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.dtype = model, dtype
+        self.eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model without autograd. Floating-point inputs are converted to `dtype`, and
+        outputs to float32."""
+        args, kwargs = tree_map(lambda x: convert(x, self.dtype), (args, kwargs))
+        with torch.inference_mode(), torch.autocast(device_of(self.model), enabled=False):
+            return tree_map(lambda x: convert(x, torch.float32), self.model(*args, **kwargs))
+
+    def train(self, mode: bool = True) -> "OptimizedModel":
+        if mode:
+            raise RuntimeError("a model optimized for inference cannot be trained")
+        return super().train(mode)
+
+
+def optimize_for_inference(
+    model: nn.Module, *, dtype: torch.dtype = torch.float32, compile: bool = False
+) -> OptimizedModel:
+    """Return a faster copy of a model, for inference only. `model` is not changed.
+
+    The parameters are converted to `dtype` once, which autocast does in every forward pass. On a
+    CPU, linear layers use oneDNN with reordered weights, and apply a following GELU or ReLU in
+    place; this needs float32 or bfloat16. Dropout and stochastic depth are removed. The outputs are
+    those of the model in `dtype` up to rounding. Works for models of this package, of timm and
+    others. compile: also call `torch.compile`.
+
+    Raises ValueError if dtype is not a floating-point type.
+    """
+    if not dtype.is_floating_point:
+        raise ValueError(
+            f"optimize_for_inference: dtype must be a floating-point type, not {dtype}"
+        )
+    fast = copy.deepcopy(model).eval().requires_grad_(False).to(dtype)
+    for module in list(fast.modules()):
+        fused = _fused_activation(module)
+        for name, child in list(module.named_children()):
+            setattr(module, name, _replacement(child, name, fused))
+    optimized = OptimizedModel(fast, dtype)
+    if compile:
+        fast.compile()
+    return optimized
+
+
+def _replacement(child: nn.Module, name: str, fused: str) -> nn.Module:
+    """Return what replaces the child `name` of a module. fused: see `_fused_activation`."""
+    if isinstance(child, UNUSED) or (fused and name == "act"):
+        return nn.Identity()
+    if can_pack(child):
+        return PackedLinear(child, fused if name == "fc1" else "")
+    return child
+
+
+def _fused_activation(module: nn.Module) -> str:
+    """Return the activation that the first layer of an MLP can apply, or ""."""
+    if type(module) is not Mlp or not can_pack(module.fc1):
+        return ""
+    act = module.act
+    exact = getattr(act, "approximate", "none") == "none"
+    return next((name for cls, name in FUSED.items() if isinstance(act, cls) and exact), "")
+
+
+def convert(x: Any, dtype: torch.dtype) -> Any:
+    """Convert a floating-point tensor to a dtype; return anything else as it is."""
+    return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
+def device_of(model: nn.Module) -> str:
+    """Return the device type of a model's parameters and buffers; "cpu" without any."""
+    tensors = (*model.parameters(), *model.buffers())
+    return tensors[0].device.type if tensors else "cpu"

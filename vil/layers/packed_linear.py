@@ -1,0 +1,62 @@
+"""Linear layers for inference on a CPU, by oneDNN, with weights in the layout of its kernels.
+
+Shapes: ... leading dimensions, I input and O output features.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+DTYPES = (torch.float32, torch.bfloat16)
+ACTIVATIONS = {"": ("none", ""), "gelu": ("gelu", "none"), "relu": ("relu", "")}  # with algorithm
+
+
+class PackedLinear(nn.Module):
+    """A linear layer, optionally followed by an activation, without gradients.
+
+    The weights of `linear` (float32 or bfloat16) are reordered once. oneDNN applies the activation,
+    "gelu" (exact) or "relu", to the outputs while they are in the cache. The layer has no
+    parameters, so a state dict is made from the model that it replaces a part of.
+    """
+
+    def __init__(self, linear: nn.Linear, activation: str = "") -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.activation = activation
+        self.packed = pack(linear.weight.detach())
+        self.bias = None if linear.bias is None else linear.bias.detach().clone()
+
+    @property
+    def weight(self) -> Tensor:
+        """A copy of the weights (O, I)."""
+        return self.packed.to_dense(self.packed.dtype)
+
+    def __getstate__(self) -> dict[str, Any]:  # tensors of oneDNN can neither be copied nor pickled
+        return {**super().__getstate__(), "packed": self.weight}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "packed": pack(state["packed"])})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x (..., I) to (..., O)."""
+        name, algorithm = ACTIVATIONS[self.activation]
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, name, [], algorithm)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, activation={self.activation!r}"
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Return weights (O, I) in the layout of oneDNN's kernels."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight)
+
+
+def can_pack(linear: nn.Module) -> bool:
+    """Whether a module is a plain linear layer on a CPU that oneDNN can compute."""
+    return (
+        type(linear) is nn.Linear
+        and linear.weight.device.type == "cpu"
+        and linear.weight.dtype in DTYPES
+        and torch.backends.mkldnn.is_available()
+    )
