@@ -40,6 +40,7 @@ from vil.utils.errors import CheckpointError, ConfigError, RunInUseError, Stoppe
 from vil.utils.global_state import preserve_global_state
 from vil.utils.machine import read_cpu_time
 from vil.workflows.configure import Overrides, make_config, read_class_names
+from vil.workflows.evaluate import open_test_sets
 from vil.workflows.final_test import evaluate_best
 from vil.workflows.log_forwarding import forward_logs
 from vil.workflows.resume_checks import adopt_rules, check_changes, config_to_keep
@@ -243,6 +244,8 @@ def _build(
     loader = task.train_loader(dist, bad_file=bad_file, dataset=synthetic.get("train"))
     task.class_names = loader.classes
     tests = {"synthetic": synthetic["val"]} if synthetic else None
+    if cfg.DATA.VAL and not synthetic:
+        open_test_sets(task, cfg, dist, "test")  # used after the last step: fail now if missing
     task.test_loaders(dist, bad_file=bad_file, datasets=tests)
     if not resuming:
         _load_initial_weights(cfg, task, model)

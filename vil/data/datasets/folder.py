@@ -27,12 +27,12 @@ LAYOUT = """{problem}. Expected:
 │   │   └── 2.png
 │   └── dog
 │       └── 3.jpg
-└── val                  the same classes, other images
+└── val                  the same classes, other images; and test, if DATA.VAL is set
     ├── cat
     │   └── 4.jpg
     └── dog
         └── 5.jpg
-or, with DATA.VAL_FRACTION 0.2, which takes validation images from these:
+or, with DATA.VAL_FRACTION 0.2, and DATA.TEST_FRACTION 0.2 for test images, which divide these:
 {root}
 ├── cat
 │   └── 1.jpg
