@@ -203,6 +203,16 @@ def test_a_missing_folder_is_answered_with_a_drawing():
     assert "dog" in ended.err
 
 
+@pytest.mark.parametrize("command", ["train", "data check"])
+@pytest.mark.parametrize("name", ["folder", "imagenet", "tar"])
+def test_a_near_name_is_suggested_for_a_root(command, name):
+    draw_pictures("signs", {"cat": 1})
+    sets = [f"DATA.TRAIN=[{name}]", f"DATA.TEST=[{name}]", "DATA.NUM_CLASSES=auto"]
+    ended = vil(*command.split(), *SMALL, *sets, "--data", "sings")
+    wanted = r"there is no folder sings: set --data to the folder of your .*; did you mean signs\?"
+    refused(ended, DATA, f"^vil {command}: {wanted}$")
+
+
 @pytest.mark.parametrize("command", ["train", "train --dry-run"])
 @pytest.mark.parametrize("classes", ["2", "auto"])
 def test_a_root_that_is_missing_is_named(command, classes):

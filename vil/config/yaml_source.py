@@ -19,6 +19,7 @@ from vil.config.coercion import MAX_LITERAL, Quoted, as_written
 from vil.config.defaults import EXTENSIBLE
 from vil.config.key_lookup import is_known
 from vil.utils.errors import ConfigError
+from vil.utils.lookup import did_you_mean
 
 SUFFIXES = (".yaml", ".yml", ".json")
 MAX_BYTES = 1 << 20  # of one file
@@ -70,10 +71,6 @@ def find(name: str | Path, folder: Path | None = None) -> Path:
     known = [path.relative_to(root).as_posix() for path in root.rglob("*.yaml")]
     near = difflib.get_close_matches(below.as_posix(), known, n=1)
     raise ConfigError(f"{name}: no such config file{did_you_mean(*near)}")
-
-
-def did_you_mean(name: str | None = None) -> str:
-    return f"; did you mean {name}?" if name else ""
 
 
 def from_file(
