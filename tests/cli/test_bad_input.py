@@ -42,6 +42,8 @@ SETTINGS = {
     "Swin's name": ("DATA.IMG_SIZE=3", r"unknown key; did you mean INPUT\.IMAGE_SIZE\?"),
     "a value's typo": (f"{MSVIT}.ATTN_TYPE=full,linfomer", r"did you mean linformer\?$"),
     "a config as a model": ("MODEL.ARCH=vil_tiny", r"--config-file imagenet/vil_tiny\.yaml"),
+    "a path": ("some/folder SEED 1", r"command line: unexpected argument some/folder \(see --help"),
+    "a config": ("configs/mine.yaml", r"mean --config-file configs/mine\.yaml\? \(see --help\)$"),
     "key without its node": ("LR=1", r"LR: unknown key; did you mean OPTIM\.LR\?"),
     "type": ("OPTIM.LR=fast", r"command line: OPTIM\.LR: expected float, got 'fast'"),
     "choice": ("OPTIM.OPT=adamm", r"OPTIM\.OPT: .*, got 'adamm'; did you mean adam\?$"),

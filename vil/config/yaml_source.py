@@ -251,10 +251,13 @@ def from_options(opts: Sequence[str | Setting]) -> Iterator[Setting]:
             yield word
             continue
         key, equals, value = str(word).partition("=")
+        file = f"--config-file {key}" if key.endswith(SUFFIXES) else None
+        if not is_known(key) and ("/" in key or os.path.exists(str(word))):
+            near = did_you_mean(file)
+            raise ConfigError(f"{COMMAND_LINE}: unexpected argument {word}{near} (see --help)")
         if not equals:
             value = next(words, None)
             if value is None:
-                file = f"--config-file {key}" if key.endswith(SUFFIXES) else None
                 raise ConfigError(f"{COMMAND_LINE}: {key}: no value follows{did_you_mean(file)}")
         yield from _option(key, value if isinstance(value, str) else as_written(value))
 
