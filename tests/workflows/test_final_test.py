@@ -48,6 +48,7 @@ def test_the_test_images_are_evaluated_once_at_the_end(trained):
         "checkpoint": trained.best_checkpoint.name, "metrics": trained.test_metrics
     }  # fmt: skip
     assert get_config(folder / "config.yaml").DATA.NUM_CLASSES == 3
+    assert (folder / "log.txt").read_text().count(", evaluation: ") == 1  # one stage with chunks
 
 
 def test_vil_evaluate_gives_the_same_metrics(trained, tmp_path):

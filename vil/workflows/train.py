@@ -181,7 +181,8 @@ def run_training(
         enter(worker_errors())
         _check_folder(run, resuming)
         say = run.log.say
-        logs.open(say if dist.is_main else echo_error)
+        # the final test repeats lines of building, such as the selected backends
+        logs.open(run.log.say_once if dist.is_main else echo_error)
         state = TrainState(
             seed=cfg.SEED,
             world=dist.world,
@@ -196,7 +197,7 @@ def run_training(
         state = resume_state(run.checkpoints, state, objects, **kept)
         for line in changes if dist.is_main else ():
             log.warning(line)
-        kept = dict(folder=folder, resuming=resuming, say=say)
+        kept = dict(folder=folder, resuming=resuming, say=run.log.say_once)
         select_attention_backends(model, cfg, device, dist, training=True, **kept)
         kept_cfg = config_to_keep(cfg, distributed.unwrap(model))
         run.write("config.yaml", dump(kept_cfg))
