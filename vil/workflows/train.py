@@ -1,6 +1,7 @@
 """Start or resume a training run from a config."""
 
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from vil.utils.console import echo_error
 from vil.utils.errors import CheckpointError, ConfigError, RunInUseError, StoppedError
 from vil.utils.global_state import preserve_global_state
 from vil.utils.machine import read_cpu_time
+from vil.utils.metric_format import format_pair
 from vil.workflows.configure import Overrides, make_config, read_class_names
 from vil.workflows.evaluate import open_test_sets
 from vil.workflows.final_test import evaluate_best
@@ -221,6 +223,8 @@ def run_training(
             )
             if cfg.DATA.VAL and max_steps is None:
                 tests = evaluate_best(kept_cfg, loader.classes, run, between=guard.check_all_ranks)
+            if run.begun and max_steps is None:
+                say(describe_end(run, state, task.metric.name))
         except StoppedError as stop:
             if stop.state != "interrupted":
                 raise
@@ -312,6 +316,18 @@ def describe(
         f"{count:,} parameters; train on {', '.join(names)}: {images} images of "
         f"{len(loader.classes)} classes, {loader.steps_per_epoch} steps of {batch} an epoch "
         f"({images % batch} left out); evaluate on {sets}"
+    )
+
+
+def describe_end(run: RunDir, state: TrainState, metric: str) -> str:
+    """Describe how a finished run ended, its best checkpoint and the next command, in one line."""
+    per_epoch, best = state.steps_per_epoch, "no best checkpoint"
+    if state.best is not None:
+        best = f"best {format_pair(metric, state.best)} at epoch {state.best_step / per_epoch:.4g}"
+    ended = "stopped early" if run.reason else "finished"
+    return (
+        f"{ended} after {state.step / per_epoch:.4g} epochs: {best}, run in {run.folder}; "
+        f"next: vil report {shlex.quote(str(run.folder))}"
     )
 
 
