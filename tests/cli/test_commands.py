@@ -164,6 +164,13 @@ def test_the_last_line_says_how_the_run_ended_and_what_is_next(run):
     assert re.search(wanted, succeeds("train", *words))
 
 
+@pytest.mark.parametrize(("lr", "count"), [("1", 1), ("1e-3", 0)])
+def test_a_model_that_predicts_one_class_gets_a_hint(lr, count):
+    shown = succeeds("train", *TINY, "OPTIM.OPT=adamw", f"OPTIM.LR={lr}", "--output_dir", "out")
+    hint = r"hint: the model predicts one class \(hue \d+\) for all images of fake: train longer,"
+    assert len(re.findall(hint, shown)) == count
+
+
 @pytest.mark.smoke
 @pytest.mark.defect("B30")
 def test_the_same_command_gives_the_same_numbers(run, tmp_path):

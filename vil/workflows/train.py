@@ -224,6 +224,8 @@ def run_training(
             if cfg.DATA.VAL and max_steps is None:
                 tests = evaluate_best(kept_cfg, loader.classes, run, between=guard.check_all_ranks)
             if run.begun and max_steps is None:
+                if task.hint:
+                    say(f"hint: {task.hint}")
                 say(describe_end(run, state, task.metric.name))
         except StoppedError as stop:
             if stop.state != "interrupted":
