@@ -42,6 +42,8 @@ SETTINGS = {
     "Swin's name": ("DATA.IMG_SIZE=3", r"unknown key; did you mean INPUT\.IMAGE_SIZE\?"),
     "a value's typo": (f"{MSVIT}.ATTN_TYPE=full,linfomer", r"did you mean linformer\?$"),
     "a config as a model": ("MODEL.ARCH=vil_tiny", r"--config-file imagenet/vil_tiny\.yaml"),
+    "a path": ("some/folder SEED 1", r"command line: unexpected argument some/folder \(see --help"),
+    "a config": ("configs/mine.yaml", r"mean --config-file configs/mine\.yaml\? \(see --help\)$"),
     "key without its node": ("LR=1", r"LR: unknown key; did you mean OPTIM\.LR\?"),
     "type": ("OPTIM.LR=fast", r"command line: OPTIM\.LR: expected float, got 'fast'"),
     "choice": ("OPTIM.OPT=adamm", r"OPTIM\.OPT: .*, got 'adamm'; did you mean adam\?$"),
@@ -201,6 +203,16 @@ def test_a_missing_folder_is_answered_with_a_drawing():
     ended = vil("train", *SMALL, *FOLDER, "--data", "pets", "--output_dir", "out")
     refused(ended, DATA, r"there is no folder pets/train\. Expected:\npets\n", lines=None)
     assert "dog" in ended.err
+
+
+@pytest.mark.parametrize("command", ["train", "data check"])
+@pytest.mark.parametrize("name", ["folder", "imagenet", "tar"])
+def test_a_near_name_is_suggested_for_a_root(command, name):
+    draw_pictures("signs", {"cat": 1})
+    sets = [f"DATA.TRAIN=[{name}]", f"DATA.TEST=[{name}]", "DATA.NUM_CLASSES=auto"]
+    ended = vil(*command.split(), *SMALL, *sets, "--data", "sings")
+    wanted = r"there is no folder sings: set --data to the folder of your .*; did you mean signs\?"
+    refused(ended, DATA, f"^vil {command}: {wanted}$")
 
 
 @pytest.mark.parametrize("command", ["train", "train --dry-run"])

@@ -154,6 +154,23 @@ def test_the_log_says_what_metrics_says(run):
         assert tuple(shown.values()) == wanted
 
 
+def test_the_last_line_says_how_the_run_ended_and_what_is_next(run):
+    best, _ = best_and_last(run).values()
+    value = f"best top1 {best['top1']:.2f} at epoch {best['epoch']:g}"
+    wanted = f" finished after 3 epochs: {value}, run in {run}; next: vil report {run}\n"
+    assert (run / "log.txt").read_text().endswith(wanted)
+    words = [*TINY, "OPTIM.EPOCHS=4", "RUN.PATIENCE=1", "RUN.MIN_DELTA=99", "OUTPUT_DIR=a b"]
+    wanted = r" stopped early after 2 epochs: best top1 .*, run in a b; next: vil report 'a b'\n$"
+    assert re.search(wanted, succeeds("train", *words))
+
+
+@pytest.mark.parametrize(("lr", "count"), [("1", 1), ("1e-3", 0)])
+def test_a_model_that_predicts_one_class_gets_a_hint(lr, count):
+    shown = succeeds("train", *TINY, "OPTIM.OPT=adamw", f"OPTIM.LR={lr}", "--output_dir", "out")
+    hint = r"hint: the model predicts one class \(hue \d+\) for all images of fake: train longer,"
+    assert len(re.findall(hint, shown)) == count
+
+
 @pytest.mark.smoke
 @pytest.mark.defect("B30")
 def test_the_same_command_gives_the_same_numbers(run, tmp_path):

@@ -238,7 +238,7 @@ def test_nothing_could_be_read(run):
         ("predict --tile -1 x.png", USAGE, "DETECTION.TEST.TILE: expected at least 0"),
         ("predict --score 1.5 x.png", USAGE, r"DETECTION\.TEST\.SCORE"),
         ("predict --images x.png DEVICE cpu", USAGE, "KEY VALUE pairs come before"),
-        ("predict --output file x.png", USAGE, "--output file: File exists"),
+        ("predict --output file file", USAGE, "--output file: File exists"),
         ("predict empty", DATA, "no images in empty"),
         ("evaluate --pictures many", USAGE, "expected a whole number from 0 up, got 'many'"),
     ],

@@ -243,6 +243,8 @@ def test_nothing_could_be_read(run, stdin):
     assert ended.code == DATA
     assert ended.err.endswith("vil predict: none of the 2 images could be read\n")
     assert files(json.loads(ended.out)) == ["-", "nowhere.png"]
+    ended = vil("predict", "--run", run, "nope", "nowhere.png")
+    assert ended == (DATA, "", "vil predict: there is no file or folder nope, nowhere.png\n")
 
 
 def test_nothing_to_read(run, stdin, caplog):

@@ -206,6 +206,8 @@ def test_the_data_moved_and_a_picture_is_lost_meanwhile(run, photos):
         ("RUN --out no/where.html", USAGE, "--out no/where.html: there is no folder no"),
         ("RUN --out page.png", USAGE, "--out page.png: expected a name that ends in .html, .htm"),
         ("RUN --out .", USAGE, "--out .: expected a name"),
+        ("RUN bare", USAGE, "unexpected argument bare: expected one run; vil sweep --output DIR"),
+        ("RUN no/bare", USAGE, "unexpected argument no/bare (see --help)"),
         ("RUN --config-file x.yaml", USAGE, "leave --config-file out: the run has its own"),
         ("bare", CHECKPOINT, "bare has no best checkpoint yet: use --no-eval"),
         ("", USAGE, "the following arguments are required: RUN"),

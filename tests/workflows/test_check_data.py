@@ -113,7 +113,10 @@ def test_a_missing_split_is_a_problem(photos):
     assert list(found.splits) == ["train"]
     (problem,) = found.problems
     assert problem.startswith("val/folder: there is no folder")
-    assert "\n" not in problem
+    assert problem.count("Expected:\n") == 1
+    failed = vil("data", "check", "--data", photos, *OPTIONS)
+    assert f"problem: {problem}\n" in failed.out
+    assert "val" not in failed.err
 
 
 def test_other_classes_are_a_problem(photos):
@@ -154,8 +157,8 @@ def test_the_command_writes_a_sheet_and_json(photos, tmp_path):
     (photos / "train/cat/0.png").write_bytes(b"")
     failed = vil(*words)
     assert failed.code == 3
-    assert "1 of 14 images cannot be read" in failed.err
-    assert "problem: " in failed.out
+    assert failed.out.count("problem: train: 1 of 14 images cannot be read") == 1
+    assert failed.err.count("\n") == 1
 
 
 def test_bad_input_is_refused(photos):

@@ -61,7 +61,7 @@ def test_a_file_of_features_and_a_table_of_names(run, photos):
 def test_nothing_is_written_if_no_image_can_be_read(run, photos):
     ended = command("embed", "--run", run, "nowhere.png", "--output-file", "features.npy")
     assert (ended.code, ended.out) == (3, "")
-    assert "none of the 1 images could be read" in ended.err
+    assert "there is no file or folder nowhere.png\n" in ended.err
     assert not list(Path().glob("features*"))
     with pytest.raises(DataError, match="none of the 1 images"):
         vil.embed(run, "nowhere.png")

@@ -48,6 +48,7 @@ def test_the_test_images_are_evaluated_once_at_the_end(trained):
         "checkpoint": trained.best_checkpoint.name, "metrics": trained.test_metrics
     }  # fmt: skip
     assert get_config(folder / "config.yaml").DATA.NUM_CLASSES == 3
+    assert (folder / "log.txt").read_text().count(", evaluation: ") == 1  # one stage with chunks
 
 
 def test_vil_evaluate_gives_the_same_metrics(trained, tmp_path):
@@ -105,3 +106,10 @@ def test_a_resumed_run_keeps_its_split(trained):
     config = trained.run_dir / "config.yaml"
     with pytest.raises(vil.errors.CheckpointError, match="DATA.FOLD 1 .now 2"):
         vil.train(config, ["DATA.FOLD=2"], output_dir=trained.run_dir, resume=True)
+
+
+def test_missing_test_images_end_the_run_before_its_first_step(pets, tmp_path):
+    words = [word for word in SETS if not word.startswith("DATA.FOLD")]
+    with pytest.raises(vil.errors.DataError, match="no folder test: .* set DATA.TEST_FRACTION 0.2"):
+        vil.train(None, words, data=pets, output_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

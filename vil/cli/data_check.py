@@ -16,6 +16,7 @@ The exit code is 0 if the data can be used, and 3 if training would stop; a line
 import argparse
 
 from vil.cli.arguments import at_least, config_arguments, files_read, resolve
+from vil.utils.errors import DataError
 from vil.utils.json_text import to_json
 from vil.utils.output_paths import output_file, replacing
 
@@ -44,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if "json" in files:
         with replacing(files["json"], "--json") as aside:
             aside.write_text(to_json(check.to_dict(), indent=1) + "\n", "utf-8", "replace")
-    check.raise_if_unusable()
+    if not check.is_usable:
+        raise DataError("the data cannot be used: the lines above that begin with problem say why")
     print("the data can be used")
     return 0

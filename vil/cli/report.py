@@ -45,6 +45,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{folder}: no config.yaml there, so it is not a run's folder")
     if args.config_file:
         raise ConfigError("leave --config-file out: the run has its own")
+    if args.opts and Path(args.opts[0], "config.yaml").is_file():
+        raise ConfigError(
+            f"unexpected argument {args.opts[0]}: expected one run; vil sweep --output DIR --table "
+            "compares the runs of a sweep"
+        )
     path = output_file(args.out or folder / PAGE, "--out", ENDINGS, files_read(args, "out"))
     if args.no_eval and args.opts:
         log.warning("--no-eval is given, so these options have no effect: %s", " ".join(args.opts))

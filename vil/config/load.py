@@ -23,12 +23,11 @@ from vil.config.yaml_source import (
     EMPTY,
     ConfigError,
     Setting,
-    did_you_mean,
     find,
     from_file,
     from_options,
 )
-from vil.utils.lookup import lookup
+from vil.utils.lookup import did_you_mean, lookup
 
 log = logging.getLogger(__name__)
 

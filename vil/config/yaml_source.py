@@ -19,6 +19,7 @@ from vil.config.coercion import MAX_LITERAL, Quoted, as_written
 from vil.config.defaults import EXTENSIBLE
 from vil.config.key_lookup import is_known
 from vil.utils.errors import ConfigError
+from vil.utils.lookup import did_you_mean
 
 SUFFIXES = (".yaml", ".yml", ".json")
 MAX_BYTES = 1 << 20  # of one file
@@ -70,10 +71,6 @@ def find(name: str | Path, folder: Path | None = None) -> Path:
     known = [path.relative_to(root).as_posix() for path in root.rglob("*.yaml")]
     near = difflib.get_close_matches(below.as_posix(), known, n=1)
     raise ConfigError(f"{name}: no such config file{did_you_mean(*near)}")
-
-
-def did_you_mean(name: str | None = None) -> str:
-    return f"; did you mean {name}?" if name else ""
 
 
 def from_file(
@@ -254,10 +251,13 @@ def from_options(opts: Sequence[str | Setting]) -> Iterator[Setting]:
             yield word
             continue
         key, equals, value = str(word).partition("=")
+        file = f"--config-file {key}" if key.endswith(SUFFIXES) else None
+        if not is_known(key) and ("/" in key or os.path.exists(str(word))):
+            near = did_you_mean(file)
+            raise ConfigError(f"{COMMAND_LINE}: unexpected argument {word}{near} (see --help)")
         if not equals:
             value = next(words, None)
             if value is None:
-                file = f"--config-file {key}" if key.endswith(SUFFIXES) else None
                 raise ConfigError(f"{COMMAND_LINE}: {key}: no value follows{did_you_mean(file)}")
         yield from _option(key, value if isinstance(value, str) else as_written(value))
 

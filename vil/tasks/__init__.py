@@ -17,6 +17,7 @@ defaults    {config key: default value in `vil predict`}
 lacks       {workflow: why the task does not support it}
 """
 
+from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
@@ -76,6 +77,8 @@ def with_num_classes(cfg: CfgNode) -> CfgNode:
     try:
         classes = task.open_train_set().classes
     except DataError as error:
+        if not Path(cfg.DATA.PATH).exists():
+            raise
         joint = "\n" if "\n" in str(error) else "; "  # below a drawing
         raise DataError(
             f"{error}{joint}DATA.NUM_CLASSES auto counts the classes of these data: without them, "

@@ -82,6 +82,7 @@ class Task:
     learned_settings: Mapping[str, Any] = {}
     columns: Sequence[str] = ()  # metrics in the report's table of evaluations; empty: all
     counted = "images"  # what `count_classes` counts
+    hint = ""  # advice after the last evaluation, for the log of a run; set on rank 0
 
     def __init__(
         self,

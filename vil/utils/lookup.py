@@ -8,6 +8,11 @@ T = TypeVar("T")
 MAX_CHOICES = 40
 
 
+def did_you_mean(name: str | None = None) -> str:
+    """Return the end of a message that suggests a name; "" without one."""
+    return f"; did you mean {name}?" if name else ""
+
+
 def lookup(table: Mapping[str, T], name: str, kind: str) -> T:
     """Return table[name]. Raises ValueError for an unknown name.
 
@@ -18,6 +23,6 @@ def lookup(table: Mapping[str, T], name: str, kind: str) -> T:
         return table[name]
     names = {str(key).lower(): key for key in table}
     near = difflib.get_close_matches(str(name).lower(), names, n=1)
-    hint = f"; did you mean {names[near[0]]!r}?" if near else ""
+    hint = did_you_mean(*(repr(names[key]) for key in near))
     choices = ", ".join(table) if len(table) <= MAX_CHOICES else f"{len(table)} of them"
     raise ValueError(f"unknown {kind} {name!r}{hint} (choices: {choices})")

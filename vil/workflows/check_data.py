@@ -51,7 +51,8 @@ class DataCheck:
     """The result of `check_data`.
 
     splits: {"train", "val/<set>" or "test/<set>": its content}. problems: why the data cannot be
-    used, one line each. warnings: what may spoil a result. suggestions: {config key: value}.
+    used, one text each, which may draw the expected folders. warnings: what may spoil a result.
+    suggestions: {config key: value}.
     """
 
     task: str
@@ -175,7 +176,8 @@ def check_data(
     """Read all datasets of a config, and return what they contain and what is wrong with them.
 
     config, overrides, data, imports: see `vil.train`. max_images: open only this many images of
-    each split, evenly spaced. Raises ConfigError if the config is invalid.
+    each split, evenly spaced. Raises ConfigError if the config is invalid, DataError if there is no
+    folder DATA.PATH.
     """
     cfg = make_config(config, overrides, data=data, imports=imports)
     task = task_for(with_any_classes(cfg), torch.device("cpu"))
@@ -187,8 +189,11 @@ def check_data(
                 learned = next(iter(splits.values())).dataset.classes
                 match_classes(dataset, learned, label, by_position=is_by_position(cfg))
         except DataError as error:
+            if not Path(cfg.DATA.PATH).exists():
+                raise
             missing.append(label)
-            problems.append(f"{label}: {printable(str(error).splitlines()[0])}")
+            text = "\n".join(map(printable, str(error).splitlines()))  # it may draw a layout
+            problems.append(f"{label}: {text}")
             continue
         with worker_errors():
             images = inspect(dataset, workers=cfg.DATALOADER.WORKERS, max_images=max_images)

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -118,13 +119,15 @@ def find_images(
 
     words: files, folders, or "-" for the image file whose content `read_stdin` returns. channels:
     INPUT.CHANNELS. Returns (images, classes): `classes` has the class names of the sample images,
-    and is empty for other images. Raises DataError if there are no images.
+    and is empty for other images. Raises DataError if there are no images, or none of them exists.
     """
     if sample:
         return read_demo_digits()
     images = list_images(words, read_stdin, channels)
     if not images:
         raise DataError(f"no images in {', '.join(words)}")
+    if not any(image.content is not None or os.path.lexists(image.name) for image in images):
+        raise DataError(f"there is no file or folder {', '.join(i.name for i in images):.200}")
     return images, []
 
 

@@ -1,6 +1,7 @@
 """Start or resume a training run from a config."""
 
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -39,7 +40,9 @@ from vil.utils.console import echo_error
 from vil.utils.errors import CheckpointError, ConfigError, RunInUseError, StoppedError
 from vil.utils.global_state import preserve_global_state
 from vil.utils.machine import read_cpu_time
+from vil.utils.metric_format import format_pair
 from vil.workflows.configure import Overrides, make_config, read_class_names
+from vil.workflows.evaluate import open_test_sets
 from vil.workflows.final_test import evaluate_best
 from vil.workflows.log_forwarding import forward_logs
 from vil.workflows.resume_checks import adopt_rules, check_changes, config_to_keep
@@ -180,7 +183,8 @@ def run_training(
         enter(worker_errors())
         _check_folder(run, resuming)
         say = run.log.say
-        logs.open(say if dist.is_main else echo_error)
+        # the final test repeats lines of building, such as the selected backends
+        logs.open(run.log.say_once if dist.is_main else echo_error)
         state = TrainState(
             seed=cfg.SEED,
             world=dist.world,
@@ -195,7 +199,7 @@ def run_training(
         state = resume_state(run.checkpoints, state, objects, **kept)
         for line in changes if dist.is_main else ():
             log.warning(line)
-        kept = dict(folder=folder, resuming=resuming, say=say)
+        kept = dict(folder=folder, resuming=resuming, say=run.log.say_once)
         select_attention_backends(model, cfg, device, dist, training=True, **kept)
         kept_cfg = config_to_keep(cfg, distributed.unwrap(model))
         run.write("config.yaml", dump(kept_cfg))
@@ -219,6 +223,10 @@ def run_training(
             )
             if cfg.DATA.VAL and max_steps is None:
                 tests = evaluate_best(kept_cfg, loader.classes, run, between=guard.check_all_ranks)
+            if run.begun and max_steps is None:
+                if task.hint:
+                    say(f"hint: {task.hint}")
+                say(describe_end(run, state, task.metric.name))
         except StoppedError as stop:
             if stop.state != "interrupted":
                 raise
@@ -243,6 +251,8 @@ def _build(
     loader = task.train_loader(dist, bad_file=bad_file, dataset=synthetic.get("train"))
     task.class_names = loader.classes
     tests = {"synthetic": synthetic["val"]} if synthetic else None
+    if cfg.DATA.VAL and not synthetic:
+        open_test_sets(task, cfg, dist, "test")  # used after the last step: fail now if missing
     task.test_loaders(dist, bad_file=bad_file, datasets=tests)
     if not resuming:
         _load_initial_weights(cfg, task, model)
@@ -308,6 +318,18 @@ def describe(
         f"{count:,} parameters; train on {', '.join(names)}: {images} images of "
         f"{len(loader.classes)} classes, {loader.steps_per_epoch} steps of {batch} an epoch "
         f"({images % batch} left out); evaluate on {sets}"
+    )
+
+
+def describe_end(run: RunDir, state: TrainState, metric: str) -> str:
+    """Describe how a finished run ended, its best checkpoint and the next command, in one line."""
+    per_epoch, best = state.steps_per_epoch, "no best checkpoint"
+    if state.best is not None:
+        best = f"best {format_pair(metric, state.best)} at epoch {state.best_step / per_epoch:.4g}"
+    ended = "stopped early" if run.reason else "finished"
+    return (
+        f"{ended} after {state.step / per_epoch:.4g} epochs: {best}, run in {run.folder}; "
+        f"next: vil report {shlex.quote(str(run.folder))}"
     )
 
 

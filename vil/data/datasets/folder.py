@@ -4,6 +4,7 @@ root/<class>/*.jpg for training images only."""
 import logging
 import os
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from vil.data.classes import classes_of_split
 from vil.data.dataset import SPLITS, ImageDataset, Root, Transform
 from vil.data.image import read_image
 from vil.utils.errors import DataError
+from vil.utils.lookup import did_you_mean
 from vil.utils.safe_files import regular_file
 
 logger = logging.getLogger(__name__)
@@ -27,12 +29,12 @@ LAYOUT = """{problem}. Expected:
 │   │   └── 2.png
 │   └── dog
 │       └── 3.jpg
-└── val                  the same classes, other images
+└── val                  the same classes, other images; and test, if DATA.VAL is set
     ├── cat
     │   └── 4.jpg
     └── dog
         └── 5.jpg
-or, with DATA.VAL_FRACTION 0.2, which takes validation images from these:
+or, with DATA.VAL_FRACTION 0.2, and DATA.TEST_FRACTION 0.2 for test images, which divide these:
 {root}
 ├── cat
 │   └── 1.jpg
@@ -90,8 +92,6 @@ def split_folder(root: Path, split: str) -> Path:
     folder = root / split
     if folder.is_dir():
         return folder
-    if not root.exists():
-        raise DataError(f"there is no folder {root}: set --data to the folder with train/ and val/")
     is_flat = not any((root / name).is_dir() for name in SPLITS)
     if is_flat and root.is_dir() and names_of_folders(root):
         if split == "train":
@@ -156,5 +156,11 @@ def warn_of_skipped(folders: Sequence[Path], files: Sequence[Sequence[str]]) -> 
 
 def format_layout_error(root: Path, problem: str, template: str = LAYOUT) -> str:
     """Return an error message: the problem, followed by the directory tree that is expected in
-    `root`. template: text of the message, with {problem}, {root} and, optionally, {extensions}."""
+    `root`. If `root` does not exist, the message is only this. template: text of the message, with
+    {problem}, {root} and, optionally, {extensions}."""
+    if not root.exists():
+        siblings = names_of_folders(root.parent) if root.parent.is_dir() else []
+        near = (str(root.parent / name) for name in get_close_matches(root.name, siblings, n=1))
+        problem = f"there is no folder {root}: set --data to the folder of your images"
+        return problem + did_you_mean(*near)
     return template.format(problem=problem, root=root, extensions=" ".join(EXTENSIONS))

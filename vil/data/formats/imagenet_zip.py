@@ -12,6 +12,7 @@ import numpy as np
 from vil.data.bands import PIL_CHANNELS
 from vil.data.classes import parse_class
 from vil.data.dataset import ImageDataset, Root, Transform
+from vil.data.datasets.folder import LAYOUT as FOLDERS
 from vil.data.datasets.folder import Folder, format_layout_error
 from vil.data.formats.archive import ArchiveDataset, ZipArchive
 from vil.utils.errors import DataError
@@ -49,7 +50,7 @@ def imagenet(
         return ImageNetZip(root, split, transform, num_classes=num_classes, channels=channels)
     if not folder.is_dir():
         problem = f"there is no {zip_file} and no folder {folder}"
-        raise DataError(format_layout_error(root, problem) + LAYOUT.format(root=root))
+        raise DataError(format_layout_error(root, problem, FOLDERS + LAYOUT))
     dataset = Folder(root, split, transform, channels=channels)
     if num_classes not in (None, len(dataset.classes)):
         raise ValueError(

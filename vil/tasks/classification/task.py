@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -26,6 +27,7 @@ from vil.tasks.classification.measures import MAX_RANKED, Measures
 from vil.tasks.classification.output_formats import FORMATS, Prediction
 from vil.tasks.classification.predictions import BatchPredictions, Predictions, merge
 from vil.tasks.image_task import ImageTask, draw_lines
+from vil.utils.console import printable
 from vil.utils.errors import ConfigError, DataError
 from vil.utils.lookup import lookup
 from vil.utils.metric_format import format_pair
@@ -158,6 +160,7 @@ class ClassificationTask(ImageTask):
         predictions = self.collect_predictions(model, name, between)
 
         def compute() -> dict[str, Any]:
+            self.hint = self.find_collapse(name, predictions)
             mapping = self.class_mapping.get(name)
             is_mapped = mapping is not None
             measures = Measures(predictions, self.num_classes, is_mapped=is_mapped)
@@ -168,6 +171,18 @@ class ClassificationTask(ImageTask):
             return metrics
 
         return compute_on_main(compute)
+
+    def find_collapse(self, name: str, predictions: Predictions) -> str:
+        """Return advice if the model predicts one class for all images of the test set `name`, and
+        they have several; else ""."""
+        predicted, targets = map(np.unique, (predictions.predicted, predictions.targets))
+        if len(predicted) > 1 or len(targets) == 1:
+            return ""
+        label = printable((self.class_names or range(self.num_classes))[int(predicted[0])])
+        return (
+            f"the model predicts one class ({label}) for all images of {name}: train longer, or "
+            "try another learning rate"
+        )
 
     def collect_predictions(
         self, model: nn.Module, name: str, between: Callable[[], None] = lambda: None
