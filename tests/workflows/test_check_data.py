@@ -9,10 +9,12 @@ from PIL import Image
 
 from tests.common.small_runs import FOLDER, succeeds, vil
 from vil.data.datasets.fake import Fake
-from vil.data.inspection import find_duplicates, inspect
+from vil.data.inspection import find_duplicates, inspect, size_range
 from vil.data.target_summary import summarize_targets
 from vil.utils.errors import ConfigError, DataError
 from vil.workflows.check_data import check_data
+from vil.workflows.configure import make_config
+from vil.workflows.dry_run import summarize_data
 
 OPTIONS = [*FOLDER, "DATALOADER.BSZ=4"]
 ODD = "d\no[g] ß\udc80"  # a newline, markup, and a byte that is not UTF-8
@@ -53,6 +55,17 @@ def test_a_sound_set_is_counted(photos):
     assert found.suggestions["DATA.NUM_CLASSES"] == 2
     assert found.suggestions["INPUT.IMAGE_SIZE"] == 48
     assert len(found.suggestions["INPUT.MEAN"]) == 3
+
+
+def test_a_dry_run_gives_the_same_sizes(photos, tmp_path):
+    for number, size in enumerate([(20, 90), (90, 31), (80, 70), (33, 100)]):
+        save(photos / f"train/cat/odd{number}.png", number, size)
+    cfg = make_config(None, OPTIONS, data=photos)
+    summary = summarize_data(cfg, tmp_path / "example.png")
+    sizes = [(20, 90), (64, 48), (80, 70)]
+    assert summary.datasets[0].size_range == sizes
+    assert size_range(check(photos).splits["train"].images.sizes) == sizes
+    assert "max width x height" in check(photos).lines()[0]
 
 
 def test_workers_do_not_change_the_result(photos):

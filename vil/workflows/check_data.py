@@ -15,7 +15,14 @@ from vil.config import override
 from vil.config.defaults import KEYS, value_at
 from vil.data.bands import to_display
 from vil.data.classes import match_classes
-from vil.data.inspection import LISTED, Duplicates, Inspection, find_duplicates, inspect
+from vil.data.inspection import (
+    LISTED,
+    Duplicates,
+    Inspection,
+    find_duplicates,
+    inspect,
+    size_range,
+)
 from vil.data.target_summary import EXAMPLES, TargetSummary
 from vil.data.workers import worker_errors
 from vil.report.contact_sheet import draw_contact_sheet
@@ -85,7 +92,7 @@ class DataCheck:
         ]
 
     def _split_lines(self) -> list[str]:
-        rows = [["", "images", "unreadable", "blank", "min", "median", "max px"]]
+        rows = [["", "images", "unreadable", "blank", "min", "median", "max width x height"]]
         for name, split in self.splits.items():
             images = split.images
             sizes = [f"{w} x {h}" for w, h in size_range(images.sizes)] or ["-"] * 3
@@ -322,15 +329,6 @@ def imbalance(counts: dict[str, int]) -> float | None:
     for less than two such classes."""
     present = [count for count in counts.values() if count]
     return max(present) / min(present) if len(present) > 1 else None
-
-
-def size_range(sizes: np.ndarray) -> list[tuple[int, int]]:
-    """Return the smallest, median and largest (width, height), ordered by area; [] for no sizes."""
-    if not len(sizes):
-        return []
-    order = np.argsort(sizes.astype(np.int64).prod(1), kind="stable")
-    picked = sizes[order[[0, (len(order) - 1) // 2, -1]]]
-    return [tuple(size) for size in picked.tolist()]
 
 
 def split_to_dict(split: SplitCheck) -> dict[str, Any]:
