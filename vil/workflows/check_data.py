@@ -246,8 +246,8 @@ def find_problems(cfg: CfgNode, name: str, split: SplitCheck) -> list[str]:
 
 
 def find_warnings(splits: dict[str, SplitCheck], duplicates: Duplicates) -> list[str]:
-    """Return what may spoil a result, one line each: leaks, duplicates, blank images, and classes
-    without images."""
+    """Return what may spoil a result, one line each: leaks, duplicates, images in several classes,
+    blank images, and classes without images."""
     lines = []
 
     def say(text: str, pairs: Any) -> None:
@@ -256,21 +256,46 @@ def find_warnings(splits: dict[str, SplitCheck], duplicates: Duplicates) -> list
         lines.append(f"{text}, such as {printable(first)} and {printable(second)}")
 
     for (a, b), count in duplicates.leaks.items():
-        say(f"{count} images of {b} are also in {a} (a leak: metrics are too good)", (a, b))
+        images = plural(count, f"image of {b} is", f"images of {b} are")
+        say(f"{images} also in {a} (a leak: metrics are too good)", (a, b))
     for name, count in duplicates.within.items():
-        say(f"{name}: {count} images are copies of others", name)
+        images = plural(count, "image is a copy of another", "images are copies of others")
+        say(f"{name}: {images}", name)
+    if conflicts := find_conflicts(list(splits.values())):
+        images = plural(len(conflicts), "image is", "images are")
+        lines.append(f"{images} in several classes: {'; '.join(conflicts[:LISTED])}")
     for name, split in splits.items():
         blank = split.images.indices[split.images.is_blank][:LISTED].tolist()
         if blank:
             names = ", ".join(printable(split.dataset.sample_name(index)) for index in blank)
-            count = int(split.images.is_blank.sum())
-            lines.append(f"{name}: {count} images have almost one color: {names}")
+            images = plural(int(split.images.is_blank.sum()), "image has", "images have")
+            lines.append(f"{name}: {images} almost one color: {names}")
         empty = [printable(c) for c, count in split.targets.counts.items() if not count]
         if empty:
             more = ", ..." if len(empty) > LISTED else ""
             listed = ", ".join(empty[:LISTED])
-            lines.append(f"{name}: {len(empty)} classes have no images: {listed}{more}")
+            classes = plural(len(empty), "class has", "classes have")
+            lines.append(f"{name}: {classes} no images: {listed}{more}")
     return lines
+
+
+def plural(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"
+
+
+def find_conflicts(splits: Sequence[SplitCheck]) -> list[str]:
+    """Describe each image that several classes have, in any split, by the files of two of them."""
+    splits = [split for split in splits if getattr(split.dataset, "target_type", "") == "class"]
+    digests = [split.images.digests for split in splits]
+    contents, counts = np.unique(np.concatenate(digests or [[]]), return_counts=True)
+    files: dict[bytes, dict[str, str]] = {}  # {content: {class: its first file}}
+    for dataset, images in ((split.dataset, split.images) for split in splits):
+        for row in np.flatnonzero(np.isin(images.digests, contents[counts > 1])).tolist():
+            index = int(images.indices[row])
+            label = dataset.classes[int(dataset.targets[index])]
+            name = f"{printable(dataset.sample_name(index))} ({printable(label)})"
+            files.setdefault(images.digests[row].tobytes(), {}).setdefault(label, name)
+    return [", ".join([*of_class.values()][:2]) for of_class in files.values() if len(of_class) > 1]
 
 
 def suggest(
