@@ -9,10 +9,12 @@ from PIL import Image
 
 from tests.common.small_runs import FOLDER, succeeds, vil
 from vil.data.datasets.fake import Fake
-from vil.data.inspection import find_duplicates, inspect
+from vil.data.inspection import find_duplicates, inspect, size_range
 from vil.data.target_summary import summarize_targets
 from vil.utils.errors import ConfigError, DataError
 from vil.workflows.check_data import check_data
+from vil.workflows.configure import make_config
+from vil.workflows.dry_run import summarize_data
 
 OPTIONS = [*FOLDER, "DATALOADER.BSZ=4"]
 ODD = "d\no[g] ß\udc80"  # a newline, markup, and a byte that is not UTF-8
@@ -55,6 +57,17 @@ def test_a_sound_set_is_counted(photos):
     assert len(found.suggestions["INPUT.MEAN"]) == 3
 
 
+def test_a_dry_run_gives_the_same_sizes(photos, tmp_path):
+    for number, size in enumerate([(20, 90), (90, 31), (80, 70), (33, 100)]):
+        save(photos / f"train/cat/odd{number}.png", number, size)
+    cfg = make_config(None, OPTIONS, data=photos)
+    summary = summarize_data(cfg, tmp_path / "example.png")
+    sizes = [(20, 90), (64, 48), (80, 70)]
+    assert summary.datasets[0].size_range == sizes
+    assert size_range(check(photos).splits["train"].images.sizes) == sizes
+    assert "max width x height" in check(photos).lines()[0]
+
+
 def test_workers_do_not_change_the_result(photos):
     first, second = (check(photos, f"DATALOADER.WORKERS={n}").to_dict() for n in (0, 2))
     for result in (first, second):
@@ -70,8 +83,20 @@ def test_copies_and_leaks_are_found(photos):
     assert found.duplicates.within == {"train": 1}
     assert found.duplicates.leaks == {("train", "val/folder"): 1}
     leak, copy = found.warnings
+    assert "1 image of val/folder is also in train" in leak
     assert "train/cat/0.png and val/cat/copy.png" in leak
-    assert "train/cat/1.png and train/cat/again.png" in copy
+    assert "train: 1 image is a copy of another, such as train/cat/1.png and train/cat/" in copy
+
+
+def test_an_image_in_several_classes_is_named(photos):
+    (photos / "train" / ODD).rename(photos / "train/dog")
+    (photos / "val" / ODD).rename(photos / "val/dog")
+    shutil.copy(photos / "train/cat/0.png", photos / "train/dog/x.png")
+    line = "1 image is in several classes: train/cat/0.png (cat), train/dog/x.png (dog)"
+    assert line in check(photos).warnings
+    shutil.copy(photos / "train/cat/1.png", photos / "val/dog/y.png")
+    line = "2 images are in several classes: train/cat/0.png (cat), train/dog/x.png (dog); train/"
+    assert any(warning.startswith(line) for warning in check(photos).warnings)
 
 
 def test_decoded_pixels_are_compared_without_files():
@@ -93,7 +118,7 @@ def test_unreadable_and_blank_images_are_listed(photos):
     assert not found.is_usable
     (problem,) = found.problems
     assert "12 of 27 images cannot be read" in problem
-    assert any("1 images have almost one color: train/cat/blank.png" in w for w in found.warnings)
+    assert any("1 image has almost one color: train/cat/blank.png" in w for w in found.warnings)
     assert sum(line.startswith("unreadable: ") for line in found.lines()) == 11
     assert check(photos, "DATA.MAX_BAD_FRACTION=0.5").is_usable
     with pytest.raises(DataError, match="12 of 27"):

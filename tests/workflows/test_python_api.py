@@ -105,6 +105,7 @@ def test_evaluate_and_predict_agree_with_the_run(trained):
     predictions = list(vil.predict(model, images))
     assert len(predictions) == 2
     probabilities = [share for _, share in predictions[0].classes]
+    assert predictions[0].names == [model.classes[index] for index, _ in predictions[0].classes]
     assert sum(probabilities) <= 1 + 1e-6
     assert probabilities == sorted(probabilities, reverse=True)
     single = next(iter(vil.predict(trained.run_dir, images[1])))

@@ -113,8 +113,9 @@ def _row(key: str) -> list[str]:
     node, _, name = key.rpartition(".")
     if name == "*":
         return [_code(key), "any", "", "any name", defaults.SECTIONS[node]]
-    _, default, meaning, rule, *_ = defaults.KEYS[key]
-    return [_code(key), kind(default), _code(repr(default)), rule.sentence if rule else "", meaning]
+    _, default, meaning, rule, *_ = declared = defaults.KEYS[key]
+    allowed = rule.sentence if rule else ""
+    return [_code(key), kind(default, declared.element), _code(repr(default)), allowed, meaning]
 
 
 def _code(text: str) -> str:

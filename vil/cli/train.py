@@ -109,10 +109,7 @@ def describe_data(data: "DataSummary") -> list[str]:
                 f"({printable(large)}){ratio}"
             )
         if found.sizes:
-            sides = [sorted(side) for side in zip(*found.sizes)]
-            low, mid, high = (
-                " x ".join(str(side[at]) for side in sides) for at in (0, len(found.sizes) // 2, -1)
-            )
+            low, mid, high = (f"{width} x {height}" for width, height in found.size_range)
             lines.append(
                 f"  width x height of {len(found.sizes)} images: median {mid}, {low} to {high}"
             )

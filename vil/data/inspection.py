@@ -5,7 +5,7 @@ The results of a million images take about 50 MB. Shapes: N images that were rea
 
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -137,6 +137,16 @@ def inspect(dataset: Any, *, workers: int = 0, max_images: int | None = None) ->
 def _batches(indices: np.ndarray) -> Iterator[list[Position]]:
     for first in range(0, len(indices), BATCH):
         yield [Position(0, i, i) for i in indices[first : first + BATCH].tolist()]
+
+
+def size_range(sizes: Sequence[tuple[int, int]] | np.ndarray) -> list[tuple[int, int]]:
+    """Return the smallest, median and largest (width, height), ordered by area; [] for no sizes."""
+    if not len(sizes):
+        return []
+    sizes = np.asarray(sizes, np.int64)
+    order = np.argsort(sizes.prod(1), kind="stable")
+    picked = sizes[order[[0, (len(order) - 1) // 2, -1]]]
+    return [tuple(size) for size in picked.tolist()]
 
 
 class Duplicates(NamedTuple):

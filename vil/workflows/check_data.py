@@ -15,7 +15,14 @@ from vil.config import override
 from vil.config.defaults import KEYS, value_at
 from vil.data.bands import to_display
 from vil.data.classes import match_classes
-from vil.data.inspection import LISTED, Duplicates, Inspection, find_duplicates, inspect
+from vil.data.inspection import (
+    LISTED,
+    Duplicates,
+    Inspection,
+    find_duplicates,
+    inspect,
+    size_range,
+)
 from vil.data.target_summary import EXAMPLES, TargetSummary
 from vil.data.workers import worker_errors
 from vil.report.contact_sheet import draw_contact_sheet
@@ -85,7 +92,7 @@ class DataCheck:
         ]
 
     def _split_lines(self) -> list[str]:
-        rows = [["", "images", "unreadable", "blank", "min", "median", "max px"]]
+        rows = [["", "images", "unreadable", "blank", "min", "median", "max width x height"]]
         for name, split in self.splits.items():
             images = split.images
             sizes = [f"{w} x {h}" for w, h in size_range(images.sizes)] or ["-"] * 3
@@ -239,8 +246,8 @@ def find_problems(cfg: CfgNode, name: str, split: SplitCheck) -> list[str]:
 
 
 def find_warnings(splits: dict[str, SplitCheck], duplicates: Duplicates) -> list[str]:
-    """Return what may spoil a result, one line each: leaks, duplicates, blank images, and classes
-    without images."""
+    """Return what may spoil a result, one line each: leaks, duplicates, images in several classes,
+    blank images, and classes without images."""
     lines = []
 
     def say(text: str, pairs: Any) -> None:
@@ -249,21 +256,46 @@ def find_warnings(splits: dict[str, SplitCheck], duplicates: Duplicates) -> list
         lines.append(f"{text}, such as {printable(first)} and {printable(second)}")
 
     for (a, b), count in duplicates.leaks.items():
-        say(f"{count} images of {b} are also in {a} (a leak: metrics are too good)", (a, b))
+        images = plural(count, f"image of {b} is", f"images of {b} are")
+        say(f"{images} also in {a} (a leak: metrics are too good)", (a, b))
     for name, count in duplicates.within.items():
-        say(f"{name}: {count} images are copies of others", name)
+        images = plural(count, "image is a copy of another", "images are copies of others")
+        say(f"{name}: {images}", name)
+    if conflicts := find_conflicts(list(splits.values())):
+        images = plural(len(conflicts), "image is", "images are")
+        lines.append(f"{images} in several classes: {'; '.join(conflicts[:LISTED])}")
     for name, split in splits.items():
         blank = split.images.indices[split.images.is_blank][:LISTED].tolist()
         if blank:
             names = ", ".join(printable(split.dataset.sample_name(index)) for index in blank)
-            count = int(split.images.is_blank.sum())
-            lines.append(f"{name}: {count} images have almost one color: {names}")
+            images = plural(int(split.images.is_blank.sum()), "image has", "images have")
+            lines.append(f"{name}: {images} almost one color: {names}")
         empty = [printable(c) for c, count in split.targets.counts.items() if not count]
         if empty:
             more = ", ..." if len(empty) > LISTED else ""
             listed = ", ".join(empty[:LISTED])
-            lines.append(f"{name}: {len(empty)} classes have no images: {listed}{more}")
+            classes = plural(len(empty), "class has", "classes have")
+            lines.append(f"{name}: {classes} no images: {listed}{more}")
     return lines
+
+
+def plural(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"
+
+
+def find_conflicts(splits: Sequence[SplitCheck]) -> list[str]:
+    """Describe each image that several classes have, in any split, by the files of two of them."""
+    splits = [split for split in splits if getattr(split.dataset, "target_type", "") == "class"]
+    digests = [split.images.digests for split in splits]
+    contents, counts = np.unique(np.concatenate(digests or [[]]), return_counts=True)
+    files: dict[bytes, dict[str, str]] = {}  # {content: {class: its first file}}
+    for dataset, images in ((split.dataset, split.images) for split in splits):
+        for row in np.flatnonzero(np.isin(images.digests, contents[counts > 1])).tolist():
+            index = int(images.indices[row])
+            label = dataset.classes[int(dataset.targets[index])]
+            name = f"{printable(dataset.sample_name(index))} ({printable(label)})"
+            files.setdefault(images.digests[row].tobytes(), {}).setdefault(label, name)
+    return [", ".join([*of_class.values()][:2]) for of_class in files.values() if len(of_class) > 1]
 
 
 def suggest(
@@ -322,15 +354,6 @@ def imbalance(counts: dict[str, int]) -> float | None:
     for less than two such classes."""
     present = [count for count in counts.values() if count]
     return max(present) / min(present) if len(present) > 1 else None
-
-
-def size_range(sizes: np.ndarray) -> list[tuple[int, int]]:
-    """Return the smallest, median and largest (width, height), ordered by area; [] for no sizes."""
-    if not len(sizes):
-        return []
-    order = np.argsort(sizes.astype(np.int64).prod(1), kind="stable")
-    picked = sizes[order[[0, (len(order) - 1) // 2, -1]]]
-    return [tuple(size) for size in picked.tolist()]
 
 
 def split_to_dict(split: SplitCheck) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from yacs.config import CfgNode
 
 from vil.config import override
+from vil.data.inspection import size_range
 from vil.engine.logger import memory_mb
 from vil.tasks import task_for, with_num_classes
 from vil.tasks.base import Task
@@ -45,6 +46,11 @@ class DatasetSummary:
     class_counts: Mapping[str, int]
     sizes: list[tuple[int, int]]
     unreadable: int = 0
+
+    @property
+    def size_range(self) -> list[tuple[int, int]]:
+        """The smallest, median and largest of `sizes`; [] if there are none."""
+        return size_range(self.sizes)
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,11 @@ def predict(
     tta: test-time augmentation: "hflip", "crops", "crops+hflip" or a number of views, see
     `vil.data.views.parse_views`.
 
-    The prediction of a classifier has `file` and `classes`: (index, probability) pairs, the most
-    probable first. The prediction of a detector has `file`, `size` (H, W) and `detections`. If an
-    image cannot be read, its prediction's `error` is the reason, otherwise "". Raises DataError if
-    there are no images, ConfigError if the models have different classes.
+    The prediction of a classifier has `file`, `classes`: (index, probability) pairs, the most
+    probable first, and `names`, the names of these classes. The prediction of a detector has
+    `file`, `size` (H, W) and `detections`. If an image cannot be read, its prediction's `error` is
+    the reason, otherwise "". Raises DataError if there are no images, ConfigError if the models
+    have different classes.
     """
     ensemble = make_ensemble(load_models(source, overrides), tta)
     collection = image_list(ensemble.cfg, open_images(images, ensemble.cfg.INPUT.CHANNELS))

@@ -95,7 +95,9 @@ DECLARED = (
         "A registered task; a key of the task may imply it.",
         RegistryRule("task"),
     ),
-    Key("IMPORTS", (), "Python files and plug-ins that register components (--import)."),
+    Key(
+        "IMPORTS", (), "Python files and plug-ins that register components (--import).", element=""
+    ),
     Key(
         "VERSION",
         1,

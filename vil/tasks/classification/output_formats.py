@@ -24,6 +24,7 @@ class Prediction(NamedTuple):
     classes: list[tuple[int, float]]  # (class index, probability), most probable first
     error: str = ""  # why the image could not be read
     target: str = ""  # the image's true class, if known
+    names: Sequence[str] = ()  # of `classes`
 
 
 def peek_target(predictions: Iterable[Prediction]) -> tuple[bool, Iterator[Prediction]]:
@@ -42,7 +43,7 @@ def as_table(predictions: Iterable[Prediction], names: list[str]) -> Iterator[st
     has_target, predictions = peek_target(predictions)
     if has_target:
         rows = [("file", "target", "class", "probability")]
-    for file, classes, error, target in predictions:
+    for file, classes, error, target, _ in predictions:
         start = (printable(file), printable(target)) if has_target else (printable(file),)
         rows += [(*start, printable(names[i]), f"{share:11.4f}") for i, share in classes]
         if error or not classes:
@@ -83,7 +84,7 @@ def as_csv(predictions: Iterable[Prediction], names: list[str]) -> Iterator[str]
     format_line = line_writer()
     has_target, predictions = peek_target(predictions)
     yield format_line((*COLUMNS, *(["target"] if has_target else [])))
-    for file, classes, error, target in predictions:
+    for file, classes, error, target, _ in predictions:
         last = [cell(target)] if has_target else []
         for rank, (index, probability) in enumerate(classes, start=1):
             yield format_line((cell(file), rank, cell(names[index]), index, probability, "", *last))
@@ -100,7 +101,7 @@ def as_probabilities(predictions: Iterable[Prediction], names: Sequence[str]) ->
     format_line = line_writer()
     has_target, predictions = peek_target(predictions)
     yield format_line(("file", *map(cell, names), *(["target"] if has_target else []), "error"))
-    for file, classes, error, target in predictions:
+    for file, classes, error, target, _ in predictions:
         shares = dict(classes)
         columns = [shares.get(index, "") for index in range(len(names))]
         last = [cell(target)] if has_target else []

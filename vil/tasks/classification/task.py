@@ -178,7 +178,7 @@ class ClassificationTask(ImageTask):
         predicted, targets = map(np.unique, (predictions.predicted, predictions.targets))
         if len(predicted) > 1 or len(targets) == 1:
             return ""
-        label = printable((self.class_names or range(self.num_classes))[int(predicted[0])])
+        label = printable(self.class_label(predicted[0]))
         return (
             f"the model predicts one class ({label}) for all images of {name}: train longer, or "
             "try another learning rate"
@@ -290,10 +290,16 @@ class ClassificationTask(ImageTask):
         ranked = output.sort(descending=True, stable=True)
         least = self.threshold
         columns = ranked.indices[:, : self.top].tolist(), ranked.values[:, : self.top].tolist()
-        return [
-            Prediction(meta.name, [(i, p) for i, p in zip(indices, probabilities) if not p < least])
-            for meta, indices, probabilities in zip(metas, *columns)
-        ]
+        predictions = []
+        for meta, indices, probabilities in zip(metas, *columns):
+            classes = [(i, p) for i, p in zip(indices, probabilities) if not p < least]
+            names = [self.class_label(i) for i, _ in classes]
+            predictions.append(Prediction(meta.name, classes, names=names))
+        return predictions
+
+    def class_label(self, index: int) -> str:
+        """Return the name of a class of the model, or its number if it has no names."""
+        return self.class_names[index] if self.class_names else str(index)
 
     def visualize(self, image: Image.Image, prediction: Prediction) -> Image.Image:
         """Write the predicted classes and their probabilities onto a copy of the image."""
