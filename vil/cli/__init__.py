@@ -7,6 +7,7 @@ module of a command and converts errors to exit codes.
 
 import argparse
 import difflib
+import glob
 import importlib
 import logging
 import os
@@ -116,6 +117,7 @@ def run_command(words: list[str]) -> int:
     args = None
     try:
         args = parse(parser, words)
+        check_runs(getattr(args, "run", None) or [])
         with log_warnings_once():
             return module.run(args)
     except KeyboardInterrupt:
@@ -141,6 +143,14 @@ def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
         elif isinstance(value, list):
             setattr(args, name, [x.removeprefix(HIDDEN) if type(x) is str else x for x in value])
     return args
+
+
+def check_runs(runs: str | Sequence[str]) -> None:
+    """Raise ConfigError if the folder of a run does not exist, before slow imports. runs: value of
+    the argument `run` of a command, which may have patterns."""
+    for run in [runs] if isinstance(runs, str) else runs:
+        if not (os.path.isdir(run) or glob.has_magic(run)):
+            raise ConfigError(f"there is no folder {run:.200}: expected the folder of a run")
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -327,8 +327,9 @@ def describe_end(run: RunDir, state: TrainState, metric: str) -> str:
     if state.best is not None:
         best = f"best {format_pair(metric, state.best)} at epoch {state.best_step / per_epoch:.4g}"
     ended = "stopped early" if run.reason else "finished"
+    epochs = "1 epoch" if state.step == per_epoch else f"{state.step / per_epoch:.4g} epochs"
     return (
-        f"{ended} after {state.step / per_epoch:.4g} epochs: {best}, run in {run.folder}; "
+        f"{ended} after {epochs}: {best}, run in {run.folder}; "
         f"next: vil report {shlex.quote(str(run.folder))}"
     )
 
