@@ -81,7 +81,9 @@ def accepted(name: str) -> list[str]:
         return ["auto"]
     grid = (meta["nx"], meta["ny"])
     window = Window.from_mode(grid, meta["window"], meta["sw_exact"], meta["mode"])
-    case = Case(window, 2, meta["heads"], meta["dim"] // meta["heads"], meta["n_global"])
+    case = Case(
+        window, 2, meta["heads"], meta["dim"] // meta["heads"], meta["n_global"], torch.float64
+    )
     return [name for name, backend in BACKENDS.items() if not backend.unsupported(case)]
 
 

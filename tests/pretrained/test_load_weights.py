@@ -33,7 +33,8 @@ def build(arch=TWO, img_size=32, num_classes=5, **kwargs) -> MsViT:
 
 
 # the models' windows are alike: all nine chunks of 2 x 2, on several grids
-ABLE = [name for name, b in BACKENDS.items() if not b.unsupported(Case(Window((8, 8), 2), 2, 2, 8))]
+CASE = Case(Window((8, 8), 2), 2, 2, 8, dtype=torch.float64)
+ABLE = [name for name, backend in BACKENDS.items() if not backend.unsupported(CASE)]
 KINDS = {"longformerhand": "longformer"}
 OWN = {"performer": {"batch_max": True}, "srformer": {"ragged": "drop"}}  # as in the reference
 
