@@ -235,7 +235,11 @@ def test_the_reversible_page_has_the_measured_numbers():
 
 
 @pytest.mark.parametrize(
-    ("page", "file", "metric"), [("rare_classes", "imbalance", "balanced_accuracy")]
+    ("page", "file", "metric"),
+    [
+        ("rare_classes", "imbalance", "balanced_accuracy"),
+        ("benchmarks", "optimizers-digits", "top1"),
+    ],
 )
 def test_guides_have_the_measured_numbers_of_each_seed(page, file, metric):
     result = json.loads((RESULTS / f"{file}.json").read_text())
