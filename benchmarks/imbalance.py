@@ -11,17 +11,14 @@ comparison goes on.
 """
 
 import json
-import statistics
 import tempfile
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from shared import RESULTS, add_json, make_parser, train_variants, write_json
+from shared import compare_seeds, train_variants
 
 from vil.data.synthetic.scenes import write_scenes
-from vil.utils.machine import processor
-from vil.utils.text_table import align
 
 SEEDS = (0, 1, 2)
 SETTINGS = {
@@ -100,25 +97,13 @@ def compare(folder: Path) -> dict:
     chosen = max(held_out, key=held_out.get)
     rows = train("final", FIXED | rates[chosen], SETTINGS, SEEDS)
     return {
-        "machine": processor(),
         "images": COUNTS,
         "seeds": SEEDS,
         "validation": held_out,
         "chosen": chosen,
         "balanced_accuracy": {name: row.tests for name, row in rows.items()},
-        "median": {name: statistics.median(row.tests) for name, row in rows.items()},
     }
 
 
 if __name__ == "__main__":
-    parser = make_parser(__doc__)
-    parser.add_argument("--folder", type=Path, help="keep the images and the runs here")
-    add_json(parser, RESULTS / "imbalance.json")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        found = compare(args.folder or Path(temporary))
-    rows = [["setting", *map(str, SEEDS), "median"]]
-    for name, values in found["balanced_accuracy"].items():
-        rows.append([name, *(f"{value:.2f}" for value in (*values, found["median"][name]))])
-    print(f"\nbalanced accuracy of each seed on the test images\n{align(rows)}")
-    write_json(args.json, found)
+    compare_seeds(__doc__, "imbalance.json", compare, "balanced_accuracy")

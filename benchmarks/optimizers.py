@@ -8,14 +8,9 @@ is then trained on all training digits with three other seeds, and measured afte
 the 360 validation digits. With --folder, an interrupted comparison goes on.
 """
 
-import statistics
-import tempfile
 from pathlib import Path
 
-from shared import RESULTS, add_json, make_parser, train_variants, write_json
-
-from vil.utils.machine import processor
-from vil.utils.text_table import align
+from shared import compare_seeds, train_variants
 
 EPOCHS = 6
 SEEDS = (0, 1, 2)
@@ -56,27 +51,13 @@ def compare(folder: Path) -> dict:
     final = {optimizer: settings(optimizer, *choice) for optimizer, choice in chosen.items()}
     rows = train_variants(CONFIG, folder / "final", fixed, final, SEEDS)
     return {
-        "machine": processor(),
         "epochs": EPOCHS,
         "seeds": SEEDS,
         "held_out_top1": {name: row.metric for name, row in held_out.items()},
         "chosen": {name: {"lr": lr, "wd": wd} for name, (lr, wd) in chosen.items()},
         "top1": {name: row.values for name, row in rows.items()},
-        "median": {name: statistics.median(row.values) for name, row in rows.items()},
     }
 
 
 if __name__ == "__main__":
-    parser = make_parser(__doc__)
-    parser.add_argument("--folder", type=Path, help="keep the runs here")
-    add_json(parser, RESULTS / "optimizers-digits.json")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        found = compare(args.folder or Path(temporary))
-    rows = [["optimizer", "learning rate", "weight decay", *map(str, SEEDS), "median"]]
-    for name, values in found["top1"].items():
-        choice = found["chosen"][name]
-        cells = [f"{value:.2f}" for value in (*values, found["median"][name])]
-        rows.append([name, f"{choice['lr']:g}", f"{choice['wd']:g}", *cells])
-    print(f"\ntop-1 of each seed after {EPOCHS} epochs\n{align(rows)}")
-    write_json(args.json, found)
+    compare_seeds(__doc__, "optimizers-digits.json", compare, "top1")

@@ -3,6 +3,8 @@
 import argparse
 import json
 import re
+import statistics
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from vil.cli import main
 from vil.report.run_record import metrics
 from vil.report.sweep_table import GroupRow
 from vil.utils.interleaved_timer import Candidate, time_interleaved
+from vil.utils.machine import processor
+from vil.utils.text_table import align
 
 MIB = 2**20
 CPU = torch.device("cpu")
@@ -67,6 +71,27 @@ def train_variants(
         raise SystemExit(f"{folder}: {result.status}")
     rows = {row.name: row for row in result.rows}
     return {name: rows[names[name]] for name in variants}
+
+
+def compare_seeds(doc: str, file: str, compare: Callable[[Path], dict], metric: str) -> None:
+    """Run a script: parse --folder and --json, call compare(folder of the runs), print its table
+    and write what it returns.
+
+    doc: the script's docstring. file: default of --json in the folder of results. metric: key of
+    the result under which it has {variant: value of each seed}. Adds their medians to the result.
+    """
+    parser = make_parser(doc)
+    parser.add_argument("--folder", type=Path, help="keep the runs here")
+    add_json(parser, RESULTS / file)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        found = {"machine": processor(), **compare(args.folder or Path(temporary))}
+    found["median"] = {name: statistics.median(values) for name, values in found[metric].items()}
+    rows = [["", *map(str, found["seeds"]), "median"]]
+    for name, values in found[metric].items():
+        rows.append([name, *(f"{value:.2f}" for value in (*values, found["median"][name]))])
+    print(f"\n{metric} of each seed; chosen: {found['chosen']}\n{align(rows)}")
+    write_json(args.json, found)
 
 
 def read_top1(folder: Path) -> list[float]:

@@ -181,84 +181,6 @@ def test_the_same_command_gives_the_same_numbers(run, tmp_path):
     assert figures(metrics("other"))[0] != figures(metrics(run))[0]
 
 
-def test_a_dry_run_fails_on_data_that_are_missing_or_wrong():
-    draw_pictures("pets", {"train/cat": 16, "train/dog": 16, "val/cat": 1})
-    words = [*SMALL, *FOLDER, "--dry-run", "OPTIM.ACCUMULATE=2"]
-    assert vil("train", *words, "--data", "pets", "DATA.NUM_CLASSES=3").code == 2
-    assert vil("train", *words, "--data", "pets", "DATALOADER.BSZ=17").code == 2
-    ended = vil("train", *words, "--data", "pats")
-    assert ended.code == 3
-    assert "there is no folder pats: set --data" in ended.err
-    assert not Path("runs").exists()
-    draw_pictures("pits", {"train/cat": 16, "train/dog": 16, "val/cat": 1, "val/cow": 1})
-    ended = vil("train", *words, "--data", "pits")
-    assert ended.code == 3
-    assert "cow" in ended.err
-
-
-def test_a_dry_run_describes_the_data():
-    draw_pictures("pets", {"train/cat": 16, "train/dog": 32, "val/cat": 3, "val/dog": 2})
-    words = [*SMALL, *FOLDER, "--dry-run", "--data", "pets", "--output_dir", "deep/run"]
-    lines = succeeds("train", *words).splitlines()
-    assert len(lines) <= 30
-    assert lines[0] == "train folder: 48 images of 2 classes"
-    assert lines[1] == "  images of a class: 16 (cat) to 32 (dog), a ratio of 2"
-    assert re.fullmatch(r"  width x height of 32 images: median \d+ x \d+, .*", lines[2])
-    assert lines[3:5] == [
-        "val folder: 5 images of 2 classes",
-        "  images of a class: 2 (dog) to 3 (cat), a ratio of 1.5",
-    ]
-    assert "an epoch has 3 steps" in lines
-    assert "one step of 16 synthetic images" in lines[-1]
-    assert "OPTIM.EPOCHS=2" in " ".join(lines)
-    assert Image.open("deep/run.dry-run.png").size[0] > 4 * 224
-    assert [entry.name for entry in Path("deep").iterdir()] == ["run.dry-run.png"]
-
-
-def test_the_changed_keys_of_a_dry_run_make_the_same_config():
-    shown = succeeds("train", *TINY, "AUG.TIMM_AUG.AUTO_AUGMENT=", "--dry-run", "SEED=7")
-    keys = shown.partition("(all: --all):\n")[2].partition("\nthe model has")[0]
-    assert get_config(None, shlex.split(keys)) == get_config(
-        None, [*TINY, "AUG.TIMM_AUG.AUTO_AUGMENT=", "SEED=7"]
-    )
-
-
-def test_a_dry_run_describes_validation_and_test_splits():
-    parts = ("DATA.VAL=digits", "DATA.VAL_FRACTION=0.1", "DATA.TEST_FRACTION=0.1")
-    sets = ("DATA.TRAIN=digits", "DATA.TEST=digits", "DATA.NUM_CLASSES=auto", "DATA.KWARGS={}")
-    shown = succeeds("train", *SMALL, *sets, *parts, "--dry-run", "--example", "e.png")
-    counts = re.findall(r"^(\w+) digits: (\d+) images of 10 classes$", shown, re.MULTILINE)
-    assert [part for part, _ in counts] == ["train", "val", "test"]
-    assert sum(int(count) for _, count in counts) == 1437  # all parts of the training digits
-
-
-def test_a_dry_run_of_one_number_uses_the_scale_of_the_data():
-    words = ("--config-file", "digits/angle_vil_nano.yaml", "DEVICE=cpu", "DATALOADER.BSZ=2")
-    shown = succeeds("train", *words, "--dry-run", "--example", "e.png")
-    assert "train digit_angles: 1437 images\n" in shown
-    assert "one step of 2 synthetic images" in shown
-
-
-def test_the_example_of_a_dry_run_goes_where_it_is_told():
-    succeeds("train", *TINY, "--dry-run", "--example", "e.png")
-    assert sorted(path.name for path in Path().iterdir()) == ["e.png"]
-    for words, message in (
-        (["--dry-run", "--example", "e.txt"], ".png"),
-        (["--dry-run", "--example", "no/e.png"], "there is no folder no"),
-        (["--example", "e.png"], "--example needs --dry-run"),
-        (["--all"], "--all needs --dry-run"),
-    ):
-        ended = vil("train", *TINY, *words)
-        assert (ended.code, message in ended.err) == (2, True), ended.err
-
-
-def test_a_dry_run_warns_once(caplog):
-    words = ("LOSS.FOCAL.GAMMA=2", "MODEL.VIT.MSVIT.TUNE=False")
-    shown = vil("train", *TINY, *words, "--dry-run", "--all")
-    text = "LOSS.LOSS is not focal"
-    assert (shown.out + caplog.text).count(text) == 1
-
-
 def test_resuming_says_what_changed_and_takes_the_folder_s_config():
     assert vil("train", *TINY, "OPTIM.EPOCHS=1", "--output_dir", "run").code == 0
     ended = vil("train", *TINY, "OPTIM.LR=0.02", "--output_dir", "run", "--resume")
@@ -281,20 +203,6 @@ def test_the_reader_of_a_pipe_may_leave():
     line = shlex.join(command("config")) + " | head -1"
     done = subprocess.run(line, shell=True, env=environment(), capture_output=True, text=True)
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
-
-
-def test_a_dry_run_of_generated_data_leaves_nothing_but_the_example(tmp_path):
-    """The config of ImageNet, which is not on this machine, made small enough for a test."""
-    words = ["--config-file", "imagenet/vil_tiny_rpb.yaml", "--data", "nowhere", "DEVICE=cpu"]
-    size = ["INPUT.IMAGE_SIZE=32", "DATALOADER.BSZ=4", "DATALOADER.WORKERS=0"]
-    fake = ["DATA.TRAIN=fake", "DATA.TEST=fake", "DATA.KWARGS={n: 8}", "DATA.NUM_CLASSES=10"]
-    shown = succeeds("train", *words, *size, *fake, "--dry-run", "--all", "--example", "e.png")
-    assert re.search(r"dry run: one step of 4 synthetic images took \d+ MB at its peak\n$", shown)
-    assert "step 1/1" in shown
-    Path("shown.yaml").write_text(shown[shown.index("INPUT:") : shown.index("the model has")])
-    cfg = get_config("shown.yaml")
-    assert (cfg.DATA.TRAIN, cfg.DATA.PATH, cfg.DATALOADER.BSZ) == (("fake",), "nowhere", 4)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["e.png", "shown.yaml"]
 
 
 def test_evaluation_and_saving_every_other_epoch():
