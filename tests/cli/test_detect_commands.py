@@ -253,12 +253,16 @@ def test_command_lines_that_cannot_be(run, words, code, pattern):
 
 
 def on_a_full_disk(*words, allowed=0):
-    """The command as a process that may write files of so many bytes: 0 but for its own."""
+    """The command as a process that may write files of so many bytes: 0 but for its own.
+
+    The folder of temporary files is looked up before, as packages need it when they are imported.
+    """
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({allowed}, {allowed}))"
     ignore = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"
-    start = f"import sys; from vil.cli import main; {ignore}; {limit}; sys.exit(main(sys.argv[1:]))"
+    start = "import sys, tempfile; from vil.cli import main; tempfile.gettempdir()"
+    code = f"{start}; {ignore}; {limit}; sys.exit(main(sys.argv[1:]))"
     return subprocess.run(
-        [sys.executable, "-c", start, *map(str, words)], capture_output=True, text=True
+        [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True
     )
 
 

@@ -15,7 +15,7 @@ from vil.workflows.sweeping.plan import SweepRun
 
 STOPPED = (PREEMPTED, INTERRUPTED)  # exit codes of a run that saved its state and can resume
 LOST = 1  # exit code of a run that a signal killed
-LINE = re.compile(r"^(?:vil \S+|torchrun)[^:\n]*: (.+)$", re.MULTILINE)  # an error of a command
+LINE = re.compile(r"^(?:vil [^\s:]+|torchrun)[^:\n]*: (.+)$", re.MULTILINE)  # an error of a command
 TAIL = 20_000  # bytes of a run's output that are searched
 
 
