@@ -249,6 +249,15 @@ def test_guides_have_the_measured_numbers_of_each_seed(page, file, metric):
         assert f"| {name} | {' | '.join(cells)} |" in text
 
 
+def test_the_guide_has_the_measured_comparison_with_linear_models():
+    result = json.loads((RESULTS / "labels-and-numbers-digits.json").read_text())
+    digits, angle = result["scores"].values()
+    text = read("docs/guides/labels_and_numbers.md")
+    for name, scores in digits.items():
+        map, mae, r2 = scores["map"], angle[name]["mae"], angle[name]["r2"]
+        assert f"| {name} | {map:.2f} | {mae:.2f} | {r2:.3f} |" in text
+
+
 # ----------------------------------------------------------------------------------------- keys
 
 
