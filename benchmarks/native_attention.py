@@ -4,23 +4,27 @@
   python benchmarks/native_attention.py --backends native blocked masked --rounds 15 --json FILE
 
 The time of the matmuls, the floor, is that of the FLOPs of all query and key chunks that attend to
-each other, at the highest FLOP/s that a large product or an nn.Linear of 2048 reaches in the same
-rounds: two matmuls forward, seven with the backward pass. All take turns: medians of the rounds. On
-a machine with other work, --cpu-time and --threads 1 give the seconds of the processor instead.
+each other: two matmuls forward, seven with the backward pass. It is at the highest FLOP/s that a
+large product, an nn.Linear or oneDNN's linear of 2048 reaches in the same rounds. All take turns:
+medians of the rounds. On a machine with other work, --cpu-time and --threads 1 give the seconds of
+the processor instead. MiB: the peak of the tensors that both passes allocate.
 """
 
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
-from shared import add_json, make_parser, write_json
+from shared import CPU, MIB, RESULTS, add_json, make_parser, write_json
 
+from vil.layers.packed_linear import PackedLinear
 from vil.ops import BACKENDS, Case, Window
 from vil.ops.custom_op import num_pairs
 from vil.ops.testing import forward, leaves_of, make_inputs
 from vil.utils.machine import machine
+from vil.utils.timing import peak_tensor_bytes
 
 SIDE = 2048  # of the product whose FLOP/s are the peak
 SHAPES = {  # grid, window, images, heads, channels
@@ -34,32 +38,44 @@ BASE = "blocked"  # the backend to compare with
 
 def measure(
     case: Case, names: list[str], rounds: int, clock: Callable[[], float]
-) -> tuple[dict[str, list[float]], float]:
-    """Return {backend: seconds of a forward pass and of both passes} and the peak in FLOP/s."""
+) -> tuple[dict[str, list[float]], dict[str, float], float]:
+    """Return {backend: seconds of a forward pass and of both passes}, {backend: MiB of tensors that
+    both passes allocate at most}, and the peak in FLOP/s."""
     inputs = make_inputs(case)
     leaves, cotangent = leaves_of(inputs), inputs.cotangent
     a, b = torch.randn(2, SIDE, SIDE, dtype=case.dtype)
     linear = torch.nn.Linear(SIDE, SIDE, bias=False, dtype=case.dtype).requires_grad_(False)
+    packed = PackedLinear(linear)
+
+    def step(name: str) -> tuple[float, float]:
+        start = clock()
+        out = forward(BACKENDS[name].attend, case, inputs, leaves)
+        middle = clock()
+        torch.autograd.grad(out, list(leaves.values()), cotangent)
+        return middle - start, clock() - start
+
     times, peak = {name: [] for name in names}, 0.0
     for number in range(rounds + 2):
         for name in names:
-            start = clock()
-            out = forward(BACKENDS[name].attend, case, inputs, leaves)
-            middle = clock()
-            torch.autograd.grad(out, list(leaves.values()), cotangent)
+            seconds = step(name)
             if number > 1:  # the first rounds compile and warm up
-                times[name].append((middle - start, clock() - start))
-        for multiply in (lambda: a @ b, lambda: linear(a)):
+                times[name].append(seconds)
+        for multiply in (lambda: a @ b, lambda: linear(a), lambda: packed(a)):
             start = clock()
             multiply()
             peak = max(peak, 2 * SIDE**3 / (clock() - start))
-    return {name: [median(passes) for passes in zip(*rows)] for name, rows in times.items()}, peak
+    seconds = {name: [median(passes) for passes in zip(*rows)] for name, rows in times.items()}
+    return (
+        seconds,
+        {name: peak_tensor_bytes(partial(step, name), CPU) / MIB for name in names},
+        peak,
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     clock = time.process_time if args.cpu_time else time.perf_counter
-    about, rows = machine(torch.device("cpu")), []
+    about, rows = machine(CPU), []
     print(f"{about['name']}, {args.threads} threads, torch {about['torch']}, {args.rounds} rounds")
     for dtype in args.dtypes:
         for shape in args.shapes:
@@ -67,10 +83,11 @@ def run(args: argparse.Namespace) -> None:
             window = Window((grid, grid), size)
             case = Case(window, *sizes, 1, getattr(torch, dtype), table_bias=True, global_bias=True)
             names = [name for name in args.backends if not BACKENDS[name].reasons_against(case)]
-            times, peak = measure(case, names, args.rounds, clock)
+            times, memory, peak = measure(case, names, args.rounds, clock)
             pairs = sizes[0] * sizes[1] * sizes[2] * num_pairs(window, case.num_global, 0)
             floors = [2 * matmuls * pairs / peak for matmuls in (2, 7)]
-            rows.append(dict(shape=shape, dtype=dtype, peak=peak, floors=floors, seconds=times))
+            result = dict(peak=peak, floors=floors, seconds=times, MiB=memory)
+            rows.append(dict(shape=shape, dtype=dtype, **result))
             print(f"\n{shape} {dtype}, peak {peak / 1e9:.0f} GFLOP/s: ms, over floor, x {BASE}")
             for name, seconds in times.items():
                 cells = [
@@ -78,7 +95,8 @@ def run(args: argparse.Namespace) -> None:
                     + (f" {base / t:5.2f}" if BASE in times else "")
                     for t, floor, base in zip(seconds, floors, times.get(BASE, seconds))
                 ]
-                print(f"  {name:15} forward {cells[0]}   with backward {cells[1]}", flush=True)
+                both = f"forward {cells[0]}   with backward {cells[1]}"
+                print(f"  {name:15} {both}  {memory[name]:7.1f} MiB", flush=True)
     settings = {name: value for name, value in vars(args).items() if name != "json"}
     write_json(args.json, {"machine": about, "settings": settings, "rows": rows})
 
@@ -91,7 +109,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--cpu-time", action="store_true", help="measure processor time")
-    add_json(parser)
+    add_json(parser, RESULTS / "native-attention-cpu.json")
     return parser.parse_args()
 
 

@@ -1,17 +1,20 @@
-"""Export a model as ONNX or as a torch.export program.
+"""Export a model as ONNX, a torch.export program or a package of AOTInductor.
 
   vil export --run runs/nano --out nano.onnx                   the best checkpoint of a run
   vil export --run runs/nano --out nano.onnx --int8 --check    and nano.int8.onnx; both evaluated
+  vil export --run runs/nano --out nano.onnx --int8 --calibration photos      static int8
   vil export --run runs/nano --checkpoint last --out nano.pt2 --dynamic batch
+  vil export --run runs/nano --out nano.pt2 --to aoti --dynamic batch         compiled for this CPU
   vil export --config-file imagenet/vil_small.yaml MODEL.MODEL_PATH best.pth --out small.onnx
 
 The exported model takes images (B, c, H, W), normalized as in training, and returns logits (B,
 classes). Batch size and image size are dynamic unless --dynamic restricts them. The exported model
 computes in float32 on the CPU, regardless of the precision of training. Its outputs are compared
 with those of the original model before the file is kept. --check also evaluates both on the test
-sets; use it with --int8, because the outputs of int8 layers differ. The file's metadata has the
-model, the class names, and the mean, standard deviation and size of the images; see
-docs/guides/exported_files.md.
+sets; use it with --int8, because the outputs of int8 layers differ. --calibration names a folder of
+at least 16 images, or of folders of some of the model's classes: --int8 then chooses the ranges of
+activations from them, instead of in each call. The file's metadata has the model, the class names,
+and the mean, standard deviation and size of the images; see docs/guides/exported_files.md.
 """
 
 import argparse
@@ -27,7 +30,8 @@ from vil.cli.arguments import (
 from vil.utils.errors import ConfigError
 from vil.utils.output_paths import output_file
 
-FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
+# {format: ending of the file's name}; the first format of an ending is its default
+FORMATS = {"onnx": ".onnx", "torch": ".pt2", "aoti": ".pt2"}
 OPEN = ("batch", "size")
 MIB = 2**20
 
@@ -37,12 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run_arguments(parser)
     add = parser.add_argument
     add("--out", required=True, metavar="FILE", help="the file to write: .onnx, or .pt2 of torch")
-    add("--format", choices=FORMATS, help="default: what the name of --out ends with")
+    text = "onnx (default for .onnx), torch (default for .pt2) or aoti (AOTInductor, also .pt2)"
+    add("--format", "--to", choices=FORMATS, help=text)
     text = "image size (INPUT.IMAGE_SIZE); if the size is dynamic, only used to check the file"
     add("--size", type=height_width, metavar="N or HxW", help=text)
     text = "dynamic axes: batch,size (default), batch, size, none; others are 1 and --size"
     add("--dynamic", type=_open, default=OPEN, metavar="LIST", help=text)
     add("--int8", action="store_true", help="ONNX with linears in int8 too, as FILE.int8.onnx")
+    add("--calibration", metavar="DIR", help="images from which --int8 chooses ranges (static)")
     add("--opset", type=int, metavar="N", help="opset of ONNX; by default torch's choice")
     add("--check", action="store_true", help="evaluate model and files on the config's test sets")
     add("--classes", metavar="FILE", help="names of the classes; by default the run's classes.txt")
@@ -70,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
             f"the exported file is fixed to {'x'.join(map(str, size))}"
         )
     options = dict(format=args.format, size=size, dynamic=args.dynamic, opset=args.opset)
-    result = export.export_config(cfg, args.out, class_names, int8=args.int8, **options)
+    int8 = dict(int8=args.int8, calibration=args.calibration)
+    result = export.export_config(cfg, args.out, class_names, **int8, **options)
     print_files(result)
     if args.check:
         from vil.utils.metric_format import format_pairs
@@ -104,14 +111,15 @@ def choose_format(args: argparse.Namespace) -> None:
     """Set `args.format` from the ending of --out, if --format is not given. Raises ConfigError for
     an unusable --out, and for flags that contradict each other."""
     output_file(args.out, inputs=files_read(args, "out"))
-    endings = {ending: name for name, ending in FORMATS.items()}
     ending = Path(args.out).suffix
-    implied = endings.get(ending)
+    implied = [name for name, usual in FORMATS.items() if usual == ending]
     if not (args.format or implied):
         raise ConfigError(f"--out {args.out}: ends with neither .onnx nor .pt2: add --format")
-    if implied and args.format not in (None, implied):
+    if implied and args.format not in (None, *implied):
         raise ConfigError(f"--out {args.out}: {ending} does not match --format {args.format}")
-    args.format = args.format or implied
+    args.format = args.format or implied[0]
+    if args.calibration is not None and not args.int8:
+        raise ConfigError("--calibration is for --int8: add it")
     for flag, given in (("--int8", args.int8), ("--opset", args.opset is not None)):
         if given and args.format != "onnx":
             raise ConfigError(f"{flag} is for --format onnx, not {args.format}")

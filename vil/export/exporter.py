@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import vil
+from vil.export.aoti import check_compiler, write_package
 from vil.export.onnx import check_opset, write_onnx
 from vil.export.runtime import load_exported, quiet
 from vil.export.trace import (
@@ -36,7 +37,7 @@ from vil.utils.lookup import lookup
 
 DYNAMIC = ("batch", "size")  # dimensions that may stay dynamic
 TOLERANCE = 1e-4  # on logits, relative to the largest one if that is above 1
-WRITERS = {"onnx": write_onnx, "torch": write_program}
+WRITERS = {"onnx": write_onnx, "torch": write_program, "aoti": write_package}
 SUFFIXES = {".onnx": "onnx", ".pt2": "torch"}
 # what external models raise for image sizes that they do not take
 SIZE_ERRORS = (ValueError, RuntimeError, AssertionError, TypeError, IndexError)
@@ -64,7 +65,8 @@ def export_model(
 
     size: height and width of the images. The file accepts only this size unless `dynamic`
       contains "size".
-    format: "onnx" or "torch", by default from the file's suffix (.onnx, .pt2).
+    format: "onnx", "torch" or "aoti" (a package of AOTInductor, whose name must end with .pt2). By
+      default "onnx" or "torch", from the file's suffix (.onnx, .pt2).
     dynamic: which of the dimensions "batch" and "size" stay dynamic. A fixed batch is one image.
     opset: ONNX opset, at least 18; None for torch's default.
     metadata: stored in the file in addition to vil's version, the architecture and the size.
@@ -79,6 +81,8 @@ def export_model(
     spec = ExportSpec(size, dynamic, opset)
     format = format or lookup(SUFFIXES, path.suffix, "ending")
     write = lookup(WRITERS, format, "format")
+    if format == "aoti" and path.suffix != ".pt2":
+        raise ValueError(f"{path}: the name of a package of AOTInductor must end with .pt2")
     for name in dynamic:
         lookup(dict.fromkeys(DYNAMIC), name, "dimension to keep dynamic")
     _check_settings(model, format, spec)
@@ -98,13 +102,16 @@ def _check_settings(model: nn.Module, format: str, spec: ExportSpec) -> None:
         )
     if format == "onnx":
         check_opset(spec.opset)
-    elif spec.opset is not None:
-        raise ValueError("opset is only for ONNX: leave it out for a torch.export program")
-    elif "size" in spec.dynamic and min(spec.size) < least:
+        return
+    if spec.opset is not None:
+        raise ValueError("opset is only for ONNX: leave it out for other formats")
+    if "size" in spec.dynamic and min(spec.size) < least:
         raise ValueError(
             f"a torch.export program of dynamic size takes sides of at least {least} pixels, "
             f"not {size}: fix the size, or write ONNX"
         )
+    if format == "aoti":
+        check_compiler()
 
 
 def _run_model(model: nn.Module, spec: ExportSpec) -> list[tuple[Tensor, Tensor]]:

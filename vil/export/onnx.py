@@ -1,4 +1,4 @@
-"""Export models to ONNX files, and quantize the linear layers in ONNX files to int8."""
+"""Export models to ONNX files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,9 +6,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vil.export.runtime import quiet, require
+from vil.export.runtime import require
 from vil.export.trace import ExportSpec, as_export_error, trace_model
-from vil.utils.atomic_write import write_aside
 
 FIRST_OPSET = 18  # the lowest that torch writes; it cannot convert MsViT to lower ones
 # metadata of nodes that quantization reads; torch's other metadata has paths of source files
@@ -66,43 +65,3 @@ def _should_fold(node) -> bool | None:
     decide about others.
     """
     return False if node.op_type == "Resize" else None
-
-
-def quantize_linears(path: str | Path, out: str | Path) -> int:
-    """Write a copy of an ONNX file with int8 linear layers. Returns the number of these layers.
-
-    path: a file written by `export_model`. out: the new file. Weights are stored as int8 with one
-    scale per output channel. They only use 7 of the 8 bits, because products of 8-bit values would
-    overflow the accumulators of processors without VNNI. The input of a linear layer is quantized
-    at run time by the range of its values. Everything else (softmax, norms, convolutions, random
-    features) stays float32.
-
-    Raises ValueError if the file has no linear layers that `export_model` marked as such.
-    """
-    onnx, quantization = require("onnx"), require("onnxruntime.quantization")
-    model = onnx.load(path)
-    matmuls = [node for node in model.graph.node if node.op_type in ("MatMul", "Gemm")]
-    others = [node.name for node in matmuls if not _is_linear(node)]
-    if len(others) == len(matmuls):
-        raise ValueError(
-            f"{path} has no linear layers that vil export marked: export the model again"
-        )
-    del model.graph.value_info[:]  # includes shapes of weights, which the quantizer transposes
-    with write_aside(Path(out)) as aside, quiet():
-        quantization.quantize_dynamic(
-            model,
-            aside,
-            op_types_to_quantize=["MatMul"],  # the quantizer converts Gemm to MatMul first
-            nodes_to_exclude=others,
-            per_channel=True,
-            reduce_range=True,
-            weight_type=quantization.QuantType.QInt8,
-        )
-    return len(matmuls) - len(others)
-
-
-def _is_linear(node) -> bool:
-    """Return whether the metadata that torch wrote marks an ONNX node as the matmul of an
-    nn.Linear."""
-    metadata = {entry.key.rpartition(".")[2]: entry.value for entry in node.metadata_props}
-    return "torch.nn.modules.linear." in metadata.get("class_hierarchy", "")

@@ -4,6 +4,7 @@ import importlib
 import json
 import logging
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 METADATA = "metadata.json"  # entry of a torch.export program
+PACKAGE = "/data/aotinductor/"  # part of the names of entries of a package of AOTInductor
 
 
 class ExportedModel(nn.Module):
@@ -34,11 +36,35 @@ class ExportedModel(nn.Module):
 def load_exported(path: str | Path, format: str | None = None) -> ExportedModel:
     """Load a file written by `export_model` as a module that maps images to logits.
 
-    format: "onnx" or "torch"; by default "onnx" if the file ends in .onnx, otherwise "torch". ONNX
-    files run in onnxruntime on the CPU, with torch's number of threads.
+    format: "onnx", "torch" or "aoti"; by default "onnx" if the file ends in .onnx, otherwise what
+    the file holds. ONNX files run in onnxruntime on the CPU, with torch's number of threads.
     """
-    loaders = {"onnx": _load_onnx, "torch": _load_program}
-    return loaders[format or ("onnx" if Path(path).suffix == ".onnx" else "torch")](Path(path))
+    path = Path(path)
+    if format is None:
+        other = "aoti" if _is_package(path) else "torch"
+        format = "onnx" if path.suffix == ".onnx" else other
+    return {"onnx": _load_onnx, "torch": _load_program, "aoti": _load_package}[format](path)
+
+
+def _is_package(path: Path) -> bool:
+    """Return whether a file is a package of AOTInductor."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(PACKAGE in name for name in archive.namelist())
+
+
+def _load_package(path: Path) -> ExportedModel:
+    from torch._inductor import aoti_load_package
+
+    with quiet():
+        package = aoti_load_package(str(path))
+
+    def run(images: Tensor) -> Tensor:
+        with torch.no_grad():
+            return package(images)
+
+    return ExportedModel(run, package.get_metadata())
 
 
 def _load_onnx(path: Path) -> ExportedModel:
@@ -46,6 +72,8 @@ def _load_onnx(path: Path) -> ExportedModel:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors only: its warnings are about its own optimizer
+    # between calls its threads must not compete with torch's
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
 

@@ -24,6 +24,7 @@ from vil.workflows.inference import (
     recorded_classes,
     refuse_random_weights,
 )
+from vil.workflows.quantization_images import find_calibration_images, iter_calibration_batches
 
 
 class ExportResult(NamedTuple):
@@ -43,29 +44,42 @@ class ExportResult(NamedTuple):
 
 
 def export_config(
-    cfg: CfgNode, out: str | Path, class_names: Sequence[str] = (), *, int8: bool = False, **options
+    cfg: CfgNode,
+    out: str | Path,
+    class_names: Sequence[str] = (),
+    *,
+    int8: bool = False,
+    calibration: str | Path | None = None,
+    **options,
 ) -> ExportResult:
     """Load the config's model and weights, and export the model to the file `out`.
 
-    int8: also write a second file with int8 linear layers. options: format, size, dynamic and opset
-    of `vil.export.export_model`. Raises ConfigError if the model cannot be exported, ExportError if
-    the outputs of the file differ from the model's.
+    int8: also write a second file with int8 linear layers. calibration: folder of images from which
+    the ranges of their inputs are chosen, see `find_calibration_images`; without it, they are those
+    of each call. options: format, size, dynamic and opset of `vil.export.export_model`. Raises
+    ConfigError if the model cannot be exported, ExportError if the outputs of the file differ from
+    the model's.
     """
     refuse_without(cfg, "export")
+    names, images = list(class_names) or recorded_classes(cfg), []
+    if calibration is not None:
+        images = find_calibration_images(calibration, names, cfg.INPUT.CHANNELS)
     cfg = with_num_classes(cfg)
     refuse_random_weights(cfg)
     if (options.get("format") or SUFFIXES.get(Path(out).suffix)) == "onnx":
         with _as_config_error(Path(out)):
             require_onnx()
-    model, report = build_with_weights(cfg, task_for(cfg, torch.device("cpu")))
+    task = task_for(cfg, torch.device("cpu"))
+    model, report = build_with_weights(cfg, task)
     files, count = [out := Path(out)], 0
     with _as_config_error(out):
         notes = metadata(cfg, class_names)
         differences = export_model(model, out, metadata=notes, **options)
     if int8:
         files.append(out.with_name(f"{out.stem}.int8{out.suffix or '.onnx'}"))
+        batches = iter_calibration_batches(cfg, task, images) if images else None
         with _as_config_error(files[-1]):
-            count = quantize_linears(out, files[-1])
+            count = quantize_linears(out, files[-1], batches)
     return ExportResult(report, differences, files, count, model)
 
 

@@ -1,0 +1,41 @@
+"""Compile models ahead of time with AOTInductor.
+
+A package holds machine code for the CPU that wrote it, or for one with the same vector
+instructions, and the weights. It runs in C++ and in Python, without the model's code.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vil.export.trace import ExportSpec, as_export_error, trace_model
+
+
+def check_compiler() -> None:
+    """Raise ValueError if there is no C++ compiler, which AOTInductor needs."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise ValueError(
+            "AOTInductor needs a C++ compiler: install g++, or set CXX to a compiler"
+        ) from error
+
+
+def write_package(
+    model: nn.Module, spec: ExportSpec, path: Path, metadata: Mapping[str, str]
+) -> None:
+    """Compile a model to a package that maps images (B, channels, H, W) to logits (B, classes).
+
+    path: must end with .pt2. Raises ValueError if the model cannot be compiled.
+    """
+    program = trace_model(model, spec)
+    options = {"aot_inductor.metadata": dict(metadata), "freezing": True}
+    with torch.no_grad(), as_export_error("a package of AOTInductor"):
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=str(path), inductor_configs=options
+        )

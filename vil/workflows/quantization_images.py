@@ -1,0 +1,66 @@
+"""Read the images from which static int8 quantization chooses the ranges of activations."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from yacs.config import CfgNode
+
+from vil.data.datasets.image_list import ImageSource, images_at, iter_image_batches
+from vil.tasks.base import Task
+from vil.utils.errors import ConfigError, DataError
+from vil.workflows.predict import image_list
+
+LEAST, MOST = 16, 256  # images
+BATCH = 16
+
+
+def find_calibration_images(
+    folder: str | Path, class_names: Sequence[str], channels: int
+) -> list[ImageSource]:
+    """Return the images below a folder, at most `MOST`, evenly spaced in the order of their paths.
+
+    The folder has images, or folders of images that are named after some of the model's classes.
+    class_names: of the model; [] if they are not known. channels: of the images. Raises ConfigError
+    if the folder is missing, has fewer than `LEAST` images, or has folders of other classes.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ConfigError(f"--calibration: there is no folder {root}")
+    images = images_at(str(root), channels)
+    if len(images) < LEAST:
+        raise ConfigError(
+            f"--calibration {root}: {len(images)} images are too few, give at least {LEAST}"
+        )
+    parts = (Path(image.name).relative_to(root).parts for image in images)
+    folders = dict.fromkeys(first for first, *rest in parts if rest)
+    other = [name for name in folders if name not in class_names]
+    if class_names and other:
+        raise ConfigError(
+            f"--calibration {root}: {_listing(other)}: no classes of the model, which has "
+            f"{_listing(class_names)}"
+        )
+    count = min(len(images), MOST)
+    return [images[number * len(images) // count] for number in range(count)]
+
+
+def _listing(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def iter_calibration_batches(
+    cfg: CfgNode, task: Task, images: Sequence[ImageSource]
+) -> Iterator[Tensor]:
+    """Yield the preprocessed images in batches (B, channels, H, W). Raises DataError if fewer than
+    `LEAST` images can be read."""
+    count = 0
+    batches = iter_image_batches(
+        image_list(cfg, images), task.preprocess, batch_size=BATCH, workers=0
+    )
+    for batch in batches:
+        if batch.samples:
+            count += len(batch.samples)
+            yield torch.stack([sample[0] for sample in batch.samples])
+    if count < LEAST:
+        raise DataError(f"--calibration: only {count} of {len(images)} images can be read")
