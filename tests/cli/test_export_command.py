@@ -8,11 +8,13 @@ from pathlib import Path
 import onnxruntime
 import pytest
 import torch
+from PIL import Image
+from torch._inductor.exc import InvalidCxxCompiler
 
 from tests.common.small_runs import FOLDER, SMALL, TINY, checkpoint, draw_pictures, results, vil
 from vil.export import load_exported
 
-USAGE, CHECKPOINT = 2, 4
+USAGE, DATA, CHECKPOINT = 2, 3, 4
 SHIFT = "MODEL.VIT.MSVIT.MODE=1"  # in evaluation all nine chunks, so in files too
 
 
@@ -90,9 +92,12 @@ def test_a_program_of_torch_from_a_config_and_weights(run):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ("--out m.onnx --format yaml", USAGE, r"--format: invalid choice: 'yaml'"),
+        ("--out m.onnx --format yaml", USAGE, r"--to: invalid choice: 'yaml'"),
         ("--out m.bin", USAGE, r"--out m\.bin: ends with neither \.onnx nor \.pt2"),
         ("--out m.pt2 --format onnx", USAGE, r"--out m\.pt2: \.pt2 does not match --format onnx"),
+        ("--out m.onnx --to aoti", USAGE, r"--out m\.onnx: \.onnx does not match --format aoti"),
+        ("--out m.onnx --calibration .", USAGE, "--calibration is for --int8: add it"),
+        ("--out m.onnx --int8 --calibration no", USAGE, "--calibration: there is no folder no"),
         ("--out m.pt2 --int8", USAGE, r"--int8 is for --format onnx, not torch"),
         ("--out m.pt2 --opset 20", USAGE, r"--opset is for --format onnx, not torch"),
         ("--out m.onnx --opset 5", USAGE, r"opset 5 is not supported, only 18 to \d+"),
@@ -114,6 +119,70 @@ def test_command_lines_that_cannot_be(run, words, code, said):
     assert ended.code == code
     assert re.search(said, ended.err.splitlines()[-1]), ended.err
     assert not any(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"": 15}, "--calibration images: 15 images are too few, give at least 16"),
+        (
+            {"hue 0": 10, "hue 90": 8, "owl": 1},
+            "--calibration images: the model, of hue 0, hue 90, hue 180, hue 270, has no classes "
+            "with the names of the folders owl",
+        ),
+    ],
+)
+def test_calibration_images_that_cannot_be(run, files, said):
+    """They are refused before the model is exported."""
+    for folder, count in files.items():
+        draw_images(Path("images", folder), count)
+    ended = vil("export", "--run", run, "--out", "m.onnx", "--int8", "--calibration", "images")
+    assert ended.code == USAGE
+    assert said in ended.err
+    assert not Path("m.onnx").exists()
+
+
+@pytest.mark.long
+def test_static_int8_from_a_folder(run):
+    """Broken images are left out; too few others are an error."""
+    draw_images(Path("images"), 17)
+    Path("images/broken.png").write_bytes(b"")
+    words = ("export", "--run", run, "--out", "m.onnx", "--int8", "--calibration", "images")
+    ended = vil(*words, "--check")
+    assert ended.code == 0, ended.err
+    assert "10 linear layers in int8" in ended.out
+    judged = dict(re.findall(r"^val set fake (\S+) +loss (\S+)", ended.out, flags=re.MULTILINE))
+    assert float(judged["m.int8.onnx"]) == pytest.approx(float(judged["model"]), abs=0.05)
+    Path("images/0.png").write_bytes(b"")
+    Path("images/1.png").write_bytes(b"")
+    ended = vil(*words)
+    assert ended.code == DATA
+    assert "--calibration: only 15 of 18 images can be read" in ended.err
+
+
+def draw_images(folder: Path, count: int) -> None:
+    folder.mkdir(parents=True)
+    for number in range(count):
+        Image.new("RGB", (32, 32), (8 * number, 100, 200)).save(folder / f"{number}.png")
+
+
+@pytest.mark.long
+def test_packages_of_aotinductor(run):
+    ended = vil("export", "--run", run, "--out", "m.pt2", "--to", "aoti", "--dynamic", "none")
+    assert ended.code == 0, ended.err
+    file = load_exported("m.pt2")
+    assert file.metadata["input_size"] == "32x32"
+    assert file(torch.randn(1, 3, 32, 32)).shape == (1, 4)
+
+
+def test_aotinductor_needs_a_compiler(run, monkeypatch):
+    def missing():
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", missing)
+    ended = vil("export", "--run", run, "--out", "m.pt2", "--to", "aoti")
+    assert ended.code == USAGE
+    assert "AOTInductor needs a C++ compiler" in ended.err
 
 
 def test_random_weights_are_not_written():

@@ -166,6 +166,38 @@ def test_linears_in_int8(model, written, tmp_path):
     assert (tmp_path / "int8.onnx").stat().st_size < written[0].stat().st_size
 
 
+def test_static_int8_does_not_depend_on_the_batches(model, written, tmp_path):
+    """Ranges are the same, and applied: images far beyond them are clipped."""
+    images = torch.randn(20, 3, 64, 64, generator=torch.Generator().manual_seed(3))
+    files = [tmp_path / "a.onnx", tmp_path / "b.onnx"]
+    for file, batches in zip(files, ([images], images.split(3))):
+        assert quantize_linears(written[0], file, batches)
+    one, two = map(load_exported, files)
+    wanted, found = load_exported(written[0])(images), one(images)
+    assert torch.equal(found, two(images))
+    assert 0 < (found - wanted).norm() < 0.2 * wanted.norm()
+    kinds = {node.op_type for node in onnx.load(files[0]).graph.node}
+    assert "QuantizeLinear" in kinds
+    assert "DynamicQuantizeLinear" not in kinds
+
+
+def test_static_int8_needs_images(model, written, tmp_path):
+    with pytest.raises(ValueError, match="static quantization needs images to calibrate with"):
+        quantize_linears(written[0], tmp_path / "int8.onnx", [])
+    assert not (tmp_path / "int8.onnx").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MODELS)
+def test_packages_of_aotinductor_at_other_sizes_and_batches(kind, tmp_path):
+    model = small(kind)
+    differences = export_model(model, tmp_path / "m.pt2", size=(64, 64), format="aoti")
+    assert max(each.largest for each in differences) < 1e-4
+    file = load_exported(tmp_path / "m.pt2")
+    for size in SIZES:
+        assert difference(file, model, size) < 1e-4
+
+
 def test_training_with_random_shift_cannot_be_exported():
     """By torch.export of a model in training mode; export_model uses evaluation mode."""
     arch = "l1,h1,d8,n1,g1,p4,f2,a0"

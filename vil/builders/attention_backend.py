@@ -6,7 +6,7 @@ run therefore uses the backends that it started with, even if `vil tune` has fou
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +28,7 @@ from vil.utils.errors import as_config_error
 
 log = logging.getLogger(__name__)
 FILE = "autotune.json"  # in the run's folder
+COMPILED = ("native",)  # fast backends of a CPU that are selected only if tuned
 LARGE = 1024  # tokens along a side of a large grid: stage 1 for an image of 4096 pixels
 
 
@@ -99,6 +100,7 @@ def select_attention_backends(
     dist: DistInfo,
     *,
     training: bool,
+    tune: bool = False,
     folder: Path | None = None,
     resuming: bool = False,
     say: Callable[[str], None] = log.info,
@@ -107,13 +109,14 @@ def select_attention_backends(
 
     If `resuming`, uses the backends stored in `folder`. If not, or if none are stored, uses those
     that `vil tune` found fastest for this user. Attention calls that still have no backend are
-    timed if MODEL.VIT.MSVIT.TUNE and `training` are set. say: function that logs a line. Raises
-    ConfigError if the config names a backend that cannot run.
+    timed if MODEL.VIT.MSVIT.TUNE and `training` are set. `tune`: on a CPU, such calls are timed
+    with the backend that is compiled, besides the one that would be selected. say: function that
+    logs a line. Raises ConfigError if the config names a backend that cannot run.
     """
     requests = backend_requests(model, cfg, device, training=training, world=dist.world)
     automatic = [r for r in requests if r.backend == "auto"]
-    tune = training and cfg.MODEL.VIT.MSVIT.TUNE
-    if tune and requests and not automatic:
+    tune_all = training and cfg.MODEL.VIT.MSVIT.TUNE
+    if tune_all and requests and not automatic:
         text = "MODEL.VIT.MSVIT.TUNE has no effect: the config already selects the backend %s"
         log.warning(text, requests[0].backend)
     CHOICES.clear()
@@ -124,8 +127,10 @@ def select_attention_backends(
             buckets = {request.case.bucket() for request in automatic}
             kept = {bucket: name for bucket, name in CHOICES.items() if bucket in buckets}
         CHOICES.update(kept or {})
-        if tune:
+        if tune_all:
             _tune_missing(automatic, say)
+        elif tune and device.type == "cpu":
+            _tune_missing(automatic, say, COMPILED)
     selected = distributed.broadcast_object(dict(CHOICES))
     CHOICES.clear()
     CHOICES.update(selected)
@@ -191,15 +196,21 @@ def _read_stored(folder: Path) -> dict[str, str] | None:
     return None
 
 
-def _tune_missing(requests: list[BackendRequest], say: Callable[[str], None]) -> None:
+def _tune_missing(
+    requests: list[BackendRequest], say: Callable[[str], None], names: Sequence[str] = ()
+) -> None:
     """Time the backends for each attention call that has no backend in CHOICES. Store the fastest
-    one there and in this user's tuning cache. say: function that logs a line."""
+    one there and in this user's tuning cache. names: the backends to time besides the one that
+    would be selected, without those that cannot run; by default all. say: function that logs a
+    line."""
     found = {}
     for request in requests:
         bucket = request.case.bucket()
-        if bucket not in CHOICES:
+        usable = [name for name in names if not BACKENDS[name].reasons_against(request.case)]
+        if bucket not in CHOICES and (usable or not names):
             say(f"{request}: timing the backends")
-            found[bucket] = trials = tuner.tune(request.case)
+            few = [choose(request.case), *usable] if usable else None
+            found[bucket] = trials = tuner.tune(request.case, few)
             for line in tuner.listing(trials):
                 say(line)
     if found:

@@ -48,6 +48,7 @@ COMMANDS = {
     "tune": "find the fastest attention backend of each stage, by trying all",
     "benchmark attention": "time and memory of attention, every backend in one run",
     "benchmark model": "images per second and memory of whole models, in turns; and a profile",
+    "benchmark deploy": "ways to run a model for inference: speed, memory, int8, predictions",
     "config": "print the resolved config, and where each value was set",
     "info": "versions, devices, and which attention backend runs in each stage",
     "visualize attention": "what a token of an image attends to, in each head and stage",

@@ -138,9 +138,11 @@ def load_for_evaluation(
     task.class_names = list(class_names) or recorded_classes(cfg)
     model, report = build_with_weights(cfg, task)
     model = prepare_for_evaluation(cfg, task.inference_model(model), device)
-    select_attention_backends(model, cfg, device, dist, training=False)
-    if cfg.EVAL.FAST:
+    fast = cfg.EVAL.FAST
+    if fast:
         refuse_without(cfg, "evaluate --fast")
+    select_attention_backends(model, cfg, device, dist, training=False, tune=fast)
+    if fast:
         dtype, task.amp_dtype = task.amp_dtype or torch.float32, None
         model = optimize_for_inference(model, dtype=dtype, compile=cfg.MODEL.COMPILE)
         report = f"{report}; optimized for inference in {str(dtype).removeprefix('torch.')}"

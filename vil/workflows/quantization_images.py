@@ -38,8 +38,8 @@ def find_calibration_images(
     other = [name for name in folders if name not in class_names]
     if class_names and other:
         raise ConfigError(
-            f"--calibration {root}: {_listing(other)}: no classes of the model, which has "
-            f"{_listing(class_names)}"
+            f"--calibration {root}: the model, of {_listing(class_names)}, has no classes with the "
+            f"names of the folders {_listing(other)}"
         )
     count = min(len(images), MOST)
     return [images[number * len(images) // count] for number in range(count)]

@@ -28,6 +28,7 @@ ENTRY = dict(
         "evaluate --calibrate": "--calibrate is for classes and labels",
         "convert": "only classifiers are converted; predict from the run's folder instead",
         "export": "only classifiers are exported",
+        "benchmark deploy": "vil benchmark deploy measures only classifiers",
         "visualize attention": "vil visualize attention draws only the attention of classifiers",
     },
 )

@@ -1,0 +1,260 @@
+"""Compare ways to run a model for inference on a CPU: speed, memory, size and predictions.
+
+A path is such a way, for example "fast+bf16" or "onnx+int8". Paths whose predictions differ from
+those of the plain model are not timed.
+
+Shapes: B batch, c input channels, H W image size, K classes.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+
+from vil.export import export_model, load_exported, quantize_linears
+from vil.integrations.optimize import optimize_for_inference
+from vil.utils.errors import one_line
+from vil.utils.interleaved_timer import Candidate, time_interleaved
+from vil.utils.resident_memory import resident_growth
+
+MIB = 2**20
+CPU = torch.device("cpu")
+RECOMPILES = 10_000  # models of one class share their compiled code's limit
+Run = Callable[[Tensor], Tensor]  # images (B, c, H, W) -> logits (B, K)
+
+
+@dataclass
+class Subject:
+    """A model to deploy.
+
+    model: in float32, on the CPU. size: of its images. images: real images (N, c, H, W) on which
+    predictions are compared, with `targets` (N,); None for a model with random weights.
+    calibration: images (N, c, H, W) from which static int8 chooses ranges. top1: published top-1 on
+    ImageNet; None if unknown. folder: for the files of the model.
+    """
+
+    name: str
+    model: nn.Module
+    size: tuple[int, int]
+    calibration: Tensor
+    folder: Path
+    images: Tensor | None = None
+    targets: Tensor | None = None
+    published: float | None = None
+
+    def random_images(self, count: int) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(count, self.calibration.shape[1], *self.size, generator=generator)
+
+
+@dataclass
+class Row:
+    """Results of a path of a model; `reason` says why there are none.
+
+    size_mib: of the file, or of the weights in memory. memory_mib: resident memory beyond that
+    before the model was loaded, see `resident_growth`. agreement: percentage of the real images on
+    which the predicted class is that of "eager". top1: accuracy on them, in percent. speed:
+    {batch size: images per second}.
+    """
+
+    model: str
+    path: str
+    published: float | None = None
+    size_mib: float | None = None
+    memory_mib: float | None = None
+    agreement: float | None = None
+    top1: float | None = None
+    speed: dict[int, float] = field(default_factory=dict)
+    reason: str = ""
+
+    def plain(self, batches: Sequence[int]) -> dict:
+        """Return the row as a flat dict for JSON and CSV."""
+        cells = {name: value for name, value in vars(self).items() if name != "speed"}
+        reason = cells.pop("reason")
+        speeds = {f"images_per_second_{batch}": self.speed.get(batch) for batch in batches}
+        return cells | speeds | {"reason": reason}
+
+
+class Deployment(NamedTuple):
+    """A path of a model, ready to be loaded. bytes: size of its file or of its weights."""
+
+    load: Callable[[], Run]
+    bytes: int
+
+
+def deploy_torch(
+    subject: Subject, *, dtype: torch.dtype = torch.float32, fast: bool = False, compile=False
+) -> Deployment:
+    """Run the model in PyTorch: under autocast or, if `fast`, optimized for inference."""
+
+    def load() -> Run:
+        if fast:
+            return optimize_for_inference(subject.model, dtype=dtype, compile=compile)
+        model = copy.deepcopy(subject.model).eval()
+        if compile:
+            model.compile()
+
+        def run(images: Tensor) -> Tensor:
+            with torch.inference_mode(), torch.autocast("cpu", dtype, dtype != torch.float32):
+                return model(images).float()
+
+        return run
+
+    count = sum(weight.numel() for weight in subject.model.parameters())
+    return Deployment(load, count * (dtype.itemsize if fast else 4))
+
+
+def deploy_file(
+    subject: Subject, suffix: str, write: Callable[[Subject, Path], None]
+) -> Deployment:
+    """Write a file with `write`, unless the subject's folder has it, and run it."""
+    file = subject.folder / f"{subject.name.replace('/', '-')}{suffix}"
+    if not file.exists():
+        write(subject, file)
+    return Deployment(partial(load_exported, file), file.stat().st_size)
+
+
+def write_export(subject: Subject, file: Path, format: str | None = None) -> None:
+    export_model(subject.model, file, size=subject.size, dynamic=("batch",), format=format)
+
+
+def write_int8(subject: Subject, file: Path, static: bool = False) -> None:
+    deploy_file(subject, ".onnx", write_export)  # the same file as that of the path "onnx"
+    source = file.with_name(file.name.partition(".int8")[0] + ".onnx")
+    quantize_linears(source, file, [subject.calibration] if static else None)
+
+
+BF16 = torch.bfloat16
+PATHS: dict[str, Callable[[Subject], Deployment]] = {
+    "eager": deploy_torch,
+    "bf16": partial(deploy_torch, dtype=BF16),
+    "compile": partial(deploy_torch, compile=True),
+    "bf16+compile": partial(deploy_torch, dtype=BF16, compile=True),
+    "fast": partial(deploy_torch, fast=True),
+    "fast+bf16": partial(deploy_torch, dtype=BF16, fast=True),
+    "fast+compile": partial(deploy_torch, fast=True, compile=True),
+    "fast+bf16+compile": partial(deploy_torch, dtype=BF16, fast=True, compile=True),
+    "aoti": partial(deploy_file, suffix=".pt2", write=partial(write_export, format="aoti")),
+    "onnx": partial(deploy_file, suffix=".onnx", write=write_export),
+    "onnx+int8": partial(deploy_file, suffix=".int8.onnx", write=write_int8),
+    "onnx+int8+static": partial(
+        deploy_file, suffix=".int8.static.onnx", write=partial(write_int8, static=True)
+    ),
+}
+PLAIN = "eager"  # whose predictions the others are compared with
+
+
+def compare_paths(
+    subjects: Sequence[Subject],
+    paths: Sequence[str],
+    *,
+    batches: Sequence[int],
+    rounds: int,
+    least_agreement: float,
+    say: Callable[[str], None],
+) -> list[Row]:
+    """Measure paths of models, and return a row for each.
+
+    paths: keys of PATHS, of which the first is "eager", whose predictions the others are compared
+    with. batches: batch sizes whose speed is measured, all models and paths in turns.
+    least_agreement: percentage of images below which a path is not timed. say: called with a line
+    of progress.
+    """
+    rows: list[Row] = []
+    loaded: dict[int, tuple[Subject, Run]] = {}
+    with many_compilations():
+        for subject in subjects:
+            expected = None
+            for path in paths:
+                row, run = prepare(subject, path, max(batches))
+                if run is not None and subject.images is not None:
+                    logits = predict(run, subject.images, max(batches))
+                    expected = logits.argmax(1) if path == PLAIN else expected
+                    check_predictions(row, logits, expected, subject.targets, least_agreement)
+                say(f"{row.model} {path}: {row.reason or 'ready'}")
+                rows.append(row)
+                if run is not None and not row.reason:
+                    loaded[len(rows) - 1] = subject, run
+        for batch in batches:
+            time_batch(rows, loaded, batch, rounds)
+            say(f"batch {batch}: {rounds} rounds measured")
+    return rows
+
+
+def prepare(subject: Subject, path: str, batch: int) -> tuple[Row, Run | None]:
+    """Build a path of a model and measure its size and memory. Returns (row, function): the
+    function is None if that fails."""
+    row = Row(subject.name, path, subject.published)
+    images = subject.random_images(batch)
+    try:
+        load, size = PATHS[path](subject)
+        run, growth = resident_growth(load, lambda run: run(images))
+    except Exception as error:  # of the exporters, compilers and runtimes
+        row.reason = one_line(error)
+        return row, None
+    row.size_mib = size / MIB
+    row.memory_mib = None if growth is None else growth / MIB
+    return row, run
+
+
+def predict(run: Run, images: Tensor, batch: int) -> Tensor:
+    """Return the logits (N, K) of images (N, c, H, W), computed in full batches: the last batch is
+    filled up with its first image, as some paths compile for each batch size."""
+    logits = []
+    for part in images.split(batch):
+        filled = torch.cat([part, part[:1].expand(batch - len(part), -1, -1, -1)])
+        logits.append(run(filled)[: len(part)].float())
+    return torch.cat(logits)
+
+
+def check_predictions(
+    row: Row, logits: Tensor, expected: Tensor | None, targets: Tensor, least: float
+) -> None:
+    """Set the agreement and accuracy of a row, and its reason if the agreement is too low.
+
+    logits: (N, K). expected: (N,), the classes that the plain model predicts; None if it failed.
+    targets: (N,).
+    """
+    predicted = logits.argmax(1)
+    row.top1 = 100 * (predicted == targets).double().mean().item()
+    if expected is None:
+        return
+    row.agreement = 100 * (predicted == expected).double().mean().item()
+    if not (row.agreement >= least and logits.isfinite().all()):
+        row.reason = (
+            f"refused: predicts the class of {PLAIN} on {row.agreement:.1f} % of {len(logits)} "
+            f"images, less than {least:g} %"
+        )
+
+
+def time_batch(
+    rows: Sequence[Row], loaded: Mapping[int, tuple[Subject, Run]], batch: int, rounds: int
+) -> None:
+    """Time all loaded paths in turns on random images, and store the images per second in their
+    rows. loaded: {index of the row: (model, function)}."""
+    candidates = {
+        str(number): Candidate(partial(run, subject.random_images(batch)))
+        for number, (subject, run) in loaded.items()
+    }
+    times, dropped = time_interleaved(candidates, rounds, CPU, exempt=list(candidates))
+    for name, each in times.items():
+        rows[int(name)].speed[batch] = batch * 1e3 / each.forward_ms
+    for name, reason in dropped.items():
+        rows[int(name)].reason = reason
+
+
+@contextmanager
+def many_compilations() -> Iterator[None]:
+    """Let torch.compile compile any number of models in a `with` block. By default, a function that
+    was compiled eight times, for models of one class, then runs uncompiled."""
+    with torch._dynamo.config.patch(
+        recompile_limit=RECOMPILES, accumulated_recompile_limit=RECOMPILES
+    ):
+        yield

@@ -1,0 +1,46 @@
+"""Plot the accuracy of models against their speed, as `vil benchmark deploy` measured it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from vil.bench.deploy import Row
+from vil.utils.atomic_write import write_aside
+
+
+def plot_accuracy_and_speed(rows: Sequence[Row], batch: int, file: Path) -> bool:
+    """Plot top-1 against images per second, one dot per model: its fastest path.
+
+    The accuracy is the published one or, for a model with trained weights, the measured one of the
+    path. Returns False, and writes nothing, if no row has both. Raises OSError if the file cannot
+    be written.
+    """
+    best: dict[str, Row] = {}
+    for row in rows:
+        speed = row.speed.get(batch)
+        if speed and accuracy(row) is not None:
+            known = best.get(row.model)
+            if known is None or speed > known.speed[batch]:
+                best[row.model] = row
+    if not best:
+        return False
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot(xlabel=f"images per second, batch {batch}", ylabel="top-1 (%)")
+    axes.set_xscale("log")
+    for name, row in best.items():
+        ours = not name.startswith("timm/")
+        place = row.speed[batch], accuracy(row)
+        axes.plot(*place, "o" if ours else "s", color="#0072B2" if ours else "#D55E00")
+        text = f"{name.removeprefix('timm/')}\n{row.path}"
+        axes.annotate(text, place, (6, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.margins(x=0.25, y=0.1)
+    axes.grid(alpha=0.3, which="both")
+    with write_aside(file) as aside:
+        figure.savefig(aside, dpi=120)
+    return True
+
+
+def accuracy(row: Row) -> float | None:
+    """Return the accuracy of a row in percent; None if it is not known."""
+    return row.top1 if row.top1 is not None else row.published

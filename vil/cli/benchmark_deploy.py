@@ -1,0 +1,124 @@
+"""Compare ways to run a model for inference on the CPU: speed, memory, size and predictions.
+
+  vil benchmark deploy --run runs/nano                     the best checkpoint, on its test images
+  vil benchmark deploy --run runs/nano --paths fast,onnx+int8+static --calibration photos
+  vil benchmark deploy --config-file imagenet/vil_tiny.yaml --beside timm/deit_tiny_patch16_224
+
+A path is a way to run the model: eager (as vil evaluate does), bf16 (autocast), fast (optimized for
+inference, see --fast of vil evaluate), these with +compile (torch.compile), aoti (a package of
+AOTInductor), onnx, onnx+int8 (dynamic) and onnx+int8+static (onnxruntime). The models and paths
+take turns, for each batch size.
+
+The predicted classes of each path are compared with those of eager on test images. A path that
+disagrees on more than a few of them is refused: its speed is not measured. A model without weights,
+and all of --beside, get random weights: only speed, memory and size are measured. Memory is the
+resident memory of the process, with weights, that loading and a batch add.
+
+Static int8 chooses ranges from --calibration, a folder of images, or from training images. On first
+use, attention backends are timed, as vil tune does. Writes deploy.json, deploy.csv and a plot of
+accuracy against speed, deploy.png, to --out.
+"""
+
+import argparse
+from pathlib import Path
+
+from vil.cli.arguments import (
+    at_least,
+    config_arguments,
+    convert,
+    listed,
+    resolve,
+    run_arguments,
+    with_weights,
+)
+from vil.utils.errors import ConfigError
+from vil.utils.text_table import align
+
+PATHS = (
+    "eager,bf16,compile,bf16+compile,fast,fast+bf16,fast+compile,fast+bf16+compile,"
+    "aoti,onnx,onnx+int8,onnx+int8+static"
+)
+DEFAULT = "imagenet/vil_tiny.yaml"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    config_arguments(parser)
+    run_arguments(parser)
+    add = parser.add_argument
+    add("--paths", default=PATHS, metavar="A,B", help="by default all; eager is always measured")
+    add("--beside", default="none", metavar="A,B", help="other models: timm/NAME, or none")
+    add("--batches", default="1,16", metavar="A,B", help="batch sizes (1,16)")
+    add("--rounds", default="9", metavar="N", help="measurements of each, one more warms up (9)")
+    add("--images", default="512", metavar="N", help="test images to compare predictions on (512)")
+    add("--agreement", type=float, default=97.0, metavar="P", help="least agreement in %% (97)")
+    add("--calibration", metavar="DIR", help="images from which static int8 chooses ranges")
+    add("--no-tune", action="store_true", help="do not time attention backends first")
+    add("--classes", metavar="FILE", help="names of the classes; by default the run's classes.txt")
+    add("--out", metavar="DIR", help="benchmarks/results/deploy-<machine>-<time> by default")
+
+
+def run(args: argparse.Namespace) -> int:
+    from vil.workflows.benchmark_deploy import DeployBenchmark, DeploySettings
+
+    parsers = dict.fromkeys(("rounds", "images"), at_least(1))
+    parsers |= {"paths": listed(), "beside": listed(), "batches": listed(at_least(1))}
+    values = convert(args, parsers)
+    if not 0 <= args.agreement <= 100:
+        raise ConfigError(f"--agreement: expected a number from 0 to 100, got {args.agreement:g}")
+    settings = DeploySettings(
+        values["paths"],
+        values["batches"],
+        values["rounds"],
+        values["images"],
+        args.agreement,
+        args.calibration,
+        not args.no_tune,
+    )
+    cfg, name, class_names = find_model(args)
+    beside = [] if values["beside"] == ["none"] else values["beside"]
+    options = dict(class_names=class_names, beside=beside, out=args.out)
+    benchmark = DeployBenchmark(cfg, name, settings, say=say, **options)
+    print(benchmark.title, flush=True)
+    print(table(benchmark.run(), settings.batches))
+    return 0
+
+
+def find_model(args: argparse.Namespace):
+    """Return (config, name of the model in the table, class names) from the command line. The
+    config has no weights if neither the command line nor the config file names any."""
+    if not args.run and args.config_file is None:
+        args.config_file = DEFAULT
+    if args.run:
+        cfg, class_names = with_weights(args)
+        return cfg, Path(args.run).resolve().name, class_names
+    cfg = resolve(args)
+    class_names = with_weights(args).class_names if cfg.MODEL.MODEL_PATH else ()
+    return cfg, Path(args.config_file).stem, class_names
+
+
+def say(text: str) -> None:
+    print(f"  {text}", flush=True)
+
+
+def table(rows: list, batches: list[int]) -> str:
+    """Format the results of `DeployBenchmark.run` as a table with a line per model and path. `x` is
+    the speed over that of the model's eager path."""
+    head = ["model", "path"]
+    for batch in batches:
+        head += [f"img/s at {batch}", "x"]
+    lines = [[*head, "MiB file", "MiB memory", "agree %", "top-1"]]
+    eager = {row.model: row.speed for row in rows if row.path == "eager"}
+    for row in rows:
+        cells = [row.model, row.path]
+        for batch in batches:
+            speed, plain = row.speed.get(batch), eager[row.model].get(batch)
+            cells += [shown(speed, 1), shown(speed / plain if speed and plain else None, 2)]
+        columns = ((row.size_mib, 1), (row.memory_mib, 0), (row.agreement, 1), (row.top1, 2))
+        lines.append([*cells, *(shown(value, digits) for value, digits in columns)])
+    text = align(lines, num_left=2).splitlines()
+    reasons = ["", *(f"  {row.reason}" if row.reason else "" for row in rows)]
+    return "\n".join(line + reason for line, reason in zip(text, reasons))
+
+
+def shown(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

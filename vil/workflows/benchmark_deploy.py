@@ -1,0 +1,233 @@
+"""Compare ways to run trained models for inference, beside other models."""
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from yacs.config import CfgNode
+
+from vil.bench.deploy import PATHS, PLAIN, Row, Subject, compare_paths
+from vil.bench.deploy_plot import plot_accuracy_and_speed
+from vil.builders.attention_backend import select_attention_backends
+from vil.builders.device import configure_device
+from vil.builders.model import prepare_for_evaluation
+from vil.config import override
+from vil.data.datasets.image_list import iter_image_batches
+from vil.engine.distributed import DistInfo
+from vil.ops.dispatch import CHOICES
+from vil.tasks import refuse_without, task_for
+from vil.tasks.base import Task
+from vil.utils.errors import ConfigError, as_config_error
+from vil.utils.lookup import lookup
+from vil.workflows import configure
+from vil.workflows.benchmark_results import ResultFolder
+from vil.workflows.inference import load_model, open_test_sets
+from vil.workflows.quantization_images import (
+    MOST,
+    find_calibration_images,
+    iter_calibration_batches,
+)
+
+log = logging.getLogger(__name__)
+# Top-1 on ImageNet in percent at 224 pixels, after training on ImageNet-1k, as reported in arXiv
+# 2103.15358, 2012.12877, 2103.14030, 2201.03545, 2205.14756, 2104.01136 (with distillation) and
+# 2207.10666
+PUBLISHED = {
+    "vil_tiny": 76.7,
+    "vil_small": 82.4,
+    "timm/deit_tiny_patch16_224": 72.2,
+    "timm/deit_small_patch16_224": 79.8,
+    "timm/swin_tiny_patch4_window7_224": 81.3,
+    "timm/convnext_tiny": 82.1,
+    "timm/efficientvit_b1": 79.4,
+    "timm/efficientvit_b2": 82.1,
+    "timm/levit_256": 81.6,
+    "timm/tiny_vit_11m_224": 81.5,
+}
+PLAIN_CPU = ["DEVICE=cpu", "AMP.ENABLED=False", "MODEL.COMPILE=False", "EVAL.FAST=False"]
+
+
+class DeploySettings(NamedTuple):
+    """Settings of a benchmark of paths.
+
+    paths: keys of `vil.bench.deploy.PATHS`. batches: batch sizes. rounds: measurements of each.
+    images: number of test images on which predictions are compared. least_agreement: percentage of
+    them below which a path is refused. calibration: folder of images for static int8, by default
+    training images. tune: time the attention backends first.
+    """
+
+    paths: Sequence[str]
+    batches: Sequence[int] = (1, 16)
+    rounds: int = 9
+    images: int = 512
+    least_agreement: float = 97.0
+    calibration: str | None = None
+    tune: bool = True
+
+
+class DeployBenchmark:
+    """Benchmark of the ways to run a config's model, and other models, for inference on the CPU.
+
+    cfg: with weights, or without for a model with random weights, of which only speed and memory
+    are measured. name: of the model in the results. beside: values of MODEL.ARCH of other models,
+    which get random weights. out: folder for the results. say: called with lines of progress.
+
+    Raises ConfigError for an unknown path, and for unusable calibration images.
+    """
+
+    @as_config_error
+    def __init__(
+        self,
+        cfg: CfgNode,
+        name: str,
+        settings: DeploySettings,
+        *,
+        class_names: Sequence[str] = (),
+        beside: Sequence[str] = (),
+        out: str | None = None,
+        say: Callable[[str], None] = print,
+    ):
+        refuse_without(cfg, "benchmark deploy")
+        for path in settings.paths:
+            lookup(PATHS, path, "path")
+        paths = tuple(dict.fromkeys((PLAIN, *settings.paths)))
+        self.settings, self.say = settings._replace(paths=paths), say
+        self.cfg, self.name, self.class_names = override(cfg, PLAIN_CPU), name, class_names
+        self.others = {other: override(self.cfg, [f"MODEL.ARCH={other}"]) for other in beside}
+        self.calibration = []
+        if settings.calibration is not None:
+            channels = cfg.INPUT.CHANNELS
+            self.calibration = find_calibration_images(settings.calibration, class_names, channels)
+        self.results = ResultFolder(out, "deploy", torch.device("cpu"))
+        extent = f"{1 + len(self.others)} models, {len(paths)} paths"
+        self.title = self.results.title(extent, settings.rounds)
+
+    def run(self) -> list[Row]:
+        """Measure all paths of all models and write the results, with a plot of the accuracy and
+        speed. Returns a row per model and path."""
+        settings = self.settings
+        with tempfile.TemporaryDirectory() as folder:
+            subjects = [self.open_model(Path(folder))]
+            subjects += [self.open_other(name, Path(folder)) for name in self.others]
+            rows = compare_paths(
+                subjects,
+                settings.paths,
+                batches=settings.batches,
+                rounds=settings.rounds,
+                least_agreement=settings.least_agreement,
+                say=self.say,
+            )
+        self.results.write([row.plain(settings.batches) for row in rows])
+        plot_accuracy_and_speed(rows, max(settings.batches), self.results.folder / "deploy.png")
+        return rows
+
+    def open_model(self, folder: Path) -> Subject:
+        """Load the config's model with its weights, or build it with random weights."""
+        cfg = self.cfg
+        if not cfg.MODEL.MODEL_PATH and not cfg.MODEL.PRETRAINED:
+            return self.open_other(self.name, folder, cfg)
+        inference = load_model(cfg, self.class_names)
+        self.select_backends(inference.model)
+        task = inference.task
+        batches = iter_calibration_batches(cfg, task, self.calibration)
+        if not self.calibration:
+            batches = iter_training_images(task, MOST)
+        calibration = torch.cat(list(batches))
+        open_test_sets(task, cfg)
+        images, targets = first_test_images(task, self.settings.images)
+        size = (cfg.INPUT.IMAGE_SIZE,) * 2
+        return Subject(self.name, inference.model, size, calibration, folder, images, targets)
+
+    def open_other(self, name: str, folder: Path, cfg: CfgNode | None = None) -> Subject:
+        """Build a model with random weights."""
+        cfg = cfg or self.others[name]
+        torch.manual_seed(cfg.SEED)
+        device = configure_device(cfg)
+        model = prepare_for_evaluation(cfg, task_for(cfg, device).build_model(), device).eval()
+        self.select_backends(model)
+        size = (cfg.INPUT.IMAGE_SIZE,) * 2
+        calibration = torch.randn(16, cfg.INPUT.CHANNELS, *size)
+        return Subject(name, model, size, calibration, folder, published=published_top1(name, cfg))
+
+    def select_backends(self, model: nn.Module) -> None:
+        """Select the attention backends of a model for all precisions and batch sizes, and time
+        those that are not tuned yet."""
+        chosen: dict[str, str] = {}
+        if self.settings.tune:
+            self.say("selecting the attention backends of each stage and batch size")
+        for batch in self.settings.batches:
+            for amp in (False, True):
+                changes = [f"DATALOADER.BSZ={batch}", f"AMP.ENABLED={amp}", "AMP.DTYPE=bfloat16"]
+                cfg = override(self.cfg, changes)
+                select_attention_backends(
+                    model,
+                    cfg,
+                    torch.device("cpu"),
+                    DistInfo(),
+                    training=False,
+                    tune=self.settings.tune,
+                    say=log.debug,
+                )
+                chosen |= CHOICES
+        CHOICES.update(chosen)
+
+
+def published_top1(name: str, cfg: CfgNode) -> float | None:
+    """Return the published top-1 of a model on ImageNet in percent; None if it is not known, or if
+    the config changes the model or its image size."""
+    if name not in PUBLISHED or cfg.INPUT.IMAGE_SIZE != 224:
+        return None
+    if not name.startswith("timm/"):
+        packaged, _ = configure.resolve(f"imagenet/{name}.yaml", configure.Options())
+        if packaged.MODEL.VIT.MSVIT.ARCH != cfg.MODEL.VIT.MSVIT.ARCH:
+            return None
+    return PUBLISHED[name]
+
+
+def iter_training_images(task: Task, count: int) -> Iterator[Tensor]:
+    """Yield batches (B, c, H, W) of training images, at most `count`, evenly spaced in the set and
+    preprocessed for inference."""
+    dataset = task.open_split()
+    total = min(count, len(dataset))
+    chosen = Selection(dataset, [number * len(dataset) // total for number in range(total)])
+    for batch in iter_image_batches(chosen, task.preprocess, batch_size=16, workers=0):
+        if batch.samples:
+            yield torch.stack([sample[0] for sample in batch.samples])
+
+
+class Selection:
+    """Some images of a dataset, see `vil.data.datasets.image_list.Images`."""
+
+    def __init__(self, dataset, indices: Sequence[int]):
+        self.dataset, self.indices = dataset, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def image(self, index: int):
+        return self.dataset.image(self.indices[index])
+
+    def sample_name(self, index: int) -> str:
+        return self.dataset.sample_name(self.indices[index])
+
+
+def first_test_images(task: Task, count: int) -> tuple[Tensor, Tensor]:
+    """Return the first `count` images (N, c, H, W) of the first test set, and their classes (N,).
+    Raises ConfigError if there are none."""
+    name, loader = next(iter(task.test_sets.items()))
+    images: list[Tensor] = []
+    targets: list[Tensor] = []
+    with closing(iter(loader)) as batches:
+        for batch in batches:
+            images.append(batch.images)
+            targets.append(batch.targets)
+            if sum(map(len, images)) >= count:
+                break
+    if not images:
+        raise ConfigError(f"the test set {name} has no readable image")
+    return torch.cat(images)[:count], torch.cat(targets)[:count]
