@@ -44,7 +44,7 @@ COMMANDS = {
     "embed": "features of images; how well simple classifiers do on them",
     "data check": "what the data of a config contain: classes, sizes, broken images, leaks",
     "convert": "convert a checkpoint to a self-describing safetensors file",
-    "export": "export a model as ONNX, int8 ONNX or a program of torch.export",
+    "export": "export a model as ONNX, int8 ONNX, or a file of torch.export or AOTInductor",
     "tune": "find the fastest attention backend of each stage, by trying all",
     "benchmark attention": "time and memory of attention, every backend in one run",
     "benchmark model": "images per second and memory of whole models, in turns; and a profile",
