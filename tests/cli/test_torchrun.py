@@ -18,6 +18,7 @@ from tests.common.small_runs import (
     vil,
 )
 from tests.common.small_tasks import OTHERS, words_of
+from vil.ops.backends.native import library
 
 pytestmark = pytest.mark.long
 
@@ -25,10 +26,13 @@ TEN_STEPS = (*TINY, "DATA.KWARGS.n=361", "DATALOADER.BSZ=36", "OPTIM.EPOCHS=1", 
 # Both draw: augmentation by position, random shift by step. Dropout and mixup draw per rank.
 EQUAL = ("MODEL.VIT.DROP_PATH=0", "AMP.TF32=False")
 MODES = ("0", "1")
+NATIVE = "auto" if library.obstacle() else "native"  # which each process loads
 
 
 def training(folder, mode):
-    return ["train", *TEN_STEPS, *EQUAL, f"MODEL.VIT.MSVIT.MODE={mode}", "--output_dir", folder]
+    backend = {"0": "auto", "1": NATIVE}[mode]
+    model = (f"MODEL.VIT.MSVIT.MODE={mode}", f"MODEL.VIT.MSVIT.BACKEND={backend}")
+    return ["train", *TEN_STEPS, *EQUAL, *model, "--output_dir", folder]
 
 
 def training_of(task, folder):

@@ -114,3 +114,16 @@ def test_float16_and_float64_use_ordinary_layers():
     assert any(isinstance(module, nn.Linear) for module in fast.modules())
     assert not any(isinstance(module, PackedLinear) for module in fast.modules())
     assert fast(torch.randn(1, 3, 32, 32)).dtype == torch.float32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["vil", "vit"])
+def test_with_torch_compile(name, dtype):
+    model, images = SMALL[name]().eval(), torch.randn(2, 3, 32, 32)
+    plain, compiled = (
+        vil.optimize_for_inference(model, dtype=dtype, compile=compile)(images)
+        for compile in (False, True)
+    )
+    bound = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    assert (compiled - plain).norm() <= bound * plain.norm()

@@ -47,7 +47,8 @@ def optimize_for_inference(
     CPU, linear layers use oneDNN with reordered weights, and apply a following GELU or ReLU in
     place; this needs float32 or bfloat16. Dropout and stochastic depth are removed. The outputs are
     those of the model in `dtype` up to rounding. Works for models of this package, of timm and
-    others. compile: also call `torch.compile`.
+    others. compile: call `torch.compile`, which then reorders the weights and fuses activations
+    itself, with its option `freezing`.
 
     Raises ValueError if dtype is not a floating-point type.
     """
@@ -57,20 +58,21 @@ def optimize_for_inference(
         )
     fast = copy.deepcopy(model).eval().requires_grad_(False).to(dtype)
     for module in list(fast.modules()):
-        fused = _fused_activation(module)
+        fused = "" if compile else _fused_activation(module)
         for name, child in list(module.named_children()):
-            setattr(module, name, _replacement(child, name, fused))
+            setattr(module, name, _replacement(child, name, fused, pack=not compile))
     optimized = OptimizedModel(fast, dtype)
     if compile:
-        fast.compile()
+        fast.compile(options={"freezing": True})
     return optimized
 
 
-def _replacement(child: nn.Module, name: str, fused: str) -> nn.Module:
-    """Return what replaces the child `name` of a module. fused: see `_fused_activation`."""
+def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.Module:
+    """Return what replaces the child `name` of a module. fused: see `_fused_activation`. pack:
+    whether to reorder the weights of linear layers."""
     if isinstance(child, UNUSED) or (fused and name == "act"):
         return nn.Identity()
-    if can_pack(child):
+    if pack and can_pack(child):
         return PackedLinear(child, fused if name == "fc1" else "")
     return child
 
