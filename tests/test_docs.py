@@ -258,6 +258,18 @@ def test_the_guide_has_the_measured_comparison_with_linear_models():
         assert f"| {name} | {map:.2f} | {mae:.2f} | {r2:.3f} |" in text
 
 
+def test_the_guide_has_the_measured_ways_to_deploy():
+    text = read("docs/guides/deploy.md")
+    paths = re.findall(r"`(\S+?)` \|", next(x for x in text.splitlines() if "published" in x))
+    for folder in ("deploy-tiny", "deploy-small"):
+        rows = json.loads((RESULTS / folder / "deploy.json").read_text())["rows"]
+        for name in dict.fromkeys(row["model"] for row in rows):
+            of_path = {row["path"]: row for row in rows if row["model"] == name}
+            speeds = [f"{of_path[path]['images_per_second_16']:.1f}" for path in paths]
+            cells = [name.removeprefix("timm/"), str(of_path["eager"]["published"]), *speeds]
+            assert f"| {' | '.join(cells)} |" in text
+
+
 # ----------------------------------------------------------------------------------------- keys
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 
 from vil.bench.deploy import Row
 from vil.utils.atomic_write import write_aside
@@ -26,15 +27,21 @@ def plot_accuracy_and_speed(rows: Sequence[Row], batch: int, file: Path) -> bool
     if not best:
         return False
     figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot(xlabel=f"images per second, batch {batch}", ylabel="top-1 (%)")
+    measured = any(row.top1 is not None for row in best.values())
+    label = "top-1 (%)" if measured else "published top-1 (%), of the model in float32"
+    axes = figure.add_subplot(xlabel=f"images per second, batch {batch}", ylabel=label)
     axes.set_xscale("log")
-    for name, row in best.items():
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_formatter(ScalarFormatter())
+    for number, (name, row) in enumerate(best.items()):
         ours = not name.startswith("timm/")
         place = row.speed[batch], accuracy(row)
         axes.plot(*place, "o" if ours else "s", color="#0072B2" if ours else "#D55E00")
         text = f"{name.removeprefix('timm/')}\n{row.path}"
-        axes.annotate(text, place, (6, 0), textcoords="offset points", va="center", fontsize=8)
-    axes.margins(x=0.25, y=0.1)
+        offset = 0, (9, -9)[number % 2]
+        align = dict(ha="center", va=("bottom", "top")[number % 2])
+        axes.annotate(text, place, offset, textcoords="offset points", fontsize=8, **align)
+    axes.margins(x=0.15, y=0.2)
     axes.grid(alpha=0.3, which="both")
     with write_aside(file) as aside:
         figure.savefig(aside, dpi=120)
