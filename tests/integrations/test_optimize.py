@@ -6,10 +6,11 @@ import pickle
 import pytest
 import timm
 import torch
+from timm.layers import Mlp
 from torch import nn
 
 import vil
-from vil.layers.packed_linear import PackedLinear
+from vil.layers.packed_linear import InParts, PackedLinear
 
 ARCH = "l1,h1,d16,n1,s1,g1,p4,f3,a0_l2,h2,d32,n1,s1,g1,p2,f3,a0"
 SMALL = {
@@ -70,11 +71,11 @@ def test_the_model_is_not_changed():
 
 def test_activations_are_fused_and_dropout_is_removed():
     model = vil.optimize_for_inference(SMALL["vit"]()).model
-    mlp = model.blocks[0].mlp
+    mlp = model.blocks[0].mlp.module
     assert (mlp.fc1.activation, type(mlp.act), mlp.fc2.activation) == ("gelu", nn.Identity, "")
     assert not any(isinstance(module, nn.Dropout | nn.Linear) for module in model.modules())
     tanh = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, act_layer="gelu_tanh")
-    mlp = vil.optimize_for_inference(tanh).model.blocks[0].mlp
+    mlp = vil.optimize_for_inference(tanh).model.blocks[0].mlp.module
     assert mlp.fc1.activation == ""
     assert type(mlp.act) is not nn.Identity
 
@@ -127,3 +128,28 @@ def test_with_torch_compile(name, dtype):
     )
     bound = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     assert (compiled - plain).norm() <= bound * plain.norm()
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (1, 8), (3, 7, 8), (2, 3, 5, 8)])
+def test_mlps_in_parts(shape, monkeypatch):
+    """Three tokens at a time, and a rest: the same outputs."""
+    monkeypatch.setattr("vil.layers.packed_linear.PART_BYTES", 3 * 16 * 4)
+    seen, mlp = [], Mlp(8, 16, 6).eval()
+    mlp.register_forward_hook(lambda module, args, out: seen.append(args[0].numel() // 8))
+    x = torch.randn(shape).transpose(0, -2)
+    out = InParts(mlp, 16)(x)
+    tokens = x.numel() // 8
+    assert seen == (
+        [tokens] if tokens <= 3 else [3] * (tokens // 3) + [tokens % 3] * (tokens % 3 > 0)
+    )
+    assert out.shape == (*x.shape[:-1], 6)
+    torch.testing.assert_close(out, mlp(x))
+
+
+@torch.no_grad()
+def test_optimized_mlps_compute_in_parts(monkeypatch):
+    monkeypatch.setattr("vil.layers.packed_linear.PART_BYTES", 4096)  # three tokens
+    model, images = SMALL["vit"]().eval(), torch.randn(2, 3, 32, 32)
+    fast = vil.optimize_for_inference(model)
+    assert isinstance(fast.model.blocks[0].mlp, InParts)
+    torch.testing.assert_close(fast(images), model(images))

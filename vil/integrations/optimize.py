@@ -8,7 +8,7 @@ from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from vil.layers.packed_linear import PackedLinear, can_pack
+from vil.layers.packed_linear import InParts, PackedLinear, can_pack
 
 FUSED = {nn.GELU: "gelu", nn.ReLU: "relu"}  # activations that a linear layer can apply
 UNUSED = (nn.Dropout, DropPath)  # identities in evaluation
@@ -45,10 +45,10 @@ def optimize_for_inference(
 
     The parameters are converted to `dtype` once, which autocast does in every forward pass. On a
     CPU, linear layers use oneDNN with reordered weights, and apply a following GELU or ReLU in
-    place; this needs float32 or bfloat16. Dropout and stochastic depth are removed. The outputs are
-    those of the model in `dtype` up to rounding. Works for models of this package, of timm and
-    others. compile: call `torch.compile`, which then reorders the weights and fuses activations
-    itself, with its option `freezing`.
+    place, and MLPs compute a part of the tokens at a time; this needs float32 or bfloat16. Dropout
+    and stochastic depth are removed. The outputs are those of the model in `dtype` up to rounding.
+    Works for models of this package, of timm and others. compile: call `torch.compile`, which then
+    reorders the weights and fuses activations itself, with its option `freezing`.
 
     Raises ValueError if dtype is not a floating-point type.
     """
@@ -74,6 +74,8 @@ def _replacement(child: nn.Module, name: str, fused: str, *, pack: bool) -> nn.M
         return nn.Identity()
     if pack and can_pack(child):
         return PackedLinear(child, fused if name == "fc1" else "")
+    if pack and type(child) is Mlp and can_pack(child.fc1):
+        return InParts(child, child.fc1.out_features)
     return child
 
 

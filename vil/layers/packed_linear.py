@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 DTYPES = (torch.float32, torch.bfloat16)
+PART_BYTES = 6 * 2**20  # of the hidden activations of a part of the tokens
 ACTIVATIONS = {"": ("none", ""), "gelu": ("gelu", "none"), "relu": ("relu", "")}  # with algorithm
 
 
@@ -45,6 +46,26 @@ class PackedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, activation={self.activation!r}"
+
+
+class InParts(nn.Module):
+    """A module that maps each token alone, such as an MLP, applied to some of the tokens at a time.
+
+    The activations inside the module then stay in the cache, and take little memory. hidden: its
+    largest number of features.
+    """
+
+    def __init__(self, module: nn.Module, hidden: int) -> None:
+        super().__init__()
+        self.module, self.hidden = module, hidden
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x (..., I) to (..., O)."""
+        rows = max(1, PART_BYTES // (self.hidden * x.itemsize))
+        if x.numel() <= rows * x.shape[-1]:
+            return self.module(x)
+        parts = [self.module(part) for part in x.flatten(0, -2).split(rows)]
+        return torch.cat(parts).unflatten(0, x.shape[:-1])
 
 
 def pack(weight: Tensor) -> Tensor:
