@@ -270,6 +270,35 @@ def test_the_guide_has_the_measured_ways_to_deploy():
             assert f"| {' | '.join(cells)} |" in text
 
 
+def test_the_page_of_backends_has_the_measured_speed_of_native():
+    rows = json.loads((RESULTS / "native-attention-cpu.json").read_text())["rows"]
+    rows = [row for row in rows if not row["shape"].startswith("14x14")]
+    text = " ".join(read("docs/internals/backends.md").split())
+    ratios = {"float32": [], "bfloat16": []}
+    for row in rows:
+        ratios[row["dtype"]].append(row["seconds"]["native"][1] / row["floors"][1])
+    for dtype, values in ratios.items():
+        assert f"{min(values):.1f} to {max(values):.1f} times" in text.replace(
+            "times that", "times"
+        )
+        assert dtype in text
+    gains = [row["seconds"]["blocked"][1] / row["seconds"]["native"][1] for row in rows]
+    assert f"{min(gains):.1f} to {max(gains):.1f} times as fast as blocked" in text
+    rows = json.loads((RESULTS / "attention-scaling-cpu.json").read_text())["rows"]
+    spread = max(
+        max(times) / min(times)
+        for dtype in ratios
+        for times in [
+            [
+                row["both_ns_per_pair"]
+                for row in rows
+                if (row["backend"], row["dtype"]) == ("native", dtype) and row["side"] >= 56
+            ]
+        ]
+    )
+    assert f"differs by {100 * (spread - 1):.0f} % at most" in text
+
+
 # ----------------------------------------------------------------------------------------- keys
 
 
