@@ -89,5 +89,6 @@ def test_a_model_that_is_not_there_says_so_in_its_row(tmp_path):
 def test_benchmark_alone_says_what_there_is():
     ended = vil("benchmark")
     assert ended.code == 2
-    assert "did you mean benchmark attention or benchmark model?" in ended.err
+    names = "benchmark attention or benchmark model or benchmark deploy"
+    assert f"did you mean {names}?" in ended.err
     assert "did you mean benchmark model?" in vil("benchmark", "models").err

@@ -62,13 +62,14 @@ def test_results_repeat_bit_for_bit(dtype, threads):
 def test_inputs_may_have_any_strides(dtype):
     torch.manual_seed(0)
     packed = torch.randn(2, 35, 3, 2, 8, dtype=dtype)  # as a layer's qkv projection gives it
-    window, table = Window((5, 7), 3), torch.randn(2, 121, dtype=dtype)
+    window, table = Window((5, 7), 3), torch.randn(121, 2, dtype=dtype).T  # a parameter's view
     views = [x.transpose(1, 2) for x in packed.unbind(2)]
     channels_apart = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in views]
     results = []
-    for tensors in (views, [x.contiguous() for x in views], channels_apart):
+    contiguous = [x.contiguous() for x in (*views, table)]
+    for tensors in ((*views, table), contiguous, (*channels_apart, table)):
         leaves = [x.detach().requires_grad_() for x in tensors]
-        out = local_attention(*leaves, window, bias=LocalBias(table), backend="native")
+        out = local_attention(*leaves[:3], window, bias=LocalBias(leaves[3]), backend="native")
         results.append([out, *torch.autograd.grad(out.sum(), leaves)])  # an expanded gradient
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other))

@@ -58,11 +58,15 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor) -> Gradients:
     padded = call.valid_hw is not None  # the gradients of padding are not written
     grads = [torch.zeros_like(x) if padded else torch.empty_like(x) for x in call[:3]]
     targets = [_with_adjacent_channels(grad) for grad in grads]
-    biases = [None if x is None else torch.zeros_like(x, dtype=torch.float32) for x in call.bias]
+    biases = [None if x is None else x.new_zeros(x.shape, dtype=torch.float32) for x in call.bias]
     tensors = dict(zip(("dq", "dk", "dv"), targets), dout=_with_adjacent_channels(dout))
     _run(call, True, tensors, dict(zip(("dtable", "dto_global"), biases)))
     grads = [x if target is x else x.copy_(target) for x, target in zip(grads, targets)]
-    return *grads, *(None if x is None else x.to(like.dtype) for x, like in zip(biases, call.bias))
+    biases = [
+        None if x is None else torch.empty_like(like).copy_(x)  # with the strides of the parameter
+        for x, like in zip(biases, call.bias)
+    ]
+    return *grads, *biases
 
 
 def _with_adjacent_channels(x: Tensor) -> Tensor:
