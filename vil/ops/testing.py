@@ -65,7 +65,8 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
         q=draw(*lead, window.length, case.head_dim),
         k=draw(*lead, keys, case.head_dim),
         v=draw(*lead, keys, case.head_dim),
-        table=draw(case.heads, window.table_entries) if case.table_bias else None,
+        # a view of a parameter (entries, heads), as modules pass it
+        table=draw(window.table_entries, case.heads).T if case.table_bias else None,
         to_global=draw(case.heads, case.num_global) if case.global_bias else None,
         valid_hw=valid_hw,
         cotangent=draw(*lead, window.length, case.head_dim),
